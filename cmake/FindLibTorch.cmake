@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Finds libtorch in an installed PyTorch wheel: LibTorch::LibTorch, LibTorch_VERSION.
+#
+# Not find_package(Torch) of the wheel itself: that asks for a CUDA toolkit and adds its flags. Looked for, in this order:
+# DYNMO_TORCH_DIR (the folder `torch` of a wheel, cache or environment variable), the torch that `python3` has, the
+# private environment that scripts/setup makes. Only the first that exists is looked at where the user named one.
+set(DYNMO_TORCH_VERSION "2.11" CACHE STRING "Version of PyTorch that is accepted")
+mark_as_advanced(DYNMO_TORCH_VERSION)
+set(DYNMO_TORCH_DIR "$ENV{DYNMO_TORCH_DIR}" CACHE PATH "Folder of an installed torch, such as .../site-packages/torch")
+
+function(_libtorch_version directory output)
+  set(${output} "" PARENT_SCOPE)
+  if(EXISTS "${directory}/version.py")
+    file(STRINGS "${directory}/version.py" line REGEX "^__version__ *=")
+    if(line MATCHES "'([0-9]+\\.[0-9]+\\.[0-9]+)")
+      set(${output} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+    endif()
+  endif()
+endfunction()
+
+set(_libtorch_candidates "")
+if(DYNMO_TORCH_DIR)
+  set(_libtorch_candidates "${DYNMO_TORCH_DIR}")
+else()
+  execute_process(COMMAND python3 -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s and s.submodule_search_locations else '')"
+    OUTPUT_VARIABLE _libtorch_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(DEFINED ENV{DYNMO_CACHE})
+    set(_libtorch_cache "$ENV{DYNMO_CACHE}")
+  elseif(DEFINED ENV{XDG_CACHE_HOME})
+    set(_libtorch_cache "$ENV{XDG_CACHE_HOME}/dynmo")
+  else()
+    set(_libtorch_cache "$ENV{HOME}/.cache/dynmo")
+  endif()
+  file(GLOB _libtorch_private "${_libtorch_cache}/torch-${DYNMO_TORCH_VERSION}*/lib/python3*/site-packages/torch")
+  set(_libtorch_candidates ${_libtorch_python} ${_libtorch_private})
+endif()
+
+set(_libtorch_seen "")
+set(LibTorch_DIR_FOUND "")
+foreach(_libtorch_directory IN LISTS _libtorch_candidates)
+  _libtorch_version("${_libtorch_directory}" _libtorch_found)
+  string(APPEND _libtorch_seen "\n  ${_libtorch_directory}: version '${_libtorch_found}'")
+  if(_libtorch_found MATCHES "^${DYNMO_TORCH_VERSION}\\." AND EXISTS "${_libtorch_directory}/lib/libtorch_cpu.so")
+    set(LibTorch_DIR_FOUND "${_libtorch_directory}")
+    set(LibTorch_VERSION "${_libtorch_found}")
+    break()
+  endif()
+endforeach()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_DIR_FOUND VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "wanted PyTorch ${DYNMO_TORCH_VERSION}, looked at:${_libtorch_seen}\n  Run `make setup`, or give -DDYNMO_TORCH_DIR=.../site-packages/torch")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
+  add_library(LibTorch::c10 SHARED IMPORTED)
+  set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${LibTorch_DIR_FOUND}/lib/libc10.so")
+  add_library(LibTorch::LibTorch SHARED IMPORTED)
+  set_target_properties(LibTorch::LibTorch PROPERTIES
+    IMPORTED_LOCATION "${LibTorch_DIR_FOUND}/lib/libtorch_cpu.so"
+    INTERFACE_LINK_LIBRARIES LibTorch::c10)
+  # -idirafter: the wheel's folder carries its own fmt and others, which must not win over the system's.
+  set_property(TARGET LibTorch::LibTorch PROPERTY INTERFACE_COMPILE_OPTIONS
+    "SHELL:-idirafter ${LibTorch_DIR_FOUND}/include" "SHELL:-idirafter ${LibTorch_DIR_FOUND}/include/torch/csrc/api/include")
+  set_property(TARGET LibTorch::LibTorch PROPERTY INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED USE_C10D_GLOO)
+endif()
+
+# libtorch's headers take seconds an include: each runtime target compiles them once.
+function(dynmo_precompile_torch target)
+  target_precompile_headers(${target} PRIVATE <ATen/ATen.h> <torch/csrc/autograd/autograd.h> <fmt/format.h> <string> <vector> <memory>)
+endfunction()

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// DYNMO_CHECK: for conditions that only a bug can break. Throws CheckFailure with the place and,
+// where the calling thread has said so, the rank and step. Never used on user input.
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace dynmo {
+
+class CheckFailure : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+// What this thread is working on, for the message of a failed check; -1 is unknown.
+struct CheckContext {
+  int rank = -1;
+  long long step = -1;
+};
+CheckContext& check_context();  // the calling thread's own
+
+namespace internal {
+[[noreturn]] void throw_check_failure(const char* condition, const char* file, int line,
+                                      const std::string& message);
+}  // namespace internal
+
+}  // namespace dynmo
+
+#define DYNMO_CHECK(condition, ...)                                          \
+  do {                                                                       \
+    if (!(condition)) [[unlikely]] {                                         \
+      ::dynmo::internal::throw_check_failure(#condition, __FILE__, __LINE__, \
+                                             ::fmt::format(__VA_ARGS__));    \
+    }                                                                        \
+  } while (false)

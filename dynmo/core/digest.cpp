@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/core/digest.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <new>
+
+namespace dynmo {
+
+std::string Digest::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return {hash.high64, hash.low64};
+}
+
+Digest digest_of(std::string_view text) { return digest_of(std::as_bytes(std::span(text))); }
+
+Digester::Digester() : state_(XXH3_createState()) {
+  if (state_ == nullptr) throw std::bad_alloc();
+  XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_));
+}
+
+Digester::~Digester() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+
+void Digester::update(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), bytes.data(), bytes.size());
+}
+
+void Digester::update(std::string_view text) { update(std::as_bytes(std::span(text))); }
+
+Digest Digester::digest() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_));
+  return {hash.high64, hash.low64};
+}
+
+}  // namespace dynmo

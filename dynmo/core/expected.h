@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A value, or an `Error` that a correct caller has an `if` for: bad input, no feasible plan, a lost
+// peer. Bugs are `DYNMO_CHECK`s (check.h), not `Error`s. Member names are those of C++23's
+// std::expected, so that this can become it.
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace dynmo {
+
+// Each code has one exit code of the command line (`exit_code`).
+enum class ErrorCode {
+  kBadInput,      // flags, config, files: the user can mend it
+  kInfeasible,    // no plan fits memory or ranks
+  kNoCheckpoint,  // nothing on disk that verifies
+  kPeerLost,      // a rank is gone or silent
+  kInterrupted,   // Ctrl-C or SIGTERM
+  kInternal,      // a defect of ours that was caught before harm
+};
+
+// Documented exit codes: 2 bad input, 3 infeasible, 4 no checkpoint, 5 ranks lost, 130 interrupted,
+// 1 a defect of ours.
+[[nodiscard]] int exit_code(ErrorCode code);
+
+struct Error {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;  // what was given, what was wanted, what to change; one line
+
+  friend bool operator==(const Error&, const Error&) = default;
+};
+
+template <typename... Args>
+[[nodiscard]] Error make_error(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
+  return Error{code, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+namespace internal {
+// Reading the wrong half of an Expected is a bug: throws CheckFailure.
+[[noreturn]] void throw_bad_access(const Error* error);
+}  // namespace internal
+
+template <typename T>
+class [[nodiscard]] Expected {
+ public:
+  Expected(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT
+  Expected(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT
+
+  [[nodiscard]] bool has_value() const { return state_.index() == 0; }
+  explicit operator bool() const { return has_value(); }
+
+  [[nodiscard]] T& value() & { return require(), std::get<0>(state_); }
+  [[nodiscard]] const T& value() const& { return require(), std::get<0>(state_); }
+  [[nodiscard]] T&& value() && { return require(), std::get<0>(std::move(state_)); }
+  [[nodiscard]] const Error& error() const {
+    if (has_value()) internal::throw_bad_access(nullptr);
+    return std::get<1>(state_);
+  }
+
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+ private:
+  void require() const {
+    if (!has_value()) internal::throw_bad_access(&std::get<1>(state_));
+  }
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Expected<void> {
+ public:
+  Expected() = default;
+  Expected(Error error) : error_(std::move(error)), ok_(false) {}  // NOLINT
+
+  [[nodiscard]] bool has_value() const { return ok_; }
+  explicit operator bool() const { return ok_; }
+  void value() const {
+    if (!ok_) internal::throw_bad_access(&error_);
+  }
+  [[nodiscard]] const Error& error() const {
+    if (ok_) internal::throw_bad_access(nullptr);
+    return error_;
+  }
+
+ private:
+  Error error_;
+  bool ok_ = true;
+};
+
+}  // namespace dynmo
+
+// Returns the error of an Expected from the calling function, if it has one.
+#define DYNMO_TRY(expression)                                          \
+  do {                                                                 \
+    if (auto dynmo_result = (expression); !dynmo_result.has_value()) { \
+      return dynmo_result.error();                                     \
+    }                                                                  \
+  } while (false)
+
+#define DYNMO_CONCAT_INNER(a, b) a##b
+#define DYNMO_CONCAT(a, b) DYNMO_CONCAT_INNER(a, b)
+
+// `DYNMO_ASSIGN(auto x, f())`: x is the value of f(), or its error is returned.
+#define DYNMO_ASSIGN(declaration, expression)                  \
+  auto DYNMO_CONCAT(dynmo_expected_, __LINE__) = (expression); \
+  if (!DYNMO_CONCAT(dynmo_expected_, __LINE__).has_value()) {  \
+    return DYNMO_CONCAT(dynmo_expected_, __LINE__).error();    \
+  }                                                            \
+  declaration = std::move(DYNMO_CONCAT(dynmo_expected_, __LINE__)).value()

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The known word a user most likely meant, for messages about unknown keys and names.
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace dynmo {
+
+// The entry of `known` with the smallest edit distance to `given`; ties go to the first. "" when
+// `known` is empty or nothing is within half the length of `given`.
+[[nodiscard]] std::string nearest(std::string_view given, std::span<const std::string> known);
+
+// ", did you mean 'x'?" or ", known are a, b, c".
+[[nodiscard]] std::string suggestion(std::string_view given, std::span<const std::string> known);
+
+}  // namespace dynmo

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Random numbers as a function of a key, the same on every machine and library. A draw is a pure
+// function of (key, counter): Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3", SC'11), so moving a layer or a sample changes no number.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+namespace dynmo {
+
+// The four 32-bit words of block `counter` under `key`.
+[[nodiscard]] std::array<std::uint32_t, 4> philox(std::uint64_t key,
+                                                  std::array<std::uint32_t, 4> counter);
+
+// A key made of several numbers, such as {seed, layer, step, micro-batch}; order matters.
+[[nodiscard]] std::uint64_t mix_key(std::initializer_list<std::uint64_t> parts);
+
+// A stream of draws under one key. A value: copying it forks the same stream.
+class Rng {
+ public:
+  explicit Rng(std::uint64_t key) : key_(key) {}
+
+  [[nodiscard]] std::uint64_t next();                      // 64 uniform bits
+  [[nodiscard]] double uniform();                          // in [0, 1), 53 bits
+  [[nodiscard]] double normal();                           // mean 0, deviation 1 (Box-Muller)
+  [[nodiscard]] std::uint64_t below(std::uint64_t bound);  // in [0, bound), unbiased; bound >= 1
+
+  // For std::shuffle-like algorithms of our own; the standard's differ between libraries.
+  using result_type = std::uint64_t;
+  static constexpr result_type min() { return 0; }
+  static constexpr result_type max() { return ~result_type{0}; }
+  result_type operator()() { return next(); }
+
+ private:
+  std::uint64_t key_;
+  std::uint64_t counter_ = 0;
+  std::array<std::uint64_t, 2> buffer_{};
+  unsigned left_ = 0;
+};
+
+}  // namespace dynmo

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The machines a plan may use: ranks with relative speed and memory, and the links between them.
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "dynmo/core/ids.h"
+#include "dynmo/core/units.h"
+
+namespace dynmo::cost {
+
+inline constexpr Bytes kUnlimitedMemory{std::numeric_limits<std::int64_t>::max()};
+
+struct ClusterRank {
+  double speed = 1;  // a layer of t seconds takes t / speed
+  Bytes memory = kUnlimitedMemory;
+  int node = 0;
+};
+
+// A message of b bytes takes latency_s + b / bandwidth_bytes_per_s.
+struct Link {
+  double latency_s = 0;
+  double bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
+};
+
+struct Cluster {
+  std::vector<ClusterRank> ranks;
+  Link inside_node;
+  Link between_nodes;
+
+  [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
+  [[nodiscard]] const Link& link(Rank from, Rank to) const;
+};
+
+// `ranks` equal ranks on one node, no latency, unlimited bandwidth.
+[[nodiscard]] Cluster equal_ranks(int ranks, Bytes memory = kUnlimitedMemory);
+
+}  // namespace dynmo::cost

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one layer costs: measured by the profiler, derived by a load model, or read from a profile.
+// The planner and the simulator know a model only as a list of these.
+
+#include <string>
+#include <vector>
+
+#include "dynmo/core/units.h"
+
+namespace dynmo::cost {
+
+// Times are seconds for one micro-batch on a rank of speed 1; `update_s` is once a step.
+struct LayerCost {
+  std::string name;
+  double forward_s = 0;
+  double backward_input_s = 0;   // I: gradient of the layer's input
+  double backward_weight_s = 0;  // W: gradient of its weights
+  double update_s = 0;           // optimizer's update of its weights, once a step
+  Bytes parameter_bytes;
+  Bytes gradient_bytes;
+  Bytes optimizer_bytes;
+  Bytes activation_bytes;  // stash of one micro-batch, from the start of F to the end of W
+  Bytes boundary_bytes;    // output sent to the next layer, one micro-batch
+  bool frozen = false;     // runs forward only if all layers before it are frozen too
+};
+
+struct ModelCost {
+  std::vector<LayerCost> layers;  // by LayerId
+
+  // Length of the frozen prefix: layers that run forward only, stash nothing, get no gradient.
+  [[nodiscard]] int frozen_layers() const;
+};
+
+// Work of one micro-batch: F + I + W, what does not run left out (I and W of the frozen prefix; W
+// of a frozen layer behind it), plus the layer's share update_s / micro_batches of the step's end.
+[[nodiscard]] double work_s(const ModelCost& model, int layer, int micro_batches);
+
+// Parameters, gradients and optimizer state as the rank holds them (frozen: parameters only).
+[[nodiscard]] Bytes state_bytes(const LayerCost& layer);
+
+}  // namespace dynmo::cost

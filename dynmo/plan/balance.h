@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Contiguous cuts of a model over the ranks of a cluster, in the cluster's order, every rank at
+// least one layer.
+
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::plan {
+
+enum class Balancer {
+  kUniform,     // equal numbers of layers, the first ranks one more
+  kParameters,  // min-max of parameter bytes
+  kTime,        // min-max of time, blind to memory and speed
+  kOptimal,     // exact min-max of time / speed under every rank's memory
+};
+[[nodiscard]] std::string_view name(Balancer balancer);
+[[nodiscard]] Expected<Balancer> parse_balancer(std::string_view name);
+
+struct BalanceProblem {
+  const cost::ModelCost& model;
+  const cost::Cluster& cluster;
+  int micro_batches = 1;
+  schedule::ScheduleKind schedule =
+      schedule::ScheduleKind::k1F1B;  // decides the in-flight micro-batches
+};
+
+// Layers a rank. Deterministic: ties go to the leftmost cut (earlier ranks take fewer layers ...
+// see balance.cpp). kBadInput: no layers, more ranks than layers, costs not finite or negative.
+// kInfeasible (kOptimal only): no cut fits the memory; says how much more would do.
+[[nodiscard]] Expected<std::vector<int>> balance(Balancer balancer, const BalanceProblem& problem);
+
+}  // namespace dynmo::plan

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Where every layer runs, as a value: a contiguous cut of the layers into stages, the rank of each
+// stage, the schedule kind, and the generation. A rank without a stage is idle, so packing is just
+// another plan.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/digest.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::plan {
+
+struct LayerRange {
+  LayerId first;
+  int count = 0;
+  [[nodiscard]] int end() const { return first.value + count; }
+  [[nodiscard]] bool contains(LayerId layer) const { return layer >= first && layer.value < end(); }
+  friend bool operator==(const LayerRange&, const LayerRange&) = default;
+};
+
+struct PlanStage {
+  Rank rank;
+  LayerRange layers;
+  friend bool operator==(const PlanStage&, const PlanStage&) = default;
+};
+
+struct Plan {
+  int ranks = 0;
+  std::vector<PlanStage> stages;  // contiguous, non-empty, in order of the layers
+  schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
+  Generation generation = 0;
+
+  [[nodiscard]] int layers() const { return stages.empty() ? 0 : stages.back().layers.end(); }
+  [[nodiscard]] Rank owner(LayerId layer) const;  // requires layer < layers()
+  [[nodiscard]] std::vector<int> stages_of(Rank rank) const;
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+// One stage a rank, stage i of counts[i] layers on rank i; a count of 0 leaves the rank idle.
+[[nodiscard]] Plan make_plan(const std::vector<int>& counts, schedule::ScheduleKind schedule,
+                             Generation generation = 0);
+
+// kBadInput: gaps, overlaps, empty stages, a rank out of range, not all of `layers` covered.
+[[nodiscard]] Expected<void> validate(const Plan& plan, int layers);
+
+// Of the canonical text of all fields; ranks compare it before they act.
+[[nodiscard]] Digest digest(const Plan& plan);
+
+// The shape a schedule generator wants; the first `frozen_layers` layers are the frozen prefix.
+[[nodiscard]] schedule::PipelineShape shape_of(const Plan& plan, int micro_batches,
+                                               int frozen_layers);
+
+// Layer counts a stage, "5|4|4|5".
+[[nodiscard]] std::string to_string(const Plan& plan);
+
+}  // namespace dynmo::plan

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Byte channels between the ranks of one group. Implementations: in-process (ranks as threads, for
+// tests and examples), Gloo through c10d (runtime/), and a decorator that injects faults.
+//
+// The rules are those of the strictest of them, Gloo: a send completes only after its receive is
+// posted (rendezvous, at any size); both ends of a message must name the same number of bytes;
+// messages of one (source, destination, tag) arrive in the order sent. After the first error the
+// group is finished: every later call fails with the same error.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+
+namespace dynmo::transport {
+
+using Tag = std::int32_t;  // >= 0; users of a transport divide the range in transport/tags.h
+
+// A posted send or receive. The bytes must stay alive until wait() has returned. Destroying an
+// operation that was not waited for is allowed only after the group has failed.
+class Operation {
+ public:
+  Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  virtual ~Operation() = default;
+
+  // Returns when the bytes are sent (received by the peer's transport) or received; kPeerLost
+  // otherwise, naming the rank that was lost where that is known. Called once.
+  [[nodiscard]] virtual Expected<void> wait() = 0;
+};
+
+// One rank's end of a group. One thread posts and waits; `abort` may be called from any thread.
+class Transport {
+ public:
+  Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  virtual ~Transport() = default;
+
+  [[nodiscard]] virtual Rank rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  // Posts without blocking. Requires peer != rank(), peer < size(), bytes not empty.
+  [[nodiscard]] virtual std::unique_ptr<Operation> send(Rank to, Tag tag,
+                                                        std::span<const std::byte> bytes) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Operation> receive(Rank from, Tag tag,
+                                                           std::span<std::byte> bytes) = 0;
+
+  // Ends the group: all outstanding and later operations fail with `why`. The first call wins.
+  virtual void abort(const Error& why) = 0;
+};
+
+// What every rank gave, by rank. All ranks call it in the same order, with the same number of
+// bytes.
+[[nodiscard]] Expected<std::vector<std::vector<std::byte>>> all_gather(
+    Transport& transport, Tag tag, std::span<const std::byte> mine);
+
+}  // namespace dynmo::transport
