@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <optional>
+
+#include "dynmo/core/check.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::transport {
+
+Expected<std::vector<std::vector<std::byte>>> all_gather(Transport& transport, Tag tag,
+                                                         std::span<const std::byte> mine) {
+  DYNMO_CHECK(tag >= 0, "a tag of at least 0, got {}", tag);
+  const auto size = static_cast<std::size_t>(transport.size());
+  const std::size_t self = transport.rank().index();
+  std::vector<std::vector<std::byte>> all(size, std::vector<std::byte>(mine.size()));
+  all[self].assign(mine.begin(), mine.end());
+  if (mine.empty()) return all;
+
+  // Receives first, at every rank, so that each send finds its receive however the ranks
+  // interleave. Peers in the order of distance, so that the ranks do not all talk to rank 0 at
+  // once.
+  std::vector<std::unique_ptr<Operation>> operations;
+  for (std::size_t distance = 1; distance < size; ++distance) {
+    const std::size_t from = (self + size - distance) % size;
+    operations.push_back(transport.receive(Rank(static_cast<int>(from)), tag, all[from]));
+  }
+  for (std::size_t distance = 1; distance < size; ++distance) {
+    const std::size_t to = (self + distance) % size;
+    operations.push_back(transport.send(Rank(static_cast<int>(to)), tag, mine));
+  }
+  // All are waited for even after an error: an operation may be dropped only when the group is
+  // finished, and then these waits return at once.
+  std::optional<Error> first;
+  for (const auto& operation : operations) {
+    const auto done = operation->wait();
+    if (!done && !first) first = done.error();
+  }
+  if (first) return *first;
+  return all;
+}
+
+}  // namespace dynmo::transport

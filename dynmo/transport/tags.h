@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How the tags of one group are divided, so that no two uses of a transport can meet on a channel:
+//
+//   control     agreeing on plans, gathering loads, checkpoint entries
+//   migration   one tag a layer that moves
+//   reduction   one tag a layer whose gradients are added up over data-parallel replicas
+//   schedule    activations and gradients: one block of tags a lane, one tag a schedule channel
+//
+// A lane is one pipeline of the group (a data-parallel replica), so that several pipelines can run
+// in one group. Messages of one (source, destination, tag) are ordered; nothing orders two tags.
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::transport {
+
+inline constexpr Tag kControlTags = 1 << 10;
+inline constexpr Tag kLayerTags = 1 << 19;    // layers a group can have
+inline constexpr Tag kChannelTags = 1 << 14;  // schedule channels a lane can have
+inline constexpr Tag kFirstMigrationTag = kControlTags;
+inline constexpr Tag kFirstReductionTag = kFirstMigrationTag + kLayerTags;
+inline constexpr Tag kFirstScheduleTag = kFirstReductionTag + kLayerTags;
+inline constexpr int kLanes = (0x7fffffff - kFirstScheduleTag) / kChannelTags;
+
+// Requires 0 <= use < kControlTags. Users number their own exchanges.
+[[nodiscard]] constexpr Tag control_tag(int use) {
+  DYNMO_CHECK(use >= 0 && use < kControlTags, "a control use below {}, got {}", kControlTags, use);
+  return use;
+}
+
+// Requires 0 <= layer < kLayerTags.
+[[nodiscard]] constexpr Tag migration_tag(LayerId layer) {
+  DYNMO_CHECK(layer.value >= 0 && layer.value < kLayerTags, "a layer below {}, got {}", kLayerTags,
+              layer.value);
+  return kFirstMigrationTag + layer.value;
+}
+[[nodiscard]] constexpr Tag reduction_tag(LayerId layer) {
+  return migration_tag(layer) + kLayerTags;
+}
+
+// `channel` is that of schedule/lowering.h. Requires 0 <= lane < kLanes, 0 <= channel <
+// kChannelTags.
+[[nodiscard]] constexpr Tag schedule_tag(int lane, int channel) {
+  DYNMO_CHECK(lane >= 0 && lane < kLanes, "a lane below {}, got {}", kLanes, lane);
+  DYNMO_CHECK(channel >= 0 && channel < kChannelTags, "a channel below {}, got {}", kChannelTags,
+              channel);
+  return kFirstScheduleTag + lane * kChannelTags + channel;
+}
+
+}  // namespace dynmo::transport
