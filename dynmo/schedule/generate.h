@@ -14,7 +14,10 @@ namespace dynmo::schedule {
 // most one).
 [[nodiscard]] Expected<Schedule> make_schedule(ScheduleKind kind, const PipelineShape& shape);
 
-// F of every micro-batch through all stages and nothing else: for validation.
+// F of every micro-batch through all stages and nothing else: for validation. All stages of the
+// result are frozen, so nothing is stashed. A rank with several stages runs all micro-batches of
+// the first before the second: one fill of the pipeline for any placement, where micro-batch by
+// micro-batch would wait for a round trip each. kBadInput where the shape is invalid.
 [[nodiscard]] Expected<Schedule> make_forward_schedule(PipelineShape shape);
 
 }  // namespace dynmo::schedule

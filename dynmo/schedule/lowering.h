@@ -8,6 +8,8 @@
 // lazily. Coarser channels or later receives deadlock or cost up to half the throughput
 // (docs/schedules.md).
 
+#include <optional>
+
 #include "dynmo/core/expected.h"
 #include "dynmo/schedule/schedule.h"
 
@@ -21,5 +23,16 @@ namespace dynmo::schedule {
 // direction), so no two (rank pair, kind, chunk) share one. Below channel_count(shape).
 [[nodiscard]] int channel(const Action& communication);
 [[nodiscard]] int channel_count(const PipelineShape& shape);
+
+// The receive that matches a send, the send that matches a receive.
+[[nodiscard]] Action peer(const Action& communication);
+
+// Whether `stage` has messages of this kind: the neighbour exists and is on another rank; gradients
+// also want both stages trained. False for compute kinds.
+[[nodiscard]] bool exchanges(const PipelineShape& shape, ActionKind communication, StageId stage);
+
+// The receive a compute action waits for, and the send of the value it makes, if it has one.
+[[nodiscard]] std::optional<Action> receive_for(const PipelineShape& shape, const Action& compute);
+[[nodiscard]] std::optional<Action> send_of(const PipelineShape& shape, const Action& compute);
 
 }  // namespace dynmo::schedule

@@ -5,6 +5,7 @@
 // engine interpret the same Schedule; neither knows 1F1B.
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -51,8 +52,11 @@ struct PipelineShape {
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
 
+// More (stage, micro-batch) pairs than a step can have: positions in a rank's list stay an int.
+inline constexpr std::size_t kMaxStageMicroBatches = std::size_t{1} << 27;
+
 // kBadInput: no ranks, stages or micro-batches, a stage on no rank, a frozen stage behind a trained
-// one.
+// one, more than kMaxStageMicroBatches.
 [[nodiscard]] Expected<void> validate(const PipelineShape& shape);
 
 struct Schedule {

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "dynmo/schedule/action_index_impl.h"
+#include "dynmo/schedule/lowering.h"
+
+namespace dynmo::schedule {
+namespace {
+
+using enum ActionKind;
+
+// A rendezvous without times: runs every rank as far as it gets, and wakes it when its message is
+// sent. Linear: a rank blocks at most once a message.
+class Replay {
+ public:
+  explicit Replay(const ActionIndex& index)
+      : index_(index),
+        next_(index.schedule().ranks.size(), 0),
+        awaited_(index.schedule().ranks.size(), kNothing) {}
+
+  std::optional<Fault> run() {
+    for (std::size_t r = next_.size(); r-- > 0;) ready_.push_back(r);
+    while (!ready_.empty()) {
+      const std::size_t rank = ready_.back();
+      ready_.pop_back();
+      run_rank(rank);
+    }
+    for (std::size_t r = 0; r < next_.size(); ++r) {
+      if (awaited_[r] != kNothing) return deadlock(r);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr std::size_t kNothing = ~std::size_t{0};
+
+  void run_rank(std::size_t rank) {
+    const std::vector<Action>& list = index_.schedule().ranks[rank];
+    for (; next_[rank] < list.size(); ++next_[rank]) {
+      const Action& action = list[next_[rank]];
+      if (is_send(action.kind)) {
+        wake(action);
+      } else if (is_compute(action.kind) && !arrived(action)) {
+        awaited_[rank] = index_.slot(awaited_send(action));
+        return;
+      }
+    }
+  }
+
+  void wake(const Action& send) {
+    const std::size_t receiver = index_.rank_of(peer(send)).index();
+    if (awaited_[receiver] != index_.slot(send)) return;
+    awaited_[receiver] = kNothing;
+    ready_.push_back(receiver);
+  }
+
+  // Its receive is posted already (rule 3), so the message has passed once it is sent.
+  [[nodiscard]] bool arrived(const Action& compute) const {
+    const ActionKind receive = compute.kind == kForward ? kReceiveActivation : kReceiveGradient;
+    if (compute.kind == kWeightGradient || !index_.may(compute.stage.index(), receive)) return true;
+    const Position send = index_.position(awaited_send(compute));
+    return std::cmp_less(send.index, next_[send.rank.index()]);
+  }
+
+  [[nodiscard]] static Action awaited_send(const Action& compute) {
+    Action receive = compute;
+    receive.kind = compute.kind == kForward ? kReceiveActivation : kReceiveGradient;
+    return peer(receive);
+  }
+
+  // Every blocked rank waits for a send on another blocked rank, so following them ends in a cycle.
+  [[nodiscard]] Fault deadlock(std::size_t rank) const {
+    std::vector<bool> seen(next_.size(), false);
+    for (; !seen[rank]; rank = blocker(rank)) seen[rank] = true;
+    Fault fault{"deadlock: ", {}};
+    const std::size_t first = rank;
+    do {
+      const Action& stuck = index_.schedule().ranks[rank][next_[rank]];
+      fault.message += fmt::format("{}{} on rank {} waits for {}", fault.marked.empty() ? "" : ", ",
+                                   to_string(stuck), rank, to_string(awaited_send(stuck)));
+      fault.marked.push_back(
+          {Rank(static_cast<std::int32_t>(rank)), static_cast<int>(next_[rank])});
+      rank = blocker(rank);
+    } while (rank != first);
+    fault.message += "; want one of these sends made before its rank waits";
+    return fault;
+  }
+
+  [[nodiscard]] std::size_t blocker(std::size_t rank) const {
+    return index_.rank_of(awaited_send(index_.schedule().ranks[rank][next_[rank]])).index();
+  }
+
+  const ActionIndex& index_;
+  std::vector<std::size_t> next_;     // by rank: first action that is not done
+  std::vector<std::size_t> awaited_;  // by rank: slot of the send it is blocked on
+  std::vector<std::size_t> ready_;
+};
+
+}  // namespace
+
+std::optional<Fault> find_deadlock(const ActionIndex& index) { return Replay(index).run(); }
+
+}  // namespace dynmo::schedule
