@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Replays one step of a lowered schedule against per-stage costs: discrete events in integer
-// nanoseconds, with the engine's rules (receives posted as the schedule says, a transfer starts
-// when both ends are posted, sends waited for lazily). Pure and deterministic; the planner scores
-// candidates with it.
+// Replays one step of a lowered schedule against per-stage costs, in integer nanoseconds and with
+// the engine's rules: receives posted as the schedule says, a transfer starts when both ends are
+// posted, sends waited for at the end (docs/simulator.md). Pure and deterministic; the planner
+// scores candidates with it. Time and memory are linear in the number of actions.
 
 #include <span>
 #include <vector>
@@ -17,13 +17,13 @@
 
 namespace dynmo::sim {
 
-// Costs of one stage on a rank of speed 1; times of one micro-batch. B takes input_gradient +
-// weight_gradient.
+// Costs of one stage on a rank of speed 1; times of one micro-batch. A rank of speed v takes each
+// time / v, rounded to the nearest nanosecond; B takes I + W.
 struct StageCost {
   Nanoseconds forward{0};
   Nanoseconds input_gradient{0};
   Nanoseconds weight_gradient{0};
-  Nanoseconds update{0};  // once a step, after the rank's last action
+  Nanoseconds update{0};  // once a step, after the rank's last action and its sends (0 if frozen)
   Bytes state;            // parameters, gradients, optimizer
   Bytes activation;  // stash of a micro-batch, from the start of F to the end of W (0 for a frozen
                      // stage)
@@ -31,7 +31,9 @@ struct StageCost {
 };
 
 struct SimOptions {
-  bool timeline = false;  // record SimResult::timeline
+  // Record SimResult::timeline: compute actions from start to end; a send and its receive, each on
+  // its own rank, from the moment both are posted to the arrival.
+  bool timeline = false;
 };
 
 struct RankUsage {
@@ -48,8 +50,9 @@ struct SimResult {
   schedule::Timeline timeline;
 };
 
-// Requires one cost a stage and one cluster rank a schedule rank. kBadInput for negative costs, a
-// schedule that is not lowered, or one that cannot complete (named as the checker names it).
+// kBadInput: a schedule that the checker refuses (with its message: what is wrong, or which actions
+// wait for each other); not one cost a stage and one cluster rank a schedule rank; costs or links
+// that are negative or no numbers, a speed that is not positive; sums of 2^62 ns or bytes and more.
 [[nodiscard]] Expected<SimResult> simulate(const schedule::Schedule& lowered,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});

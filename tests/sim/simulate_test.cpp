@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/sim/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/lowering.h"
+#include "dynmo/schedule/text.h"
+#include "tests/schedule/random_pipelines.h"
+
+namespace dynmo::sim {
+namespace {
+
+using cost::Cluster;
+using schedule::Action;
+using schedule::ActionKind;
+using schedule::PipelineShape;
+using schedule::Schedule;
+using schedule::ScheduleKind;
+using schedule::testing::even_shape;
+using schedule::testing::pick;
+
+Cluster cluster_of(int ranks) {
+  return {.ranks = std::vector<cost::ClusterRank>(static_cast<std::size_t>(ranks)),
+          .inside_node = {},
+          .between_nodes = {}};
+}
+
+std::vector<StageCost> equal_costs(int stages, std::int64_t forward, std::int64_t input_gradient,
+                                   std::int64_t weight_gradient) {
+  const StageCost cost{.forward = Nanoseconds{forward},
+                       .input_gradient = Nanoseconds{input_gradient},
+                       .weight_gradient = Nanoseconds{weight_gradient},
+                       .update = {},
+                       .state = {},
+                       .activation = Bytes{1},
+                       .boundary = {}};
+  return std::vector<StageCost>(static_cast<std::size_t>(stages), cost);
+}
+
+Schedule lowered(ScheduleKind kind, const PipelineShape& shape) {
+  return lower(*make_schedule(kind, shape));
+}
+
+TEST(Simulator, MatchesTheClosedFormsOfEqualStages) {
+  constexpr std::int64_t kForward = 1'000'003;
+  constexpr std::int64_t kInput = 1'100'017;
+  constexpr std::int64_t kWeight = 900'001;
+  for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::k1F1B}) {
+    for (int ranks = 1; ranks <= 16; ++ranks) {
+      for (const int micro_batches : {1, ranks, 2 * ranks, 4 * ranks}) {
+        SCOPED_TRACE(fmt::format("{}, P {}, M {}", name(kind), ranks, micro_batches));
+        const auto result =
+            simulate(lowered(kind, even_shape(ranks, micro_batches)),
+                     equal_costs(ranks, kForward, kInput, kWeight), cluster_of(ranks));
+        ASSERT_TRUE(result) << result.error().message;
+        const double work = kForward + kInput + kWeight;
+        const double slots = micro_batches + ranks - 1;
+        const double step = static_cast<double>(result->step_time.count());
+        EXPECT_NEAR(step / (slots * work), 1, 1e-9);
+        EXPECT_NEAR(result->bubble, (ranks - 1) / slots, 1e-9);
+        for (int r = 0; r < ranks; ++r) {
+          const int stashes =
+              kind == ScheduleKind::kGpipe ? micro_batches : std::min(micro_batches, ranks - r);
+          const RankUsage& usage = result->ranks[static_cast<std::size_t>(r)];
+          EXPECT_EQ(usage.peak_activation.value, stashes) << "rank " << r;
+          EXPECT_EQ(usage.busy.count(), micro_batches * (kForward + kInput + kWeight));
+        }
+      }
+    }
+  }
+}
+
+// The oracle: when an action ends, by recursion over what it waits for, with the costs in a way of
+// its own. Follows the lists backwards, where the simulator runs them forwards.
+class LongestPath {
+ public:
+  LongestPath(const Schedule& schedule, const std::vector<StageCost>& costs, const Cluster& cluster)
+      : schedule_(schedule), costs_(costs), cluster_(cluster) {
+    for (const auto& list : schedule.ranks) {
+      for (std::size_t i = 0; i < list.size(); ++i) index_[to_string(list[i])] = i;
+    }
+  }
+
+  std::int64_t step_time() {
+    std::int64_t latest = 0;
+    for (std::size_t r = 0; r < schedule_.ranks.size(); ++r) {
+      const std::vector<Action>& list = schedule_.ranks[r];
+      std::int64_t end = clock(r, list.size());
+      for (const Action& a : list) {
+        if (a.kind == ActionKind::kSendActivation)
+          end = std::max(end, passed("F", a.stage.value, a));
+        if (a.kind == ActionKind::kSendGradient) {
+          end = std::max(end, passed("B", a.stage.value - 1, a));
+        }
+      }
+      latest = std::max(latest, end + updates(r));
+    }
+    return latest;
+  }
+
+  // By simulated instants: the stash at the start of every F.
+  std::int64_t peak_stash(std::size_t rank) {
+    std::int64_t peak = 0;
+    std::int64_t held = 0;
+    for (const Action& a : schedule_.ranks[rank]) {
+      const std::size_t s = a.stage.index();
+      const std::int64_t bytes = schedule_.shape.stages[s].frozen ? 0 : costs_[s].activation.value;
+      if (a.kind == ActionKind::kForward) held += bytes;
+      if (a.kind == ActionKind::kBackward || a.kind == ActionKind::kWeightGradient) held -= bytes;
+      peak = std::max(peak, held);
+    }
+    return peak;
+  }
+
+  // The clock of a rank before the action at `index`: the end of the compute action before it.
+  std::int64_t clock(std::size_t rank, std::size_t index) {
+    for (std::size_t i = index; i-- > 0;) {
+      if (is_compute(schedule_.ranks[rank][i].kind)) return end(rank, i);
+    }
+    return 0;
+  }
+
+  std::int64_t end(std::size_t rank, std::size_t index) {
+    const Action& a = schedule_.ranks[rank][index];
+    const std::string key = to_string(a);
+    if (const auto known = ends_.find(key); known != ends_.end()) return known->second;
+    std::int64_t start = clock(rank, index);
+    const int s = a.stage.value;
+    if (a.kind == ActionKind::kForward && s > 0 && rank_of(s - 1) != rank_of(s)) {
+      start = std::max(start, passed("F", s - 1, a));
+    }
+    const bool last = a.stage.index() + 1 == schedule_.shape.stages.size();
+    const bool gradient = a.kind == ActionKind::kBackward || a.kind == ActionKind::kInputGradient;
+    if (gradient && !last && rank_of(s + 1) != rank_of(s)) {
+      start = std::max(start, passed("B", s, a));
+    }
+    return ends_[key] = start + duration(a);
+  }
+
+ private:
+  std::size_t rank_of(int stage) const {
+    return schedule_.shape.stages[static_cast<std::size_t>(stage)].rank.index();
+  }
+  std::int64_t scaled(Nanoseconds time, std::size_t rank) const {
+    return std::llround(static_cast<double>(time.count()) / cluster_.ranks[rank].speed);
+  }
+  std::int64_t duration(const Action& a) const {
+    const StageCost& cost = costs_[a.stage.index()];
+    const std::size_t rank = rank_of(a.stage.value);
+    std::int64_t time = 0;
+    if (a.kind == ActionKind::kForward) time += scaled(cost.forward, rank);
+    if (a.kind != ActionKind::kForward && a.kind != ActionKind::kWeightGradient) {
+      time += scaled(cost.input_gradient, rank);
+    }
+    if (a.kind == ActionKind::kBackward || a.kind == ActionKind::kWeightGradient) {
+      time += scaled(cost.weight_gradient, rank);
+    }
+    return time;
+  }
+  std::int64_t updates(std::size_t rank) const {
+    std::int64_t time = 0;
+    for (std::size_t s = 0; s < costs_.size(); ++s) {
+      const schedule::StageShape& stage = schedule_.shape.stages[s];
+      if (stage.rank.index() == rank && !stage.frozen) time += scaled(costs_[s].update, rank);
+    }
+    return time;
+  }
+
+  // Arrival of the message of a's micro-batch over the boundary behind stage `low`: "F" or "B".
+  std::int64_t passed(const std::string& direction, int low, const Action& a) {
+    const bool forward = direction == "F";
+    const int from = forward ? low : low + 1;
+    const int to = forward ? low + 1 : low;
+    const auto posted = [&](int stage, const char* verb) {
+      const std::string key = fmt::format("{}{}_{}{}", stage, verb, direction, a.micro_batch);
+      return clock(rank_of(stage), index_.at(key));
+    };
+    const bool same_node = cluster_.ranks[rank_of(from)].node == cluster_.ranks[rank_of(to)].node;
+    const cost::Link& link = same_node ? cluster_.inside_node : cluster_.between_nodes;
+    const double bytes = static_cast<double>(costs_[static_cast<std::size_t>(low)].boundary.value);
+    const double seconds = link.latency_s + bytes / link.bandwidth_bytes_per_s;
+    return std::max(posted(from, "SEND"), posted(to, "RECV")) + std::llround(seconds * 1e9);
+  }
+
+  const Schedule& schedule_;
+  const std::vector<StageCost>& costs_;
+  const Cluster& cluster_;
+  std::map<std::string, std::size_t> index_;
+  std::map<std::string, std::int64_t> ends_;
+};
+
+struct Problem {
+  Schedule schedule;
+  std::vector<StageCost> costs;
+  Cluster cluster;
+};
+
+Problem random_problem(Rng& rng, bool crowded) {
+  const PipelineShape shape =
+      crowded ? schedule::testing::random_crowded_shape(rng) : schedule::testing::random_shape(rng);
+  const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::kGpipe : ScheduleKind::k1F1B;
+  Problem problem{.schedule = crowded ? lower(schedule::testing::random_schedule(rng, shape))
+                                      : lowered(kind, shape),
+                  .costs = {},
+                  .cluster = cluster_of(shape.ranks)};
+  const auto time = [&] { return Nanoseconds{pick(rng, 0, 3) == 0 ? 0 : pick(rng, 0, 100'000)}; };
+  for (std::size_t s = 0; s < shape.stages.size(); ++s) {
+    problem.costs.push_back({.forward = time(),
+                             .input_gradient = time(),
+                             .weight_gradient = time(),
+                             .update = time(),
+                             .state = Bytes{pick(rng, 0, 1000)},
+                             .activation = Bytes{pick(rng, 0, 1000)},
+                             .boundary = Bytes{pick(rng, 0, 100'000)}});
+  }
+  for (cost::ClusterRank& rank : problem.cluster.ranks) {
+    rank.speed = pick(rng, 0, 1) == 0 ? 1 : 0.25 + 2 * rng.uniform();
+    rank.node = pick(rng, 0, 1);
+  }
+  if (pick(rng, 0, 3) > 0) {
+    problem.cluster.inside_node = {.latency_s = 1e-6 * rng.uniform(),
+                                   .bandwidth_bytes_per_s = 1e10};
+    problem.cluster.between_nodes = {.latency_s = 5e-5 * rng.uniform(),
+                                     .bandwidth_bytes_per_s = 1e9 + 1e9 * rng.uniform()};
+  }
+  return problem;
+}
+
+void expect_like_longest_path(std::uint64_t key, std::uint64_t cases, bool crowded) {
+  for (std::uint64_t seed = 0; seed < cases; ++seed) {
+    SCOPED_TRACE(fmt::format("key {}, seed {}", key, seed));
+    Rng rng(mix_key({key, seed}));
+    const Problem problem = random_problem(rng, crowded);
+    const auto result =
+        simulate(problem.schedule, problem.costs, problem.cluster, {.timeline = true});
+    ASSERT_TRUE(result) << result.error().message;
+    LongestPath oracle(problem.schedule, problem.costs, problem.cluster);
+    ASSERT_EQ(result->step_time.count(), oracle.step_time()) << to_grid(problem.schedule);
+    for (std::size_t r = 0; r < problem.schedule.ranks.size(); ++r) {
+      const RankUsage& usage = result->ranks[r];
+      ASSERT_EQ(usage.peak_activation.value, oracle.peak_stash(r));
+      ASSERT_EQ(usage.busy + usage.idle, result->step_time);
+      std::size_t spans = 0;
+      for (std::size_t i = 0; i < problem.schedule.ranks[r].size(); ++i) {
+        for (const schedule::TimedAction& span : result->timeline.ranks[r]) {
+          if (span.action != problem.schedule.ranks[r][i]) continue;
+          ++spans;
+          if (is_compute(span.action.kind)) {
+            ASSERT_EQ(span.end.count(), oracle.end(r, i));
+          }
+        }
+      }
+      ASSERT_EQ(spans, problem.schedule.ranks[r].size()) << "one span an action";
+    }
+  }
+}
+
+TEST(Simulator, MatchesTheLongestPathToTheNanosecond) { expect_like_longest_path(31, 1000, false); }
+
+TEST(Simulator, MatchesTheLongestPathWithSeveralStagesARankAndSplitBackward) {
+  expect_like_longest_path(32, 1000, true);
+}
+
+TEST(Simulator, CompletesFiveThousandUnevenPipelines) {
+  for (std::uint64_t seed = 0; seed < 5000; ++seed) {
+    Rng rng(mix_key({33, seed}));
+    const Problem problem = random_problem(rng, false);
+    ASSERT_TRUE(check(problem.schedule)) << "seed " << seed;
+    const auto result = simulate(problem.schedule, problem.costs, problem.cluster);
+    ASSERT_TRUE(result) << "seed " << seed << ": " << result.error().message;
+    Nanoseconds busiest{0};
+    for (const RankUsage& usage : result->ranks) busiest = std::max(busiest, usage.busy);
+    ASSERT_GE(result->step_time, busiest) << "seed " << seed;
+    ASSERT_TRUE(result->bubble >= 0 && result->bubble <= 1) << "seed " << seed;
+    ASSERT_TRUE(result->timeline.ranks.empty());
+  }
+}
+
+TEST(Simulator, RoundsBackwardAsInputGradientPlusWeightGradient) {
+  Cluster cluster = cluster_of(1);
+  cluster.ranks[0].speed = 2;
+  const PipelineShape shape = even_shape(1, 1);
+  const auto whole =
+      simulate(lowered(ScheduleKind::k1F1B, shape), equal_costs(1, 4, 3, 5), cluster);
+  EXPECT_EQ(whole->step_time.count(), 2 + 2 + 3);
+  const Schedule split{.shape = shape,
+                       .ranks = {{*schedule::parse_action("0F0"), *schedule::parse_action("0I0"),
+                                  *schedule::parse_action("0W0")}},
+                       .lowered = true};
+  EXPECT_EQ(simulate(split, equal_costs(1, 4, 3, 5), cluster)->step_time, whole->step_time);
+}
+
+TEST(Simulator, WaitsForSendsBeforeTheUpdate) {
+  // Frozen stage 0 has nothing to do after its send, which takes 100 ns; stage 1 updates for 50.
+  const Schedule schedule = lowered(ScheduleKind::k1F1B, even_shape(2, 1, 1));
+  std::vector<StageCost> costs = equal_costs(2, 10, 0, 0);
+  costs[0].update = costs[1].update = Nanoseconds{50};
+  costs[0].boundary = Bytes{100};
+  Cluster cluster = cluster_of(2);
+  cluster.inside_node.bandwidth_bytes_per_s = 1e9;
+  const auto result = simulate(schedule, costs, cluster, {.timeline = true});
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->step_time.count(), 10 + 100 + 10 + 50);
+  EXPECT_EQ(result->ranks[0].busy.count(), 10) << "a frozen stage has nothing to update";
+  EXPECT_EQ(result->ranks[1].busy.count(), 60);
+  ASSERT_EQ(result->timeline.ranks[1].size(), 3U);
+  const schedule::TimedAction& message = result->timeline.ranks[1][0];
+  EXPECT_EQ(to_string(message.action), "1RECV_F0");
+  EXPECT_EQ(message.start.count(), 10);
+  EXPECT_EQ(message.end.count(), 110);
+}
+
+TEST(Simulator, CountsPendingSendsOfARankThatIsDone) {
+  // The gradient of the first micro-batch's input takes 1000 ns; after it rank 1 has nothing left.
+  std::vector<StageCost> costs = equal_costs(2, 10, 10, 10);
+  costs[1].update = Nanoseconds{7};
+  Cluster cluster = cluster_of(2);
+  cluster.inside_node.latency_s = 1e-6;
+  const auto result = simulate(lowered(ScheduleKind::k1F1B, even_shape(2, 1)), costs, cluster);
+  ASSERT_TRUE(result);
+  // F0 10, message 1000, F1 10, B1 20, message 1000; then B0 takes 20 and the update only 7.
+  EXPECT_EQ(result->step_time.count(), 10 + 1000 + 30 + 1000 + 20);
+  costs[1].update = Nanoseconds{500};
+  EXPECT_EQ(
+      simulate(lowered(ScheduleKind::k1F1B, even_shape(2, 1)), costs, cluster)->step_time.count(),
+      10 + 1000 + 30 + 1000 + 500);
+}
+
+TEST(Simulator, StartsATransferWhenTheReceiveIsPosted) {
+  // Rank 1 posts the receive of micro-batch 1 only when its F0 starts, at 1010 ns; the send waited
+  // since 20. So the message arrives after F0, though rank 1 was idle all the time before.
+  std::vector<StageCost> costs = equal_costs(2, 10, 0, 0);
+  Cluster cluster = cluster_of(2);
+  cluster.inside_node.latency_s = 1e-6;
+  const Schedule forward = lower(*make_forward_schedule(even_shape(2, 3)));
+  const auto result = simulate(forward, costs, cluster, {.timeline = true});
+  ASSERT_TRUE(result);
+  std::map<std::string, std::int64_t> starts;
+  for (const auto& span : result->timeline.ranks[1]) {
+    starts[to_string(span.action)] = span.start.count();
+  }
+  EXPECT_EQ(starts["1RECV_F0"], 10);
+  EXPECT_EQ(starts["1RECV_F1"], 20) << "posted before F0, one compute action ahead";
+  EXPECT_EQ(starts["1RECV_F2"], 1020) << "posted after F0";
+  EXPECT_EQ(starts["1F2"], 2020);
+}
+
+TEST(Simulator, LeavesIdleRanksIdle) {
+  const PipelineShape shape{
+      .ranks = 3, .micro_batches = 2, .stages = {{.rank = Rank{0}}, {.rank = Rank{2}}}};
+  const auto result =
+      simulate(lowered(ScheduleKind::k1F1B, shape), equal_costs(2, 10, 10, 0), cluster_of(3));
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->step_time.count(), 60);
+  EXPECT_EQ(result->ranks[1].busy.count(), 0);
+  EXPECT_EQ(result->ranks[1].idle, result->step_time);
+  EXPECT_NEAR(result->bubble, 1 - 80.0 / 180, 1e-12);
+}
+
+TEST(Simulator, HasNoBubbleInAStepOfNoTime) {
+  const auto result = simulate(lowered(ScheduleKind::k1F1B, even_shape(2, 2)),
+                               equal_costs(2, 0, 0, 0), cluster_of(2));
+  EXPECT_EQ(result->step_time.count(), 0);
+  EXPECT_EQ(result->bubble, 0);
+}
+
+TEST(Simulator, AddsStateToThePeakOfStashes) {
+  std::vector<StageCost> costs = equal_costs(2, 1, 1, 1);
+  costs[0].state = Bytes{100};
+  const auto result =
+      simulate(lowered(ScheduleKind::kGpipe, even_shape(2, 3, 1)), costs, cluster_of(2));
+  EXPECT_EQ(result->ranks[0].peak_memory, Bytes{100}) << "a frozen stage stashes nothing";
+  EXPECT_EQ(result->ranks[1].peak_memory, Bytes{3});
+}
+
+TEST(Simulator, NamesTheActionsOfAScheduleThatCannotComplete) {
+  Schedule stuck = lowered(ScheduleKind::k1F1B, even_shape(2, 2));
+  // Rank 1 wants to see both micro-batches before it sends the first gradient back, rank 0 needs
+  // that gradient before its second forward.
+  stuck.ranks[0].clear();
+  stuck.ranks[1].clear();
+  for (const char* text :
+       {"0F0", "0SEND_F0", "0RECV_B0", "0B0", "0F1", "0SEND_F1", "0RECV_B1", "0B1"}) {
+    stuck.ranks[0].push_back(*schedule::parse_action(text));
+  }
+  for (const char* text :
+       {"1RECV_F0", "1RECV_F1", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"}) {
+    stuck.ranks[1].push_back(*schedule::parse_action(text));
+  }
+  const auto result = simulate(stuck, equal_costs(2, 1, 1, 1), cluster_of(2));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
+  EXPECT_EQ(result.error().message, check(stuck).error().message);
+  EXPECT_NE(result.error().message.find("0B0 on rank 0 waits for 1SEND_B0"), std::string::npos);
+}
+
+TEST(Simulator, RefusesAScheduleThatIsNotLowered) {
+  EXPECT_FALSE(simulate(*make_schedule(ScheduleKind::k1F1B, even_shape(2, 2)),
+                        equal_costs(2, 1, 1, 1), cluster_of(2)));
+}
+
+std::string refusal(const std::vector<StageCost>& costs, const Cluster& cluster) {
+  const auto result = simulate(lowered(ScheduleKind::k1F1B, even_shape(2, 4)), costs, cluster);
+  if (result) return "accepted";
+  EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
+  EXPECT_EQ(result.error().message.find('\n'), std::string::npos);
+  return result.error().message;
+}
+
+TEST(Simulator, RefusesCostsThatDoNotFitTheSchedule) {
+  EXPECT_EQ(refusal(equal_costs(3, 1, 1, 1), cluster_of(2)),
+            "costs of 3 stages for a schedule of 2; want as many");
+  EXPECT_EQ(refusal(equal_costs(2, 1, 1, 1), cluster_of(3)),
+            "a cluster of 3 ranks for a schedule of 2; want as many");
+}
+
+TEST(Simulator, RefusesCostsLinksAndSpeedsThatAreNone) {
+  std::vector<StageCost> costs = equal_costs(2, 1, 1, 1);
+  costs[1].weight_gradient = Nanoseconds{-1};
+  EXPECT_EQ(refusal(costs, cluster_of(2)), "stage 1 has weight_gradient -1; want 0 or more");
+  costs = equal_costs(2, 1, 1, 1);
+  costs[0].boundary = Bytes{-5};
+  EXPECT_EQ(refusal(costs, cluster_of(2)), "stage 0 has boundary -5; want 0 or more");
+
+  costs = equal_costs(2, 1, 1, 1);
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  for (const double speed : {0.0, -1.0, kNan, kInfinite}) {
+    Cluster cluster = cluster_of(2);
+    cluster.ranks[1].speed = speed;
+    EXPECT_NE(refusal(costs, cluster).find("rank 1 has speed"), std::string::npos) << speed;
+  }
+  for (const double latency : {-1.0, kNan, kInfinite}) {
+    Cluster cluster = cluster_of(2);
+    cluster.between_nodes.latency_s = latency;
+    EXPECT_NE(refusal(costs, cluster).find("the link between nodes"), std::string::npos) << latency;
+  }
+  for (const double bandwidth : {-1.0, 0.0, kNan}) {
+    Cluster cluster = cluster_of(2);
+    cluster.inside_node.bandwidth_bytes_per_s = bandwidth;
+    EXPECT_NE(refusal(costs, cluster).find("the link inside a node"), std::string::npos);
+  }
+}
+
+TEST(Simulator, RefusesSumsThatDoNotFit64Bits) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 61;
+  EXPECT_NE(refusal(equal_costs(2, kHuge, 0, 0), cluster_of(2)).find("2^62"), std::string::npos);
+  std::vector<StageCost> costs = equal_costs(2, 1, 1, 1);
+  costs[0].state = costs[1].state = Bytes{std::numeric_limits<std::int64_t>::max()};
+  EXPECT_NE(refusal(costs, cluster_of(2)).find("2^62"), std::string::npos);
+  costs = equal_costs(2, 1, 1, 1);
+  costs[1].activation = Bytes{kHuge};
+  EXPECT_NE(refusal(costs, cluster_of(2)).find("2^62"), std::string::npos);
+  costs = equal_costs(2, 1, 1, 1);
+  Cluster slow = cluster_of(2);
+  slow.ranks[0].speed = 1e-300;
+  EXPECT_NE(refusal(costs, slow).find("2^62"), std::string::npos);
+  Cluster far = cluster_of(2);
+  far.inside_node.latency_s = 1e300;
+  EXPECT_NE(refusal(costs, far).find("2^62"), std::string::npos);
+  // Just below the limit all is exact: (4 + 2 - 1) slots of 2^58.
+  const auto result = simulate(lowered(ScheduleKind::kGpipe, even_shape(2, 4)),
+                               equal_costs(2, (kHuge >> 3) + 1, 0, 0), cluster_of(2));
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_EQ(result->step_time.count(), 5 * ((kHuge >> 3) + 1));
+}
+
+}  // namespace
+}  // namespace dynmo::sim
