@@ -67,6 +67,24 @@ Expected<void> validate(const ModelCost& model) {
   return {};
 }
 
+Expected<void> validate(const ModelCost& model, int micro_batches) {
+  DYNMO_TRY(validate(model));
+  if (micro_batches < 1) {
+    return make_error(ErrorCode::kBadInput, "{} micro-batches, wanted at least one", micro_batches);
+  }
+  double bytes = 0;
+  for (const LayerCost& layer : model.layers) {
+    bytes += static_cast<double>(state_bytes(layer).value) +
+             static_cast<double>(layer.activation_bytes.value) * micro_batches;
+  }
+  if (bytes > 0x1p62) {
+    return make_error(ErrorCode::kBadInput,
+                      "the model and {} micro-batches take {:.3g} bytes, wanted at most 2^62",
+                      micro_batches, bytes);
+  }
+  return {};
+}
+
 double work_s(const ModelCost& model, int layer, int micro_batches) {
   DYNMO_CHECK(layer >= 0 && layer < model.size(), "a layer below {}, got {}", model.size(), layer);
   DYNMO_CHECK(micro_batches >= 1, "at least 1 micro-batch, got {}", micro_batches);

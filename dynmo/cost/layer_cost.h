@@ -44,6 +44,8 @@ inline constexpr Bytes kMostBytes{std::int64_t{1} << 50};
 // kBadInput naming layer and field: no layers, a time that is negative, not finite or above
 // kMostSeconds, bytes below 0 or above kMostBytes.
 [[nodiscard]] Expected<void> validate(const ModelCost& model);
+// The same, and that `micro_batches` is at least 1 and the bytes of all of them stay below 2^62.
+[[nodiscard]] Expected<void> validate(const ModelCost& model, int micro_batches);
 
 // Work of one micro-batch: F + I + W, what does not run left out (I and W of the frozen prefix; W
 // of a frozen layer behind it), plus the layer's share update_s / micro_batches of the step's end.

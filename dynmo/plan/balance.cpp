@@ -71,26 +71,12 @@ Error infeasible(const internal::Chain& chain) {
 }
 
 Expected<void> validate(const BalanceProblem& problem) {
-  DYNMO_TRY(cost::validate(problem.model));
+  DYNMO_TRY(cost::validate(problem.model, problem.micro_batches));
   DYNMO_TRY(cost::validate(problem.cluster));
-  if (problem.micro_batches < 1) {
-    return make_error(ErrorCode::kBadInput, "{} micro-batches, wanted at least one",
-                      problem.micro_batches);
-  }
   if (problem.cluster.size() > problem.model.size()) {
     return make_error(ErrorCode::kBadInput,
                       "{} ranks for {} layers, wanted at most one rank a layer: use fewer ranks",
                       problem.cluster.size(), problem.model.size());
-  }
-  double bytes = 0;
-  for (const cost::LayerCost& layer : problem.model.layers) {
-    bytes += static_cast<double>(cost::state_bytes(layer).value) +
-             static_cast<double>(layer.activation_bytes.value) * problem.micro_batches;
-  }
-  if (bytes > 0x1p62) {
-    return make_error(ErrorCode::kBadInput,
-                      "the model and {} micro-batches take {:.3g} bytes, wanted at most 2^62",
-                      problem.micro_batches, bytes);
   }
   return {};
 }
