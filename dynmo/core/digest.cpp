@@ -4,11 +4,24 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <array>
 #include <new>
 
 namespace dynmo {
 
 std::string Digest::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
+
+std::optional<Digest> parse_digest(std::string_view hex) {
+  if (hex.size() != 32) return std::nullopt;
+  std::array<std::uint64_t, 2> halves{};
+  for (std::size_t i = 0; i < hex.size(); ++i) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    const auto digit = kDigits.find(hex[i]);
+    if (digit == std::string_view::npos) return std::nullopt;
+    halves[i / 16] = halves[i / 16] << 4 | digit;
+  }
+  return Digest{halves[0], halves[1]};
+}
 
 Digest digest_of(std::span<const std::byte> bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());

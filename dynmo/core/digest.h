@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,9 @@ struct Digest {
   friend bool operator==(Digest, Digest) = default;
   [[nodiscard]] std::string hex() const;  // 32 lower-case digits
 };
+
+// The digest that hex() printed; nullopt for anything but 32 lower-case hexadecimal digits.
+[[nodiscard]] std::optional<Digest> parse_digest(std::string_view hex);
 
 [[nodiscard]] Digest digest_of(std::span<const std::byte> bytes);
 [[nodiscard]] Digest digest_of(std::string_view text);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/units.h"
 
@@ -18,12 +19,14 @@ struct ClusterRank {
   double speed = 1;  // a layer of t seconds takes t / speed
   Bytes memory = kUnlimitedMemory;
   int node = 0;
+  friend bool operator==(const ClusterRank&, const ClusterRank&) = default;
 };
 
 // A message of b bytes takes latency_s + b / bandwidth_bytes_per_s.
 struct Link {
   double latency_s = 0;
   double bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
+  friend bool operator==(const Link&, const Link&) = default;
 };
 
 struct Cluster {
@@ -33,7 +36,12 @@ struct Cluster {
 
   [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
   [[nodiscard]] const Link& link(Rank from, Rank to) const;
+  friend bool operator==(const Cluster&, const Cluster&) = default;
 };
+
+// kBadInput naming rank or link and field: no ranks, a speed not finite or not above 0, memory or
+// latency below 0, a bandwidth not above 0.
+[[nodiscard]] Expected<void> validate(const Cluster& cluster);
 
 // `ranks` equal ranks on one node, no latency, unlimited bandwidth.
 [[nodiscard]] Cluster equal_ranks(int ranks, Bytes memory = kUnlimitedMemory);

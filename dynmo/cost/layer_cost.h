@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
 
 namespace dynmo::cost {
@@ -24,18 +25,34 @@ struct LayerCost {
   Bytes activation_bytes;  // stash of one micro-batch, from the start of F to the end of W
   Bytes boundary_bytes;    // output sent to the next layer, one micro-batch
   bool frozen = false;     // runs forward only if all layers before it are frozen too
+  friend bool operator==(const LayerCost&, const LayerCost&) = default;
 };
 
 struct ModelCost {
   std::vector<LayerCost> layers;  // by LayerId
 
+  [[nodiscard]] int size() const { return static_cast<int>(layers.size()); }
   // Length of the frozen prefix: layers that run forward only, stash nothing, get no gradient.
   [[nodiscard]] int frozen_layers() const;
+  friend bool operator==(const ModelCost&, const ModelCost&) = default;
 };
+
+// More than these in one layer is a unit gone wrong, and would overflow sums.
+inline constexpr double kMostSeconds = 1e6;
+inline constexpr Bytes kMostBytes{std::int64_t{1} << 50};
+
+// kBadInput naming layer and field: no layers, a time that is negative, not finite or above
+// kMostSeconds, bytes below 0 or above kMostBytes.
+[[nodiscard]] Expected<void> validate(const ModelCost& model);
+// The same, and that `micro_batches` is at least 1 and the bytes of all of them stay below 2^62.
+[[nodiscard]] Expected<void> validate(const ModelCost& model, int micro_batches);
 
 // Work of one micro-batch: F + I + W, what does not run left out (I and W of the frozen prefix; W
 // of a frozen layer behind it), plus the layer's share update_s / micro_batches of the step's end.
 [[nodiscard]] double work_s(const ModelCost& model, int layer, int micro_batches);
+
+// work_s of every layer, in one pass.
+[[nodiscard]] std::vector<double> layer_work_s(const ModelCost& model, int micro_batches);
 
 // Parameters, gradients and optimizer state as the rank holds them (frozen: parameters only).
 [[nodiscard]] Bytes state_bytes(const LayerCost& layer);

@@ -31,9 +31,20 @@ struct BalanceProblem {
       schedule::ScheduleKind::k1F1B;  // decides the in-flight micro-batches
 };
 
-// Layers a rank. Deterministic: ties go to the leftmost cut (earlier ranks take fewer layers ...
-// see balance.cpp). kBadInput: no layers, more ranks than layers, costs not finite or negative.
-// kInfeasible (kOptimal only): no cut fits the memory; says how much more would do.
+// Micro-batches whose stash stage `stage` of `stages` holds at once: min(M, stages - stage) for
+// 1F1B, M for GPipe (docs/planner.md).
+[[nodiscard]] int in_flight(schedule::ScheduleKind schedule, int stage, int stages,
+                            int micro_batches);
+
+// Layers a rank, in the cluster's order. kTime, kParameters and kOptimal are exact; among cuts with
+// the same bottleneck they take the one with the least sum of squared rank times, and among those
+// the leftmost (lexicographically least counts). All comparisons are of integers: times in parts of
+// the heaviest layer, speeds in parts of the fastest (chain_impl.h), so that every machine finds
+// the same cut, in any unit of time.
+//
+// kBadInput, naming layer or rank and field: no layers, more ranks than layers, costs or speeds not
+// finite or negative. kInfeasible (kOptimal only): no cut fits the memory; says how much more on
+// which rank would do.
 [[nodiscard]] Expected<std::vector<int>> balance(Balancer balancer, const BalanceProblem& problem);
 
 }  // namespace dynmo::plan

@@ -5,8 +5,9 @@
 // stage, the schedule kind, and the generation. A rank without a stage is idle, so packing is just
 // another plan.
 
-#include <optional>
+#include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/core/digest.h"
@@ -60,5 +61,10 @@ struct Plan {
 
 // Layer counts a stage, "5|4|4|5".
 [[nodiscard]] std::string to_string(const Plan& plan);
+
+// The plan in a "dynmo-plan-1" file (written by plan_json, evaluate.h): what it says of times and
+// memory is passed over. kBadInput with file and JSON pointer, or with what `validate` says.
+[[nodiscard]] Expected<Plan> parse_plan(const Json& json, std::string_view origin);
+[[nodiscard]] Expected<Plan> read_plan(const std::filesystem::path& path);
 
 }  // namespace dynmo::plan

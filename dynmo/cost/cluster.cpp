@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/cost/cluster.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::cost {
+namespace {
+
+Expected<void> validate(const Link& link, std::string_view name) {
+  if (!std::isfinite(link.latency_s) || link.latency_s < 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "links {}: latency_s is {}, wanted finite seconds of 0 or more", name,
+                      link.latency_s);
+  }
+  if (!(link.bandwidth_bytes_per_s > 0)) {  // also refuses NaN; infinity is unlimited
+    return make_error(ErrorCode::kBadInput,
+                      "links {}: bandwidth_bytes_per_s is {}, wanted more than 0", name,
+                      link.bandwidth_bytes_per_s);
+  }
+  return {};
+}
+
+}  // namespace
+
+const Link& Cluster::link(Rank from, Rank to) const {
+  DYNMO_CHECK(from.value >= 0 && from.value < size() && to.value >= 0 && to.value < size(),
+              "ranks below {}, got {} and {}", size(), from, to);
+  return ranks[from.index()].node == ranks[to.index()].node ? inside_node : between_nodes;
+}
+
+Expected<void> validate(const Cluster& cluster) {
+  if (cluster.ranks.empty()) {
+    return make_error(ErrorCode::kBadInput, "the cluster has no ranks, wanted at least one");
+  }
+  for (std::size_t i = 0; i < cluster.ranks.size(); ++i) {
+    const ClusterRank& rank = cluster.ranks[i];
+    if (!std::isfinite(rank.speed) || rank.speed <= 0) {
+      return make_error(ErrorCode::kBadInput,
+                        "rank {}: speed is {}, wanted a finite number above 0", i, rank.speed);
+    }
+    if (rank.memory < Bytes{0}) {
+      return make_error(ErrorCode::kBadInput, "rank {}: memory_bytes is {}, wanted 0 or more", i,
+                        rank.memory.value);
+    }
+  }
+  DYNMO_TRY(validate(cluster.inside_node, "inside_node"));
+  return validate(cluster.between_nodes, "between_nodes");
+}
+
+Cluster equal_ranks(int ranks, Bytes memory) {
+  DYNMO_CHECK(ranks >= 0, "a number of ranks, got {}", ranks);
+  Cluster cluster;
+  cluster.ranks.assign(static_cast<std::size_t>(ranks), ClusterRank{.memory = memory});
+  return cluster;
+}
+
+}  // namespace dynmo::cost

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/cost/files.h"
+
+#include <cmath>
+#include <string>
+
+namespace dynmo::cost {
+namespace {
+
+constexpr std::string_view kProfileFormat = "dynmo-profile-1";
+constexpr std::string_view kClusterFormat = "dynmo-cluster-1";
+
+double seconds(JsonObject& object, const std::string& key, std::optional<double> fallback = {}) {
+  const double value = object.number(key, fallback);
+  if (value < 0 || value > kMostSeconds) {
+    object.fail(key, fmt::format("is {}, wanted seconds from 0 to {}", value, kMostSeconds));
+  }
+  return value;
+}
+
+Bytes amount(JsonObject& object, const std::string& key) {
+  const Bytes value = object.bytes(key, Bytes{0});
+  if (value > kMostBytes)
+    object.fail(key, fmt::format("is {}, wanted at most {}", value.value, kMostBytes.value));
+  return value;
+}
+
+LayerCost read_layer(JsonObject& object, std::size_t index) {
+  LayerCost layer;
+  layer.name = object.string("name", fmt::format("layers.{}", index));
+  layer.forward_s = seconds(object, "forward_s");
+  layer.backward_input_s = seconds(object, "backward_input_s");
+  layer.backward_weight_s = seconds(object, "backward_weight_s");
+  layer.update_s = seconds(object, "update_s", 0.0);
+  layer.parameter_bytes = amount(object, "parameter_bytes");
+  layer.gradient_bytes = amount(object, "gradient_bytes");
+  layer.optimizer_bytes = amount(object, "optimizer_bytes");
+  layer.activation_bytes = amount(object, "activation_bytes");
+  layer.boundary_bytes = amount(object, "boundary_bytes");
+  layer.frozen = object.boolean("frozen", false);
+  return layer;
+}
+
+ClusterRank read_rank(JsonObject& object) {
+  ClusterRank rank;
+  rank.speed = object.number("speed", 1.0);
+  if (!(rank.speed > 0)) {
+    object.fail("speed", fmt::format("is {}, wanted more than 0", rank.speed));
+  }
+  rank.memory = object.bytes("memory_bytes", kUnlimitedMemory);
+  const std::int64_t node = object.integer("node", 0);
+  if (node < 0 || node > std::numeric_limits<int>::max()) {
+    object.fail("node", fmt::format("is {}, wanted a node number, 0 or more", node));
+  }
+  rank.node = static_cast<int>(node);
+  return rank;
+}
+
+Expected<Link> read_link(JsonObject& links, const std::string& key) {
+  Link link;
+  auto object = links.object(key);
+  if (!object) return link;
+  link.latency_s = seconds(*object, "latency_s", 0.0);
+  link.bandwidth_bytes_per_s = object->number("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s);
+  if (!(link.bandwidth_bytes_per_s > 0)) {
+    object->fail("bandwidth_bytes_per_s",
+                 fmt::format("is {}, wanted more than 0", link.bandwidth_bytes_per_s));
+  }
+  DYNMO_TRY(object->finish());
+  return link;
+}
+
+Json link_json(const Link& link) {
+  Json json = {{"latency_s", link.latency_s}};
+  if (std::isfinite(link.bandwidth_bytes_per_s)) {  // unlimited is absent: JSON has no infinity
+    json["bandwidth_bytes_per_s"] = link.bandwidth_bytes_per_s;
+  }
+  return json;
+}
+
+}  // namespace
+
+Expected<ModelCost> parse_profile(const Json& json, std::string_view origin) {
+  JsonObject root(json, std::string(origin));
+  root.expect_format(kProfileFormat);
+  ModelCost model;
+  auto layers = root.objects("layers");
+  if (layers.empty()) root.fail("layers", "has no elements, wanted at least one layer");
+  DYNMO_TRY(root.finish());
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    model.layers.push_back(read_layer(layers[i], i));
+    DYNMO_TRY(layers[i].finish());
+  }
+  return model;
+}
+
+Expected<ModelCost> read_profile(const std::filesystem::path& path) {
+  DYNMO_ASSIGN(const Json json, read_json(path));
+  return parse_profile(json, path.string());
+}
+
+Json profile_json(const ModelCost& model) {
+  Json layers = Json::array();
+  for (const LayerCost& layer : model.layers) {
+    Json element = {{"name", layer.name},
+                    {"forward_s", layer.forward_s},
+                    {"backward_input_s", layer.backward_input_s},
+                    {"backward_weight_s", layer.backward_weight_s}};
+    if (layer.update_s != 0) element["update_s"] = layer.update_s;
+    element["parameter_bytes"] = layer.parameter_bytes.value;
+    element["gradient_bytes"] = layer.gradient_bytes.value;
+    element["optimizer_bytes"] = layer.optimizer_bytes.value;
+    element["activation_bytes"] = layer.activation_bytes.value;
+    element["boundary_bytes"] = layer.boundary_bytes.value;
+    element["frozen"] = layer.frozen;
+    layers.push_back(std::move(element));
+  }
+  return {{"format", kProfileFormat}, {"layers", std::move(layers)}};
+}
+
+Expected<Cluster> parse_cluster(const Json& json, std::string_view origin) {
+  JsonObject root(json, std::string(origin));
+  root.expect_format(kClusterFormat);
+  Cluster cluster;
+  auto ranks = root.objects("ranks");
+  if (ranks.empty()) root.fail("ranks", "has no elements, wanted at least one rank");
+  auto links = root.object("links");
+  DYNMO_TRY(root.finish());
+  for (JsonObject& rank : ranks) {
+    cluster.ranks.push_back(read_rank(rank));
+    DYNMO_TRY(rank.finish());
+  }
+  if (links) {
+    DYNMO_ASSIGN(cluster.inside_node, read_link(*links, "inside_node"));
+    DYNMO_ASSIGN(cluster.between_nodes, read_link(*links, "between_nodes"));
+    DYNMO_TRY(links->finish());
+  }
+  return cluster;
+}
+
+Expected<Cluster> read_cluster(const std::filesystem::path& path) {
+  DYNMO_ASSIGN(const Json json, read_json(path));
+  return parse_cluster(json, path.string());
+}
+
+Json cluster_json(const Cluster& cluster) {
+  Json ranks = Json::array();
+  for (const ClusterRank& rank : cluster.ranks) {
+    Json element = {{"speed", rank.speed}};
+    if (rank.memory != kUnlimitedMemory) element["memory_bytes"] = rank.memory.value;
+    element["node"] = rank.node;
+    ranks.push_back(std::move(element));
+  }
+  return {{"format", kClusterFormat},
+          {"ranks", std::move(ranks)},
+          {"links",
+           {{"inside_node", link_json(cluster.inside_node)},
+            {"between_nodes", link_json(cluster.between_nodes)}}}};
+}
+
+}  // namespace dynmo::cost

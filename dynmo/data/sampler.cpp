@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/data/sampler.h"
+
+#include <array>
+#include <cmath>
+#include <stdexcept>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
+
+namespace dynmo::data {
+namespace {
+
+// Separate streams of one (seed, pass).
+constexpr std::uint64_t kOrderStream = 1;
+constexpr std::uint64_t kShiftStream = 2;
+
+// Enough rounds that no structure is visible on the smallest domains (sampler_test.cpp).
+constexpr std::uint32_t kRounds = 8;
+
+// Uniform in [0, bound) but for a bias of at most bound / 2^64.
+std::uint64_t round_value(std::uint64_t key, std::uint32_t round, std::uint64_t half,
+                          std::uint64_t bound) {
+  const auto words = philox(
+      key, {static_cast<std::uint32_t>(half), static_cast<std::uint32_t>(half >> 32), round, 0});
+  return (words[0] | (std::uint64_t{words[1]} << 32)) % bound;
+}
+
+// Smallest a with a * a >= size.
+std::uint64_t root_above(std::uint64_t size) {
+  auto root = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size)));
+  while (root * root < size) ++root;
+  while (root > 1 && (root - 1) * (root - 1) >= size) --root;
+  return root;
+}
+
+}  // namespace
+
+std::uint64_t permute(std::uint64_t index, std::uint64_t size, std::uint64_t key) {
+  DYNMO_CHECK(size >= 1 && size < (std::uint64_t{1} << 62) && index < size,
+              "an index below {}, got {}", size, index);
+  const std::uint64_t a = root_above(size);
+  const std::uint64_t b = (size + a - 1) / a;
+  // At most a - 1 points lie outside [0, size): the walk seldom takes a second step.
+  do {
+    std::uint64_t left = index % a;
+    std::uint64_t right = index / a;
+    for (std::uint32_t round = 0; round < kRounds; round += 2) {
+      left = (left + round_value(key, round, right, a)) % a;
+      right = (right + round_value(key, round + 1, left, b)) % b;
+    }
+    index = right * a + left;
+  } while (index >= size);
+  return index;
+}
+
+Expected<Sampler> Sampler::make(const TokenShard& shard, const SamplerOptions& options) {
+  DYNMO_CHECK(options.sequence >= 1 && options.sequence < std::int64_t{1} << 40,
+              "a sequence of 1 to 2^40 tokens, got {}", options.sequence);
+  DYNMO_CHECK(options.vocabulary >= 1, "a vocabulary, got {}", options.vocabulary);
+  if (shard.tokens() - 1 < options.sequence) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}.bin has {} tokens, wanted at least {} (a sequence of {} and one more): "
+                      "prepare more text or shorten the sequence",
+                      shard.prefix().string(), shard.tokens(), options.sequence + 1,
+                      options.sequence);
+  }
+  return Sampler(shard, options);
+}
+
+Sampler::Sampler(TokenShard shard, const SamplerOptions& options)
+    : shard_(std::move(shard)),
+      options_(options),
+      windows_((shard_.tokens() - 1) / options.sequence) {}
+
+std::int64_t Sampler::position(std::int64_t index) const {
+  DYNMO_CHECK(index >= 0, "a sample of at least 0, got {}", index);
+  const auto pass = static_cast<std::uint64_t>(index / windows_);
+  const auto window =
+      permute(static_cast<std::uint64_t>(index % windows_), static_cast<std::uint64_t>(windows_),
+              mix_key({options_.seed, kOrderStream, pass}));
+  const std::int64_t left_over = shard_.tokens() - 1 - windows_ * options_.sequence;
+  Rng shift(mix_key({options_.seed, kShiftStream, pass}));
+  return static_cast<std::int64_t>(shift.below(static_cast<std::uint64_t>(left_over) + 1)) +
+         static_cast<std::int64_t>(window) * options_.sequence;
+}
+
+void Sampler::check_tokens(std::int64_t first, std::span<const std::int32_t> tokens) const {
+  bool good = true;
+  for (const std::int32_t token : tokens) good &= token >= 0 && token < options_.vocabulary;
+  if (good) return;
+  throw std::runtime_error(fmt::format(
+      "{}.bin: a token within {} of token {} is not below the vocabulary of {}: the shard belongs "
+      "to another tokenizer, or has changed",
+      shard_.prefix().string(), tokens.size(), first, options_.vocabulary));
+}
+
+void Sampler::sample(std::int64_t index, std::span<std::int32_t> tokens) const {
+  DYNMO_CHECK(static_cast<std::int64_t>(tokens.size()) == options_.sequence + 1,
+              "room for {} tokens, got {}", options_.sequence + 1, tokens.size());
+  const std::int64_t first = position(index);
+  shard_.read(first, tokens);
+  check_tokens(first, tokens);
+}
+
+void Sampler::sample(std::int64_t index, std::span<std::int64_t> tokens) const {
+  DYNMO_CHECK(static_cast<std::int64_t>(tokens.size()) == options_.sequence + 1,
+              "room for {} tokens, got {}", options_.sequence + 1, tokens.size());
+  // In pieces, so that no sample allocates.
+  std::array<std::int32_t, 1024> piece;
+  std::int64_t first = position(index);
+  while (!tokens.empty()) {
+    const auto some = std::span(piece).first(std::min(piece.size(), tokens.size()));
+    shard_.read(first, some);
+    check_tokens(first, some);
+    for (std::size_t i = 0; i < some.size(); ++i) tokens[i] = some[i];
+    tokens = tokens.subspan(some.size());
+    first += static_cast<std::int64_t>(some.size());
+  }
+}
+
+}  // namespace dynmo::data

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/data/token_shard.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "dynmo/core/check.h"
+#include "dynmo/data/shard_format_impl.h"
+
+namespace dynmo::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token shards are little-endian");
+
+// The arrays of an index are not aligned: the fields before them take 34 bytes.
+template <typename T>
+T load(std::span<const std::byte> bytes, std::size_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+std::filesystem::path with_ending(const std::filesystem::path& prefix, const char* ending) {
+  return prefix.string() + ending;
+}
+
+template <typename T>
+void copy_tokens(std::span<const std::byte> bin, std::int64_t first,
+                 std::span<std::int32_t> tokens) {
+  const std::byte* from = bin.data() + static_cast<std::size_t>(first) * sizeof(T);
+  for (std::int32_t& token : tokens) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    from += sizeof value;
+    if constexpr (sizeof(T) == 8) {
+      token = value < 0 || value > std::numeric_limits<std::int32_t>::max()
+                  ? -1
+                  : static_cast<std::int32_t>(value);
+    } else {
+      token = static_cast<std::int32_t>(value);
+    }
+  }
+}
+
+}  // namespace
+
+std::string_view name(TokenType type) {
+  switch (type) {
+    case TokenType::kUint8:
+      return "uint8";
+    case TokenType::kInt8:
+      return "int8";
+    case TokenType::kInt16:
+      return "int16";
+    case TokenType::kInt32:
+      return "int32";
+    case TokenType::kInt64:
+      return "int64";
+    case TokenType::kUint16:
+      return "uint16";
+  }
+  return "unknown";
+}
+
+int bytes_per_token(TokenType type) {
+  switch (type) {
+    case TokenType::kUint8:
+    case TokenType::kInt8:
+      return 1;
+    case TokenType::kInt16:
+    case TokenType::kUint16:
+      return 2;
+    case TokenType::kInt32:
+      return 4;
+    case TokenType::kInt64:
+      return 8;
+  }
+  return 0;
+}
+
+Expected<TokenShard> TokenShard::open(const std::filesystem::path& prefix) {
+  TokenShard shard;
+  shard.prefix_ = prefix;
+  DYNMO_ASSIGN(shard.idx_, MappedFile::open(with_ending(prefix, ".idx")));
+  DYNMO_ASSIGN(shard.bin_, MappedFile::open(with_ending(prefix, ".bin")));
+  DYNMO_TRY(shard.check_index());
+  return shard;
+}
+
+Expected<void> TokenShard::check_index() {
+  const std::string file = with_ending(prefix_, ".idx").string();
+  const auto bytes = idx_->bytes();
+  const auto fault = [&](const std::string& what) {
+    return make_error(ErrorCode::kBadInput, "{}: {}", file, what);
+  };
+  if (bytes.size() < kIndexHeaderBytes ||
+      std::memcmp(bytes.data(), kIndexMagic.data(), kIndexMagic.size()) != 0) {
+    return fault("not a token index: wanted a file that begins with MMIDIDX");
+  }
+  if (const auto version = load<std::uint64_t>(bytes, kVersionOffset); version != kIndexVersion) {
+    return fault(fmt::format("index version {}, wanted {}", version, kIndexVersion));
+  }
+  const auto code = load<std::uint8_t>(bytes, kTypeOffset);
+  type_ = static_cast<TokenType>(code);
+  const auto width = static_cast<std::uint64_t>(bytes_per_token(type_));
+  if (width == 0) return fault(fmt::format("tokens of type code {}, wanted an integer type", code));
+
+  const auto sequences = load<std::uint64_t>(bytes, kSequencesOffset);
+  const auto boundaries = load<std::uint64_t>(bytes, kDocumentsOffset);
+  // Bounds first, so that the sum below cannot overflow.
+  if (sequences > bytes.size() || boundaries > bytes.size() ||
+      kIndexHeaderBytes + sequences * 12 + boundaries * 8 != bytes.size()) {
+    return fault(fmt::format("{} sequences and {} document boundaries do not make {} bytes",
+                             sequences, boundaries, bytes.size()));
+  }
+  sequences_ = static_cast<std::int64_t>(sequences);
+  const std::size_t pointers = kIndexHeaderBytes + sequences * 4;
+  std::uint64_t position = 0;
+  for (std::size_t i = 0; i < sequences; ++i) {
+    const auto size = load<std::int32_t>(bytes, kIndexHeaderBytes + i * 4);
+    if (size < 0) return fault(fmt::format("sequence {} has {} tokens", i, size));
+    const auto pointer = load<std::uint64_t>(bytes, pointers + i * 8);
+    if (pointer != position) {
+      return fault(fmt::format("sequence {} begins at byte {}, wanted {}", i, pointer, position));
+    }
+    // One sequence adds less than 2^34 bytes, so the sum is stopped long before it can overflow.
+    if (position >> 62 != 0) return fault("more tokens than a file can hold");
+    position += static_cast<std::uint64_t>(size) * width;
+  }
+  if (position != bin_->bytes().size()) {
+    return make_error(ErrorCode::kBadInput, "{} has {} bytes, wanted {} by its index",
+                      with_ending(prefix_, ".bin").string(), bin_->bytes().size(), position);
+  }
+  tokens_ = static_cast<std::int64_t>(position / width);
+
+  const std::size_t documents = pointers + sequences * 8;
+  std::uint64_t before = 0;
+  for (std::size_t i = 0; i < boundaries; ++i) {
+    const auto boundary = load<std::uint64_t>(bytes, documents + i * 8);
+    if (boundary < before || boundary > sequences || (i == 0 && boundary != 0)) {
+      return fault(fmt::format("document boundary {} is sequence {}, wanted {} to {}", i, boundary,
+                               before, i == 0 ? 0 : sequences));
+    }
+    before = boundary;
+  }
+  if (boundaries == 0 || before != sequences) {
+    return fault(fmt::format("the documents end at sequence {} of {}", before, sequences));
+  }
+  documents_ = static_cast<std::int64_t>(boundaries) - 1;
+  return {};
+}
+
+std::int64_t TokenShard::token_of_sequence(std::int64_t sequence) const {
+  if (sequence == sequences_) return tokens_;
+  const auto offset =
+      static_cast<std::size_t>(sequences_) * 4 + static_cast<std::size_t>(sequence) * 8;
+  return load<std::int64_t>(idx_->bytes(), kIndexHeaderBytes + offset) / bytes_per_token(type_);
+}
+
+TokenShard::Range TokenShard::document(std::int64_t document) const {
+  DYNMO_CHECK(document >= 0 && document < documents_, "a document below {}, got {}", documents_,
+              document);
+  const std::size_t offset = kIndexHeaderBytes + static_cast<std::size_t>(sequences_) * 12 +
+                             static_cast<std::size_t>(document) * 8;
+  const auto first = token_of_sequence(load<std::int64_t>(idx_->bytes(), offset));
+  const auto end = token_of_sequence(load<std::int64_t>(idx_->bytes(), offset + 8));
+  return {.first = first, .count = end - first};
+}
+
+void TokenShard::read(std::int64_t first, std::span<std::int32_t> tokens) const {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  DYNMO_CHECK(first >= 0 && count <= tokens_ && first <= tokens_ - count,
+              "tokens within the {} of the shard, got {} from {}", tokens_, count, first);
+  const auto bin = bin_->bytes();
+  switch (type_) {
+    case TokenType::kUint8:
+      return copy_tokens<std::uint8_t>(bin, first, tokens);
+    case TokenType::kInt8:
+      return copy_tokens<std::int8_t>(bin, first, tokens);
+    case TokenType::kInt16:
+      return copy_tokens<std::int16_t>(bin, first, tokens);
+    case TokenType::kInt32:
+      return copy_tokens<std::int32_t>(bin, first, tokens);
+    case TokenType::kInt64:
+      return copy_tokens<std::int64_t>(bin, first, tokens);
+    case TokenType::kUint16:
+      return copy_tokens<std::uint16_t>(bin, first, tokens);
+  }
+}
+
+ShardSummary TokenShard::summary() const {
+  return {.documents = documents_,
+          .tokens = tokens_,
+          .bin = digest_of(bin_->bytes()),
+          .idx = digest_of(idx_->bytes())};
+}
+
+}  // namespace dynmo::data

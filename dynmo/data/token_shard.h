@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Token shards in Megatron's indexed format: PREFIX.bin holds the tokens back to back, PREFIX.idx
+// says where sequences and documents end (docs/data.md has the layout). Shards that Megatron's
+// preprocessing wrote are read as they are.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/digest.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+#include "dynmo/data/mapped_file.h"
+
+namespace dynmo::data {
+
+// Type of a token in the .bin; the values are the format's codes. Floating-point shards (6, 7) hold
+// no tokens and are refused.
+enum class TokenType : std::uint8_t {
+  kUint8 = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kUint16 = 8,
+};
+[[nodiscard]] std::string_view name(TokenType type);  // "uint16"
+[[nodiscard]] int bytes_per_token(TokenType type);
+
+// What writing or reading a shard comes to.
+struct ShardSummary {
+  std::int64_t documents = 0;
+  std::int64_t tokens = 0;
+  Digest bin = {};  // of the whole .bin
+  Digest idx = {};
+  friend bool operator==(const ShardSummary&, const ShardSummary&) = default;
+};
+
+// A shard, mapped read-only. A value: copies share the mapping. Any number of threads may read.
+class TokenShard {
+ public:
+  // Opens PREFIX.bin and PREFIX.idx and checks all of the index against both files' sizes.
+  // kBadInput, naming the file and what is wrong with it: missing, truncated, trailing bytes,
+  // another format, sizes or pointers or documents that do not add up.
+  [[nodiscard]] static Expected<TokenShard> open(const std::filesystem::path& prefix);
+
+  [[nodiscard]] const std::filesystem::path& prefix() const { return prefix_; }
+  [[nodiscard]] TokenType type() const { return type_; }
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  [[nodiscard]] std::int64_t sequences() const { return sequences_; }
+  [[nodiscard]] std::int64_t documents() const { return documents_; }
+  // First token and number of tokens of a document. Requires 0 <= document < documents().
+  struct Range {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+  };
+  [[nodiscard]] Range document(std::int64_t document) const;
+
+  // Copies the tokens from `first` on. Requires 0 <= first and first + tokens.size() <= tokens().
+  // A value that does not fit an int32 comes out negative.
+  void read(std::int64_t first, std::span<std::int32_t> tokens) const;
+
+  // Reads both files through. The digests are those of the writer's summary if nothing has changed.
+  [[nodiscard]] ShardSummary summary() const;
+
+ private:
+  TokenShard() = default;
+  Expected<void> check_index();
+  [[nodiscard]] std::int64_t token_of_sequence(std::int64_t sequence) const;
+
+  std::filesystem::path prefix_;
+  std::shared_ptr<const MappedFile> bin_;
+  std::shared_ptr<const MappedFile> idx_;
+  TokenType type_ = TokenType::kUint16;
+  std::int64_t tokens_ = 0;
+  std::int64_t sequences_ = 0;
+  std::int64_t documents_ = 0;
+};
+
+// Writes a shard of uint16 tokens as a stream: the tokens go to the disk as they come, the index
+// (about 12 bytes a document) is kept until finish(). Both files appear under their names, durably,
+// only then; a writer that is destroyed before leaves nothing behind. One thread.
+class TokenShardWriter {
+ public:
+  [[nodiscard]] static Expected<TokenShardWriter> create(const std::filesystem::path& prefix);
+  TokenShardWriter(TokenShardWriter&&) noexcept;
+  TokenShardWriter& operator=(TokenShardWriter&&) noexcept;
+  ~TokenShardWriter();
+
+  // More tokens of the current document. A document may have any length: the format's limit of
+  // 2^31 - 1 tokens a sequence is met by starting another sequence of the same document.
+  [[nodiscard]] Expected<void> append(std::span<const std::uint16_t> tokens);
+  // Requires at least one token since the last call.
+  void end_document();
+  // Requires all tokens to be in ended documents. Nothing may be called after it.
+  [[nodiscard]] Expected<ShardSummary> finish();
+
+ private:
+  struct State;
+  explicit TokenShardWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dynmo::data

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/files.h"
+#include "dynmo/data/shard_format_impl.h"
+#include "dynmo/data/token_shard.h"
+
+namespace dynmo::data {
+namespace {
+
+constexpr std::size_t kBufferTokens = std::size_t{1} << 19;  // 1 MiB
+constexpr std::int64_t kLargestSequence = std::numeric_limits<std::int32_t>::max();
+
+template <typename T>
+void store(std::span<std::byte> bytes, std::size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof value);
+}
+
+}  // namespace
+
+struct TokenShardWriter::State {
+  std::filesystem::path prefix;
+  std::filesystem::path unfinished;  // PREFIX.bin.tmp
+  int file = -1;
+  std::vector<std::uint16_t> buffer;
+  Digester digester;
+  std::vector<std::int32_t> sizes;             // by sequence
+  std::vector<std::int64_t> boundaries = {0};  // sequences before each document's end
+  std::int64_t open_tokens = 0;                // of the sequence being written
+  std::int64_t tokens = 0;
+
+  ~State() {
+    if (file < 0) return;
+    ::close(file);
+    ::unlink(unfinished.c_str());
+  }
+
+  [[nodiscard]] Error fault() const {
+    return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", unfinished.string(),
+                      std::strerror(errno));
+  }
+
+  Expected<void> flush() {
+    auto bytes = std::as_bytes(std::span(buffer));
+    digester.update(bytes);
+    while (!bytes.empty()) {
+      const ssize_t written = ::write(file, bytes.data(), bytes.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return fault();
+      bytes = bytes.subspan(static_cast<std::size_t>(written));
+    }
+    buffer.clear();
+    return {};
+  }
+
+  void end_sequence() {
+    sizes.push_back(static_cast<std::int32_t>(open_tokens));
+    open_tokens = 0;
+  }
+
+  Expected<void> publish_bin() {
+    DYNMO_TRY(flush());
+    if (::fsync(file) != 0) return fault();
+    const std::filesystem::path finished = prefix.string() + ".bin";
+    if (::rename(unfinished.c_str(), finished.c_str()) != 0) return fault();
+    ::close(file);
+    file = -1;
+    return {};
+  }
+
+  Expected<Digest> write_index() {
+    std::array<std::byte, kIndexHeaderBytes> header{};
+    std::memcpy(header.data(), kIndexMagic.data(), kIndexMagic.size());
+    store(header, kVersionOffset, kIndexVersion);
+    store(header, kTypeOffset, TokenType::kUint16);
+    store(header, kSequencesOffset, std::uint64_t{sizes.size()});
+    store(header, kDocumentsOffset, std::uint64_t{boundaries.size()});
+    std::vector<std::int64_t> pointers;
+    pointers.reserve(sizes.size());
+    std::int64_t position = 0;
+    for (const std::int32_t size : sizes) {
+      pointers.push_back(position);
+      position += std::int64_t{size} * bytes_per_token(TokenType::kUint16);
+    }
+    const std::array<std::span<const std::byte>, 4> pieces = {
+        header, std::as_bytes(std::span(sizes)), std::as_bytes(std::span(pointers)),
+        std::as_bytes(std::span(boundaries))};
+    // Also makes the renamed .bin durable: one folder.
+    DYNMO_TRY(write_file_durably(prefix.string() + ".idx", pieces));
+    Digester index;
+    for (const auto piece : pieces) index.update(piece);
+    return index.digest();
+  }
+};
+
+TokenShardWriter::TokenShardWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+TokenShardWriter::TokenShardWriter(TokenShardWriter&&) noexcept = default;
+TokenShardWriter& TokenShardWriter::operator=(TokenShardWriter&&) noexcept = default;
+TokenShardWriter::~TokenShardWriter() = default;
+
+Expected<TokenShardWriter> TokenShardWriter::create(const std::filesystem::path& prefix) {
+  auto state = std::make_unique<State>();
+  state->prefix = prefix;
+  state->unfinished = prefix.string() + ".bin.tmp";
+  state->file = ::open(state->unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (state->file < 0) return state->fault();
+  state->buffer.reserve(kBufferTokens);
+  return TokenShardWriter(std::move(state));
+}
+
+Expected<void> TokenShardWriter::append(std::span<const std::uint16_t> tokens) {
+  State& state = *state_;
+  while (!tokens.empty()) {
+    if (state.open_tokens == kLargestSequence) state.end_sequence();
+    if (state.buffer.size() == kBufferTokens) DYNMO_TRY(state.flush());
+    const std::size_t room = kBufferTokens - state.buffer.size();
+    const auto left = static_cast<std::size_t>(kLargestSequence - state.open_tokens);
+    const std::size_t count = std::min({tokens.size(), room, left});
+    const auto piece = tokens.first(count);
+    state.buffer.insert(state.buffer.end(), piece.begin(), piece.end());
+    state.open_tokens += static_cast<std::int64_t>(count);
+    state.tokens += static_cast<std::int64_t>(count);
+    tokens = tokens.subspan(count);
+  }
+  return {};
+}
+
+void TokenShardWriter::end_document() {
+  DYNMO_CHECK(state_->open_tokens > 0, "a document of at least one token");
+  state_->end_sequence();
+  state_->boundaries.push_back(static_cast<std::int64_t>(state_->sizes.size()));
+}
+
+Expected<ShardSummary> TokenShardWriter::finish() {
+  State& state = *state_;
+  DYNMO_CHECK(state.open_tokens == 0, "every document ended, {} tokens are in none",
+              state.open_tokens);
+  DYNMO_TRY(state.publish_bin());
+  DYNMO_ASSIGN(const Digest index, state.write_index());
+  return ShardSummary{.documents = static_cast<std::int64_t>(state.boundaries.size()) - 1,
+                      .tokens = state.tokens,
+                      .bin = state.digester.digest(),
+                      .idx = index};
+}
+
+}  // namespace dynmo::data

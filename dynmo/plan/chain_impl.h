@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The balancers' problem in integers: cut a chain of layers into one non-empty range a rank, in
+// order, so that the slowest rank is as fast as possible and no rank's memory overflows.
+//
+// Why integers: sums of doubles depend on the order of adding and on the unit of time, so ties
+// would be broken by rounding. Layer work is therefore counted in parts of the heaviest layer, and
+// slowness in parts of the fastest rank. Both numbers of parts are least common multiples, so that
+// costs and speeds in small whole ratios (equal blocks, a head of four blocks, a rank of 3/4 the
+// speed) are exact and true ties are seen as ties.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace dynmo::plan::internal {
+
+__extension__ typedef unsigned __int128 Wide;
+
+struct ChainRank {
+  std::int64_t slowness = 1;      // time = work x slowness
+  std::int64_t tie_slowness = 1;  // the same, coarser, so that squares fit 128 bits
+  std::int64_t memory_bytes = 0;  // limit
+  std::int64_t in_flight = 1;     // stashes held at once
+};
+
+struct Chain {
+  std::vector<std::int64_t> work;        // prefix sums, layers + 1 of them
+  std::vector<std::int64_t> state;       // prefix sums of bytes
+  std::vector<std::int64_t> activation;  // prefix sums of bytes of one micro-batch
+  std::vector<ChainRank> ranks;
+
+  [[nodiscard]] int layers() const { return static_cast<int>(work.size()) - 1; }
+  [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
+  // Bytes rank `rank` holds with layers [first, end).
+  [[nodiscard]] std::int64_t need(int rank, int first, int end) const {
+    const auto i = static_cast<std::size_t>(first);
+    const auto j = static_cast<std::size_t>(end);
+    return state[j] - state[i] +
+           ranks[static_cast<std::size_t>(rank)].in_flight * (activation[j] - activation[i]);
+  }
+};
+
+// `weights` (finite, not negative; all zero: layers count alike) as prefix sums of whole parts.
+[[nodiscard]] std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights);
+
+// Sets slowness and tie_slowness from speeds (finite, above 0).
+void set_speeds(Chain& chain, std::span<const double> speeds);
+
+// Counts a rank of the best cut under the rule of balance.h; nullopt if no cut fits the memory.
+// Requires 1 <= size() <= layers().
+[[nodiscard]] std::optional<std::vector<int>> best_cut(const Chain& chain);
+
+// What would make a chain that fits no cut fit: the least memory of a single rank, the others as
+// they are (`rank`; ties to the lowest), or, where no single rank is enough, the least bytes added
+// to every rank (rank -1).
+struct MemoryAdvice {
+  int rank = -1;
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] MemoryAdvice advise(const Chain& chain);
+
+}  // namespace dynmo::plan::internal

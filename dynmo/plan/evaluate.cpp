@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/evaluate.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "dynmo/core/check.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/lowering.h"
+
+namespace dynmo::plan {
+namespace {
+
+sim::StageCost stage_cost(const LayerRange& range, const cost::ModelCost& model, int frozen) {
+  double forward = 0;
+  double input_gradient = 0;
+  double weight_gradient = 0;
+  double update = 0;
+  sim::StageCost cost;
+  for (int i = range.first.value; i < range.end(); ++i) {
+    const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
+    forward += layer.forward_s;
+    cost.state += cost::state_bytes(layer);
+    cost.boundary = layer.boundary_bytes;
+    if (i < frozen) continue;
+    input_gradient += layer.backward_input_s;
+    cost.activation += layer.activation_bytes;
+    if (layer.frozen) continue;
+    weight_gradient += layer.backward_weight_s;
+    update += layer.update_s;
+  }
+  cost.forward = to_nanoseconds(forward);
+  cost.input_gradient = to_nanoseconds(input_gradient);
+  cost.weight_gradient = to_nanoseconds(weight_gradient);
+  cost.update = to_nanoseconds(update);
+  return cost;
+}
+
+// No replay can take longer than everything one after the other.
+Expected<void> check_duration(const cost::ModelCost& model, const cost::Cluster& cluster,
+                              int micro_batches, std::size_t stages) {
+  double slowest = cluster.ranks.front().speed;
+  for (const cost::ClusterRank& rank : cluster.ranks) slowest = std::min(slowest, rank.speed);
+  double work = 0;
+  double largest = 0;
+  for (const cost::LayerCost& layer : model.layers) {
+    work += layer.forward_s + layer.backward_input_s + layer.backward_weight_s + layer.update_s;
+    largest = std::max(largest, static_cast<double>(layer.boundary_bytes.value));
+  }
+  double message = 0;
+  for (const cost::Link& link : {cluster.inside_node, cluster.between_nodes}) {
+    message = std::max(message, link.latency_s + largest / link.bandwidth_bytes_per_s);
+  }
+  const double bound = micro_batches * (work / slowest + 2 * message * static_cast<double>(stages));
+  if (bound > 4e9) {  // 2^63 ns are 9.2e9 s
+    return make_error(ErrorCode::kBadInput,
+                      "a step of {} micro-batches would take up to {:.3g} s, wanted at most 4e9 s: "
+                      "check the units of times, speeds and bandwidths",
+                      micro_batches, bound);
+  }
+  return {};
+}
+
+// Most stashes of each stage held at once, by one pass over its rank's list. B or W frees.
+std::vector<int> count_in_flight(const schedule::Schedule& schedule) {
+  std::vector<int> held(schedule.shape.stages.size(), 0);
+  std::vector<int> most = held;
+  for (const auto& actions : schedule.ranks) {
+    for (const schedule::Action& action : actions) {
+      const std::size_t stage = action.stage.index();
+      if (schedule.shape.stages[stage].frozen) continue;
+      if (action.kind == schedule::ActionKind::kForward) {
+        most[stage] = std::max(most[stage], ++held[stage]);
+      } else if (action.kind == schedule::ActionKind::kBackward ||
+                 action.kind == schedule::ActionKind::kWeightGradient) {
+        --held[stage];
+      }
+    }
+  }
+  return most;
+}
+
+void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCost& model,
+                  const cost::Cluster& cluster, int micro_batches) {
+  const std::vector<double> work = cost::layer_work_s(model, micro_batches);
+  double speeds = 0;
+  for (const cost::ClusterRank& rank : cluster.ranks) speeds += rank.speed;
+  evaluation.ideal_step_time_s =
+      micro_batches * std::accumulate(work.begin(), work.end(), 0.0) / speeds;
+  const std::vector<double> times = rank_times_s(plan, model, cluster, micro_batches);
+  evaluation.bottleneck_s = *std::max_element(times.begin(), times.end());
+  const double mean = std::accumulate(times.begin(), times.end(), 0.0) / plan.ranks;
+  evaluation.imbalance = mean > 0 ? evaluation.bottleneck_s / mean - 1 : 0;
+  for (const PlanStage& stage : plan.stages) {
+    const auto first = work.begin() + stage.layers.first.value;
+    evaluation.stage_time_s.push_back(std::accumulate(first, first + stage.layers.count, 0.0) /
+                                      cluster.ranks[stage.rank.index()].speed);
+  }
+}
+
+}  // namespace
+
+std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost& model) {
+  DYNMO_CHECK(plan.layers() == model.size(), "a plan of {} layers, got {}", model.size(),
+              plan.layers());
+  const int frozen = model.frozen_layers();
+  std::vector<sim::StageCost> costs;
+  for (const PlanStage& stage : plan.stages) {
+    costs.push_back(stage_cost(stage.layers, model, frozen));
+  }
+  return costs;
+}
+
+std::vector<double> rank_times_s(const Plan& plan, const cost::ModelCost& model,
+                                 const cost::Cluster& cluster, int micro_batches) {
+  DYNMO_CHECK(plan.ranks == cluster.size(), "a plan of {} ranks, got {}", cluster.size(),
+              plan.ranks);
+  const std::vector<double> work = cost::layer_work_s(model, micro_batches);
+  std::vector<double> times(cluster.ranks.size(), 0.0);
+  for (const PlanStage& stage : plan.stages) {
+    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
+      times[stage.rank.index()] += work[static_cast<std::size_t>(i)];
+    }
+  }
+  for (std::size_t r = 0; r < times.size(); ++r) times[r] /= cluster.ranks[r].speed;
+  return times;
+}
+
+bool fits_memory(const sim::SimResult& result, const cost::Cluster& cluster) {
+  for (std::size_t r = 0; r < result.ranks.size(); ++r) {
+    if (result.ranks[r].peak_memory > cluster.ranks[r].memory) return false;
+  }
+  return true;
+}
+
+Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
+                              const cost::Cluster& cluster, int micro_batches,
+                              sim::SimOptions options) {
+  DYNMO_TRY(cost::validate(model, micro_batches));
+  DYNMO_TRY(cost::validate(cluster));
+  DYNMO_TRY(validate(plan, model.size()));
+  if (plan.ranks != cluster.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "the plan is for {} ranks, the cluster has {}: make a plan for this cluster",
+                      plan.ranks, cluster.size());
+  }
+  DYNMO_TRY(check_duration(model, cluster, micro_batches, plan.stages.size()));
+  DYNMO_ASSIGN(
+      const schedule::Schedule compute,
+      schedule::make_schedule(plan.schedule, shape_of(plan, micro_batches, model.frozen_layers())));
+  Evaluation evaluation;
+  DYNMO_ASSIGN(evaluation.result,
+               sim::simulate(schedule::lower(compute), stage_costs(plan, model), cluster, options));
+  evaluation.step_time_s = to_seconds(evaluation.result.step_time);
+  evaluation.in_flight = count_in_flight(compute);
+  add_measures(evaluation, plan, model, cluster, micro_batches);
+  return evaluation;
+}
+
+Json plan_json(const Plan& plan, const Evaluation& evaluation, const cost::ModelCost& model,
+               std::string_view balancer, const Migration& migration) {
+  const std::vector<sim::StageCost> costs = stage_costs(plan, model);
+  DYNMO_CHECK(evaluation.in_flight.size() == plan.stages.size(),
+              "an evaluation of {} stages, got {}", plan.stages.size(),
+              evaluation.in_flight.size());
+  Json stages = Json::array();
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const PlanStage& stage = plan.stages[s];
+    const Bytes memory =
+        costs[s].state + costs[s].activation * std::int64_t{evaluation.in_flight[s]};
+    stages.push_back({{"stage", s},
+                      {"rank", stage.rank.value},
+                      {"first_layer", stage.layers.first.value},
+                      {"layers", stage.layers.count},
+                      {"time_s", evaluation.stage_time_s[s]},
+                      {"memory_bytes", memory.value},
+                      {"in_flight", evaluation.in_flight[s]}});
+  }
+  Bytes peak;
+  for (const sim::RankUsage& rank : evaluation.result.ranks) {
+    peak = std::max(peak, rank.peak_activation);
+  }
+  return {{"format", "dynmo-plan-1"},
+          {"balancer", balancer},
+          {"schedule", schedule::name(plan.schedule)},
+          {"ranks", plan.ranks},
+          {"generation", plan.generation},
+          {"step_time_s", evaluation.step_time_s},
+          {"ideal_step_time_s", evaluation.ideal_step_time_s},
+          {"bottleneck_s", evaluation.bottleneck_s},
+          {"bubble", evaluation.result.bubble},
+          {"imbalance", evaluation.imbalance},
+          {"peak_activation_bytes", peak.value},
+          {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}},
+          {"stages", std::move(stages)}};
+}
+
+}  // namespace dynmo::plan

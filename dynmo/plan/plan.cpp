@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::plan {
+
+Rank Plan::owner(LayerId layer) const {
+  DYNMO_CHECK(layer.value >= 0 && layer.value < layers(), "a layer below {}, got {}", layers(),
+              layer);
+  const auto after =
+      std::upper_bound(stages.begin(), stages.end(), layer,
+                       [](LayerId id, const PlanStage& stage) { return id < stage.layers.first; });
+  return std::prev(after)->rank;
+}
+
+std::vector<int> Plan::stages_of(Rank rank) const {
+  std::vector<int> found;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (stages[s].rank == rank) found.push_back(static_cast<int>(s));
+  }
+  return found;
+}
+
+Plan make_plan(const std::vector<int>& counts, schedule::ScheduleKind schedule,
+               Generation generation) {
+  Plan plan{.ranks = static_cast<int>(counts.size()),
+            .stages = {},
+            .schedule = schedule,
+            .generation = generation};
+  std::int32_t first = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    DYNMO_CHECK(counts[i] >= 0, "0 or more layers on rank {}, got {}", i, counts[i]);
+    if (counts[i] == 0) continue;
+    plan.stages.push_back({Rank{static_cast<std::int32_t>(i)}, {LayerId{first}, counts[i]}});
+    first += counts[i];
+  }
+  return plan;
+}
+
+Expected<void> validate(const Plan& plan, int layers) {
+  if (plan.ranks < 1) {
+    return make_error(ErrorCode::kBadInput, "the plan has {} ranks, wanted at least one",
+                      plan.ranks);
+  }
+  std::int64_t next = 0;  // 64 bits: the counts come from a file
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const PlanStage& stage = plan.stages[s];
+    if (stage.rank.value < 0 || stage.rank.value >= plan.ranks) {
+      return make_error(ErrorCode::kBadInput, "stage {} is on rank {}, wanted one below {}", s,
+                        stage.rank, plan.ranks);
+    }
+    if (stage.layers.count < 1) {
+      return make_error(ErrorCode::kBadInput, "stage {} has {} layers, wanted at least one", s,
+                        stage.layers.count);
+    }
+    if (stage.layers.first.value != next) {
+      return make_error(ErrorCode::kBadInput,
+                        "stage {} starts at layer {}, wanted {}: stages follow one another without "
+                        "gap or overlap",
+                        s, stage.layers.first, next);
+    }
+    next += stage.layers.count;
+  }
+  if (next != layers) {
+    return make_error(ErrorCode::kBadInput, "the plan has {} layers, wanted the model's {}", next,
+                      layers);
+  }
+  return {};
+}
+
+Digest digest(const Plan& plan) {
+  std::string text = fmt::format("dynmo-plan-1 ranks {} schedule {} generation {}", plan.ranks,
+                                 schedule::name(plan.schedule), plan.generation);
+  for (const PlanStage& stage : plan.stages) {
+    text += fmt::format(" {}:{}+{}", stage.rank, stage.layers.first, stage.layers.count);
+  }
+  return digest_of(text);
+}
+
+schedule::PipelineShape shape_of(const Plan& plan, int micro_batches, int frozen_layers) {
+  schedule::PipelineShape shape;
+  shape.ranks = plan.ranks;
+  shape.micro_batches = micro_batches;
+  for (const PlanStage& stage : plan.stages) {
+    shape.stages.push_back({.rank = stage.rank, .frozen = stage.layers.end() <= frozen_layers});
+  }
+  return shape;
+}
+
+std::string to_string(const Plan& plan) {
+  std::string text;
+  for (const PlanStage& stage : plan.stages) {
+    if (!text.empty()) text += '|';
+    text += fmt::format("{}", stage.layers.count);
+  }
+  return text;
+}
+
+namespace {
+
+constexpr int kMostRanks = 1 << 20;  // of a file: a slip of the keyboard must not allocate for it
+
+std::int32_t small_integer(JsonObject& object, const std::string& key) {
+  const std::int64_t value = object.integer(key);
+  if (value < 0 || value > std::numeric_limits<std::int32_t>::max()) {
+    object.fail(key, fmt::format("is {}, wanted a whole number from 0 to 2^31 - 1", value));
+    return 0;
+  }
+  return static_cast<std::int32_t>(value);
+}
+
+}  // namespace
+
+Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
+  JsonObject root(json, std::string(origin));
+  root.expect_format("dynmo-plan-1");
+  Plan plan;
+  plan.ranks = small_integer(root, "ranks");
+  if (plan.ranks > kMostRanks) {
+    root.fail("ranks", fmt::format("is {}, wanted at most {}", plan.ranks, kMostRanks));
+  }
+  plan.generation = root.integer("generation", 0);
+  if (plan.generation < 0) root.fail("generation", "is negative, wanted 0 or more");
+  const std::string schedule_name = root.string("schedule");
+  auto stages = root.objects("stages");
+  for (const char* derived :
+       {"step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble",
+        "imbalance", "balancer", "micro_batches", "migration"}) {
+    root.ignore(derived);
+  }
+  DYNMO_TRY(root.finish());
+  const auto kind = schedule::parse_schedule_kind(schedule_name);
+  if (!kind) {
+    return make_error(ErrorCode::kBadInput, "{}: /schedule: {}", origin, kind.error().message);
+  }
+  plan.schedule = *kind;
+  std::int64_t layers = 0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (small_integer(stages[s], "stage") != static_cast<std::int64_t>(s)) {
+      stages[s].fail("stage", fmt::format("is out of order, wanted {}", s));
+    }
+    PlanStage stage;
+    stage.rank = Rank{small_integer(stages[s], "rank")};
+    stage.layers = {LayerId{small_integer(stages[s], "first_layer")},
+                    small_integer(stages[s], "layers")};
+    for (const char* derived : {"time_s", "memory_bytes", "in_flight"}) stages[s].ignore(derived);
+    DYNMO_TRY(stages[s].finish());
+    layers += stage.layers.count;
+    plan.stages.push_back(stage);
+  }
+  if (layers < 1 || layers > std::numeric_limits<std::int32_t>::max()) {
+    return make_error(ErrorCode::kBadInput, "{}: /stages have {} layers, wanted 1 to 2^31 - 1",
+                      origin, layers);
+  }
+  if (const auto valid = validate(plan, static_cast<int>(layers)); !valid) {
+    return make_error(ErrorCode::kBadInput, "{}: /stages: {}", origin, valid.error().message);
+  }
+  return plan;
+}
+
+Expected<Plan> read_plan(const std::filesystem::path& path) {
+  DYNMO_ASSIGN(const Json json, read_json(path));
+  return parse_plan(json, path.string());
+}
+
+}  // namespace dynmo::plan
