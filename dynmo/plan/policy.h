@@ -11,26 +11,33 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
 
 namespace dynmo::plan {
 
+// How much the predicted gain may be noise: the two step times differ by the work of the two
+// bottleneck ranks, each a sum of measured layers, so its deviation is about
+//   relative_noise x M x sqrt(sum of squares of those layers' work / speed)
+// (noise of a layer is taken as independent of the other layers'). The gain must exceed
+// `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither the
+// move nor the way back is ever worth it. The default is high because the proposed cut was chosen
+// from the same noisy costs, and because a run decides thousands of times.
 struct PolicyOptions {
   Balancer balancer = Balancer::kOptimal;
-  double minimum_gain = 0.01;  // least relative gain of step time worth a move: the hysteresis
-  double noise_factor = 2;  // gain must exceed this many times the noise of the predicted step time
+  double minimum_gain = 0.01;  // least relative gain of step time worth a move
+  double noise_factor = 5;     // least gain in deviations of the predicted difference
 };
 
 struct PolicyInput {
   const Plan& current;
   const cost::ModelCost& model;  // newest costs, medians
-  double relative_noise = 0;     // spread of the costs, relative (0.02 = 2 %)
+  double relative_noise = 0;     // standard deviation of a layer's cost, relative (0.02 = 2 %)
   const cost::Cluster& cluster;
   int micro_batches = 1;
   double horizon_steps = 0;  // steps for which the gain is expected to last
-  double bytes_per_s =
-      0;  // measured migration bandwidth; 0: not yet measured, a default is assumed
-  double fixed_cost_s = 0;  // measured cost of planning and of a migration of no bytes
+  double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
+  double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
 };
 
 struct Decision {
@@ -39,12 +46,19 @@ struct Decision {
   double current_step_s = 0;  // predicted, by replay
   double planned_step_s = 0;  // of the best plan found, taken or not
   double gain_s = 0;          // over the horizon
-  double cost_s = 0;          // of the move
+  double cost_s = 0;          // of the move: bytes / bandwidth + fixed
+  double noise_s = 0;         // deviation of current_step_s - planned_step_s
+  Migration migration;        // of the plan proposed, taken or not
   double imbalance_before = 0;
   double imbalance_after = 0;
   std::string reason;  // one line for people
 };
 
+// Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
+// `minimum_gain` and the noise, and over the horizon the cost; at once where the current plan no
+// longer fits the memory and the proposed one does. Keeps the current plan where the balancer finds
+// none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or is
+// negative or no number.
 [[nodiscard]] Expected<Decision> decide(const PolicyInput& input,
                                         const PolicyOptions& options = {});
 

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "dynmo/plan/evaluate.h"
+#include "tests/plan/cuts.h"
+
+namespace dynmo::plan {
+namespace {
+
+using schedule::ScheduleKind;
+
+Plan even_plan(int layers, int ranks) {
+  return make_plan(std::vector<int>(static_cast<std::size_t>(ranks), layers / ranks),
+                   ScheduleKind::k1F1B, 3);
+}
+
+cost::ModelCost with_frozen_prefix(cost::ModelCost model, int layers) {
+  for (int i = 0; i < layers; ++i) model.layers[static_cast<std::size_t>(i)].frozen = true;
+  return model;
+}
+
+cost::ModelCost jittered(cost::ModelCost model, double deviation, Rng& rng) {
+  for (cost::LayerCost& layer : model.layers) {
+    const double factor = 1 + deviation * std::sqrt(3.0) * (2 * rng.uniform() - 1);
+    layer.forward_s *= factor;
+    layer.backward_input_s *= factor;
+    layer.backward_weight_s *= factor;
+  }
+  return model;
+}
+
+TEST(Policy, AGrownFrozenPrefixIsAnsweredAtOnce) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const Plan plan = even_plan(16, 4);
+  const cost::ModelCost before = equal_model(16, 1e-3);
+  const cost::ModelCost after = with_frozen_prefix(before, 6);
+  const auto calm = decide({plan, before, 0.02, cluster, 16, 1000});
+  EXPECT_FALSE(calm->migrate);
+  EXPECT_EQ(calm->plan, plan);
+  const auto decision = decide({plan, after, 0.02, cluster, 16, 1000, 1e9, 0.01});
+  ASSERT_TRUE(decision) << decision.error().message;
+  EXPECT_TRUE(decision->migrate) << decision->reason;
+  EXPECT_EQ(decision->plan.generation, plan.generation + 1);
+  EXPECT_EQ(decision->plan.schedule, plan.schedule);
+  EXPECT_LT(decision->planned_step_s, decision->current_step_s);
+  EXPECT_LT(decision->imbalance_after, decision->imbalance_before);
+  EXPECT_EQ(decision->reason.find('\n'), std::string::npos);
+  // What it predicts is what the replay says.
+  EXPECT_EQ(decision->planned_step_s, evaluate(decision->plan, after, cluster, 16)->step_time_s);
+  const auto next = decide({decision->plan, after, 0.02, cluster, 16, 1000});
+  EXPECT_FALSE(next->migrate) << next->reason;
+}
+
+TEST(Policy, FollowsAFreezingRunToItsEnd) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  Plan plan = even_plan(24, 4);
+  int moves = 0;
+  Rng rng(5);
+  cost::ModelCost model = equal_model(24, 1e-3);
+  for (int frozen = 0; frozen <= 20; ++frozen) {
+    model = with_frozen_prefix(equal_model(24, 1e-3), frozen);
+    const auto decision =
+        decide({plan, jittered(model, 0.005, rng), 0.005, cluster, 16, 500, 1e9, 0.001});
+    plan = decision->plan;
+    moves += decision->migrate ? 1 : 0;
+  }
+  EXPECT_GE(moves, 3);
+  const double reached = evaluate(plan, model, cluster, 16)->step_time_s;
+  const auto best = balance(Balancer::kOptimal, {model, cluster, 16});
+  const double least =
+      evaluate(make_plan(*best, ScheduleKind::k1F1B), model, cluster, 16)->step_time_s;
+  EXPECT_LT(reached, 1.05 * least);
+  EXPECT_LT(reached, 0.8 * evaluate(even_plan(24, 4), model, cluster, 16)->step_time_s);
+}
+
+TEST(Policy, NoiseOnConstantCostsMovesAtMostOnce) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    Rng rng(mix_key({0x9015E, seed}));
+    const cost::ModelCost model = seed % 2 == 0 ? equal_model(16, 1e-3) : random_model(rng, 16);
+    const cost::Cluster cluster = cost::equal_ranks(4);
+    Plan plan = even_plan(16, 4);
+    int moves = 0;
+    for (int step = 0; step < 1000; ++step) {
+      const double deviation = 0.03 / std::sqrt(3.0);  // of +-3 %, evenly spread
+      const auto decision =
+          decide({plan, jittered(model, deviation, rng), deviation, cluster, 8, 1e9});
+      ASSERT_TRUE(decision);
+      moves += decision->migrate ? 1 : 0;
+      plan = decision->plan;
+    }
+    EXPECT_LE(moves, 1) << "seed " << seed;
+  }
+}
+
+TEST(Policy, DoesNotMoveForLessThanTheMoveCosts) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const Plan plan = even_plan(16, 4);
+  const cost::ModelCost model = with_frozen_prefix(equal_model(16, 1e-3), 6);
+  const auto long_horizon = decide({plan, model, 0, cluster, 16, 1000, 1e9, 0.5});
+  ASSERT_TRUE(long_horizon->migrate);
+  const double gain = long_horizon->current_step_s - long_horizon->planned_step_s;
+  const double even = long_horizon->cost_s / gain;  // steps after which the move has paid
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 16, 0.99 * even, 1e9, 0.5})->migrate);
+  EXPECT_TRUE(decide({plan, model, 0, cluster, 16, 1.01 * even, 1e9, 0.5})->migrate);
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 16, 0})->migrate);
+  EXPECT_NEAR(long_horizon->cost_s,
+              0.5 + static_cast<double>(long_horizon->migration.bytes().value) / 1e9, 1e-12);
+}
+
+TEST(Policy, DoesNotMoveForAGainWithinTheNoiseOrBelowTheMinimum) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const Plan plan = even_plan(16, 4);
+  const cost::ModelCost model = with_frozen_prefix(equal_model(16, 1e-3), 6);
+  const auto noisy = decide({plan, model, 0.5, cluster, 16, 1e6});
+  EXPECT_FALSE(noisy->migrate);
+  EXPECT_NE(noisy->reason.find("noise"), std::string::npos) << noisy->reason;
+  const auto small = decide({plan, model, 0, cluster, 16, 1e6}, {.minimum_gain = 0.9});
+  EXPECT_FALSE(small->migrate);
+  EXPECT_NE(small->reason.find("wanted more than 90.0 %"), std::string::npos) << small->reason;
+}
+
+TEST(Policy, KeepsThePlanWhereNoCutFits) {
+  const Plan plan = even_plan(16, 4);
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{100});
+  const auto decision = decide({plan, equal_model(16, 1e-3), 0, cluster, 16, 1000});
+  ASSERT_TRUE(decision);
+  EXPECT_FALSE(decision->migrate);
+  EXPECT_EQ(decision->plan, plan);
+  EXPECT_NE(decision->reason.find("bytes"), std::string::npos) << decision->reason;
+}
+
+TEST(Policy, LeavesAPlanThatNoLongerFitsWhateverItGains) {
+  cost::Cluster cluster = cost::equal_ranks(2);
+  cluster.ranks[0].memory = Bytes{3 * 4000 + 3 * 2 * 100};  // three layers of the four
+  const cost::ModelCost model = equal_model(8, 1e-3);
+  const auto decision = decide({even_plan(8, 2), model, 0.1, cluster, 8, 0});
+  ASSERT_TRUE(decision->migrate) << decision->reason;
+  EXPECT_EQ(to_string(decision->plan), "3|5");
+}
+
+TEST(Policy, NeverMovesToAPlanThatDoesNotFit) {
+  // The time balancer, blind to memory, would put eight frozen layers on rank 0.
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{4 * 1000 + 600});
+  const cost::ModelCost model = with_frozen_prefix(equal_model(16, 1e-3), 8);
+  const auto tight =
+      decide({even_plan(16, 4), model, 0, cluster, 16, 1e6}, {.balancer = Balancer::kTime});
+  EXPECT_FALSE(tight->migrate) << tight->reason;
+  EXPECT_NE(tight->reason.find("would not fit the memory"), std::string::npos) << tight->reason;
+}
+
+TEST(Policy, DecidesTheSameEveryTime) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    Rng rng(mix_key({0xDEC1DE, seed}));
+    const cost::ModelCost model = random_model(rng, 12);
+    const cost::Cluster cluster = cost::equal_ranks(3);
+    const Plan plan = even_plan(12, 3);
+    const PolicyInput input{plan, model, 0.01, cluster, 6, 100, 1e6, 0.001};
+    const auto once = decide(input);
+    const auto again = decide(input);
+    ASSERT_EQ(digest(once->plan), digest(again->plan)) << "seed " << seed;
+    ASSERT_EQ(once->reason, again->reason) << "seed " << seed;
+    ASSERT_EQ(once->migrate, once->plan != plan) << "seed " << seed;
+  }
+}
+
+TEST(Policy, NumbersThatMakeNoSenseAreRefused) {
+  const Plan plan = even_plan(8, 2);
+  const cost::ModelCost model = equal_model(8, 1e-3);
+  const cost::Cluster cluster = cost::equal_ranks(2);
+  const auto bad = decide({plan, model, std::nan(""), cluster, 8, 100});
+  ASSERT_FALSE(bad);
+  EXPECT_EQ(bad.error().message, "policy: relative_noise is nan, wanted a number, 0 or more");
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 8, -1}));
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 8, 1}, {.noise_factor = -1}));
+  EXPECT_FALSE(decide({plan, equal_model(9, 1), 0, cluster, 8, 1}));
+}
+
+}  // namespace
+}  // namespace dynmo::plan
