@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "dynmo/checkpoint/safetensors.h"
+#include "dynmo/checkpoint/safetensors_format_impl.h"
+
+namespace dynmo::checkpoint {
+namespace {
+
+// Keys in a tree: core/json.h's ordered objects search all keys for each, too slow for a header
+// with a million tensors.
+using Json = nlohmann::json;
+
+Error fault(std::string_view origin, const std::string& what) {
+  return make_error(ErrorCode::kBadInput, "{}: {}", origin, what);
+}
+
+// Stops at the first key that an object has twice; nlohmann's tree keeps one of them. Not its
+// parser callback: that takes quadratic time in the number of keys.
+class DuplicateKeys final : public nlohmann::json_sax<Json> {
+ public:
+  std::optional<std::string> twice;
+
+  bool start_object(std::size_t) override { return keys_.emplace_back(), true; }
+  bool end_object() override { return keys_.pop_back(), true; }
+  bool key(std::string& key) override {
+    if (keys_.back().insert(key).second) return true;
+    twice = key;
+    return false;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(Json::number_integer_t) override { return true; }
+  bool number_unsigned(Json::number_unsigned_t) override { return true; }
+  bool number_float(Json::number_float_t, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  std::vector<std::set<std::string>> keys_;  // by open object
+};
+
+Expected<Json> parse_strictly(std::string_view text, std::string_view origin) {
+  DuplicateKeys duplicates;
+  const bool sound = Json::sax_parse(text, &duplicates);
+  if (duplicates.twice) {
+    return fault(origin, fmt::format("the header has {} twice", Json(*duplicates.twice).dump()));
+  }
+  // Without the library's message: it may quote control characters of a damaged file.
+  Json json = sound ? Json::parse(text, nullptr, /*allow_exceptions=*/false) : Json();
+  if (!json.is_object()) return fault(origin, "the header is not JSON");
+  return json;
+}
+
+// Whole numbers from 0 to 2^63 - 1.
+std::optional<std::vector<std::int64_t>> read_numbers(const Json& json) {
+  std::vector<std::int64_t> numbers;
+  if (!json.is_array()) return std::nullopt;
+  for (const Json& element : json) {
+    if (!element.is_number_unsigned() || element.get<std::uint64_t>() >> 63 != 0) {
+      return std::nullopt;
+    }
+    numbers.push_back(element.get<std::int64_t>());
+  }
+  return numbers;
+}
+
+struct Entry {
+  TensorView tensor;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+Expected<Entry> read_entry(const std::string& name, const Json& json, std::string_view origin) {
+  const auto bad = [&](std::string_view what) {
+    return fault(origin, fmt::format("tensor {} {}", Json(name).dump(), what));
+  };
+  if (!json.is_object() || json.size() != 3 || !json.contains("dtype") || !json.contains("shape") ||
+      !json.contains("data_offsets")) {
+    return bad("does not have dtype, shape and data_offsets and nothing else");
+  }
+  const auto dtype =
+      json["dtype"].is_string() ? parse_dtype(json["dtype"].get<std::string>()) : std::nullopt;
+  if (!dtype) return bad("is of an unknown dtype");
+  auto shape = read_numbers(json["shape"]);
+  if (!shape) return bad("has a shape that is not of whole numbers");
+  const auto offsets = read_numbers(json["data_offsets"]);
+  if (!offsets || offsets->size() != 2) return bad("has data_offsets that are not two numbers");
+  const auto size = bytes_of(*dtype, *shape);
+  if (!size) return bad("has a shape that overflows or is no whole number of bytes");
+  Entry entry;
+  entry.begin = static_cast<std::uint64_t>((*offsets)[0]);
+  entry.end = static_cast<std::uint64_t>((*offsets)[1]);
+  if (entry.end < entry.begin || entry.end - entry.begin != *size) {
+    return bad(fmt::format("needs {} bytes, its data_offsets are {} and {}", *size, entry.begin,
+                           entry.end));
+  }
+  entry.tensor = {.name = name, .dtype = *dtype, .shape = std::move(*shape), .bytes = {}};
+  return entry;
+}
+
+Expected<Metadata> read_metadata(const Json& json, std::string_view origin) {
+  Metadata metadata;
+  if (!json.is_object()) return fault(origin, "__metadata__ is not an object");
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_string()) return fault(origin, "__metadata__ holds something other than strings");
+    metadata[key] = value.get<std::string>();
+  }
+  return metadata;
+}
+
+// Every byte of `data` belongs to exactly one tensor.
+Expected<void> place(std::vector<Entry>& entries, std::span<const std::byte> data,
+                     std::string_view origin) {
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  });
+  std::uint64_t position = 0;
+  for (Entry& entry : entries) {
+    if (entry.begin != position || entry.end > data.size()) {
+      return fault(origin,
+                   fmt::format("tensor {} has bytes {} to {} of {}, wanted it to begin at {}",
+                               Json(entry.tensor.name).dump(), entry.begin, entry.end, data.size(),
+                               position));
+    }
+    entry.tensor.bytes = data.subspan(entry.begin, entry.end - entry.begin);
+    position = entry.end;
+  }
+  if (position != data.size()) {
+    return fault(origin, fmt::format("the tensors end at byte {} of {}", position, data.size()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Expected<Safetensors> Safetensors::parse(std::span<const std::byte> bytes,
+                                         std::string_view origin) {
+  std::uint64_t length = 0;
+  if (bytes.size() < sizeof length) {
+    return fault(origin, fmt::format("{} bytes are no safetensors file", bytes.size()));
+  }
+  std::memcpy(&length, bytes.data(), sizeof length);
+  const auto rest = bytes.subspan(sizeof length);
+  if (length > kLargestHeader || length > rest.size()) {
+    return fault(origin, fmt::format("a header of {} bytes in a file of {} (largest: {})", length,
+                                     bytes.size(), kLargestHeader));
+  }
+  const std::string_view text(reinterpret_cast<const char*>(rest.data()), length);
+  if (!text.starts_with('{')) return fault(origin, "the header does not begin with {");
+  DYNMO_ASSIGN(const Json header, parse_strictly(text, origin));
+
+  Safetensors file;
+  file.bytes_ = bytes;
+  std::vector<Entry> entries;
+  for (const auto& [name, json] : header.items()) {
+    if (name == kMetadataKey) {
+      DYNMO_ASSIGN(file.metadata_, read_metadata(json, origin));
+    } else {
+      DYNMO_ASSIGN(Entry entry, read_entry(name, json, origin));
+      entries.push_back(std::move(entry));
+    }
+  }
+  DYNMO_TRY(place(entries, rest.subspan(length), origin));
+  for (Entry& entry : entries) file.tensors_.push_back(std::move(entry.tensor));
+  return file;
+}
+
+Expected<Safetensors> Safetensors::open(const std::filesystem::path& path, const Check& check) {
+  DYNMO_ASSIGN(auto mapped, data::MappedFile::open(path));
+  if (check) DYNMO_TRY(check(mapped->bytes()));
+  DYNMO_ASSIGN(Safetensors file, parse(mapped->bytes(), path.string()));
+  file.file_ = std::move(mapped);
+  return file;
+}
+
+const TensorView* Safetensors::find(std::string_view name) const {
+  const auto found = std::find_if(tensors_.begin(), tensors_.end(),
+                                  [&](const TensorView& tensor) { return tensor.name == name; });
+  return found == tensors_.end() ? nullptr : &*found;
+}
+
+}  // namespace dynmo::checkpoint

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A crash before every single operation that changes the disk. The program replaces the system's
+// own write, fsync, rename and the like by ones that count, log, and die on a chosen call, and runs
+// the real code in a child process; then the parent looks at what is left.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/files.h"
+#include "tests/support/temp_folder.h"
+
+namespace {
+
+constexpr int kCrashed = 77;
+
+// Of this process; the tests of this program have one thread.
+struct Watch {
+  int crash_at = -1;  // die instead of this operation; -1: never
+  int done = 0;
+  std::vector<std::string>* log = nullptr;
+};
+Watch watch;
+
+std::string path_of(int file) {
+  std::array<char, 4096> path{};
+  const auto link = "/proc/self/fd/" + std::to_string(file);
+  return ::readlink(link.c_str(), path.data(), path.size() - 1) < 0 ? "?" : path.data();
+}
+
+bool is_file_or_folder(int file) {
+  struct stat status {};
+  return ::fstat(file, &status) == 0 && (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode));
+}
+
+// `half` does part of the operation before dying, where it has parts.
+template <typename Half>
+void step(const std::string& what, Half half) {
+  if (watch.log != nullptr) watch.log->push_back(what);
+  if (watch.done++ == watch.crash_at) {
+    half();
+    ::_exit(kCrashed);
+  }
+}
+void step(const std::string& what) {
+  step(what, [] {});
+}
+
+}  // namespace
+
+extern "C" {
+ssize_t write(int file, const void* bytes, size_t size) {
+  if ((watch.crash_at >= 0 || watch.log != nullptr) && is_file_or_folder(file)) {
+    step("write " + path_of(file), [&] { ::syscall(SYS_write, file, bytes, size / 2); });
+  }
+  return ::syscall(SYS_write, file, bytes, size);
+}
+int fsync(int file) {
+  // Not for real: what a dying process wrote stays in the system, and the tests take a tenth of the
+  // time. What is synced when is seen in the log.
+  step("fsync " + path_of(file));
+  return 0;
+}
+int rename(const char* from, const char* to) noexcept {
+  step(std::string("rename ") + from + " " + to);
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+              unsigned int flags) noexcept {
+  step(std::string(flags == RENAME_EXCHANGE ? "exchange " : "rename ") + from + " " + to);
+  return static_cast<int>(::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+}
+int mkdir(const char* path, mode_t mode) noexcept {
+  step(std::string("mkdir ") + path);
+  return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+int unlinkat(int folder, const char* path, int flags) noexcept {
+  step(std::string("unlink ") + path);
+  return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
+}
+}
+
+namespace dynmo::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+Expected<fs::path> save(const fs::path& root, std::int64_t step, std::string_view weights) {
+  DYNMO_ASSIGN(const fs::path pending, begin_checkpoint(root, step));
+  std::vector<FileEntry> entries;
+  for (const int layer : {0, 1}) {
+    const auto size = static_cast<std::int64_t>(weights.size());
+    const auto bytes = std::as_bytes(std::span(weights));
+    DYNMO_ASSIGN(FileEntry entry,
+                 write_layer(pending, {LayerId(layer), {{"w", DType::kU8, {size}, bytes}}, {}}));
+    entries.push_back(std::move(entry));
+  }
+  return commit_checkpoint(root, step, std::move(entries), {{"weights", weights}});
+}
+
+// Runs `work` in a child that dies before operation `crash_at`; whether it died there.
+bool crashes(int crash_at, const std::function<bool()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    watch = {.crash_at = crash_at};
+    ::_exit(work() ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_TRUE(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == kCrashed)
+      << "operation " << crash_at << ", exit " << WEXITSTATUS(status);
+  return WEXITSTATUS(status) == kCrashed;
+}
+
+// The newest is the older or the newer one, whole, at every crash, and never the older one again
+// after the newer was seen.
+void expect_old_or_new(std::int64_t new_step) {
+  int operations = 0;
+  bool committed = false;
+  for (bool crashed = true; crashed; ++operations) {
+    const TempFolder folder;
+    ASSERT_TRUE(save(folder.path(), 1, "old"));
+    crashed = crashes(operations, [&] { return save(folder.path(), new_step, "new").has_value(); });
+    SCOPED_TRACE(fmt::format("crash before operation {}", operations));
+    const auto newest = newest_verified(folder.path(), nullptr);
+    ASSERT_TRUE(newest) << newest.error().message;
+    const auto weights = newest->manifest.state["weights"].get<std::string>();
+    EXPECT_TRUE(weights == "old" || weights == "new");
+    EXPECT_TRUE(!committed || weights == "new") << "a later crash undid the commit";
+    committed = weights == "new";
+    EXPECT_TRUE(crashed || committed);
+    // Life goes on: the next checkpoint clears up and succeeds.
+    ASSERT_TRUE(save(folder.path(), new_step + 1, "next"));
+    EXPECT_EQ(newest_verified(folder.path(), nullptr)->manifest.step, new_step + 1);
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+    }
+  }
+  EXPECT_GT(operations, 15) << "the operations are not seen";
+}
+
+TEST(Crash, BeforeAnyOperationLeavesThePreviousCheckpointOrTheNewOne) { expect_old_or_new(2); }
+
+TEST(Crash, WhileReplacingACheckpointOfTheSameStepLeavesOneOfTheTwo) { expect_old_or_new(1); }
+
+TEST(Crash, WhilePruningLeavesTheNewestAndNothingHalf) {
+  bool crashed = true;
+  int operations = 0;
+  for (; crashed; ++operations) {
+    const TempFolder folder;
+    for (const std::int64_t step : {1, 2, 3}) ASSERT_TRUE(save(folder.path(), step, "w"));
+    crashed = crashes(operations, [&] { return prune(folder.path(), 1).has_value(); });
+    const auto checkpoints = list_checkpoints(folder.path());
+    ASSERT_TRUE(checkpoints);
+    ASSERT_FALSE(checkpoints->empty());
+    EXPECT_EQ(checkpoints->front().step, 3);
+    for (const auto& checkpoint : *checkpoints) EXPECT_TRUE(verify(checkpoint.path));
+  }
+  EXPECT_GT(operations, 6);
+}
+
+// A power cut forgets what was not synced: every file is synced after its last write and before it
+// gets its name, every folder after the last change in it and before its own rename, the root last.
+TEST(Crash, NothingIsNamedBeforeItIsOnTheDisk) {
+  const TempFolder folder;
+  std::vector<std::string> log;
+  watch = {.log = &log};
+  const auto saved = save(folder.path(), 1, "w");
+  watch = {};
+  ASSERT_TRUE(saved);
+  const auto last = [&](const std::string& entry, std::size_t before) {
+    for (std::size_t i = before; i-- > 0;) {
+      if (log[i].starts_with(entry)) return static_cast<int>(i);
+    }
+    return -1;
+  };
+  const std::string pending = pending_folder(folder.path(), 1).string();
+  int renames = 0;
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    if (!log[i].starts_with("rename ")) continue;
+    ++renames;
+    const std::string from = log[i].substr(7, log[i].find(' ', 7) - 7);
+    EXPECT_GT(last("fsync " + from, i), last("write " + from, i)) << log[i];
+    EXPECT_GE(last("fsync " + from, i), 0) << log[i];
+    if (from == pending) {
+      EXPECT_GT(last("fsync " + pending, i), last("rename " + pending + "/", i));
+      ASSERT_LT(i + 1, log.size());
+      EXPECT_EQ(log[i + 1], "fsync " + fs::canonical(folder.path()).string());
+    }
+  }
+  EXPECT_EQ(renames, 4) << "two layers, the manifest, the folder";
+}
+
+}  // namespace
+}  // namespace dynmo::checkpoint
