@@ -175,10 +175,13 @@ class Replay {
 
   SimResult summary() {
     SimResult result;
+    std::int64_t end = 0;
+    std::int64_t update = 0;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      const std::int64_t end = std::max(ranks_[r].clock, ranks_[r].sends_end) + costs_.update[r];
-      result.step_time = std::max(result.step_time, Nanoseconds{end});
+      end = std::max({end, ranks_[r].clock, ranks_[r].sends_end});
+      update = std::max(update, costs_.update[r]);
     }
+    result.step_time = Nanoseconds{end + update};
     double idle = 0;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       const Nanoseconds busy{ranks_[r].busy + costs_.update[r]};

@@ -23,7 +23,9 @@ struct StageCost {
   Nanoseconds forward{0};
   Nanoseconds input_gradient{0};
   Nanoseconds weight_gradient{0};
-  Nanoseconds update{0};  // once a step, after the rank's last action and its sends (0 if frozen)
+  // Once a step, after the last action and send of all ranks: the global gradient norm that clips
+  // it needs every gradient. 0 if frozen.
+  Nanoseconds update{0};
   Bytes state;            // parameters, gradients, optimizer
   Bytes activation;  // stash of a micro-batch, from the start of F to the end of W (0 for a frozen
                      // stage)
