@@ -65,6 +65,11 @@ Expected<int> run_prepare(PrepareFlags flags) {
   return 0;
 }
 
+// CLI11 reads -1 as the largest unsigned number.
+std::string not_negative(const std::string& text) {
+  return text.starts_with('-') ? text + " is below 0, wanted a whole number of at least 0" : "";
+}
+
 void add_prepare_command(CLI::App& data, Command& chosen) {
   CLI::App* prepare = data.add_subcommand(
       "prepare", "Turn text files, folders of them and JSON lines into token shards");
@@ -78,6 +83,7 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
   prepare->add_option("--validation", flags->options.validation, "Share of the documents held out")
       ->capture_default_str();
   prepare->add_option("--seed", flags->options.seed, "Seed of the choice of those")
+      ->check(not_negative)
       ->capture_default_str();
   prepare
       ->add_option("--endings", flags->options.endings,
