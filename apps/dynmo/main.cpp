@@ -1,9 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "apps/dynmo/command.h"
+#include "apps/dynmo/data_command.h"
+#include "dynmo/core/nearest.h"
+
+namespace {
+
+using dynmo::app::Command;
+
+int print_error(std::string message, int exit_code) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  fmt::print(stderr, "dynmo: error: {}\n", message);
+  return exit_code;
+}
+
+// What a person needs to hear of a parse error. CLI11 reports a missing subcommand or flag before a
+// misspelt one, which is its cause.
+std::string explain(const CLI::App& app, const CLI::ParseError& fault) {
+  const auto unknown = app.remaining(/*recurse=*/true);
+  if (unknown.empty()) return fault.what();
+  const CLI::App* last = &app;  // the innermost subcommand that was understood
+  while (!last->get_subcommands().empty()) last = last->get_subcommands().front();
+  std::vector<std::string> known;
+  for (const CLI::App* command : last->get_subcommands([](const CLI::App*) { return true; })) {
+    known.push_back(command->get_name());
+  }
+  for (const CLI::Option* option : last->get_options()) {
+    if (!option->get_lnames().empty()) known.push_back("--" + option->get_lnames().front());
+  }
+  return fmt::format("'{}' is not known here{}", unknown.front(),
+                     dynmo::suggestion(unknown.front(), known));
+}
+
+// 0 and a command; or the exit code to end with, all being said.
+int parse(int argc, char** argv, Command& chosen) {
+  CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
+  app.require_subcommand(1);
+  dynmo::app::add_data_command(app, chosen);
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& fault) {
+    if (fault.get_exit_code() == 0) return app.exit(fault);  // --help
+    return print_error(explain(app, fault) + " (see --help)",
+                       dynmo::exit_code(dynmo::ErrorCode::kBadInput));
+  }
+}
+
+int run(const Command& command) {
+  const auto done = command();
+  if (done) return *done;
+  return print_error(done.error().message, dynmo::exit_code(done.error().code));
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models");
-  app.require_subcommand(1);
-  CLI11_PARSE(app, argc, argv);
-  return 0;
+  try {
+    Command chosen;
+    const int code = parse(argc, argv, chosen);
+    return chosen ? run(chosen) : code;
+  } catch (const std::exception& fault) {
+    return print_error(fault.what(), dynmo::exit_code(dynmo::ErrorCode::kInternal));
+  }
 }

@@ -56,7 +56,7 @@ class Sampler {
 };
 
 // The image of `index` under the permutation of [0, size) that `key` names. Requires 0 <= index <
-// size. About 0.3 us.
+// size. Under a microsecond.
 [[nodiscard]] std::uint64_t permute(std::uint64_t index, std::uint64_t size, std::uint64_t key);
 
 }  // namespace dynmo::data

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
