@@ -5,8 +5,8 @@
 //
 // One ordered channel per (source rank, destination rank, activation | gradient, chunk); a receive
 // is posted one compute action ahead of its use, a send right after its value exists and waited for
-// lazily. Coarser channels or later receives deadlock or cost up to half the throughput
-// (docs/schedules.md).
+// lazily. With coarser channels a late message holds up others or deadlocks; with later receives no
+// transfer overlaps compute (docs/schedules.md).
 
 #include <optional>
 
