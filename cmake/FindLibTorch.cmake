@@ -78,5 +78,6 @@ endif()
 
 # libtorch's headers take seconds an include: each runtime target compiles them once.
 function(dynmo_precompile_torch target)
-  target_precompile_headers(${target} PRIVATE <ATen/ATen.h> <torch/csrc/autograd/autograd.h> <fmt/format.h> <string> <vector> <memory>)
+  target_precompile_headers(${target} PRIVATE <ATen/ATen.h> <torch/csrc/autograd/autograd.h>
+    <torch/csrc/autograd/custom_function.h> <torch/csrc/autograd/engine.h> <fmt/format.h> <string> <vector> <memory>)
 endfunction()

@@ -111,6 +111,9 @@ using AutogradFunction =
 
 // Frees gradients and moments; the layer runs forward only from now on (and keeps its values).
 void freeze(LayerState& state);
+// Trains again, with new gradients and moments and the count of updates at 0 (a bias correction for
+// moments that have just been zeroed). Nothing if it was not frozen.
+void unfreeze(LayerState& state);
 
 // Dropout of the given probability with draws from core/rng.h under (state.random_key, step,
 // micro-batch, salt): the same numbers wherever the layer runs. Identity when not training or p =

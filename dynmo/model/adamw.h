@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019, algorithm 2) over
+// one layer at a time: moments and step count are in the LayerState, so they move with it and the
+// result does not depend on which layers are updated together.
+
+#include "dynmo/model/layer.h"
+
+namespace dynmo::model {
+
+struct AdamWOptions {
+  double learning_rate = 3e-4;  // of this step: see learning_rate.h
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // of parameters that decay
+};
+
+// One update from the accumulated gradients, which stay as they are (zero_gradients). Counts
+// state.optimizer_steps. Nothing for a frozen layer.
+void update(LayerState& state, const AdamWOptions& options);
+
+void zero_gradients(LayerState& state);
+void scale_gradients(LayerState& state, double factor);
+
+// Sum of the squares of all gradients, accumulated in fp64 in one fixed order: the same value on
+// every rank, instruction set and thread count. 0 for a frozen layer. To get the model's norm, add
+// the layers' values in the order of their ids.
+[[nodiscard]] double squared_norm(const LayerState& state);
+
+// What to scale gradients of norm `total_norm` by so that it is at most `max_norm`; 1 if it is
+// already, or if max_norm is 0 (no clipping). Not a number if the norm is not: the caller reports a
+// diverged run before it updates.
+[[nodiscard]] double clip_factor(double total_norm, double max_norm);
+
+}  // namespace dynmo::model

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <numbers>
+#include <span>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/layer.h"
+
+namespace dynmo::model {
+namespace {
+
+// Streams of one layer: its parameters by index, and its run-time draws (dropout, routing noise).
+constexpr std::uint64_t kParameterStream = 1;
+constexpr std::uint64_t kRuntimeStream = 2;
+
+// Four normal draws from each philox block (Box-Muller on 32-bit uniforms, at most 6.7 deviations):
+// element i depends on (key, i) alone.
+void fill_normal(std::span<float> values, std::uint64_t key, double mean, double deviation) {
+  const auto uniform = [](std::uint32_t word) { return (word + 0.5) * 0x1p-32; };
+  for (std::size_t i = 0; i < values.size(); i += 4) {
+    const std::uint64_t block = i / 4;
+    const auto words = philox(
+        key, {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), 0, 0});
+    for (std::size_t j = 0; j < 4 && i + j < values.size(); j += 2) {
+      const double radius = deviation * std::sqrt(-2.0 * std::log(uniform(words[j])));
+      const double angle = 2.0 * std::numbers::pi * uniform(words[j + 1]);
+      values[i + j] = static_cast<float>(mean + radius * std::cos(angle));
+      if (i + j + 1 < values.size()) {
+        values[i + j + 1] = static_cast<float>(mean + radius * std::sin(angle));
+      }
+    }
+  }
+}
+
+at::Tensor initial_value(const ParameterSpec& spec, std::uint64_t key) {
+  if (spec.deviation == 0) return at::full(spec.shape, spec.mean, at::kFloat);
+  at::Tensor value = at::empty(spec.shape, at::kFloat);
+  fill_normal({value.data_ptr<float>(), static_cast<std::size_t>(value.numel())}, key, spec.mean,
+              spec.deviation);
+  return value;
+}
+
+void allocate_training(Parameter& parameter) {
+  parameter.gradient = at::zeros_like(parameter.value);
+  parameter.first_moment = at::zeros_like(parameter.value);
+  parameter.second_moment = at::zeros_like(parameter.value);
+}
+
+}  // namespace
+
+LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed) {
+  const auto number = static_cast<std::uint64_t>(id.value);
+  LayerState state;
+  state.id = id;
+  state.random_key = mix_key({seed, number, kRuntimeStream});
+  std::uint64_t index = 0;
+  for (const ParameterSpec& spec : layer.parameters()) {
+    Parameter parameter;
+    parameter.name = spec.name;
+    parameter.decays = spec.decays;
+    parameter.value = initial_value(spec, mix_key({seed, number, kParameterStream, index++}));
+    allocate_training(parameter);
+    state.parameters.push_back(std::move(parameter));
+  }
+  return state;
+}
+
+void freeze(LayerState& state) {
+  state.frozen = true;
+  for (Parameter& parameter : state.parameters) {
+    parameter.gradient.reset();
+    parameter.first_moment.reset();
+    parameter.second_moment.reset();
+  }
+}
+
+void unfreeze(LayerState& state) {
+  if (!state.frozen) return;
+  state.frozen = false;
+  state.optimizer_steps = 0;
+  for (Parameter& parameter : state.parameters) allocate_training(parameter);
+}
+
+}  // namespace dynmo::model

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A decoder of the Llama family (Touvron et al., 2023) as a list of movable layers: embedding, two
+// half blocks a block (attention, then MLP, each x + dropout(f(rms_norm(x)))), and final norm +
+// head, untied from the embedding, whose output is the mean cross-entropy of the micro-batch.
+// Parameters carry Hugging Face's names and are separate tensors, so that a checkpoint is written
+// as it is.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/model/layer.h"
+
+namespace dynmo::model {
+
+struct LlamaConfig {
+  std::int64_t vocabulary = 257;  // bytes and an end of text
+  std::int64_t hidden = 256;
+  std::int64_t blocks = 8;  // layers in Hugging Face's sense; two of ours each
+  std::int64_t heads = 8;
+  std::int64_t kv_heads = 8;  // grouped-query attention where fewer than heads
+  std::int64_t intermediate = 688;
+  std::int64_t sequence = 128;  // longest input, in tokens
+  double rope_theta = 10000;
+  double rms_epsilon = 1e-5;
+  // Of the normal initial values; that of the two projections into the residual stream is divided
+  // by sqrt(2 x blocks), as in GPT-2 (Radford et al., 2019, section 2.3).
+  double deviation = 0.02;
+  double dropout = 0;
+
+  [[nodiscard]] std::int64_t head_size() const { return hidden / heads; }
+  friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
+};
+
+// kBadInput naming the field, what it is, and what it must be.
+[[nodiscard]] Expected<void> validate(const LlamaConfig& config);
+
+// 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
+// config.
+[[nodiscard]] Model make_llama(const LlamaConfig& config);
+
+// Hugging Face's full name of a layer's parameter: {layer 3, "self_attn.q_proj.weight"} is
+// "model.layers.1.self_attn.q_proj.weight".
+[[nodiscard]] std::string checkpoint_name(const LlamaConfig& config, LayerId layer,
+                                          std::string_view parameter);
+
+// The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.
+[[nodiscard]] at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,
+                                      const at::Tensor& hidden_BTD);
+
+}  // namespace dynmo::model

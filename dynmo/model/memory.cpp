@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/memory.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::model {
+namespace {
+
+constexpr std::int64_t kFloat = 4;
+
+class Reporter final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+    held += Bytes{size};
+    peak = std::max(peak, held);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+  Bytes held;
+  Bytes peak;
+};
+
+}  // namespace
+
+struct AllocationMeter::Impl {
+  std::shared_ptr<Reporter> reporter = std::make_shared<Reporter>();
+  c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, reporter};
+};
+
+AllocationMeter::AllocationMeter() : impl_(std::make_unique<Impl>()) {}
+AllocationMeter::~AllocationMeter() = default;
+Bytes AllocationMeter::held() const { return impl_->reporter->held; }
+Bytes AllocationMeter::peak() const { return impl_->reporter->peak; }
+
+Bytes parameter_bytes(const Layer& layer) {
+  std::int64_t total = 0;
+  for (const ParameterSpec& spec : layer.parameters()) {
+    total += kFloat * c10::multiply_integers(spec.shape);
+  }
+  return Bytes{total};
+}
+
+Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences) {
+  return Bytes{kFloat * sequences * config.sequence * config.hidden};
+}
+
+// Dimensions as in operations.h. Per token, with D and V = kv_heads x head_size:
+//   attention: x, normed, rotated q, output (4 D), rotated k, v (2 V), 1 / rms, log-sum-exp (heads)
+//   mlp: x, normed (2 D), gate, up, product (3 F), 1 / rms
+//   head: x, normed (2 D), log-probabilities, 1 / rms
+// and one byte of dropout mask for each output of a half block.
+Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences) {
+  const std::int64_t last = 2 * config.blocks + 1;
+  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const std::int64_t tokens = sequences * config.sequence;
+  const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
+  if (layer.value == 0) return Bytes{0};
+  if (layer.value == last) {
+    return Bytes{tokens * (kFloat * (2 * config.hidden + config.vocabulary + 1))};
+  }
+  if (layer.value % 2 == 1) {
+    const std::int64_t kv = config.kv_heads * config.head_size();
+    return Bytes{tokens * (kFloat * (4 * config.hidden + 2 * kv + 1 + config.heads) + mask)};
+  }
+  return Bytes{tokens * (kFloat * (2 * config.hidden + 3 * config.intermediate + 1) + mask)};
+}
+
+StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::Tensor& input,
+                         const LayerContext& context) {
+  std::unique_ptr<Stash> stash;
+  StashBytes bytes;
+  {
+    const AllocationMeter meter;
+    const at::Tensor output = layer.forward(state, input, context, &stash);
+    const auto size = [](const at::Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); };
+    bytes.held = meter.held() - Bytes{size(output)};
+    if (input.defined()) bytes.held += Bytes{size(input)};
+    bytes.peak = meter.peak();
+  }
+  return bytes;
+}
+
+}  // namespace dynmo::model

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/state_bytes.h"
+
+#include <ATen/ATen.h>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::model {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x314C594F4D4E5944;  // "DYNMOYL1": a layer's state, version 1
+
+template <typename Byte>
+TensorView<Byte> view(const at::Tensor& tensor, std::string name, TensorKind kind) {
+  DYNMO_CHECK(tensor.defined() && tensor.is_contiguous() && tensor.is_cpu(),
+              "{} defined and contiguous in memory of the CPU", name);
+  return {.name = std::move(name),
+          .kind = kind,
+          .shape = tensor.sizes().vec(),
+          .bytes = {static_cast<Byte*>(tensor.data_ptr()), tensor.nbytes()}};
+}
+
+// `State` is LayerState or const LayerState, `Byte` std::byte with the same constness.
+template <typename Byte, typename State>
+std::vector<TensorView<Byte>> views(State& state) {
+  std::vector<TensorView<Byte>> result;
+  for (const Parameter& parameter : state.parameters) {
+    result.push_back(view<Byte>(parameter.value, parameter.name, TensorKind::kValue));
+  }
+  if (state.frozen) return result;
+  for (const Parameter& parameter : state.parameters) {
+    result.push_back(view<Byte>(parameter.first_moment, parameter.name + ".first_moment",
+                                TensorKind::kFirstMoment));
+  }
+  for (const Parameter& parameter : state.parameters) {
+    result.push_back(view<Byte>(parameter.second_moment, parameter.name + ".second_moment",
+                                TensorKind::kSecondMoment));
+  }
+  return result;
+}
+
+void add_to_layout(Digester& digester, const std::string& name, at::IntArrayRef shape,
+                   bool decays) {
+  digester.update(fmt::format("{} {} {}\n", name, fmt::join(shape, ","), decays));
+}
+
+Digest layout(const LayerState& state) {
+  Digester digester;
+  for (const Parameter& p : state.parameters) {
+    add_to_layout(digester, p.name, p.value.sizes(), p.decays);
+  }
+  return digester.digest();
+}
+
+void put(std::span<std::byte> at, std::uint64_t word) {
+  for (std::size_t i = 0; i < 8; ++i) at[i] = static_cast<std::byte>(word >> (8 * i));
+}
+
+std::uint64_t get(std::span<const std::byte> at) {
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < 8; ++i) word |= std::to_integer<std::uint64_t>(at[i]) << (8 * i);
+  return word;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> tensors(LayerState& state) { return views<std::byte>(state); }
+
+std::vector<ConstNamedTensor> tensors(const LayerState& state) {
+  return views<const std::byte>(state);
+}
+
+Bytes tensor_bytes(const LayerState& state) {
+  Bytes total;
+  for (const ConstNamedTensor& tensor : tensors(state)) {
+    total += Bytes{static_cast<std::int64_t>(tensor.bytes.size())};
+  }
+  return total;
+}
+
+StateHeader header(const LayerState& state) {
+  return {.id = state.id,
+          .frozen = state.frozen,
+          .optimizer_steps = state.optimizer_steps,
+          .random_key = state.random_key,
+          .layout = layout(state)};
+}
+
+std::array<std::byte, kHeaderBytes> pack(const StateHeader& header) {
+  std::array<std::byte, kHeaderBytes> bytes;
+  const std::span<std::byte> all(bytes);
+  put(all, kMagic);
+  put(all.subspan(8),
+      static_cast<std::uint32_t>(header.id.value) | (std::uint64_t{header.frozen ? 1U : 0U} << 32));
+  put(all.subspan(16), static_cast<std::uint64_t>(header.optimizer_steps));
+  put(all.subspan(24), header.random_key);
+  put(all.subspan(32), header.layout.high);
+  put(all.subspan(40), header.layout.low);
+  return bytes;
+}
+
+Expected<StateHeader> unpack(std::span<const std::byte> bytes) {
+  if (bytes.size() != kHeaderBytes) {
+    return make_error(ErrorCode::kBadInput, "header of a layer has {} bytes, wanted {}",
+                      bytes.size(), kHeaderBytes);
+  }
+  const std::uint64_t flags = get(bytes.subspan(8)) >> 32;
+  if (get(bytes) != kMagic || flags > 1) {
+    return make_error(ErrorCode::kBadInput,
+                      "these bytes are not the header of a layer as this version writes it; use "
+                      "the same version at both ends");
+  }
+  return StateHeader{
+      .id = LayerId{static_cast<std::int32_t>(static_cast<std::uint32_t>(get(bytes.subspan(8))))},
+      .frozen = flags == 1,
+      .optimizer_steps = static_cast<std::int64_t>(get(bytes.subspan(16))),
+      .random_key = get(bytes.subspan(24)),
+      .layout = {get(bytes.subspan(32)), get(bytes.subspan(40))}};
+}
+
+LayerState allocate_like(const Layer& layer, LayerId id, Frozen frozen) {
+  LayerState state;
+  state.id = id;
+  state.frozen = frozen == Frozen::kYes;
+  for (const ParameterSpec& spec : layer.parameters()) {
+    Parameter parameter;
+    parameter.name = spec.name;
+    parameter.decays = spec.decays;
+    parameter.value = at::empty(spec.shape, at::kFloat);
+    if (!state.frozen) {
+      parameter.gradient = at::zeros(spec.shape, at::kFloat);
+      parameter.first_moment = at::empty(spec.shape, at::kFloat);
+      parameter.second_moment = at::empty(spec.shape, at::kFloat);
+    }
+    state.parameters.push_back(std::move(parameter));
+  }
+  return state;
+}
+
+Expected<LayerState> allocate_like(const Layer& layer, const StateHeader& header) {
+  LayerState state = allocate_like(layer, header.id, header.frozen ? Frozen::kYes : Frozen::kNo);
+  if (layout(state) != header.layout) {
+    return make_error(ErrorCode::kBadInput,
+                      "state of layer {} has other parameters or shapes than {} of this model; use "
+                      "the same model at both ends",
+                      header.id, layer.name());
+  }
+  state.optimizer_steps = header.optimizer_steps;
+  state.random_key = header.random_key;
+  return state;
+}
+
+Digest digest(const LayerState& state) {
+  Digester digester;
+  digester.update(pack(header(state)));
+  for (const ConstNamedTensor& tensor : tensors(state)) digester.update(tensor.bytes);
+  return digester.digest();
+}
+
+}  // namespace dynmo::model

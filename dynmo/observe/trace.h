@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Timelines as a Chrome trace (the "JSON array in an object" form that Perfetto and
+// chrome://tracing open): a process for each source, such as the engine and the simulator laid over
+// one another, a track for each rank, a slice for each action, arrows where a value goes to another
+// rank.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/units.h"
+#include "dynmo/schedule/timeline.h"
+
+namespace dynmo::observe {
+
+struct TracedStep {
+  std::int64_t step = 0;
+  schedule::Timeline timeline;  // since the start of the step
+  Nanoseconds duration{0};      // at least until the last action's end, which is taken if shorter
+};
+
+struct TraceProcess {
+  std::string name;               // "measured", "simulated"
+  std::vector<TracedStep> steps;  // drawn one after another
+};
+
+// Slices are named like `2F0` and carry stage and micro-batch. Communication, where the timeline
+// has it, overlaps compute and gets a track of its own beside the rank's. Times are microseconds.
+[[nodiscard]] std::string trace_json(std::span<const TraceProcess> processes);
+
+}  // namespace dynmo::observe

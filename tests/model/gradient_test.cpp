@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kind of layer against two oracles in fp64: central differences, and a plain composition of
+// libtorch's operations under autograd.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "helpers.h"
+
+namespace dynmo::model {
+namespace {
+
+using testing::random_tensor;
+
+struct Case {
+  std::string kind;
+  std::size_t layer;
+  double dropout = 0;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
+
+struct Gradients {
+  at::Tensor output;
+  at::Tensor input;
+  std::vector<at::Tensor> parameters;
+};
+
+class LayerGradients : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    config_ = testing::tiny_config();
+    config_.dropout = GetParam().dropout;
+    layer_ = make_llama(config_)[GetParam().layer];
+    state_ = testing::double_state(*layer_, LayerId{static_cast<int>(GetParam().layer)}, 5);
+    context_ = testing::random_context(config_, 3, 9);
+    if (GetParam().kind != "embedding") input_ = random_tensor({3, 10, 24}, 21);
+  }
+
+  [[nodiscard]] at::Tensor run(const at::Tensor& input) const {
+    return layer_->forward(state_, input, context_, nullptr);
+  }
+  Gradients by_layer(const at::Tensor& output_gradient) {
+    std::unique_ptr<Stash> stash;
+    Gradients result;
+    result.output = layer_->forward(state_, input_, context_, &stash);
+    result.input =
+        layer_->input_gradient(state_, *stash, output_gradient, Layer::InputGradient::kWanted);
+    layer_->weight_gradient(state_, *stash);
+    for (const Parameter& p : state_.parameters) result.parameters.push_back(p.gradient);
+    return result;
+  }
+  [[nodiscard]] Gradients by_plain_operations(const at::Tensor& output_gradient) const;
+
+  LlamaConfig config_;
+  std::shared_ptr<const Layer> layer_;
+  LayerState state_;
+  LayerContext context_;
+  at::Tensor input_;
+};
+
+TEST_P(LayerGradients, MatchCentralDifferencesInRandomDirections) {
+  const at::Tensor weight = random_tensor(run(input_).sizes(), 31);
+  const Gradients gradients = by_layer(weight);
+  constexpr double kStep = 1e-5;
+  for (std::uint64_t direction = 0; direction < 8; ++direction) {
+    std::vector<at::Tensor> moved;
+    std::vector<at::Tensor> slopes;
+    const auto add = [&](const at::Tensor& tensor, const at::Tensor& slope) {
+      moved.push_back(tensor);
+      slopes.push_back(slope);
+    };
+    // One direction for each tensor alone, then some for all together.
+    const std::size_t tensors = state_.parameters.size() + (input_.defined() ? 1 : 0);
+    for (std::size_t i = 0; i < state_.parameters.size(); ++i) {
+      if (direction >= tensors || direction == i) {
+        add(state_.parameters[i].value, gradients.parameters[i]);
+      }
+    }
+    if (input_.defined() && direction + 1 >= tensors) add(input_, gradients.input);
+    std::vector<at::Tensor> steps;
+    double expected = 0;
+    for (std::size_t i = 0; i < moved.size(); ++i) {
+      steps.push_back(random_tensor(moved[i].sizes(), mix_key({direction, i, 41})));
+      expected += (slopes[i] * steps[i]).sum().item<double>();
+    }
+    const auto value_at = [&](double distance) {
+      for (std::size_t i = 0; i < moved.size(); ++i) moved[i].add_(steps[i], distance);
+      const double value = (run(input_) * weight).sum().item<double>();
+      for (std::size_t i = 0; i < moved.size(); ++i) moved[i].sub_(steps[i], distance);
+      return value;
+    };
+    const double measured = (value_at(kStep) - value_at(-kStep)) / (2 * kStep);
+    EXPECT_NEAR(measured, expected, 1e-6 * (1 + std::abs(expected))) << "direction " << direction;
+  }
+}
+
+// Nothing of operations.h: explicit mask and softmax, rotate_half, repeated key heads.
+at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  return x / (x.pow(2).mean(-1, true) + epsilon).sqrt() * weight;
+}
+
+at::Tensor plain_rotate(const at::Tensor& x_BHTK, double theta) {
+  const std::int64_t K = x_BHTK.size(3);
+  const at::Tensor frequency = at::pow(theta, at::arange(0, K, 2, at::kDouble) / -double(K));
+  const at::Tensor angle = at::outer(at::arange(x_BHTK.size(2), at::kDouble), frequency);
+  const at::Tensor both = at::cat({angle, angle}, 1);
+  const auto halves = x_BHTK.chunk(2, -1);
+  return x_BHTK * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
+}
+
+at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
+                           const at::Tensor& x) {
+  const std::int64_t B = x.size(0);
+  const std::int64_t T = x.size(1);
+  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
+  const auto heads = [&](const at::Tensor& w, std::int64_t count) {
+    return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
+  };
+  const std::int64_t group = c.heads / c.kv_heads;
+  const at::Tensor q = plain_rotate(heads(p[1], c.heads), c.rope_theta);
+  const at::Tensor k =
+      plain_rotate(heads(p[2], c.kv_heads), c.rope_theta).repeat_interleave(group, 1);
+  const at::Tensor v = heads(p[3], c.kv_heads).repeat_interleave(group, 1);
+  const at::Tensor hidden = at::ones({T, T}, at::kBool).triu(1);
+  const at::Tensor scores = (q.matmul(k.transpose(2, 3)) / std::sqrt(double(c.head_size())))
+                                .masked_fill(hidden, -INFINITY);
+  return at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape(x.sizes()).matmul(p[4].t());
+}
+
+at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p, const at::Tensor& x) {
+  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
+  const at::Tensor gate = n.matmul(p[1].t());
+  return (gate * at::sigmoid(gate) * n.matmul(p[2].t())).matmul(p[3].t());
+}
+
+Gradients LayerGradients::by_plain_operations(const at::Tensor& output_gradient) const {
+  std::vector<at::Tensor> leaves;
+  for (const Parameter& p : state_.parameters) {
+    leaves.push_back(p.value.clone().set_requires_grad(true));
+  }
+  const std::vector<at::Tensor> p = leaves;
+  at::Tensor x;
+  if (input_.defined()) leaves.push_back(x = input_.clone().set_requires_grad(true));
+  at::Tensor y;
+  const std::string& kind = GetParam().kind;
+  if (kind == "embedding") {
+    y = p[0].index({context_.tokens_BT});
+  } else if (kind == "head") {
+    const at::Tensor logits =
+        plain_norm(x, p[0], config_.rms_epsilon).matmul(p[1].t()).view({-1, config_.vocabulary});
+    y = at::cross_entropy_loss(logits, context_.targets_BT.view(-1));
+  } else {
+    const at::Tensor update =
+        kind == "attention" ? plain_attention(config_, p, x) : plain_mlp(config_, p, x);
+    const at::Tensor mask =
+        dropout(at::ones_like(update), config_.dropout, state_, context_, /*salt=*/1);
+    y = x + update * mask;
+  }
+  Gradients result;
+  result.output = y.detach();
+  result.parameters = torch::autograd::grad({y}, leaves, {output_gradient});
+  if (input_.defined()) {
+    result.input = result.parameters.back();
+    result.parameters.pop_back();
+  }
+  return result;
+}
+
+TEST_P(LayerGradients, MatchAPlainCompositionOfOperations) {
+  const at::Tensor output_gradient = random_tensor(run(input_).sizes(), 51);
+  const Gradients ours = by_layer(output_gradient);
+  const Gradients plain = by_plain_operations(output_gradient);
+  const auto near = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-11);
+  };
+  EXPECT_TRUE(near(ours.output, plain.output));
+  ASSERT_EQ(ours.input.defined(), plain.input.defined());
+  if (ours.input.defined()) {
+    EXPECT_TRUE(near(ours.input, plain.input));
+  }
+  for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
+    EXPECT_TRUE(near(ours.parameters[i], plain.parameters[i])) << state_.parameters[i].name;
+    EXPECT_GT(plain.parameters[i].abs().max().item<double>(), 1e-4) << "a gradient to compare";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Llama, LayerGradients,
+                         ::testing::Values(Case{"embedding", 0}, Case{"attention", 1},
+                                           Case{"attention", 1, 0.3}, Case{"mlp", 2},
+                                           Case{"mlp", 2, 0.3}, Case{"head", 5}),
+                         [](const auto& test) {
+                           return test.param.kind + (test.param.dropout > 0 ? "WithDropout" : "");
+                         });
+
+}  // namespace
+}  // namespace dynmo::model

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/llama.h"
+
+namespace dynmo::model::testing {
+
+// Small, with nothing equal to anything else, so that a mixed-up dimension shows.
+inline LlamaConfig tiny_config() {
+  LlamaConfig config;
+  config.vocabulary = 19;
+  config.hidden = 24;
+  config.blocks = 2;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.intermediate = 20;
+  config.sequence = 10;
+  return config;
+}
+
+inline at::Tensor random_tensor(at::IntArrayRef shape, std::uint64_t key,
+                                at::ScalarType type = at::kDouble) {
+  Rng rng(key);
+  at::Tensor tensor = at::empty(shape, at::kDouble);
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.data_ptr<double>()[i] = rng.normal();
+  return tensor.to(type);
+}
+
+inline at::Tensor random_tokens(std::int64_t sequences, std::int64_t tokens,
+                                std::int64_t vocabulary, std::uint64_t key) {
+  Rng rng(key);
+  at::Tensor tensor = at::empty({sequences, tokens}, at::kLong);
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    tensor.data_ptr<std::int64_t>()[i] =
+        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(vocabulary)));
+  }
+  return tensor;
+}
+
+inline LayerContext random_context(const LlamaConfig& config, std::int64_t sequences,
+                                   std::uint64_t key) {
+  LayerContext context;
+  context.tokens_BT = random_tokens(sequences, config.sequence, config.vocabulary, 2 * key);
+  context.targets_BT = random_tokens(sequences, config.sequence, config.vocabulary, 2 * key + 1);
+  return context;
+}
+
+// The state in fp64 with parameters far from their initial ones: norms differ from 1, matrices are
+// large enough that every path carries a gradient.
+inline LayerState double_state(const Layer& layer, LayerId id, std::uint64_t seed) {
+  LayerState state = make_state(layer, id, seed);
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    Parameter& p = state.parameters[i];
+    const at::Tensor noise = random_tensor(p.value.sizes(), mix_key({seed, 77, i}));
+    p.value = p.value.to(at::kDouble).add_(noise, 0.3);
+    p.gradient = at::zeros_like(p.value);
+    p.first_moment = at::zeros_like(p.value);
+    p.second_moment = at::zeros_like(p.value);
+  }
+  return state;
+}
+
+inline std::vector<LayerState> make_states(const Model& model, std::uint64_t seed) {
+  std::vector<LayerState> states;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    states.push_back(make_state(*model[i], LayerId{static_cast<int>(i)}, seed));
+  }
+  return states;
+}
+
+// One micro-batch through all layers; every layer with a stash.
+struct Pass {
+  at::Tensor loss;
+  std::vector<std::unique_ptr<Stash>> stashes;
+};
+inline Pass forward(const Model& model, const std::vector<LayerState>& states,
+                    const LayerContext& context) {
+  Pass pass;
+  pass.stashes.resize(model.size());
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    pass.loss = model[i]->forward(states[i], pass.loss, context, &pass.stashes[i]);
+  }
+  return pass;
+}
+inline void input_gradients(const Model& model, const std::vector<LayerState>& states, Pass& pass) {
+  at::Tensor gradient = at::ones_like(pass.loss);
+  for (std::size_t i = model.size(); i-- > 0;) {
+    gradient = model[i]->input_gradient(states[i], *pass.stashes[i], gradient,
+                                        Layer::InputGradient::kWanted);
+  }
+}
+inline void weight_gradients(const Model& model, std::vector<LayerState>& states, Pass& pass) {
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    model[i]->weight_gradient(states[i], *pass.stashes[i]);
+  }
+}
+inline double backward(const Model& model, std::vector<LayerState>& states,
+                       const LayerContext& context) {
+  Pass pass = forward(model, states, context);
+  input_gradients(model, states, pass);
+  weight_gradients(model, states, pass);
+  return pass.loss.item<double>();
+}
+
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && at::equal(a, b);
+}
+
+}  // namespace dynmo::model::testing

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "dynmo/model/adamw.h"
+#include "dynmo/model/memory.h"
+#include "dynmo/model/state_bytes.h"
+#include "helpers.h"
+
+namespace dynmo::model {
+namespace {
+
+using testing::random_tensor;
+
+// What a migration does: header and tensors as bytes, into a state made from the layer alone.
+LayerState copy_by_bytes(const Layer& layer, const LayerState& state) {
+  const auto header_bytes = pack(header(state));
+  LayerState copy = allocate_like(layer, unpack(header_bytes).value()).value();
+  const auto from = tensors(state);
+  const auto to = tensors(copy);
+  EXPECT_EQ(from.size(), to.size());
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    EXPECT_EQ(from[i].name, to[i].name);
+    EXPECT_EQ(from[i].bytes.size(), to[i].bytes.size());
+    std::memcpy(to[i].bytes.data(), from[i].bytes.data(), from[i].bytes.size());
+  }
+  return copy;
+}
+
+class StateBytes : public ::testing::Test {
+ protected:
+  StateBytes() {
+    config_.dropout = 0.1;
+    model_ = make_llama(config_);
+    states_ = testing::make_states(model_, 3);
+    for (int step = 0; step < 2; ++step) train(states_, step);
+  }
+  void train(std::vector<LayerState>& states, int step) const {
+    LayerContext context = testing::random_context(config_, 2, 4);
+    context.step = step;
+    testing::backward(model_, states, context);
+    for (LayerState& state : states) {
+      update(state, {.learning_rate = 1e-2});
+      zero_gradients(state);
+    }
+  }
+
+  LlamaConfig config_ = testing::tiny_config();
+  Model model_;
+  std::vector<LayerState> states_;
+};
+
+TEST_F(StateBytes, ACopiedLayerTrainsOnWithTheSameBits) {
+  std::vector<LayerState> copies;
+  for (std::size_t i = 0; i < model_.size(); ++i) {
+    copies.push_back(copy_by_bytes(*model_[i], states_[i]));
+    EXPECT_EQ(digest(copies[i]), digest(states_[i]));
+  }
+  for (int step = 2; step < 4; ++step) {
+    train(states_, step);
+    train(copies, step);
+  }
+  for (std::size_t i = 0; i < model_.size(); ++i) EXPECT_EQ(digest(copies[i]), digest(states_[i]));
+}
+
+TEST_F(StateBytes, AFrozenLayerIsValuesOnly) {
+  const Bytes before = tensor_bytes(states_[1]);
+  EXPECT_EQ(before, parameter_bytes(*model_[1]) * 3);
+  freeze(states_[1]);
+  EXPECT_EQ(tensor_bytes(states_[1]), parameter_bytes(*model_[1]));
+  const LayerState copy = copy_by_bytes(*model_[1], states_[1]);
+  EXPECT_TRUE(copy.frozen);
+  EXPECT_FALSE(copy.parameters[0].gradient.defined());
+  EXPECT_EQ(digest(copy), digest(states_[1]));
+}
+
+TEST_F(StateBytes, OrderIsValuesThenFirstThenSecondMoments) {
+  const auto views = tensors(states_[5]);
+  std::vector<std::string> names;
+  for (const auto& view : views) names.push_back(view.name);
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"norm.weight", "lm_head.weight", "norm.weight.first_moment",
+                                      "lm_head.weight.first_moment", "norm.weight.second_moment",
+                                      "lm_head.weight.second_moment"}));
+  EXPECT_EQ(views[3].shape, (std::vector<std::int64_t>{19, 24}));
+  EXPECT_EQ(views[3].kind, TensorKind::kFirstMoment);
+}
+
+TEST_F(StateBytes, DigestSeesEveryTensorAndEveryNumber) {
+  LayerState& state = states_[2];
+  const Digest before = digest(state);
+  for (const NamedTensor& view : tensors(state)) {
+    for (const std::size_t at : {std::size_t{0}, view.bytes.size() - 1}) {
+      view.bytes[at] ^= std::byte{1};
+      EXPECT_NE(digest(state), before) << view.name;
+      view.bytes[at] ^= std::byte{1};
+    }
+  }
+  EXPECT_EQ(digest(state), before);
+  const auto changes = [&](auto change) {
+    LayerState other = state;
+    change(other);
+    return digest(other) != before;
+  };
+  EXPECT_TRUE(changes([](LayerState& s) { s.optimizer_steps += 1; }));
+  EXPECT_TRUE(changes([](LayerState& s) { s.random_key ^= 1; }));
+  EXPECT_TRUE(changes([](LayerState& s) { s.id = LayerId{7}; }));
+  EXPECT_TRUE(changes([](LayerState& s) { s.parameters[1].name += "x"; }));
+  EXPECT_TRUE(changes([](LayerState& s) { s.parameters[1].decays = false; }));
+  EXPECT_TRUE(changes([](LayerState& s) { s.frozen = true; }));
+}
+
+TEST_F(StateBytes, AHeaderSurvivesPackingAndOthersAreRefused) {
+  const StateHeader given{.id = LayerId{-1},
+                          .frozen = true,
+                          .optimizer_steps = std::int64_t{1} << 40,
+                          .random_key = ~std::uint64_t{0},
+                          .layout = {3, 4}};
+  auto bytes = pack(given);
+  EXPECT_EQ(unpack(bytes).value(), given);
+  EXPECT_FALSE(unpack(std::span(bytes).first(47)));
+  bytes[0] ^= std::byte{1};
+  EXPECT_FALSE(unpack(bytes));
+}
+
+TEST_F(StateBytes, AHeaderOfAnotherModelIsRefused) {
+  LlamaConfig other = config_;
+  other.intermediate += 1;
+  const auto result = allocate_like(*make_llama(other)[2], header(states_[2]));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().message,
+            "state of layer 2 has other parameters or shapes than blocks.0.mlp of this model; use "
+            "the same model at both ends");
+}
+
+TEST(Memory, ComputedStashesAreThoseMeasured) {
+  for (const double p : {0.0, 0.1}) {
+    LlamaConfig config = testing::tiny_config();
+    config.dropout = p;
+    const Model model = make_llama(config);
+    const LayerContext context = testing::random_context(config, 3, 4);
+    const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
+    for (std::size_t i = 0; i < model.size(); ++i) {
+      const LayerId id{static_cast<int>(i)};
+      const LayerState state = make_state(*model[i], id, 3);
+      const StashBytes bytes = measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
+      EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3).value)
+          << model[i]->name() << " dropout " << p;
+      EXPECT_GE(bytes.peak, bytes.held - boundary_bytes(config, 3));
+    }
+  }
+}
+
+TEST(Memory, ForwardWithoutAStashKeepsItsOutputOnly) {
+  const LlamaConfig config = testing::tiny_config();
+  const Model model = make_llama(config);
+  const LayerState state = make_state(*model[1], LayerId{1}, 3);
+  const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
+  const AllocationMeter meter;
+  const at::Tensor y = model[1]->forward(state, x, {}, nullptr);
+  EXPECT_EQ(meter.held(), boundary_bytes(config, 3));
+}
+
+TEST(Memory, AFrozenLayerBehindATrainedOneKeepsLess) {
+  const LlamaConfig config = testing::tiny_config();
+  const Model model = make_llama(config);
+  LayerState state = make_state(*model[2], LayerId{2}, 3);
+  freeze(state);
+  const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
+  const Bytes held = measure_stash(*model[2], state, x, {}).held;
+  // Neither the normed input nor the product of gate and up, which only weight gradients need.
+  EXPECT_EQ(held.value, activation_bytes(config, LayerId{2}, 3).value - 30 * 4 * (24 + 20));
+}
+
+TEST(Memory, TheGraphIsFreedByInputGradientAndTheRestByWeightGradient) {
+  const LlamaConfig config = testing::tiny_config();
+  const Model model = make_llama(config);
+  LayerState state = make_state(*model[2], LayerId{2}, 3);
+  const at::Tensor dy = random_tensor({3, 10, 24}, 8, at::kFloat);
+  const AllocationMeter meter;
+  std::unique_ptr<Stash> stash;
+  at::Tensor x = at::ones({3, 10, 24});
+  at::Tensor y = model[2]->forward(state, x, {}, &stash);
+  x.reset();
+  y.reset();
+  EXPECT_EQ(meter.held(), activation_bytes(config, LayerId{2}, 3));
+  at::Tensor dx = model[2]->input_gradient(state, *stash, dy, Layer::InputGradient::kWanted);
+  EXPECT_EQ(meter.held(), boundary_bytes(config, 3) + parameter_bytes(*model[2]));
+  dx.reset();
+  model[2]->weight_gradient(state, *stash);
+  EXPECT_EQ(meter.held().value, 0);
+}
+
+}  // namespace
+}  // namespace dynmo::model

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "dynmo/core/json.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/lowering.h"
+#include "dynmo/schedule/text.h"
+#include "dynmo/sim/simulate.h"
+
+namespace dynmo::observe {
+namespace {
+
+schedule::Timeline simulated(int ranks, int micro_batches) {
+  schedule::PipelineShape shape;
+  shape.ranks = ranks;
+  shape.micro_batches = micro_batches;
+  for (int r = 0; r < ranks; ++r) shape.stages.push_back({.rank = Rank{r}});
+  const std::vector<sim::StageCost> costs(static_cast<std::size_t>(ranks),
+                                          {.forward = Nanoseconds(1001),
+                                           .input_gradient = Nanoseconds(1500),
+                                           .weight_gradient = Nanoseconds(700),
+                                           .update = Nanoseconds(10),
+                                           .state = {},
+                                           .activation = Bytes{4},
+                                           .boundary = Bytes{100}});
+  cost::Cluster cluster = cost::equal_ranks(ranks);
+  cluster.inside_node = {1e-7, 1e9};
+  const auto compute = schedule::make_schedule(schedule::ScheduleKind::k1F1B, shape);
+  return sim::simulate(schedule::lower(*compute), costs, cluster, {.timeline = true})->timeline;
+}
+
+Json parsed(const std::vector<TraceProcess>& processes) {
+  const auto json = parse_json(trace_json(processes), "trace");
+  EXPECT_TRUE(json) << json.error().message;
+  return *json;
+}
+
+TEST(Trace, HasASliceForEveryActionWithItsTimes) {
+  const schedule::Timeline timeline = simulated(3, 4);
+  const Json json = parsed({{.name = "simulated", .steps = {{.step = 5, .timeline = timeline}}}});
+  std::map<std::string, std::pair<double, double>> slices;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] == "X" && event["cat"] != "step") {
+      EXPECT_TRUE(slices.emplace(event["name"], std::pair(event["ts"], event["dur"])).second);
+      EXPECT_EQ(event["args"]["step"], 5);
+    }
+  }
+  std::size_t actions = 0;
+  for (const auto& rank : timeline.ranks) {
+    for (const auto& timed : rank) {
+      const auto found = slices.find(schedule::to_string(timed.action));
+      ASSERT_NE(found, slices.end()) << schedule::to_string(timed.action);
+      EXPECT_NEAR(found->second.first, static_cast<double>(timed.start.count()) / 1000, 1e-9);
+      EXPECT_NEAR(found->second.second,
+                  static_cast<double>((timed.end - timed.start).count()) / 1000, 1e-9);
+      ++actions;
+    }
+  }
+  EXPECT_EQ(slices.size(), actions);
+}
+
+TEST(Trace, NoTwoSlicesOfATrackOverlap) {
+  const TracedStep step{.step = 0, .timeline = simulated(4, 8)};
+  const Json json = parsed({{.name = "a", .steps = {step, step, step}}});
+  std::map<std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>> tracks;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    const auto start = std::llround(event["ts"].get<double>() * 1000);
+    tracks[event["tid"]].emplace_back(start,
+                                      start + std::llround(event["dur"].get<double>() * 1000));
+  }
+  EXPECT_GE(tracks.size(), 5U);  // steps and four ranks
+  for (auto& [track, slices] : tracks) {
+    std::sort(slices.begin(), slices.end());
+    for (std::size_t i = 1; i < slices.size(); ++i) {
+      EXPECT_LE(slices[i - 1].second, slices[i].first) << "track " << track;
+    }
+  }
+}
+
+TEST(Trace, StepsFollowOneAnother) {
+  const TracedStep step{.step = 1, .timeline = simulated(2, 2), .duration = Nanoseconds(1'000'000)};
+  TracedStep next = step;
+  next.step = 2;
+  const Json json = parsed({{.name = "a", .steps = {step, next}}});
+  std::vector<double> starts;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] == "X" && event["cat"] == "step") starts.push_back(event["ts"]);
+  }
+  EXPECT_EQ(starts, (std::vector<double>{0, 1000}));
+}
+
+TEST(Trace, ArrowsJoinTheSlicesTheyMean) {
+  const Json json = parsed({{.name = "a", .steps = {{.step = 0, .timeline = simulated(3, 2)}}}});
+  const auto slice_at = [&](const Json& end) {
+    for (const Json& event : json["traceEvents"]) {
+      if (event["ph"] == "X" && event["tid"] == end["tid"] && event["ts"] <= end["ts"] &&
+          end["ts"].get<double>() < event["ts"].get<double>() + event["dur"].get<double>()) {
+        return event["name"].get<std::string>();
+      }
+    }
+    return std::string("none");
+  };
+  std::map<int, std::string> from;
+  std::set<std::string> arrows;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] == "s") from[event["id"]] = slice_at(event);
+    if (event["ph"] == "f") arrows.insert(from.at(event["id"]) + ">" + slice_at(event));
+  }
+  EXPECT_EQ(arrows, (std::set<std::string>{"0F0>1F0", "0F1>1F1", "1F0>2F0", "1F1>2F1", "2B0>1B0",
+                                           "2B1>1B1", "1B0>0B0", "1B1>0B1"}));
+}
+
+TEST(Trace, ProcessesAreNamedAndAnyNameIsValid) {
+  const Json json =
+      parsed({{.name = "measured \"a\"\n\xff", .steps = {}},
+              {.name = "simulated", .steps = {{.step = 0, .timeline = simulated(2, 1)}}}});
+  std::set<std::string> names;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] == "M") names.insert(event["args"]["name"]);
+  }
+  EXPECT_TRUE(names.contains("simulated"));
+  EXPECT_TRUE(names.contains("rank 1"));
+  EXPECT_TRUE(names.contains("measured \"a\"\n\xEF\xBF\xBD"));
+  EXPECT_TRUE(parse_json(trace_json({}), "empty"));
+}
+
+}  // namespace
+}  // namespace dynmo::observe
