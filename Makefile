@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# What people do with DynMo, one word each. CMake does the work; CMakePresets.json has the builds.
+
+# One build for demo and test; `make test PRESET=ci` makes warnings errors.
+PRESET ?= release
+PREFIX ?= /usr/local
+REPEAT ?= 20
+
+export DYNMO_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynmo
+export CCACHE_DIR ?= $(DYNMO_CACHE)/ccache
+export CCACHE_MAXSIZE ?= 2G
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
+export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
+
+.PHONY: help setup build demo test unit check format soak bench install clean
+
+help:
+	@echo 'make demo      train a small model twice, static and balanced, and compare'
+	@echo 'make test      build everything and run every test'
+	@echo 'make unit      build and test dynmo::core alone, without libtorch'
+	@echo 'make check     formatting, clang-tidy, shell scripts, sanitizers'
+	@echo 'make build     build the command line, build/release/apps/dynmo/dynmo'
+	@echo 'make setup     install what a build needs (the others do it, too)'
+	@echo 'make format    format all sources'
+	@echo 'make soak      run the tests of several ranks REPEAT=20 times'
+	@echo 'make bench     run the benchmarks'
+	@echo 'make install   install to PREFIX=/usr/local'
+	@echo 'make clean     remove the builds'
+
+setup:
+	@scripts/setup
+
+# Configured each time: it takes a second, and sees what was installed since.
+build: setup
+	@cmake --preset $(PRESET) >/dev/null
+	@cmake --build --preset $(PRESET) --target dynmo
+
+demo: build
+	@scripts/demo build/$(PRESET)/apps/dynmo/dynmo
+
+test: setup
+	@cmake --preset $(PRESET) >/dev/null
+	@cmake --build --preset $(PRESET)
+	@ctest --preset $(PRESET) --output-junit ctest.xml
+
+unit:
+	@scripts/setup core
+	@cmake --preset core >/dev/null
+	@cmake --build --preset core
+	@ctest --preset core -L unit
+
+check:
+	@scripts/setup core check
+	@scripts/check
+
+format:
+	@scripts/setup check
+	@scripts/format
+
+soak: setup
+	@cmake --preset $(PRESET) >/dev/null
+	@cmake --build --preset $(PRESET)
+	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
+
+bench:
+	@scripts/setup core runtime bench
+	@cmake --preset bench >/dev/null
+	@cmake --build --preset bench
+	@scripts/bench build/bench/bench
+
+install: build
+	@cmake --build --preset $(PRESET)
+	@cmake --install build/$(PRESET) --prefix $(PREFIX)
+
+clean:
+	rm -rf build

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# The install tree: the command line, headers, libraries and the package that find_package(dynmo) finds.
+include(CMakePackageConfigHelpers)
+
+set(dynmo_package_directory "${CMAKE_INSTALL_LIBDIR}/cmake/dynmo")
+set(dynmo_package_targets dynmo_core)
+set(dynmo_package_files "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfigVersion.cmake")
+if(DYNMO_RUNTIME)
+  list(APPEND dynmo_package_targets dynmo_runtime)
+  list(APPEND dynmo_package_files "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindLibTorch.cmake")
+endif()
+
+# Where libtorch lies is known at link time only.
+set_target_properties(dynmo PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+install(TARGETS dynmo)
+install(TARGETS ${dynmo_package_targets} EXPORT dynmo FILE_SET HEADERS)
+install(EXPORT dynmo NAMESPACE dynmo:: DESTINATION "${dynmo_package_directory}" FILE dynmoTargets.cmake)
+
+configure_package_config_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmoConfig.cmake.in" "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfig.cmake"
+  INSTALL_DESTINATION "${dynmo_package_directory}")
+write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/dynmoConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES ${dynmo_package_files} DESTINATION "${dynmo_package_directory}")

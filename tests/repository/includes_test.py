@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of dynmo/ includes only those above it in the map, and only those below the line know libtorch."""
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
+LIBTORCH = re.compile(r"^(ATen|torch|c10|caffe2|gloo|nccl)(/|\.h$)")
+WHOLE_LIBTORCH = re.compile(r"^torch/(torch|all|extension)\.h$")
+
+
+def folder_map(root):
+    """(folders of dynmo::core, folders of dynmo::runtime), each in the order of the map, as the build has them."""
+    text = (root / "CMakeLists.txt").read_text()
+    return tuple(re.search(rf"dynmo_library\({name} ([^)]*)\)", text).group(1).split() for name in ("core", "runtime"))
+
+
+def violations(root):
+    core, runtime = folder_map(root)
+    order = core + runtime
+    found = []
+    folders = {path.name for path in (root / "dynmo").iterdir() if path.is_dir()}
+    found += [f"dynmo/{name}: not in the folder map of CMakeLists.txt" for name in sorted(folders - set(order))]
+    for path in sorted((root / "dynmo").rglob("*")):
+        if path.suffix not in (".h", ".cpp", ".cu") or path.relative_to(root).parts[1] not in order:
+            continue
+        folder, where = path.relative_to(root).parts[1], path.relative_to(root)
+        for bracket, name in INCLUDE.findall(path.read_text()):
+            parts = name.split("/")
+            if LIBTORCH.match(name) and folder in core:
+                found.append(f"{where}: {name}: dynmo::core knows nothing of libtorch")
+            elif WHOLE_LIBTORCH.match(name) and path.suffix == ".h":
+                found.append(f"{where}: {name}: seconds an include; take ATen/core/Tensor.h or hide it in the source")
+            elif parts[0] in ("apps", "tests", "bench"):
+                found.append(f"{where}: {name}: the library includes nothing that uses it")
+            elif parts[0] == "dynmo" and bracket == "<":
+                found.append(f"{where}: {name}: our own headers are included with quotes")
+            elif parts[0] == "dynmo" and parts[1] not in order:
+                found.append(f"{where}: {name}: no such folder in the map")
+            elif parts[0] == "dynmo" and order.index(parts[1]) > order.index(folder):
+                found.append(f"{where}: {name}: {parts[1]} is below {folder} in the map")
+            elif parts[0] == "dynmo" and name.endswith("_impl.h") and parts[1] != folder:
+                found.append(f"{where}: {name}: private to dynmo/{parts[1]}")
+    return found
+
+
+class Includes(unittest.TestCase):
+    def test_follow_the_folder_map(self):
+        self.assertEqual(violations(ROOT), [])
+
+    def test_of_every_folder_are_looked_at(self):
+        core, runtime = folder_map(ROOT)
+        self.assertEqual((core[0], core[-1], runtime[-1]), ("core", "transport", "train"))
+
+    def test_against_the_map_are_found(self):
+        planted = {
+            "dynmo/core/a.h": ("#include <ATen/core/Tensor.h>", "knows nothing of libtorch"),
+            "dynmo/core/b.cpp": ('#include "dynmo/plan/plan.h"', "plan is below core"),
+            "dynmo/data/c.cpp": ("#  include <c10/util/x.h>", "knows nothing of libtorch"),
+            "dynmo/plan/d.h": ('#include "dynmo/sim/replay_impl.h"', "private to dynmo/sim"),
+            "dynmo/model/e.h": ("#include <torch/torch.h>", "seconds an include"),
+            "dynmo/model/f.cpp": ('#include "dynmo/train/trainer.h"', "train is below model"),
+            "dynmo/cost/g.h": ("#include <dynmo/core/ids.h>", "with quotes"),
+            "dynmo/cost/h.h": ('#include "dynmo/nowhere/ids.h"', "no such folder"),
+            "dynmo/sim/i.cpp": ('#include "tests/sim/oracle.h"', "nothing that uses it"),
+            "dynmo/extra/j.h": ("", "not in the folder map"),
+        }
+        innocent = {
+            "dynmo/model/k.cpp": '#include <torch/torch.h>\n#include "dynmo/core/ids.h"\n',
+            "dynmo/sim/l.cpp": '#include "dynmo/sim/replay_impl.h"\n#include <vector>\n',
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "CMakeLists.txt").write_text((ROOT / "CMakeLists.txt").read_text())
+            for name, text in innocent.items() | {name: line + "\n" for name, (line, _) in planted.items()}.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+            found = violations(root)
+        self.assertEqual(len(found), len(planted), "\n".join(found))
+        for name, (_, why) in planted.items():
+            place = str(pathlib.Path(name).parent if name.startswith("dynmo/extra") else name)
+            self.assertTrue(any(line.startswith(place + ":") and why in line for line in found), (name, found))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A project elsewhere builds against the install tree of the build in DYNMO_BUILD_DIR."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = pathlib.Path(os.environ["DYNMO_BUILD_DIR"])
+CONSUMER = pathlib.Path(__file__).resolve().parent / "consumer"
+
+
+def cached(name):
+    """Value of a variable in the build's cache."""
+    for line in (BUILD / "CMakeCache.txt").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return line.split("=", 1)[1]
+    return ""
+
+
+RUNTIME = cached("DYNMO_RUNTIME").upper() in ("ON", "1", "TRUE", "YES")
+
+
+def call(*command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class InstallTree(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = pathlib.Path(folder.name)
+        cls.prefix = cls.root / "prefix"
+        call("cmake", "--install", BUILD, "--prefix", cls.prefix)
+
+    def consume(self, component):
+        build = self.root / component
+        call("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCOMPONENT={component}",
+             f"-DCMAKE_CXX_FLAGS={cached('CMAKE_CXX_FLAGS')}", f"-DDYNMO_TORCH_DIR={cached('DYNMO_TORCH_DIR')}")
+        call("cmake", "--build", build)
+        return call(build / "consumer")
+
+    def test_holds_a_command_that_runs(self):
+        self.assertIn("Usage:", call(self.prefix / "bin" / "dynmo", "--help"))
+
+    def test_holds_every_public_header_and_no_private_one(self):
+        installed = {str(path.relative_to(self.prefix / "include")) for path in (self.prefix / "include").rglob("*.h")}
+        self.assertIn("dynmo/core/expected.h", installed)
+        self.assertEqual([name for name in installed if name.endswith("_impl.h")], [])
+
+    def test_says_nothing_of_this_checkout(self):
+        for file in (self.prefix / "lib").rglob("*.cmake"):
+            self.assertNotIn(str(BUILD.parent.parent), file.read_text(), file)
+
+    def test_serves_a_consumer_of_the_core(self):
+        self.assertEqual(self.consume("core"), "1.0 KiB\n")
+
+    def test_serves_a_consumer_of_the_runtime(self):
+        if not RUNTIME:
+            self.skipTest("this build has no runtime")
+        self.assertEqual(self.consume("runtime"), "1.0 KiB in a tensor\n")
+
+    def test_says_so_when_it_has_no_runtime(self):
+        if RUNTIME:
+            self.skipTest("this build has the runtime")
+        with self.assertRaisesRegex(AssertionError, "runtime"):
+            self.consume("runtime")
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
