@@ -403,7 +403,9 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
   }
   DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(const model::Model model, make_model(options, batches.vocabulary()));
-  return check_cut(options.config, ranks, static_cast<int>(model.size()));
+  DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.size())));
+  if (options.resume) DYNMO_TRY(restore(options.config));
+  return {};
 }
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {

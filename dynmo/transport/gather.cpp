@@ -7,11 +7,13 @@
 
 namespace dynmo::transport {
 
-Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag, std::string_view mine) {
+Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
+                                                std::string_view mine) {
   const std::uint64_t size = mine.size();
   DYNMO_ASSIGN(const auto sizes, all_gather(transport, tag, std::as_bytes(std::span(&size, 1))));
   std::vector<std::uint64_t> counts(sizes.size());
-  for (std::size_t i = 0; i < sizes.size(); ++i) std::memcpy(&counts[i], sizes[i].data(), sizeof(std::uint64_t));
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    std::memcpy(&counts[i], sizes[i].data(), sizeof(std::uint64_t));
   std::vector<std::string> texts(sizes.size());
   const std::uint64_t largest = *std::max_element(counts.begin(), counts.end());
   if (largest == 0) return texts;

@@ -15,6 +15,7 @@
 namespace dynmo::transport {
 
 // What every rank gave, by rank; contributions may be empty. All ranks call it in the same order.
-[[nodiscard]] Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag, std::string_view mine);
+[[nodiscard]] Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
+                                                              std::string_view mine);
 
 }  // namespace dynmo::transport

@@ -62,8 +62,8 @@ class Case(unittest.TestCase):
         shutil.rmtree(cls.folder)
 
     def command(self, *words, run="run", extra=()):
-        return [DYNMO, "train", "--data", str(self.data), *words, "--out", str(self.folder / run), *settings(TINY),
-                *settings(extra)]
+        return [DYNMO, "train", "--data", str(self.data), "--out", str(self.folder / run), *settings(TINY),
+                *settings(extra), *words]
 
     def run_command(self, command, timeout=120, env=None):
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ class BadInput(Case):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.assert_error(self.run_command(self.command(), env=env), 2, str(port), "in use")
 
     def test_broken_rank_environment(self):

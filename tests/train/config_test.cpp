@@ -55,7 +55,7 @@ TEST_F(ConfigFile, UnknownKeyNamesLineAndNearestKey) {
 
 TEST_F(ConfigFile, WrongTypeNamesLineValueAndWhatWasWanted) {
   EXPECT_EQ(error_of("[train]\n\nsteps = \"many\"\n"),
-            "run.toml:3: train.steps is many, wanted a whole number");
+            "run.toml:3: train.steps is 'many', wanted a whole number");
   EXPECT_EQ(error_of("[train]\nsteps = 1.5\n"),
             "run.toml:2: train.steps is 1.5, wanted a whole number");
   EXPECT_EQ(error_of("[optimizer]\nbeta1 = nan\n"),
@@ -99,7 +99,7 @@ TEST(Config, BadSettingsSayWhichOne) {
   EXPECT_EQ(error("train.step=7"),
             "--set train.step=7: 'train.step' is not a known key, did you mean 'train.steps'?");
   EXPECT_EQ(error("train.steps"), "--set train.steps: wanted key=value, such as train.steps=100");
-  EXPECT_EQ(error("train.steps=x"), "--set train.steps=x: train.steps is x, wanted a whole number");
+  EXPECT_EQ(error("train.steps=x"), "--set train.steps=x: train.steps is 'x', wanted a whole number");
 }
 
 TEST_F(ConfigFile, ResolvedFormReadsBackToTheSameValue) {
