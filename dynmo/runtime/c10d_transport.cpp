@@ -97,8 +97,9 @@ struct State {
   [[nodiscard]] std::optional<Error> failure() const { return outstanding->failure(); }
   // Fails the group here and everywhere.
   void abort(const Error& why) const {
-    if (watchdog != nullptr) watchdog->announce(why);
-    outstanding->fail(why);
+    if (watchdog == nullptr) return outstanding->fail(why);
+    watchdog->announce(why);
+    outstanding->fail(watchdog->verdict().value_or(why));  // an earlier one stays
   }
 };
 
@@ -265,7 +266,6 @@ class Joining {
 };
 
 Expected<void> Joining::open_store() {
-  store_ = options_.store;
   if (store_ != nullptr) return {};
   c10d::TCPStoreOptions how;
   how.port = options_.port;
@@ -462,6 +462,7 @@ Expected<void> Joining::meet() {
 
 Expected<std::unique_ptr<Group>> Joining::run() {
   state_ = std::make_shared<State>(State{options_.rank, options_.size});
+  store_ = options_.store;
   Expected<void> joined;
   if (options_.size > 1) {
     try {

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/runtime/line_merger_impl.h"
@@ -43,8 +44,9 @@ const int kLostExit = exit_code(ErrorCode::kPeerLost);
 struct Child {
   Rank rank;
   pid_t pid = -1;
-  UniqueFd process;  // readable once it has ended
-  UniqueFd output;   // what it prints, but for rank 0's stdout, which is ours
+  UniqueFd process;     // readable once it has ended
+  UniqueFd output;      // what it prints, but for rank 0's stdout, which is ours
+  std::string unshown;  // read of it, not passed on yet
   bool running = true;
   bool was_told = false;  // we sent a signal before it ended
   int turn = 0;           // in which it was seen to have ended
@@ -150,9 +152,10 @@ class Launch {
 
   void wait_for_events(milliseconds at_most);
   bool read_output(Child& child);
+  void show_output(Child& child);
   void wait_for_cause();
   void note_ended();
-  void note_end(Child& child, const siginfo_t& info);
+  void note_end(Child& child);
   void handle_signals();
   void begin_ending(milliseconds grace);
   void press();
@@ -222,7 +225,7 @@ int Launch::run() {
     wait_for_events(std::chrono::hours(1));
     ++turn_;
     note_ended();  // before what the others say about it
-    for (Child& child : children_) read_output(child);
+    for (Child& child : children_) show_output(child);
     handle_signals();
     press();
   }
@@ -255,18 +258,24 @@ bool Launch::read_output(Child& child) {
   const ssize_t got = child.output ? read(child.output.get(), bytes.data(), bytes.size()) : -1;
   if (got == 0) child.output.reset();
   if (got <= 0) return false;
-  const std::string_view text(bytes.data(), static_cast<std::size_t>(got));
-  if (text.find(" was lost: ") != std::string_view::npos) wait_for_cause();
-  write_all(options_.errors, merger_.feed(child.rank, text));
+  child.unshown.append(bytes.data(), static_cast<std::size_t>(got));
   return true;
 }
 
-// A killed process closes its connections a moment before it can be seen to have ended. The others
-// may have spoken of it in between: its end is to be said first.
+void Launch::show_output(Child& child) {
+  read_output(child);
+  if (child.unshown.find("dynmo: rank ") != std::string::npos) wait_for_cause();
+  write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
+}
+
+// A killed process closes its connections a moment before it can be seen to have ended, and one
+// that has failed tells the others before it ends. They may have spoken of it in between: what
+// itself said and how it ended come first.
 void Launch::wait_for_cause() {
+  if (terminate_at_ || kill_at_) return;  // known already
   std::vector<pollfd> events;
   for (const Child& child : children_) {
-    if (!child.running) return;  // known already
+    if (!child.running) continue;
     events.push_back({.fd = child.process.get(), .events = POLLIN, .revents = 0});
   }
   poll(events.data(), events.size(), static_cast<int>(kCauseTime.count()));
@@ -274,27 +283,34 @@ void Launch::wait_for_cause() {
 }
 
 void Launch::note_ended() {
+  std::vector<Child*> ended;
   for (Child& child : children_) {
     if (!child.running) continue;
     siginfo_t info{};
     const int status =
         waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT);
-    if (status == 0 && info.si_pid == child.pid) note_end(child, info);
+    if (status != 0 || info.si_pid != child.pid) continue;
+    child.running = false;
+    child.turn = turn_;
+    (info.si_code == CLD_EXITED ? child.code : child.signal) = info.si_status;
+    ended.push_back(&child);
   }
+  // Of several at once the killed ones first: they are what the others speak of.
+  std::ranges::stable_partition(ended, [](const Child* child) { return child->signal != 0; });
+  for (Child* child : ended) note_end(*child);
 }
 
-void Launch::note_end(Child& child, const siginfo_t& info) {
-  child.running = false;
-  child.turn = turn_;
-  (info.si_code == CLD_EXITED ? child.code : child.signal) = info.si_status;
+void Launch::note_end(Child& child) {
   if (child.was_told || (child.code == 0 && child.signal == 0)) return;
-  for (int more = kLastWords; more > 0 && read_output(child); --more) {
-  }
   merger_.expect_loss_of(child.rank);
   if (child.signal != 0) {
     say(fmt::format("rank {} was killed by signal {} ({})", child.rank, child.signal,
                     strsignal(child.signal)));
-  } else if (!merger_.has_explained(child.rank)) {
+  }
+  for (int more = kLastWords; more > 0 && read_output(child); --more) {
+  }
+  write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
+  if (child.code != 0 && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
   }
   begin_ending(options_.grace);
@@ -352,7 +368,7 @@ void Launch::drain() {
   kill_at_.reset();
   while (std::ranges::any_of(children_, is_open) && Clock::now() < deadline) {
     wait_for_events(kPoll);
-    for (Child& child : children_) read_output(child);
+    for (Child& child : children_) show_output(child);
   }
   for (const Child& child : children_) write_all(options_.errors, merger_.finish(child.rank));
 }

@@ -20,6 +20,13 @@ std::string_view without_rank(std::string_view text) {
   return text.substr(end).starts_with(": ") ? text.substr(end + 2) : text;
 }
 
+// Two ranks may have noticed one loss in different ways.
+std::string_view without_detail(std::string_view text) {
+  constexpr std::string_view kLost = " was lost: ";
+  const std::size_t at = text.find(kLost);
+  return at == std::string_view::npos ? text : text.substr(0, at + kLost.size());
+}
+
 }  // namespace
 
 std::string LineMerger::feed(Rank rank, std::string_view bytes) {
@@ -56,7 +63,7 @@ bool LineMerger::is_repeated(Rank rank, std::string_view line) {
     return line.starts_with(fmt::format("rank {} was lost: ", gone));
   };
   if (std::ranges::any_of(gone_, lost)) return true;
-  const std::string_view reason = without_rank(line);
+  const std::string_view reason = without_detail(without_rank(line));
   const auto found = first_.find(reason);
   if (found != first_.end()) return found->second != rank;
   if (first_.size() < kMostRemembered) first_.emplace(reason, rank);

@@ -207,6 +207,7 @@ void Watchdog::Loop::adopt_rank_0(UniqueFd socket) {
   append(rest, options_.secret);
   append(rest, options_.rank.value);
   peer.out = frame(Frame::kHello, rest);
+  flush(peer);  // said when connect() returns
 }
 
 template <typename Change>
@@ -250,10 +251,11 @@ void Watchdog::Loop::run() {
   while (true) {
     wait_for_events(next_beat);
     const auto now = Clock::now();
-    // This process itself was stopped for a while, perhaps with all others (a paused container):
-    // whoever was silent then has a new chance. If it was this one alone, rank 0 says so.
-    if (now - last_turn > options_.silence / 2) {
-      for (Peer& peer : peers_) peer.heard = now;
+    // Time in which this thread did not run (a paused container, a host that is busy beyond
+    // measure) is no silence of the others, who may have stood still as well. If this rank stood
+    // still alone, rank 0 says so.
+    if (const auto late = now - last_turn - options_.period; late > options_.period) {
+      for (Peer& peer : peers_) peer.heard += late;
     }
     last_turn = now;
     if (listener_) accept_all();

@@ -26,6 +26,14 @@ TEST(LineMerger, ShowsOneErrorOfSeveralRanksOnce) {
   EXPECT_FALSE(merger.has_explained(Rank(3)));
 }
 
+TEST(LineMerger, ShowsOneLossOnceHoweverItWasNoticed) {
+  LineMerger merger;
+  EXPECT_NE(merger.feed(Rank(1), "dynmo: rank 0 was lost: nothing was heard of it for 3.0 s\n"),
+            "");
+  EXPECT_EQ(merger.feed(Rank(2), "dynmo: rank 0 was lost: its connection closed\n"), "");
+  EXPECT_NE(merger.feed(Rank(2), "dynmo: rank 3 was lost: its connection closed\n"), "");
+}
+
 TEST(LineMerger, KeepsWhatARankRepeatsItselfAndWhatIsNotOurs) {
   LineMerger merger;
   EXPECT_EQ(merger.feed(Rank(0), "dynmo: slow\ndynmo: slow\n"), "dynmo: slow\ndynmo: slow\n");

@@ -231,6 +231,27 @@ TEST(Ranks, SurvivorsFormTheNextGeneration) {
   EXPECT_TRUE(contains(run->output(), "done\n"));
 }
 
+// As under torchrun, whose agent has the store; here it is that of other ranks.
+TEST(Ranks, JoinThroughAStoreThatSomebodyElseHosts) {
+  const std::uint16_t port = free_port();
+  std::vector<std::unique_ptr<Process>> others;
+  for (int rank = 0; rank < 2; ++rank) {
+    others.push_back(std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, "rest"},
+                                               environment_of(rank, 2, port)));
+  }
+  for (const std::string attempt : {"0", "1"}) {
+    std::vector<std::unique_ptr<Process>> ranks;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      auto environment = environment_of(rank, kRanks, port);
+      environment.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
+      environment.emplace_back("TORCHELASTIC_RESTART_COUNT", attempt);
+      ranks.push_back(std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, "messages"},
+                                                environment));
+    }
+    for (const auto& rank : ranks) EXPECT_EQ(rank->wait(), 0) << rank->output();
+  }
+}
+
 TEST(Ranks, TheirErrorComesFirstAndDecidesTheExitCode) {
   const auto run = launch("fail");
   EXPECT_EQ(run->wait(), 4);
