@@ -16,8 +16,18 @@ Expected<Json> read_json(const std::filesystem::path& path) {
 }
 
 Expected<Json> parse_json(std::string_view text, std::string_view origin) {
+  // Nothing of ours nests deeper; the library's recursion would follow a hostile file off the stack.
+  constexpr int kMostLevels = 64;
+  bool too_deep = false;
+  const auto limit = [&](int depth, Json::parse_event_t, Json&) {
+    too_deep = too_deep || depth > kMostLevels;
+    return !too_deep;
+  };
   try {
-    return Json::parse(text);
+    Json json = Json::parse(text, limit);
+    if (!too_deep) return json;
+    return make_error(ErrorCode::kBadInput, "{}: wanted JSON of at most {} levels", origin,
+                      kMostLevels);
   } catch (const Json::exception& fault) {
     std::string why = fault.what();
     if (const auto start = why.find("] "); start != std::string::npos) why = why.substr(start + 2);

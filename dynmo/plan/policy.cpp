@@ -15,13 +15,14 @@ namespace {
 constexpr double kAssumedBytesPerSecond = 1e9;
 
 Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) {
-  const std::array<std::pair<std::string_view, double>, 6> values = {{
+  const std::array<std::pair<std::string_view, double>, 7> values = {{
       {"relative_noise", input.relative_noise},
       {"horizon_steps", input.horizon_steps},
       {"bytes_per_s", input.bytes_per_s},
       {"fixed_cost_s", input.fixed_cost_s},
       {"minimum_gain", options.minimum_gain},
       {"noise_factor", options.noise_factor},
+      {"known_change_noise_factor", options.known_change_noise_factor},
   }};
   for (const auto& [field, value] : values) {
     if (std::isfinite(value) && value >= 0) continue;
@@ -99,8 +100,10 @@ Decision weigh(Decision decision, const Proposal& proposal, const PolicyInput& i
   if (!(gain > options.minimum_gain * decision.current_step_s)) {
     return refuse(fmt::format("wanted more than {:.1f} %", percent(options.minimum_gain)));
   }
-  if (!(gain > options.noise_factor * decision.noise_s)) {
-    return refuse(fmt::format("within {:.3g} x the noise of {}", options.noise_factor,
+  const double factor = input.change == Change::kKnown ? options.known_change_noise_factor
+                                                       : options.noise_factor;
+  if (!(gain > factor * decision.noise_s)) {
+    return refuse(fmt::format("within {:.3g} x the noise of {}", factor,
                               format_seconds(decision.noise_s)));
   }
   if (!(decision.gain_s > decision.cost_s)) {

@@ -27,6 +27,14 @@ struct PolicyOptions {
   Balancer balancer = Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move
   double noise_factor = 5;     // least gain in deviations of the predicted difference
+  // The same where the load has changed for a cause that is known: the gain is then no artefact of
+  // the noise, and there is one decision a change instead of one a step.
+  double known_change_noise_factor = 1;
+};
+
+enum class Change {
+  kMeasured,  // if anything changed, it is only seen in the costs
+  kKnown,     // a layer was frozen, pruned, ... since the current plan was made
 };
 
 struct PolicyInput {
@@ -38,6 +46,7 @@ struct PolicyInput {
   double horizon_steps = 0;  // steps for which the gain is expected to last
   double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
+  Change change = Change::kMeasured;
 };
 
 struct Decision {

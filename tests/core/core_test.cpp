@@ -141,6 +141,14 @@ TEST(Json, ANumberTooLargeForAnIntegerIsRefused) {
   EXPECT_FALSE(root.finish());
 }
 
+TEST(Json, NestingWithoutEndIsRefused) {
+  const std::string deep(200000, '[');
+  EXPECT_FALSE(parse_json(deep, "p.json"));
+  const auto closed = parse_json("{\"a\": " + deep + std::string(200000, ']') + "}", "p.json");
+  ASSERT_FALSE(closed);
+  EXPECT_EQ(closed.error().message, "p.json: wanted JSON of at most 64 levels");
+}
+
 TEST(Json, SyntaxErrorsAreOneLine) {
   const auto json = parse_json("{\"a\": 1,\n}", "p.json");
   ASSERT_FALSE(json);

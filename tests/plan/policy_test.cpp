@@ -96,6 +96,23 @@ TEST(Policy, NoiseOnConstantCostsMovesAtMostOnce) {
   }
 }
 
+// Noise this large hides the gain, unless the cause of the change is known.
+TEST(Policy, AKnownChangeNeedsLessEvidence) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const cost::ModelCost after = with_frozen_prefix(equal_model(16, 1e-3), 6);
+  const Plan plan = even_plan(16, 4);
+  PolicyInput input{plan, after, 0, cluster, 16, 1000};
+  const auto calm = decide(input);
+  ASSERT_TRUE(calm->migrate) << calm->reason;
+  // The noise of the difference is proportional to relative_noise: a gain of three deviations.
+  input.relative_noise = 0.1;
+  const double noise = decide(input)->noise_s;
+  input.relative_noise *= (calm->current_step_s - calm->planned_step_s) / (3 * noise);
+  EXPECT_FALSE(decide(input)->migrate);
+  input.change = Change::kKnown;
+  EXPECT_TRUE(decide(input)->migrate) << decide(input)->reason;
+}
+
 TEST(Policy, DoesNotMoveForLessThanTheMoveCosts) {
   const cost::Cluster cluster = cost::equal_ranks(4);
   const Plan plan = even_plan(16, 4);

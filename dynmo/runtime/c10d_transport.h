@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Ranks as processes: a Transport over c10d's store and Gloo, with a watchdog (watchdog.h) beside
+// it. The only file that knows Gloo; no libtorch header is needed to use it.
+//
+// What a user of it must know:
+//  - Both ends of a message must name the same number of bytes: Gloo ends the process of the
+//    receiver (std::terminate) where they do not. Agree on sizes before.
+//  - A group that has failed is finished; the survivors join one of the next generation. Their new
+//    ranks are their own agreement.
+//  - A rank that ends says so: leave() when its work is done, abort(why) when it has failed.
+//    Otherwise the others take its end for a loss.
+//  - After a failure a process ends by quit() (below): libtorch's threads may be anywhere.
+//  - Threads of tensor operations are not its affair: at::set_num_threads(1) is the rank's.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/runtime/rank_environment.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+class Store;  // through which the ranks of a run find each other; outlives groups
+
+struct GroupOptions {
+  Rank rank;
+  int size = 1;
+  Generation generation = 0;  // keys of the store are the generation's own
+  std::string address = "127.0.0.1";
+  std::uint16_t port = 29500;
+  StoreHost store_host = StoreHost::kRank0;
+  std::optional<int> store_fd = {};   // rank 0: a listening socket to be taken over
+  std::string attempt = {};           // tells restarts that share one store apart
+  std::shared_ptr<Store> store = {};  // of an earlier generation: address and port are not used
+  std::chrono::milliseconds join_timeout{60000};  // for all ranks to be there
+  // Longest wait for one message. No detector of losses, that is the watchdog: a rank may have a
+  // reason to be busy for long. It ends what would hang forever for a bug.
+  std::chrono::milliseconds message_timeout{1800000};
+  std::chrono::milliseconds silence{3000};  // a rank not heard of for longer is lost
+};
+
+// Of a process that was started as a rank; the first generation.
+[[nodiscard]] GroupOptions group_options(const RankEnvironment& environment);
+
+// A Transport whose waits fail with kPeerLost and "rank 2 was lost: its connection closed", or with
+// the reason that a rank gave to abort(), "rank 1: " in front where it is none of a loss. A Gloo
+// error that comes before the watchdog's verdict waits for it, about 4 s at most.
+class Group : public transport::Transport {
+ public:
+  // Ends the group for all ranks, not for this one only. Returns when the others have been told, so
+  // that the process may end.
+  void abort(const Error& why) override = 0;
+
+  // Why the group failed, if it has. For loops that compute without waiting for messages.
+  [[nodiscard]] virtual std::optional<Error> failure() const = 0;
+
+  // This rank's work is done: returns when all ranks' is. The group's failure if it fails first.
+  [[nodiscard]] virtual Expected<void> leave() = 0;
+
+  // For the next generation's GroupOptions. Usable while the process that opened it lives.
+  [[nodiscard]] virtual std::shared_ptr<Store> store() const = 0;
+};
+
+// Joins the group of `options`; returns when all its ranks have. Ignores SIGPIPE from then on (a
+// killed peer raises it). A group of one needs nobody and opens nothing.
+//
+// kBadInput: the port is in use, the address does not resolve, two processes are the same rank, or
+// were started for different numbers of ranks. kPeerLost: not all ranks came in time, naming the
+// missing, or one was lost while joining. The error of one rank ends the joining of all.
+//
+// Destroying a group that has neither failed nor been left is abort("rank 1 has left the group").
+[[nodiscard]] Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options);
+
+// Ends the process at once, after flushing stdout and stderr: no destructors of static objects, no
+// joining of threads. For the end of a rank's main() after a group has failed, where those can hang
+// in Gloo; the caller has closed its files.
+[[noreturn]] void quit(int exit_code);
+
+}  // namespace dynmo::runtime

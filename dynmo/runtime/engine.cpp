@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/runtime/engine.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/memory.h"
+#include "dynmo/schedule/lowering.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::runtime {
+namespace {
+
+using schedule::Action;
+using schedule::ActionKind;
+using Clock = std::chrono::steady_clock;
+using Key = std::pair<StageId, MicroBatchId>;
+
+double seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+// A tensor with the operation that sends it or fills it.
+struct Message {
+  at::Tensor tensor;
+  std::unique_ptr<transport::Operation> operation;
+};
+
+// What a trained stage keeps of a micro-batch from F to the end of W, by layer of the stage.
+struct StageStash {
+  std::vector<std::unique_ptr<model::Stash>> layers;
+};
+
+class Interpreter {
+ public:
+  Interpreter(transport::Transport& transport, int lane, const model::Model& model,
+              const StepInput& input, LayerStates& states)
+      : transport_(transport), lane_(lane), model_(model), input_(input), states_(states) {}
+
+  Expected<StepOutput> run() {
+    const Clock::time_point start = Clock::now();
+    output_.start_ns = std::chrono::duration_cast<Nanoseconds>(start.time_since_epoch()).count();
+    for (const Action& action : input_.lowered.ranks[transport_.rank().index()]) {
+      if (!schedule::is_compute(action.kind)) {
+        communicate(action);
+        continue;
+      }
+      DYNMO_TRY(wait_for_input(action));
+      const Clock::time_point begin = Clock::now();
+      compute(action);
+      output_.actions.push_back({action, begin - start, Clock::now() - start});
+    }
+    for (Message& message : sent_) DYNMO_TRY(message.operation->wait());
+    DYNMO_CHECK(stashes_.empty() && activations_.empty() && gradients_.empty() && values_.empty(),
+                "a schedule that uses all it makes");
+    return std::move(output_);
+  }
+
+ private:
+  int stages() const { return static_cast<int>(input_.plan.stages.size()); }
+  const plan::PlanStage& stage(StageId id) const { return input_.plan.stages[id.index()]; }
+
+  void communicate(const Action& action) {
+    const transport::Tag tag = transport::schedule_tag(lane_, schedule::channel(action));
+    const Key key{action.stage, action.micro_batch};
+    const StageId before(action.stage.value - 1);
+    const StageId behind(action.stage.value + 1);
+    switch (action.kind) {
+      case ActionKind::kSendActivation:
+        return send(stage(behind).rank, tag, take(values_, key));
+      case ActionKind::kSendGradient:
+        return send(stage(before).rank, tag, take(values_, key));
+      case ActionKind::kReceiveActivation:
+        return receive(stage(before).rank, tag, activations_, key);
+      default:
+        return receive(stage(behind).rank, tag, gradients_, key);
+    }
+  }
+
+  void send(Rank to, transport::Tag tag, at::Tensor tensor) {
+    auto operation = transport_.send(to, tag, bytes_of(tensor));
+    sent_.push_back({std::move(tensor), std::move(operation)});
+  }
+
+  void receive(Rank from, transport::Tag tag, std::map<Key, Message>& received, Key key) {
+    at::Tensor tensor = at::empty(input_.boundary_shape, at::kFloat);
+    auto operation = transport_.receive(from, tag, bytes_of(tensor));
+    received[key] = {std::move(tensor), std::move(operation)};
+  }
+
+  // Waits for the message that an action needs; its time is not the action's.
+  Expected<void> wait_for_input(const Action& action) {
+    if (action.kind == ActionKind::kWeightGradient) return {};
+    auto& received = action.kind == ActionKind::kForward ? activations_ : gradients_;
+    const auto found = received.find({action.stage, action.micro_batch});
+    if (found == received.end()) return {};
+    DYNMO_TRY(found->second.operation->wait());
+    arrived_ = std::move(found->second.tensor);
+    received.erase(found);
+    return {};
+  }
+
+  // The tensor an action works on: just arrived, or left by the neighbour stage on this rank.
+  at::Tensor input_of(Key key, StageId neighbour) {
+    if (arrived_.defined()) return std::exchange(arrived_, at::Tensor());
+    return take(values_, {neighbour, key.second});
+  }
+
+  template <typename Map>
+  static typename Map::mapped_type take(Map& map, Key key) {
+    const auto found = map.find(key);
+    DYNMO_CHECK(found != map.end(), "a value for stage {}, micro-batch {}", key.first, key.second);
+    auto value = std::move(found->second);
+    map.erase(found);
+    return value;
+  }
+
+  void compute(const Action& action) {
+    const Key key{action.stage, action.micro_batch};
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return forward(key);
+      case ActionKind::kInputGradient:
+        return input_gradient(key, Weights::kLater);
+      case ActionKind::kWeightGradient:
+        return weight_gradient(key);
+      default:
+        return input_gradient(key, Weights::kNow);
+    }
+  }
+
+  model::LayerContext context_of(Key key) const {
+    model::LayerContext context;
+    context.step = input_.step;
+    context.micro_batch = key.second;
+    context.training = input_.training;
+    const bool first = key.first.value == 0;
+    const bool last = key.first.value + 1 == stages();
+    if (first || last) {
+      MicroBatch batch = input_.batch(key.second);
+      if (first) context.tokens_BT = std::move(batch.tokens_BT);
+      if (last) context.targets_BT = std::move(batch.targets_BT);
+    }
+    return context;
+  }
+
+  LayerTime& time_of(LayerId layer, MicroBatchId micro_batch) {
+    std::vector<LayerTime>& times = output_.layer_times[layer];
+    if (times.empty()) times.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
+    return times[micro_batch.index()];
+  }
+
+  void forward(Key key) {
+    const plan::LayerRange layers = stage(key.first).layers;
+    at::Tensor hidden;
+    if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
+    const model::LayerContext context = context_of(key);
+    const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
+    StageStash stash;
+    if (trained) stash.layers.resize(static_cast<std::size_t>(layers.count));
+    for (int i = 0; i < layers.count; ++i) {
+      const LayerId id(layers.first.value + i);
+      const bool keeps = trained && id.value >= input_.frozen_layers;
+      std::optional<model::AllocationMeter> meter;
+      if (input_.meter_stashes && keeps) meter.emplace();
+      const std::size_t input_bytes = hidden.defined() ? hidden.nbytes() : 0;
+      const Clock::time_point begin = Clock::now();
+      at::Tensor output =
+          model_[id.index()]
+              ->forward(states_.at(id), hidden, context,
+                        keeps ? &stash.layers[static_cast<std::size_t>(i)] : nullptr)
+              .contiguous();
+      time_of(id, key.second).forward_s = seconds(begin, Clock::now());
+      if (meter) {
+        // What stays allocated is the stash and the output; the input, which the stash keeps alive,
+        // was there before.
+        const Bytes kept{static_cast<std::int64_t>(input_bytes) -
+                         static_cast<std::int64_t>(output.nbytes())};
+        output_.stash_bytes[id] = meter->held() + kept;
+      }
+      hidden = std::move(output);
+    }
+    if (trained) stashes_[key] = std::move(stash);
+    if (key.first.value + 1 < stages()) {
+      values_[key] = std::move(hidden);
+      return;
+    }
+    output_.losses.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
+    output_.losses[key.second.index()] = hidden.item<double>();
+  }
+
+  enum class Weights { kNow, kLater };
+
+  void input_gradient(Key key, Weights weights) {
+    const plan::LayerRange layers = stage(key.first).layers;
+    at::Tensor gradient;
+    if (key.first.value + 1 < stages()) {
+      gradient = input_of(key, StageId(key.first.value + 1));
+    } else {
+      gradient = at::full({}, 1.0 / input_.lowered.shape.micro_batches, at::kFloat);
+    }
+    StageStash& stash = stashes_.at(key);
+    for (int i = layers.count - 1; i >= 0; --i) {
+      const LayerId id(layers.first.value + i);
+      if (id.value < input_.frozen_layers) break;
+      // Nobody wants the gradient below the first trained layer.
+      const auto wanted = id.value > input_.frozen_layers ? model::Layer::InputGradient::kWanted
+                                                          : model::Layer::InputGradient::kNotWanted;
+      model::LayerState& state = states_.at(id);
+      model::Stash& kept = *stash.layers[static_cast<std::size_t>(i)];
+      const Clock::time_point begin = Clock::now();
+      gradient = model_[id.index()]->input_gradient(state, kept, gradient, wanted);
+      if (gradient.defined()) gradient = gradient.contiguous();
+      const Clock::time_point middle = Clock::now();
+      LayerTime& time = time_of(id, key.second);
+      time.input_gradient_s = seconds(begin, middle);
+      if (weights == Weights::kNow) {
+        model_[id.index()]->weight_gradient(state, kept);
+        stash.layers[static_cast<std::size_t>(i)].reset();
+        time.weight_gradient_s = seconds(middle, Clock::now());
+      }
+    }
+    if (weights == Weights::kNow) stashes_.erase(key);
+    const bool sends =
+        key.first.value > 0 && !input_.lowered.shape.stages[key.first.index() - 1].frozen;
+    if (sends) values_[key] = std::move(gradient);
+  }
+
+  void weight_gradient(Key key) {
+    const plan::LayerRange layers = stage(key.first).layers;
+    StageStash stash = take(stashes_, key);
+    for (int i = layers.count - 1; i >= 0; --i) {
+      const LayerId id(layers.first.value + i);
+      if (id.value < input_.frozen_layers) break;
+      const Clock::time_point begin = Clock::now();
+      model_[id.index()]->weight_gradient(states_.at(id),
+                                          *stash.layers[static_cast<std::size_t>(i)]);
+      time_of(id, key.second).weight_gradient_s = seconds(begin, Clock::now());
+    }
+  }
+
+  transport::Transport& transport_;
+  int lane_;
+  const model::Model& model_;
+  const StepInput& input_;
+  LayerStates& states_;
+
+  StepOutput output_;
+  std::map<Key, StageStash> stashes_;
+  std::map<Key, Message> activations_;  // receives posted, not yet used
+  std::map<Key, Message> gradients_;
+  std::map<Key, at::Tensor>
+      values_;          // made by (stage, micro-batch), not yet sent or used by a neighbour here
+  at::Tensor arrived_;  // what wait_for_input() has just received
+  std::vector<Message> sent_;  // waited for at the end of the step
+};
+
+}  // namespace
+
+Expected<StepOutput> run_schedule(transport::Transport& transport, int lane,
+                                  const model::Model& model, const StepInput& input,
+                                  LayerStates& states) {
+  DYNMO_CHECK(input.lowered.lowered, "a lowered schedule");
+  return Interpreter(transport, lane, model, input, states).run();
+}
+
+}  // namespace dynmo::runtime

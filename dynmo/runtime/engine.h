@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Runs one rank's part of a lowered schedule on real layers: the counterpart of sim::simulate. It
+// knows no schedule by name; what is sent, received and computed when stands in the Schedule.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/schedule/schedule.h"
+#include "dynmo/schedule/timeline.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+// The layers a rank owns. Exactly one rank has a layer's state.
+using LayerStates = std::map<LayerId, model::LayerState>;
+
+// Inputs and next-token targets of one micro-batch, int64, B sequences of T tokens.
+struct MicroBatch {
+  at::Tensor tokens_BT;
+  at::Tensor targets_BT;
+};
+
+// Seconds of one layer for one micro-batch. A fused B counts as its two halves.
+struct LayerTime {
+  double forward_s = 0;
+  double input_gradient_s = 0;
+  double weight_gradient_s = 0;
+};
+
+struct StepInput {
+  const schedule::Schedule& lowered;
+  const plan::Plan& plan;
+  std::int64_t step = 0;
+  int frozen_layers =
+      0;  // length of the frozen prefix; equals the number of layers for a forward-only schedule
+  bool training = true;                      // dropout is on
+  bool meter_stashes = false;                // fill StepOutput::stash_bytes (slower)
+  std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
+  // Called with a micro-batch when its first or last stage runs here.
+  std::function<MicroBatch(MicroBatchId)> batch;
+};
+
+struct StepOutput {
+  std::vector<double> losses;  // by micro-batch; empty unless the last stage is here
+  std::map<LayerId, std::vector<LayerTime>> layer_times;  // by micro-batch
+  std::map<LayerId, Bytes> stash_bytes;                   // of one micro-batch, where metered
+  std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
+  std::int64_t start_ns = 0;                   // steady clock, comparable on one host
+};
+
+// Runs the actions of transport.rank(). Gradients are added to `states`; the gradient of the loss
+// is 1 / M per micro-batch. Tags are those of `lane` (transport/tags.h). kPeerLost where a message
+// failed; after an error the states' gradients are unfinished and the group is finished.
+[[nodiscard]] Expected<StepOutput> run_schedule(transport::Transport& transport, int lane,
+                                                const model::Model& model, const StepInput& input,
+                                                LayerStates& states);
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One rank of a training pipeline: its layers, the plan, and the loop observe → plan → simulate →
+// apply. Every rank constructs one with equal arguments and calls the same functions in the same
+// order; all decisions follow from values that every rank has, so no rank waits for another's
+// opinion.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/dynamism/freezing.h"
+#include "dynmo/model/adamw.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/learning_rate.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/policy.h"
+#include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/migrate.h"
+#include "dynmo/runtime/profiler.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+enum class Balancing { kNever, kAutomatic };
+
+struct PipelineOptions {
+  std::uint64_t seed = 1;
+  std::int64_t steps =
+      0;  // of the whole run: horizon of the policy, end of learning rate and freezing
+  int micro_batches = 1;
+  std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
+  model::AdamWOptions optimizer;
+  model::LearningRateOptions learning_rate;
+  double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
+  std::optional<dynamism::FreezingSchedule> freezing;
+  Balancing balancing = Balancing::kAutomatic;
+  plan::PolicyOptions policy;
+  int profile_window = 5;  // steps
+  int lane = 0;            // pipelines of one group that run in turn need different ones
+};
+
+// What one step did; equal on all ranks except where said.
+struct StepReport {
+  std::int64_t step = 0;
+  double loss = 0;           // mean over the micro-batches
+  double gradient_norm = 0;  // before clipping
+  double learning_rate = 0;
+  int frozen_layers = 0;
+  double step_s = 0;  // this rank's clock, balancing included
+  double predicted_s =
+      0;  // from costs measured before the last change of plan or frozen prefix; 0: none yet
+  std::vector<double> busy_s;  // by rank: computing and updating
+  double imbalance = 0;        // max / mean - 1 of busy_s, over all ranks
+  double bubble = 0;           // 1 - sum of busy_s / (ranks x step_s), of this rank's clock
+  double profile_s = 0;        // this rank's own
+  double plan_s = 0;
+  double migrate_s = 0;
+  std::optional<plan::Decision> decision;  // what the policy said this step, where it was asked
+  int moved_layers = 0;
+  Bytes moved_bytes;
+  std::vector<LayerSample> layers;             // by LayerId, as measured in this step
+  std::vector<schedule::TimedAction> actions;  // this rank's
+  std::int64_t start_ns = 0;                   // steady clock, of `actions`
+};
+
+class Pipeline {
+ public:
+  using Batches = std::function<MicroBatch(std::int64_t step, MicroBatchId)>;
+
+  // Takes initial or restored states of the layers `plan` gives this rank; `first_step` is the next
+  // step to run. Requires a plan valid for the model and transport.size() ranks.
+  Pipeline(transport::Transport& transport, model::Model model, PipelineOptions options,
+           plan::Plan plan, LayerStates states, std::int64_t first_step = 0);
+
+  // Runs the next step's schedule and leaves its gradients in states(); no update, no exchange.
+  [[nodiscard]] Expected<StepOutput> accumulate(const Batches& batches) {
+    return run_step(batches, false);
+  }
+  // Runs `steps` steps forward and backward without an update, so that costs are known before the
+  // first step.
+  [[nodiscard]] Expected<void> measure(const Batches& batches, int steps);
+  // Starts from costs that another pipeline of the same model and group has measured.
+  void use(const Profiler& measured);
+  // Runs one training step: freeze, plan and move if it pays, run the schedule, clip, update.
+  [[nodiscard]] Expected<StepReport> step(const Batches& batches);
+  // Mean loss over `batches` micro-batches of held-out data, forward only, through the pipeline.
+  [[nodiscard]] Expected<double> validate(const Batches& batches);
+  // Moves to `plan` now. False where a copy was refused and the old plan runs on.
+  [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
+
+  // Costs as measured, with the frozen prefix of the next step; nullopt before anything was
+  // measured.
+  [[nodiscard]] std::optional<cost::ModelCost> costs() const;
+  [[nodiscard]] const Profiler& profiler() const { return profiler_; }
+  [[nodiscard]] const plan::Plan& plan() const { return plan_; }
+  [[nodiscard]] const LayerStates& states() const { return states_; }
+  [[nodiscard]] LayerStates& states() { return states_; }
+  [[nodiscard]] std::int64_t next_step() const { return step_; }
+  [[nodiscard]] int frozen_layers() const { return frozen_; }
+  [[nodiscard]] const MigrationReport& last_migration() const { return migration_; }
+
+ private:
+  struct Exchange;  // what all ranks tell each other at the end of a step
+
+  [[nodiscard]] transport::Tag control(int use) const;
+  [[nodiscard]] Expected<StepOutput> run_step(const Batches& batches, bool meter_stashes);
+  void freeze_prefix();
+  void build_schedules();
+  void predict();
+  [[nodiscard]] Expected<void> balance(StepReport& report);
+  [[nodiscard]] Expected<Exchange> exchange(const StepOutput& output);
+  void update(StepReport& report);
+
+  transport::Transport& transport_;
+  model::Model model_;
+  PipelineOptions options_;
+  plan::Plan plan_;
+  LayerStates states_;
+  std::int64_t step_ = 0;
+  int frozen_ = 0;
+  int planned_frozen_ = 0;  // frozen layers the current plan was made for
+
+  cost::Cluster cluster_;
+  Profiler profiler_;
+  schedule::Schedule training_;    // lowered
+  schedule::Schedule validation_;  // lowered, forward only
+  std::map<LayerId, double> update_s_;
+  double update_total_s_ = 0;  // of this rank, last step
+  double overhead_s_ =
+      0;               // of a step beside its schedule and update, smoothed, agreed by all ranks
+  double step_s_ = 0;  // of this rank, last step, without balancing
+  double predicted_s_ = 0;
+  bool prediction_due_ = true;
+  MigrationReport migration_;
+  double own_plan_s_ = 0;   // of this rank, last step
+  double plan_cost_s_ = 0;  // agreed: largest of any rank
+  double migrate_cost_s_ = 0;
+  Bytes migrated_;
+  std::int64_t last_change_ = 0;  // step of the last migration
+};
+
+// Layers that `plan` gives to `rank`, with their initial values.
+[[nodiscard]] LayerStates initial_states(const model::Model& model, const plan::Plan& plan,
+                                         Rank rank, std::uint64_t seed);
+
+// Control uses (transport/tags.h) below this one are free for the users of pipelines.
+inline constexpr int kFirstPipelineUse = 16;
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The few calls on TCP sockets that the watchdog, the launcher and the c10d transport share. All
+// sockets are closed on exec.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::runtime {
+
+// Owns a file descriptor; -1 is none.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~UniqueFd();
+
+  [[nodiscard]] int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  [[nodiscard]] int release() { return std::exchange(fd_, -1); }
+  void reset() { *this = UniqueFd(); }
+
+ private:
+  int fd_ = -1;
+};
+
+// Listens at a name or number of this host; port 0 is any free one. A name of this host that
+// cannot be bound (the outside address of a container) means all addresses. kBadInput: "port 29500
+// on host is in use: ...".
+[[nodiscard]] Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port);
+
+// Connects, trying again until the deadline where nobody listens yet. kBadInput for a name that
+// does not resolve, kPeerLost if nobody answered; the messages are the system's reason alone, for
+// the caller to say what was wanted.
+[[nodiscard]] Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
+                                            std::chrono::steady_clock::time_point deadline);
+
+// The socket's own address, numeric, without the port.
+[[nodiscard]] std::string local_address(const UniqueFd& socket);
+[[nodiscard]] std::uint16_t local_port(const UniqueFd& socket);
+// Whether only this host can reach the socket's own address.
+[[nodiscard]] bool is_loopback(const std::string& numeric_address);
+
+// Small messages leave at once, reads and writes do not block.
+void make_prompt(const UniqueFd& socket);
+
+// "Connection refused": what errno says.
+[[nodiscard]] std::string system_reason(int error);
+
+}  // namespace dynmo::runtime

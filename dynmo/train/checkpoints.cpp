@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/checkpoints.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/version.h>
+
+#include <charconv>
+#include <cstring>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/transport/gather.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr const char* kFirstMoment = "optimizer.exp_avg.";
+constexpr const char* kSecondMoment = "optimizer.exp_avg_sq.";
+
+constexpr const char* kFolder = "checkpoints";
+
+std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorName& name) {
+  checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
+  const auto add = [&](std::string tensor_name, const at::Tensor& tensor) {
+    file.tensors.push_back({.name = std::move(tensor_name),
+                            .dtype = checkpoint::DType::kF32,
+                            .shape = tensor.sizes().vec(),
+                            .bytes = bytes_of(tensor)});
+  };
+  for (const model::Parameter& parameter : state.parameters) {
+    const std::string full = name(state.id, parameter.name);
+    add(full, parameter.value);
+    if (state.frozen) continue;
+    add(kFirstMoment + full, parameter.first_moment);
+    add(kSecondMoment + full, parameter.second_moment);
+  }
+  file.metadata["optimizer_steps"] = fmt::format("{}", state.optimizer_steps);
+  file.metadata["random_key"] = fmt::format("{}", state.random_key);
+  file.metadata["frozen"] = state.frozen ? "true" : "false";
+  return file;
+}
+
+// What the bits of a run depend on beside its config.
+Json machine_json() {
+  return {{"threads", at::get_num_threads()},
+          {"instruction_set", at::get_cpu_capability()},
+          {"torch", TORCH_VERSION}};
+}
+
+Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
+  Json cut = Json::array();
+  for (const plan::PlanStage& stage : pipeline.plan().stages) {
+    cut.push_back({{"rank", stage.rank.value}, {"layers", stage.layers.count}});
+  }
+  return {{"step", pipeline.next_step()},
+          {"identity", identity(config)},
+          {"plan",
+           {{"ranks", pipeline.plan().ranks},
+            {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
+            {"generation", pipeline.plan().generation},
+            {"stages", std::move(cut)}}},
+          {"machine", machine_json()},
+          {"config", to_toml(config)}};
+}
+
+// Every rank's result as text: what it gave, or "!" and its error's message.
+template <typename T, typename Encode>
+std::string encode_result(const Expected<T>& result, Encode encode) {
+  return result.has_value() ? "." + encode(*result) : "!" + result.error().message;
+}
+
+Expected<std::vector<std::string>> agree(transport::Transport& transport, transport::Tag tag,
+                                         const std::string& mine) {
+  DYNMO_ASSIGN(std::vector<std::string> all, transport::gather_texts(transport, tag, mine));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].starts_with('!')) {
+      return make_error(ErrorCode::kBadInput, "rank {} cannot write a checkpoint: {}", rank,
+                        all[rank].substr(1));
+    }
+    all[rank].erase(0, 1);
+  }
+  return all;
+}
+
+Expected<std::string> write_layers(const std::filesystem::path& pending,
+                                   const runtime::LayerStates& states, const TensorName& name) {
+  std::vector<checkpoint::FileEntry> entries;
+  for (const auto& [id, state] : states) {
+    DYNMO_ASSIGN(checkpoint::FileEntry entry,
+                 checkpoint::write_layer(pending, layer_file(state, name)));
+    entries.push_back(std::move(entry));
+  }
+  return checkpoint::encode_entries(entries);
+}
+
+Expected<std::string> commit(const std::filesystem::path& root, const runtime::Pipeline& pipeline,
+                             const Config& config, const std::vector<std::string>& texts) {
+  std::vector<checkpoint::FileEntry> entries;
+  for (const std::string& text : texts) {
+    DYNMO_ASSIGN(const auto some, checkpoint::decode_entries(text));
+    entries.insert(entries.end(), some.begin(), some.end());
+  }
+  DYNMO_TRY(checkpoint::commit_checkpoint(root, pipeline.next_step(), entries,
+                                          state_json(pipeline, config)));
+  DYNMO_TRY(checkpoint::prune(root, static_cast<int>(config.checkpoint.keep)));
+  return std::string();
+}
+
+Expected<plan::Plan> parse_plan(JsonObject json) {
+  plan::Plan plan;
+  plan.ranks = static_cast<int>(json.integer("ranks"));
+  plan.generation = json.integer("generation");
+  const std::string kind = json.string("schedule");
+  int first = 0;
+  for (JsonObject& stage : json.objects("stages")) {
+    const int layers = static_cast<int>(stage.integer("layers"));
+    plan.stages.push_back(
+        {Rank(static_cast<int>(stage.integer("rank"))), {LayerId(first), layers}});
+    first += layers;
+    DYNMO_TRY(stage.finish());
+  }
+  DYNMO_TRY(json.finish());
+  DYNMO_ASSIGN(plan.schedule, schedule::parse_schedule_kind(kind));
+  DYNMO_TRY(plan::validate(plan, first));
+  return plan;
+}
+
+template <typename T>
+Expected<T> number(const checkpoint::Safetensors& file, const std::string& key, LayerId layer) {
+  const auto found = file.metadata().find(key);
+  T value{};
+  if (found != file.metadata().end()) {
+    const char* end = found->second.data() + found->second.size();
+    const auto parsed = std::from_chars(found->second.data(), end, value);
+    if (parsed.ec == std::errc() && parsed.ptr == end) return value;
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "checkpoint of layer {}: metadata '{}' is missing or no number", layer, key);
+}
+
+Expected<void> copy_tensor(const checkpoint::Safetensors& file, const std::string& name,
+                           const at::Tensor& to) {
+  const checkpoint::TensorView* from = file.find(name);
+  const bool fits = from != nullptr && from->dtype == checkpoint::DType::kF32 &&
+                    std::ranges::equal(from->shape, to.sizes()) &&
+                    from->bytes.size() == to.nbytes();
+  if (!fits) {
+    return make_error(ErrorCode::kBadInput, "checkpoint: tensor '{}' {}", name,
+                      from == nullptr ? "is missing" : "is not of the model's shape in fp32");
+  }
+  std::memcpy(to.data_ptr(), from->bytes.data(), from->bytes.size());
+  return {};
+}
+
+Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& checkpoint,
+                                       const model::Layer& layer, LayerId id,
+                                       const TensorName& name) {
+  DYNMO_ASSIGN(const checkpoint::Safetensors file, checkpoint::read_layer(checkpoint, id));
+  const auto frozen = file.metadata().find("frozen");
+  model::LayerState state = model::allocate_like(
+      layer, id,
+      frozen != file.metadata().end() && frozen->second == "true" ? model::Frozen::kYes
+                                                                  : model::Frozen::kNo);
+  DYNMO_ASSIGN(state.optimizer_steps, number<std::int64_t>(file, "optimizer_steps", id));
+  DYNMO_ASSIGN(state.random_key, number<std::uint64_t>(file, "random_key", id));
+  for (const model::Parameter& parameter : state.parameters) {
+    const std::string full = name(id, parameter.name);
+    DYNMO_TRY(copy_tensor(file, full, parameter.value));
+    if (state.frozen) continue;
+    DYNMO_TRY(copy_tensor(file, kFirstMoment + full, parameter.first_moment));
+    DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
+  }
+  return state;
+}
+
+}  // namespace
+
+Expected<void> save(transport::Transport& transport, transport::Tag tag,
+                    const runtime::Pipeline& pipeline, const std::filesystem::path& run_directory,
+                    const Config& config, const TensorName& name) {
+  const std::filesystem::path root = run_directory / kFolder;
+  const bool leads = transport.rank() == Rank(0);
+  std::string mine = ".";
+  if (leads) {
+    mine = encode_result(checkpoint::begin_checkpoint(root, pipeline.next_step()),
+                         [](const auto&) { return std::string(); });
+  }
+  DYNMO_TRY(agree(transport, tag, mine));
+  const auto pending = checkpoint::pending_folder(root, pipeline.next_step());
+  mine = encode_result(write_layers(pending, pipeline.states(), name),
+                       [](const auto& text) { return text; });
+  DYNMO_ASSIGN(const std::vector<std::string> entries, agree(transport, tag, mine));
+  mine = ".";
+  if (leads)
+    mine = encode_result(commit(root, pipeline, config, entries),
+                         [](const auto& text) { return text; });
+  DYNMO_TRY(agree(transport, tag, mine));
+  return {};
+}
+
+Expected<Restored> restore(const Config& config) {
+  std::vector<Error> skipped;
+  DYNMO_ASSIGN(
+      checkpoint::VerifiedCheckpoint found,
+      checkpoint::newest_verified(std::filesystem::path(config.run.directory) / kFolder, &skipped));
+  Restored restored{.checkpoint = std::move(found), .step = 0, .plan = {}, .notes = {}};
+  for (const Error& error : skipped) {
+    restored.notes.push_back(fmt::format("passed over a damaged checkpoint: {}", error.message));
+  }
+  const std::string origin = (restored.checkpoint.path / "manifest.json").string();
+  JsonObject state(restored.checkpoint.manifest.state, origin, "/state");
+  restored.step = state.integer("step");
+  const std::string trained = state.string("identity");
+  state.ignore("config");
+  state.ignore("machine");
+  auto plan = state.object("plan");
+  DYNMO_TRY(state.finish());
+  if (trained != identity(config)) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "checkpoint '{}' is of another training: model, batch, optimizer, freezing, train.seed or "
+        "train.steps differ; use the config.toml of its run",
+        restored.checkpoint.path.string());
+  }
+  if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);
+  DYNMO_ASSIGN(restored.plan, parse_plan(*std::move(plan)));
+  const Json& state_value = restored.checkpoint.manifest.state;
+  const Json machine = state_value.contains("machine") ? state_value["machine"] : Json();
+  if (machine != machine_json()) {
+    restored.notes.push_back(
+        fmt::format("the numbers may differ from an undisturbed run in their last bits: it ran "
+                    "with {}, this is {}",
+                    machine.dump(), machine_json().dump()));
+  }
+  return restored;
+}
+
+Expected<runtime::LayerStates> load_states(const Restored& restored, const model::Model& model,
+                                           const plan::Plan& plan, Rank rank,
+                                           const TensorName& name) {
+  if (restored.checkpoint.manifest.files.size() != model.size()) {
+    return make_error(ErrorCode::kBadInput, "checkpoint '{}' has {} layers, the model {}",
+                      restored.checkpoint.path.string(), restored.checkpoint.manifest.files.size(),
+                      model.size());
+  }
+  runtime::LayerStates states;
+  for (int i = 0; i < plan.layers(); ++i) {
+    const LayerId id(i);
+    if (plan.owner(id) != rank) continue;
+    DYNMO_ASSIGN(model::LayerState state,
+                 load_layer(restored.checkpoint, *model[id.index()], id, name));
+    states.emplace(id, std::move(state));
+  }
+  return states;
+}
+
+}  // namespace dynmo::train

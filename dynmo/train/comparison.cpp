@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "dynmo/core/digest.h"
+#include "dynmo/dynamism/freezing.h"
+#include "dynmo/plan/best_cut.h"
+#include "dynmo/plan/evaluate.h"
+
+namespace dynmo::train {
+namespace {
+
+// Costs while `frozen` layers were frozen: the median of each layer over the steps of both runs.
+cost::ModelCost phase_costs(const std::vector<const RunSeries*>& runs, int frozen,
+                            const cost::ModelCost& known) {
+  runtime::Profiler profiler(known, 1 << 20);
+  for (const RunSeries* run : runs) {
+    for (const StepEntry& step : run->steps) {
+      if (step.frozen_layers == frozen) profiler.add(step.layers);
+    }
+  }
+  return *profiler.costs(frozen);
+}
+
+}  // namespace
+
+void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
+  const double balancing_s = report.profile_s + report.plan_s + report.migrate_s;
+  steps.push_back({.loss = report.loss,
+                   .step_s = report.step_s,
+                   .balancing_s = balancing_s,
+                   .predicted_s = report.predicted_s,
+                   .imbalance = report.imbalance,
+                   .bubble = report.bubble,
+                   .frozen_layers = report.frozen_layers,
+                   .moved = report.moved_layers > 0,
+                   .layers = report.layers,
+                   .plan = plan});
+  profile_s += report.profile_s;
+  plan_s += report.plan_s;
+  migrate_s += report.migrate_s;
+  moved_layers += report.moved_layers;
+  moved_bytes += report.moved_bytes;
+}
+
+double RunSeries::seconds() const {
+  double sum = 0;
+  for (const StepEntry& step : steps) sum += step.step_s;
+  return sum;
+}
+
+double RunSeries::tokens_per_s() const {
+  const double time = seconds();
+  return time > 0 ? static_cast<double>(tokens_per_step) * static_cast<double>(steps.size()) / time
+                  : 0;
+}
+
+PredictionError prediction_error(const RunSeries& run) {
+  const auto first =
+      std::find_if(run.steps.begin(), run.steps.end(), [](const StepEntry& s) { return s.moved; });
+  std::vector<double> errors;
+  for (auto step = first == run.steps.end() ? run.steps.begin() : first; step != run.steps.end();
+       ++step) {
+    if (step->predicted_s <= 0) continue;
+    const double measured = step->step_s - step->balancing_s;
+    errors.push_back(std::abs(step->predicted_s - measured) / measured);
+  }
+  PredictionError result{.steps = static_cast<int>(errors.size())};
+  if (errors.empty()) return result;
+  result.worst = *std::max_element(errors.begin(), errors.end());
+  result.median = runtime::median(std::move(errors));
+  return result;
+}
+
+Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
+                             const cost::ModelCost& known, int micro_batches, int ranks) {
+  Comparison comparison{.speedup = balanced.tokens_per_s() / baseline.tokens_per_s()};
+  const cost::Cluster cluster = cost::equal_ranks(ranks);
+  double baseline_s = 0;
+  double best_s = 0;
+  std::map<int, cost::ModelCost> costs;
+  std::map<int, double> best;
+  for (const StepEntry& step : baseline.steps) {
+    const int frozen = step.frozen_layers;
+    if (!costs.contains(frozen)) {
+      costs.emplace(frozen, phase_costs({&baseline, &balanced}, frozen, known));
+      DYNMO_ASSIGN(
+          const plan::BestCut found,
+          plan::best_by_simulation(costs.at(frozen), cluster, micro_batches, step.plan.schedule));
+      best.emplace(frozen, found.step_time_s);
+    }
+    DYNMO_ASSIGN(const plan::Evaluation evaluation,
+                 plan::evaluate(step.plan, costs.at(frozen), cluster, micro_batches));
+    baseline_s += evaluation.step_time_s;
+    best_s += best.at(frozen);
+  }
+  comparison.best_speedup = best_s > 0 ? baseline_s / best_s : 0;
+  return comparison;
+}
+
+std::string loss_digest(const RunSeries& run) {
+  Digester digester;
+  for (const StepEntry& step : run.steps) digester.update(std::as_bytes(std::span(&step.loss, 1)));
+  return digester.digest().hex();
+}
+
+}  // namespace dynmo::train

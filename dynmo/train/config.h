@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a run is, as one tree with defaults for everything. Read from TOML, then changed by `--set
+// a.b=c`; an unknown key is an error with the nearest known one; the resolved form is saved with
+// the run.
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::train {
+
+struct Config {
+  struct Model {
+    std::int64_t hidden = 256;
+    std::int64_t blocks = 8;  // two layers (half blocks) each
+    std::int64_t heads = 4;
+    std::int64_t kv_heads = 2;
+    std::int64_t intermediate = 688;
+    std::int64_t sequence = 128;
+    double dropout = 0;
+    double rope_theta = 10000;
+  } model;
+  struct Data {
+    std::string path;  // folder made by `dynmo data prepare`
+  } data;
+  struct Batch {
+    std::int64_t micro_batches = 8;
+    std::int64_t micro_batch_size = 4;  // sequences
+  } batch;
+  struct Optimizer {
+    double learning_rate = 1e-3;
+    double minimum_learning_rate = 1e-4;
+    std::int64_t warmup_steps = 20;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double epsilon = 1e-8;
+    double weight_decay = 0.1;
+    double clip_norm = 1;
+  } optimizer;
+  struct Train {
+    std::int64_t steps = 200;
+    std::int64_t seed = 1;
+    std::int64_t validation_every = 50;  // 0: never
+    std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
+  } train;
+  struct Pipeline {
+    std::int64_t ranks = 0;  // 0: min(4, usable cores), at least 2
+    std::string schedule = "1f1b";
+    std::string balancer = "optimal";  // of the first plan, on costs measured before the first step
+    std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
+    std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
+    bool pin = true;                 // each rank to a core of its own, where there are enough
+    double timeout_s = 300;  // of one message; a lost rank is noticed in seconds by the watchdog
+  } pipeline;
+  struct Balance {
+    bool enabled = true;
+    std::string balancer = "optimal";
+    double minimum_gain = 0.01;
+    double noise_factor = 5;
+    std::int64_t window = 5;  // steps whose median is a layer's cost
+  } balance;
+  struct Freezing {
+    bool enabled = false;
+    double start = 0.1;      // fraction of the steps at which the first layers freeze
+    double end = 0.7;        // ... and the last
+    double fraction = 0.7;   // of the layers that are frozen then
+    std::int64_t every = 1;  // steps between changes
+  } freezing;
+  struct Checkpoint {
+    std::int64_t every = 0;  // steps; 0: none
+    std::int64_t keep = 2;   // newest ones kept
+  } checkpoint;
+  struct Run {
+    std::string directory = "runs/default";
+    std::int64_t trace_steps = 4;  // last steps in the trace
+  } run;
+};
+
+// Applies a TOML file. kBadInput with file and line: unknown key, wrong type.
+[[nodiscard]] Expected<void> apply_file(Config& config, const std::filesystem::path& path);
+// Applies "a.b=c" flags; the value is TOML, or a string without quotes.
+[[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
+// Ranges and combinations that no run can have.
+[[nodiscard]] Expected<void> validate(const Config& config);
+// The resolved form; apply_file reads it back to the same value.
+[[nodiscard]] std::string to_toml(const Config& config);
+// Digest text of what decides the numbers of a run (model, data, batch, optimizer,
+// train.seed/steps, freezing): a checkpoint continues only a run with an equal one. The number of
+// ranks, cuts and balancing are not part of it.
+[[nodiscard]] std::string identity(const Config& config);
+
+}  // namespace dynmo::train

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/rank_process.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "dynmo/core/check.h"
+#include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/runtime/launcher.h"
+#include "dynmo/runtime/processors.h"
+#include "dynmo/runtime/rank_environment.h"
+
+namespace dynmo::train {
+namespace {
+
+// The transport of a group that somebody else owns and ends.
+class Borrowed final : public transport::Transport {
+ public:
+  explicit Borrowed(transport::Transport& group) : group_(group) {}
+  Rank rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  std::unique_ptr<transport::Operation> send(Rank to, transport::Tag tag,
+                                             std::span<const std::byte> bytes) override {
+    return group_.send(to, tag, bytes);
+  }
+  std::unique_ptr<transport::Operation> receive(Rank from, transport::Tag tag,
+                                                std::span<std::byte> bytes) override {
+    return group_.receive(from, tag, bytes);
+  }
+  void abort(const Error& why) override { group_.abort(why); }
+
+ private:
+  transport::Transport& group_;
+};
+
+// Exceptions of libtorch and failed checks become the run's error here, so that the others learn of
+// it.
+Expected<void> train_guarded(transport::Transport& transport, const RankProcess& process) {
+  try {
+    return train(transport, process.options, process.reporter);
+  } catch (const CheckFailure& failure) {
+    return make_error(ErrorCode::kInternal, "{}", failure.what());
+  } catch (const std::exception& fault) {
+    std::string what = fault.what();
+    return make_error(ErrorCode::kInternal, "{}", what.substr(0, what.find('\n')));
+  }
+}
+
+}  // namespace
+
+Expected<bool> is_rank_process() {
+  DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
+  return environment.has_value();
+}
+
+Expected<void> run_rank(const RankProcess& process) {
+  DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
+  DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
+  at::set_num_threads(1);
+  check_context().rank = environment->rank.value;
+  runtime::GroupOptions options = runtime::group_options(*environment);
+  options.message_timeout =
+      std::chrono::milliseconds(std::llround(1e3 * process.options.config.pipeline.timeout_s));
+  DYNMO_ASSIGN(const auto group, runtime::join_group(options));
+  std::unique_ptr<transport::Transport> transport = std::make_unique<Borrowed>(*group);
+  if (process.decorate) transport = process.decorate(std::move(transport));
+  const Expected<void> done = train_guarded(*transport, process);
+  if (done.has_value()) return group->leave();
+  group->abort(done.error());
+  return done.error();
+}
+
+int ranks_to_start(const Config& config) {
+  if (config.pipeline.ranks > 0) return static_cast<int>(config.pipeline.ranks);
+  return std::clamp(runtime::usable_processors().usable(), 2, 4);
+}
+
+Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
+  const int ranks = ranks_to_start(options.config);
+  DYNMO_TRY(check_inputs(options, ranks));
+  runtime::LaunchOptions launch_options{.ranks = ranks, .command = command};
+  if (options.config.pipeline.pin) {
+    const std::vector<int> cores = runtime::usable_processors().to_pin();
+    if (static_cast<int>(cores.size()) >= ranks) launch_options.cores = cores;
+  }
+  return runtime::launch_ranks(launch_options);
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A training run as processes: what one rank's process does from its environment to its end, and
+// how a launcher starts them. Shared by the command line and by programs of the user's own.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/train/trainer.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+struct RankProcess {
+  TrainOptions options;
+  Reporter reporter;  // rank 0's text
+  // Wraps the rank's transport, for tests: faults at scripted messages.
+  std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>
+      decorate = {};
+};
+
+// Whether somebody has started this process as a rank (RANK and WORLD_SIZE are set). kBadInput for
+// a broken environment.
+[[nodiscard]] Expected<bool> is_rank_process();
+
+// Joins the group of the environment, trains, and leaves the group or ends it for all. One thread
+// of tensor operations. The caller prints the error and ends the process by runtime::quit.
+[[nodiscard]] Expected<void> run_rank(const RankProcess& process);
+
+// pipeline.ranks, or where that is 0 min(4, usable cores), at least 2.
+[[nodiscard]] int ranks_to_start(const Config& config);
+
+// Checks the inputs once for all ranks, then runs `command` as that many ranks of this host until
+// all have ended. Returns the exit code of the run.
+[[nodiscard]] Expected<int> launch(const TrainOptions& options,
+                                   const std::vector<std::string>& command);
+
+}  // namespace dynmo::train

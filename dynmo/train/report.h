@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a run tells people: the progress line while it runs, the summary at its end.
+
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/train/comparison.h"
+#include "dynmo/train/config.h"
+
+namespace dynmo::train {
+
+// Step, loss, tokens/s of every run (over the last steps), imbalance, bubble, plan.
+[[nodiscard]] std::string progress_line(std::int64_t step, std::int64_t steps,
+                                        const std::vector<const RunSeries*>& runs,
+                                        const plan::Plan& plan);
+
+struct Report {
+  std::vector<std::string> lines;
+  Json summary;  // "dynmo-summary-1"
+};
+// `known` gives names and bytes of the layers. The first of two runs is the baseline.
+[[nodiscard]] Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
+                                           const cost::ModelCost& known, const Config& config,
+                                           int ranks);
+
+}  // namespace dynmo::train

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The micro-batches of a run, read from prepared token shards: a pure function of (seed, step,
+// micro-batch), so every rank reads its own and no batch is ever sent.
+
+#include <cstdint>
+#include <optional>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/data/sampler.h"
+#include "dynmo/runtime/engine.h"
+#include "dynmo/train/config.h"
+
+namespace dynmo::train {
+
+class TokenBatches {
+ public:
+  // kBadInput: no data.path, not a prepared folder, fewer tokens than a sequence (validation: only
+  // where it is asked for).
+  [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
+
+  [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
+  // Global sample index: (step x micro-batches + micro-batch) x micro-batch size + row.
+  [[nodiscard]] runtime::MicroBatch training(std::int64_t step, MicroBatchId micro_batch) const;
+  // Held-out data: the same micro-batches for the same `step` at every validation.
+  [[nodiscard]] runtime::MicroBatch validation(std::int64_t step, MicroBatchId micro_batch) const;
+
+ private:
+  TokenBatches(data::Sampler training, std::optional<data::Sampler> validation,
+               const Config& config, std::int64_t vocabulary);
+  [[nodiscard]] runtime::MicroBatch read(const data::Sampler& sampler, std::int64_t step,
+                                         MicroBatchId id) const;
+
+  data::Sampler training_;
+  std::optional<data::Sampler> validation_;
+  std::int64_t micro_batches_;
+  std::int64_t rows_;
+  std::int64_t vocabulary_;
+};
+
+}  // namespace dynmo::train

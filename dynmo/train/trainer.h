@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A whole training run as one rank sees it: data, first plan, steps, validation, records,
+// checkpoints, summary. With `compare` it advances several runs of the same training in turn, step
+// by step, so that a noisy machine treats them alike.
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/llama.h"
+#include "dynmo/train/config.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+// Where text for people goes; called on rank 0 only. A progress text replaces the one before it.
+struct Reporter {
+  std::function<void(std::string_view)> line = [](std::string_view) {};
+  std::function<void(std::string_view)> progress = [](std::string_view) {};
+};
+
+struct TrainOptions {
+  Config config;  // valid
+  // Names among "static" (the first plan, never changed) and "balanced"; empty: one run as the
+  // config says. The first is the baseline.
+  std::vector<std::string> compare;
+  bool resume = false;  // continue from the newest checkpoint that verifies, in run.directory
+  // The layers of the model for a vocabulary; default: a Llama-style decoder as the config says.
+  std::function<Expected<model::Model>(const Config&, std::int64_t vocabulary)> make_model;
+};
+
+// What can be known before any rank starts: config, data, names, ranks against layers. kBadInput.
+// The decoder of the config's [model] table.
+[[nodiscard]] model::LlamaConfig llama_config(const Config& config, std::int64_t vocabulary);
+
+[[nodiscard]] Expected<void> check_inputs(const TrainOptions& options, int ranks);
+
+// Called by all ranks of the group with equal options. Requires at::set_num_threads(1) or the same
+// number on all.
+[[nodiscard]] Expected<void> train(transport::Transport& transport, const TrainOptions& options,
+                                   const Reporter& reporter = {});
+
+}  // namespace dynmo::train

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/transport/gather.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace dynmo::transport {
+
+Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
+                                                std::string_view mine) {
+  const std::uint64_t size = mine.size();
+  DYNMO_ASSIGN(const auto sizes, all_gather(transport, tag, std::as_bytes(std::span(&size, 1))));
+  std::vector<std::uint64_t> counts(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    std::memcpy(&counts[i], sizes[i].data(), sizeof(std::uint64_t));
+  std::vector<std::string> texts(sizes.size());
+  const std::uint64_t largest = *std::max_element(counts.begin(), counts.end());
+  if (largest == 0) return texts;
+  std::string padded(mine);
+  padded.resize(largest);
+  DYNMO_ASSIGN(const auto all, all_gather(transport, tag, std::as_bytes(std::span(padded))));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    texts[i].assign(reinterpret_cast<const char*>(all[i].data()), counts[i]);
+  }
+  return texts;
+}
+
+}  // namespace dynmo::transport

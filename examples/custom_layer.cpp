@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer of your own in a pipeline that moves its layers: docs/custom-layer.md walks through it.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <cstdio>
+
+#include "dynmo/model/llama.h"
+#include "dynmo/train/trainer.h"
+#include "dynmo/transport/in_process.h"
+
+namespace {
+
+using namespace dynmo;
+
+// [layer]
+// Squared ReLU (So et al. 2021, "Primer") as a half block: x + down(relu(up(x))^2).
+std::shared_ptr<const model::Layer> squared_relu(std::string name, std::int64_t hidden) {
+  return model::autograd_layer(
+      std::move(name),
+      {{.name = "up.weight", .shape = {4 * hidden, hidden}, .deviation = 0.02},
+       {.name = "down.weight", .shape = {hidden, 4 * hidden}, .deviation = 0.02}},
+      [](const auto& weights, const at::Tensor& x_BTD, const auto&, const auto&) {
+        return x_BTD + at::linear(at::relu(at::linear(x_BTD, weights[0])).square(), weights[1]);
+      });
+}
+// [layer]
+
+// [model]
+// The usual decoder with the MLP of every block replaced. Layers: embedding, (attention, MLP) a
+// block, head.
+Expected<model::Model> primer(const train::Config& config, std::int64_t vocabulary) {
+  model::LlamaConfig llama = train::llama_config(config, vocabulary);
+  DYNMO_TRY(model::validate(llama));
+  model::Model layers = model::make_llama(llama);
+  for (std::size_t i = 2; i + 1 < layers.size(); i += 2) {
+    layers[i] = squared_relu(layers[i]->name(), config.model.hidden);
+  }
+  return layers;
+}
+// [model]
+
+}  // namespace
+
+// Usage: custom_layer DATA_FOLDER RUN_FOLDER. Trains on two ranks, here as threads of this process.
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr,
+                 "usage: %s DATA_FOLDER RUN_FOLDER (a folder made by `dynmo data prepare`, one to "
+                 "write to)\n",
+                 argv[0]);
+    return 2;
+  }
+  // [train]
+  train::TrainOptions options;
+  options.make_model = primer;
+  options.config.data.path = argv[1];
+  options.config.run.directory = argv[2];
+  options.config.model = {
+      .hidden = 64, .blocks = 3, .heads = 4, .kv_heads = 2, .intermediate = 64, .sequence = 32};
+  options.config.train.steps = 30;
+  options.config.freezing = {.enabled = true, .fraction = 0.5, .every = 5};
+  train::Reporter reporter;
+  reporter.line = [](std::string_view text) {
+    std::printf("%.*s\n", static_cast<int>(text.size()), text.data());
+  };
+  const auto status = transport::run_ranks(2, [&](transport::Transport& transport) {
+    at::set_num_threads(1);
+    return train::train(transport, options, reporter);
+  });
+  // [train]
+  if (status.has_value()) return 0;
+  std::fprintf(stderr, "custom_layer: error: %s\n", status.error().message.c_str());
+  return exit_code(status.error().code);
+}

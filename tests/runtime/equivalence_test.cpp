@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include "dynmo/plan/migration.h"
+#include "pipeline_fixture.h"
+
+namespace dynmo::runtime::testing {
+namespace {
+
+constexpr int kLayers = 8;
+
+void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
+  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
+  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
+  EXPECT_EQ(a.losses, b.losses) << what;
+  EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
+  EXPECT_EQ(a.states, b.states) << what;
+  EXPECT_EQ(a.gradients, b.gradients) << what;
+  EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
+}
+
+class Equivalence : public ::testing::TestWithParam<std::tuple<int, schedule::ScheduleKind>> {};
+
+TEST_P(Equivalence, AnyCutEqualsOneRankBitForBit) {
+  const auto [ranks, kind] = GetParam();
+  const RunResult single = run_pipeline({.cut = {kLayers}, .schedule = kind});
+  ASSERT_TRUE(single.status.has_value()) << single.status.error().message;
+  EXPECT_LT(single.losses.back(), single.losses.front() + 1);
+  constexpr std::uint64_t kSeed = 11;
+  Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(ranks)}));
+  for (int i = 0; i < 5; ++i) {
+    const std::vector<int> cut = random_cut(rng, kLayers, ranks);
+    const RunResult pipelined = run_pipeline({.cut = cut, .schedule = kind});
+    expect_same(
+        single, pipelined,
+        fmt::format("seed {}, {} cut {}", kSeed, schedule::name(kind), fmt::join(cut, "|")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Equivalence,
+                         ::testing::Combine(::testing::Values(2, 3, 4),
+                                            ::testing::Values(schedule::ScheduleKind::kGpipe,
+                                                              schedule::ScheduleKind::k1F1B)));
+
+dynamism::FreezingSchedule freezing() {
+  return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
+}
+
+// Moves to a random other cut before every second step; at least one moved layer still has its
+// moments.
+struct RandomMoves {
+  std::uint64_t seed = 23;
+  int ranks = 3;
+  int moves = 0;
+  // Called on the receiving side after every move, for layers that moved.
+  std::function<void(Pipeline&, LayerId)> tamper = {};
+
+  Expected<void> operator()(Pipeline& pipeline, std::int64_t step) const {
+    if (step % 2 != 0 || step == 0) return {};
+    Rng rng(mix_key({seed, static_cast<std::uint64_t>(step)}));
+    const plan::Plan before = pipeline.plan();
+    const cost::ModelCost model{std::vector<cost::LayerCost>(kLayers)};
+    while (true) {
+      const plan::Plan plan =
+          plan::make_plan(random_cut(rng, kLayers, ranks), before.schedule, before.generation + 1);
+      const plan::Migration migration = plan::difference(before, plan, model);
+      const bool with_moments = std::any_of(
+          migration.moves.begin(), migration.moves.end(),
+          [&](const auto& move) { return move.layer.value >= pipeline.frozen_layers(); });
+      if (!with_moments) continue;
+      DYNMO_ASSIGN(const bool moved, pipeline.apply(plan));
+      EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
+      if (tamper) {
+        for (const auto& move : migration.moves) {
+          if (pipeline.states().contains(move.layer) &&
+              move.layer.value >= pipeline.frozen_layers()) {
+            tamper(pipeline, move.layer);
+            break;
+          }
+        }
+      }
+      return {};
+    }
+  }
+};
+
+TEST(Migration, RandomMovesChangeNoBit) {
+  const RunResult still = run_pipeline({.steps = 40, .cut = {3, 2, 3}, .freezing = freezing()});
+  const RunResult moving = run_pipeline(
+      {.steps = 40, .cut = {3, 2, 3}, .freezing = freezing(), .before_step = RandomMoves{}});
+  expect_same(still, moving, "seed 23");
+  for (const auto& [layer, owners] : moving.owners) EXPECT_EQ(owners, 1) << "layer " << layer;
+}
+
+// The test above notices when any part of a layer's state stays behind.
+TEST(Migration, AWithheldPartOfTheStateShows) {
+  const RunResult still = run_pipeline({.steps = 40, .cut = {3, 2, 3}, .freezing = freezing()});
+  const std::vector<std::pair<std::string, std::function<void(Pipeline&, LayerId)>>> withheld = {
+      {"first moment",
+       [](Pipeline& p, LayerId id) { p.states().at(id).parameters[0].first_moment.zero_(); }},
+      {"second moment",
+       [](Pipeline& p, LayerId id) { p.states().at(id).parameters[0].second_moment.zero_(); }},
+      {"step count", [](Pipeline& p, LayerId id) { p.states().at(id).optimizer_steps = 0; }},
+      {"random key", [](Pipeline& p, LayerId id) { p.states().at(id).random_key = 0; }},
+      {"value", [](Pipeline& p, LayerId id) { p.states().at(id).parameters[0].value.zero_(); }},
+  };
+  for (const auto& [part, tamper] : withheld) {
+    const RunResult moving = run_pipeline({.steps = 40,
+                                           .cut = {3, 2, 3},
+                                           .freezing = freezing(),
+                                           .before_step = RandomMoves{.tamper = tamper}});
+    ASSERT_TRUE(moving.status.has_value()) << moving.status.error().message;
+    EXPECT_NE(still.states, moving.states) << part;
+  }
+}
+
+TEST(Migration, ACorruptedCopyIsRefusedAndTheOldPlanRunsOn) {
+  const RunResult still = run_pipeline({.cut = {4, 4}});
+  bool refused = false;
+  const auto move = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step != 5) return {};
+    DYNMO_ASSIGN(const bool moved,
+                 pipeline.apply(plan::make_plan({2, 6}, pipeline.plan().schedule, 1)));
+    refused = !moved;
+    EXPECT_NE(pipeline.last_migration().refusal.find("checksum"), std::string::npos)
+        << pipeline.last_migration().refusal;
+    return {};
+  };
+  const transport::Fault fault{.kind = transport::Fault::Kind::kCorrupt,
+                               .first_tag = transport::migration_tag(LayerId(0)),
+                               .last_tag = transport::migration_tag(LayerId(kLayers)),
+                               .first = 2,
+                               .byte = 17};
+  const RunResult moving = run_pipeline({.cut = {4, 4}, .before_step = move, .faults = {fault}});
+  EXPECT_TRUE(refused);
+  expect_same(still, moving, "a flipped bit in a migrating layer");
+}
+
+TEST(Migration, ALostMessageEndsEveryRankWithPeerLost) {
+  const auto move = [](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step != 2) return {};
+    DYNMO_TRY(pipeline.apply(plan::make_plan({2, 6}, pipeline.plan().schedule, 1)));
+    return {};
+  };
+  const transport::Fault fault{.kind = transport::Fault::Kind::kFail,
+                               .first_tag = transport::migration_tag(LayerId(0)),
+                               .last_tag = transport::migration_tag(LayerId(kLayers)),
+                               .first = 1};
+  const RunResult moving = run_pipeline({.cut = {4, 4}, .before_step = move, .faults = {fault}});
+  ASSERT_FALSE(moving.status.has_value());
+  EXPECT_EQ(moving.status.error().code, ErrorCode::kPeerLost);
+}
+
+TEST(Freezing, FreesGradientsAndMomentsAndKeepsTheValues) {
+  std::map<int, std::string> before;
+  std::mutex mutex;
+  const auto look = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    const std::lock_guard lock(mutex);
+    for (const auto& [id, state] : pipeline.states()) {
+      if (id.value >= pipeline.frozen_layers()) continue;
+      EXPECT_TRUE(state.frozen);
+      Digester digester;
+      for (const auto& parameter : state.parameters) {
+        EXPECT_FALSE(parameter.gradient.defined() || parameter.first_moment.defined() ||
+                     parameter.second_moment.defined());
+        digester.update(std::span(static_cast<const std::byte*>(parameter.value.data_ptr()),
+                                  parameter.value.nbytes()));
+      }
+      const std::string now = digester.digest().hex();
+      const auto [seen, fresh] = before.try_emplace(id.value, now);
+      EXPECT_EQ(seen->second, now) << "layer " << id.value << " at step " << step;
+    }
+    return {};
+  };
+  const RunResult result =
+      run_pipeline({.cut = {3, 3, 2}, .freezing = freezing(), .before_step = look});
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+  EXPECT_GE(before.size(), 3U);
+}
+
+TEST(Balancing, MovesLayersByItselfAndChangesNoBit) {
+  const RunResult still = run_pipeline({.steps = 40, .cut = {2, 2, 4}, .freezing = freezing()});
+  const RunResult balanced = run_pipeline(
+      {.steps = 40, .cut = {2, 2, 4}, .freezing = freezing(), .balancing = Balancing::kAutomatic});
+  expect_same(still, balanced, "automatic balancing");
+}
+
+}  // namespace
+}  // namespace dynmo::runtime::testing

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Runs small pipelines with ranks as threads and returns everything that must be equal, bit for
+// bit.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/digest.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/model/llama.h"
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/transport/fault.h"
+#include "dynmo/transport/in_process.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::runtime::testing {
+
+inline model::LlamaConfig small_model() {
+  model::LlamaConfig config;
+  config.vocabulary = 61;
+  config.hidden = 32;
+  config.blocks = 3;  // 8 layers with embedding and head
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.intermediate = 48;
+  config.sequence = 12;
+  config.dropout = 0.1;  // so that a lost random key shows
+  return config;
+}
+
+struct RunOptions {
+  int steps = 20;
+  int micro_batches = 4;
+  std::vector<int> cut = {};  // layers a rank
+  schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
+  std::optional<dynamism::FreezingSchedule> freezing = {};
+  Balancing balancing = Balancing::kNever;
+  std::uint64_t seed = 7;
+  // Before each step, on every rank.
+  std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
+  std::vector<transport::Fault> faults = {};  // of every rank
+};
+
+struct RunResult {
+  Expected<void> status;
+  std::vector<double> losses;            // by step
+  std::vector<double> gradient_norms;    // by step
+  std::map<int, std::string> states;     // by layer: digest of values, moments, step count, key
+  std::map<int, std::string> gradients;  // by layer: of one more batch with the final weights
+  std::map<int, int> owners;             // of each layer, by how many ranks: always 1
+};
+
+inline MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, std::int64_t step,
+                        MicroBatchId id) {
+  constexpr std::int64_t kSequences = 2;
+  Rng rng(mix_key({seed, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(id.value)}));
+  at::Tensor tokens = at::empty({kSequences, config.sequence + 1}, at::kLong);
+  auto* data = tokens.data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < tokens.numel(); ++i) {
+    data[i] = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.vocabulary)));
+  }
+  return {tokens.narrow(1, 0, config.sequence).contiguous(),
+          tokens.narrow(1, 1, config.sequence).contiguous()};
+}
+
+inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const RunOptions& run) {
+  PipelineOptions options;
+  options.seed = run.seed;
+  options.steps = run.steps;
+  options.micro_batches = run.micro_batches;
+  options.boundary_shape = {2, config.sequence, config.hidden};
+  options.optimizer.learning_rate = 1e-2;
+  options.learning_rate.peak = 1e-2;
+  options.learning_rate.warmup_steps = 3;
+  options.learning_rate.total_steps = run.steps;
+  options.freezing = run.freezing;
+  options.balancing = run.balancing;
+  return options;
+}
+
+// Runs `run.steps` steps on run.cut.size() ranks.
+inline RunResult run_pipeline(const RunOptions& run) {
+  const model::LlamaConfig config = small_model();
+  const model::Model layers = model::make_llama(config);
+  const PipelineOptions options = pipeline_options(config, run);
+  const plan::Plan plan = plan::make_plan(run.cut, run.schedule);
+  RunResult result;
+  std::mutex mutex;
+  const auto batches = [&](std::int64_t step, MicroBatchId id) {
+    return batch(config, run.seed, step, id);
+  };
+  result.status = transport::run_ranks(
+      static_cast<int>(run.cut.size()), [&](transport::Transport& inner) -> Expected<void> {
+        at::set_num_threads(1);
+        const auto transport = transport::with_faults(inner, run.faults);
+        Pipeline pipeline(*transport, layers, options, plan,
+                          initial_states(layers, plan, transport->rank(), run.seed));
+        for (int step = 0; step < run.steps; ++step) {
+          if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
+          DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
+          if (transport->rank() == Rank(0)) {
+            const std::lock_guard lock(mutex);
+            result.losses.push_back(report.loss);
+            result.gradient_norms.push_back(report.gradient_norm);
+          }
+        }
+        {
+          const std::lock_guard lock(mutex);
+          for (const auto& [id, state] : pipeline.states()) {
+            result.states[id.value] = model::digest(state).hex();
+            ++result.owners[id.value];
+          }
+        }
+        DYNMO_TRY(pipeline.accumulate(batches));
+        const std::lock_guard lock(mutex);
+        for (const auto& [id, state] : pipeline.states()) {
+          Digester digester;
+          for (const auto& parameter : state.parameters) {
+            if (!parameter.gradient.defined()) continue;
+            digester.update(std::span(static_cast<const std::byte*>(parameter.gradient.data_ptr()),
+                                      parameter.gradient.nbytes()));
+          }
+          result.gradients[id.value] = digester.digest().hex();
+        }
+        return {};
+      });
+  return result;
+}
+
+// A random cut of `layers` into `ranks` parts of at least one layer.
+inline std::vector<int> random_cut(Rng& rng, int layers, int ranks) {
+  std::set<int> bounds;
+  while (static_cast<int>(bounds.size()) < ranks - 1) {
+    bounds.insert(1 + static_cast<int>(rng.below(static_cast<std::uint64_t>(layers - 1))));
+  }
+  bounds.insert(layers);
+  std::vector<int> cut;
+  int from = 0;
+  for (const int bound : bounds) {
+    cut.push_back(bound - from);
+    from = bound;
+  }
+  return cut;
+}
+
+}  // namespace dynmo::runtime::testing

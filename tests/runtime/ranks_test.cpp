@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as real processes, and what is left when one of them dies.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "dynmo/runtime/sockets_impl.h"
+#include "tests/runtime/process.h"
+
+namespace dynmo::runtime::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kRanks = 3;
+constexpr double kLongestEnd = 5.0;  // seconds from a loss to the end of all
+
+// "ready RANK PID" in what the ranks print.
+std::map<int, pid_t> ready_ranks(const std::string& output) {
+  std::map<int, pid_t> ranks;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t at = line.find("ready ");
+    int rank = 0;
+    pid_t pid = 0;
+    if (at != std::string::npos && std::istringstream(line.substr(at + 6)) >> rank >> pid) {
+      ranks[rank] = pid;
+    }
+  }
+  return ranks;
+}
+
+std::vector<std::string> lines_with(const std::string& output, const std::string& what) {
+  std::vector<std::string> found;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(what) != std::string::npos) found.push_back(line);
+  }
+  return found;
+}
+
+testing::AssertionResult contains(const std::string& output, const std::string& what) {
+  if (output.find(what) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "wanted \"" << what << "\" in:\n" << output;
+}
+
+std::unique_ptr<Process> launch(const std::string& scenario, int ranks = kRanks) {
+  return std::make_unique<Process>(
+      std::vector<std::string>{RANK_PROGRAM, "launch", std::to_string(ranks), scenario});
+}
+
+// The launcher and its ranks, once `count` of them are ready.
+struct Launched {
+  std::unique_ptr<Process> launcher;
+  std::map<int, pid_t> ranks;
+};
+
+Launched launch_ready(const std::string& scenario, int count = kRanks) {
+  Launched run{launch(scenario), {}};
+  EXPECT_TRUE(run.launcher->read_until([count](const std::string& output) {
+    return std::ssize(ready_ranks(output)) == count;
+  })) << run.launcher->output();
+  run.ranks = ready_ranks(run.launcher->output());
+  return run;
+}
+
+void expect_nobody_left(const std::map<int, pid_t>& ranks) {
+  for (const auto& [rank, pid] : ranks) {
+    EXPECT_FALSE(is_running(pid)) << "rank " << rank << " still runs";
+  }
+}
+
+struct Case {
+  std::string scenario;
+  int victim;
+};
+
+void PrintTo(const Case& which, std::ostream* stream) {
+  *stream << which.scenario << ", rank " << which.victim;
+}
+
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return info.param.scenario + std::to_string(info.param.victim);
+}
+
+class KilledRank : public testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(, KilledRank,
+                         testing::Values(Case{"rest", 0}, Case{"rest", 1}, Case{"rest", 2},
+                                         Case{"stream", 0}, Case{"stream", 1}, Case{"stream", 2},
+                                         Case{"pieces", 1}, Case{"compute", 2}),
+                         case_name);
+
+TEST_P(KilledRank, EndsTheRunWithItsNameAndCode5) {
+  Launched run = launch_ready(GetParam().scenario);
+  const int victim = GetParam().victim;
+  const auto begin = Clock::now();
+  kill(run.ranks[victim], SIGKILL);
+  EXPECT_EQ(run.launcher->wait(), 5);
+  EXPECT_LT(seconds_since(begin), kLongestEnd);
+  const std::string& output = run.launcher->output();
+  const std::vector<std::string> wanted = {
+      fmt::format("dynmo: rank {} was killed by signal 9 (Killed)", victim)};
+  EXPECT_EQ(lines_with(output, "dynmo:"), wanted) << output;
+  expect_nobody_left(run.ranks);
+}
+
+// Of ranks that somebody else has started: a free port, an environment, no launcher.
+Environment environment_of(int rank, int size, std::uint16_t port) {
+  return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)},
+          {"MASTER_ADDR", "127.0.0.1"},   {"MASTER_PORT", std::to_string(port)},
+          {"JOIN_SECONDS", "20"},         {"OMP_NUM_THREADS", "1"}};
+}
+
+std::uint16_t free_port() { return local_port(*listen_on("127.0.0.1", 0)); }
+
+std::vector<std::unique_ptr<Process>> start_alone(const std::string& scenario) {
+  const std::uint16_t port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.push_back(std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, scenario},
+                                              environment_of(rank, kRanks, port)));
+  }
+  for (const auto& rank : ranks) {
+    EXPECT_TRUE(rank->read_until([](const std::string& output) {
+      return !ready_ranks(output).empty();
+    })) << rank->output();
+  }
+  return ranks;
+}
+
+class KilledRankWithoutLauncher : public testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(, KilledRankWithoutLauncher,
+                         testing::Values(Case{"rest", 0}, Case{"rest", 2}, Case{"stream", 0},
+                                         Case{"stream", 1}),
+                         case_name);
+
+TEST_P(KilledRankWithoutLauncher, IsNamedByEveryOther) {
+  const auto ranks = start_alone(GetParam().scenario);
+  const int victim = GetParam().victim;
+  const auto begin = Clock::now();
+  kill(ranks[static_cast<std::size_t>(victim)]->pid(), SIGKILL);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Process& process = *ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(process.wait(), rank == victim ? -SIGKILL : 5);
+    if (rank == victim) continue;
+    const std::vector<std::string> wanted = {
+        fmt::format("dynmo: rank {} was lost: its connection closed", victim)};
+    EXPECT_EQ(lines_with(process.output(), "dynmo:"), wanted) << process.output();
+  }
+  EXPECT_LT(seconds_since(begin), kLongestEnd);
+}
+
+class StoppedRank : public testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(, StoppedRank, testing::Values(Case{"rest", 0}, Case{"stream", 2}),
+                         case_name);
+
+TEST_P(StoppedRank, IsNamedAfterThreeSeconds) {
+  Launched run = launch_ready(GetParam().scenario);
+  const int victim = GetParam().victim;
+  const auto begin = Clock::now();
+  kill(run.ranks[victim], SIGSTOP);
+  const std::string wanted =
+      fmt::format("dynmo: rank {} was lost: nothing was heard of it for 3.", victim);
+  EXPECT_TRUE(run.launcher->read_until([&](const std::string& output) {
+    return output.find(wanted) != std::string::npos;
+  })) << run.launcher->output();
+  EXPECT_GE(seconds_since(begin), 2.8);
+  EXPECT_LT(seconds_since(begin), 4.5);
+  EXPECT_EQ(run.launcher->wait(), 5);
+  EXPECT_LT(seconds_since(begin), 3 + kLongestEnd);
+  EXPECT_EQ(lines_with(run.launcher->output(), "dynmo:").size(), 1U) << run.launcher->output();
+  expect_nobody_left(run.ranks);
+}
+
+// A sleeper wakes up to a group that has gone on without it.
+TEST(StoppedRanks, LearnsThatItIsOut) {
+  for (const int victim : {0, 1}) {
+    const auto ranks = start_alone("rest");
+    kill(ranks[static_cast<std::size_t>(victim)]->pid(), SIGSTOP);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_EQ(ranks[static_cast<std::size_t>(rank)]->wait(), 5);
+    }
+    Process& sleeper = *ranks[static_cast<std::size_t>(victim)];
+    kill(sleeper.pid(), SIGCONT);
+    EXPECT_EQ(sleeper.wait(), 5);
+    EXPECT_TRUE(contains(sleeper.output(),
+                         fmt::format("rank {} was lost: nothing was heard of it", victim)));
+  }
+}
+
+// A paused container: nobody is to blame.
+TEST(StoppedRanks, IsNotMissedWhereAllWereStopped) {
+  const auto ranks = start_alone("compute");
+  for (const auto& rank : ranks) kill(rank->pid(), SIGSTOP);
+  usleep(4'000'000);
+  for (const auto& rank : ranks) kill(rank->pid(), SIGCONT);
+  usleep(1'000'000);
+  for (const auto& rank : ranks) EXPECT_TRUE(is_running(rank->pid())) << rank->output();
+  kill(ranks[1]->pid(), SIGKILL);
+  EXPECT_EQ(ranks[0]->wait(), 5);
+  EXPECT_TRUE(contains(ranks[0]->output(), "rank 1 was lost"));
+}
+
+TEST(Ranks, ExchangeMessagesAndLargeTransfers) {
+  for (const char* scenario : {"messages", "transfer", "leave-late"}) {
+    const auto run = launch(scenario);
+    EXPECT_EQ(run->wait(), 0) << run->output();
+    EXPECT_TRUE(contains(run->output(), "done\n"));
+    EXPECT_EQ(lines_with(run->output(), "dynmo:").size(), 0U) << run->output();
+  }
+}
+
+TEST(Ranks, OneAloneNeedsNobody) {
+  const auto run = launch("alone", 1);
+  EXPECT_EQ(run->wait(), 0) << run->output();
+  EXPECT_TRUE(contains(run->output(), "done\n"));
+}
+
+TEST(Ranks, SurvivorsFormTheNextGeneration) {
+  const auto run = launch("rebuild");
+  EXPECT_EQ(run->wait(), 5);  // rank 2 was killed; the launcher says so
+  EXPECT_TRUE(contains(run->output(), "rebuilt after"));
+  EXPECT_TRUE(contains(run->output(), "done\n"));
+}
+
+TEST(Ranks, TheirErrorComesFirstAndDecidesTheExitCode) {
+  const auto run = launch("fail");
+  EXPECT_EQ(run->wait(), 4);
+  const std::vector<std::string> wanted = {"[rank 1] dynmo: no checkpoint in 'runs/x' verifies"};
+  EXPECT_EQ(lines_with(run->output(), "dynmo:"), wanted) << run->output();
+}
+
+TEST(Ranks, ThatEndSilentlyAreNamed) {
+  const auto vanished = launch("vanish");
+  EXPECT_EQ(vanished->wait(), 7);
+  EXPECT_EQ(lines_with(vanished->output(), "dynmo:"),
+            std::vector<std::string>{"dynmo: rank 1 ended with exit code 7"});
+  const auto left = launch("walk-away");
+  EXPECT_EQ(left->wait(), 5);
+  EXPECT_TRUE(contains(left->output(), "dynmo: rank 1 has left the group"));
+}
+
+TEST(Ranks, ADroppedOperationIsADefectThatEndsAll) {
+  const auto run = launch("drop");
+  EXPECT_EQ(run->wait(), 1);
+  EXPECT_EQ(lines_with(run->output(), "dynmo:").size(), 1U) << run->output();
+  EXPECT_TRUE(contains(run->output(), "dropped"));
+}
+
+TEST(Launcher, EndsAllOnControlC) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Launched run = launch_ready("stream");
+    const auto begin = Clock::now();
+    kill(run.launcher->pid(), signal);
+    EXPECT_EQ(run.launcher->wait(), 130);
+    EXPECT_LT(seconds_since(begin), kLongestEnd);
+    EXPECT_EQ(lines_with(run.launcher->output(), "dynmo:").size(), 0U) << run.launcher->output();
+    expect_nobody_left(run.ranks);
+  }
+}
+
+TEST(Launcher, TakesItsRanksAlongWhenItIsKilled) {
+  Launched run = launch_ready("stream");
+  kill(run.launcher->pid(), SIGKILL);
+  EXPECT_EQ(run.launcher->wait(), -SIGKILL);
+  const auto begin = Clock::now();
+  for (const auto& [rank, pid] : run.ranks) {
+    while (is_running(pid) && seconds_since(begin) < kLongestEnd) usleep(1000);
+  }
+  expect_nobody_left(run.ranks);
+}
+
+TEST(Join, APortInUseIsNamed) {
+  const auto taken = listen_on("127.0.0.1", 0);
+  ASSERT_TRUE(taken);
+  Process rank({RANK_PROGRAM, "messages"}, environment_of(0, 2, local_port(*taken)));
+  EXPECT_EQ(rank.wait(), 2);
+  EXPECT_TRUE(contains(rank.output(),
+                       fmt::format("dynmo: port {} on 127.0.0.1 is in use: ", local_port(*taken))));
+}
+
+TEST(Join, NobodyThereIsAnErrorAfterTheDeadline) {
+  auto options = environment_of(1, 2, free_port());
+  options.emplace_back("JOIN_SECONDS", "1");
+  Process rank({RANK_PROGRAM, "messages"}, options);
+  EXPECT_EQ(rank.wait(), 5);
+  EXPECT_TRUE(contains(rank.output(), "dynmo: rank 1 found nobody at 127.0.0.1:"));
+  EXPECT_EQ(lines_with(rank.output(), "").size(), 1U) << rank.output();
+}
+
+TEST(Join, TheMissingAreNamed) {
+  const std::uint16_t port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (const int rank : {0, 2}) {
+    auto options = environment_of(rank, 4, port);
+    options.emplace_back("JOIN_SECONDS", "3");
+    ranks.push_back(
+        std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, "messages"}, options));
+  }
+  for (const auto& rank : ranks) {
+    EXPECT_EQ(rank->wait(), 5);
+    EXPECT_TRUE(contains(rank->output(), "2 of 4 ranks did not join at 127.0.0.1:"));
+    EXPECT_TRUE(contains(rank->output(), "within 3 s: 1, 3\n"));
+    EXPECT_EQ(lines_with(rank->output(), "").size(), 1U) << rank->output();
+  }
+}
+
+TEST(Join, DifferentSizesAreRefusedByAll) {
+  const std::uint16_t port = free_port();
+  Process first({RANK_PROGRAM, "messages"}, environment_of(0, 2, port));
+  Process second({RANK_PROGRAM, "messages"}, environment_of(1, 3, port));
+  const auto begin = Clock::now();
+  EXPECT_EQ(first.wait(), 2);
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_LT(seconds_since(begin), 10);
+  EXPECT_TRUE(contains(first.output() + second.output(), "give every rank the same WORLD_SIZE"));
+}
+
+TEST(Join, TwoProcessesOfOneRankAreRefused) {
+  const std::uint16_t port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (const int rank : {0, 1, 1}) {
+    ranks.push_back(std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, "messages"},
+                                              environment_of(rank, 3, port)));
+  }
+  std::string output;
+  for (const auto& rank : ranks) {
+    EXPECT_EQ(rank->wait(), 2);
+    output += rank->output();
+  }
+  EXPECT_TRUE(contains(output, "two processes are rank 1"));
+}
+
+TEST(Join, ALossWhileJoiningEndsAll) {
+  const std::uint16_t port = free_port();
+  Process first({RANK_PROGRAM, "messages"}, environment_of(0, 3, port));
+  Process second({RANK_PROGRAM, "messages"}, environment_of(1, 3, port));
+  // Rank 2 never starts; rank 1 dies when it has joined.
+  usleep(2'500'000);
+  kill(second.pid(), SIGKILL);
+  EXPECT_EQ(first.wait(), 5);
+  EXPECT_TRUE(contains(first.output(), "rank 1 was lost"));
+}
+
+}  // namespace
+}  // namespace dynmo::runtime::test

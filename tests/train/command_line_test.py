@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a user meets it: bad input, resume after SIGKILL, a rank that dies.
+
+DYNMO is the program, FAULT_PROGRAM one that kills a rank at a scripted message. Every wait is bounded.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+DYNMO = os.environ["DYNMO"]
+FAULT_PROGRAM = os.environ.get("FAULT_PROGRAM", "")
+TINY = [
+    "model.hidden=32", "model.blocks=3", "model.heads=4", "model.kv_heads=2", "model.intermediate=48", "model.sequence=16",
+    "model.dropout=0.1", "batch.micro_batches=4", "batch.micro_batch_size=2", "train.validation_every=0",
+    "optimizer.warmup_steps=3", "pipeline.pin=false",
+]
+
+
+def settings(values):
+    return [word for value in values for word in ("--set", value)]
+
+
+def rank_processes(marker):
+    """Processes of this machine whose command line has `marker`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if marker in line and state != "Z" and int(entry.name) != os.getpid():
+            found.append((int(entry.name), line))
+    return found
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="dynmo-cli-"))
+        corpus = cls.folder / "corpus"
+        corpus.mkdir()
+        for number in range(40):
+            text = "".join(f"line {i} of file {number}: {i * number % 97}\n" for i in range(60))
+            (corpus / f"{number}.txt").write_text(text)
+        cls.data = cls.folder / "data"
+        subprocess.run([DYNMO, "data", "prepare", str(corpus), "--out", str(cls.data), "--validation", "0.1"], check=True,
+                       capture_output=True, timeout=60)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def command(self, *words, run="run", extra=()):
+        return [DYNMO, "train", "--data", str(self.data), "--out", str(self.folder / run), *settings(TINY),
+                *settings(extra), *words]
+
+    def run_command(self, command, timeout=120, env=None):
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
+                              env={**os.environ, **(env or {})}, cwd=self.folder)
+
+    def assert_error(self, result, code, *words):
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(lines[0].startswith("dynmo: error: "), lines[0])
+        for word in words:
+            self.assertIn(word, lines[0])
+
+
+class BadInput(Case):
+    def test_unknown_key_names_the_nearest_one(self):
+        self.assert_error(self.run_command(self.command("--set", "model.hiden=3")), 2, "model.hiden", "model.hidden")
+
+    def test_unknown_key_in_a_file_names_the_line(self):
+        config = self.folder / "bad.toml"
+        config.write_text("[train]\nstepps = 3\n")
+        self.assert_error(self.run_command(self.command("--config", str(config))), 2, "bad.toml:2", "train.steps")
+
+    def test_wrong_type(self):
+        self.assert_error(self.run_command(self.command("--set", "train.steps=many")), 2, "train.steps", "whole number")
+
+    def test_missing_config_file(self):
+        self.assert_error(self.run_command(self.command("--config", "none.toml")), 2, "none.toml")
+
+    def test_missing_data(self):
+        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2, "nowhere")
+
+    def test_more_ranks_than_layers(self):
+        self.assert_error(self.run_command(self.command("-n", "9")), 2, "9 ranks", "8 layers")
+
+    def test_corpus_shorter_than_a_sequence(self):
+        self.assert_error(self.run_command(self.command("--set", "model.sequence=10000000")), 2, "tokens", "10000000")
+
+    def test_unknown_flag_and_run_name(self):
+        self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
+        self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
+
+    def test_cut_that_does_not_fit(self):
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut", "8")
+
+    def test_resume_without_a_checkpoint(self):
+        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "checkpoint")
+
+    def test_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.assert_error(self.run_command(self.command(), env=env), 2, str(port), "in use")
+
+    def test_broken_rank_environment(self):
+        env = {"RANK": "two", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        self.assert_error(self.run_command(self.command(), env=env), 2, "RANK", "two")
+
+
+def losses(run):
+    """By step, the last record of each (a resumed run repeats the steps after its checkpoint)."""
+    found = {}
+    for line in (run / "records" / "rank-0.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        found[record["step"]] = record["loss"]
+    return found
+
+
+def newest_manifest(run):
+    folders = sorted((run / "checkpoints").glob("step-*[0-9]"))
+    return json.loads((folders[-1] / "manifest.json").read_text())
+
+
+def digests(manifest):
+    return {entry["layer"]: entry["digest"] for entry in manifest["files"]}
+
+
+class Resume(Case):
+    SETTINGS = ("train.steps=60", "checkpoint.every=10", "freezing.enabled=true", "freezing.every=4", "checkpoint.keep=3")
+
+    def train(self, run, ranks, *words):
+        return self.command("-n", str(ranks), *words, run=run, extra=self.SETTINGS)
+
+    def test_killed_and_resumed_on_other_ranks_equals_undisturbed(self):
+        undisturbed = self.run_command(self.train("undisturbed", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference = self.folder / "undisturbed"
+
+        for ranks in (1, 3):
+            run = self.folder / f"killed-{ranks}"
+            process = subprocess.Popen(self.train(run.name, 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                       stdin=subprocess.DEVNULL, cwd=self.folder)
+            deadline = time.monotonic() + 60
+            while not (run / "checkpoints" / "step-00000020").exists():
+                self.assertLess(time.monotonic(), deadline, "no checkpoint within a minute")
+                self.assertIsNone(process.poll(), "the run ended too early to be killed")
+                time.sleep(0.005)
+            process.kill()
+            process.wait(timeout=10)
+            deadline = time.monotonic() + 5
+            while rank_processes(str(run)):
+                self.assertLess(time.monotonic(), deadline, f"left running: {rank_processes(str(run))}")
+                time.sleep(0.02)
+
+            resumed = self.run_command(self.train(run.name, ranks, "--resume"))
+            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            self.assertIn("resume", resumed.stdout)
+            self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
+            self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
+
+    def test_corrupted_checkpoints(self):
+        run = self.folder / "damaged"
+        done = self.run_command(self.train("damaged", 2))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        newest, older, oldest = sorted((run / "checkpoints").glob("step-*[0-9]"), reverse=True)
+        layer = newest / "layer-0002.safetensors"
+        content = bytearray(layer.read_bytes())
+        content[len(content) // 2] ^= 1
+        layer.write_bytes(content)
+        resumed = self.run_command(self.train("damaged", 2, "--resume"))
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertIn("layer-0002.safetensors", resumed.stdout + resumed.stderr)
+        self.assertIn("step 50", resumed.stdout)
+
+        for folder in (run / "checkpoints").iterdir():
+            manifest = folder / "manifest.json"
+            manifest.write_text(manifest.read_text()[:-20])
+        self.assert_error(self.run_command(self.train("damaged", 2, "--resume")), 4, "checkpoint")
+
+    def test_resume_of_another_model_is_refused(self):
+        done = self.run_command(self.train("other", 2))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_error(self.run_command(self.train("other", 2, "--resume") + ["--set", "model.hidden=64"]), 2,
+                          "checkpoint")
+
+
+class Interrupt(Case):
+    def test_ctrl_c_ends_all_ranks_with_130(self):
+        run = self.folder / "interrupted"
+        process = subprocess.Popen(self.command("-n", "2", run="interrupted", extra=("train.steps=100000",)),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=self.folder,
+                                   text=True)
+        deadline = time.monotonic() + 60
+        records = run / "records" / "rank-1.jsonl"
+        while not records.exists():
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll())
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=15)
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(rank_processes(str(run)), [])
+
+
+class LostRank(Case):
+    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer; with and without our launcher."""
+
+    RANKS = 3
+
+    def start(self, where, victim, run, launcher):
+        words = [FAULT_PROGRAM, where, str(victim), str(self.data), str(run)]
+        if launcher:
+            return [subprocess.Popen([*words, "launch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                     stdin=subprocess.DEVNULL)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        processes = []
+        for rank in range(self.RANKS):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)}
+            processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+                                              stdin=subprocess.DEVNULL))
+        return processes
+
+    def check(self, where, victim, launcher):
+        run = self.folder / f"{where}-{victim}-{launcher}"
+        processes = self.start(where, victim, run, launcher)
+        try:
+            killed = run / "killed"  # written by the victim just before it dies
+            deadline = time.monotonic() + 120
+            while not killed.exists():
+                self.assertLess(time.monotonic(), deadline, "the victim was never killed")
+                if all(process.poll() is not None for process in processes):
+                    self.fail("ended before the kill: " + " ".join(str(p.communicate()) for p in processes))
+                time.sleep(0.005)
+            start = time.monotonic()
+            outputs = [process.communicate(timeout=30) for process in processes]
+            elapsed = time.monotonic() - start
+        finally:
+            for process in processes:
+                process.kill()
+        self.assertLess(elapsed, 5, f"{where}, victim {victim}, launcher {launcher}: {outputs}")
+        for rank, (process, (_, err)) in enumerate(zip(processes, outputs)):
+            if not launcher and rank == victim:
+                self.assertEqual(process.returncode, -signal.SIGKILL)
+                continue
+            self.assertEqual(process.returncode, 5, err)
+            lines = [line for line in err.splitlines() if "error" in line]
+            self.assertEqual(len(lines), 1, err)
+            self.assertIn(f"rank {victim}", lines[0])
+        self.assertEqual(rank_processes(str(run)), [])
+        if where != "migration":
+            verified = self.run_command([FAULT_PROGRAM, "verify", "0", str(self.data), str(run)])
+            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+
+    def test_in_forward(self):
+        for victim, launcher in ((0, True), (1, False), (1, True)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("forward", victim, launcher)
+
+    def test_in_backward(self):
+        for victim, launcher in ((1, True), (2, False), (2, True)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("backward", victim, launcher)
+
+    def test_in_the_middle_of_a_migration(self):
+        for victim, launcher in ((0, True), (0, False), (1, True), (1, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("migration", victim, launcher)
+
+
+class CustomLayer(Case):
+    REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+    def test_the_example_trains(self):
+        run = self.folder / "primer"
+        result = self.run_command([os.environ["CUSTOM_LAYER"], str(self.data), str(run)])
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        values = list(losses(run).values())
+        self.assertEqual(len(values), 30)
+        self.assertLess(sum(values[-5:]) / 5, 0.8 * values[0])
+
+    def test_the_page_shows_the_code_that_runs(self):
+        source = (self.REPOSITORY / "examples" / "custom_layer.cpp").read_text()
+        page = (self.REPOSITORY / "docs" / "custom-layer.md").read_text()
+        blocks = re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)
+        self.assertEqual(len(blocks), 3)
+        for block in blocks:
+            flat = re.sub(r"\s+", " ", source)
+            self.assertIn(re.sub(r"\s+", " ", block).strip(), flat)
+
+
+if __name__ == "__main__":
+    unittest.main()

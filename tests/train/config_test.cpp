@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/config.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "dynmo/core/files.h"
+#include "dynmo/core/rng.h"
+
+namespace dynmo::train {
+namespace {
+
+class ConfigFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / fmt::format("dynmo-config-{}", ::getpid());
+    ASSERT_TRUE(make_directories(folder_));
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path write(const std::string& text) {
+    const auto path = folder_ / "run.toml";
+    EXPECT_TRUE(write_file_durably(path, text));
+    return path;
+  }
+  std::string error_of(const std::string& text) {
+    Config config;
+    const auto result = apply_file(config, write(text));
+    return result.has_value()
+               ? ""
+               : result.error().message.substr(result.error().message.find("run.toml"));
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(ConfigFile, ReadsWhatItSaysAndKeepsTheDefaults) {
+  Config config;
+  ASSERT_TRUE(apply_file(
+      config, write("[model]\nhidden = 64\n[pipeline]\ncut = [3, 4]\nschedule = \"gpipe\"\n")));
+  EXPECT_EQ(config.model.hidden, 64);
+  EXPECT_EQ(config.model.blocks, Config{}.model.blocks);
+  EXPECT_EQ(config.pipeline.cut, (std::vector<std::int64_t>{3, 4}));
+  EXPECT_EQ(config.pipeline.schedule, "gpipe");
+}
+
+TEST_F(ConfigFile, UnknownKeyNamesLineAndNearestKey) {
+  EXPECT_EQ(error_of("[model]\nhiden = 64\n"),
+            "run.toml:2: 'model.hiden' is not a known key, did you mean 'model.hidden'?");
+}
+
+TEST_F(ConfigFile, WrongTypeNamesLineValueAndWhatWasWanted) {
+  EXPECT_EQ(error_of("[train]\n\nsteps = \"many\"\n"),
+            "run.toml:3: train.steps is 'many', wanted a whole number");
+  EXPECT_EQ(error_of("[train]\nsteps = 1.5\n"),
+            "run.toml:2: train.steps is 1.5, wanted a whole number");
+  EXPECT_EQ(error_of("[optimizer]\nbeta1 = nan\n"),
+            "run.toml:2: optimizer.beta1 is nan, wanted a finite number");
+  EXPECT_EQ(error_of("[balance]\nenabled = 1\n"),
+            "run.toml:2: balance.enabled is 1, wanted true or false");
+  EXPECT_EQ(error_of("[model]\nhidden = {a = 1}\n"),
+            "run.toml:2: model.hidden is a table, wanted a whole number");
+}
+
+TEST_F(ConfigFile, SyntaxErrorNamesTheLine) {
+  EXPECT_EQ(error_of("[model]\nhidden = \n").substr(0, 11), "run.toml:2:");
+}
+
+TEST_F(ConfigFile, MissingFileIsAnError) {
+  Config config;
+  const auto result = apply_file(config, folder_ / "none.toml");
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
+}
+
+TEST(Config, SettingsTakeTomlOrPlainText) {
+  Config config;
+  ASSERT_TRUE(apply_settings(
+      config,
+      std::vector<std::string>{"train.steps=7", "data.path=some/where", "pipeline.pin=false",
+                               "run.directory=\"a b\"", "pipeline.cut=[1,2]"}));
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.data.path, "some/where");
+  EXPECT_FALSE(config.pipeline.pin);
+  EXPECT_EQ(config.run.directory, "a b");
+  EXPECT_EQ(config.pipeline.cut, (std::vector<std::int64_t>{1, 2}));
+}
+
+TEST(Config, BadSettingsSayWhichOne) {
+  const auto error = [](const std::string& setting) {
+    Config config;
+    const auto result = apply_settings(config, std::vector<std::string>{setting});
+    return result.has_value() ? std::string() : result.error().message;
+  };
+  EXPECT_EQ(error("train.step=7"),
+            "--set train.step=7: 'train.step' is not a known key, did you mean 'train.steps'?");
+  EXPECT_EQ(error("train.steps"), "--set train.steps: wanted key=value, such as train.steps=100");
+  EXPECT_EQ(error("train.steps=x"), "--set train.steps=x: train.steps is 'x', wanted a whole number");
+}
+
+TEST_F(ConfigFile, ResolvedFormReadsBackToTheSameValue) {
+  Config config;
+  config.optimizer.epsilon = 1e-12;
+  config.optimizer.learning_rate = 0.1 + 0.2;
+  config.model.rope_theta = 5e5;
+  config.data.path = "a \"quoted\" \\ path\twith tab";
+  config.pipeline.cut = {2, 3, 4};
+  Config back;
+  const auto read = apply_file(back, write(to_toml(config)));
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_EQ(to_toml(back), to_toml(config));
+  EXPECT_EQ(back.optimizer.learning_rate, config.optimizer.learning_rate);
+  EXPECT_EQ(back.data.path, config.data.path);
+}
+
+TEST(Config, IdentityFollowsTheNumbersOfARunAndNothingElse) {
+  Config a;
+  Config b = a;
+  b.pipeline.ranks = 3;
+  b.balance.enabled = false;
+  b.run.directory = "elsewhere";
+  EXPECT_EQ(identity(a), identity(b));
+  b.train.seed = 2;
+  EXPECT_NE(identity(a), identity(b));
+}
+
+TEST(Config, ValidateNamesKeyValueAndRange) {
+  Config config;
+  config.batch.micro_batches = 0;
+  EXPECT_EQ(validate(config).error().message, "batch.micro_batches is 0, wanted 1 or more");
+  config = {};
+  config.pipeline.schedule = "1f2b";
+  EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);
+}
+
+// Whatever bytes are in the file: an error or a config, never a crash.
+TEST_F(ConfigFile, MutatedFilesNeverCrash) {
+  const std::string good = to_toml(Config{});
+  constexpr std::uint64_t kSeed = 3;
+  Rng rng(kSeed);
+  for (int i = 0; i < 1000; ++i) {
+    std::string text = good;
+    for (int changes = 0; changes < 3; ++changes) {
+      text[rng.below(text.size())] = static_cast<char>(rng.below(256));
+    }
+    Config config;
+    const auto path = folder_ / "mutated.toml";
+    std::ofstream(path, std::ios::binary) << text;
+    const auto result = apply_file(config, path);
+    if (result.has_value()) continue;
+    EXPECT_EQ(result.error().code, ErrorCode::kBadInput) << "seed " << kSeed << ", case " << i;
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::train

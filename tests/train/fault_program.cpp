@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains like `dynmo train`, but one rank kills itself at a scripted message: in forward, in
+// backward, or in the middle of the pieces of a migrating layer of 64 MiB.
+//
+//   fault_program forward|backward|migration VICTIM DATA RUN [launch]     ranks from the
+//   environment, or launched here fault_program verify 0 DATA RUN is there a checkpoint that
+//   verifies?
+#include <ATen/Parallel.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/train/rank_process.h"
+#include "dynmo/train/trainer.h"
+#include "dynmo/transport/fault.h"
+#include "dynmo/transport/tags.h"
+
+namespace {
+
+using namespace dynmo;
+
+train::Config config_for(const std::string& where, const std::string& data,
+                         const std::string& run) {
+  train::Config config;
+  config.data.path = data;
+  config.run.directory = run;
+  config.model = {
+      .hidden = 32, .blocks = 3, .heads = 4, .kv_heads = 2, .intermediate = 48, .sequence = 16};
+  config.batch = {.micro_batches = 4, .micro_batch_size = 2};
+  config.train.steps = 100000;
+  config.train.validation_every = 0;
+  config.checkpoint.every = 5;
+  config.pipeline.cut = {2, 3, 3};
+  config.balance.enabled = false;
+  if (where == "migration") {
+    // An MLP layer of 3 x 512 x 3640 parameters: 64 MiB with its two moments. The cut is so uneven
+    // that it must move.
+    config.model = {.hidden = 512,
+                    .blocks = 3,
+                    .heads = 4,
+                    .kv_heads = 4,
+                    .intermediate = 3640,
+                    .sequence = 16};
+    config.pipeline.cut = {6, 1, 1};
+    config.balance.enabled = true;
+    config.balance.minimum_gain = 0;
+    config.checkpoint.every = 0;
+  }
+  return config;
+}
+
+void die(const std::string& run) {
+  ::close(::open((run + "/killed").c_str(), O_CREAT | O_WRONLY, 0644));
+  std::raise(SIGKILL);
+}
+
+// The messages at which the victim dies: a send to the rank behind it is an activation, to the one
+// before a gradient.
+transport::Fault fault_for(const std::string& where, int victim, const std::string& run) {
+  transport::Fault fault{.kind = transport::Fault::Kind::kCall, .call = [run] { die(run); }};
+  fault.first_tag = transport::schedule_tag(0, 0);
+  fault.first = 250;
+  if (where == "forward") fault.peer = Rank(victim + 1);
+  if (where == "backward") fault.peer = Rank(victim - 1);
+  if (where == "migration") {
+    fault.first_tag = transport::migration_tag(LayerId(0));
+    fault.last_tag = transport::migration_tag(LayerId(7));
+    fault.first = 20;
+    fault.on = victim == 0 ? transport::Fault::On::kSend : transport::Fault::On::kReceive;
+  }
+  return fault;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 5) return 2;
+  const std::string where = argv[1];
+  const int victim = std::atoi(argv[2]);
+  const std::string run = argv[4];
+  if (where == "verify") {
+    const auto newest = checkpoint::newest_verified(run + "/checkpoints", nullptr);
+    if (!newest) std::fprintf(stderr, "%s\n", newest.error().message.c_str());
+    return newest ? 0 : 4;
+  }
+  train::RankProcess process;
+  process.options.config = config_for(where, argv[3], run);
+  process.decorate = [&](std::unique_ptr<transport::Transport> inner) {
+    if (inner->rank() != Rank(victim)) return inner;
+    return transport::with_faults(std::move(inner), {fault_for(where, victim, run)});
+  };
+  process.options.config.pipeline.ranks = 3;
+  process.options.config.pipeline.pin = false;
+  if (argc == 6) {
+    const auto code = train::launch(process.options, {argv, argv + argc - 1});
+    if (code) return *code;
+    std::fprintf(stderr, "dynmo: error: %s\n", code.error().message.c_str());
+    return exit_code(code.error().code);
+  }
+  const auto done = train::run_rank(process);
+  if (done) runtime::quit(0);
+  std::fprintf(stderr, "dynmo: error: %s\n", done.error().message.c_str());
+  runtime::quit(exit_code(done.error().code));
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/transport/gather.h"
+
+#include <gtest/gtest.h>
+
+#include "dynmo/transport/in_process.h"
+
+namespace dynmo::transport {
+namespace {
+
+TEST(Gather, ReturnsTextsOfUnequalLengthsByRank) {
+  const auto status = run_ranks(3, [](Transport& transport) -> Expected<void> {
+    const std::vector<std::string> expected = {"", "x", "xyz"};
+    DYNMO_ASSIGN(const auto texts, gather_texts(transport, 3, expected[transport.rank().index()]));
+    EXPECT_EQ(texts, expected);
+    DYNMO_ASSIGN(const auto nothing, gather_texts(transport, 3, ""));
+    EXPECT_EQ(nothing, std::vector<std::string>(3));
+    return {};
+  });
+  EXPECT_TRUE(status.has_value()) << status.error().message;
+}
+
+}  // namespace
+}  // namespace dynmo::transport
