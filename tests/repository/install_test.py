@@ -63,7 +63,7 @@ class InstallTree(unittest.TestCase):
     def test_serves_a_consumer_of_the_runtime(self):
         if not RUNTIME:
             self.skipTest("this build has no runtime")
-        self.assertEqual(self.consume("runtime"), "1.0 KiB in a tensor\n")
+        self.assertEqual(self.consume("runtime"), "frozen 1.0 KiB\n")
 
     def test_says_so_when_it_has_no_runtime(self):
         if RUNTIME:
