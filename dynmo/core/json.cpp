@@ -16,7 +16,8 @@ Expected<Json> read_json(const std::filesystem::path& path) {
 }
 
 Expected<Json> parse_json(std::string_view text, std::string_view origin) {
-  // Nothing of ours nests deeper; the library's recursion would follow a hostile file off the stack.
+  // Nothing of ours nests deeper; the library's recursion would follow a hostile file off the
+  // stack.
   constexpr int kMostLevels = 64;
   bool too_deep = false;
   const auto limit = [&](int depth, Json::parse_event_t, Json&) {

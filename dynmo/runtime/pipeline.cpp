@@ -237,7 +237,7 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
     double* layer = &mine[kPerLayer * id.index()];
     const auto times = output.layer_times.find(id);
     const LayerTime time =
-        times == output.layer_times.end() ? LayerTime{} : median_time(times->second);
+        times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
     layer[0] = time.forward_s;
     layer[1] = time.input_gradient_s;
     layer[2] = time.weight_gradient_s;

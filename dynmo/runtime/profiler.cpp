@@ -28,12 +28,15 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-LayerTime median_time(const std::vector<LayerTime>& micro_batches) {
-  return {.forward_s = median_of(micro_batches, [](const LayerTime& t) { return t.forward_s; }),
-          .input_gradient_s =
-              median_of(micro_batches, [](const LayerTime& t) { return t.input_gradient_s; }),
-          .weight_gradient_s =
-              median_of(micro_batches, [](const LayerTime& t) { return t.weight_gradient_s; })};
+LayerTime mean_time(const std::vector<LayerTime>& micro_batches) {
+  LayerTime sum;
+  for (const LayerTime& time : micro_batches) {
+    sum.forward_s += time.forward_s;
+    sum.input_gradient_s += time.input_gradient_s;
+    sum.weight_gradient_s += time.weight_gradient_s;
+  }
+  const double count = std::max(1.0, static_cast<double>(micro_batches.size()));
+  return {sum.forward_s / count, sum.input_gradient_s / count, sum.weight_gradient_s / count};
 }
 
 Profiler::Profiler(cost::ModelCost known, int window)

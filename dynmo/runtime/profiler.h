@@ -16,7 +16,7 @@
 
 namespace dynmo::runtime {
 
-// One layer in one step: medians over the micro-batches.
+// One layer in one step: means over the micro-batches.
 struct LayerSample {
   LayerTime time;
   double update_s = 0;  // of the step before (the update comes after the exchange)
@@ -49,8 +49,8 @@ class Profiler {
   std::deque<std::vector<LayerSample>> window_;
 };
 
-// Medians over the micro-batches of each field.
-[[nodiscard]] LayerTime median_time(const std::vector<LayerTime>& micro_batches);
+// Mean over the micro-batches of each field: a step takes their sum, outliers included.
+[[nodiscard]] LayerTime mean_time(const std::vector<LayerTime>& micro_batches);
 [[nodiscard]] double median(std::vector<double> values);  // 0 of nothing
 
 }  // namespace dynmo::runtime

@@ -13,14 +13,11 @@
 namespace dynmo::train {
 namespace {
 
-// Costs while `frozen` layers were frozen: the median of each layer over the steps of both runs.
-cost::ModelCost phase_costs(const std::vector<const RunSeries*>& runs, int frozen,
-                            const cost::ModelCost& known) {
-  runtime::Profiler profiler(known, 1 << 20);
-  for (const RunSeries* run : runs) {
-    for (const StepEntry& step : run->steps) {
-      if (step.frozen_layers == frozen) profiler.add(step.layers);
-    }
+// Costs while `frozen` layers were frozen: the median of each layer over those steps of the run.
+cost::ModelCost phase_costs(const RunSeries& run, int frozen, const cost::ModelCost& known) {
+  runtime::Profiler profiler(known, static_cast<int>(run.steps.size()));
+  for (const StepEntry& step : run.steps) {
+    if (step.frozen_layers == frozen) profiler.add(step.layers);
   }
   return *profiler.costs(frozen);
 }
@@ -86,10 +83,10 @@ Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balance
   for (const StepEntry& step : baseline.steps) {
     const int frozen = step.frozen_layers;
     if (!costs.contains(frozen)) {
-      costs.emplace(frozen, phase_costs({&baseline, &balanced}, frozen, known));
-      DYNMO_ASSIGN(
-          const plan::BestCut found,
-          plan::best_by_simulation(costs.at(frozen), cluster, micro_batches, step.plan.schedule));
+      costs.emplace(frozen, phase_costs(baseline, frozen, known));
+      DYNMO_ASSIGN(const plan::BestCut found,
+                   plan::best_by_simulation(phase_costs(balanced, frozen, known), cluster,
+                                            micro_batches, step.plan.schedule));
       best.emplace(frozen, found.step_time_s);
     }
     DYNMO_ASSIGN(const plan::Evaluation evaluation,

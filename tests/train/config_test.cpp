@@ -99,7 +99,8 @@ TEST(Config, BadSettingsSayWhichOne) {
   EXPECT_EQ(error("train.step=7"),
             "--set train.step=7: 'train.step' is not a known key, did you mean 'train.steps'?");
   EXPECT_EQ(error("train.steps"), "--set train.steps: wanted key=value, such as train.steps=100");
-  EXPECT_EQ(error("train.steps=x"), "--set train.steps=x: train.steps is 'x', wanted a whole number");
+  EXPECT_EQ(error("train.steps=x"),
+            "--set train.steps=x: train.steps is 'x', wanted a whole number");
 }
 
 TEST_F(ConfigFile, ResolvedFormReadsBackToTheSameValue) {
