@@ -100,11 +100,11 @@ Decision weigh(Decision decision, const Proposal& proposal, const PolicyInput& i
   if (!(gain > options.minimum_gain * decision.current_step_s)) {
     return refuse(fmt::format("wanted more than {:.1f} %", percent(options.minimum_gain)));
   }
-  const double factor = input.change == Change::kKnown ? options.known_change_noise_factor
-                                                       : options.noise_factor;
+  const double factor =
+      input.change == Change::kKnown ? options.known_change_noise_factor : options.noise_factor;
   if (!(gain > factor * decision.noise_s)) {
-    return refuse(fmt::format("within {:.3g} x the noise of {}", factor,
-                              format_seconds(decision.noise_s)));
+    return refuse(
+        fmt::format("within {:.3g} x the noise of {}", factor, format_seconds(decision.noise_s)));
   }
   if (!(decision.gain_s > decision.cost_s)) {
     return refuse(fmt::format("{} over {:.0f} steps, less than the {} of moving {} layers, {}",

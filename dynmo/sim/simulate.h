@@ -26,7 +26,7 @@ struct StageCost {
   // Once a step, after the last action and send of all ranks: the global gradient norm that clips
   // it needs every gradient. 0 if frozen.
   Nanoseconds update{0};
-  Bytes state;            // parameters, gradients, optimizer
+  Bytes state;       // parameters, gradients, optimizer
   Bytes activation;  // stash of a micro-batch, from the start of F to the end of W (0 for a frozen
                      // stage)
   Bytes boundary;    // message to the next stage, and the gradient back
