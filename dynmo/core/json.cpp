@@ -106,10 +106,10 @@ bool JsonObject::boolean(const std::string& key, std::optional<bool> fallback) {
 
 std::string JsonObject::string(const std::string& key, std::optional<std::string> fallback) {
   const Json* found = require(key, fallback.has_value());
-  if (found == nullptr) return fallback.value_or("");
+  if (found == nullptr) return std::move(fallback).value_or("");
   if (!found->is_string()) {
     fail(key, fmt::format("is {}, wanted a string", found->dump()));
-    return fallback.value_or("");
+    return std::move(fallback).value_or("");
   }
   return found->get<std::string>();
 }

@@ -141,11 +141,11 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
   if (!counts) return counts.error();
   proposal.plan = make_plan(*counts, input.current.schedule, input.current.generation + 1);
   if (proposal.plan.stages == input.current.stages) {
-    return keep(
-        std::move(decision),
+    std::string reason =
         fmt::format("keep {}: it is the {} cut, {} a step, imbalance {:.1f} %",
                     to_string(input.current), name(options.balancer),
-                    format_seconds(decision.current_step_s), percent(decision.imbalance_before)));
+                    format_seconds(decision.current_step_s), percent(decision.imbalance_before));
+    return keep(std::move(decision), std::move(reason));
   }
   DYNMO_ASSIGN(proposal.planned,
                evaluate(proposal.plan, input.model, input.cluster, input.micro_batches));

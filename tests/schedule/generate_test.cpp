@@ -22,7 +22,7 @@ std::string grid(ScheduleKind kind, const PipelineShape& shape) {
 TEST(Shape, RefusesWhatIsNoPipeline) {
   PipelineShape shape = even_shape(3, 4);
   EXPECT_TRUE(validate(shape));
-  const auto message = [](PipelineShape bad) { return validate(bad).error().message; };
+  const auto message = [](const PipelineShape& bad) { return validate(bad).error().message; };
   shape.ranks = 0;
   EXPECT_EQ(message(shape), "a pipeline of 0 ranks; want at least 1");
   shape.ranks = 2;
