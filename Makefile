@@ -63,10 +63,10 @@ soak: setup
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
 
 bench:
-	@scripts/setup core runtime bench
+	@scripts/setup core bench
 	@cmake --preset bench >/dev/null
 	@cmake --build --preset bench
-	@scripts/bench build/bench/bench
+	@build/bench/bench/core_bench
 
 install: build
 	@cmake --build --preset $(PRESET)
