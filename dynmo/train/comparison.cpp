@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "dynmo/core/digest.h"
 #include "dynmo/dynamism/freezing.h"
@@ -13,13 +12,11 @@
 namespace dynmo::train {
 namespace {
 
-// Costs while `frozen` layers were frozen: the median of each layer over those steps of the run.
-cost::ModelCost phase_costs(const RunSeries& run, int frozen, const cost::ModelCost& known) {
-  runtime::Profiler profiler(known, static_cast<int>(run.steps.size()));
-  for (const StepEntry& step : run.steps) {
-    if (step.frozen_layers == frozen) profiler.add(step.layers);
-  }
-  return *profiler.costs(frozen);
+// Costs of one step as measured in it.
+cost::ModelCost costs_of(const StepEntry& step, const cost::ModelCost& known) {
+  runtime::Profiler profiler(known, 1);
+  profiler.add(step.layers);
+  return *profiler.costs(step.frozen_layers);
 }
 
 }  // namespace
@@ -78,21 +75,16 @@ Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balance
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   double baseline_s = 0;
   double best_s = 0;
-  std::map<int, cost::ModelCost> costs;
-  std::map<int, double> best;
-  for (const StepEntry& step : baseline.steps) {
-    const int frozen = step.frozen_layers;
-    if (!costs.contains(frozen)) {
-      costs.emplace(frozen, phase_costs(baseline, frozen, known));
-      DYNMO_ASSIGN(const plan::BestCut found,
-                   plan::best_by_simulation(phase_costs(balanced, frozen, known), cluster,
-                                            micro_batches, step.plan.schedule));
-      best.emplace(frozen, found.step_time_s);
-    }
+  const std::size_t steps = std::min(baseline.steps.size(), balanced.steps.size());
+  for (std::size_t i = 0; i < steps; ++i) {
+    const StepEntry& step = baseline.steps[i];
     DYNMO_ASSIGN(const plan::Evaluation evaluation,
-                 plan::evaluate(step.plan, costs.at(frozen), cluster, micro_batches));
+                 plan::evaluate(step.plan, costs_of(step, known), cluster, micro_batches));
+    DYNMO_ASSIGN(const plan::BestCut best,
+                 plan::best_by_simulation(costs_of(balanced.steps[i], known), cluster,
+                                          micro_batches, step.plan.schedule));
     baseline_s += evaluation.step_time_s;
-    best_s += best.at(frozen);
+    best_s += best.step_time_s;
   }
   comparison.best_speedup = best_s > 0 ? baseline_s / best_s : 0;
   return comparison;

@@ -59,11 +59,10 @@ struct Comparison {
   double best_speedup = 0;  // simulated: baseline's cuts / the best of all cuts at every step
 };
 
-// Best possible: the baseline's cuts simulated with the costs measured in its own run, over the
-// best of all cuts with the costs measured in the balanced run; each the median over all steps with
-// the same frozen prefix. Two sets of costs, because a rank that waits leaves caches, memory
-// bandwidth and power to the others: a layer takes longer where all ranks are busy, whatever the
-// cut. `known` gives names and bytes.
+// Best possible, step by step: the baseline's cut simulated with the costs measured in its own run,
+// over the best of all cuts with the costs measured in the balanced run. Two sets of costs, because
+// a rank that waits leaves caches, memory bandwidth and power to the others: a layer takes longer
+// where all ranks are busy, whatever the cut. `known` gives names and bytes.
 [[nodiscard]] Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
                                            const cost::ModelCost& known, int micro_batches,
                                            int ranks);
