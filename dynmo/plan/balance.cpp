@@ -113,7 +113,12 @@ int in_flight(schedule::ScheduleKind schedule, int stage, int stages, int micro_
     case schedule::ScheduleKind::kGpipe:
       return micro_batches;
     case schedule::ScheduleKind::k1F1B:
+    case schedule::ScheduleKind::kInterleaved:
+    case schedule::ScheduleKind::kAdaptive:
       return std::min(micro_batches, stages - stage);
+    case schedule::ScheduleKind::kZbH1:
+    case schedule::ScheduleKind::kZbV:
+      return std::min(micro_batches, stages);
   }
   DYNMO_CHECK(false, "a schedule kind, got {}", static_cast<int>(schedule));
 }

@@ -145,9 +145,8 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
                       plan.ranks, cluster.size());
   }
   DYNMO_TRY(check_duration(model, cluster, micro_batches, plan.stages.size()));
-  DYNMO_ASSIGN(
-      const schedule::Schedule compute,
-      schedule::make_schedule(plan.schedule, shape_of(plan, micro_batches, model.frozen_layers())));
+  DYNMO_ASSIGN(const schedule::Schedule compute,
+               schedule_of(plan, micro_batches, model.frozen_layers()));
   Evaluation evaluation;
   DYNMO_ASSIGN(evaluation.result,
                sim::simulate(schedule::lower(compute), stage_costs(plan, model), cluster, options));

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "dynmo/core/check.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/text.h"
 
 namespace dynmo::plan {
 
@@ -36,6 +38,25 @@ Plan make_plan(const std::vector<int>& counts, schedule::ScheduleKind schedule,
     DYNMO_CHECK(counts[i] >= 0, "0 or more layers on rank {}, got {}", i, counts[i]);
     if (counts[i] == 0) continue;
     plan.stages.push_back({Rank{static_cast<std::int32_t>(i)}, {LayerId{first}, counts[i]}});
+    first += counts[i];
+  }
+  return plan;
+}
+
+Plan make_plan(const std::vector<int>& counts, const std::vector<Rank>& placement, int ranks,
+               schedule::ScheduleKind schedule, Generation generation) {
+  DYNMO_CHECK(counts.size() == placement.size(), "a rank for each of {} stages, got {}",
+              counts.size(), placement.size());
+  Plan plan{.ranks = ranks, .stages = {}, .schedule = schedule, .generation = generation};
+  std::int32_t first = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    DYNMO_CHECK(counts[i] >= 0, "0 or more layers in stage {}, got {}", i, counts[i]);
+    if (counts[i] == 0) continue;
+    if (!plan.stages.empty() && plan.stages.back().rank == placement[i]) {
+      plan.stages.back().layers.count += counts[i];
+    } else {
+      plan.stages.push_back({placement[i], {LayerId{first}, counts[i]}});
+    }
     first += counts[i];
   }
   return plan;
@@ -78,6 +99,13 @@ Digest digest(const Plan& plan) {
   for (const PlanStage& stage : plan.stages) {
     text += fmt::format(" {}:{}+{}", stage.rank, stage.layers.first, stage.layers.count);
   }
+  for (std::size_t r = 0; r < plan.order.size(); ++r) {
+    text += fmt::format(" order {}", r);
+    for (const schedule::Action& action : plan.order[r]) {
+      text += ' ';
+      text += schedule::to_string(action);
+    }
+  }
   return digest_of(text);
 }
 
@@ -89,6 +117,31 @@ schedule::PipelineShape shape_of(const Plan& plan, int micro_batches, int frozen
     shape.stages.push_back({.rank = stage.rank, .frozen = stage.layers.end() <= frozen_layers});
   }
   return shape;
+}
+
+Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches, int frozen_layers) {
+  const schedule::PipelineShape shape = shape_of(plan, micro_batches, frozen_layers);
+  if (plan.schedule != schedule::ScheduleKind::kAdaptive) {
+    return schedule::make_schedule(plan.schedule, shape);
+  }
+  DYNMO_TRY(schedule::validate(shape));
+  schedule::Schedule made{.shape = shape, .ranks = plan.order};
+  for (std::vector<schedule::Action>& actions : made.ranks) {
+    for (const schedule::Action& action : actions) {
+      const bool known = action.stage.value >= 0 && action.stage.index() < shape.stages.size() &&
+                         action.micro_batch.value >= 0 && action.micro_batch.value < micro_batches;
+      if (known && schedule::is_compute(action.kind)) continue;
+      return make_error(ErrorCode::kBadInput,
+                        "the plan's order has {}, which is no compute action of {} stages and {} "
+                        "micro-batches: make a plan for this number of micro-batches",
+                        schedule::to_string(action), shape.stages.size(), micro_batches);
+    }
+    std::erase_if(actions, [&](const schedule::Action& action) {
+      return shape.stages[action.stage.index()].frozen &&
+             action.kind != schedule::ActionKind::kForward;
+    });
+  }
+  return made;
 }
 
 std::string to_string(const Plan& plan) {

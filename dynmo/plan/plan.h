@@ -38,6 +38,9 @@ struct Plan {
   std::vector<PlanStage> stages;  // contiguous, non-empty, in order of the layers
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   Generation generation = 0;
+  // kAdaptive only: by rank, the compute actions of a step in order (F, and I and W or B), for the
+  // number of micro-batches it was made for. A frozen stage runs its F and nothing else of it.
+  std::vector<std::vector<schedule::Action>> order = {};
 
   [[nodiscard]] int layers() const { return stages.empty() ? 0 : stages.back().layers.end(); }
   [[nodiscard]] Rank owner(LayerId layer) const;  // requires layer < layers()
@@ -49,6 +52,11 @@ struct Plan {
 [[nodiscard]] Plan make_plan(const std::vector<int>& counts, schedule::ScheduleKind schedule,
                              Generation generation = 0);
 
+// Stage i of counts[i] layers on placement[i], a rank below `ranks`. Stages of no layers are left
+// out, and neighbours on one rank become one stage.
+[[nodiscard]] Plan make_plan(const std::vector<int>& counts, const std::vector<Rank>& placement,
+                             int ranks, schedule::ScheduleKind schedule, Generation generation = 0);
+
 // kBadInput: gaps, overlaps, empty stages, a rank out of range, not all of `layers` covered.
 [[nodiscard]] Expected<void> validate(const Plan& plan, int layers);
 
@@ -58,6 +66,11 @@ struct Plan {
 // The shape a schedule generator wants; the first `frozen_layers` layers are the frozen prefix.
 [[nodiscard]] schedule::PipelineShape shape_of(const Plan& plan, int micro_batches,
                                                int frozen_layers);
+
+// The compute actions that the plan runs: its order, or what its schedule kind makes of its shape.
+// kBadInput as make_schedule says, or where an order is for other micro-batches or other stages.
+[[nodiscard]] Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches,
+                                                       int frozen_layers);
 
 // Layer counts a stage, "5|4|4|5".
 [[nodiscard]] std::string to_string(const Plan& plan);

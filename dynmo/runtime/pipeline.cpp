@@ -150,7 +150,7 @@ void Pipeline::freeze_prefix() {
 
 void Pipeline::build_schedules() {
   const auto shape = plan::shape_of(plan_, options_.micro_batches, frozen_);
-  training_ = checked(schedule::make_schedule(plan_.schedule, shape).value());
+  training_ = checked(plan::schedule_of(plan_, options_.micro_batches, frozen_).value());
   validation_ = checked(schedule::make_forward_schedule(shape).value());
 }
 

@@ -66,6 +66,9 @@ Schedule empty_schedule(const PipelineShape& shape) {
 
 Expected<Schedule> make_schedule(ScheduleKind kind, const PipelineShape& shape) {
   DYNMO_TRY(validate(shape));
+  if (kind != ScheduleKind::kGpipe && kind != ScheduleKind::k1F1B) {
+    return make_error(ErrorCode::kBadInput, "no generator makes {} from a shape", name(kind));
+  }
   DYNMO_TRY(one_stage_a_rank(kind, shape));
   Schedule schedule = empty_schedule(shape);
   for (std::size_t s = 0; s < shape.stages.size(); ++s) {

@@ -12,6 +12,10 @@ namespace {
 constexpr std::array kKindNames = {
     std::pair{ScheduleKind::kGpipe, std::string_view("gpipe")},
     std::pair{ScheduleKind::k1F1B, std::string_view("1f1b")},
+    std::pair{ScheduleKind::kInterleaved, std::string_view("interleaved")},
+    std::pair{ScheduleKind::kZbH1, std::string_view("zb-h1")},
+    std::pair{ScheduleKind::kZbV, std::string_view("zb-v")},
+    std::pair{ScheduleKind::kAdaptive, std::string_view("adaptive")},
 };
 
 }  // namespace

@@ -66,8 +66,16 @@ struct Schedule {
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
-enum class ScheduleKind { kGpipe, k1F1B };
-[[nodiscard]] std::string_view name(ScheduleKind kind);  // "gpipe", "1f1b"
+enum class ScheduleKind {
+  kGpipe,
+  k1F1B,
+  kInterleaved,
+  kZbH1,
+  kZbV,
+  kAdaptive,  // an order made from actual costs: a plan carries it, no shape alone gives it
+};
+// "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "adaptive".
+[[nodiscard]] std::string_view name(ScheduleKind kind);
 [[nodiscard]] Expected<ScheduleKind> parse_schedule_kind(std::string_view name);
 
 }  // namespace dynmo::schedule
