@@ -10,6 +10,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/operations.h"
 
 // The same integer code for wider vectors, chosen when the program is loaded: same words on all.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && \
@@ -79,28 +80,37 @@ at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
 // Keeps one byte an element for backward, instead of the four or eight of a product's operand.
 struct Masked : autograd::Function<Masked> {
   static at::Tensor forward(autograd::AutogradContext* saved, const at::Tensor& input,
-                            const at::Tensor& mask, double scale) {
+                            const at::Tensor& mask, double p) {
     saved->save_for_backward({mask});
-    saved->saved_data["scale"] = scale;
-    return at::native_dropout_backward(input, mask, scale);  // input * mask * scale
+    saved->saved_data["p"] = p;
+    return masked(input, mask, p);
   }
   static autograd::variable_list backward(autograd::AutogradContext* saved,
                                           const autograd::variable_list& gradients) {
     const at::Tensor mask = saved->get_saved_variables()[0];
-    const double scale = saved->saved_data["scale"].toDouble();
-    return {at::native_dropout_backward(gradients[0], mask, scale), {}, {}};
+    return {masked(gradients[0], mask, saved->saved_data["p"].toDouble()), {}, {}};
   }
 };
 
 }  // namespace
 
-at::Tensor dropout(const at::Tensor& input, double p, const LayerState& state,
-                   const LayerContext& context, std::uint64_t salt) {
+at::Tensor dropout_mask(const at::Tensor& like, double p, const LayerState& state,
+                        const LayerContext& context, std::uint64_t salt) {
   DYNMO_CHECK(p >= 0 && p < 1, "a dropout probability in [0, 1), got {}", p);
-  if (!context.training || p == 0) return input;
+  if (!context.training || p == 0) return {};
   const std::uint64_t key = mix_key({state.random_key, static_cast<std::uint64_t>(context.step),
                                      static_cast<std::uint64_t>(context.micro_batch.value), salt});
-  return Masked::apply(input, keep_mask(input, p, key), 1 / (1 - p));
+  return keep_mask(like, p, key);
+}
+
+at::Tensor masked(const at::Tensor& x, const at::Tensor& mask, double p) {
+  return mask.defined() ? at::native_dropout_backward(x, mask, 1 / (1 - p)) : x;
+}
+
+at::Tensor dropout(const at::Tensor& input, double p, const LayerState& state,
+                   const LayerContext& context, std::uint64_t salt) {
+  const at::Tensor mask = dropout_mask(input, p, state, context, salt);
+  return mask.defined() ? Masked::apply(input, mask, p) : input;
 }
 
 }  // namespace dynmo::model

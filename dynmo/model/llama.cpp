@@ -8,12 +8,9 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/llama_impl.h"
-#include "dynmo/model/operations.h"
 
 namespace dynmo::model {
 namespace {
-
-constexpr std::uint64_t kResidualDropout = 1;
 
 ParameterSpec norm(std::string name, std::int64_t size) {
   return {.name = std::move(name), .shape = {size}, .deviation = 0, .mean = 1, .decays = false};
@@ -52,21 +49,6 @@ std::vector<ParameterSpec> mlp_specs(const LlamaConfig& config) {
 std::vector<ParameterSpec> head_specs(const LlamaConfig& config) {
   return {norm("norm.weight", config.hidden),
           matrix("lm_head.weight", config.vocabulary, config.hidden, config.deviation)};
-}
-
-at::Tensor rows(const at::Tensor& x_BTD) { return x_BTD.reshape({-1, x_BTD.size(-1)}); }
-
-// x + dropout(update), shaped like x. Adds into the update, whose values no gradient needs.
-at::Tensor add_residual(const at::Tensor& x_BTD, const at::Tensor& update_ND, double p,
-                        const LayerContext& context, const LayerState& state) {
-  at::Tensor sum_ND = dropout(update_ND, p, state, context, kResidualDropout);
-  sum_ND.add_(rows(x_BTD));
-  return sum_ND.view(x_BTD.sizes());
-}
-
-at::Tensor logits_NV(const std::vector<at::Tensor>& p, const at::Tensor& hidden_BTD,
-                     double epsilon) {
-  return at::linear(rms_norm(rows(hidden_BTD), p[0], epsilon), p[1]);
 }
 
 Error fault(std::string_view field, double given, std::string_view wanted) {
@@ -114,65 +96,19 @@ Expected<void> validate(const LlamaConfig& config) {
   return {};
 }
 
-AutogradFunction embedding_function() {
-  return [](const std::vector<at::Tensor>& p, const at::Tensor&, const LayerContext& context,
-            const LayerState&) { return at::embedding(p[0], context.tokens_BT); };
-}
-
-AutogradFunction attention_function(const LlamaConfig& config) {
-  const RotaryTable table = rotary_table(config.sequence, config.head_size(), config.rope_theta);
-  return [config, table](const std::vector<at::Tensor>& p, const at::Tensor& x_BTD,
-                         const LayerContext& context, const LayerState& state) {
-    const std::int64_t B = x_BTD.size(0);
-    const std::int64_t T = x_BTD.size(1);
-    const std::int64_t K = config.head_size();
-    const at::Tensor unit_ND = rms_norm(rows(x_BTD), p[0], config.rms_epsilon);
-    const auto heads = [&](const at::Tensor& weight, std::int64_t count) {
-      return at::linear(unit_ND, weight).view({B, T, count, K});
-    };
-    const at::Tensor mixed_BTHK =
-        causal_attention(rotate(heads(p[1], config.heads), table),
-                         rotate(heads(p[2], config.kv_heads), table), heads(p[3], config.kv_heads));
-    const at::Tensor update_ND = at::linear(mixed_BTHK.reshape({B * T, config.hidden}), p[4]);
-    return add_residual(x_BTD, update_ND, config.dropout, context, state);
-  };
-}
-
-AutogradFunction mlp_function(const LlamaConfig& config) {
-  return [config](const std::vector<at::Tensor>& p, const at::Tensor& x_BTD,
-                  const LayerContext& context, const LayerState& state) {
-    const at::Tensor unit_ND = rms_norm(rows(x_BTD), p[0], config.rms_epsilon);
-    const at::Tensor update_ND =
-        at::linear(swiglu(at::linear(unit_ND, p[1]), at::linear(unit_ND, p[2])), p[3]);
-    return add_residual(x_BTD, update_ND, config.dropout, context, state);
-  };
-}
-
-AutogradFunction head_function(const LlamaConfig& config) {
-  return [config](const std::vector<at::Tensor>& p, const at::Tensor& x_BTD,
-                  const LayerContext& context, const LayerState&) {
-    return mean_cross_entropy(logits_NV(p, x_BTD, config.rms_epsilon),
-                              context.targets_BT.reshape({-1}));
-  };
-}
-
 Model make_llama(const LlamaConfig& config) {
   const auto valid = validate(config);
   DYNMO_CHECK(valid.has_value(), "a valid config: {}", valid.error().message);
   Model model;
-  model.push_back(autograd_layer(
-      "embedding",
-      {matrix("embed_tokens.weight", config.vocabulary, config.hidden, config.deviation)},
-      embedding_function()));
-  // One pair of tables and functions for all blocks.
-  const AutogradFunction attention = attention_function(config);
-  const AutogradFunction mlp = mlp_function(config);
+  model.push_back(embedding_layer(
+      {matrix("embed_tokens.weight", config.vocabulary, config.hidden, config.deviation)}));
+  const RotaryTable table = rotary_table(config.sequence, config.head_size(), config.rope_theta);
   for (std::int64_t block = 0; block < config.blocks; ++block) {
-    model.push_back(autograd_layer(fmt::format("blocks.{}.attention", block),
-                                   attention_specs(config), attention));
-    model.push_back(autograd_layer(fmt::format("blocks.{}.mlp", block), mlp_specs(config), mlp));
+    model.push_back(attention_layer(fmt::format("blocks.{}.attention", block),
+                                    attention_specs(config), config, table));
+    model.push_back(mlp_layer(fmt::format("blocks.{}.mlp", block), mlp_specs(config), config));
   }
-  model.push_back(autograd_layer("head", head_specs(config), head_function(config)));
+  model.push_back(head_layer(head_specs(config), config));
   return model;
 }
 
@@ -189,8 +125,10 @@ std::string checkpoint_name(const LlamaConfig& config, LayerId layer, std::strin
 at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,
                         const at::Tensor& hidden_BTD) {
   const at::NoGradGuard no_graph;
-  return logits_NV({head.parameters[0].value, head.parameters[1].value}, hidden_BTD,
-                   config.rms_epsilon)
+  const at::Tensor x_ND = hidden_BTD.reshape({-1, config.hidden});
+  const at::Tensor n_ND =
+      normed(x_ND, inverse_rms(x_ND, config.rms_epsilon), head.parameters[0].value);
+  return at::linear(n_ND, head.parameters[1].value)
       .view({hidden_BTD.size(0), hidden_BTD.size(1), config.vocabulary});
 }
 

@@ -1,15 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The functions behind make_llama's layers, for tests that put the whole model into one graph.
+// The layers that make_llama puts together, written by hand: what each keeps between its three
+// calls is listed beside it in llama_layers.cpp and counted by activation_bytes (memory.h).
 
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/operations.h"
 
 namespace dynmo::model {
 
-[[nodiscard]] AutogradFunction embedding_function();
-[[nodiscard]] AutogradFunction attention_function(const LlamaConfig& config);
-[[nodiscard]] AutogradFunction mlp_function(const LlamaConfig& config);
-[[nodiscard]] AutogradFunction head_function(const LlamaConfig& config);
+using Specs = std::vector<ParameterSpec>;
+
+[[nodiscard]] std::shared_ptr<const Layer> embedding_layer(Specs specs);
+// x + dropout(attention(rms_norm(x))); parameters: norm, q, k, v, o.
+[[nodiscard]] std::shared_ptr<const Layer> attention_layer(std::string name, Specs specs,
+                                                           const LlamaConfig& config,
+                                                           const RotaryTable& table);
+// x + dropout(down(silu(gate(n)) * up(n))), n = rms_norm(x); parameters: norm, gate, up, down.
+[[nodiscard]] std::shared_ptr<const Layer> mlp_layer(std::string name, Specs specs,
+                                                     const LlamaConfig& config);
+// Mean cross-entropy of the scores rms_norm(x) head^T; parameters: norm, head.
+[[nodiscard]] std::shared_ptr<const Layer> head_layer(Specs specs, const LlamaConfig& config);
 
 }  // namespace dynmo::model

@@ -51,10 +51,11 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences) {
 }
 
 // Dimensions as in operations.h. Per token, with D and V = kv_heads x head_size:
-//   attention: x, normed, rotated q, output (4 D), rotated k, v (2 V), 1 / rms, log-sum-exp (heads)
-//   mlp: x, normed (2 D), gate, up, product (3 F), 1 / rms
-//   head: x, normed (2 D), log-probabilities, 1 / rms
-// and one byte of dropout mask for each output of a half block.
+//   attention: x, rotated q, output (3 D), rotated k, v (2 V), 1 / rms, log-sum-exp (heads)
+//   mlp: x (D), gate, up (2 F), 1 / rms
+//   head: x (D), log-probabilities, 1 / rms
+// and one byte of dropout mask for each output of a half block. What weight gradients need beside
+// it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences) {
   const std::int64_t last = 2 * config.blocks + 1;
   DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
@@ -62,13 +63,13 @@ Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t se
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   if (layer.value == 0) return Bytes{0};
   if (layer.value == last) {
-    return Bytes{tokens * (kFloat * (2 * config.hidden + config.vocabulary + 1))};
+    return Bytes{tokens * (kFloat * (config.hidden + config.vocabulary + 1))};
   }
   if (layer.value % 2 == 1) {
     const std::int64_t kv = config.kv_heads * config.head_size();
-    return Bytes{tokens * (kFloat * (4 * config.hidden + 2 * kv + 1 + config.heads) + mask)};
+    return Bytes{tokens * (kFloat * (3 * config.hidden + 2 * kv + 1 + config.heads) + mask)};
   }
-  return Bytes{tokens * (kFloat * (2 * config.hidden + 3 * config.intermediate + 1) + mask)};
+  return Bytes{tokens * (kFloat * (config.hidden + 2 * config.intermediate + 1) + mask)};
 }
 
 StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::Tensor& input,

@@ -20,9 +20,9 @@ namespace dynmo::model {
 [[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences);
 
 // What the stash of one of make_llama's layers holds between forward and input_gradient, for a
-// micro-batch of `sequences` x config.sequence tokens: exact for a layer that trains (one frozen
-// behind a trained layer keeps less). Includes the layer's input; not its parameters, and not
-// tokens and targets, which belong to the batch.
+// micro-batch of `sequences` x config.sequence tokens: exact. Includes the layer's input; not its
+// parameters, and not tokens and targets, which belong to the batch. From then to weight_gradient
+// gradients take the place of activations: about as much.
 [[nodiscard]] Bytes activation_bytes(const LlamaConfig& config, LayerId layer,
                                      std::int64_t sequences);
 

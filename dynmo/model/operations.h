@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differentiable building blocks of transformer layers, for CPU tensors. Each keeps for backward
-// only what it cannot recompute cheaply (model/memory.h counts it), and computes in the type
-// of its arguments, so that tests can run a whole layer in fp64.
+// Building blocks of hand-written transformer layers for CPU tensors, each with its gradient as a
+// function beside it: no autograd, so that a layer decides itself what it keeps and when its weight
+// gradients run. Each computes in the type of its arguments, so that tests can run a whole layer in
+// fp64.
 //
 // Dimensions: B sequences, T tokens, N = B x T, D hidden, H heads, K head size.
 
@@ -11,15 +12,22 @@
 
 #include <cstdint>
 
+#include "dynmo/model/layer.h"
+
 namespace dynmo::model {
 
-// x / sqrt(mean(x^2) + epsilon) * weight over the last dimension (Zhang and Sennrich, "Root mean
-// square layer normalization", 2019). Keeps x and one number a row.
-[[nodiscard]] at::Tensor rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D,
-                                  double epsilon);
-
-// silu(gate) * up (Shazeer, "GLU variants improve transformer", 2020). Keeps gate and up.
-[[nodiscard]] at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+// Root mean square layer normalization (Zhang and Sennrich, 2019): normed(x) = x * inverse * weight
+// with inverse = 1 / sqrt(mean_D(x^2) + epsilon).
+[[nodiscard]] at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon);  // [N, 1]
+[[nodiscard]] at::Tensor normed(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
+                                const at::Tensor& weight_D);
+struct NormGradient {
+  at::Tensor x_ND;  // undefined unless wanted
+  at::Tensor weight_D;
+};
+[[nodiscard]] NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
+                                         const at::Tensor& inverse_N1, const at::Tensor& weight_D,
+                                         Layer::InputGradient wanted);
 
 // Cosines and sines of rotary position embedding (Su et al., "RoFormer", 2021): position t turns
 // pair k by the angle t x theta^(-2k / head_size). Immutable; any thread may read it.
@@ -32,17 +40,35 @@ struct RotaryTable {
 [[nodiscard]] RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size,
                                        double theta);
 
-// Turns the pairs (k, k + K/2) of every head by the angle of its token's position, Hugging Face's
-// pairing. Keeps nothing (the transpose of a rotation turns back). Requires T <= positions.
-[[nodiscard]] at::Tensor rotate(const at::Tensor& x_BTHK, const RotaryTable& table);
+// Turns the pairs (k, k + K/2) of every head by the angle of its token's position, in place,
+// Hugging Face's pairing; kBack undoes it and is its gradient. Requires T <= positions, contiguous.
+enum class Turn { kForward, kBack };
+void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn);
 
 // softmax(q k^T / sqrt(K)) v of each head, token t seeing tokens 0..t. Heads of q are a multiple of
-// those of k and v: query head h reads key head h / (H / kv heads). Returns [B, T, H, K].
-[[nodiscard]] at::Tensor causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
-                                          const at::Tensor& v_BTHK);
+// those of k and v: query head h reads key head h / (H / kv heads).
+struct Attention {
+  at::Tensor out_BTHK;
+  at::Tensor log_sum_exp;  // of the scores, one a head and token: all that the gradient needs of
+                           // the T x T probabilities
+};
+[[nodiscard]] Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
+                                         const at::Tensor& v_BTHK);
+struct AttentionGradient {
+  at::Tensor q_BTHK;  // contiguous, shaped like the arguments of causal_attention
+  at::Tensor k_BTHK;
+  at::Tensor v_BTHK;
+};
+[[nodiscard]] AttentionGradient causal_attention_gradient(const at::Tensor& gradient_BTHK,
+                                                          const at::Tensor& q_BTHK,
+                                                          const at::Tensor& k_BTHK,
+                                                          const at::Tensor& v_BTHK,
+                                                          const Attention& attention);
 
-// Mean over rows of -log softmax(logits)[target], a scalar. Keeps the log-probabilities.
-[[nodiscard]] at::Tensor mean_cross_entropy(const at::Tensor& logits_NV,
-                                            const at::Tensor& targets_N);
+// Which elements dropout (layer.h) keeps, one byte each; undefined where it keeps all of them.
+[[nodiscard]] at::Tensor dropout_mask(const at::Tensor& like, double p, const LayerState& state,
+                                      const LayerContext& context, std::uint64_t salt);
+// x * mask / (1 - p), which is also its gradient; x itself if the mask is undefined.
+[[nodiscard]] at::Tensor masked(const at::Tensor& x, const at::Tensor& mask, double p);
 
 }  // namespace dynmo::model

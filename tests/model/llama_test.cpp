@@ -6,7 +6,6 @@
 #include <string>
 
 #include "dynmo/model/adamw.h"
-#include "dynmo/model/llama_impl.h"
 #include "dynmo/model/operations.h"
 #include "helpers.h"
 
@@ -98,57 +97,48 @@ TEST(Llama, LearnsASmallRepeatedText) {
   EXPECT_LT(losses.back(), 0.5);
 }
 
-// The oracle of the three calls: all layers' functions in one graph.
-std::vector<std::vector<at::Tensor>> one_graph_gradients(const LlamaConfig& config,
-                                                         const std::vector<LayerState>& states,
-                                                         const LayerContext& context) {
-  std::vector<std::vector<at::Tensor>> leaves;
-  std::vector<at::Tensor> all;
-  at::Tensor x;
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    leaves.emplace_back();
-    for (const Parameter& p : states[i].parameters) {
-      leaves.back().push_back(p.value.clone().set_requires_grad(true));
-      all.push_back(leaves.back().back());
-    }
-    const AutogradFunction function = i == 0                   ? embedding_function()
-                                      : i + 1 == states.size() ? head_function(config)
-                                      : i % 2 == 1             ? attention_function(config)
-                                                               : mlp_function(config);
-    x = function(leaves.back(), x, context, states[i]);
-  }
-  const auto flat = torch::autograd::grad({x}, all);
-  std::size_t next = 0;
-  for (auto& layer : leaves) {
-    for (at::Tensor& tensor : layer) tensor = flat[next++];
-  }
-  return leaves;
-}
-
-TEST(Llama, LayerByLayerGradientsHaveTheBitsOfOneGraph) {
+// Accumulated over micro-batches, through all layers, against the slope of the summed loss in fp64.
+TEST(Llama, GradientsOfTheWholeModelMatchCentralDifferences) {
   LlamaConfig config = testing::tiny_config();
   config.dropout = 0.1;
   const Model model = make_llama(config);
-  std::vector<LayerState> states = testing::make_states(model, 3);
-  std::vector<std::vector<at::Tensor>> sums;
-  for (int m = 0; m < 3; ++m) {
-    LayerContext context = testing::random_context(config, 2, static_cast<std::uint64_t>(m));
-    context.micro_batch = MicroBatchId{m};
-    const auto gradients = one_graph_gradients(config, states, context);
-    testing::backward(model, states, context);
-    if (m == 0) {
-      sums = gradients;
-      continue;
-    }
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      for (std::size_t j = 0; j < sums[i].size(); ++j) sums[i][j].add_(gradients[i][j]);
-    }
+  std::vector<LayerState> states;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    states.push_back(testing::double_state(*model[i], LayerId{static_cast<int>(i)}, 3));
   }
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    for (std::size_t j = 0; j < states[i].parameters.size(); ++j) {
-      EXPECT_TRUE(same_bits(states[i].parameters[j].gradient, sums[i][j]))
-          << model[i]->name() << " " << states[i].parameters[j].name;
-    }
+  std::vector<LayerContext> contexts;
+  for (int m = 0; m < 3; ++m) {
+    contexts.push_back(testing::random_context(config, 2, static_cast<std::uint64_t>(m)));
+    contexts.back().micro_batch = MicroBatchId{m};
+  }
+  for (const LayerContext& context : contexts) testing::backward(model, states, context);
+  constexpr double kStep = 1e-6;
+  for (std::uint64_t direction = 0; direction < 6; ++direction) {
+    double expected = 0;
+    const auto move = [&](double distance, bool measure) {
+      for (std::size_t i = 0; i < states.size(); ++i) {
+        for (std::size_t j = 0; j < states[i].parameters.size(); ++j) {
+          Parameter& p = states[i].parameters[j];
+          const at::Tensor step = random_tensor(p.value.sizes(), mix_key({direction, i, j, 91}));
+          p.value.add_(step, distance);
+          if (measure) expected += (p.gradient * step).sum().item<double>();
+        }
+      }
+    };
+    const auto loss = [&] {
+      double sum = 0;
+      for (const LayerContext& context : contexts) {
+        sum += testing::forward(model, states, context).loss.item<double>();
+      }
+      return sum;
+    };
+    move(kStep, true);
+    const double above = loss();
+    move(-2 * kStep, false);
+    const double below = loss();
+    move(kStep, false);
+    const double slope = (above - below) / (2 * kStep);
+    EXPECT_NEAR(slope, expected, 1e-6 * (1 + std::abs(expected))) << "direction " << direction;
   }
 }
 
@@ -220,20 +210,28 @@ TEST(Rotary, ProductsDependOnTheDistanceAlone) {
   const RotaryTable table = rotary_table(64, 8, 10000);
   const at::Tensor q = random_tensor({1, 1, 1, 8}, 1).expand({1, 64, 1, 8});
   const at::Tensor k = random_tensor({1, 1, 1, 8}, 2).expand({1, 64, 1, 8});
-  const at::Tensor products =
-      rotate(q, table).view({64, 8}).matmul(rotate(k, table).view({64, 8}).t());
+  const auto turned = [&](const at::Tensor& x) {
+    at::Tensor copy = x.contiguous().clone();
+    rotate(copy, table, Turn::kForward);
+    return copy;
+  };
+  const at::Tensor products = turned(q).view({64, 8}).matmul(turned(k).view({64, 8}).t());
   for (std::int64_t distance = -20; distance <= 20; ++distance) {
     const at::Tensor diagonal = products.diagonal(distance);
     EXPECT_LT((diagonal - diagonal[0]).abs().max().item<double>(), 1e-12) << distance;
   }
   EXPECT_GT((products[10][0] - products[0][0]).abs().item<double>(), 1e-3);
-  EXPECT_TRUE(at::allclose(rotate(q, table).norm(2, at::IntArrayRef{-1}, false),
+  EXPECT_TRUE(at::allclose(turned(q).norm(2, at::IntArrayRef{-1}, false),
                            q.norm(2, at::IntArrayRef{-1}, false)));
+  at::Tensor back = turned(q);
+  rotate(back, table, Turn::kBack);
+  EXPECT_TRUE(at::allclose(back, q, 1e-14, 1e-14));
 }
 
 TEST(Rotary, MoreTokensThanPositionsAreABug) {
   const RotaryTable table = rotary_table(4, 8, 10000);
-  EXPECT_THROW((void)rotate(at::zeros({1, 5, 1, 8}), table), std::logic_error);
+  at::Tensor five = at::zeros({1, 5, 1, 8});
+  EXPECT_THROW(rotate(five, table, Turn::kForward), std::logic_error);
 }
 
 }  // namespace

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/llama_impl.h"
+
+namespace dynmo::model {
+namespace {
+
+using at::Tensor;
+
+constexpr std::uint64_t kResidualDropout = 1;
+
+Tensor rows(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+// A stash with the order of the three calls. A layer takes out of it what later calls do not need.
+struct Kept : Stash {
+  enum class Phase { kForward, kInputDone, kDone } phase = Phase::kForward;
+};
+
+// The stash as the layer's own type, moved on to the next phase.
+template <typename T>
+T& advance(Stash& stash, Kept::Phase from, const std::string& name) {
+  auto& kept = dynamic_cast<T&>(stash);
+  DYNMO_CHECK(kept.phase == from, "{}: input_gradient, then weight_gradient, once per stash", name);
+  kept.phase = from == Kept::Phase::kForward ? Kept::Phase::kInputDone : Kept::Phase::kDone;
+  return kept;
+}
+
+// What the layers share: name, parameters, and that a frozen layer adds no weight gradients.
+template <typename T>
+class HandWritten : public Layer {
+ public:
+  HandWritten(std::string name, Specs specs) : name_(std::move(name)), specs_(std::move(specs)) {}
+  std::string name() const override { return name_; }
+  std::vector<ParameterSpec> parameters() const override { return specs_; }
+
+  Tensor forward(const LayerState& state, const Tensor& input, const LayerContext& context,
+                 std::unique_ptr<Stash>* stash) const override {
+    DYNMO_CHECK(state.parameters.size() == specs_.size(), "{} parameters for {}, got {}",
+                specs_.size(), name_, state.parameters.size());
+    const at::NoGradGuard no_graph;
+    T kept;
+    Tensor output = run(state, input, context, kept);
+    if (stash != nullptr) *stash = std::make_unique<T>(std::move(kept));
+    return output;
+  }
+  Tensor input_gradient(const LayerState& state, Stash& stash, const Tensor& output_gradient,
+                        InputGradient wanted) const override {
+    const at::NoGradGuard no_graph;
+    T& kept = advance<T>(stash, Kept::Phase::kForward, name_);
+    Tensor gradient = differentiate(state, kept, output_gradient, wanted);
+    if (state.frozen) clear(kept);
+    return gradient;
+  }
+  void weight_gradient(LayerState& state, Stash& stash) const override {
+    const at::NoGradGuard no_graph;
+    T& kept = advance<T>(stash, Kept::Phase::kInputDone, name_);
+    if (!state.frozen) accumulate(state, kept);
+    clear(kept);
+  }
+
+ private:
+  virtual Tensor run(const LayerState& state, const Tensor& input, const LayerContext& context,
+                     T& kept) const = 0;
+  virtual Tensor differentiate(const LayerState& state, T& kept, const Tensor& output_gradient,
+                               InputGradient wanted) const = 0;
+  virtual void accumulate(LayerState& state, T& kept) const = 0;
+
+  static void clear(T& kept) {
+    const Kept::Phase phase = kept.phase;
+    kept = T();
+    kept.phase = phase;
+  }
+
+  std::string name_;
+  Specs specs_;
+};
+
+const Tensor& value(const LayerState& state, std::size_t i) { return state.parameters[i].value; }
+
+// gradient += dy^T x, in place: one product, no temporary.
+void add_product(Parameter& parameter, const Tensor& dy_NO, const Tensor& x_NI) {
+  parameter.gradient.addmm_(dy_NO.t(), x_NI);
+}
+
+struct EmbeddingKept : Kept {
+  Tensor tokens_BT;
+  Tensor gradient;  // of the output
+};
+
+template <typename Scalar>
+void add_rows(Tensor& gradient_VD, const Tensor& tokens, const Tensor& rows_ND) {
+  const std::int64_t width = gradient_VD.size(1);
+  const auto* token = tokens.const_data_ptr<std::int64_t>();
+  const auto* from = rows_ND.const_data_ptr<Scalar>();
+  auto* table = gradient_VD.data_ptr<Scalar>();
+  for (std::int64_t n = 0; n < tokens.numel(); ++n, from += width) {
+    Scalar* to = table + token[n] * width;
+    for (std::int64_t d = 0; d < width; ++d) to[d] += from[d];
+  }
+}
+
+class Embedding final : public HandWritten<EmbeddingKept> {
+ public:
+  explicit Embedding(Specs specs) : HandWritten("embedding", std::move(specs)) {}
+
+ private:
+  Tensor run(const LayerState& state, const Tensor&, const LayerContext& context,
+             EmbeddingKept& kept) const override {
+    kept.tokens_BT = context.tokens_BT;
+    return at::embedding(value(state, 0), context.tokens_BT);
+  }
+  Tensor differentiate(const LayerState&, EmbeddingKept& kept, const Tensor& output_gradient,
+                       InputGradient) const override {
+    kept.gradient = output_gradient;
+    return {};
+  }
+  // Row by row in the order of the tokens, whatever the number of threads.
+  void accumulate(LayerState& state, EmbeddingKept& kept) const override {
+    const Tensor tokens = kept.tokens_BT.contiguous();
+    const Tensor from = kept.gradient.contiguous();
+    Tensor& gradient = state.parameters[0].gradient;
+    if (gradient.scalar_type() == at::kDouble) {
+      add_rows<double>(gradient, tokens, from);
+    } else {
+      add_rows<float>(gradient, tokens, from);
+    }
+  }
+};
+
+struct AttentionKept : Kept {
+  Tensor x_ND;
+  Tensor inverse_N1;
+  Attention attention;
+  Tensor q_BTHK, k_BTHK, v_BTHK;  // turned q and k; from input_gradient on, gradients of the
+                                  // three products
+  Tensor mask;
+  Tensor update_gradient_ND;
+  Tensor norm_gradient_D;
+};
+
+class AttentionLayer final : public HandWritten<AttentionKept> {
+ public:
+  AttentionLayer(std::string name, Specs specs, const LlamaConfig& config, RotaryTable table)
+      : HandWritten(std::move(name), std::move(specs)), config_(config), table_(std::move(table)) {}
+
+ private:
+  enum { kNorm, kQ, kK, kV, kO };
+
+  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
+             AttentionKept& kept) const override {
+    const auto heads = [&](const Tensor& n_ND, std::size_t matrix, std::int64_t count) {
+      return at::linear(n_ND, value(state, matrix))
+          .view({x_BTD.size(0), x_BTD.size(1), count, config_.head_size()});
+    };
+    kept.x_ND = rows(x_BTD);
+    kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+    kept.q_BTHK = heads(n_ND, kQ, config_.heads);
+    kept.k_BTHK = heads(n_ND, kK, config_.kv_heads);
+    kept.v_BTHK = heads(n_ND, kV, config_.kv_heads);
+    rotate(kept.q_BTHK, table_, Turn::kForward);
+    rotate(kept.k_BTHK, table_, Turn::kForward);
+    kept.attention = causal_attention(kept.q_BTHK, kept.k_BTHK, kept.v_BTHK);
+    const Tensor update_ND = at::linear(mixed(kept), value(state, kO));
+    kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
+    return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
+  }
+
+  Tensor differentiate(const LayerState& state, AttentionKept& kept, const Tensor& output_gradient,
+                       InputGradient wanted) const override {
+    const Tensor dy_ND = rows(output_gradient);
+    kept.update_gradient_ND = masked(dy_ND, kept.mask, config_.dropout);
+    kept.mask.reset();
+    const Tensor mixed_gradient_BTHK =
+        at::mm(kept.update_gradient_ND, value(state, kO)).view(kept.q_BTHK.sizes());
+    AttentionGradient gradient = causal_attention_gradient(
+        mixed_gradient_BTHK, kept.q_BTHK, kept.k_BTHK, kept.v_BTHK, kept.attention);
+    kept.attention.log_sum_exp.reset();
+    rotate(gradient.q_BTHK, table_, Turn::kBack);
+    rotate(gradient.k_BTHK, table_, Turn::kBack);
+    kept.q_BTHK = std::move(gradient.q_BTHK);
+    kept.k_BTHK = std::move(gradient.k_BTHK);
+    kept.v_BTHK = std::move(gradient.v_BTHK);
+    Tensor n_gradient_ND = at::mm(flat(kept.q_BTHK), value(state, kQ));
+    n_gradient_ND.addmm_(flat(kept.k_BTHK), value(state, kK));
+    n_gradient_ND.addmm_(flat(kept.v_BTHK), value(state, kV));
+    NormGradient norm =
+        norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
+    kept.norm_gradient_D = std::move(norm.weight_D);
+    if (wanted == InputGradient::kNotWanted) return {};
+    return norm.x_ND.add_(dy_ND).view(output_gradient.sizes());
+  }
+
+  void accumulate(LayerState& state, AttentionKept& kept) const override {
+    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+    std::vector<Parameter>& p = state.parameters;
+    p[kNorm].gradient.add_(kept.norm_gradient_D);
+    add_product(p[kQ], flat(kept.q_BTHK), n_ND);
+    add_product(p[kK], flat(kept.k_BTHK), n_ND);
+    add_product(p[kV], flat(kept.v_BTHK), n_ND);
+    add_product(p[kO], kept.update_gradient_ND, mixed(kept));
+  }
+
+  static Tensor flat(const Tensor& x_BTHK) {
+    return x_BTHK.view({x_BTHK.size(0) * x_BTHK.size(1), -1});
+  }
+  static Tensor mixed(const AttentionKept& kept) {
+    const Tensor& out = kept.attention.out_BTHK;
+    return out.reshape({out.size(0) * out.size(1), -1});
+  }
+
+  LlamaConfig config_;
+  RotaryTable table_;
+};
+
+struct MlpKept : Kept {
+  Tensor x_ND;
+  Tensor inverse_N1;
+  Tensor gate_NF, up_NF;  // from input_gradient on, their gradients
+  Tensor product_NF;      // silu(gate) * up, from input_gradient on
+  Tensor mask;
+  Tensor update_gradient_ND;
+  Tensor norm_gradient_D;
+};
+
+class MlpLayer final : public HandWritten<MlpKept> {
+ public:
+  MlpLayer(std::string name, Specs specs, const LlamaConfig& config)
+      : HandWritten(std::move(name), std::move(specs)), config_(config) {}
+
+ private:
+  enum { kNorm, kGate, kUp, kDown };
+
+  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
+             MlpKept& kept) const override {
+    kept.x_ND = rows(x_BTD);
+    kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+    kept.gate_NF = at::linear(n_ND, value(state, kGate));
+    kept.up_NF = at::linear(n_ND, value(state, kUp));
+    const Tensor update_ND =
+        at::linear(at::silu(kept.gate_NF).mul_(kept.up_NF), value(state, kDown));
+    kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
+    return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
+  }
+
+  // (Shazeer, "GLU variants improve transformer", 2020.)
+  Tensor differentiate(const LayerState& state, MlpKept& kept, const Tensor& output_gradient,
+                       InputGradient wanted) const override {
+    const Tensor dy_ND = rows(output_gradient);
+    kept.update_gradient_ND = masked(dy_ND, kept.mask, config_.dropout);
+    kept.mask.reset();
+    const Tensor product_gradient_NF = at::mm(kept.update_gradient_ND, value(state, kDown));
+    Tensor up_gradient_NF = at::silu(kept.gate_NF);
+    kept.product_NF = at::mul(up_gradient_NF, kept.up_NF);
+    up_gradient_NF.mul_(product_gradient_NF);
+    kept.gate_NF = at::silu_backward(kept.up_NF.mul_(product_gradient_NF), kept.gate_NF);
+    kept.up_NF = std::move(up_gradient_NF);
+    Tensor n_gradient_ND = at::mm(kept.gate_NF, value(state, kGate));
+    n_gradient_ND.addmm_(kept.up_NF, value(state, kUp));
+    NormGradient norm =
+        norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
+    kept.norm_gradient_D = std::move(norm.weight_D);
+    if (wanted == InputGradient::kNotWanted) return {};
+    return norm.x_ND.add_(dy_ND).view(output_gradient.sizes());
+  }
+
+  void accumulate(LayerState& state, MlpKept& kept) const override {
+    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+    std::vector<Parameter>& p = state.parameters;
+    p[kNorm].gradient.add_(kept.norm_gradient_D);
+    add_product(p[kGate], kept.gate_NF, n_ND);
+    add_product(p[kUp], kept.up_NF, n_ND);
+    add_product(p[kDown], kept.update_gradient_ND, kept.product_NF);
+  }
+
+  LlamaConfig config_;
+};
+
+struct HeadKept : Kept {
+  std::vector<std::int64_t> shape;  // of the input
+  Tensor x_ND;
+  Tensor inverse_N1;
+  Tensor scores_NV;  // log-probabilities; from input_gradient on, gradient of the scores
+  Tensor targets_N1;
+  Tensor norm_gradient_D;
+};
+
+class HeadLayer final : public HandWritten<HeadKept> {
+ public:
+  HeadLayer(Specs specs, const LlamaConfig& config)
+      : HandWritten("head", std::move(specs)), config_(config) {}
+
+ private:
+  enum { kNorm, kHead };
+
+  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
+             HeadKept& kept) const override {
+    kept.shape = x_BTD.sizes().vec();
+    kept.x_ND = rows(x_BTD);
+    kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1);
+    kept.targets_N1 = context.targets_BT.reshape({-1, 1});
+    return kept.scores_NV.gather(1, kept.targets_N1).mean().neg_();
+  }
+
+  // d loss / d scores = (softmax - one-hot) / N, in the buffer that held the log-probabilities.
+  Tensor differentiate(const LayerState& state, HeadKept& kept, const Tensor& output_gradient,
+                       InputGradient wanted) const override {
+    kept.scores_NV.exp_();
+    kept.scores_NV.scatter_add_(1, kept.targets_N1,
+                                at::full_like(kept.targets_N1, -1, kept.scores_NV.options()));
+    kept.scores_NV.mul_(output_gradient / kept.targets_N1.numel());
+    kept.targets_N1.reset();
+    const Tensor n_gradient_ND = at::mm(kept.scores_NV, value(state, kHead));
+    NormGradient norm =
+        norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
+    kept.norm_gradient_D = std::move(norm.weight_D);
+    if (wanted == InputGradient::kNotWanted) return {};
+    return norm.x_ND.view(kept.shape);
+  }
+
+  void accumulate(LayerState& state, HeadKept& kept) const override {
+    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+    state.parameters[kNorm].gradient.add_(kept.norm_gradient_D);
+    add_product(state.parameters[kHead], kept.scores_NV, n_ND);
+  }
+
+  LlamaConfig config_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Layer> embedding_layer(Specs specs) {
+  return std::make_shared<Embedding>(std::move(specs));
+}
+
+std::shared_ptr<const Layer> attention_layer(std::string name, Specs specs,
+                                             const LlamaConfig& config, const RotaryTable& table) {
+  return std::make_shared<AttentionLayer>(std::move(name), std::move(specs), config, table);
+}
+
+std::shared_ptr<const Layer> mlp_layer(std::string name, Specs specs, const LlamaConfig& config) {
+  return std::make_shared<MlpLayer>(std::move(name), std::move(specs), config);
+}
+
+std::shared_ptr<const Layer> head_layer(Specs specs, const LlamaConfig& config) {
+  return std::make_shared<HeadLayer>(std::move(specs), config);
+}
+
+}  // namespace dynmo::model
