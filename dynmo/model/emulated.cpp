@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/emulated.h"
+
+#include <ATen/ATen.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::model {
+namespace {
+
+timespec now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time;
+}
+
+timespec after(timespec time, double seconds) {
+  const auto nanoseconds = static_cast<std::int64_t>(std::llround(seconds * 1e9)) + time.tv_nsec;
+  time.tv_sec += nanoseconds / 1'000'000'000;
+  time.tv_nsec = nanoseconds % 1'000'000'000;
+  return time;
+}
+
+void sleep_until(const timespec& time) {
+  // Wake-ups are put off by 50 us otherwise, to save power. Of this thread alone; cheap to repeat.
+  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
+  }
+}
+
+// Costs by step, computed once for all layers and ranks of a process.
+class CostTable {
+ public:
+  explicit CostTable(std::function<cost::ModelCost(std::int64_t)> costs)
+      : costs_(std::move(costs)) {}
+
+  cost::LayerCost at(std::int64_t step, LayerId layer) {
+    const std::lock_guard lock(mutex_);
+    auto found = steps_.find(step);
+    if (found == steps_.end()) {
+      if (steps_.size() > 8) steps_.clear();  // ranks are a step apart at most
+      found = steps_.emplace(step, costs_(step)).first;
+    }
+    return found->second.layers[layer.index()];
+  }
+
+ private:
+  std::function<cost::ModelCost(std::int64_t)> costs_;
+  std::mutex mutex_;
+  std::map<std::int64_t, cost::ModelCost> steps_;
+};
+
+struct EmulatedStash : Stash {
+  cost::LayerCost cost;
+  at::Tensor input;
+};
+
+class EmulatedLayer final : public Layer {
+ public:
+  EmulatedLayer(std::shared_ptr<CostTable> costs, const cost::LayerCost& first, LayerId id,
+                bool head, const EmulatedOptions& options, std::vector<std::int64_t> boundary)
+      : costs_(std::move(costs)),
+        name_(first.name),
+        id_(id),
+        head_(head),
+        floats_(std::max<std::int64_t>(
+            1, std::llround(static_cast<double>(first.parameter_bytes.value) *
+                            options.memory_scale / sizeof(float)))),
+        boundary_(std::move(boundary)) {}
+
+  std::string name() const override { return name_; }
+  std::vector<ParameterSpec> parameters() const override {
+    return {{.name = "weight", .shape = {floats_}, .deviation = 0, .mean = 0, .decays = false}};
+  }
+
+  at::Tensor forward(const LayerState&, const at::Tensor& input, const LayerContext& context,
+                     std::unique_ptr<Stash>* stash) const override {
+    const timespec start = now();
+    cost::LayerCost cost = costs_->at(context.step, id_);
+    at::Tensor output = head_ ? at::zeros({}, at::kFloat) : at::empty(boundary_, at::kFloat);
+    const double seconds = cost.forward_s;
+    if (stash != nullptr) {
+      auto kept = std::make_unique<EmulatedStash>();
+      kept->cost = std::move(cost);
+      kept->input = input;
+      *stash = std::move(kept);
+    }
+    sleep_until(after(start, seconds));
+    return output;
+  }
+
+  at::Tensor input_gradient(const LayerState&, Stash& stash, const at::Tensor&,
+                            InputGradient wanted) const override {
+    const timespec start = now();
+    auto& kept = dynamic_cast<EmulatedStash&>(stash);
+    at::Tensor gradient;
+    if (wanted == InputGradient::kWanted && kept.input.defined()) {
+      gradient = at::empty(boundary_, at::kFloat);
+    }
+    sleep_until(after(start, kept.cost.backward_input_s));
+    return gradient;
+  }
+
+  void weight_gradient(LayerState& state, Stash& stash) const override {
+    if (state.frozen) return;
+    const timespec start = now();
+    sleep_until(after(start, dynamic_cast<EmulatedStash&>(stash).cost.backward_weight_s));
+  }
+
+ private:
+  std::shared_ptr<CostTable> costs_;
+  std::string name_;
+  LayerId id_;
+  bool head_;
+  std::int64_t floats_;
+  std::vector<std::int64_t> boundary_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> emulated_boundary(const cost::ModelCost& costs) {
+  Bytes most;
+  for (const cost::LayerCost& layer : costs.layers) most = std::max(most, layer.boundary_bytes);
+  return {std::max<std::int64_t>(1, most.value / static_cast<std::int64_t>(sizeof(float)))};
+}
+
+Expected<Model> make_emulated(EmulatedOptions options) {
+  const cost::ModelCost first = options.costs(0);
+  DYNMO_TRY(cost::validate(first));
+  if (!(options.memory_scale > 0 && options.memory_scale <= 1)) {
+    return make_error(ErrorCode::kBadInput, "memory_scale is {}, wanted above 0 and at most 1",
+                      options.memory_scale);
+  }
+  const auto costs = std::make_shared<CostTable>(options.costs);
+  const std::vector<std::int64_t> boundary = emulated_boundary(first);
+  Model model;
+  for (std::size_t i = 0; i < first.layers.size(); ++i) {
+    model.push_back(std::make_shared<EmulatedLayer>(
+        costs, first.layers[i], LayerId(static_cast<std::int32_t>(i)),
+        /*head=*/i + 1 == first.layers.size(), options, boundary));
+  }
+  return model;
+}
+
+}  // namespace dynmo::model
