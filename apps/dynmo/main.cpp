@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "apps/dynmo/checkpoint_command.h"
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/data_command.h"
+#include "apps/dynmo/generate_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
 
@@ -45,6 +47,8 @@ int parse(int argc, char** argv, Command& chosen) {
   app.require_subcommand(1);
   dynmo::app::add_data_command(app, chosen);
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
+  dynmo::app::add_generate_command(app, chosen);
+  dynmo::app::add_checkpoint_command(app, chosen);
   try {
     app.parse(argc, argv);
     return 0;

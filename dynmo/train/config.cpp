@@ -192,8 +192,12 @@ Expected<void> require(bool holds, const char* key, const T& value, const char* 
 
 Expected<void> apply_file(Config& config, const std::filesystem::path& path) {
   DYNMO_ASSIGN(const std::string text, read_file(path));
-  DYNMO_ASSIGN(const toml::table table, parse(text, path.string()));
-  return set_table(config, table, "", path.string());
+  return apply_text(config, text, path.string());
+}
+
+Expected<void> apply_text(Config& config, std::string_view text, std::string_view origin) {
+  DYNMO_ASSIGN(const toml::table table, parse(std::string(text), std::string(origin)));
+  return set_table(config, table, "", std::string(origin));
 }
 
 Expected<void> apply_settings(Config& config, std::span<const std::string> settings) {

@@ -84,6 +84,9 @@ struct Config {
 
 // Applies a TOML file. kBadInput with file and line: unknown key, wrong type.
 [[nodiscard]] Expected<void> apply_file(Config& config, const std::filesystem::path& path);
+// The same of its text; `origin` names it in messages.
+[[nodiscard]] Expected<void> apply_text(Config& config, std::string_view text,
+                                        std::string_view origin);
 // Applies "a.b=c" flags; the value is TOML, or a string without quotes.
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
 // Ranges and combinations that no run can have.

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/dynmo/checkpoint_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/train/trained_model.h"
+
+namespace dynmo::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// `path` itself if it is a checkpoint, otherwise the newest of the run.
+Expected<fs::path> checkpoint_of(const fs::path& path) {
+  std::error_code fault;
+  if (fs::exists(path / "manifest.json", fault)) return path;
+  DYNMO_ASSIGN(const auto found, checkpoint::list_checkpoints(path / "checkpoints"));
+  if (found.empty()) {
+    return make_error(ErrorCode::kNoCheckpoint,
+                      "'{}' is no checkpoint and has none in checkpoints/: wanted the folder of a "
+                      "run or of a checkpoint",
+                      path.string());
+  }
+  return found.front().path;
+}
+
+Expected<int> inspect(const fs::path& path) {
+  DYNMO_ASSIGN(const fs::path found, checkpoint_of(path));
+  DYNMO_ASSIGN(const checkpoint::Manifest manifest, checkpoint::read_manifest(found));
+  Bytes total;
+  for (const auto& entry : manifest.files) total += entry.bytes;
+  fmt::print("checkpoint {}\nstep       {}\nlayers     {}, {}\n", found.string(), manifest.step,
+             manifest.files.size(), format_bytes(total));
+  if (manifest.state.contains("plan")) fmt::print("plan       {}\n", manifest.state["plan"].dump());
+  for (const auto& entry : manifest.files) {
+    DYNMO_ASSIGN(const auto file, checkpoint::read_layer({found, manifest}, entry.layer));
+    for (const auto& tensor : file.tensors()) {
+      fmt::print("{:5}  {:4} {:>16}  {}\n", entry.layer.value, checkpoint::name(tensor.dtype),
+                 fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.name);
+    }
+  }
+  return 0;
+}
+
+Expected<int> verify(const fs::path& path) {
+  DYNMO_ASSIGN(const fs::path found, checkpoint_of(path));
+  DYNMO_ASSIGN(const checkpoint::Manifest manifest, checkpoint::verify(found));
+  fmt::print("{}: step {}, {} files, all digests match\n", found.string(), manifest.step,
+             manifest.files.size());
+  return 0;
+}
+
+Expected<int> export_hf(const fs::path& path, const fs::path& out) {
+  DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(path));
+  DYNMO_TRY(train::export_hugging_face(model, out));
+  fmt::print("{}: model.safetensors and config.json of step {}\n", out.string(), model.step);
+  return 0;
+}
+
+}  // namespace
+
+void add_checkpoint_command(CLI::App& app, Command& chosen) {
+  CLI::App* command = app.add_subcommand("checkpoint", "Look at, check or hand on checkpoints");
+  command->require_subcommand(1);
+  const auto path = std::make_shared<std::string>();
+  const auto out = std::make_shared<std::string>();
+  const auto add = [&](const char* name, const char* what) {
+    CLI::App* sub = command->add_subcommand(name, what);
+    sub->add_option("path", *path, "Folder of a run or of a checkpoint")->required();
+    return sub;
+  };
+  add("inspect", "Print step, plan and tensors")->callback([path, &chosen] {
+    chosen = [path] { return inspect(*path); };
+  });
+  add("verify", "Read every file and compare its digest")->callback([path, &chosen] {
+    chosen = [path] { return verify(*path); };
+  });
+  CLI::App* hugging_face =
+      add("export-hf", "Write a folder that Hugging Face's transformers reads");
+  hugging_face->add_option("--out", *out, "Folder to write")->required();
+  hugging_face->callback(
+      [path, out, &chosen] { chosen = [path, out] { return export_hf(*path, *out); }; });
+}
+
+}  // namespace dynmo::app
