@@ -202,6 +202,7 @@ Expected<void> Pipeline::balance(StepReport& report) {
 
 Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   DYNMO_TRY(plan::validate(plan, static_cast<int>(model_.size())));
+  DYNMO_TRY(plan::schedule_of(plan, options_.micro_batches, frozen_));
   // Every rank derived the plan by itself; a difference is a defect, caught before anything moves.
   const std::string mine = plan::digest(plan).hex();
   DYNMO_ASSIGN(const auto all,

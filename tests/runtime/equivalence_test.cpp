@@ -2,6 +2,9 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+
 #include "dynmo/plan/migration.h"
 #include "pipeline_fixture.h"
 
@@ -22,26 +25,35 @@ void expect_same(const RunResult& a, const RunResult& b, const std::string& what
 
 class Equivalence : public ::testing::TestWithParam<std::tuple<int, schedule::ScheduleKind>> {};
 
-TEST_P(Equivalence, AnyCutEqualsOneRankBitForBit) {
+TEST_P(Equivalence, AnyCutAndPlacementEqualsOneRankBitForBit) {
   const auto [ranks, kind] = GetParam();
-  const RunResult single = run_pipeline({.cut = {kLayers}, .schedule = kind});
+  const int micro_batches = 2 * ranks;  // what interleaved takes
+  const RunResult single = run_pipeline({.micro_batches = micro_batches, .cut = {kLayers}});
   ASSERT_TRUE(single.status.has_value()) << single.status.error().message;
   EXPECT_LT(single.losses.back(), single.losses.front() + 1);
   constexpr std::uint64_t kSeed = 11;
   Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(ranks)}));
-  for (int i = 0; i < 5; ++i) {
-    const std::vector<int> cut = random_cut(rng, kLayers, ranks);
-    const RunResult pipelined = run_pipeline({.cut = cut, .schedule = kind});
+  for (int i = 0; i < 4; ++i) {
+    const plan::Plan plan = random_plan(rng, kind, kLayers, ranks, micro_batches);
+    const RunResult pipelined = run_pipeline({.micro_batches = micro_batches, .plan = plan});
     expect_same(
         single, pipelined,
-        fmt::format("seed {}, {} cut {}", kSeed, schedule::name(kind), fmt::join(cut, "|")));
+        fmt::format("seed {}, {} cut {}", kSeed, schedule::name(kind), plan::to_string(plan)));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Equivalence,
-                         ::testing::Combine(::testing::Values(2, 3, 4),
-                                            ::testing::Values(schedule::ScheduleKind::kGpipe,
-                                                              schedule::ScheduleKind::k1F1B)));
+constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
+                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
+                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, Equivalence, ::testing::Combine(::testing::Values(2, 3, 4), ::testing::ValuesIn(kKinds)),
+    [](const auto& test) {
+      std::string text =
+          fmt::format("{}_{}", schedule::name(std::get<1>(test.param)), std::get<0>(test.param));
+      std::replace(text.begin(), text.end(), '-', '_');
+      return text;
+    });
 
 dynamism::FreezingSchedule freezing() {
   return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
@@ -93,7 +105,35 @@ TEST(Migration, RandomMovesChangeNoBit) {
   for (const auto& [layer, owners] : moving.owners) EXPECT_EQ(owners, 1) << "layer " << layer;
 }
 
-// The test above notices when any part of a layer's state stays behind.
+// Schedule, placement and number of stages change with the cut.
+TEST(Migration, RandomChangesOfScheduleAndPlacementChangeNoBit) {
+  constexpr std::uint64_t kSeed = 29;
+  constexpr int kRanks = 3;
+  constexpr int kMicroBatches = 6;
+  std::set<schedule::ScheduleKind> seen;
+  std::mutex mutex;
+  const auto change = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step % 3 != 2) return {};
+    Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(step)}));
+    const auto kind = kKinds[rng.below(kKinds.size())];
+    DYNMO_ASSIGN(const bool moved,
+                 pipeline.apply(random_plan(rng, kind, kLayers, kRanks, kMicroBatches,
+                                            pipeline.plan().generation + 1)));
+    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
+    const std::lock_guard lock(mutex);
+    seen.insert(kind);
+    return {};
+  };
+  RunOptions options{.steps = 60, .micro_batches = kMicroBatches, .cut = {3, 2, 3}};
+  options.freezing = freezing();
+  const RunResult still = run_pipeline(options);
+  options.before_step = change;
+  const RunResult moving = run_pipeline(options);
+  expect_same(still, moving, fmt::format("seed {}", kSeed));
+  EXPECT_EQ(seen.size(), kKinds.size());
+}
+
+// The tests above notice when any part of a layer's state stays behind.
 TEST(Migration, AWithheldPartOfTheStateShows) {
   const RunResult still = run_pipeline({.steps = 40, .cut = {3, 2, 3}, .freezing = freezing()});
   const std::vector<std::pair<std::string, std::function<void(Pipeline&, LayerId)>>> withheld = {
@@ -135,6 +175,20 @@ TEST(Migration, ACorruptedCopyIsRefusedAndTheOldPlanRunsOn) {
   const RunResult moving = run_pipeline({.cut = {4, 4}, .before_step = move, .faults = {fault}});
   EXPECT_TRUE(refused);
   expect_same(still, moving, "a flipped bit in a migrating layer");
+}
+
+TEST(Migration, APlanThatNoScheduleCanRunIsRefusedBeforeAnythingMoves) {
+  const RunResult still = run_pipeline({.cut = {4, 4}});
+  const auto move = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step != 5) return {};
+    const auto moved = pipeline.apply(plan::make_plan({2, 2, 4}, {Rank(0), Rank(1), Rank(0)}, 2,
+                                                      schedule::ScheduleKind::k1F1B, 1));
+    EXPECT_FALSE(moved.has_value());
+    if (moved.has_value()) return {};
+    EXPECT_EQ(moved.error().code, ErrorCode::kBadInput);
+    return {};
+  };
+  expect_same(still, run_pipeline({.cut = {4, 4}, .before_step = move}), "a refused plan");
 }
 
 TEST(Migration, ALostMessageEndsEveryRankWithPeerLost) {

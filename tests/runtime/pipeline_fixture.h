@@ -20,6 +20,7 @@
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/schedule/placement.h"
 #include "dynmo/transport/fault.h"
 #include "dynmo/transport/in_process.h"
 #include "dynmo/transport/tags.h"
@@ -42,8 +43,9 @@ inline model::LlamaConfig small_model() {
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;
-  std::vector<int> cut = {};  // layers a rank
+  std::vector<int> cut = {};  // layers a rank, one stage each
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
+  std::optional<plan::Plan> plan = {};  // instead of the two
   std::optional<dynamism::FreezingSchedule> freezing = {};
   Balancing balancing = Balancing::kNever;
   std::uint64_t seed = 7;
@@ -94,14 +96,14 @@ inline RunResult run_pipeline(const RunOptions& run) {
   const model::LlamaConfig config = small_model();
   const model::Model layers = model::make_llama(config);
   const PipelineOptions options = pipeline_options(config, run);
-  const plan::Plan plan = plan::make_plan(run.cut, run.schedule);
+  const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;
   std::mutex mutex;
   const auto batches = [&](std::int64_t step, MicroBatchId id) {
     return batch(config, run.seed, step, id);
   };
-  result.status = transport::run_ranks(
-      static_cast<int>(run.cut.size()), [&](transport::Transport& inner) -> Expected<void> {
+  result.status =
+      transport::run_ranks(plan.ranks, [&](transport::Transport& inner) -> Expected<void> {
         at::set_num_threads(1);
         const auto transport = transport::with_faults(inner, run.faults);
         Pipeline pipeline(*transport, layers, options, plan,
@@ -152,6 +154,44 @@ inline std::vector<int> random_cut(Rng& rng, int layers, int ranks) {
     from = bound;
   }
   return cut;
+}
+
+// A random plan of `layers` on `ranks` for a schedule: cut at random into as many stages as it
+// wants; kAdaptive: any number of stages on any ranks (some may stay idle), in an order of its own.
+inline plan::Plan random_plan(Rng& rng, schedule::ScheduleKind kind, int layers, int ranks,
+                              int micro_batches, Generation generation = 0) {
+  using schedule::ActionKind;
+  using schedule::ScheduleKind;
+  if (kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV) {
+    const std::vector<Rank> placement = kind == ScheduleKind::kZbV
+                                            ? schedule::wave_placement(ranks, 2)
+                                            : schedule::loop_placement(ranks, 2);
+    return plan::make_plan(random_cut(rng, layers, 2 * ranks), placement, ranks, kind, generation);
+  }
+  if (kind != ScheduleKind::kAdaptive) {
+    return plan::make_plan(random_cut(rng, layers, ranks), kind, generation);
+  }
+  const int stages = 1 + static_cast<int>(rng.below(static_cast<std::uint64_t>(layers)));
+  std::vector<Rank> placement;
+  for (int s = 0; s < stages; ++s) {
+    placement.emplace_back(static_cast<int>(rng.below(static_cast<std::uint64_t>(ranks))));
+  }
+  plan::Plan plan =
+      plan::make_plan(random_cut(rng, layers, stages), placement, ranks, kind, generation);
+  plan.order.resize(static_cast<std::size_t>(ranks));
+  const auto run = [&](ActionKind action, std::size_t s) {
+    for (int m = 0; m < micro_batches; ++m) {
+      plan.order[plan.stages[s].rank.index()].push_back(
+          {.kind = action, .stage = StageId(static_cast<int>(s)), .micro_batch = MicroBatchId(m)});
+    }
+  };
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) run(ActionKind::kForward, s);
+  for (std::size_t s = plan.stages.size(); s-- > 0;) {
+    const bool split = rng.below(2) == 0;
+    run(split ? ActionKind::kInputGradient : ActionKind::kBackward, s);
+    if (split) run(ActionKind::kWeightGradient, s);
+  }
+  return plan;
 }
 
 }  // namespace dynmo::runtime::testing
