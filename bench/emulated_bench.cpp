@@ -71,10 +71,9 @@ std::vector<double> measure(const plan::Plan& plan, const model::Model& model,
         runtime::Pipeline pipeline(transport, model, options, plan,
                                    runtime::initial_states(model, plan, transport.rank(), 1));
         for (std::size_t i = 0; i < longest.size(); ++i) {
-          DYNMO_ASSIGN(const auto report,
-                       pipeline.step([](std::int64_t, MicroBatchId) -> runtime::MicroBatch {
-                         return {};
-                       }));
+          DYNMO_ASSIGN(
+              const auto report,
+              pipeline.step([](std::int64_t, MicroBatchId) -> runtime::MicroBatch { return {}; }));
           const std::lock_guard lock(mutex);
           longest[i] = std::max(longest[i], report.step_s);
         }

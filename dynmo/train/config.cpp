@@ -65,7 +65,11 @@ void visit(AnyConfig& c, Visit&& key) {
   key("freezing.every", c.freezing.every);
   key("checkpoint.every", c.checkpoint.every);
   key("checkpoint.keep", c.checkpoint.keep);
+  key("emulated.profile", c.emulated.profile);
+  key("emulated.trace", c.emulated.trace);
+  key("emulated.memory_scale", c.emulated.memory_scale);
   key("run.directory", c.run.directory);
+  key("run.device", c.run.device);
   key("run.trace_steps", c.run.trace_steps);
 }
 
@@ -221,6 +225,8 @@ Expected<void> apply_settings(Config& config, std::span<const std::string> setti
   return {};
 }
 
+bool emulates(const Config& config) { return config.run.device == "emulated"; }
+
 Expected<void> validate(const Config& c) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 24;
   const auto in = [](std::int64_t value, std::int64_t low) {
@@ -277,6 +283,13 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
+  DYNMO_TRY(
+      require(c.run.device == "cpu" || emulates(c), "run.device", c.run.device, "cpu or emulated"));
+  DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
+                    "run.device", c.run.device,
+                    "one of emulated.profile and emulated.trace beside it"));
+  DYNMO_TRY(require(!emulates(c) || c.train.validation_every == 0, "train.validation_every",
+                    c.train.validation_every, "0 with run.device = emulated: it has no losses"));
   return {};
 }
 
@@ -299,7 +312,8 @@ std::string identity(const Config& config) {
   visit(config, [&](const std::string& key, const auto& field) {
     const std::string table = key.substr(0, key.find('.'));
     const bool decides = table == "model" || table == "batch" || table == "optimizer" ||
-                         table == "freezing" || key == "train.steps" || key == "train.seed";
+                         table == "freezing" || table == "emulated" || key == "run.device" ||
+                         key == "train.steps" || key == "train.seed";
     if (decides) text += fmt::format("{}={}\n", key, toml_value(field));
   });
   return digest_of(text).hex();

@@ -76,8 +76,15 @@ struct Config {
     std::int64_t every = 0;  // steps; 0: none
     std::int64_t keep = 2;   // newest ones kept
   } checkpoint;
+  // run.device = "emulated": what the layers cost (model/emulated.h). One of the two files.
+  struct Emulated {
+    std::string profile;      // "dynmo-profile-1": the same costs in every step
+    std::string trace;        // "dynmo-load-trace-1": costs by step
+    double memory_scale = 1;  // bytes held for each byte of a parameter
+  } emulated;
   struct Run {
     std::string directory = "runs/default";
+    std::string device = "cpu";    // or "emulated"
     std::int64_t trace_steps = 4;  // last steps in the trace
   } run;
 };
@@ -91,6 +98,8 @@ struct Config {
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
 // Ranges and combinations that no run can have.
 [[nodiscard]] Expected<void> validate(const Config& config);
+// Whether the layers are emulated: any output says so.
+[[nodiscard]] bool emulates(const Config& config);
 // The resolved form; apply_file reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Config& config);
 // Digest text of what decides the numbers of a run (model, data, batch, optimizer,

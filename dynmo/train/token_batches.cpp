@@ -9,6 +9,7 @@
 namespace dynmo::train {
 
 Expected<TokenBatches> TokenBatches::open(const Config& config) {
+  if (emulates(config)) return TokenBatches({}, {}, config, 0);
   if (config.data.path.empty()) {
     return make_error(
         ErrorCode::kBadInput,
@@ -32,8 +33,9 @@ Expected<TokenBatches> TokenBatches::open(const Config& config) {
                       dataset.description.vocabulary);
 }
 
-TokenBatches::TokenBatches(data::Sampler training, std::optional<data::Sampler> validation,
-                           const Config& config, std::int64_t vocabulary)
+TokenBatches::TokenBatches(std::optional<data::Sampler> training,
+                           std::optional<data::Sampler> validation, const Config& config,
+                           std::int64_t vocabulary)
     : training_(std::move(training)),
       validation_(std::move(validation)),
       micro_batches_(config.batch.micro_batches),
@@ -41,7 +43,7 @@ TokenBatches::TokenBatches(data::Sampler training, std::optional<data::Sampler> 
       vocabulary_(vocabulary) {}
 
 runtime::MicroBatch TokenBatches::training(std::int64_t step, MicroBatchId micro_batch) const {
-  return read(training_, step, micro_batch);
+  return training_ ? read(*training_, step, micro_batch) : runtime::MicroBatch{};
 }
 
 runtime::MicroBatch TokenBatches::validation(std::int64_t step, MicroBatchId micro_batch) const {

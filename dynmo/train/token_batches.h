@@ -16,8 +16,8 @@ namespace dynmo::train {
 
 class TokenBatches {
  public:
-  // kBadInput: no data.path, not a prepared folder, fewer tokens than a sequence (validation: only
-  // where it is asked for).
+  // Empty micro-batches where the device is emulated. kBadInput: no data.path, not a prepared
+  // folder, fewer tokens than a sequence (validation: only where it is asked for).
   [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
@@ -27,12 +27,12 @@ class TokenBatches {
   [[nodiscard]] runtime::MicroBatch validation(std::int64_t step, MicroBatchId micro_batch) const;
 
  private:
-  TokenBatches(data::Sampler training, std::optional<data::Sampler> validation,
+  TokenBatches(std::optional<data::Sampler> training, std::optional<data::Sampler> validation,
                const Config& config, std::int64_t vocabulary);
   [[nodiscard]] runtime::MicroBatch read(const data::Sampler& sampler, std::int64_t step,
                                          MicroBatchId id) const;
 
-  data::Sampler training_;
+  std::optional<data::Sampler> training_;  // none: emulated
   std::optional<data::Sampler> validation_;
   std::int64_t micro_batches_;
   std::int64_t rows_;

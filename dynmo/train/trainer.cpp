@@ -20,6 +20,7 @@
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
+#include "dynmo/train/emulation.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
@@ -53,17 +54,34 @@ Expected<void> barrier(Transport& transport) {
   return {};
 }
 
-Expected<model::Model> make_model(const TrainOptions& options, std::int64_t vocabulary) {
-  if (options.make_model) return options.make_model(options.config, vocabulary);
-  const model::LlamaConfig config = llama_config(options.config, vocabulary);
+// The layers of a run and the shape of what passes between them.
+struct MadeModel {
+  model::Model layers;
+  std::vector<std::int64_t> boundary_shape;
+};
+
+Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
+  const Config& c = options.config;
+  if (emulates(c)) {
+    DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
+    return MadeModel{std::move(emulated.layers), std::move(emulated.boundary_shape)};
+  }
+  MadeModel made{.layers = {},
+                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+  if (options.make_model) {
+    DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
+    return made;
+  }
+  const model::LlamaConfig config = llama_config(c, vocabulary);
   DYNMO_TRY(model::validate(config));
-  return model::make_llama(config);
+  made.layers = model::make_llama(config);
+  return made;
 }
 
 // Hugging Face's names for the decoder of the config, the layer's own for a model of the user's.
 TensorName tensor_names(const TrainOptions& options, const model::Model& model,
                         std::int64_t vocabulary) {
-  if (!options.make_model) {
+  if (!options.make_model && !emulates(options.config)) {
     return [config = llama_config(options.config, vocabulary)](LayerId layer,
                                                                std::string_view parameter) {
       return model::checkpoint_name(config, layer, parameter);
@@ -74,12 +92,14 @@ TensorName tensor_names(const TrainOptions& options, const model::Model& model,
   };
 }
 
-runtime::PipelineOptions pipeline_options(const Config& c, int lane, runtime::Balancing balancing) {
+runtime::PipelineOptions pipeline_options(const Config& c,
+                                          const std::vector<std::int64_t>& boundary_shape, int lane,
+                                          runtime::Balancing balancing) {
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);
   options.steps = c.train.steps;
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
-  options.boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden};
+  options.boundary_shape = boundary_shape;
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;
@@ -136,8 +156,9 @@ struct FirstPlan {
   std::optional<runtime::Profiler> profiler;
 };
 
-Expected<FirstPlan> first_plan(Transport& transport, const model::Model& model,
-                               const Config& config, const Pipeline::Batches& batches) {
+Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, const Config& config,
+                               const Pipeline::Batches& batches) {
+  const model::Model& model = made.layers;
   const auto schedule = schedule::parse_schedule_kind(config.pipeline.schedule).value();
   const int layers = static_cast<int>(model.size());
   cost::ModelCost even{std::vector<cost::LayerCost>(model.size())};
@@ -150,7 +171,8 @@ Expected<FirstPlan> first_plan(Transport& transport, const model::Model& model,
                  plan::balance(plan::Balancer::kUniform, {even, cluster, micro_batches, schedule}));
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule), .profiler = {}};
-  runtime::PipelineOptions options = pipeline_options(config, 0, runtime::Balancing::kNever);
+  runtime::PipelineOptions options =
+      pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
   options.freezing.reset();
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   Pipeline measuring(transport, model, options, first.plan,
@@ -199,14 +221,14 @@ observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,
 class Trainer {
  public:
   Trainer(Transport& transport, const TrainOptions& options, const Reporter& reporter,
-          TokenBatches batches, model::Model model)
+          TokenBatches batches, MadeModel model)
       : transport_(transport),
         options_(options),
         config_(options.config),
         reporter_(reporter),
         batches_(std::move(batches)),
         model_(std::move(model)),
-        tensor_name_(tensor_names(options, model_, batches_.vocabulary())) {}
+        tensor_name_(tensor_names(options, model_.layers, batches_.vocabulary())) {}
 
   Expected<void> run() {
     DYNMO_TRY(start());
@@ -248,7 +270,14 @@ class Trainer {
     first_step_ = restored ? restored->step : 0;
     for (std::size_t i = 0; i < names.size(); ++i)
       DYNMO_TRY(add_run(names[i], static_cast<int>(i), *first, restored));
-    say(fmt::format("plan     {} layers on {} ranks: {}", model_.size(), transport_.size(),
+    if (emulates(config_)) {
+      say(fmt::format(
+          "device   EMULATED: layers sleep for the times of {}, hold {:g} of their bytes; "
+          "losses are 0",
+          config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
+          config_.emulated.memory_scale));
+    }
+    say(fmt::format("plan     {} layers on {} ranks: {}", model_.layers.size(), transport_.size(),
                     plan::to_string(first->plan)));
     return {};
   }
@@ -262,15 +291,15 @@ class Trainer {
     if (!name.empty()) run.directory /= name;
     runtime::LayerStates states;
     if (restored) {
-      DYNMO_ASSIGN(states,
-                   load_states(*restored, model_, first.plan, transport_.rank(), tensor_name_));
+      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan, transport_.rank(),
+                                       tensor_name_));
     } else {
-      states = runtime::initial_states(model_, first.plan, transport_.rank(),
+      states = runtime::initial_states(model_.layers, first.plan, transport_.rank(),
                                        static_cast<std::uint64_t>(config_.train.seed));
     }
     run.pipeline = std::make_unique<Pipeline>(
-        transport_, model_,
-        pipeline_options(config_, lane,
+        transport_, model_.layers,
+        pipeline_options(config_, model_.boundary_shape, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
     if (first.profiler) run.pipeline->use(*first.profiler);
@@ -362,7 +391,7 @@ class Trainer {
   const Config& config_;
   const Reporter& reporter_;
   TokenBatches batches_;
-  model::Model model_;
+  MadeModel model_;
   TensorName tensor_name_;
   std::int64_t first_step_ = 0;
   std::vector<Run> runs_;
@@ -402,8 +431,8 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
                       "--resume with --compare: wanted one of them; a comparison starts at step 0");
   }
   DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
-  DYNMO_ASSIGN(const model::Model model, make_model(options, batches.vocabulary()));
-  DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.size())));
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.layers.size())));
   if (options.resume) DYNMO_TRY(restore(options.config));
   return {};
 }
@@ -411,7 +440,7 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
   DYNMO_TRY(validate(options.config));
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
-  DYNMO_ASSIGN(model::Model model, make_model(options, batches.vocabulary()));
+  DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
   const std::filesystem::path directory = options.config.run.directory;
   DYNMO_TRY(make_directories(directory));
   if (transport.rank() == Rank(0))
