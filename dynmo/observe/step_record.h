@@ -27,8 +27,8 @@ struct StepRecord {
   double predicted_s = 0;   // by replay of the plan before the step
   double busy_s = 0;        // of this rank: compute and update
   double idle_s = 0;        // of this rank: step_s - busy_s
-  int first_layer = 0;      // of this rank's stage
-  int layers = 0;           // of this rank's stage; 0 on an idle rank
+  int first_layer = 0;      // of this rank's first stage
+  int layers = 0;           // of this rank's stages; 0 on an idle rank
   int frozen_layers = 0;    // of the model
   double imbalance = 0;     // max / mean - 1 of the ranks' busy time
   double bubble = 0;        // idle time of all ranks / (ranks x step_s)

@@ -39,7 +39,7 @@ struct Overhead {
 struct Summary {
   std::vector<RunSummary> runs;
   double speedup = 0;       // of the balanced run over the baseline
-  double best_speedup = 0;  // that the best possible cuts would have given, by replay
+  double best_speedup = 0;  // that the best possible cuts would have given, by replay; NaN: unknown
   Overhead overhead;
   std::int64_t layers_moved = 0;
   double predicted_step_time_s = 0;

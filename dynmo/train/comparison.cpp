@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "dynmo/core/digest.h"
 #include "dynmo/dynamism/freezing.h"
@@ -17,6 +18,12 @@ cost::ModelCost costs_of(const StepEntry& step, const cost::ModelCost& known) {
   runtime::Profiler profiler(known, 1);
   profiler.add(step.layers);
   return *profiler.costs(step.frozen_layers);
+}
+
+// What best_by_simulation knows all cuts of.
+bool one_stage_a_rank(schedule::ScheduleKind kind) {
+  return kind == schedule::ScheduleKind::kGpipe || kind == schedule::ScheduleKind::k1F1B ||
+         kind == schedule::ScheduleKind::kZbH1;
 }
 
 }  // namespace
@@ -80,13 +87,15 @@ Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balance
     const StepEntry& step = baseline.steps[i];
     DYNMO_ASSIGN(const plan::Evaluation evaluation,
                  plan::evaluate(step.plan, costs_of(step, known), cluster, micro_batches));
+    baseline_s += evaluation.step_time_s;
+    if (!one_stage_a_rank(step.plan.schedule)) continue;
     DYNMO_ASSIGN(const plan::BestCut best,
                  plan::best_by_simulation(costs_of(balanced.steps[i], known), cluster,
                                           micro_batches, step.plan.schedule));
-    baseline_s += evaluation.step_time_s;
     best_s += best.step_time_s;
   }
-  comparison.best_speedup = best_s > 0 ? baseline_s / best_s : 0;
+  comparison.best_speedup =
+      best_s > 0 ? baseline_s / best_s : std::numeric_limits<double>::quiet_NaN();
   return comparison;
 }
 

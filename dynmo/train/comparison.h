@@ -55,8 +55,10 @@ struct PredictionError {
 [[nodiscard]] PredictionError prediction_error(const RunSeries& run);
 
 struct Comparison {
-  double speedup = 0;       // tokens/s of `balanced` / `baseline`
-  double best_speedup = 0;  // simulated: baseline's cuts / the best of all cuts at every step
+  double speedup = 0;  // tokens/s of `balanced` / `baseline`
+  // Simulated: baseline's cuts / the best of all cuts at every step; NaN for schedules with several
+  // stages a rank, of which not all cuts are known.
+  double best_speedup = 0;
 };
 
 // Best possible, step by step: the baseline's cut simulated with the costs measured in its own run,

@@ -48,6 +48,7 @@ void visit(AnyConfig& c, Visit&& key) {
   key("train.validation_steps", c.train.validation_steps);
   key("pipeline.ranks", c.pipeline.ranks);
   key("pipeline.schedule", c.pipeline.schedule);
+  key("pipeline.stages_per_rank", c.pipeline.stages_per_rank);
   key("pipeline.balancer", c.pipeline.balancer);
   key("pipeline.cut", c.pipeline.cut);
   key("pipeline.measure_steps", c.pipeline.measure_steps);
@@ -266,7 +267,15 @@ Expected<void> validate(const Config& c) {
                     c.pipeline.measure_steps, "2 or more"));
   DYNMO_TRY(require(c.pipeline.timeout_s > 0, "pipeline.timeout_s", c.pipeline.timeout_s,
                     "more than 0 seconds"));
-  DYNMO_TRY(schedule::parse_schedule_kind(c.pipeline.schedule));
+  if (c.pipeline.schedule != "auto") {
+    const auto kind = schedule::parse_schedule_kind(c.pipeline.schedule);
+    if (!kind) {
+      return make_error(ErrorCode::kBadInput, "pipeline.schedule: {}; or auto",
+                        kind.error().message);
+    }
+  }
+  DYNMO_TRY(require(in(c.pipeline.stages_per_rank, 1), "pipeline.stages_per_rank",
+                    c.pipeline.stages_per_rank, "1 or more"));
   DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
   DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,

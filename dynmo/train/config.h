@@ -50,8 +50,9 @@ struct Config {
     std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
   } train;
   struct Pipeline {
-    std::int64_t ranks = 0;  // 0: min(4, usable cores), at least 2
-    std::string schedule = "1f1b";
+    std::int64_t ranks = 0;            // 0: min(4, usable cores), at least 2
+    std::string schedule = "1f1b";     // or "auto": of the first plan, the best of all by replay
+    std::int64_t stages_per_rank = 2;  // of interleaved
     std::string balancer = "optimal";  // of the first plan, on costs measured before the first step
     std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
     std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan

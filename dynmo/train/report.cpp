@@ -163,12 +163,14 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
         "losses     {} (digest {} and {})",
         same ? "the same numbers, bit for bit" : "NOT THE SAME NUMBERS",
         summary.runs[0].loss_digest.substr(0, 12), summary.runs[1].loss_digest.substr(0, 12)));
-    report.lines.push_back(
-        fmt::format("speed-up   {:.3f} x; best possible {:.3f} x (simulated: the best of all cuts "
-                    "at every step, from measured costs);"
-                    " reached {:.2f} of the gain",
-                    comparison.speedup, comparison.best_speedup,
-                    (comparison.speedup - 1) / (comparison.best_speedup - 1)));
+    std::string line = fmt::format("speed-up   {:.3f} x", comparison.speedup);
+    if (std::isfinite(comparison.best_speedup)) {
+      line += fmt::format(
+          "; best possible {:.3f} x (simulated: the best of all cuts at every step, "
+          "from measured costs); reached {:.2f} of the gain",
+          comparison.best_speedup, (comparison.speedup - 1) / (comparison.best_speedup - 1));
+    }
+    report.lines.push_back(std::move(line));
   }
   for (std::string& line : decision_lines(last)) report.lines.push_back(std::move(line));
   report.lines.push_back(prediction_line(last));

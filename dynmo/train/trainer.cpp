@@ -17,6 +17,7 @@
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
@@ -158,32 +159,47 @@ struct FirstPlan {
 
 Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, const Config& config,
                                const Pipeline::Batches& batches) {
-  const model::Model& model = made.layers;
-  const auto schedule = schedule::parse_schedule_kind(config.pipeline.schedule).value();
-  const int layers = static_cast<int>(model.size());
-  cost::ModelCost even{std::vector<cost::LayerCost>(model.size())};
+  const int layers = static_cast<int>(made.layers.size());
+  DYNMO_TRY(check_cut(config, transport.size(), layers));
+  // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
+  const bool given = !config.pipeline.cut.empty();
+  std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
   const cost::Cluster cluster = cost::equal_ranks(transport.size());
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
-  DYNMO_TRY(check_cut(config, transport.size(), layers));
-  std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  if (cut.empty()) {
-    DYNMO_ASSIGN(cut,
-                 plan::balance(plan::Balancer::kUniform, {even, cluster, micro_batches, schedule}));
+  if (!given) {
+    const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
+    DYNMO_ASSIGN(
+        cut, plan::balance(plan::Balancer::kUniform,
+                           {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
   }
-  FirstPlan first{.plan = plan::make_plan(cut, schedule), .profiler = {}};
+  FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
   runtime::PipelineOptions options =
       pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
   options.freezing.reset();
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  Pipeline measuring(transport, model, options, first.plan,
-                     runtime::initial_states(model, first.plan, transport.rank(), seed));
+  Pipeline measuring(transport, made.layers, options, first.plan,
+                     runtime::initial_states(made.layers, first.plan, transport.rank(), seed));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
-  if (!config.pipeline.cut.empty()) return first;
-  const auto balancer = plan::parse_balancer(config.pipeline.balancer).value();
-  DYNMO_ASSIGN(cut,
-               plan::balance(balancer, {*measuring.costs(), cluster, micro_batches, schedule}));
-  first.plan = plan::make_plan(cut, schedule);
+  const bool best = config.pipeline.schedule == "auto";
+  const auto kind = best ? schedule::ScheduleKind::k1F1B
+                         : schedule::parse_schedule_kind(config.pipeline.schedule).value();
+  if (given) {
+    first.plan.schedule = kind;
+    DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
+    return first;
+  }
+  const cost::ModelCost costs = *measuring.costs();
+  DYNMO_ASSIGN(plan::Proposal proposal,
+               plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
+                             {.model = costs,
+                              .cluster = cluster,
+                              .micro_batches = micro_batches,
+                              .schedule = kind,
+                              .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
+                             {.schedules = best ? plan::ScheduleChoice::kBest
+                                                : plan::ScheduleChoice::kAsGiven}));
+  first.plan = std::move(proposal.plan);
   return first;
 }
 
@@ -195,8 +211,8 @@ observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,
   record.generation = run.pipeline->plan().generation;
   for (const plan::PlanStage& stage : run.pipeline->plan().stages) {
     if (stage.rank != transport.rank()) continue;
-    record.first_layer = stage.layers.first.value;
-    record.layers = stage.layers.count;
+    if (record.layers == 0) record.first_layer = stage.layers.first.value;
+    record.layers += stage.layers.count;
   }
   record.frozen_layers = report.frozen_layers;
   record.loss = report.loss;
@@ -262,7 +278,9 @@ class Trainer {
     // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
     // anew.
     std::optional<FirstPlan> first;
-    if (restored && restored->plan.ranks == transport_.size()) {
+    // (An adaptive order is made for costs, which a checkpoint does not hold.)
+    if (restored && restored->plan.ranks == transport_.size() &&
+        restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
       DYNMO_ASSIGN(first, first_plan(transport_, model_, config_, training()));
