@@ -295,7 +295,8 @@ class Trainer {
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
-    say(fmt::format("plan     {} layers on {} ranks: {}", model_.layers.size(), transport_.size(),
+    say(fmt::format("plan     {} layers on {} ranks, {}: {}", model_.layers.size(),
+                    transport_.size(), schedule::name(first->plan.schedule),
                     plan::to_string(first->plan)));
     return {};
   }

@@ -288,6 +288,109 @@ class LostRank(Case):
                 self.check("migration", victim, launcher)
 
 
+class Schedules(Case):
+    def test_all_train_to_the_same_numbers(self):
+        found = {}
+        for schedule in ("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "auto"):
+            result = self.run_command(self.command("-n", "2", "--steps", "4", run=schedule,
+                                                   extra=[f"pipeline.schedule={schedule}"]))
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            found[schedule] = losses(self.folder / schedule)
+            self.assertEqual(len(found[schedule]), 4)
+            self.assertEqual(found[schedule], found["1f1b"], schedule)
+
+    def test_one_that_does_not_exist(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.schedule=zbv")), 2, "pipeline.schedule", "zb-v")
+
+    def test_micro_batches_it_cannot_take(self):
+        command = self.command("-n", "3", "--set", "pipeline.schedule=interleaved", "--set", "model.blocks=8")
+        result = self.run_command(command)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("want 3 or 6 micro-batches", result.stderr)
+
+
+class Emulated(Case):
+    def profile(self):
+        layers = [{"name": f"layer{i}", "forward_s": 0.002, "backward_input_s": 0.002, "backward_weight_s": 0.002,
+                   "parameter_bytes": 1 << 20, "boundary_bytes": 1 << 16} for i in range(8)]
+        path = self.folder / "profile.json"
+        path.write_text(json.dumps({"format": "dynmo-profile-1", "layers": layers}))
+        return path
+
+    def command(self, *words, extra=()):
+        return [DYNMO, "train", "--out", str(self.folder / "emulated"), "--steps", "6", "-n", "4",
+                *settings(["run.device=emulated", "train.validation_every=0", "pipeline.pin=false", *extra]), *words]
+
+    def test_ranks_sleep_for_their_layers_and_say_so(self):
+        result = self.run_command(self.command(extra=[f"emulated.profile={self.profile()}", "emulated.memory_scale=0.01"]))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("EMULATED", result.stdout)
+        records = [json.loads(line) for line in (self.folder / "emulated/records/rank-0.jsonl").read_text().splitlines()]
+        # 8 micro-batches through 4 ranks of two layers of 2 ms: at least their work and the fill.
+        for record in records:
+            self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
+
+    def test_what_is_missing_or_wrong(self):
+        self.assert_error(self.run_command(self.command()), 2, "emulated.profile")
+        self.assert_error(self.run_command(self.command(extra=["emulated.profile=nowhere.json"])), 2, "nowhere.json")
+        self.assert_error(self.run_command(self.command(extra=["run.device=gpu"])), 2, "run.device", "emulated")
+        scale = [f"emulated.profile={self.profile()}", "emulated.memory_scale=3"]
+        self.assert_error(self.run_command(self.command(extra=scale)), 2, "memory_scale is 3")
+
+
+class TrainedModel(Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.run_folder = cls.folder / "run"
+        subprocess.run([DYNMO, "train", "--data", str(cls.data), "--out", str(cls.run_folder), *settings(TINY), "-n", "2", "--steps",
+                        "30", *settings(["checkpoint.every=15", "optimizer.learning_rate=1e-2"])], check=True, timeout=120,
+                       capture_output=True)
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def test_generate_continues_a_prompt(self):
+        greedy = self.dynmo("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40)
+        self.assertEqual(greedy.returncode, 0, greedy.stderr)
+        self.assertTrue(greedy.stdout.startswith("line 1"))
+        self.assertEqual(greedy.stdout, self.dynmo("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40).stdout)
+        drawn = [self.run_command([DYNMO, "generate", str(self.run_folder), "--prompt", "line", "--temperature", "1", "--seed",
+                                   str(seed)], env={"LC_ALL": "C"}) for seed in (1, 1, 2)]
+        self.assertEqual(drawn[0].stdout, drawn[1].stdout)
+        self.assertNotEqual(drawn[0].stdout, drawn[2].stdout)
+
+    def test_generate_with_wrong_input(self):
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--top-p", 2), 2, "top-p of 2")
+        self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "checkpoint")
+
+    def test_inspect_and_verify(self):
+        inspected = self.dynmo("checkpoint", "inspect", self.run_folder)
+        self.assertIn("model.layers.2.mlp.down_proj.weight", inspected.stdout)
+        verified = self.dynmo("checkpoint", "verify", self.run_folder)
+        self.assertIn("step 30, 8 files", verified.stdout)
+        copy = self.folder / "damaged"
+        shutil.copytree(self.run_folder / "checkpoints" / "step-00000030", copy)
+        layer = copy / "layer-0003.safetensors"
+        layer.write_bytes(layer.read_bytes()[:-1] + b"x")
+        self.assert_error(self.dynmo("checkpoint", "verify", copy), 2, "layer-0003")
+        self.assert_error(self.dynmo("generate", copy, "--prompt", "a"), 2, "layer-0003")
+
+    def test_export_writes_what_transformers_reads(self):
+        out = self.folder / "hugging-face"
+        result = self.dynmo("checkpoint", "export-hf", self.run_folder, "--out", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["model_type"], config["num_hidden_layers"], config["vocab_size"]), ("llama", 3, 257))
+        data = (out / "model.safetensors").read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        names = set(header) - {"__metadata__"}
+        self.assertEqual(len(names), 1 + 3 * 9 + 2)
+        self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
+        self.assertFalse(any(name.startswith("optimizer") for name in names))
+
+
 class CustomLayer(Case):
     REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
