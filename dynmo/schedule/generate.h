@@ -12,8 +12,8 @@
 namespace dynmo::schedule {
 
 struct ScheduleOptions {
-  // kInterleaved: micro-batches that pass a rank's first stage before its second gets one; 0: as
-  // many as ranks hold stages, the least and the usual.
+  // kInterleaved with several stages a rank: micro-batches that pass a rank's first stage before
+  // its second gets one. 0: as many as ranks hold stages, the least and the usual.
   int group_size = 0;
 };
 

@@ -96,7 +96,8 @@ Expected<void> append_interleaved(Schedule& schedule, int group_size) {
   const int ranks = ranks_in_use(shape);
   DYNMO_TRY(check_loop(shape, ranks));
   const int laps = static_cast<int>(shape.stages.size()) / ranks;
-  const int group = group_size == 0 ? ranks : group_size;
+  // With one stage a rank there are no turns to take.
+  const int group = group_size == 0 || laps == 1 ? ranks : group_size;
   if (laps > 1) DYNMO_TRY(check_groups(ranks, shape.micro_batches, group));
   const std::vector<Turn> order = turns(shape.micro_batches, laps, group);
   for (int place = 0; place < ranks; ++place) {

@@ -13,7 +13,6 @@ namespace {
 
 using testing::even_shape;
 using testing::random_crowded_shape;
-using testing::random_shape;
 
 std::string grid(ScheduleKind kind, const PipelineShape& shape) {
   return to_grid(*make_schedule(kind, shape));
@@ -124,8 +123,10 @@ TEST(Interleaved, TakesTurnsOnTheStagesOfARank) {
 
 TEST(Interleaved, IsOneForwardOneBackwardWithOneStageARank) {
   const PipelineShape shape = placed({3, 1, 0}, 5, 1);
-  EXPECT_EQ(make_schedule(ScheduleKind::kInterleaved, shape)->ranks,
-            make_schedule(ScheduleKind::k1F1B, shape)->ranks);
+  for (const int group_size : {0, 5, -1}) {
+    EXPECT_EQ(make_schedule(ScheduleKind::kInterleaved, shape, {.group_size = group_size})->ranks,
+              make_schedule(ScheduleKind::k1F1B, shape)->ranks);
+  }
 }
 
 TEST(Interleaved, SaysWhatMicroBatchesAndPlacementItTakes) {
