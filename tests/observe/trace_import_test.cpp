@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/core/rng.h"
+#include "dynmo/cost/files.h"
+#include "tests/support/mutate.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::observe {
@@ -125,6 +128,7 @@ TEST(TraceImport, ReadsATraceOfPyTorch) {
   EXPECT_GT(imported.model.layers[2].backward_input_s,
             4 * imported.model.layers[1].backward_input_s);
   EXPECT_EQ(imported.model.layers[0].backward_input_s, 0);
+  EXPECT_EQ(cost::parse_profile(cost::profile_json(imported.model), "p").value(), imported.model);
 }
 
 TEST(TraceImport, TakesTheMedianOfMicroBatches) {
@@ -196,6 +200,23 @@ TEST(TraceImport, RangesOfTheBackwardReplaceNodes) {
   EXPECT_DOUBLE_EQ(layers[1].backward_input_s, 4e-6);
   EXPECT_DOUBLE_EQ(layers[0].backward_input_s, 5e-6);
   EXPECT_DOUBLE_EQ(layers[0].backward_weight_s, 5e-6);
+}
+
+// A damaged trace is an Error or is read; it throws nothing.
+TEST(TraceImport, SurvivesDamage) {
+  const std::string whole =
+      trace_of({range("a.forward", 0, 10), operation(1, 1, 6), node("AddmmBackward0", 1, 20, 10, 2),
+                event("cuda_runtime", "launch", 1, 2, 1, {{"correlation", 1}}),
+                event("kernel", "gemm", 7, 5, 5, {{"correlation", 1}})})
+          .dump();
+  int read = 0;
+  for (std::uint64_t seed = 0; seed < 5000; ++seed) {
+    Rng rng(seed);
+    const auto json = parse_json(mutate(whole, rng), "t.json");
+    if (!json) continue;
+    EXPECT_NO_THROW(read += import_trace(*json, "t.json") ? 1 : 0) << "seed " << seed;
+  }
+  EXPECT_GT(read, 0);
 }
 
 TEST(TraceImport, FaultsSayWhatToChange) {
