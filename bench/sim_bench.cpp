@@ -125,6 +125,29 @@ void with_records(benchmark::State& state) {
          {.timeline = true, .memory = true});
 }
 
+// The check left out, for callers that have made it before.
+void checked_before(benchmark::State& state) {
+  const int ranks = static_cast<int>(state.range(0));
+  const auto checked =
+      CheckedSchedule::make(pipeline(ranks, static_cast<int>(state.range(1)))).value();
+  const std::vector<StageCost> costs = equal_costs(checked.schedule());
+  const cost::Cluster cluster = linked_cluster(ranks);
+  for (auto _ : state) benchmark::DoNotOptimize(simulate(checked, costs, cluster)->bubble);
+  state.SetItemsProcessed(state.iterations() * actions(checked.schedule()));
+}
+
+// One iteration of a large job; the whole program's peak of memory, so run this one alone for it.
+void zb_v(benchmark::State& state) {
+  const int ranks = static_cast<int>(state.range(0));
+  const Schedule lowered =
+      schedule::lower(compute_only(ScheduleKind::kZbV, ranks, static_cast<int>(state.range(1))));
+  replay(state, lowered, queued_cluster(ranks));
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  state.counters["peak_resident_MiB"] = static_cast<double>(usage.ru_maxrss) / 1024;
+  state.counters["actions"] = static_cast<double>(actions(lowered));
+}
+
 // The baseline of the idle split: exposed communication as the difference of two replays.
 void split_by_two_replays(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
@@ -155,6 +178,8 @@ BENCHMARK(with_links)
 BENCHMARK(with_links)->Args({256, 1024});
 BENCHMARK(with_queues)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
 BENCHMARK(with_records)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
+BENCHMARK(checked_before)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
+BENCHMARK(zb_v)->Args({4096, 64})->Unit(benchmark::kMillisecond);
 BENCHMARK(split_by_two_replays)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
 
 }  // namespace

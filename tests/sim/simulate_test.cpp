@@ -110,6 +110,22 @@ TEST(Simulator, CompletesFiveThousandUnevenPipelines) {
   }
 }
 
+TEST(Simulator, ACheckedScheduleReplaysLikeOneThatIsNot) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(mix_key({35, seed}));
+    const Problem problem = random_problem(rng, true);
+    const auto checked = CheckedSchedule::make(problem.schedule);
+    ASSERT_TRUE(checked) << "seed " << seed;
+    ASSERT_EQ(checked->schedule(), problem.schedule);
+    const auto once = simulate(*checked, problem.costs, problem.cluster);
+    const auto again = simulate(*checked, problem.costs, problem.cluster);
+    const auto plain = simulate(problem.schedule, problem.costs, problem.cluster);
+    ASSERT_EQ(once->step_time, plain->step_time) << "seed " << seed;
+    ASSERT_EQ(again->step_time, plain->step_time) << "seed " << seed;
+    ASSERT_EQ(once->bubble, plain->bubble) << "seed " << seed;
+  }
+}
+
 TEST(Simulator, RoundsBackwardAsInputGradientPlusWeightGradient) {
   Cluster cluster = cluster_of(1);
   cluster.ranks[0].speed = 2;
@@ -262,6 +278,7 @@ TEST(Simulator, NamesTheActionsOfAScheduleThatCannotComplete) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
   EXPECT_EQ(result.error().message, check(stuck).error().message);
+  EXPECT_EQ(CheckedSchedule::make(stuck).error().message, check(stuck).error().message);
   EXPECT_NE(result.error().message.find("0B0 on rank 0 waits for 1SEND_B0"), std::string::npos);
 }
 
