@@ -148,21 +148,25 @@ void zb_v(benchmark::State& state) {
   state.counters["actions"] = static_cast<double>(actions(lowered));
 }
 
-// The baseline of the idle split: exposed communication as the difference of two replays.
+// The baseline of checked_before's idle split: exposed communication as the difference of two
+// replays.
 void split_by_two_replays(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
-  const Schedule lowered = pipeline(ranks, static_cast<int>(state.range(1)));
-  const std::vector<StageCost> costs = equal_costs(lowered);
-  std::vector<StageCost> free = costs;
-  for (StageCost& cost : free) cost.reduction = Nanoseconds{0};
+  const auto checked =
+      CheckedSchedule::make(pipeline(ranks, static_cast<int>(state.range(1)))).value();
+  const std::vector<StageCost> costs = equal_costs(checked.schedule());
+  std::vector<StageCost> free_costs = costs;
+  for (StageCost& cost : free_costs) cost.reduction = Nanoseconds{0};
+  const cost::Cluster linked = linked_cluster(ranks);
+  const cost::Cluster free = free_cluster(ranks);
   const auto exposed = [&] {
-    const auto linked = simulate(lowered, costs, linked_cluster(ranks));
-    return std::pair{linked->step_time - simulate(lowered, free, free_cluster(ranks))->step_time,
-                     linked->ranks[0].split.communication};
+    const auto with = simulate(checked, costs, linked);
+    const auto without = simulate(checked, free_costs, free);
+    return std::pair{with->step_time - without->step_time, with->ranks[0].split.communication};
   };
   DYNMO_CHECK(exposed().first == exposed().second, "one exposed communication");
   for (auto _ : state) benchmark::DoNotOptimize(exposed());
-  state.SetItemsProcessed(state.iterations() * actions(lowered));
+  state.SetItemsProcessed(state.iterations() * actions(checked.schedule()));
 }
 
 BENCHMARK(lower_schedule)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
