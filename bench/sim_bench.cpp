@@ -179,7 +179,7 @@ BENCHMARK(with_links)
     ->Args({64, 400})
     ->Args({64, 4000})
     ->Complexity(benchmark::oN);
-BENCHMARK(with_links)->Args({256, 1024});
+BENCHMARK(with_links)->Args({64, 256})->Args({256, 1024});
 BENCHMARK(with_queues)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
 BENCHMARK(with_records)->Args({8, 32})->Args({64, 256})->Args({256, 1024});
 BENCHMARK(checked_before)->Args({8, 32})->Args({64, 256})->Args({256, 1024});

@@ -13,7 +13,6 @@
 namespace dynmo::sim {
 namespace {
 
-using cost::Cluster;
 using schedule::ScheduleKind;
 using schedule::testing::even_shape;
 using schedule::testing::pick;
