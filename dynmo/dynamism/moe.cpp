@@ -137,13 +137,18 @@ class Moe final : public LoadModel {
   cost::LayerCost cost_of(int layer, const Phi& phi) const {
     cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
     const auto& shape = dense_.shape;
-    const double router_weights = static_cast<double>(shape.hidden * shape.experts);
-    const double router_flops = 2 * static_cast<double>(shape.tokens()) * router_weights;
-    work.matrix_flops = router_flops + (work.matrix_flops - router_flops) * phi.mean;
-    work.moved_bytes *= phi.mean;
-    work.activation_bytes *= phi.largest;
-    work.parameters =
-        router_weights + (work.parameters - router_weights) / parameters_.expert_ranks;
+    const auto tokens = static_cast<double>(shape.tokens());
+    const double router = static_cast<double>(shape.hidden * shape.experts);  // weights
+    const double stream = tokens * static_cast<double>(shape.hidden) *
+                          dense_.device.bytes_per_element;  // the layer's input
+    const auto scale = [](double& amount, double kept, double factor) {
+      amount = kept + (amount - kept) * factor;
+    };
+    scale(work.matrix_flops, 2 * tokens * router, phi.mean);
+    scale(work.moved_bytes, 5 * stream, phi.mean);          // norm and residual
+    scale(work.activation_bytes, 2 * stream, phi.largest);  // inputs of norm and router
+    scale(work.parameters, router, 1.0 / parameters_.expert_ranks);
+    scale(work.product_parameters, router, 1.0 / parameters_.expert_ranks);
     return dense_.cost_of(work);
   }
 
