@@ -16,6 +16,7 @@
 namespace dynmo::dynamism {
 namespace {
 
+constexpr std::int64_t kMostExperts = 10'000'000;                         // of the model
 enum Draw : std::uint64_t { kSkew = 0x4D4F45, kOrder, kDrift, kCounts };  // keys of this model
 
 Expected<void> validate(const MoeParameters& p, const cost::TransformerShape& shape) {
@@ -32,6 +33,10 @@ Expected<void> validate(const MoeParameters& p, const cost::TransformerShape& sh
   if (shape.experts < 1) {
     return make_error(ErrorCode::kBadInput,
                       "moe: the shape has no experts, wanted a mixture-of-experts model");
+  }
+  if (shape.experts > kMostExperts || shape.experts * shape.blocks > kMostExperts) {
+    return make_error(ErrorCode::kBadInput, "moe: {} experts in {} blocks, wanted at most {}",
+                      shape.experts, shape.blocks, kMostExperts);
   }
   if (shape.experts % p.expert_ranks != 0) {
     return make_error(ErrorCode::kBadInput,
