@@ -51,7 +51,8 @@ TEST(Moe, ZipfSharesSumToOneAndFall) {
 }
 
 // dynamic-models.md 1.4: "Multinomial floor: about 1 + sqrt(2 R ln R / (k T))". It is the limit for
-// many devices; with the mean of the largest of R deviates it is 65 % of it at R = 8, 81 % at R = 64.
+// many devices; with the mean of the largest of R deviates it is 65 % of it at R = 8, 81 % at R
+// = 64.
 TEST(Moe, EvenExpertsReachTheMultinomialFloor) {
   for (const int ranks : {8, 16, 64}) {
     for (const std::int64_t tokens : {1024, 4096}) {

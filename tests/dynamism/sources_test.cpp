@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 
@@ -94,6 +95,88 @@ TEST(Sources, DynamismRemovesWork) {
     }
     EXPECT_LT(sum, 0.99 * dense_sum) << source;
   }
+}
+
+LoadInputs random_inputs(Rng& rng) {
+  const auto pick = [&](std::int64_t least, std::int64_t most) {
+    return least +
+           static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(most - least + 1)));
+  };
+  cost::TransformerShape shape;
+  shape.blocks = static_cast<int>(pick(1, 9));
+  shape.kv_heads = pick(1, 4);
+  shape.heads = shape.kv_heads * pick(1, 4);
+  shape.head_size = pick(1, 128);
+  shape.hidden = pick(1, 1024);
+  shape.intermediate = pick(1, 4096);
+  shape.gated_mlp = rng.below(2) == 0;
+  shape.tied_embedding = rng.below(2) == 0;
+  shape.vocabulary = pick(1, 60'000);
+  shape.experts = rng.below(3) == 0 ? 0 : 8;
+  shape.experts_per_token = std::min<std::int64_t>(shape.experts, pick(1, 8));
+  shape.sequence = pick(1, 4096);
+  shape.micro_batch_size = pick(1, 4);
+  return {.shape = shape,
+          .device = cost::devices()[rng.below(cost::devices().size())],
+          .seed = rng.next(),
+          .steps = pick(1, 20'000)};
+}
+
+// Any share from below 0 to above 1, so that some are refused.
+double random_share(Rng& rng) { return std::clamp(1.4 * rng.uniform() - 0.1, -0.05, 1.05); }
+
+LoadOptions random_options(Rng& rng) {
+  LoadOptions o;
+  o.inputs = random_inputs(rng);
+  o.moe.expert_ranks = 1 << rng.below(5);
+  o.moe.most_skew = 5 * random_share(rng);
+  o.moe.drift = 2 * random_share(rng);
+  o.moe.capacity_factor = rng.below(2) == 0 ? 0 : 2 * random_share(rng);
+  o.pruning.start = static_cast<std::int64_t>(rng.below(100));
+  o.pruning.every = static_cast<std::int64_t>(1 + rng.below(100));
+  o.pruning.end = o.pruning.start + o.pruning.every * static_cast<std::int64_t>(rng.below(20));
+  o.pruning.final_sparsity = random_share(rng);
+  o.pruning.sparse_rate = 3 * random_share(rng);
+  o.pruning.depth_ratio = std::exp(3 * rng.normal());
+  o.freezing.rule = static_cast<FreezingRule>(rng.below(3));
+  o.freezing.check_every = static_cast<std::int64_t>(1 + rng.below(500));
+  o.freezing.tolerance = random_share(rng);
+  o.freezing.most = random_share(rng);
+  o.sparse_attention.buckets = static_cast<int>(1 + rng.below(64));
+  o.sparse_attention.most_skew = random_share(rng);
+  o.sparse_attention.drift = random_share(rng);
+  o.early_exit.survivors = random_share(rng);
+  o.early_exit.exit_every = static_cast<std::int64_t>(1 + rng.below(6));
+  o.early_exit.exited = static_cast<ExitedTokens>(rng.below(2));
+  o.early_exit.exit_spread = 3 * random_share(rng);
+  o.mixture_of_depths.capacity = random_share(rng);
+  o.mixture_of_depths.every = static_cast<std::int64_t>(1 + rng.below(4));
+  return o;
+}
+
+TEST(Sources, RandomParametersGiveValidCostsOrAnError) {
+  int made = 0;
+  for (std::uint64_t seed = 0; seed < 1500; ++seed) {
+    Rng rng(mix_key({0x50CF, seed}));
+    const LoadOptions options = random_options(rng);
+    for (const std::string_view source : kLoadSources) {
+      const auto load = make_load_model(source, options);
+      if (!load) {
+        ASSERT_EQ(load.error().code, ErrorCode::kBadInput) << source << ", seed " << seed;
+        ASSERT_EQ(load.error().message.find(source), 0U) << load.error().message;
+        continue;
+      }
+      ++made;
+      for (const std::int64_t step : {std::int64_t{0}, options.inputs.steps - 1,
+                                      static_cast<std::int64_t>(rng.below(1'000'000))}) {
+        const auto valid = cost::validate((*load)->at(step));
+        ASSERT_TRUE(valid) << source << ", seed " << seed << ", step " << step << ": "
+                           << valid.error().message;
+        ASSERT_FALSE((*load)->changes_at(0)) << source << ", seed " << seed;
+      }
+    }
+  }
+  EXPECT_GT(made, 3000);
 }
 
 TEST(Sources, UnknownNamesGetTheNearest) {
