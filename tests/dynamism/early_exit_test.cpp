@@ -88,7 +88,7 @@ TEST(EarlyExit, RemovedTokensCostNothingMore) {
   }
   const double rho = survivors(p, 9, 4096, 1, 1000)[8];
   const auto& attention = all.layers[17];
-  const auto& work = cost::transformer_work(inputs.shape)[17];
+  const cost::LayerWork work = cost::transformer_work(inputs.shape)[17];
   const double expected = (work.matrix_flops * rho + work.core_flops * rho * rho) / 1e12;
   EXPECT_NEAR(now.layers[17].forward_s, expected, 1e-6 * expected);
   EXPECT_NEAR(now.layers[18].forward_s, all.layers[18].forward_s * rho, 1e-9);

@@ -53,7 +53,7 @@ struct Gain {
   double bubble_after = 0;
 };
 
-Gain gain_of(const cost::ModelCost& model, int ranks, std::vector<int> even) {
+Gain gain_of(const cost::ModelCost& model, int ranks, const std::vector<int>& even) {
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   const int micro_batches = 4 * ranks;
   const auto best =
