@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -199,14 +200,45 @@ TEST(Sources, ShapesThatMakeNoSenseAreRefused) {
   }
 }
 
+// The figures of docs/load-models.md: heaviest block / lightest, and heaviest layer / (work / 8).
+TEST(Sources, DefaultsSpreadTheBlocksAsTheDocsSay) {
+  struct Row {
+    double least_spread, most_spread;
+    double least_layer, most_layer;
+  };
+  const std::array<Row, 6> rows = {{{1.25, 1.6, 0.45, 0.55},
+                                    {1.3, 1.45, 1.5, 1.55},
+                                    {3.0, 3.02, 1.3, 1.55},
+                                    {1.1, 1.2, 0.9, 0.95},
+                                    {11, 16, 0.6, 0.95},
+                                    {5.4, 5.6, 1.35, 1.45}}};
+  const cost::Device device = cost::find_device("h100").value();
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const auto loads = default_loads(device, seed);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto model = (*loads)[i].load->at(6000);
+      const auto work = cost::layer_work_s(model, 32);
+      std::vector<double> blocks;
+      for (std::size_t l = 1; l + 1 < work.size(); l += 2) blocks.push_back(work[l] + work[l + 1]);
+      const auto [light, heavy] = std::minmax_element(blocks.begin(), blocks.end());
+      const double layer = *std::max_element(work.begin(), work.end()) * 8 /
+                           std::accumulate(work.begin(), work.end(), 0.0);
+      EXPECT_GE(*heavy / *light, rows[i].least_spread) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_LE(*heavy / *light, rows[i].most_spread) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_GE(layer, rows[i].least_layer) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_LE(layer, rows[i].most_layer) << (*loads)[i].name << ", seed " << seed;
+    }
+  }
+}
+
 TEST(Sources, DefaultLoadsAreTheSix) {
   const auto kept = default_loads(arithmetic_device(), 4);
   const auto left_out = default_loads(arithmetic_device(), 4, Ends::kLeftOut);
   ASSERT_TRUE(kept && left_out);
   ASSERT_EQ(kept->size(), 6U);
   for (std::size_t i = 0; i < 6; ++i) {
-    const auto whole = (*kept)[i].load->at(8000);
-    const auto blocks = (*left_out)[i].load->at(8000);
+    const auto whole = (*kept)[i].load->at(6000);
+    const auto blocks = (*left_out)[i].load->at(6000);
     EXPECT_EQ((*kept)[i].name, kLoadSources[i + 1]);
     EXPECT_EQ(whole.size(), 66);
     ASSERT_EQ(blocks.size(), 64);
