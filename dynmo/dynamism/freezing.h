@@ -66,7 +66,7 @@ struct FreezingParameters {
   double front_rate = 10;
   double back_rate = 1.5;
   double rate_spread = 0.1;   // deviation of the logarithm of a block's rate
-  double slope_noise = 0.05;  // deviation of a smoothed slope, in units of the first one
+  double slope_noise = 0.02;  // deviation of a smoothed slope, in units of the first one
   // Largest share of the blocks frozen; reached at the run's end by kRandom.
   double most = 0.75;
   FreezingSchedule schedule;  // of kSchedule, counted in layers with the embedding
