@@ -300,7 +300,7 @@ void ListScheduler::finish_gradient(Slot& slot, int index, std::int64_t end) {
   if (!before.frozen && before.head[kI] == micro_batch) arrive(before, kI, end);
 }
 
-void ListScheduler::place(RankState& rank, std::int64_t now, Choice choice) {
+void ListScheduler::place(RankState& rank, Choice choice) {
   Slot& slot = slots_[static_cast<std::size_t>(choice.slot)];
   if (record_ != nullptr) {
     constexpr ActionKind kKinds[] = {ActionKind::kForward, ActionKind::kInputGradient,
@@ -310,8 +310,15 @@ void ListScheduler::place(RankState& rank, std::int64_t now, Choice choice) {
          .stage = StageId{slot.stage},
          .micro_batch = MicroBatchId{slot.head[choice.kind]}});
   }
+  // A rank that has waited for one action and now takes another could have begun that earlier, and
+  // in the replay it does.
+  std::int64_t start = rank.free;
+  if (choice.kind != kW) {
+    start = std::max(start,
+                     std::max(slot.ready[choice.kind], rank.posted) + slot.transfer[choice.kind]);
+  }
   const std::int64_t duration = slot.duration[choice.kind];
-  const std::int64_t end = now + duration;
+  const std::int64_t end = start + duration;
   rank.posted = rank.free;
   rank.free = end;
   rank.left -= duration;
@@ -340,7 +347,7 @@ std::int64_t ListScheduler::run(const DuePolicy& policy, std::int64_t bound) {
     if (now + rank->left > bound) return kStopped;
     const Choice choice = choose(*rank, now);
     if (choice.slot < 0) continue;
-    place(*rank, now, choice);
+    place(*rank, choice);
     ++placed;
     ++placed_;
   }

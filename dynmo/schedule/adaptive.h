@@ -130,7 +130,7 @@ class ListScheduler {
   void start(const DuePolicy& policy);
   [[nodiscard]] bool admits(const RankState& rank, int slot) const;
   [[nodiscard]] Choice choose(RankState& rank, std::int64_t now);
-  void place(RankState& rank, std::int64_t now, Choice choice);
+  void place(RankState& rank, Choice choice);
   void finish_forward(RankState& rank, Slot& slot, int index, std::int64_t end);
   void finish_gradient(Slot& slot, int index, std::int64_t end);
   void arrive(Slot& slot, Kind kind, std::int64_t sent);
