@@ -26,41 +26,49 @@ std::string plain(const std::string& name) {
   return text;
 }
 
-std::string layers_of(const plan::LayerRange& range, const cost::ModelCost& model) {
+std::string numbers_of(const plan::LayerRange& range) {
+  if (range.count == 1) return fmt::format("{}", range.first);
+  return fmt::format("{}-{}", range.first, range.end() - 1);
+}
+
+std::string names_of(const plan::LayerRange& range, const cost::ModelCost& model) {
   const std::string first = plain(model.layers[range.first.index()].name);
-  if (range.count == 1) return fmt::format("{}  {}", range.first, first);
-  const int last = range.end() - 1;
-  return fmt::format("{}-{}  {} .. {}", range.first, last, first,
-                     plain(model.layers[static_cast<std::size_t>(last)].name));
+  if (range.count == 1) return first;
+  const auto last = static_cast<std::size_t>(range.end() - 1);
+  return first + " .. " + plain(model.layers[last].name);
 }
 
 std::string percent(double share) { return fmt::format("{:.1f} %", share * 100); }
 
 std::string stage_table(const PlanReport& report) {
-  const std::vector<Column> columns = {
-      {.title = "stage"}, {.title = "rank"},   {.title = "layers", .align = Column::Align::kLeft},
-      {.title = "time"},  {.title = "memory"}, {.title = "in flight"}};
+  const std::vector<Column> columns = {{.title = "stage"},
+                                       {.title = "rank"},
+                                       {.title = "layers", .align = Column::Align::kLeft},
+                                       {.title = "named", .align = Column::Align::kLeft},
+                                       {.title = "time"},
+                                       {.title = "memory"},
+                                       {.title = "in flight"}};
   const std::vector<sim::StageCost> costs = plan::stage_costs(report.plan, report.model);
   const std::size_t stages = report.plan.stages.size();
   const std::size_t hidden = stages > kMostStages ? stages - kMostStages : 0;
   std::vector<std::vector<std::string>> rows;
   for (std::size_t s = 0; s < stages; ++s) {
     if (hidden > 0 && s == kMostStages / 2) {
-      rows.push_back({"...", "", fmt::format("({} more stages)", hidden), "", "", ""});
+      rows.push_back({"...", "", "", fmt::format("({} more stages)", hidden), "", "", ""});
       s += hidden;
     }
     const plan::PlanStage& stage = report.plan.stages[s];
     const std::int64_t held = report.evaluation.in_flight[s];
     rows.push_back(
-        {fmt::format("{}", s), fmt::format("{}", stage.rank), layers_of(stage.layers, report.model),
-         format_seconds(report.evaluation.stage_time_s[s]),
+        {fmt::format("{}", s), fmt::format("{}", stage.rank), numbers_of(stage.layers),
+         names_of(stage.layers, report.model), format_seconds(report.evaluation.stage_time_s[s]),
          format_bytes(costs[s].state + costs[s].activation * held), fmt::format("{}", held)});
   }
   return table(columns, rows);
 }
 
 std::string step_line(std::string_view name, const plan::Evaluation& evaluation, bool fits) {
-  std::string text = fmt::format("{:<14}{}", name, format_seconds(evaluation.step_time_s));
+  std::string text = fmt::format("{:<16}{}", name, format_seconds(evaluation.step_time_s));
   if (evaluation.ideal_step_time_s > 0) {
     text += fmt::format(", {:.3f} x ideal", evaluation.step_time_s / evaluation.ideal_step_time_s);
   }
@@ -72,17 +80,17 @@ std::string step_lines(const PlanReport& report) {
   for (const Compared& other : report.compared) {
     text += step_line("  " + other.name, other.evaluation, other.fits);
   }
-  return text + fmt::format("{:<14}{} = {} x work / speed of all ranks\n", "  ideal",
+  return text + fmt::format("{:<16}{} = {} x work / speed of all ranks\n", "  ideal",
                             format_seconds(report.evaluation.ideal_step_time_s),
                             report.micro_batches);
 }
 
 std::string bubble_line(const plan::Evaluation& evaluation) {
-  return fmt::format("{:<14}{}\n", "bubble", percent(evaluation.result.bubble));
+  return fmt::format("{:<16}{}\n", "bubble", percent(evaluation.result.bubble));
 }
 
 std::string imbalance_line(const PlanReport& report) {
-  std::string text = fmt::format("{:<14}", "imbalance");
+  std::string text = fmt::format("{:<16}", "imbalance");
   if (!report.compared.empty()) {
     text += percent(report.compared.front().evaluation.imbalance) + " -> ";
   }
@@ -101,7 +109,7 @@ std::string memory_line(const PlanReport& report) {
     if (fill(r) > fill(fullest)) fullest = r;
   }
   const Bytes limit = report.cluster.ranks[fullest].memory;
-  return fmt::format("{:<14}{} at most{} on rank {}, {} of them stashes\n", "memory",
+  return fmt::format("{:<16}{} at most{} on rank {}, {} of them stashes\n", "memory",
                      format_bytes(usage[fullest].peak_memory),
                      limit == cost::kUnlimitedMemory ? "" : " of " + format_bytes(limit), fullest,
                      format_bytes(usage[fullest].peak_activation));
@@ -111,7 +119,7 @@ std::string idle_ranks_line(const plan::Plan& plan) {
   std::vector<bool> used(static_cast<std::size_t>(plan.ranks), false);
   for (const plan::PlanStage& stage : plan.stages) used[stage.rank.index()] = true;
   const auto idle = std::count(used.begin(), used.end(), false);
-  return idle == 0 ? "" : fmt::format("{:<14}{} of {}\n", "idle ranks", idle, plan.ranks);
+  return idle == 0 ? "" : fmt::format("{:<16}{} of {}\n", "idle ranks", idle, plan.ranks);
 }
 
 }  // namespace
@@ -129,8 +137,8 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
   text += step_lines(report) + bubble_line(report.evaluation) + imbalance_line(report);
   text += memory_line(report) + idle_ranks_line(report.plan);
   if (report.migration) {
-    text += fmt::format("{:<14}{} layers, {}\n", "moves", report.migration->moves.size(),
-                        format_bytes(report.migration->bytes()));
+    text += fmt::format("{:<16}{} of {} layers, {}\n", "moves", report.migration->moves.size(),
+                        report.model.size(), format_bytes(report.migration->bytes()));
   }
   const std::string drawn = picture(report.evaluation.result.timeline, options);
   return drawn.empty() ? text : text + '\n' + drawn;
