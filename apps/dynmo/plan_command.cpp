@@ -11,6 +11,7 @@
 
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"
+#include "dynmo/core/units.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/plan_report.h"
 #include "dynmo/observe/trace.h"

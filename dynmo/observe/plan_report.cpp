@@ -86,7 +86,11 @@ std::string step_lines(const PlanReport& report) {
 }
 
 std::string bubble_line(const plan::Evaluation& evaluation) {
-  return fmt::format("{:<16}{}\n", "bubble", percent(evaluation.result.bubble));
+  const sim::BubbleSplit& split = evaluation.result.bubble_split;
+  return fmt::format("{:<16}{}: fill and drain {}, imbalance {}, communication {}, straggler {}\n",
+                     "bubble", percent(evaluation.result.bubble), percent(split.fill_drain),
+                     percent(split.imbalance), percent(split.communication),
+                     percent(split.straggler));
 }
 
 std::string imbalance_line(const PlanReport& report) {
