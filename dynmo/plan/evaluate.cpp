@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "dynmo/core/check.h"
-#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/check.h"
 #include "dynmo/schedule/lowering.h"
 
 namespace dynmo::plan {
@@ -59,25 +59,6 @@ Expected<void> check_duration(const cost::ModelCost& model, const cost::Cluster&
                       micro_batches, bound);
   }
   return {};
-}
-
-// Most stashes of each stage held at once, by one pass over its rank's list. B or W frees.
-std::vector<int> count_in_flight(const schedule::Schedule& schedule) {
-  std::vector<int> held(schedule.shape.stages.size(), 0);
-  std::vector<int> most = held;
-  for (const auto& actions : schedule.ranks) {
-    for (const schedule::Action& action : actions) {
-      const std::size_t stage = action.stage.index();
-      if (schedule.shape.stages[stage].frozen) continue;
-      if (action.kind == schedule::ActionKind::kForward) {
-        most[stage] = std::max(most[stage], ++held[stage]);
-      } else if (action.kind == schedule::ActionKind::kBackward ||
-                 action.kind == schedule::ActionKind::kWeightGradient) {
-        --held[stage];
-      }
-    }
-  }
-  return most;
 }
 
 void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCost& model,
@@ -151,7 +132,7 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
   DYNMO_ASSIGN(evaluation.result,
                sim::simulate(schedule::lower(compute), stage_costs(plan, model), cluster, options));
   evaluation.step_time_s = to_seconds(evaluation.result.step_time);
-  evaluation.in_flight = count_in_flight(compute);
+  evaluation.in_flight = schedule::in_flight(compute);
   add_measures(evaluation, plan, model, cluster, micro_batches);
   return evaluation;
 }
