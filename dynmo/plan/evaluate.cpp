@@ -7,6 +7,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/schedule/text.h"
 
 namespace dynmo::plan {
 namespace {
@@ -79,6 +80,16 @@ void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCos
   }
 }
 
+Json order_json(const Plan& plan) {
+  Json order = Json::array();
+  for (const std::vector<schedule::Action>& actions : plan.order) {
+    Json texts = Json::array();
+    for (const schedule::Action& action : actions) texts.push_back(schedule::to_string(action));
+    order.push_back(std::move(texts));
+  }
+  return order;
+}
+
 }  // namespace
 
 std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost& model) {
@@ -132,6 +143,7 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
   DYNMO_ASSIGN(evaluation.result,
                sim::simulate(schedule::lower(compute), stage_costs(plan, model), cluster, options));
   evaluation.step_time_s = to_seconds(evaluation.result.step_time);
+  evaluation.micro_batches = micro_batches;
   evaluation.in_flight = schedule::in_flight(compute);
   add_measures(evaluation, plan, model, cluster, micro_batches);
   return evaluation;
@@ -160,19 +172,22 @@ Json plan_json(const Plan& plan, const Evaluation& evaluation, const cost::Model
   for (const sim::RankUsage& rank : evaluation.result.ranks) {
     peak = std::max(peak, rank.peak_activation);
   }
-  return {{"format", "dynmo-plan-1"},
-          {"balancer", balancer},
-          {"schedule", schedule::name(plan.schedule)},
-          {"ranks", plan.ranks},
-          {"generation", plan.generation},
-          {"step_time_s", evaluation.step_time_s},
-          {"ideal_step_time_s", evaluation.ideal_step_time_s},
-          {"bottleneck_s", evaluation.bottleneck_s},
-          {"bubble", evaluation.result.bubble},
-          {"imbalance", evaluation.imbalance},
-          {"peak_activation_bytes", peak.value},
-          {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}},
-          {"stages", std::move(stages)}};
+  Json json{{"format", "dynmo-plan-1"},
+            {"balancer", balancer},
+            {"schedule", schedule::name(plan.schedule)},
+            {"ranks", plan.ranks},
+            {"micro_batches", evaluation.micro_batches},
+            {"generation", plan.generation},
+            {"step_time_s", evaluation.step_time_s},
+            {"ideal_step_time_s", evaluation.ideal_step_time_s},
+            {"bottleneck_s", evaluation.bottleneck_s},
+            {"bubble", evaluation.result.bubble},
+            {"imbalance", evaluation.imbalance},
+            {"peak_activation_bytes", peak.value},
+            {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}},
+            {"stages", std::move(stages)}};
+  if (plan.schedule == schedule::ScheduleKind::kAdaptive) json["order"] = order_json(plan);
+  return json;
 }
 
 }  // namespace dynmo::plan
