@@ -10,6 +10,7 @@
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/data_command.h"
 #include "apps/dynmo/generate_command.h"
+#include "apps/dynmo/plan_command.h"
 #include "apps/dynmo/trace_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
@@ -47,6 +48,7 @@ int parse(int argc, char** argv, Command& chosen) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
   app.require_subcommand(1);
   dynmo::app::add_data_command(app, chosen);
+  dynmo::app::add_plan_command(app, chosen);
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
   dynmo::app::add_generate_command(app, chosen);
   dynmo::app::add_checkpoint_command(app, chosen);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Bytes as a type of its own, and how amounts are printed. Times are double seconds in costs and
-// std::chrono::nanoseconds in the simulator and in timelines.
+// Bytes as a type of its own, and how amounts are printed and read. Times are double seconds in
+// costs and std::chrono::nanoseconds in the simulator and in timelines.
 
 #include <chrono>
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
 
 namespace dynmo {
 
@@ -36,5 +39,15 @@ using Nanoseconds = std::chrono::nanoseconds;
 [[nodiscard]] std::string format_bytes(Bytes bytes);
 // "85 ns", "1.25 ms", "3.2 s".
 [[nodiscard]] std::string format_seconds(double seconds);
+
+// What people write in flags and configs: a number that is not negative and a unit, with or without
+// a space between. kBadInput naming the text and the units.
+// "80GiB", "512 MB", "1.5TiB"; KB, MB, ... are powers of 1000, KiB, MiB, ... of 1024, no unit or B
+// is bytes; rounded to whole bytes.
+[[nodiscard]] Expected<Bytes> parse_bytes(std::string_view text);
+// "20us", "1.5 ms", "2h"; ns, us, ms, s, min, h; no unit is seconds.
+[[nodiscard]] Expected<double> parse_seconds(std::string_view text);
+// "450GB/s", bytes a second; no unit is B/s. Bits ("400Gb/s") are refused.
+[[nodiscard]] Expected<double> parse_bytes_per_second(std::string_view text);
 
 }  // namespace dynmo
