@@ -47,13 +47,29 @@ Expected<void> validate(const Cluster& cluster) {
     }
   }
   DYNMO_TRY(validate(cluster.inside_node, "inside_node"));
-  return validate(cluster.between_nodes, "between_nodes");
+  DYNMO_TRY(validate(cluster.between_nodes, "between_nodes"));
+  if (!(cluster.nic_bandwidth_bytes_per_s > 0)) {
+    return make_error(ErrorCode::kBadInput,
+                      "links: nic_bandwidth_bytes_per_s is {}, wanted more than 0",
+                      cluster.nic_bandwidth_bytes_per_s);
+  }
+  return {};
 }
 
 Cluster equal_ranks(int ranks, Bytes memory) {
   DYNMO_CHECK(ranks >= 0, "a number of ranks, got {}", ranks);
   Cluster cluster;
   cluster.ranks.assign(static_cast<std::size_t>(ranks), ClusterRank{.memory = memory});
+  return cluster;
+}
+
+Cluster equal_nodes(int nodes, int ranks_per_node, Bytes memory) {
+  DYNMO_CHECK(nodes >= 0 && ranks_per_node >= 0, "numbers of nodes and ranks, got {} and {}", nodes,
+              ranks_per_node);
+  Cluster cluster = equal_ranks(nodes * ranks_per_node, memory);
+  for (int r = 0; r < cluster.size(); ++r) {
+    cluster.ranks[static_cast<std::size_t>(r)].node = r / ranks_per_node;
+  }
   return cluster;
 }
 

@@ -33,6 +33,9 @@ struct Cluster {
   std::vector<ClusterRank> ranks;
   Link inside_node;
   Link between_nodes;
+  // Of the network card that all ranks of a node share for messages to other nodes, in each
+  // direction: they queue for it (docs/simulator.md).
+  double nic_bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
 
   [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
   [[nodiscard]] const Link& link(Rank from, Rank to) const;
@@ -45,5 +48,8 @@ struct Cluster {
 
 // `ranks` equal ranks on one node, no latency, unlimited bandwidth.
 [[nodiscard]] Cluster equal_ranks(int ranks, Bytes memory = kUnlimitedMemory);
+
+// nodes x ranks_per_node equal ranks, node by node, no latency, unlimited bandwidth.
+[[nodiscard]] Cluster equal_nodes(int nodes, int ranks_per_node, Bytes memory = kUnlimitedMemory);
 
 }  // namespace dynmo::cost

@@ -2,6 +2,7 @@
 #include "dynmo/cost/files.h"
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 namespace dynmo::cost {
@@ -56,25 +57,36 @@ ClusterRank read_rank(JsonObject& object) {
   return rank;
 }
 
+double bandwidth(JsonObject& object, const std::string& key) {  // unlimited if absent
+  const double value = object.number(key, std::numeric_limits<double>::infinity());
+  if (!(value > 0)) object.fail(key, fmt::format("is {}, wanted more than 0", value));
+  return value;
+}
+
 Expected<Link> read_link(JsonObject& links, const std::string& key) {
   Link link;
   auto object = links.object(key);
   if (!object) return link;
   link.latency_s = seconds(*object, "latency_s", 0.0);
-  link.bandwidth_bytes_per_s = object->number("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s);
-  if (!(link.bandwidth_bytes_per_s > 0)) {
-    object->fail("bandwidth_bytes_per_s",
-                 fmt::format("is {}, wanted more than 0", link.bandwidth_bytes_per_s));
-  }
+  link.bandwidth_bytes_per_s = bandwidth(*object, "bandwidth_bytes_per_s");
   DYNMO_TRY(object->finish());
   return link;
 }
 
-Json link_json(const Link& link) {
-  Json json = {{"latency_s", link.latency_s}};
-  if (std::isfinite(link.bandwidth_bytes_per_s)) {  // unlimited is absent: JSON has no infinity
-    json["bandwidth_bytes_per_s"] = link.bandwidth_bytes_per_s;
-  }
+// Unlimited is absent: JSON has no infinity.
+void add_bandwidth(Json& json, std::string_view key, double value) {
+  if (std::isfinite(value)) json[std::string(key)] = value;
+}
+
+Json links_json(const Cluster& cluster) {
+  const auto link = [](const Link& of) {
+    Json json = {{"latency_s", of.latency_s}};
+    add_bandwidth(json, "bandwidth_bytes_per_s", of.bandwidth_bytes_per_s);
+    return json;
+  };
+  Json json = {{"inside_node", link(cluster.inside_node)},
+               {"between_nodes", link(cluster.between_nodes)}};
+  add_bandwidth(json, "nic_bandwidth_bytes_per_s", cluster.nic_bandwidth_bytes_per_s);
   return json;
 }
 
@@ -133,6 +145,7 @@ Expected<Cluster> parse_cluster(const Json& json, std::string_view origin) {
   if (links) {
     DYNMO_ASSIGN(cluster.inside_node, read_link(*links, "inside_node"));
     DYNMO_ASSIGN(cluster.between_nodes, read_link(*links, "between_nodes"));
+    cluster.nic_bandwidth_bytes_per_s = bandwidth(*links, "nic_bandwidth_bytes_per_s");
     DYNMO_TRY(links->finish());
   }
   return cluster;
@@ -151,11 +164,7 @@ Json cluster_json(const Cluster& cluster) {
     element["node"] = rank.node;
     ranks.push_back(std::move(element));
   }
-  return {{"format", kClusterFormat},
-          {"ranks", std::move(ranks)},
-          {"links",
-           {{"inside_node", link_json(cluster.inside_node)},
-            {"between_nodes", link_json(cluster.between_nodes)}}}};
+  return {{"format", kClusterFormat}, {"ranks", std::move(ranks)}, {"links", links_json(cluster)}};
 }
 
 }  // namespace dynmo::cost

@@ -2,225 +2,113 @@
 #include "dynmo/sim/simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/schedule/check.h"
-#include "dynmo/schedule/lowering.h"
+#include "dynmo/sim/replay_impl.h"
 #include "dynmo/sim/step_costs_impl.h"
 
 namespace dynmo::sim {
 namespace {
 
-using schedule::Action;
-using schedule::ActionKind;
-using schedule::Schedule;
-using schedule::TimedAction;
-
-constexpr std::int64_t kUnknown = -1;
-constexpr std::size_t kNothing = ~std::size_t{0};
-
-// Both ends of one message on a channel.
-struct Message {
-  std::int64_t posted = kUnknown;   // the later of the ends posted so far
-  std::int64_t arrival = kUnknown;  // known once both ends are posted
+// What the parts of idle time are measured against, all in nanoseconds.
+struct Levels {
+  std::int64_t step = 0;
+  std::int64_t free_step = 0;  // if messages and reductions were free and immediate
+  std::int64_t pace = 0;       // busy time of the busiest rank
+  std::int64_t even_pace = 0;  // the same if all ranks had the speed of the fastest
 };
 
-struct RankState {
-  std::size_t next = 0;            // first action not replayed
-  std::size_t awaited = kNothing;  // message it is blocked on
-  std::int64_t clock = 0;          // end of its last compute action
-  std::int64_t sends_end = 0;      // arrival of the latest of its sends
-  std::int64_t busy = 0;
-  std::int64_t stash = 0;
-  std::int64_t peak_stash = 0;
-};
-
-// Without contention every time is a maximum of sums of earlier ones, so the order in which ranks
-// are replayed does not matter: no event queue, each rank runs until it needs a message that is not
-// sent yet, and is taken up again when it is.
-class Replay {
- public:
-  Replay(const Schedule& schedule, const StepCosts& costs, const SimOptions& options)
-      : schedule_(schedule),
-        costs_(costs),
-        record_(options.timeline),
-        micro_batches_(static_cast<std::size_t>(schedule.shape.micro_batches)),
-        messages_(costs.transfer.size() * micro_batches_),
-        ranks_(schedule.ranks.size()),
-        spans_(record_ ? schedule.ranks.size() : 0) {}
-
-  // Requires a schedule that the checker accepts: then it always reaches the end.
-  SimResult run() {
-    for (std::size_t r = ranks_.size(); r-- > 0;) ready_.push_back(r);
-    while (!ready_.empty()) {
-      const std::size_t rank = ready_.back();
-      ready_.pop_back();
-      run_rank(rank);
-    }
-    return summary();
+// step >= free_step: an arrival is never before its send, so no action of the replay starts before
+// its time without transfers. free_step >= pace: a rank's actions run one after the other, and the
+// updates start when all ranks have ended.
+Levels levels_of(const ReplayResult& replayed, const StepCosts& costs) {
+  Levels levels;
+  std::int64_t update = 0;
+  for (std::size_t r = 0; r < replayed.ranks.size(); ++r) {
+    const RankReplay& rank = replayed.ranks[r];
+    levels.step = std::max(levels.step, rank.end);
+    levels.free_step = std::max(levels.free_step, rank.free_end);
+    levels.pace = std::max(levels.pace, rank.busy + costs.update[r]);
+    levels.even_pace = std::max(levels.even_pace, costs.work[r]);
+    update = std::max(update, costs.update[r]);
   }
+  levels.step += update;
+  levels.free_step += update;
+  // A higher speed cannot make a rank slower, but beyond 2^53 ns quotients are rounded to doubles.
+  levels.even_pace = std::min(levels.even_pace, levels.pace);
+  return levels;
+}
 
- private:
-  [[nodiscard]] std::size_t message_of(int channel, const Action& action) const {
-    return static_cast<std::size_t>(channel) * micro_batches_ + action.micro_batch.index();
-  }
-  [[nodiscard]] std::size_t rank_of(const Action& action) const {
-    return schedule_.shape.stages[action.stage.index()].rank.index();
-  }
+// idle = (step - free_step) + (free_step - pace) + (pace - busy), and the last is the straggler's
+// as far as even speeds would lower the pace.
+IdleSplit split_idle(const Levels& levels, std::int64_t busy) {
+  const std::int64_t behind = levels.pace - busy;
+  const std::int64_t straggler = std::min(behind, levels.pace - levels.even_pace);
+  return {.fill_drain = Nanoseconds{levels.free_step - levels.pace},
+          .imbalance = Nanoseconds{behind - straggler},
+          .communication = Nanoseconds{levels.step - levels.free_step},
+          .straggler = Nanoseconds{straggler}};
+}
 
-  void run_rank(std::size_t rank) {
-    RankState& state = ranks_[rank];
-    const std::vector<Action>& list = schedule_.ranks[rank];
-    for (; state.next < list.size(); ++state.next) {
-      if (!run_action(rank, state, list[state.next])) return;
-    }
-  }
+void add_fractions(SimResult& result) {
+  const double whole =
+      static_cast<double>(result.step_time.count()) * static_cast<double>(result.ranks.size());
+  if (whole == 0) return;
+  const auto fraction = [&](auto part) {  // sums of all ranks may be above 2^63 ns
+    double sum = 0;
+    for (const RankUsage& rank : result.ranks) sum += static_cast<double>(part(rank).count());
+    return sum / whole;
+  };
+  result.bubble = fraction([](const RankUsage& r) { return r.idle; });
+  result.bubble_split = {
+      .fill_drain = fraction([](const RankUsage& r) { return r.split.fill_drain; }),
+      .imbalance = fraction([](const RankUsage& r) { return r.split.imbalance; }),
+      .communication = fraction([](const RankUsage& r) { return r.split.communication; }),
+      .straggler = fraction([](const RankUsage& r) { return r.split.straggler; })};
+}
 
-  // False if the action must wait for a message that is not sent yet.
-  bool run_action(std::size_t rank, RankState& state, const Action& action) {
-    const StepCosts::Stage& cost = costs_.stages[action.stage.index()];
-    switch (action.kind) {
-      case ActionKind::kForward:
-        if (!await(state, cost.activation_channel, action)) return false;
-        state.stash += cost.activation;
-        state.peak_stash = std::max(state.peak_stash, state.stash);
-        compute(rank, state, action, cost.forward);
-        return true;
-      case ActionKind::kInputGradient:
-        if (!await(state, cost.gradient_channel, action)) return false;
-        compute(rank, state, action, cost.input_gradient);
-        return true;
-      case ActionKind::kBackward:
-        if (!await(state, cost.gradient_channel, action)) return false;
-        compute(rank, state, action, cost.input_gradient + cost.weight_gradient);
-        state.stash -= cost.activation;
-        return true;
-      case ActionKind::kWeightGradient:
-        compute(rank, state, action, cost.weight_gradient);
-        state.stash -= cost.activation;
-        return true;
-      case ActionKind::kSendActivation:
-      case ActionKind::kSendGradient:
-        send(rank, state, action);
-        return true;
-      case ActionKind::kReceiveActivation:
-      case ActionKind::kReceiveGradient:
-        receive(rank, state, action);
-        return true;
-    }
-    return true;
+SimResult summary(ReplayResult replayed, const StepCosts& costs) {
+  SimResult result;
+  const Levels levels = levels_of(replayed, costs);
+  result.step_time = Nanoseconds{levels.step};
+  for (std::size_t r = 0; r < replayed.ranks.size(); ++r) {
+    const RankReplay& rank = replayed.ranks[r];
+    const std::int64_t busy = rank.busy + costs.update[r];
+    result.ranks.push_back({.busy = Nanoseconds{busy},
+                            .idle = Nanoseconds{levels.step - busy},
+                            .split = split_idle(levels, busy),
+                            .peak_activation = Bytes{rank.peak_stash},
+                            .peak_memory = Bytes{costs.state[r] + rank.peak_stash}});
   }
-
-  // Moves the rank's clock to the arrival on the channel, if there is one; false if that is not
-  // known yet.
-  bool await(RankState& state, int channel, const Action& action) {
-    if (channel == StepCosts::kNoChannel) return true;
-    const std::size_t message = message_of(channel, action);
-    const std::int64_t arrival = messages_[message].arrival;
-    if (arrival == kUnknown) {
-      state.awaited = message;
-      return false;
-    }
-    state.clock = std::max(state.clock, arrival);
-    return true;
-  }
-
-  void compute(std::size_t rank, RankState& state, const Action& action, std::int64_t duration) {
-    const std::int64_t start = state.clock;
-    state.clock += duration;
-    state.busy += duration;
-    if (record_) span(rank, action, start, state.clock);
-  }
-
-  void send(std::size_t rank, RankState& state, const Action& action) {
-    const Action receive = peer(action);
-    const std::size_t receiver = rank_of(receive);
-    const int on = schedule::channel(action);
-    RankState& other = ranks_[receiver];
-    if (post(state, on, action)) complete(state, on, action, rank, receiver);
-    if (other.awaited != message_of(on, action)) return;
-    other.awaited = kNothing;
-    ready_.push_back(receiver);
-  }
-
-  void receive(std::size_t rank, RankState& state, const Action& action) {
-    const Action send = peer(action);
-    const std::size_t sender = rank_of(send);
-    const int on = schedule::channel(action);
-    if (post(state, on, action)) complete(ranks_[sender], on, send, sender, rank);
-  }
-
-  // Posts one end at the rank's clock. True if it is the second: then the transfer starts.
-  bool post(const RankState& state, int channel, const Action& action) {
-    Message& message = messages_[message_of(channel, action)];
-    const bool second = message.posted != kUnknown;
-    message.posted = std::max(message.posted, state.clock);
-    return second;
-  }
-
-  void complete(RankState& sender_state, int channel, const Action& send, std::size_t sender,
-                std::size_t receiver) {
-    Message& message = messages_[message_of(channel, send)];
-    message.arrival = message.posted + costs_.transfer[static_cast<std::size_t>(channel)];
-    sender_state.sends_end = std::max(sender_state.sends_end, message.arrival);
-    if (!record_) return;
-    span(sender, send, message.posted, message.arrival);
-    span(receiver, peer(send), message.posted, message.arrival);
-  }
-
-  void span(std::size_t rank, const Action& action, std::int64_t start, std::int64_t end) {
-    spans_[rank].push_back(
-        {.action = action, .start = Nanoseconds{start}, .end = Nanoseconds{end}});
-  }
-
-  SimResult summary() {
-    SimResult result;
-    std::int64_t end = 0;
-    std::int64_t update = 0;
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      end = std::max({end, ranks_[r].clock, ranks_[r].sends_end});
-      update = std::max(update, costs_.update[r]);
-    }
-    result.step_time = Nanoseconds{end + update};
-    double idle = 0;
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      const Nanoseconds busy{ranks_[r].busy + costs_.update[r]};
-      result.ranks.push_back({.busy = busy,
-                              .idle = result.step_time - busy,
-                              .peak_activation = Bytes{ranks_[r].peak_stash},
-                              .peak_memory = Bytes{costs_.state[r] + ranks_[r].peak_stash}});
-      idle += static_cast<double>(result.ranks.back().idle.count());
-    }
-    const double whole = static_cast<double>(result.step_time.count());
-    if (whole > 0) result.bubble = idle / (whole * static_cast<double>(ranks_.size()));
-    for (std::vector<TimedAction>& spans : spans_) {
-      std::stable_sort(spans.begin(), spans.end(), [](const TimedAction& a, const TimedAction& b) {
-        return a.start < b.start;
-      });
-    }
-    result.timeline.ranks = std::move(spans_);
-    return result;
-  }
-
-  const Schedule& schedule_;
-  const StepCosts& costs_;
-  const bool record_;
-  const std::size_t micro_batches_;
-  std::vector<Message> messages_;  // by channel, then micro-batch
-  std::vector<RankState> ranks_;
-  std::vector<std::size_t> ready_;
-  std::vector<std::vector<TimedAction>> spans_;
-};
+  add_fractions(result);
+  result.timeline = std::move(replayed.timeline);
+  result.memory = std::move(replayed.memory);
+  return result;
+}
 
 }  // namespace
 
-Expected<SimResult> simulate(const Schedule& lowered, std::span<const StageCost> stages,
+Expected<SimResult> simulate(const schedule::Schedule& lowered, std::span<const StageCost> stages,
                              const cost::Cluster& cluster, SimOptions options) {
   if (const auto fault = find_fault(lowered)) {
     return Error{ErrorCode::kBadInput, fault->message};
   }
   DYNMO_ASSIGN(const StepCosts costs, step_costs(lowered.shape, stages, cluster));
-  return Replay(lowered, costs, options).run();
+  return summary(replay(lowered, costs, options), costs);
+}
+
+Nanoseconds all_reduce_time(Bytes gradients, int replicas, const cost::Link& link) {
+  DYNMO_CHECK(gradients >= Bytes{0} && replicas >= 1,
+              "bytes of 0 or more over 1 or more replicas, got {} over {}", gradients.value,
+              replicas);
+  if (replicas == 1) return Nanoseconds{0};
+  const double rounds = 2.0 * (replicas - 1);
+  const double share = static_cast<double>(gradients.value) / replicas;
+  const double seconds = rounds * (link.latency_s + share / link.bandwidth_bytes_per_s);
+  return Nanoseconds{std::llround(std::min(seconds * 1e9, 0x1p62))};
 }
 
 }  // namespace dynmo::sim

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
@@ -31,11 +32,12 @@ Expected<void> check_counts(const PipelineShape& shape, std::size_t stages, int 
 }
 
 Expected<void> check_stage(const StageCost& stage, std::size_t index) {
-  const std::array<std::pair<std::string_view, std::int64_t>, 7> fields = {
+  const std::array<std::pair<std::string_view, std::int64_t>, 8> fields = {
       std::pair{"forward", stage.forward.count()},
       {"input_gradient", stage.input_gradient.count()},
       {"weight_gradient", stage.weight_gradient.count()},
       {"update", stage.update.count()},
+      {"reduction", stage.reduction.count()},
       {"state", stage.state.value},
       {"activation", stage.activation.value},
       {"boundary", stage.boundary.value}};
@@ -64,7 +66,11 @@ Expected<void> check_cluster(const cost::Cluster& cluster) {
                       speed);
   }
   DYNMO_TRY(check_link(cluster.inside_node, "inside a node"));
-  return check_link(cluster.between_nodes, "between nodes");
+  DYNMO_TRY(check_link(cluster.between_nodes, "between nodes"));
+  if (cluster.nic_bandwidth_bytes_per_s > 0) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "network cards of nodes have bandwidth {} bytes/s; want more than 0",
+                    cluster.nic_bandwidth_bytes_per_s);
 }
 
 double slowed(Nanoseconds time, double speed) { return static_cast<double>(time.count()) / speed; }
@@ -74,15 +80,30 @@ std::int64_t rounded(Nanoseconds time, double speed) {
   return speed == 1 ? time.count() : std::llround(slowed(time, speed));
 }
 
-double transfer_s(const cost::Link& link, Bytes bytes) {
-  return link.latency_s + static_cast<double>(bytes.value) / link.bandwidth_bytes_per_s;
-}
+struct Ends {
+  Rank from;
+  Rank to;
+};
 
-const cost::Link& boundary_link(const PipelineShape& shape, const cost::Cluster& cluster,
-                                std::size_t boundary, bool gradient) {
+// Of the messages over the boundary behind stage `boundary`.
+Ends ends_of(const PipelineShape& shape, std::size_t boundary, bool gradient) {
   const Rank low = shape.stages[boundary].rank;
   const Rank high = shape.stages[boundary + 1].rank;
-  return gradient ? cluster.link(high, low) : cluster.link(low, high);
+  return gradient ? Ends{high, low} : Ends{low, high};
+}
+
+bool crosses_nodes(const cost::Cluster& cluster, Ends ends) {
+  return cluster.ranks[ends.from.index()].node != cluster.ranks[ends.to.index()].node;
+}
+
+// A message between nodes goes at the lower bandwidth of link and network cards.
+double transfer_s(const cost::Cluster& cluster, Ends ends, Bytes bytes) {
+  const cost::Link& link = cluster.link(ends.from, ends.to);
+  const double bandwidth =
+      crosses_nodes(cluster, ends)
+          ? std::min(link.bandwidth_bytes_per_s, cluster.nic_bandwidth_bytes_per_s)
+          : link.bandwidth_bytes_per_s;
+  return link.latency_s + static_cast<double>(bytes.value) / bandwidth;
 }
 
 int incoming(const PipelineShape& shape, ActionKind receive, StageId stage) {
@@ -103,13 +124,13 @@ Expected<void> check_sums(const PipelineShape& shape, std::span<const StageCost>
     nanoseconds +=
         micro_batches * (slowed(stage.forward, speed) + slowed(stage.input_gradient, speed) +
                          slowed(stage.weight_gradient, speed)) +
-        slowed(stage.update, speed);
+        slowed(stage.update, speed) + static_cast<double>(stage.reduction.count());
     bytes += static_cast<double>(stage.state.value) +
              micro_batches * static_cast<double>(stage.activation.value);
     if (s + 1 == stages.size()) break;
     for (const bool gradient : {false, true}) {
-      nanoseconds += micro_batches * 1e9 *
-                     transfer_s(boundary_link(shape, cluster, s, gradient), stage.boundary);
+      nanoseconds +=
+          micro_batches * 1e9 * transfer_s(cluster, ends_of(shape, s, gradient), stage.boundary);
     }
   }
   if (nanoseconds <= kLimit && bytes <= kLimit) return {};
@@ -118,6 +139,66 @@ Expected<void> check_sums(const PipelineShape& shape, std::span<const StageCost>
       "a step of up to {:.3g} s and {:.3g} bytes; want less than 2^62 nanoseconds and "
       "bytes, check the units of the costs",
       nanoseconds * 1e-9, bytes);
+}
+
+double fastest_used(const PipelineShape& shape, const cost::Cluster& cluster) {
+  double fastest = 0;
+  for (const schedule::StageShape& stage : shape.stages) {
+    fastest = std::max(fastest, cluster.ranks[stage.rank.index()].speed);
+  }
+  return fastest;
+}
+
+// What the stage adds to the busy time of a rank of this speed.
+std::int64_t busy_time(const StageCost& stage, bool frozen, int micro_batches, double speed) {
+  const std::int64_t forward = rounded(stage.forward, speed);
+  if (frozen) return micro_batches * forward;
+  return micro_batches * (forward + rounded(stage.input_gradient, speed) +
+                          rounded(stage.weight_gradient, speed)) +
+         rounded(stage.update, speed);
+}
+
+StepCosts::Stage stage_of(const PipelineShape& shape, const StageCost& stage, std::size_t index,
+                          double speed) {
+  const StageId id(static_cast<std::int32_t>(index));
+  const bool frozen = shape.stages[index].frozen;
+  return {.forward = rounded(stage.forward, speed),
+          .input_gradient = rounded(stage.input_gradient, speed),
+          .weight_gradient = rounded(stage.weight_gradient, speed),
+          .reduction = frozen ? 0 : stage.reduction.count(),
+          .activation = frozen ? 0 : stage.activation.value,
+          .activation_channel = incoming(shape, ActionKind::kReceiveActivation, id),
+          .gradient_channel = incoming(shape, ActionKind::kReceiveGradient, id)};
+}
+
+// Nodes may have any numbers: theirs here are the places in `nodes`, which is sorted.
+StepCosts::Channel channel_of(const cost::Cluster& cluster, const std::vector<int>& nodes,
+                              Ends ends, Bytes bytes) {
+  const auto node = [&](Rank rank) {
+    const int number = cluster.ranks[rank.index()].node;
+    return static_cast<std::uint32_t>(std::lower_bound(nodes.begin(), nodes.end(), number) -
+                                      nodes.begin());
+  };
+  StepCosts::Channel channel;
+  channel.transfer = to_nanoseconds(transfer_s(cluster, ends, bytes)).count();
+  channel.sender = static_cast<std::uint32_t>(ends.from.index());
+  channel.receiver = static_cast<std::uint32_t>(ends.to.index());
+  channel.egress = node(ends.from);
+  channel.ingress = node(ends.to);
+  const double card = cluster.nic_bandwidth_bytes_per_s;
+  channel.queues = std::isfinite(card) && crosses_nodes(cluster, ends);
+  if (channel.queues) {
+    channel.occupancy = to_nanoseconds(static_cast<double>(bytes.value) / card).count();
+  }
+  return channel;
+}
+
+std::vector<int> nodes_of(const cost::Cluster& cluster) {
+  std::vector<int> nodes;
+  for (const cost::ClusterRank& rank : cluster.ranks) nodes.push_back(rank.node);
+  std::sort(nodes.begin(), nodes.end());
+  nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+  return nodes;
 }
 
 }  // namespace
@@ -130,25 +211,23 @@ Expected<StepCosts> step_costs(const PipelineShape& shape, std::span<const Stage
   DYNMO_TRY(check_sums(shape, stages, cluster));
 
   StepCosts costs;
+  const std::vector<int> nodes = nodes_of(cluster);
+  costs.nodes = nodes.size();
   costs.update.resize(cluster.ranks.size(), 0);
   costs.state.resize(cluster.ranks.size(), 0);
+  costs.work.resize(cluster.ranks.size(), 0);
+  const double fastest = fastest_used(shape, cluster);
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    const schedule::StageShape& where = shape.stages[s];
-    const double speed = cluster.ranks[where.rank.index()].speed;
-    const StageId id(static_cast<std::int32_t>(s));
-    costs.stages.push_back(
-        {.forward = rounded(stages[s].forward, speed),
-         .input_gradient = rounded(stages[s].input_gradient, speed),
-         .weight_gradient = rounded(stages[s].weight_gradient, speed),
-         .activation = where.frozen ? 0 : stages[s].activation.value,
-         .activation_channel = incoming(shape, ActionKind::kReceiveActivation, id),
-         .gradient_channel = incoming(shape, ActionKind::kReceiveGradient, id)});
-    if (!where.frozen) costs.update[where.rank.index()] += rounded(stages[s].update, speed);
-    costs.state[where.rank.index()] += stages[s].state.value;
+    const auto [rank, frozen] = shape.stages[s];
+    const double speed = cluster.ranks[rank.index()].speed;
+    costs.stages.push_back(stage_of(shape, stages[s], s, speed));
+    if (!frozen) costs.update[rank.index()] += rounded(stages[s].update, speed);
+    costs.state[rank.index()] += stages[s].state.value;
+    costs.work[rank.index()] += busy_time(stages[s], frozen, shape.micro_batches, fastest);
     if (s + 1 == stages.size()) break;
     for (const bool gradient : {false, true}) {  // in the order of channel()
-      const cost::Link& link = boundary_link(shape, cluster, s, gradient);
-      costs.transfer.push_back(to_nanoseconds(transfer_s(link, stages[s].boundary)).count());
+      costs.channels.push_back(
+          channel_of(cluster, nodes, ends_of(shape, s, gradient), stages[s].boundary));
     }
   }
   return costs;

@@ -21,14 +21,27 @@ struct StepCosts {
     std::int64_t forward = 0;
     std::int64_t input_gradient = 0;
     std::int64_t weight_gradient = 0;
+    std::int64_t reduction = 0;           // 0 if frozen
     std::int64_t activation = 0;          // 0 if frozen: no W would end its stash
     int activation_channel = kNoChannel;  // that F waits on
     int gradient_channel = kNoChannel;    // that B or I waits on
   };
+  struct Channel {
+    std::int64_t transfer = 0;   // from the start of a message to its arrival
+    std::int64_t occupancy = 0;  // of the network cards by a message, if it queues
+    bool queues = false;         // between nodes whose cards have a limit
+    std::uint32_t sender = 0;    // rank
+    std::uint32_t receiver = 0;  // rank
+    std::uint32_t egress = 0;    // node of the sender, numbered from 0 without gaps
+    std::uint32_t ingress = 0;   // node of the receiver
+  };
   std::vector<Stage> stages;
-  std::vector<std::int64_t> transfer;  // by channel
-  std::vector<std::int64_t> update;    // by rank
-  std::vector<std::int64_t> state;     // by rank, bytes
+  std::vector<Channel> channels;
+  std::size_t nodes = 0;
+  std::vector<std::int64_t> update;  // by rank
+  std::vector<std::int64_t> state;   // by rank, bytes
+  // By rank: what it would be busy at the speed of the fastest rank that holds a stage.
+  std::vector<std::int64_t> work;
 };
 
 // Requires a valid shape. kBadInput: costs or links that are negative or no numbers, speeds that

@@ -47,9 +47,25 @@ TEST(Cluster, LinksDependOnTheNodes) {
   EXPECT_EQ(cluster.link(Rank{2}, Rank{0}).latency_s, 1);
 }
 
+TEST(Cluster, EqualNodesHoldTheirRanksOneNodeAfterTheOther) {
+  const Cluster cluster = equal_nodes(2, 3, Bytes{5});
+  ASSERT_EQ(cluster.size(), 6);
+  for (int r = 0; r < 6; ++r) {
+    const ClusterRank& rank = cluster.ranks[static_cast<std::size_t>(r)];
+    EXPECT_EQ(rank.node, r / 3);
+    EXPECT_EQ(rank.memory, Bytes{5});
+  }
+  EXPECT_EQ(equal_nodes(1, 4), equal_ranks(4));
+}
+
 TEST(Cluster, FaultsNameTheirRankOrLink) {
   Cluster cluster = equal_ranks(2);
   EXPECT_TRUE(validate(cluster));
+  for (const double bandwidth : {0.0, -1.0, std::nan("")}) {
+    cluster.nic_bandwidth_bytes_per_s = bandwidth;
+    EXPECT_NE(validate(cluster).error().message.find("nic_bandwidth_bytes_per_s"),
+              std::string::npos);
+  }
   cluster.between_nodes.bandwidth_bytes_per_s = std::nan("");
   EXPECT_NE(validate(cluster).error().message.find("between_nodes"), std::string::npos);
   cluster.ranks[1].speed = std::nan("");

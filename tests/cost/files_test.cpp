@@ -59,6 +59,7 @@ Cluster random_cluster(std::uint64_t seed) {
   cluster.inside_node.latency_s = awkward_double(rng);
   cluster.between_nodes.latency_s = awkward_double(rng);
   if (rng.below(2) == 0) cluster.between_nodes.bandwidth_bytes_per_s = 1 + rng.uniform() * 1e10;
+  if (rng.below(2) == 0) cluster.nic_bandwidth_bytes_per_s = 1 + rng.uniform() * 1e10;
   return cluster;
 }
 
@@ -155,6 +156,8 @@ TEST(CostFiles, ClusterFaultsNameTheirPlace) {
   EXPECT_EQ(
       error(head + R"("ranks": [{}], "links": {"between_nodes": {"bandwidth_bytes_per_s": 0}}})"),
       "c.json: /links/between_nodes/bandwidth_bytes_per_s is 0, wanted more than 0");
+  EXPECT_EQ(error(head + R"("ranks": [{}], "links": {"nic_bandwidth_bytes_per_s": -1}})"),
+            "c.json: /links/nic_bandwidth_bytes_per_s is -1, wanted more than 0");
   EXPECT_EQ(error(head + R"("ranks": [{}]})"), "none");
 }
 

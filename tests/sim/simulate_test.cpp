@@ -3,15 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "dynmo/schedule/check.h"
-#include "dynmo/schedule/generate.h"
-#include "dynmo/schedule/lowering.h"
 #include "dynmo/schedule/text.h"
-#include "tests/schedule/random_pipelines.h"
+#include "tests/sim/longest_path.h"
+#include "tests/sim/problems.h"
 
 namespace dynmo::sim {
 namespace {
@@ -24,28 +24,12 @@ using schedule::Schedule;
 using schedule::ScheduleKind;
 using schedule::testing::even_shape;
 using schedule::testing::pick;
-
-Cluster cluster_of(int ranks) {
-  return {.ranks = std::vector<cost::ClusterRank>(static_cast<std::size_t>(ranks)),
-          .inside_node = {},
-          .between_nodes = {}};
-}
-
-std::vector<StageCost> equal_costs(int stages, std::int64_t forward, std::int64_t input_gradient,
-                                   std::int64_t weight_gradient) {
-  const StageCost cost{.forward = Nanoseconds{forward},
-                       .input_gradient = Nanoseconds{input_gradient},
-                       .weight_gradient = Nanoseconds{weight_gradient},
-                       .update = {},
-                       .state = {},
-                       .activation = Bytes{1},
-                       .boundary = {}};
-  return std::vector<StageCost>(static_cast<std::size_t>(stages), cost);
-}
-
-Schedule lowered(ScheduleKind kind, const PipelineShape& shape) {
-  return lower(*make_schedule(kind, shape));
-}
+using testing::cluster_of;
+using testing::equal_costs;
+using testing::LongestPath;
+using testing::lowered;
+using testing::Problem;
+using testing::random_problem;
 
 TEST(Simulator, MatchesTheClosedFormsOfEqualStages) {
   constexpr std::int64_t kForward = 1'000'003;
@@ -74,164 +58,6 @@ TEST(Simulator, MatchesTheClosedFormsOfEqualStages) {
       }
     }
   }
-}
-
-// The oracle: when an action ends, by recursion over what it waits for, with the costs in a way of
-// its own. Follows the lists backwards, where the simulator runs them forwards.
-class LongestPath {
- public:
-  LongestPath(const Schedule& schedule, const std::vector<StageCost>& costs, const Cluster& cluster)
-      : schedule_(schedule), costs_(costs), cluster_(cluster) {
-    for (const auto& list : schedule.ranks) {
-      for (std::size_t i = 0; i < list.size(); ++i) index_[to_string(list[i])] = i;
-    }
-  }
-
-  std::int64_t step_time() {
-    std::int64_t latest = 0;
-    std::int64_t update = 0;
-    for (std::size_t r = 0; r < schedule_.ranks.size(); ++r) {
-      const std::vector<Action>& list = schedule_.ranks[r];
-      std::int64_t end = clock(r, list.size());
-      for (const Action& a : list) {
-        if (a.kind == ActionKind::kSendActivation)
-          end = std::max(end, passed("F", a.stage.value, a));
-        if (a.kind == ActionKind::kSendGradient) {
-          end = std::max(end, passed("B", a.stage.value - 1, a));
-        }
-      }
-      latest = std::max(latest, end);
-      update = std::max(update, updates(r));
-    }
-    return latest + update;
-  }
-
-  // By simulated instants: the stash at the start of every F.
-  std::int64_t peak_stash(std::size_t rank) {
-    std::int64_t peak = 0;
-    std::int64_t held = 0;
-    for (const Action& a : schedule_.ranks[rank]) {
-      const std::size_t s = a.stage.index();
-      const std::int64_t bytes = schedule_.shape.stages[s].frozen ? 0 : costs_[s].activation.value;
-      if (a.kind == ActionKind::kForward) held += bytes;
-      if (a.kind == ActionKind::kBackward || a.kind == ActionKind::kWeightGradient) held -= bytes;
-      peak = std::max(peak, held);
-    }
-    return peak;
-  }
-
-  // The clock of a rank before the action at `index`: the end of the compute action before it.
-  std::int64_t clock(std::size_t rank, std::size_t index) {
-    for (std::size_t i = index; i-- > 0;) {
-      if (is_compute(schedule_.ranks[rank][i].kind)) return end(rank, i);
-    }
-    return 0;
-  }
-
-  std::int64_t end(std::size_t rank, std::size_t index) {
-    const Action& a = schedule_.ranks[rank][index];
-    const std::string key = to_string(a);
-    if (const auto known = ends_.find(key); known != ends_.end()) return known->second;
-    std::int64_t start = clock(rank, index);
-    const int s = a.stage.value;
-    if (a.kind == ActionKind::kForward && s > 0 && rank_of(s - 1) != rank_of(s)) {
-      start = std::max(start, passed("F", s - 1, a));
-    }
-    const bool last = a.stage.index() + 1 == schedule_.shape.stages.size();
-    const bool gradient = a.kind == ActionKind::kBackward || a.kind == ActionKind::kInputGradient;
-    if (gradient && !last && rank_of(s + 1) != rank_of(s)) {
-      start = std::max(start, passed("B", s, a));
-    }
-    return ends_[key] = start + duration(a);
-  }
-
- private:
-  std::size_t rank_of(int stage) const {
-    return schedule_.shape.stages[static_cast<std::size_t>(stage)].rank.index();
-  }
-  std::int64_t scaled(Nanoseconds time, std::size_t rank) const {
-    return std::llround(static_cast<double>(time.count()) / cluster_.ranks[rank].speed);
-  }
-  std::int64_t duration(const Action& a) const {
-    const StageCost& cost = costs_[a.stage.index()];
-    const std::size_t rank = rank_of(a.stage.value);
-    std::int64_t time = 0;
-    if (a.kind == ActionKind::kForward) time += scaled(cost.forward, rank);
-    if (a.kind != ActionKind::kForward && a.kind != ActionKind::kWeightGradient) {
-      time += scaled(cost.input_gradient, rank);
-    }
-    if (a.kind == ActionKind::kBackward || a.kind == ActionKind::kWeightGradient) {
-      time += scaled(cost.weight_gradient, rank);
-    }
-    return time;
-  }
-  std::int64_t updates(std::size_t rank) const {
-    std::int64_t time = 0;
-    for (std::size_t s = 0; s < costs_.size(); ++s) {
-      const schedule::StageShape& stage = schedule_.shape.stages[s];
-      if (stage.rank.index() == rank && !stage.frozen) time += scaled(costs_[s].update, rank);
-    }
-    return time;
-  }
-
-  // Arrival of the message of a's micro-batch over the boundary behind stage `low`: "F" or "B".
-  std::int64_t passed(const std::string& direction, int low, const Action& a) {
-    const bool forward = direction == "F";
-    const int from = forward ? low : low + 1;
-    const int to = forward ? low + 1 : low;
-    const auto posted = [&](int stage, const char* verb) {
-      const std::string key = fmt::format("{}{}_{}{}", stage, verb, direction, a.micro_batch);
-      return clock(rank_of(stage), index_.at(key));
-    };
-    const bool same_node = cluster_.ranks[rank_of(from)].node == cluster_.ranks[rank_of(to)].node;
-    const cost::Link& link = same_node ? cluster_.inside_node : cluster_.between_nodes;
-    const double bytes = static_cast<double>(costs_[static_cast<std::size_t>(low)].boundary.value);
-    const double seconds = link.latency_s + bytes / link.bandwidth_bytes_per_s;
-    return std::max(posted(from, "SEND"), posted(to, "RECV")) + std::llround(seconds * 1e9);
-  }
-
-  const Schedule& schedule_;
-  const std::vector<StageCost>& costs_;
-  const Cluster& cluster_;
-  std::map<std::string, std::size_t> index_;
-  std::map<std::string, std::int64_t> ends_;
-};
-
-struct Problem {
-  Schedule schedule;
-  std::vector<StageCost> costs;
-  Cluster cluster;
-};
-
-Problem random_problem(Rng& rng, bool crowded) {
-  const PipelineShape shape =
-      crowded ? schedule::testing::random_crowded_shape(rng) : schedule::testing::random_shape(rng);
-  const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::kGpipe : ScheduleKind::k1F1B;
-  Problem problem{.schedule = crowded ? lower(schedule::testing::random_schedule(rng, shape))
-                                      : lowered(kind, shape),
-                  .costs = {},
-                  .cluster = cluster_of(shape.ranks)};
-  const auto time = [&] { return Nanoseconds{pick(rng, 0, 3) == 0 ? 0 : pick(rng, 0, 100'000)}; };
-  for (std::size_t s = 0; s < shape.stages.size(); ++s) {
-    problem.costs.push_back({.forward = time(),
-                             .input_gradient = time(),
-                             .weight_gradient = time(),
-                             .update = time(),
-                             .state = Bytes{pick(rng, 0, 1000)},
-                             .activation = Bytes{pick(rng, 0, 1000)},
-                             .boundary = Bytes{pick(rng, 0, 100'000)}});
-  }
-  for (cost::ClusterRank& rank : problem.cluster.ranks) {
-    rank.speed = pick(rng, 0, 1) == 0 ? 1 : 0.25 + 2 * rng.uniform();
-    rank.node = pick(rng, 0, 1);
-  }
-  if (pick(rng, 0, 3) > 0) {
-    problem.cluster.inside_node = {.latency_s = 1e-6 * rng.uniform(),
-                                   .bandwidth_bytes_per_s = 1e10};
-    problem.cluster.between_nodes = {.latency_s = 5e-5 * rng.uniform(),
-                                     .bandwidth_bytes_per_s = 1e9 + 1e9 * rng.uniform()};
-  }
-  return problem;
 }
 
 void expect_like_longest_path(std::uint64_t key, std::uint64_t cases, bool crowded) {

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <utility>
+
+#include "dynmo/schedule/lowering.h"
+#include "dynmo/sim/replay_impl.h"
+
+namespace dynmo::sim {
+namespace {
+
+using schedule::Action;
+using schedule::ActionKind;
+using schedule::Schedule;
+using schedule::TimedAction;
+
+constexpr std::int64_t kUnknown = -1;
+constexpr std::size_t kNothing = ~std::size_t{0};
+
+// Both ends of one message on a channel.
+struct Message {
+  std::int64_t posted = kUnknown;   // the later of the ends posted so far
+  std::int64_t arrival = kUnknown;  // known once the transfer has its turn
+  std::int64_t free_arrival = 0;    // if messages were free and immediate: when it is sent
+};
+
+struct RankState {
+  std::size_t next = 0;            // first action not replayed
+  std::size_t awaited = kNothing;  // message it is blocked on
+  std::int64_t clock = 0;          // end of its last compute action
+  std::int64_t free_clock = 0;     // the same if messages were free and immediate
+  std::int64_t sends_end = 0;      // arrival of the latest of its sends
+  std::int64_t reductions_end = 0;
+  std::int64_t busy = 0;
+  std::int64_t stash = 0;
+  std::int64_t peak_stash = 0;
+};
+
+// When the next message may start, at each network card.
+struct NodeState {
+  std::int64_t egress_free = 0;
+  std::int64_t ingress_free = 0;
+};
+
+// The inverse of schedule::channel().
+Action send_on(std::size_t channel, std::size_t micro_batch) {
+  const bool gradient = channel % 2 == 1;
+  return {.kind = gradient ? ActionKind::kSendGradient : ActionKind::kSendActivation,
+          .stage = StageId(static_cast<std::int32_t>(channel / 2 + (gradient ? 1 : 0))),
+          .micro_batch = MicroBatchId(static_cast<std::int32_t>(micro_batch))};
+}
+
+// Each rank runs until it needs a message that has not arrived yet, and is taken up again when it
+// has. A message that does not queue has its arrival as soon as both ends are posted: the times are
+// maxima of sums of earlier ones, whatever the order in which ranks run.
+//
+// Messages that queue for network cards need an order, that of the moments at which both ends were
+// posted (then channel, then micro-batch). They wait until no rank can run; then the earliest has
+// its turn. No message posted later can come before it: it is posted by a rank that some queued
+// message wakes, at its arrival or after, which is not before the earliest of the queue.
+class Replay {
+ public:
+  Replay(const Schedule& schedule, const StepCosts& costs, const SimOptions& options)
+      : schedule_(schedule),
+        costs_(costs),
+        record_spans_(options.timeline),
+        record_memory_(options.memory),
+        micro_batches_(static_cast<std::size_t>(schedule.shape.micro_batches)),
+        messages_(costs.channels.size() * micro_batches_),
+        ranks_(schedule.ranks.size()),
+        nodes_(costs.nodes) {
+    result_.timeline.ranks.resize(record_spans_ ? ranks_.size() : 0);
+    result_.memory.resize(record_memory_ ? ranks_.size() : 0);
+    for (std::size_t r = 0; r < result_.memory.size(); ++r) record_memory(r, 0, 0);
+  }
+
+  ReplayResult run() {
+    for (std::size_t r = ranks_.size(); r-- > 0;) ready_.push_back(r);
+    for (run_ready(); !queue_.empty(); run_ready()) {
+      const std::size_t message = queue_.top().second;
+      queue_.pop();
+      take_turn(message);
+    }
+    for (const RankState& rank : ranks_) {
+      result_.ranks.push_back({.end = std::max({rank.clock, rank.sends_end, rank.reductions_end}),
+                               .free_end = rank.free_clock,
+                               .busy = rank.busy,
+                               .peak_stash = rank.peak_stash});
+    }
+    for (std::vector<TimedAction>& spans : result_.timeline.ranks) {
+      std::stable_sort(spans.begin(), spans.end(), [](const TimedAction& a, const TimedAction& b) {
+        return a.start < b.start;
+      });
+    }
+    return std::move(result_);
+  }
+
+ private:
+  [[nodiscard]] std::size_t message_of(int channel, const Action& action) const {
+    return static_cast<std::size_t>(channel) * micro_batches_ + action.micro_batch.index();
+  }
+
+  void run_ready() {
+    while (!ready_.empty()) {
+      const std::size_t rank = ready_.back();
+      ready_.pop_back();
+      run_rank(rank);
+    }
+  }
+
+  void run_rank(std::size_t rank) {
+    RankState& state = ranks_[rank];
+    const std::vector<Action>& list = schedule_.ranks[rank];
+    for (; state.next < list.size(); ++state.next) {
+      if (!run_action(rank, state, list[state.next])) return;
+    }
+  }
+
+  // False if the action must wait for a message that has not arrived yet.
+  bool run_action(std::size_t rank, RankState& state, const Action& action) {
+    const StepCosts::Stage& cost = costs_.stages[action.stage.index()];
+    switch (action.kind) {
+      case ActionKind::kForward:
+        if (!await(state, cost.activation_channel, action)) return false;
+        add_stash(rank, state, cost.activation);
+        compute(rank, state, action, cost.forward);
+        return true;
+      case ActionKind::kInputGradient:
+        if (!await(state, cost.gradient_channel, action)) return false;
+        compute(rank, state, action, cost.input_gradient);
+        return true;
+      case ActionKind::kBackward:
+        if (!await(state, cost.gradient_channel, action)) return false;
+        compute(rank, state, action, cost.input_gradient + cost.weight_gradient);
+        end_weight_gradient(rank, state, action, cost);
+        return true;
+      case ActionKind::kWeightGradient:
+        compute(rank, state, action, cost.weight_gradient);
+        end_weight_gradient(rank, state, action, cost);
+        return true;
+      case ActionKind::kSendActivation:
+      case ActionKind::kSendGradient:
+        send(state, action);
+        return true;
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kReceiveGradient:
+        post(state, message_of(schedule::channel(action), action));
+        return true;
+    }
+    return true;
+  }
+
+  // Moves the rank's clock to the arrival on the channel, if there is one; false if that is not
+  // known yet.
+  bool await(RankState& state, int channel, const Action& action) {
+    if (channel == StepCosts::kNoChannel) return true;
+    const std::size_t index = message_of(channel, action);
+    const Message& message = messages_[index];
+    if (message.arrival == kUnknown) {
+      state.awaited = index;
+      return false;
+    }
+    state.clock = std::max(state.clock, message.arrival);
+    state.free_clock = std::max(state.free_clock, message.free_arrival);
+    return true;
+  }
+
+  void compute(std::size_t rank, RankState& state, const Action& action, std::int64_t duration) {
+    const std::int64_t start = state.clock;
+    state.clock += duration;
+    state.free_clock += duration;
+    state.busy += duration;
+    if (record_spans_) record_span(rank, action, start, state.clock);
+  }
+
+  void add_stash(std::size_t rank, RankState& state, std::int64_t bytes) {
+    state.stash += bytes;
+    state.peak_stash = std::max(state.peak_stash, state.stash);
+    if (record_memory_ && bytes != 0) record_memory(rank, state.clock, state.stash);
+  }
+
+  void end_weight_gradient(std::size_t rank, RankState& state, const Action& action,
+                           const StepCosts::Stage& cost) {
+    add_stash(rank, state, -cost.activation);
+    // Weight gradients of a stage run in micro-batch order, so this is its last.
+    if (action.micro_batch.index() + 1 != micro_batches_) return;
+    state.reductions_end = std::max(state.reductions_end, state.clock) + cost.reduction;
+  }
+
+  void send(RankState& state, const Action& action) {
+    const std::size_t message = message_of(schedule::channel(action), action);
+    messages_[message].free_arrival = state.free_clock;
+    post(state, message);
+  }
+
+  // Posts one end at the rank's clock; the second starts the transfer.
+  void post(const RankState& state, std::size_t index) {
+    Message& message = messages_[index];
+    const bool second = message.posted != kUnknown;
+    message.posted = std::max(message.posted, state.clock);
+    if (!second) return;
+    const StepCosts::Channel& channel = costs_.channels[index / micro_batches_];
+    if (channel.queues) {
+      queue_.emplace(message.posted, index);
+    } else {
+      arrive(index, channel, message.posted + channel.transfer);
+    }
+  }
+
+  void take_turn(std::size_t index) {
+    const StepCosts::Channel& channel = costs_.channels[index / micro_batches_];
+    NodeState& from = nodes_[channel.egress];
+    NodeState& to = nodes_[channel.ingress];
+    const std::int64_t start =
+        std::max({messages_[index].posted, from.egress_free, to.ingress_free});
+    from.egress_free = to.ingress_free = start + channel.occupancy;
+    arrive(index, channel, start + channel.transfer);
+  }
+
+  void arrive(std::size_t index, const StepCosts::Channel& channel, std::int64_t time) {
+    messages_[index].arrival = time;
+    RankState& sender = ranks_[channel.sender];
+    RankState& receiver = ranks_[channel.receiver];
+    sender.sends_end = std::max(sender.sends_end, time);
+    if (record_spans_) record_message(index, channel);
+    if (receiver.awaited != index) return;
+    receiver.awaited = kNothing;
+    ready_.push_back(channel.receiver);
+  }
+
+  void record_message(std::size_t index, const StepCosts::Channel& channel) {
+    const Message& message = messages_[index];
+    const Action send = send_on(index / micro_batches_, index % micro_batches_);
+    record_span(channel.sender, send, message.posted, message.arrival);
+    record_span(channel.receiver, peer(send), message.posted, message.arrival);
+  }
+
+  void record_span(std::size_t rank, const Action& action, std::int64_t start, std::int64_t end) {
+    result_.timeline.ranks[rank].push_back(
+        {.action = action, .start = Nanoseconds{start}, .end = Nanoseconds{end}});
+  }
+
+  void record_memory(std::size_t rank, std::int64_t time, std::int64_t stash) {
+    result_.memory[rank].push_back(
+        {.time = Nanoseconds{time}, .bytes = Bytes{costs_.state[rank] + stash}});
+  }
+
+  const Schedule& schedule_;
+  const StepCosts& costs_;
+  const bool record_spans_;
+  const bool record_memory_;
+  const std::size_t micro_batches_;
+  std::vector<Message> messages_;  // by channel, then micro-batch
+  std::vector<RankState> ranks_;
+  std::vector<NodeState> nodes_;
+  std::vector<std::size_t> ready_;
+  // Messages whose both ends are posted and that have not had their turn: (posted, message), the
+  // earliest on top. The numbers of messages are in the order of channels, then micro-batches.
+  using Queued = std::pair<std::int64_t, std::size_t>;
+  std::priority_queue<Queued, std::vector<Queued>, std::greater<>> queue_;
+  ReplayResult result_;
+};
+
+}  // namespace
+
+ReplayResult replay(const Schedule& schedule, const StepCosts& costs, const SimOptions& options) {
+  return Replay(schedule, costs, options).run();
+}
+
+}  // namespace dynmo::sim

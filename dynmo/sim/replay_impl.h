@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The replay itself: when each rank is done, by the rules of docs/simulator.md.
+
+#include <cstdint>
+#include <vector>
+
+#include "dynmo/schedule/schedule.h"
+#include "dynmo/schedule/timeline.h"
+#include "dynmo/sim/simulate.h"
+#include "dynmo/sim/step_costs_impl.h"
+
+namespace dynmo::sim {
+
+struct RankReplay {
+  std::int64_t end = 0;       // last action done, last send arrived, last reduction done
+  std::int64_t free_end = 0;  // the same if messages and reductions were free and immediate
+  std::int64_t busy = 0;      // without the update
+  std::int64_t peak_stash = 0;
+};
+
+struct ReplayResult {
+  std::vector<RankReplay> ranks;
+  schedule::Timeline timeline;  // if asked for
+  std::vector<std::vector<MemoryStep>> memory;
+};
+
+// Requires a schedule that the checker accepts, and its costs.
+[[nodiscard]] ReplayResult replay(const schedule::Schedule& schedule, const StepCosts& costs,
+                                  const SimOptions& options);
+
+}  // namespace dynmo::sim
