@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Loads as a file, "dynmo-load-trace-1" (docs/formats.md): JSON lines, first what does not change,
+// then one line for each recorded step. A trace of a load model and one written by a real training
+// run take the same road from there.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/load_model.h"
+
+namespace dynmo::dynamism {
+
+// Steps 0, every, 2 every, ... below `steps`, and those at which changes_at says so, as text.
+// Numbers are written so that they read back exactly. kBadInput: steps or every below 1, a step
+// whose costs cost::validate refuses or whose number or names of layers are not step 0's.
+[[nodiscard]] Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps,
+                                               std::int64_t every);
+
+// The same into a file, durably.
+[[nodiscard]] Expected<void> record(const LoadModel& load, std::int64_t steps, std::int64_t every,
+                                    const std::filesystem::path& path);
+
+// A load model that replays: at a recorded step exactly what was recorded, between two of them the
+// earlier, after the end the last, before the first the first. changes_at holds for recorded steps
+// marked as changes. Takes any bytes: kBadInput names `origin`, line and JSON pointer. A last line
+// that does not end in a newline and cannot be read is what a killed process left half written: it
+// is passed over.
+[[nodiscard]] Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text,
+                                                               std::string_view origin);
+[[nodiscard]] Expected<std::unique_ptr<LoadModel>> read_trace(const std::filesystem::path& path);
+
+}  // namespace dynmo::dynamism
