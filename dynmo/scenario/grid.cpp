@@ -19,10 +19,10 @@ class Layout {
  public:
   Layout(const Scenario::Cluster& cluster, const cost::Device& device)
       : cluster_(cluster), slow_(cluster.slow_ranks.begin(), cluster.slow_ranks.end()) {
-    base_.inside_node = link_of(cluster.inside_latency_s, cluster.inside_bandwidth,
-                                device.inside_node);
-    base_.between_nodes = link_of(cluster.between_latency_s, cluster.between_bandwidth,
-                                  device.between_nodes);
+    base_.inside_node =
+        link_of(cluster.inside_latency_s, cluster.inside_bandwidth, device.inside_node);
+    base_.between_nodes =
+        link_of(cluster.between_latency_s, cluster.between_bandwidth, device.between_nodes);
     if (cluster.nic_bandwidth > 0) {
       base_.nic_bandwidth_bytes_per_s = cluster.nic_bandwidth / replicas_on_a_node();
     }
@@ -48,8 +48,7 @@ class Layout {
   [[nodiscard]] cost::Link reduction(int replicas) const {
     bool apart = false;
     for (int r = 1; r < replicas && !apart; ++r) {
-      apart = number(r, 0) / cluster_.ranks_per_node !=
-              number(r - 1, 0) / cluster_.ranks_per_node;
+      apart = number(r, 0) / cluster_.ranks_per_node != number(r - 1, 0) / cluster_.ranks_per_node;
     }
     cost::Link link = apart ? base_.between_nodes : base_.inside_node;
     if (apart && cluster_.nic_bandwidth > 0) {
@@ -64,9 +63,8 @@ class Layout {
 
  private:
   [[nodiscard]] std::int64_t number(int replica, int position) const {
-    return cluster_.order == "pipeline"
-               ? std::int64_t{replica} * cluster_.pipeline_ranks + position
-               : std::int64_t{position} * cluster_.data_parallel + replica;
+    return cluster_.order == "pipeline" ? std::int64_t{replica} * cluster_.pipeline_ranks + position
+                                        : std::int64_t{position} * cluster_.data_parallel + replica;
   }
   // Most of them.
   [[nodiscard]] double replicas_on_a_node() const {
@@ -105,12 +103,12 @@ Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& d
   DYNMO_CHECK(replicas >= 1 && replicas <= cluster.data_parallel, "1 to {} replicas, got {}",
               cluster.data_parallel, replicas);
   const Layout layout(cluster, device);
-  Grid grid{.kinds = {}, .planned = {}, .replicas = replicas, .reduction = layout.reduction(replicas)};
+  Grid grid{
+      .kinds = {}, .planned = {}, .replicas = replicas, .reduction = layout.reduction(replicas)};
   for (int r = 0; r < replicas; ++r) {
     cost::Cluster replica = layout.replica(r);
-    const auto same = std::find_if(grid.kinds.begin(), grid.kinds.end(), [&](const auto& kind) {
-      return kind.cluster == replica;
-    });
+    const auto same = std::find_if(grid.kinds.begin(), grid.kinds.end(),
+                                   [&](const auto& kind) { return kind.cluster == replica; });
     if (same == grid.kinds.end()) {
       grid.kinds.push_back({.cluster = std::move(replica), .count = 1});
     } else {
@@ -125,7 +123,8 @@ Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& d
 cost::Cluster subset(const cost::Cluster& cluster, const std::vector<int>& ranks) {
   cost::Cluster result = cluster;
   result.ranks.clear();
-  for (const int rank : ranks) result.ranks.push_back(cluster.ranks[static_cast<std::size_t>(rank)]);
+  for (const int rank : ranks)
+    result.ranks.push_back(cluster.ranks[static_cast<std::size_t>(rank)]);
   return result;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The ranks of a data-parallel job of pipelines, as the clusters its replicas run on. Equal replicas
-// take equal time, so each kind is simulated once, however many there are.
+// The ranks of a data-parallel job of pipelines, as the clusters its replicas run on. Equal
+// replicas take equal time, so each kind is simulated once, however many there are.
 
 #include <vector>
 
@@ -30,8 +30,8 @@ struct Grid {
 //
 // Ranks are numbered position-first (order "pipeline": the ranks of a pipeline are neighbours) or
 // replica-first ("data"), ranks_per_node of them a node. A node's card is shared evenly by the
-// replicas that have ranks on it, and in the reduction by all its ranks. `replicas` of the job's run.
-// kBadInput naming the key, for links that make no sense.
+// replicas that have ranks on it, and in the reduction by all its ranks. `replicas` of the job's
+// run. kBadInput naming the key, for links that make no sense.
 [[nodiscard]] Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& device,
                                        int replicas);
 

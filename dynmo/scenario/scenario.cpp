@@ -217,12 +217,12 @@ Expected<void> validate_training(const Scenario::Training& training) {
   DYNMO_TRY(require_range("training.steps", training.steps, std::int64_t{1}, kMostSteps));
   DYNMO_TRY(require_range("training.micro_batches", training.micro_batches, 1, 65536));
   DYNMO_TRY(schedule::parse_schedule_kind(training.schedule));
-  DYNMO_TRY(
-      require(training.schedule != "adaptive", "training.schedule", training.schedule,
-              "a schedule that a shape alone gives, such as 1f1b; the search balancer finds orders"));
+  DYNMO_TRY(require(
+      training.schedule != "adaptive", "training.schedule", training.schedule,
+      "a schedule that a shape alone gives, such as 1f1b; the search balancer finds orders"));
   DYNMO_TRY(require(training.seed >= 0, "training.seed", training.seed, "0 or more"));
-  DYNMO_TRY(require_range("training.sample_every", training.sample_every, std::int64_t{1},
-                          kMostSteps));
+  DYNMO_TRY(
+      require_range("training.sample_every", training.sample_every, std::int64_t{1}, kMostSteps));
   DYNMO_TRY(require_range("training.checkpoint_every", training.checkpoint_every, std::int64_t{0},
                           kMostSteps));
   return require(training.restart_s <= 1e6, "training.restart", training.restart_s,
@@ -252,19 +252,18 @@ Expected<void> validate_events(const Scenario& s) {
   std::int64_t before = 0;
   std::vector<char> here(static_cast<std::size_t>(s.cluster.pipeline_ranks), 1);
   const auto change = [&](std::string_view key, std::int64_t rank, char to) -> Expected<void> {
-    DYNMO_TRY(require_range(key, rank, std::int64_t{0},
-                            std::int64_t{s.cluster.pipeline_ranks} - 1));
+    DYNMO_TRY(
+        require_range(key, rank, std::int64_t{0}, std::int64_t{s.cluster.pipeline_ranks} - 1));
     char& state = here[static_cast<std::size_t>(rank)];
-    DYNMO_TRY(require(state != to, key, rank,
-                      to == 0 ? "a rank that is there" : "a rank that has left"));
+    DYNMO_TRY(
+        require(state != to, key, rank, to == 0 ? "a rank that is there" : "a rank that has left"));
     state = to;
     return {};
   };
   for (const Event& event : s.events) {
-    DYNMO_TRY(require(event.step >= before && event.step < s.training.steps, "event.step",
-                      event.step,
-                      fmt::format("{} (the event before) to {} (the last step)", before,
-                                  s.training.steps - 1)));
+    DYNMO_TRY(require(
+        event.step >= before && event.step < s.training.steps, "event.step", event.step,
+        fmt::format("{} (the event before) to {} (the last step)", before, s.training.steps - 1)));
     before = event.step;
     for (const std::int64_t rank : event.leave) DYNMO_TRY(change("event.leave", rank, 0));
     for (const std::int64_t rank : event.join) DYNMO_TRY(change("event.join", rank, 1));
@@ -326,8 +325,8 @@ Expected<void> validate(const Scenario& scenario) {
                     "none (or dynamism.trace) beside model.profile, which has no shape"));
   DYNMO_TRY(require_one_of("freezing.rule", scenario.freezing_rule,
                            {"plasticity", "schedule", "random"}));
-  DYNMO_TRY(require_one_of("early_exit.exited", scenario.early_exit_exited,
-                           {"removed", "propagated"}));
+  DYNMO_TRY(
+      require_one_of("early_exit.exited", scenario.early_exit_exited, {"removed", "propagated"}));
   DYNMO_TRY(validate_training(scenario.training));
   DYNMO_TRY(validate_policy(scenario.policy));
   return validate_events(scenario);
