@@ -105,7 +105,7 @@ double mlp_matrices(const TransformerShape& shape, const Sizes& n) {
 }
 
 double mlp_biases(const TransformerShape& shape, const Sizes& n) {
-  if (!shape.projection_biases) return 0;
+  if (!shape.mlp_biases) return 0;
   return n.hidden + (shape.gated_mlp ? 2 : 1) * n.intermediate;
 }
 

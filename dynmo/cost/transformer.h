@@ -32,7 +32,8 @@ struct TransformerShape {
   std::int64_t experts_per_token = 0;
   bool norm_biases = false;  // LayerNorm (GPT) instead of RMSNorm
   bool qkv_biases = false;
-  bool projection_biases = false;  // of attention's output and of the MLP
+  bool projection_biases = false;  // of attention's output
+  bool mlp_biases = false;
 
   std::int64_t sequence = 0;
   std::int64_t micro_batch_size = 1;  // sequences
