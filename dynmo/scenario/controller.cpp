@@ -80,7 +80,7 @@ plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int r
 
 Expected<plan::Plan> Controller::propose(const cost::ModelCost& model, const cost::Cluster& cluster,
                                          const std::vector<int>& present,
-                                         plan::Generation generation) const {
+                                         Generation generation) const {
   DYNMO_ASSIGN(const schedule::ScheduleKind kind,
                schedule::parse_schedule_kind(scenario_.training.schedule));
   const cost::Cluster there = subset(cluster, present);

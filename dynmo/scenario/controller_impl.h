@@ -33,7 +33,7 @@ class Controller {
   [[nodiscard]] Expected<plan::Plan> propose(const cost::ModelCost& model,
                                              const cost::Cluster& cluster,
                                              const std::vector<int>& present,
-                                             plan::Generation generation) const;
+                                             Generation generation) const;
 
   // Something the job knows of has changed: layers frozen, ranks come, a step gone back to.
   void known_change(std::int64_t step);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/scenario/job.h"
 
+#include <algorithm>
+
 #include "dynmo/cost/files.h"
+#include "dynmo/cost/hugging_face.h"
 #include "dynmo/cost/transformer.h"
 #include "dynmo/dynamism/trace.h"
 
@@ -18,7 +21,7 @@ std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
 
 // GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023) and Mixtral 8x7B (Jiang et al. 2024) in
 // their proportions, for any width.
-cost::TransformerShape shape_of(const Scenario::Model& model) {
+cost::TransformerShape family_shape(const Scenario::Model& model) {
   cost::TransformerShape shape;
   shape.blocks = model.blocks;
   shape.hidden = model.hidden;
@@ -46,7 +49,16 @@ cost::TransformerShape shape_of(const Scenario::Model& model) {
   return shape;
 }
 
-Expected<dynamism::LoadOptions> load_options(const Scenario& scenario,
+Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
+  if (!model.config.empty()) {
+    return cost::read_config(model.config, model.sequence, model.micro_batch_size);
+  }
+  const cost::TransformerShape shape = family_shape(model);
+  DYNMO_TRY(cost::validate(shape));
+  return shape;
+}
+
+dynamism::LoadOptions load_options(const Scenario& scenario,
                                              const cost::TransformerShape& shape,
                                              const cost::Device& device) {
   using dynamism::ExitedTokens;
@@ -83,9 +95,8 @@ Expected<Job> make_job(const Scenario& scenario) {
     DYNMO_ASSIGN(job.load, dynamism::make_static_load(model));
     DYNMO_ASSIGN(job.dense, dynamism::make_static_load(std::move(model)));
   } else {
-    const cost::TransformerShape shape = shape_of(scenario.model);
-    DYNMO_TRY(cost::validate(shape));
-    DYNMO_ASSIGN(const dynamism::LoadOptions options, load_options(scenario, shape, job.device));
+    DYNMO_ASSIGN(const cost::TransformerShape shape, shape_of(scenario.model));
+    const dynamism::LoadOptions options = load_options(scenario, shape, job.device);
     DYNMO_ASSIGN(job.load, dynamism::make_load_model(scenario.dynamism.source, options));
     DYNMO_ASSIGN(job.dense, dynamism::make_load_model("none", options));
     job.tokens_per_micro_batch = shape.tokens();

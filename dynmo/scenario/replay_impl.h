@@ -22,7 +22,7 @@ struct StepMeasure {
   double imbalance = 0;         // max / mean - 1 of the work / speed of the ranks in use
   int positions = 0;            // in use
   bool fits = true;             // every rank's memory
-  schedule::Timeline timeline;  // of the slowest replica, if asked for
+  schedule::Timeline timeline = {};  // of the slowest replica, if asked for
 };
 
 enum class Timelines { kLeftOut, kKept };
