@@ -5,6 +5,7 @@
 PRESET ?= release
 PREFIX ?= /usr/local
 REPEAT ?= 20
+EXECUTIONS ?= 1000000
 
 export DYNMO_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynmo
 export CCACHE_DIR ?= $(DYNMO_CACHE)/ccache
@@ -12,7 +13,7 @@ export CCACHE_MAXSIZE ?= 2G
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup build demo test unit check format soak bench install clean
+.PHONY: help setup build demo test unit check format soak fuzz bench install clean
 
 help:
 	@echo 'make demo      train a small model twice, static and balanced, and compare'
@@ -23,6 +24,7 @@ help:
 	@echo 'make setup     install what a build needs (the others do it, too)'
 	@echo 'make format    format all sources'
 	@echo 'make soak      run the tests of several ranks REPEAT=20 times'
+	@echo 'make fuzz      feed every reader EXECUTIONS=1000000 damaged inputs, under ASan and UBSan'
 	@echo 'make bench     run the benchmarks'
 	@echo 'make install   install to PREFIX=/usr/local'
 	@echo 'make clean     remove the builds'
@@ -61,6 +63,13 @@ soak: setup
 	@cmake --preset $(PRESET) >/dev/null
 	@cmake --build --preset $(PRESET)
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
+
+fuzz:
+	@scripts/setup core
+	@cmake --preset asan >/dev/null
+	@cmake --build --preset asan --target fuzz_targets
+	@cd build/asan/tests/fuzz && for target in fuzz_*; do \
+	  if [ -x $$target ] && [ -f $$target ]; then ./$$target --executions $(EXECUTIONS) || exit 1; fi; done
 
 bench:
 	@scripts/setup core bench

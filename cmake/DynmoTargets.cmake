@@ -17,6 +17,9 @@ if(DYNMO_SANITIZE)
   # g++ says this of code that its sanitizers have rewritten, not of ours; the other builds say it where it is true.
   target_compile_options(dynmo_options INTERFACE -Wno-maybe-uninitialized)
 endif()
+if(DYNMO_FUZZ)
+  target_compile_options(dynmo_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # dynmo_library(NAME FOLDER...): target dynmo_NAME, alias dynmo::NAME, of the sources and headers in dynmo/FOLDER. Headers
 # ending in _impl.h are private.

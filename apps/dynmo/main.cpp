@@ -8,6 +8,7 @@
 
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/data_command.h"
+#include "apps/dynmo/plan_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
 
@@ -44,6 +45,7 @@ int parse(int argc, char** argv, Command& chosen) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
   app.require_subcommand(1);
   dynmo::app::add_data_command(app, chosen);
+  dynmo::app::add_plan_command(app, chosen);
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
   try {
     app.parse(argc, argv);

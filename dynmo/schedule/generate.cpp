@@ -3,25 +3,10 @@
 
 #include <algorithm>
 
+#include "dynmo/schedule/generate_impl.h"
+
 namespace dynmo::schedule {
 namespace {
-
-// The list of one stage, written in order.
-class StageOrder {
- public:
-  StageOrder(std::vector<Action>& list, std::size_t stage)
-      : list_(list), stage_(static_cast<std::int32_t>(stage)) {}
-
-  void forward(int micro_batch) { add(ActionKind::kForward, micro_batch); }
-  void backward(int micro_batch) { add(ActionKind::kBackward, micro_batch); }
-
- private:
-  void add(ActionKind kind, int micro_batch) {
-    list_.push_back({.kind = kind, .stage = stage_, .micro_batch = MicroBatchId{micro_batch}});
-  }
-  std::vector<Action>& list_;
-  StageId stage_;
-};
 
 // `ahead` forwards, then one forward and one backward in turn, then the backwards that are left.
 // GPipe is the case of all forwards ahead.
@@ -34,27 +19,64 @@ void append_order(StageOrder order, int micro_batches, int ahead) {
   for (int m = micro_batches - ahead; m < micro_batches; ++m) order.backward(m);
 }
 
-void append_forwards(StageOrder order, int micro_batches) {
-  for (int m = 0; m < micro_batches; ++m) order.forward(m);
+// ZB-H1: 1F1B with the backwards apart, each W put off by `deferred` micro-batches.
+void append_split_order(StageOrder order, int micro_batches, int ahead, int deferred) {
+  for (int m = 0; m < ahead; ++m) order.forward(m);
+  for (int m = 0; m < micro_batches; ++m) {
+    if (m < micro_batches - ahead) order.forward(m + ahead);
+    order.input_gradient(m);
+    if (m >= deferred) order.weight_gradient(m - deferred);
+  }
+  for (int m = std::max(0, micro_batches - deferred); m < micro_batches; ++m) {
+    order.weight_gradient(m);
+  }
 }
 
-int forwards_ahead(ScheduleKind kind, const PipelineShape& shape, std::size_t stage) {
-  if (kind == ScheduleKind::kGpipe) return shape.micro_batches;
-  return std::min(shape.micro_batches, static_cast<int>(shape.stages.size() - 1 - stage));
+void append_stage(Schedule& schedule, ScheduleKind kind, int stage) {
+  const int micro_batches = schedule.shape.micro_batches;
+  const int behind = static_cast<int>(schedule.shape.stages.size()) - 1 - stage;
+  const int ahead = std::min(micro_batches, behind);
+  const StageOrder order(schedule, stage);
+  if (kind == ScheduleKind::kZbH1) {
+    append_split_order(order, micro_batches, ahead, stage);
+  } else {
+    append_order(order, micro_batches, kind == ScheduleKind::kGpipe ? micro_batches : ahead);
+  }
 }
 
-Expected<void> one_stage_a_rank(ScheduleKind kind, const PipelineShape& shape) {
-  std::vector<int> holds(static_cast<std::size_t>(shape.ranks), -1);
-  for (std::size_t s = 0; s < shape.stages.size(); ++s) {
-    int& other = holds[shape.stages[s].rank.index()];
+Expected<void> append_one_stage_a_rank(Schedule& schedule, ScheduleKind kind) {
+  const std::vector<StageShape>& stages = schedule.shape.stages;
+  std::vector<int> holds(schedule.ranks.size(), -1);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    int& other = holds[stages[s].rank.index()];
     if (other >= 0) {
       return make_error(ErrorCode::kBadInput,
                         "stages {} and {} are both on rank {}; {} wants at most one stage a rank",
-                        other, s, shape.stages[s].rank, name(kind));
+                        other, s, stages[s].rank, name(kind));
     }
     other = static_cast<int>(s);
+    append_stage(schedule, kind, other);
   }
   return {};
+}
+
+Expected<void> append_actions(Schedule& schedule, ScheduleKind kind,
+                              const ScheduleOptions& options) {
+  switch (kind) {
+    case ScheduleKind::kGpipe:
+    case ScheduleKind::k1F1B:
+    case ScheduleKind::kZbH1:
+      return append_one_stage_a_rank(schedule, kind);
+    case ScheduleKind::kInterleaved:
+      return append_interleaved(schedule, options.group_size);
+    case ScheduleKind::kZbV:
+      return append_zb_v(schedule);
+    case ScheduleKind::kAdaptive:
+      break;
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "no shape alone gives an {} order; take it from a plan that carries one",
+                    name(kind));
 }
 
 Schedule empty_schedule(const PipelineShape& shape) {
@@ -64,21 +86,17 @@ Schedule empty_schedule(const PipelineShape& shape) {
 
 }  // namespace
 
-Expected<Schedule> make_schedule(ScheduleKind kind, const PipelineShape& shape) {
+int ranks_in_use(const PipelineShape& shape) {
+  std::vector<bool> used(static_cast<std::size_t>(shape.ranks), false);
+  for (const StageShape& stage : shape.stages) used[stage.rank.index()] = true;
+  return static_cast<int>(std::count(used.begin(), used.end(), true));
+}
+
+Expected<Schedule> make_schedule(ScheduleKind kind, const PipelineShape& shape,
+                                 const ScheduleOptions& options) {
   DYNMO_TRY(validate(shape));
-  if (kind != ScheduleKind::kGpipe && kind != ScheduleKind::k1F1B) {
-    return make_error(ErrorCode::kBadInput, "no generator makes {} from a shape", name(kind));
-  }
-  DYNMO_TRY(one_stage_a_rank(kind, shape));
   Schedule schedule = empty_schedule(shape);
-  for (std::size_t s = 0; s < shape.stages.size(); ++s) {
-    const StageOrder order(schedule.ranks[shape.stages[s].rank.index()], s);
-    if (shape.stages[s].frozen) {
-      append_forwards(order, shape.micro_batches);
-    } else {
-      append_order(order, shape.micro_batches, forwards_ahead(kind, shape, s));
-    }
-  }
+  DYNMO_TRY(append_actions(schedule, kind, options));
   return schedule;
 }
 
@@ -86,9 +104,9 @@ Expected<Schedule> make_forward_schedule(PipelineShape shape) {
   DYNMO_TRY(validate(shape));
   for (StageShape& stage : shape.stages) stage.frozen = true;
   Schedule schedule = empty_schedule(shape);
-  for (std::size_t s = 0; s < shape.stages.size(); ++s) {
-    append_forwards(StageOrder(schedule.ranks[shape.stages[s].rank.index()], s),
-                    shape.micro_batches);
+  for (int s = 0; s < static_cast<int>(shape.stages.size()); ++s) {
+    StageOrder order(schedule, s);
+    for (int m = 0; m < shape.micro_batches; ++m) order.forward(m);
   }
   return schedule;
 }

@@ -275,11 +275,12 @@ bool always_breaks(Mutation mutation) {
 // mutation needs.
 Schedule random_lowered(Rng& rng, bool crowded) {
   while (true) {
-    const PipelineShape shape =
-        crowded ? testing::random_crowded_shape(rng) : testing::random_shape(rng);
-    const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::kGpipe : ScheduleKind::k1F1B;
-    Schedule lowered =
-        lower(crowded ? testing::random_schedule(rng, shape) : *make_schedule(kind, shape));
+    const ScheduleKind kind = testing::kTemplates[rng.below(testing::kTemplates.size())];
+    const auto [shape, options] =
+        crowded ? testing::Pipeline{.shape = testing::random_crowded_shape(rng)}
+                : testing::random_pipeline(rng, kind);
+    Schedule lowered = lower(crowded ? testing::random_schedule(rng, shape)
+                                     : *make_schedule(kind, shape, options));
     if (shape.micro_batches > 1 && !places(lowered, true).empty()) return lowered;
   }
 }

@@ -4,10 +4,12 @@
 // Random pipelines for property tests of schedules and of the simulator.
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::schedule::testing {
@@ -27,6 +29,13 @@ inline PipelineShape even_shape(int stages, int micro_batches, int frozen = 0) {
   return shape;
 }
 
+// Freezes a prefix of any length in a third of the cases.
+inline void freeze_some(Rng& rng, PipelineShape& shape) {
+  const int stages = static_cast<int>(shape.stages.size());
+  const int frozen = pick(rng, 0, 2) == 0 ? pick(rng, 0, stages) : 0;
+  for (int s = 0; s < frozen; ++s) shape.stages[static_cast<std::size_t>(s)].frozen = true;
+}
+
 // 1..8 ranks, some of them idle, also between ranks that are not; the ranks of the stages ascend or
 // are shuffled; 1..16 micro-batches; a frozen prefix of any length, also all stages.
 inline PipelineShape random_shape(Rng& rng) {
@@ -42,10 +51,74 @@ inline PipelineShape random_shape(Rng& rng) {
                 shape.stages[static_cast<std::size_t>(pick(rng, 0, s))].rank);
     }
   }
-  const int frozen = pick(rng, 0, 2) == 0 ? pick(rng, 0, stages) : 0;
-  for (int s = 0; s < frozen; ++s) shape.stages[static_cast<std::size_t>(s)].frozen = true;
+  freeze_some(rng, shape);
   return shape;
 }
+
+// `ranks` of `all` in any order.
+inline std::vector<Rank> random_ranks(Rng& rng, int ranks, int all) {
+  std::vector<Rank> chosen;
+  for (int r = 0; r < all; ++r) chosen.emplace_back(r);
+  for (int r = 0; r < ranks; ++r) {
+    std::swap(chosen[static_cast<std::size_t>(r)],
+              chosen[static_cast<std::size_t>(pick(rng, r, all - 1))]);
+  }
+  chosen.resize(static_cast<std::size_t>(ranks));
+  return chosen;
+}
+
+struct Pipeline {
+  PipelineShape shape;
+  ScheduleOptions options = {};
+};
+
+// 1..4 laps over 1..5 ranks of up to 6, a group size and a number of micro-batches that suit.
+inline Pipeline random_loop(Rng& rng) {
+  const int used = pick(rng, 1, 5);
+  Pipeline made{.shape = {.ranks = pick(rng, used, 6), .micro_batches = 0, .stages = {}}};
+  const std::vector<Rank> ranks = random_ranks(rng, used, made.shape.ranks);
+  const int laps = pick(rng, 1, 4);
+  for (int lap = 0; lap < laps; ++lap) {
+    for (const Rank rank : ranks) made.shape.stages.push_back({.rank = rank});
+  }
+  const int group = pick(rng, used, 2 * used);
+  const int rest = pick(rng, 0, 2) == 0 && group > used ? pick(rng, used, group - 1) : 0;
+  made.options.group_size = group == used && pick(rng, 0, 1) == 0 ? 0 : group;
+  made.shape.micro_batches = laps == 1 ? pick(rng, 1, 12) : group * pick(rng, 1, 3) + rest;
+  freeze_some(rng, made.shape);
+  return made;
+}
+
+// The V over 1..6 ranks of up to 7, its middle in two stages or in one, some stages left out; one
+// rank keeps both of its stages, or is alone.
+inline Pipeline random_v(Rng& rng) {
+  const int used = pick(rng, 1, 6);
+  Pipeline made{
+      .shape = {.ranks = pick(rng, used, 7), .micro_batches = pick(rng, 1, 14), .stages = {}}};
+  const std::vector<Rank> ranks = random_ranks(rng, used, made.shape.ranks);
+  const bool whole_middle = pick(rng, 0, 1) == 0;
+  const bool holes = pick(rng, 0, 2) == 0;
+  const int kept = pick(rng, 0, std::max(0, used - 2));
+  for (int i = 0; i < 2 * used; ++i) {
+    const int place = i < used ? i : 2 * used - 1 - i;
+    if (whole_middle && i == used) continue;
+    if (holes && place != kept && pick(rng, 0, 2) == 0) continue;
+    made.shape.stages.push_back({.rank = ranks[static_cast<std::size_t>(place)]});
+  }
+  freeze_some(rng, made.shape);
+  return made;
+}
+
+// A pipeline that the kind takes; not of kAdaptive.
+inline Pipeline random_pipeline(Rng& rng, ScheduleKind kind) {
+  if (kind == ScheduleKind::kInterleaved) return random_loop(rng);
+  if (kind == ScheduleKind::kZbV) return random_v(rng);
+  return {.shape = random_shape(rng)};
+}
+
+inline constexpr std::array kTemplates = {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+                                          ScheduleKind::kInterleaved, ScheduleKind::kZbH1,
+                                          ScheduleKind::kZbV};
 
 // Any number of stages on any rank.
 inline PipelineShape random_crowded_shape(Rng& rng) {

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/dynmo/plan_command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "apps/dynmo/terminal.h"
+#include "dynmo/core/files.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/observe/plan_report.h"
+#include "dynmo/observe/trace.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/migration.h"
+
+namespace dynmo::app {
+namespace {
+
+constexpr std::int64_t kMostRanks = 1 << 20;
+
+struct PlanFlags {
+  std::optional<std::string> profile;
+  std::optional<std::string> model;
+  std::optional<std::string> device;
+  std::optional<std::int64_t> sequence;
+  std::optional<std::int64_t> micro_batch_size;
+  std::optional<std::int64_t> ranks;
+  std::optional<std::string> memory;
+  std::optional<std::string> cluster;
+  std::int64_t micro_batches = 32;
+  std::string balancer = "search";
+  std::string schedule = "auto";
+  std::optional<std::string> from;
+  bool pack = false;
+  std::optional<double> slack;
+  std::optional<std::int64_t> evaluations;
+  std::optional<std::string> out;
+  std::optional<std::string> trace;
+  bool json = false;
+};
+
+Error wrong(std::string message) { return Error{ErrorCode::kBadInput, std::move(message)}; }
+
+// Flags that exclude or want one another.
+Expected<void> check_sources(const PlanFlags& flags) {
+  if (flags.profile && flags.model) {
+    return wrong("both PROFILE.json and --model were given, wanted one of them");
+  }
+  if (!flags.profile && !flags.model) {
+    return wrong("no model was given, wanted PROFILE.json or --model CONFIG.json");
+  }
+  if (!flags.model && (flags.device || flags.sequence || flags.micro_batch_size)) {
+    return wrong("--device, --sequence and --micro-batch-size go with --model, not with a profile");
+  }
+  if (flags.model && (!flags.device || !flags.sequence)) {
+    return wrong("--model wants --device, such as h100, and --sequence, such as 4096");
+  }
+  if (flags.ranks && flags.cluster) {
+    return wrong("both --ranks and --cluster were given, wanted one of them");
+  }
+  if (!flags.ranks && !flags.cluster) {
+    return wrong("no ranks were given, wanted --ranks N or --cluster CLUSTER.json");
+  }
+  if (flags.memory && flags.cluster) {
+    return wrong("--memory goes with --ranks; the ranks of --cluster have memory_bytes each");
+  }
+  if (flags.slack && !flags.pack) return wrong("--slack goes with --pack");
+  return {};
+}
+
+Expected<void> check_number(std::string_view flag, const std::optional<std::int64_t>& value,
+                            std::int64_t most) {
+  if (!value || (*value >= 1 && *value <= most)) return {};
+  return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", flag,
+                    *value, most);
+}
+
+Expected<void> check_numbers(const PlanFlags& flags) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+  DYNMO_TRY(check_number("--sequence", flags.sequence, kMostTokens));
+  DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMostTokens));
+  DYNMO_TRY(check_number("--ranks", flags.ranks, kMostRanks));
+  DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 20));
+  DYNMO_TRY(check_number("--evaluations", flags.evaluations, std::int64_t{1} << 40));
+  if (flags.slack && !(*flags.slack >= 0 && std::isfinite(*flags.slack))) {
+    return make_error(ErrorCode::kBadInput,
+                      "--slack is {}, wanted 0 or more, such as 0.05 for 5 % more time a step",
+                      *flags.slack);
+  }
+  return {};
+}
+
+// What is asked: files read, flags understood.
+struct Question {
+  cost::ModelCost model;
+  cost::Cluster cluster;
+  int micro_batches = 1;
+  plan::Balancer balancer = plan::Balancer::kOptimal;
+  std::optional<schedule::ScheduleKind> schedule;
+  std::optional<plan::Plan> from;
+};
+
+struct Answer {
+  plan::Plan plan;
+  plan::Evaluation evaluation;
+  std::string made_by;
+};
+
+Expected<Bytes> memory_of(const PlanFlags&) { return cost::kUnlimitedMemory; }
+
+// The plan in force, on as many ranks as are offered.
+Expected<plan::Plan> read_from(const std::string& path, const Question& question) {
+  DYNMO_ASSIGN(plan::Plan from, plan::read_plan(path));
+  if (from.layers() != question.model.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: the plan has {} layers, the model {}: wanted a plan for this model",
+                      path, from.layers(), question.model.size());
+  }
+  for (const plan::PlanStage& stage : from.stages) {
+    if (stage.rank.value < question.cluster.size()) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "{}: the plan uses rank {}, but {} ranks are offered: offer at least as many "
+                      "(--pack leaves ranks idle)",
+                      path, stage.rank, question.cluster.size());
+  }
+  from.ranks = question.cluster.size();
+  return from;
+}
+
+Expected<Question> read_question(const PlanFlags& flags) {
+  Question question;
+  DYNMO_ASSIGN(question.balancer, plan::parse_balancer(flags.balancer));
+  if (flags.schedule != "auto") {
+    DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(flags.schedule));
+  }
+  question.micro_batches = static_cast<int>(flags.micro_batches);
+  DYNMO_ASSIGN(question.model, cost::read_profile(*flags.profile));
+  if (flags.cluster) {
+    DYNMO_ASSIGN(question.cluster, cost::read_cluster(*flags.cluster));
+  } else {
+    DYNMO_ASSIGN(const Bytes memory, memory_of(flags));
+    question.cluster = cost::equal_ranks(static_cast<int>(*flags.ranks), memory);
+  }
+  if (flags.from) {
+    DYNMO_ASSIGN(question.from, read_from(*flags.from, question));
+  }
+  return question;
+}
+
+Expected<Answer> answer(const Question& question, const PlanFlags& flags) {
+  const auto kind = question.schedule.value_or(schedule::ScheduleKind::k1F1B);
+  DYNMO_ASSIGN(const std::vector<int> counts,
+               plan::balance(question.balancer, {.model = question.model,
+                                                 .cluster = question.cluster,
+                                                 .micro_batches = question.micro_batches,
+                                                 .schedule = kind}));
+  Answer found;
+  found.plan = plan::make_plan(counts, kind);
+  found.made_by = fmt::format("balancer {}", flags.balancer);
+  return found;
+}
+
+// What the plan is compared with: the plan in force, and an even cut under 1F1B where there is one.
+std::vector<observe::Compared> comparisons(const Question& question) {
+  std::vector<observe::Compared> compared;
+  const auto add = [&](std::string name, const plan::Plan& plan) {
+    auto evaluation =
+        plan::evaluate(plan, question.model, question.cluster, question.micro_batches);
+    if (!evaluation) return;  // more ranks than layers, an order for other micro-batches
+    const bool fits = plan::fits_memory(evaluation->result, question.cluster);
+    compared.push_back({std::move(name), std::move(*evaluation), fits});
+  };
+  if (question.from) add("plan in force", *question.from);
+  const auto even =
+      plan::balance(plan::Balancer::kUniform, {.model = question.model,
+                                               .cluster = question.cluster,
+                                               .micro_batches = question.micro_batches});
+  if (even) add("uniform 1f1b", plan::make_plan(*even, schedule::ScheduleKind::k1F1B));
+  return compared;
+}
+
+Expected<void> write_trace(const std::string& path, const plan::Evaluation& evaluation) {
+  const std::vector<observe::TraceProcess> processes = {
+      {.name = "planned",
+       .steps = {
+           {.timeline = evaluation.result.timeline, .duration = evaluation.result.step_time}}}};
+  return write_file_durably(path, observe::trace_json(processes));
+}
+
+Expected<int> run_plan(const PlanFlags& flags) {
+  DYNMO_TRY(check_sources(flags));
+  DYNMO_TRY(check_numbers(flags));
+  DYNMO_ASSIGN(const Question question, read_question(flags));
+  DYNMO_ASSIGN(Answer found, answer(question, flags));
+  DYNMO_ASSIGN(found.evaluation, plan::evaluate(found.plan, question.model, question.cluster,
+                                                question.micro_batches, {.timeline = true}));
+  plan::Migration migration;
+  if (question.from) {
+    migration = plan::difference(*question.from, found.plan, question.model);
+    found.plan.generation = question.from->generation + (found.plan == *question.from ? 0 : 1);
+  }
+  const Json json =
+      plan::plan_json(found.plan, found.evaluation, question.model, flags.balancer, migration);
+  if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
+  if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, found.evaluation));
+  if (flags.json) {
+    fmt::print("{}\n", json.dump(1));
+    return 0;
+  }
+  observe::PlanReport report{.model = question.model,
+                             .cluster = question.cluster,
+                             .micro_batches = question.micro_batches,
+                             .plan = found.plan,
+                             .evaluation = found.evaluation,
+                             .made_by = found.made_by,
+                             .compared = comparisons(question),
+                             .migration = {}};
+  if (question.from) report.migration = std::move(migration);
+  fmt::print("{}", observe::plan_report(
+                       report, {.width = terminal_width(), .ascii = !terminal_has_utf8()}));
+  return 0;
+}
+
+// With --json an error goes to standard output too, for the program that reads there.
+Expected<int> run_and_say(const PlanFlags& flags) {
+  auto done = run_plan(flags);
+  if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());
+  return done;
+}
+
+void add_model_options(CLI::App& command, PlanFlags& flags) {
+  command
+      .add_option("profile", flags.profile, "Costs of every layer, as `dynmo train` writes them")
+      ->option_text("PROFILE.json");
+  command.add_option("--model", flags.model, "Instead: a Hugging Face config.json")
+      ->option_text("CONFIG.json");
+  command.add_option("--device", flags.device, "What --model runs on: h200, h100, a100, cpu");
+  command.add_option("--sequence", flags.sequence, "Tokens of a sequence, with --model");
+  command.add_option("--micro-batch-size", flags.micro_batch_size,
+                     "Sequences of a micro-batch, with --model; default 1");
+  command.add_option("--ranks", flags.ranks, "Equal ranks, no latency, unlimited bandwidth");
+  command.add_option("--memory", flags.memory,
+                     "Memory of each of --ranks, such as 80GiB; default unlimited, with --model "
+                     "the device's");
+  command.add_option("--cluster", flags.cluster, "Instead of --ranks: ranks, nodes and links")
+      ->option_text("CLUSTER.json");
+}
+
+void add_plan_options(CLI::App& command, PlanFlags& flags) {
+  command.add_option("--micro-batches", flags.micro_batches, "Micro-batches of a step")
+      ->capture_default_str();
+  command
+      .add_option("--balancer", flags.balancer,
+                  "uniform, parameters, time, diffusion-parameters, diffusion-time, optimal, "
+                  "v-pair or search")
+      ->capture_default_str();
+  command
+      .add_option("--schedule", flags.schedule,
+                  "gpipe, 1f1b, interleaved, zb-h1, zb-v, adaptive, or auto for the best")
+      ->capture_default_str();
+  command.add_option("--from", flags.from, "The plan in force: what moves, and what it gains")
+      ->option_text("PLAN.json");
+  command.add_flag("--pack", flags.pack, "Use as few ranks as the step time allows");
+  command.add_option("--slack", flags.slack,
+                     "With --pack: how much longer a step may take, 0.05 for 5 %; default 0");
+  command.add_option("--evaluations", flags.evaluations, "Effort of the search; default about 1 s");
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app, Command& chosen) {
+  CLI::App* command =
+      app.add_subcommand("plan", "Plan which rank runs which layers, and in which order");
+  const auto flags = std::make_shared<PlanFlags>();
+  add_model_options(*command, *flags);
+  add_plan_options(*command, *flags);
+  command->add_option("--out", flags->out, "Write the plan")->option_text("PLAN.json");
+  command->add_option("--trace", flags->trace, "Write the step for Perfetto")
+      ->option_text("TRACE.json");
+  command->add_flag("--json", flags->json, "Print the plan as JSON and nothing else");
+  command->callback([flags, &chosen] { chosen = [flags] { return run_and_say(*flags); }; });
+}
+
+}  // namespace dynmo::app

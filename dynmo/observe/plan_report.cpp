@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/plan_report.h"
+
+#include <algorithm>
+
+#include "dynmo/core/check.h"
+#include "dynmo/observe/table.h"
+
+namespace dynmo::observe {
+namespace {
+
+constexpr std::size_t kMostStages = 64;
+constexpr std::size_t kMostNameBytes = 32;
+
+// A name out of a file, fit for one line of a terminal.
+std::string plain(const std::string& name) {
+  std::string text = name.substr(0, kMostNameBytes);
+  if (name.size() > kMostNameBytes) {  // not in the middle of a character
+    while (!text.empty() && (static_cast<unsigned char>(name[text.size()]) & 0xC0) == 0x80) {
+      text.pop_back();
+    }
+    text += "..";
+  }
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, '?');
+  return text;
+}
+
+std::string numbers_of(const plan::LayerRange& range) {
+  if (range.count == 1) return fmt::format("{}", range.first);
+  return fmt::format("{}-{}", range.first, range.end() - 1);
+}
+
+std::string names_of(const plan::LayerRange& range, const cost::ModelCost& model) {
+  const std::string first = plain(model.layers[range.first.index()].name);
+  if (range.count == 1) return first;
+  const auto last = static_cast<std::size_t>(range.end() - 1);
+  return first + " .. " + plain(model.layers[last].name);
+}
+
+std::string percent(double share) { return fmt::format("{:.1f} %", share * 100); }
+
+std::string stage_table(const PlanReport& report) {
+  const std::vector<Column> columns = {{.title = "stage"},
+                                       {.title = "rank"},
+                                       {.title = "layers", .align = Column::Align::kLeft},
+                                       {.title = "named", .align = Column::Align::kLeft},
+                                       {.title = "time"},
+                                       {.title = "memory"},
+                                       {.title = "in flight"}};
+  const std::vector<sim::StageCost> costs = plan::stage_costs(report.plan, report.model);
+  const std::size_t stages = report.plan.stages.size();
+  const std::size_t hidden = stages > kMostStages ? stages - kMostStages : 0;
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t s = 0; s < stages; ++s) {
+    if (hidden > 0 && s == kMostStages / 2) {
+      rows.push_back({"...", "", "", fmt::format("({} more stages)", hidden), "", "", ""});
+      s += hidden;
+    }
+    const plan::PlanStage& stage = report.plan.stages[s];
+    const std::int64_t held = report.evaluation.in_flight[s];
+    rows.push_back(
+        {fmt::format("{}", s), fmt::format("{}", stage.rank), numbers_of(stage.layers),
+         names_of(stage.layers, report.model), format_seconds(report.evaluation.stage_time_s[s]),
+         format_bytes(costs[s].state + costs[s].activation * held), fmt::format("{}", held)});
+  }
+  return table(columns, rows);
+}
+
+std::string step_line(std::string_view name, const plan::Evaluation& evaluation, bool fits) {
+  std::string text = fmt::format("{:<16}{}", name, format_seconds(evaluation.step_time_s));
+  if (evaluation.ideal_step_time_s > 0) {
+    text += fmt::format(", {:.3f} x ideal", evaluation.step_time_s / evaluation.ideal_step_time_s);
+  }
+  return text + (fits ? "\n" : ", needs more memory than there is\n");
+}
+
+std::string step_lines(const PlanReport& report) {
+  std::string text = step_line("step time", report.evaluation, true);
+  for (const Compared& other : report.compared) {
+    text += step_line("  " + other.name, other.evaluation, other.fits);
+  }
+  return text + fmt::format("{:<16}{} = {} x work / speed of all ranks\n", "  ideal",
+                            format_seconds(report.evaluation.ideal_step_time_s),
+                            report.micro_batches);
+}
+
+std::string bubble_line(const plan::Evaluation& evaluation) {
+  const sim::BubbleSplit& split = evaluation.result.bubble_split;
+  return fmt::format("{:<16}{}: fill and drain {}, imbalance {}, communication {}, straggler {}\n",
+                     "bubble", percent(evaluation.result.bubble), percent(split.fill_drain),
+                     percent(split.imbalance), percent(split.communication),
+                     percent(split.straggler));
+}
+
+std::string imbalance_line(const PlanReport& report) {
+  std::string text = fmt::format("{:<16}", "imbalance");
+  if (!report.compared.empty()) {
+    text += percent(report.compared.front().evaluation.imbalance) + " -> ";
+  }
+  return text + percent(report.evaluation.imbalance) + "\n";
+}
+
+// The rank that is nearest to its limit, or holds most where there is none.
+std::string memory_line(const PlanReport& report) {
+  const auto& usage = report.evaluation.result.ranks;
+  const auto fill = [&](std::size_t r) {
+    return static_cast<double>(usage[r].peak_memory.value) /
+           static_cast<double>(std::max<std::int64_t>(report.cluster.ranks[r].memory.value, 1));
+  };
+  std::size_t fullest = 0;
+  for (std::size_t r = 1; r < usage.size(); ++r) {
+    if (fill(r) > fill(fullest)) fullest = r;
+  }
+  const Bytes limit = report.cluster.ranks[fullest].memory;
+  return fmt::format("{:<16}{} at most{} on rank {}, {} of them stashes\n", "memory",
+                     format_bytes(usage[fullest].peak_memory),
+                     limit == cost::kUnlimitedMemory ? "" : " of " + format_bytes(limit), fullest,
+                     format_bytes(usage[fullest].peak_activation));
+}
+
+std::string idle_ranks_line(const plan::Plan& plan) {
+  std::vector<bool> used(static_cast<std::size_t>(plan.ranks), false);
+  for (const plan::PlanStage& stage : plan.stages) used[stage.rank.index()] = true;
+  const auto idle = std::count(used.begin(), used.end(), false);
+  return idle == 0 ? "" : fmt::format("{:<16}{} of {}\n", "idle ranks", idle, plan.ranks);
+}
+
+}  // namespace
+
+std::string plan_report(const PlanReport& report, const PictureOptions& options) {
+  DYNMO_CHECK(report.evaluation.in_flight.size() == report.plan.stages.size() &&
+                  report.evaluation.result.ranks.size() == report.cluster.ranks.size(),
+              "an evaluation of {} stages on {} ranks, got {} on {}", report.plan.stages.size(),
+              report.cluster.size(), report.evaluation.in_flight.size(),
+              report.evaluation.result.ranks.size());
+  std::string text = fmt::format("{} layers on {} ranks, {} micro-batches; schedule {}; {}\n\n",
+                                 report.model.size(), report.plan.ranks, report.micro_batches,
+                                 schedule::name(report.plan.schedule), report.made_by);
+  text += stage_table(report) + '\n';
+  text += step_lines(report) + bubble_line(report.evaluation) + imbalance_line(report);
+  text += memory_line(report) + idle_ranks_line(report.plan);
+  if (report.migration) {
+    text += fmt::format("{:<16}{} of {} layers, {}\n", "moves", report.migration->moves.size(),
+                        report.model.size(), format_bytes(report.migration->bytes()));
+  }
+  const std::string drawn = picture(report.evaluation.result.timeline, options);
+  return drawn.empty() ? text : text + '\n' + drawn;
+}
+
+}  // namespace dynmo::observe

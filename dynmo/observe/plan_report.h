@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A plan as a person reads it: its stages as a table, its step beside what was and what could be,
+// what its ranks wait for, and the pipeline as a picture.
+
+#include <optional>
+#include <string>
+
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/observe/picture.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/migration.h"
+#include "dynmo/plan/plan.h"
+
+namespace dynmo::observe {
+
+// Another plan for the same model, to compare with.
+struct Compared {
+  std::string name;  // "uniform 1f1b", "plan in force"
+  plan::Evaluation evaluation;
+  bool fits = true;  // within the memory of its ranks
+};
+
+struct PlanReport {
+  const cost::ModelCost& model;
+  const cost::Cluster& cluster;
+  int micro_batches = 1;
+  const plan::Plan& plan;
+  const plan::Evaluation& evaluation;  // its timeline, where it has one, is drawn
+  std::string made_by;                 // "search: adaptive/wave-6 of 61 candidates"
+  std::vector<Compared> compared;      // the first is what imbalance is compared with
+  std::optional<plan::Migration> migration;
+};
+
+// Lines of text, each ending with a newline; at most 64 stages, the first and the last ones.
+// Requires an evaluation of the same plan.
+[[nodiscard]] std::string plan_report(const PlanReport& report, const PictureOptions& options = {});
+
+}  // namespace dynmo::observe

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZB-V (Qi et al. 2024, "Pipeline parallelism with controllable memory"), the handcrafted order.
+#include <algorithm>
+#include <optional>
+#include <string_view>
+
+#include "dynmo/schedule/generate_impl.h"
+
+namespace dynmo::schedule {
+namespace {
+
+// What a rank holds of the V: `there` on the way to the middle, `back` on the way from it. One of
+// them may be missing; a single stage in the middle is `back`, and runs for both.
+struct Pair {
+  std::optional<int> there;
+  std::optional<int> back;
+};
+
+Error no_v(std::string_view problem) {
+  return make_error(ErrorCode::kBadInput,
+                    "{}; zb-v wants the stages there and back over the ranks: 0 1 2 2 1 0",
+                    problem);
+}
+
+Expected<std::vector<Pair>> stages_by_rank(const PipelineShape& shape) {
+  std::vector<Pair> pairs(static_cast<std::size_t>(shape.ranks));
+  for (int s = 0; s < static_cast<int>(shape.stages.size()); ++s) {
+    const Rank rank = shape.stages[static_cast<std::size_t>(s)].rank;
+    Pair& pair = pairs[rank.index()];
+    if (pair.back) {
+      return no_v(
+          fmt::format("stages {}, {} and {} are on rank {}", *pair.there, *pair.back, s, rank));
+    }
+    (pair.there ? pair.back : pair.there) = s;
+  }
+  return pairs;
+}
+
+// The pairs from the ends of the V to its middle. Ranks that hold two stages must nest; a rank that
+// holds one stands where its stage lies between theirs.
+Expected<std::vector<Pair>> v_of(const PipelineShape& shape) {
+  DYNMO_ASSIGN(const std::vector<Pair> by_rank, stages_by_rank(shape));
+  const auto pair_of = [&](int stage) -> const Pair& {
+    return by_rank[shape.stages[static_cast<std::size_t>(stage)].rank.index()];
+  };
+  std::vector<Pair> v;
+  int first = 0;
+  int last = static_cast<int>(shape.stages.size()) - 1;
+  while (first < last) {
+    const Pair& near = pair_of(first);
+    const Pair& far = pair_of(last);
+    if (near.back == last) {
+      v.push_back({.there = first++, .back = last--});
+    } else if (!near.back) {
+      v.push_back({.there = first++, .back = {}});
+    } else if (!far.back) {
+      v.push_back({.there = {}, .back = last--});
+    } else {
+      return no_v(fmt::format("stages {} and {} on one rank and {} and {} on another do not nest",
+                              first, *near.back, *far.there, last));
+    }
+  }
+  if (first == last) v.push_back({.there = {}, .back = first});
+  const bool turns =
+      std::any_of(v.begin(), v.end(), [](const Pair& pair) { return pair.there && pair.back; });
+  if (!turns && v.size() > 1) return no_v("no rank holds two stages");
+  return v;
+}
+
+// One of a rank's stages. Micro-batches from M on do not exist and leave no action: that is how the
+// order takes fewer of them than the V is long; and so does a stage that is missing.
+class Way {
+ public:
+  Way(Schedule& schedule, std::optional<int> stage) : micro_batches_(schedule.shape.micro_batches) {
+    if (stage) order_.emplace(schedule, *stage);
+  }
+  void forward(int m) {
+    if (exists(m)) order_->forward(m);
+  }
+  void input_gradient(int m) {
+    if (exists(m)) order_->input_gradient(m);
+  }
+  void weight_gradient(int m) {
+    if (exists(m)) order_->weight_gradient(m);
+  }
+  void gradients(int m) {
+    input_gradient(m);
+    weight_gradient(m);
+  }
+
+ private:
+  [[nodiscard]] bool exists(int m) const { return m < micro_batches_ && order_; }
+  int micro_batches_;
+  std::optional<StageOrder> order_;
+};
+
+// The `place`-th of the V's ranks. All micro-batches of a phase's i-th round are at least i, so
+// rounds from M on do nothing.
+void append_rank(Schedule& schedule, const Pair& stages, int ranks, int place) {
+  const int micro_batches = schedule.shape.micro_batches;
+  const int behind = ranks - place;  // with this one
+  const int all = std::max(2 * ranks - 1, micro_batches);
+  Way there(schedule, stages.there);
+  Way back(schedule, stages.back);
+  const auto rounds = [&](int count, auto&& round) {
+    for (int i = 0; i < std::min(count, micro_batches); ++i) round(i);
+  };
+  rounds(2 * behind - 1, [&](int i) { there.forward(i); });
+  rounds(place, [&](int i) {
+    back.forward(i);
+    there.forward(2 * behind - 1 + i);
+  });
+  rounds(behind, [&](int i) {
+    back.forward(place + i);
+    back.gradients(i);
+  });
+  rounds(all - ranks, [&](int i) {
+    there.forward(ranks + behind - 1 + i);
+    there.gradients(i);
+    back.forward(ranks + i);
+    back.gradients(behind + i);
+  });
+  rounds(place, [&](int i) {
+    there.input_gradient(all - ranks + i);
+    back.input_gradient(all - place + i);
+  });
+  rounds(behind, [&](int i) {
+    there.input_gradient(all - behind + i);
+    there.weight_gradient(all - ranks + i);
+  });
+  rounds(place, [&](int i) { back.weight_gradient(all - place + i); });
+  rounds(place, [&](int i) { there.weight_gradient(all - place + i); });
+}
+
+}  // namespace
+
+Expected<void> append_zb_v(Schedule& schedule) {
+  DYNMO_ASSIGN(const std::vector<Pair> v, v_of(schedule.shape));
+  const int ranks = static_cast<int>(v.size());
+  for (int place = 0; place < ranks; ++place) {
+    append_rank(schedule, v[static_cast<std::size_t>(place)], ranks, place);
+  }
+  return {};
+}
+
+}  // namespace dynmo::schedule
