@@ -9,6 +9,7 @@
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/data_command.h"
 #include "apps/dynmo/plan_command.h"
+#include "apps/dynmo/simulate_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
 
@@ -46,6 +47,7 @@ int parse(int argc, char** argv, Command& chosen) {
   app.require_subcommand(1);
   dynmo::app::add_data_command(app, chosen);
   dynmo::app::add_plan_command(app, chosen);
+  dynmo::app::add_simulate_command(app, chosen);
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
   try {
     app.parse(argc, argv);

@@ -58,9 +58,8 @@ Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
   return shape;
 }
 
-dynamism::LoadOptions load_options(const Scenario& scenario,
-                                             const cost::TransformerShape& shape,
-                                             const cost::Device& device) {
+dynamism::LoadOptions load_options(const Scenario& scenario, const cost::TransformerShape& shape,
+                                   const cost::Device& device) {
   using dynamism::ExitedTokens;
   using dynamism::FreezingRule;
   dynamism::LoadOptions options;

@@ -18,10 +18,10 @@ namespace dynmo::scenario {
 
 struct StepMeasure {
   double step_s = 0;
-  double bubble = 0;            // of the ranks in use
-  double imbalance = 0;         // max / mean - 1 of the work / speed of the ranks in use
-  int positions = 0;            // in use
-  bool fits = true;             // every rank's memory
+  double bubble = 0;                 // of the ranks in use
+  double imbalance = 0;              // max / mean - 1 of the work / speed of the ranks in use
+  int positions = 0;                 // in use
+  bool fits = true;                  // every rank's memory
   schedule::Timeline timeline = {};  // of the slowest replica, if asked for
 };
 

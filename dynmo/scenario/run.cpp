@@ -60,9 +60,10 @@ class Run {
   // Time passes for the ranks there and the ranks in use.
   void spend(double& part, double seconds) {
     part += seconds;
-    std::vector<char> used(static_cast<std::size_t>(plan_.ranks), 0);
-    for (const plan::PlanStage& stage : plan_.stages) used[stage.rank.index()] = 1;
-    const auto in_use = static_cast<double>(std::count(used.begin(), used.end(), 1));
+    const auto in_use =
+        static_cast<double>(std::count_if(present_.begin(), present_.end(), [&](int rank) {
+          return !plan_.stages_of(Rank{rank}).empty();
+        }));
     sums_.rank_seconds += seconds * in_use * replicas();
     sums_.offered_seconds += seconds * static_cast<double>(present_.size()) * replicas();
   }

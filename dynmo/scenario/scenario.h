@@ -22,8 +22,8 @@ namespace dynmo::scenario {
 // the replicas share one plan, so a position is in use in all of them or in none.
 struct Event {
   std::int64_t step = 0;
-  std::vector<std::int64_t> leave;
-  std::vector<std::int64_t> join;
+  std::vector<std::int64_t> leave = {};
+  std::vector<std::int64_t> join = {};
   std::int64_t replicas = 0;  // from now on; 0: as before
   bool failure = false;       // unannounced: back to the last checkpoint, and a restart
 };
@@ -51,13 +51,13 @@ struct Scenario {
     int data_parallel = 1;
     int ranks_per_node = 8;
     std::string order = "pipeline";  // which ranks are neighbours on a node: pipeline, data
-    Bytes memory;                    // of a rank; here and below 0: the device's
+    Bytes memory = {};               // of a rank; here and below 0: the device's
     double inside_latency_s = 0;
     double inside_bandwidth = 0;
     double between_latency_s = 0;
     double between_bandwidth = 0;
-    double nic_bandwidth = 0;              // shared by the ranks of a node; 0: unlimited
-    std::vector<std::int64_t> slow_ranks;  // of all pipeline_ranks x data_parallel
+    double nic_bandwidth = 0;                   // shared by the ranks of a node; 0: unlimited
+    std::vector<std::int64_t> slow_ranks = {};  // of all pipeline_ranks x data_parallel
     double slow_speed = 0.8;
   } cluster;
   struct Dynamism {
@@ -83,10 +83,10 @@ struct Scenario {
   } training;
   struct Policy {
     std::vector<std::string> compare = {"uniform", "time", "optimal"};
-    double noise = 0.02;          // relative deviation of a measured layer
-    int window = 5;               // measurements whose median is a layer's cost
-    double profile_share = 0.01;  // by which measuring lengthens a step
-    double plan_s = 0.02;         // of a plan
+    double noise = 0.02;           // relative deviation of a measured layer
+    int window = 5;                // measurements whose median is a layer's cost
+    double profile_share = 0.001;  // by which measuring lengthens a step
+    double plan_s = 0.02;          // of a plan
     double move_bandwidth = 1e10;
     double move_fixed_s = 0.1;  // of a move of no bytes: agreeing, new groups
     double minimum_gain = 0.01;
