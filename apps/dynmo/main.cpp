@@ -12,6 +12,7 @@
 #include "apps/dynmo/generate_command.h"
 #include "apps/dynmo/plan_command.h"
 #include "apps/dynmo/trace_command.h"
+#include "apps/dynmo/simulate_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
 
@@ -49,6 +50,7 @@ int parse(int argc, char** argv, Command& chosen) {
   app.require_subcommand(1);
   dynmo::app::add_data_command(app, chosen);
   dynmo::app::add_plan_command(app, chosen);
+  dynmo::app::add_simulate_command(app, chosen);
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
   dynmo::app::add_generate_command(app, chosen);
   dynmo::app::add_checkpoint_command(app, chosen);

@@ -2,17 +2,10 @@
 #include "dynmo/train/config.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <toml++/toml.h>
-
-#include <cmath>
-#include <optional>
-#include <sstream>
-#include <type_traits>
 
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
-#include "dynmo/core/nearest.h"
+#include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/schedule/schedule.h"
@@ -21,170 +14,58 @@ namespace dynmo::train {
 namespace {
 
 // The one list of keys: reading, --set, saving and the nearest-key message all follow it.
-template <typename AnyConfig, typename Visit>
-void visit(AnyConfig& c, Visit&& key) {
-  key("model.hidden", c.model.hidden);
-  key("model.blocks", c.model.blocks);
-  key("model.heads", c.model.heads);
-  key("model.kv_heads", c.model.kv_heads);
-  key("model.intermediate", c.model.intermediate);
-  key("model.sequence", c.model.sequence);
-  key("model.dropout", c.model.dropout);
-  key("model.rope_theta", c.model.rope_theta);
-  key("data.path", c.data.path);
-  key("batch.micro_batches", c.batch.micro_batches);
-  key("batch.micro_batch_size", c.batch.micro_batch_size);
-  key("optimizer.learning_rate", c.optimizer.learning_rate);
-  key("optimizer.minimum_learning_rate", c.optimizer.minimum_learning_rate);
-  key("optimizer.warmup_steps", c.optimizer.warmup_steps);
-  key("optimizer.beta1", c.optimizer.beta1);
-  key("optimizer.beta2", c.optimizer.beta2);
-  key("optimizer.epsilon", c.optimizer.epsilon);
-  key("optimizer.weight_decay", c.optimizer.weight_decay);
-  key("optimizer.clip_norm", c.optimizer.clip_norm);
-  key("train.steps", c.train.steps);
-  key("train.seed", c.train.seed);
-  key("train.validation_every", c.train.validation_every);
-  key("train.validation_steps", c.train.validation_steps);
-  key("pipeline.ranks", c.pipeline.ranks);
-  key("pipeline.schedule", c.pipeline.schedule);
-  key("pipeline.stages_per_rank", c.pipeline.stages_per_rank);
-  key("pipeline.balancer", c.pipeline.balancer);
-  key("pipeline.cut", c.pipeline.cut);
-  key("pipeline.measure_steps", c.pipeline.measure_steps);
-  key("pipeline.pin", c.pipeline.pin);
-  key("pipeline.timeout_s", c.pipeline.timeout_s);
-  key("balance.enabled", c.balance.enabled);
-  key("balance.balancer", c.balance.balancer);
-  key("balance.minimum_gain", c.balance.minimum_gain);
-  key("balance.noise_factor", c.balance.noise_factor);
-  key("balance.window", c.balance.window);
-  key("freezing.enabled", c.freezing.enabled);
-  key("freezing.start", c.freezing.start);
-  key("freezing.end", c.freezing.end);
-  key("freezing.fraction", c.freezing.fraction);
-  key("freezing.every", c.freezing.every);
-  key("checkpoint.every", c.checkpoint.every);
-  key("checkpoint.keep", c.checkpoint.keep);
-  key("emulated.profile", c.emulated.profile);
-  key("emulated.trace", c.emulated.trace);
-  key("emulated.memory_scale", c.emulated.memory_scale);
-  key("run.directory", c.run.directory);
-  key("run.device", c.run.device);
-  key("run.trace_steps", c.run.trace_steps);
-}
-
-std::vector<std::string> all_keys() {
-  std::vector<std::string> keys;
-  const Config config;
-  visit(config, [&](const char* key, const auto&) { keys.emplace_back(key); });
-  return keys;
-}
-
-// Reads a TOML value into a field; the wanted type's name if it is another.
-const char* read(const toml::node& node, std::int64_t& field) {
-  if (!node.is_integer()) return "a whole number";
-  field = node.as_integer()->get();
-  return nullptr;
-}
-const char* read(const toml::node& node, double& field) {
-  const std::optional<double> value = node.is_number() ? node.value<double>() : std::nullopt;
-  if (!value || !std::isfinite(*value)) return "a finite number";
-  field = *value;
-  return nullptr;
-}
-const char* read(const toml::node& node, bool& field) {
-  if (!node.is_boolean()) return "true or false";
-  field = node.as_boolean()->get();
-  return nullptr;
-}
-const char* read(const toml::node& node, std::string& field) {
-  if (!node.is_string()) return "a string";
-  field = node.as_string()->get();
-  return nullptr;
-}
-const char* read(const toml::node& node, std::vector<std::int64_t>& field) {
-  if (!node.is_array()) return "an array of whole numbers";
-  std::vector<std::int64_t> values;
-  for (const toml::node& element : *node.as_array()) {
-    std::int64_t value = 0;
-    if (read(element, value) != nullptr) return "an array of whole numbers";
-    values.push_back(value);
-  }
-  field = std::move(values);
-  return nullptr;
-}
-
-std::string shown(const toml::node& node) {
-  std::ostringstream text;
-  node.visit([&](const auto& value) {
-    if constexpr (toml::is_table<decltype(value)>) {
-      text << "a table";
-    } else {
-      text << value;
-    }
-  });
-  return text.str();
-}
-
-// Sets the field of a dotted key. `where` precedes the message.
-Expected<void> set(Config& config, const std::string& key, const toml::node& value,
-                   const std::string& where) {
-  bool known = false;
-  const char* wanted = nullptr;
-  visit(config, [&](const char* name, auto& field) {
-    if (key != name) return;
-    known = true;
-    wanted = read(value, field);
-  });
-  if (!known) {
-    return make_error(ErrorCode::kBadInput, "{}: '{}' is not a known key{}", where, key,
-                      suggestion(key, all_keys()));
-  }
-  if (wanted != nullptr) {
-    return make_error(ErrorCode::kBadInput, "{}: {} is {}, wanted {}", where, key, shown(value),
-                      wanted);
-  }
-  return {};
-}
-
-Expected<void> set_table(Config& config, const toml::table& table, const std::string& prefix,
-                         const std::string& file) {
-  for (const auto& [name, value] : table) {
-    const std::string key =
-        prefix.empty() ? std::string(name.str()) : fmt::format("{}.{}", prefix, name.str());
-    const std::string where = fmt::format("{}:{}", file, value.source().begin.line);
-    if (value.is_table() && prefix.empty()) {
-      DYNMO_TRY(set_table(config, *value.as_table(), key, file));
-    } else {
-      DYNMO_TRY(set(config, key, value, where));
-    }
-  }
-  return {};
-}
-
-Expected<toml::table> parse(const std::string& text, const std::string& origin) {
-  try {
-    return toml::parse(text, origin);
-  } catch (const toml::parse_error& fault) {
-    return make_error(ErrorCode::kBadInput, "{}:{}: wanted TOML: {}", origin,
-                      fault.source().begin.line, fault.description());
-  }
-}
-
-std::string toml_value(std::int64_t value) { return fmt::format("{}", value); }
-std::string toml_value(bool value) { return value ? "true" : "false"; }
-std::string toml_value(double value) {
-  const std::string text = fmt::format("{}", value);
-  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
-}
-std::string toml_value(const std::string& value) {
-  std::ostringstream text;
-  text << toml::value<std::string>(value);
-  return text.str();
-}
-std::string toml_value(const std::vector<std::int64_t>& value) {
-  return fmt::format("[{}]", fmt::join(value, ", "));
+std::vector<TomlKey> keys_of(Config& c) {
+  return {
+      {"model.hidden", &c.model.hidden},
+      {"model.blocks", &c.model.blocks},
+      {"model.heads", &c.model.heads},
+      {"model.kv_heads", &c.model.kv_heads},
+      {"model.intermediate", &c.model.intermediate},
+      {"model.sequence", &c.model.sequence},
+      {"model.dropout", &c.model.dropout},
+      {"model.rope_theta", &c.model.rope_theta},
+      {"data.path", &c.data.path},
+      {"batch.micro_batches", &c.batch.micro_batches},
+      {"batch.micro_batch_size", &c.batch.micro_batch_size},
+      {"optimizer.learning_rate", &c.optimizer.learning_rate},
+      {"optimizer.minimum_learning_rate", &c.optimizer.minimum_learning_rate},
+      {"optimizer.warmup_steps", &c.optimizer.warmup_steps},
+      {"optimizer.beta1", &c.optimizer.beta1},
+      {"optimizer.beta2", &c.optimizer.beta2},
+      {"optimizer.epsilon", &c.optimizer.epsilon},
+      {"optimizer.weight_decay", &c.optimizer.weight_decay},
+      {"optimizer.clip_norm", &c.optimizer.clip_norm},
+      {"train.steps", &c.train.steps},
+      {"train.seed", &c.train.seed},
+      {"train.validation_every", &c.train.validation_every},
+      {"train.validation_steps", &c.train.validation_steps},
+      {"pipeline.ranks", &c.pipeline.ranks},
+      {"pipeline.schedule", &c.pipeline.schedule},
+      {"pipeline.stages_per_rank", &c.pipeline.stages_per_rank},
+      {"pipeline.balancer", &c.pipeline.balancer},
+      {"pipeline.cut", &c.pipeline.cut},
+      {"pipeline.measure_steps", &c.pipeline.measure_steps},
+      {"pipeline.pin", &c.pipeline.pin},
+      {"pipeline.timeout_s", &c.pipeline.timeout_s},
+      {"balance.enabled", &c.balance.enabled},
+      {"balance.balancer", &c.balance.balancer},
+      {"balance.minimum_gain", &c.balance.minimum_gain},
+      {"balance.noise_factor", &c.balance.noise_factor},
+      {"balance.window", &c.balance.window},
+      {"freezing.enabled", &c.freezing.enabled},
+      {"freezing.start", &c.freezing.start},
+      {"freezing.end", &c.freezing.end},
+      {"freezing.fraction", &c.freezing.fraction},
+      {"freezing.every", &c.freezing.every},
+      {"checkpoint.every", &c.checkpoint.every},
+      {"checkpoint.keep", &c.checkpoint.keep},
+      {"emulated.profile", &c.emulated.profile},
+      {"emulated.trace", &c.emulated.trace},
+      {"emulated.memory_scale", &c.emulated.memory_scale},
+      {"run.directory", &c.run.directory},
+      {"run.device", &c.run.device},
+      {"run.trace_steps", &c.run.trace_steps},
+  };
 }
 
 template <typename T>
@@ -201,29 +82,11 @@ Expected<void> apply_file(Config& config, const std::filesystem::path& path) {
 }
 
 Expected<void> apply_text(Config& config, std::string_view text, std::string_view origin) {
-  DYNMO_ASSIGN(const toml::table table, parse(std::string(text), std::string(origin)));
-  return set_table(config, table, "", std::string(origin));
+  return apply_toml(keys_of(config), text, origin);
 }
 
 Expected<void> apply_settings(Config& config, std::span<const std::string> settings) {
-  for (const std::string& setting : settings) {
-    const std::string where = fmt::format("--set {}", setting);
-    const auto equals = setting.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      return make_error(ErrorCode::kBadInput, "{}: wanted key=value, such as train.steps=100",
-                        where);
-    }
-    const std::string key = setting.substr(0, equals);
-    const std::string value = setting.substr(equals + 1);
-    auto table = parse("value = " + value, where);
-    if (!table || table->size() != 1) {  // a string without quotes
-      toml::table text;
-      text.insert("value", value);
-      table = std::move(text);
-    }
-    DYNMO_TRY(set(config, key, *table->get("value"), where));
-  }
-  return {};
+  return apply_toml_settings(keys_of(config), settings, "train.steps=100");
 }
 
 bool emulates(const Config& config) { return config.run.device == "emulated"; }
@@ -292,8 +155,8 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
-  DYNMO_TRY(
-      require(c.run.device == "cpu" || emulates(c), "run.device", c.run.device, "cpu or emulated"));
+  DYNMO_TRY(require(c.run.device == "cpu" || emulates(c), "run.device", c.run.device,
+                    "cpu or emulated"));
   DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
                     "run.device", c.run.device,
                     "one of emulated.profile and emulated.trace beside it"));
@@ -303,28 +166,20 @@ Expected<void> validate(const Config& c) {
 }
 
 std::string to_toml(const Config& config) {
-  std::string text;
-  std::string table;
-  visit(config, [&](const std::string& key, const auto& field) {
-    const auto dot = key.find('.');
-    if (key.substr(0, dot) != table) {
-      table = key.substr(0, dot);
-      text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", table);
-    }
-    text += fmt::format("{} = {}\n", key.substr(dot + 1), toml_value(field));
-  });
-  return text;
+  Config copy = config;
+  return dynmo::to_toml(keys_of(copy));
 }
 
 std::string identity(const Config& config) {
+  Config copy = config;
   std::string text;
-  visit(config, [&](const std::string& key, const auto& field) {
-    const std::string table = key.substr(0, key.find('.'));
+  for (const TomlKey& key : keys_of(copy)) {
+    const std::string table = key.name.substr(0, key.name.find('.'));
     const bool decides = table == "model" || table == "batch" || table == "optimizer" ||
-                         table == "freezing" || table == "emulated" || key == "run.device" ||
-                         key == "train.steps" || key == "train.seed";
-    if (decides) text += fmt::format("{}={}\n", key, toml_value(field));
-  });
+                         table == "freezing" || table == "emulated" || key.name == "run.device" ||
+                         key.name == "train.steps" || key.name == "train.seed";
+    if (decides) text += fmt::format("{}={}\n", key.name, toml_value(key.field));
+  }
   return digest_of(text).hex();
 }
 

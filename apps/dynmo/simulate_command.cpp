@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/dynmo/simulate_command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "dynmo/core/files.h"
+#include "dynmo/scenario/report.h"
+#include "dynmo/scenario/run.h"
+
+namespace dynmo::app {
+namespace {
+
+constexpr std::int64_t kTraceSteps = 3;
+
+struct SimulateFlags {
+  std::string scenario;
+  std::vector<std::string> settings;
+  std::vector<std::string> compare;
+  std::string trace;
+  bool json = false;
+};
+
+// A bar on standard error, where somebody watches; at most ten times a second.
+class ProgressBar {
+ public:
+  ProgressBar() : shown_(::isatty(STDERR_FILENO) == 1) {}
+  ~ProgressBar() {
+    if (used_) fmt::print(stderr, "\r\033[K");
+  }
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void show(const scenario::ComparisonProgress& progress) {
+    constexpr int kWidth = 30;
+    const auto now = std::chrono::steady_clock::now();
+    if (!shown_ || now - last_ < std::chrono::milliseconds(100)) return;
+    last_ = now;
+    used_ = true;
+    const double done = (progress.number +
+                         static_cast<double>(progress.step) / static_cast<double>(progress.steps)) /
+                        progress.runs;
+    const auto filled = static_cast<std::size_t>(done * kWidth);
+    fmt::print(stderr, "\r\033[K[{}{}] {:3.0f} % {}, step {} of {}", std::string(filled, '#'),
+               std::string(kWidth - filled, ' '), 100 * done, progress.run, progress.step,
+               progress.steps);
+    std::fflush(stderr);
+  }
+
+ private:
+  bool shown_;
+  bool used_ = false;
+  std::chrono::steady_clock::time_point last_;
+};
+
+Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
+                                       const SimulateFlags& flags) {
+  DYNMO_ASSIGN(const scenario::Job job, scenario::make_job(asked));
+  ProgressBar bar;
+  return scenario::compare(
+      job, asked.policy.compare,
+      {.trace_steps = flags.trace.empty() ? 0 : kTraceSteps,
+       .progress = [&](const scenario::ComparisonProgress& progress) { bar.show(progress); }});
+}
+
+Expected<int> run_simulate(const SimulateFlags& flags) {
+  DYNMO_ASSIGN(scenario::Scenario asked, scenario::read_scenario(flags.scenario, flags.settings));
+  if (!flags.compare.empty()) asked.policy.compare = flags.compare;
+  DYNMO_ASSIGN(const scenario::Comparison comparison, compare(asked, flags));
+  if (!flags.trace.empty()) {
+    DYNMO_TRY(write_file_durably(flags.trace, observe::trace_json(scenario::trace_of(comparison))));
+  }
+  if (flags.json) {
+    fmt::print("{}\n", scenario::comparison_json(asked, comparison).dump(2));
+  } else {
+    fmt::print("{}", scenario::report(asked, comparison));
+  }
+  return 0;
+}
+
+// With --json an error goes to standard output too, for the program that reads there.
+Expected<int> run_and_say(const SimulateFlags& flags) {
+  auto done = run_simulate(flags);
+  if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());
+  return done;
+}
+
+}  // namespace
+
+void add_simulate_command(CLI::App& app, Command& chosen) {
+  CLI::App* command = app.add_subcommand(
+      "simulate", "Compare policies over a training run whose costs change, without a GPU");
+  const auto flags = std::make_shared<SimulateFlags>();
+  command->add_option("scenario", flags->scenario, "TOML file; examples/scenarios has some")
+      ->required()
+      ->option_text("SCENARIO.toml");
+  command->add_option("--set", flags->settings, "Change one key, such as --set training.steps=100")
+      ->option_text("KEY=VALUE")
+      ->take_all();
+  command
+      ->add_option("--compare", flags->compare,
+                   "Policies, such as uniform,time,optimal; static:NAME keeps its first cut")
+      ->delimiter(',');
+  command->add_option("--trace", flags->trace, "Write the last steps of every run for Perfetto")
+      ->option_text("TRACE.json");
+  command->add_flag("--json", flags->json, "Print the comparison as JSON and nothing else");
+  command->callback([flags, &chosen] { chosen = [flags] { return run_and_say(*flags); }; });
+}
+
+}  // namespace dynmo::app

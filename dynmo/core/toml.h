@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Configs as TOML. A config is a plain struct of defaults and one list of its keys; reading a file,
+// changing a key from the command line, saving the resolved form and naming the nearest key in a
+// message all follow that list. Errors name the place (file and line, or the flag) and the key.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+
+namespace dynmo {
+
+// Fields of amounts, in seconds and bytes a second; in TOML a number of those or text with a unit
+// ("20us", "50GB/s"; a bandwidth may be inf).
+struct TomlSeconds {
+  double* field = nullptr;
+};
+struct TomlBandwidth {
+  double* field = nullptr;
+};
+
+struct TomlKey;
+
+// A field that is an array of tables, such as [[event]]; each with keys of its own.
+struct TomlTables {
+  std::function<void()> clear;
+  std::function<std::vector<TomlKey>()> add;               // one more, with defaults
+  std::function<std::vector<std::vector<TomlKey>>()> all;  // those there are
+};
+
+using TomlField =
+    std::variant<int*, std::int64_t*, double*, bool*, std::string*, std::vector<std::int64_t>*,
+                 std::vector<std::string>*, Bytes*, TomlSeconds, TomlBandwidth, TomlTables>;
+
+// `name` is dotted, "table.key"; keys of one table follow one another. The field outlives its use.
+struct TomlKey {
+  std::string name;
+  TomlField field;
+};
+
+// More text than this is no config.
+inline constexpr std::size_t kMostTomlBytes = std::size_t{1} << 20;
+
+// Sets the fields that `text` names; `origin` is the file's name. Takes any bytes. kBadInput with
+// origin and line: no TOML, an unknown key (with the nearest known one), a value of another type.
+// Fields that precede the fault are set.
+[[nodiscard]] Expected<void> apply_toml(std::span<const TomlKey> keys, std::string_view text,
+                                        std::string_view origin);
+
+// Sets fields by "table.key=value" flags; the value is TOML, or a string without quotes. `example`
+// is a flag that would do, for messages.
+[[nodiscard]] Expected<void> apply_toml_settings(std::span<const TomlKey> keys,
+                                                 std::span<const std::string> settings,
+                                                 std::string_view example);
+
+// All fields, table by table; apply_toml reads it back to the same values.
+[[nodiscard]] std::string to_toml(std::span<const TomlKey> keys);
+
+// One field as TOML.
+[[nodiscard]] std::string toml_value(const TomlField& field);
+
+}  // namespace dynmo

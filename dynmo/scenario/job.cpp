@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/scenario/job.h"
+
+#include <algorithm>
+
+#include "dynmo/cost/files.h"
+#include "dynmo/cost/hugging_face.h"
+#include "dynmo/cost/transformer.h"
+#include "dynmo/dynamism/trace.h"
+
+namespace dynmo::scenario {
+namespace {
+
+std::int64_t given_or(std::int64_t value, std::int64_t fallback) {
+  return value > 0 ? value : fallback;
+}
+
+std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023) and Mixtral 8x7B (Jiang et al. 2024) in
+// their proportions, for any width.
+cost::TransformerShape family_shape(const Scenario::Model& model) {
+  cost::TransformerShape shape;
+  shape.blocks = model.blocks;
+  shape.hidden = model.hidden;
+  shape.sequence = model.sequence;
+  shape.micro_batch_size = model.micro_batch_size;
+  shape.experts = model.experts;
+  shape.experts_per_token = model.experts_per_token;
+  const bool gpt = model.family == "gpt";
+  const bool mixtral = model.family == "mixtral";
+  shape.heads = given_or(model.heads, std::max<std::int64_t>(1, model.hidden / (gpt ? 64 : 128)));
+  shape.kv_heads =
+      given_or(model.kv_heads, mixtral ? std::max<std::int64_t>(1, shape.heads / 4) : shape.heads);
+  shape.head_size = std::max<std::int64_t>(1, model.hidden / shape.heads);
+  std::int64_t intermediate = 4 * model.hidden;
+  if (mixtral) intermediate = model.hidden * 7 / 2;
+  if (!gpt && !mixtral) intermediate = rounded_up(model.hidden * 8 / 3, 256);
+  shape.intermediate = given_or(model.intermediate, intermediate);
+  shape.vocabulary = given_or(model.vocabulary, gpt ? 50304 : 32000);
+  shape.gated_mlp = !gpt;
+  shape.learned_positions = gpt;
+  shape.positions = gpt ? model.sequence : 0;
+  shape.norm_biases = shape.qkv_biases = shape.projection_biases = gpt;
+  if (mixtral) shape.experts = given_or(model.experts, 8);
+  if (shape.experts > 0) shape.experts_per_token = given_or(model.experts_per_token, 2);
+  return shape;
+}
+
+Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
+  if (!model.config.empty()) {
+    return cost::read_config(model.config, model.sequence, model.micro_batch_size);
+  }
+  const cost::TransformerShape shape = family_shape(model);
+  DYNMO_TRY(cost::validate(shape));
+  return shape;
+}
+
+dynamism::LoadOptions load_options(const Scenario& scenario, const cost::TransformerShape& shape,
+                                   const cost::Device& device) {
+  using dynamism::ExitedTokens;
+  using dynamism::FreezingRule;
+  dynamism::LoadOptions options;
+  options.inputs = {.shape = shape,
+                    .device = device,
+                    .seed = static_cast<std::uint64_t>(scenario.training.seed),
+                    .steps = scenario.training.steps};
+  options.moe = scenario.moe;
+  options.pruning = scenario.pruning;
+  options.freezing = scenario.freezing;
+  options.freezing.rule = scenario.freezing_rule == "plasticity" ? FreezingRule::kPlasticity
+                          : scenario.freezing_rule == "schedule" ? FreezingRule::kSchedule
+                                                                 : FreezingRule::kRandom;
+  options.sparse_attention = scenario.sparse_attention;
+  options.early_exit = scenario.early_exit;
+  options.early_exit.exited =
+      scenario.early_exit_exited == "removed" ? ExitedTokens::kRemoved : ExitedTokens::kPropagated;
+  options.early_exit.micro_batches = scenario.training.micro_batches;
+  options.mixture_of_depths = scenario.mixture_of_depths;
+  return options;
+}
+
+}  // namespace
+
+Expected<Job> make_job(const Scenario& scenario) {
+  DYNMO_TRY(validate(scenario));
+  Job job;
+  job.scenario = scenario;
+  DYNMO_ASSIGN(job.device, cost::find_device(scenario.device));
+  if (!scenario.model.profile.empty()) {
+    DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(scenario.model.profile));
+    DYNMO_ASSIGN(job.load, dynamism::make_static_load(model));
+    DYNMO_ASSIGN(job.dense, dynamism::make_static_load(std::move(model)));
+  } else {
+    DYNMO_ASSIGN(const cost::TransformerShape shape, shape_of(scenario.model));
+    const dynamism::LoadOptions options = load_options(scenario, shape, job.device);
+    DYNMO_ASSIGN(job.load, dynamism::make_load_model(scenario.dynamism.source, options));
+    DYNMO_ASSIGN(job.dense, dynamism::make_load_model("none", options));
+    job.tokens_per_micro_batch = shape.tokens();
+  }
+  if (!scenario.dynamism.trace.empty()) {
+    DYNMO_ASSIGN(job.load, dynamism::read_trace(scenario.dynamism.trace));
+    DYNMO_ASSIGN(job.dense, dynamism::make_static_load(job.load->at(0)));
+  }
+  return job;
+}
+
+}  // namespace dynmo::scenario

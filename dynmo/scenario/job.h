@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a scenario file describes, made: the costs of every step and the machines.
+
+#include <memory>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/device.h"
+#include "dynmo/dynamism/load_model.h"
+#include "dynmo/scenario/scenario.h"
+
+namespace dynmo::scenario {
+
+struct Job {
+  Scenario scenario;
+  cost::Device device;
+  std::unique_ptr<dynamism::LoadModel> load;
+  // The same model with no dynamism, the same in every step: what the speed-up over dense training
+  // is measured against. Of a trace: its first step. Of a MoE: experts evenly loaded.
+  std::unique_ptr<dynamism::LoadModel> dense;
+  std::int64_t tokens_per_micro_batch = 0;  // 0: not known (a profile has no sequence length)
+};
+
+// Reads the files that the scenario names. kBadInput for those, for an unknown device, and for
+// parameters or shapes that make no sense.
+[[nodiscard]] Expected<Job> make_job(const Scenario& scenario);
+
+}  // namespace dynmo::scenario

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The policies that a comparison can name:
+//   uniform       the even cut, kept: the baseline
+//   static:NAME   the cut of balancer NAME for the first step's costs, kept
+//   NAME          the autonomous policy (plan/policy.h), proposing cuts of balancer NAME
+
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/plan/balance.h"
+
+namespace dynmo::scenario {
+
+enum class Replanning { kNever, kAutonomous };
+
+struct Policy {
+  std::string name;
+  plan::Balancer balancer = plan::Balancer::kUniform;
+  Replanning replanning = Replanning::kNever;
+};
+
+// kBadInput: an unknown name, with those there are.
+[[nodiscard]] Expected<Policy> parse_policy(std::string_view name);
+
+}  // namespace dynmo::scenario

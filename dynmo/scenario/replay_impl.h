@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One step of all replicas, by the simulator. Lowered schedules are kept while the plan is, and the
+// last step's result while costs are too: most steps of a run repeat the one before.
+
+#include <optional>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/scenario/grid.h"
+#include "dynmo/schedule/schedule.h"
+#include "dynmo/schedule/timeline.h"
+
+namespace dynmo::scenario {
+
+struct StepMeasure {
+  double step_s = 0;
+  double bubble = 0;                 // of the ranks in use
+  double imbalance = 0;              // max / mean - 1 of the work / speed of the ranks in use
+  int positions = 0;                 // in use
+  bool fits = true;                  // every rank's memory
+  schedule::Timeline timeline = {};  // of the slowest replica, if asked for
+};
+
+enum class Timelines { kLeftOut, kKept };
+
+class Replayer {
+ public:
+  Replayer(Grid grid, int micro_batches) : grid_(std::move(grid)), micro_batches_(micro_batches) {}
+
+  // The result of a step; the reference holds until the next call. kBadInput as evaluate and
+  // simulate say.
+  [[nodiscard]] Expected<const StepMeasure*> step(const plan::Plan& plan,
+                                                  const cost::ModelCost& model,
+                                                  Timelines timelines = Timelines::kLeftOut);
+  [[nodiscard]] const Grid& grid() const { return grid_; }
+  void set_grid(Grid grid);
+
+ private:
+  [[nodiscard]] Expected<void> prepare(const plan::Plan& plan, const cost::ModelCost& model);
+
+  Grid grid_;
+  int micro_batches_;
+  std::optional<plan::Plan> plan_;
+  int frozen_ = -1;
+  schedule::Schedule lowered_;
+  cost::ModelCost model_;
+  std::optional<StepMeasure> last_;
+};
+
+}  // namespace dynmo::scenario

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Runs of a scenario under policies, step by step, by the simulator: what is charged for measuring,
+// planning, moving, restarts and lost steps adds up to the whole time. Deterministic: everything
+// drawn comes from the scenario's seed, and configured times stand for what a machine would
+// measure.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/observe/trace.h"
+#include "dynmo/scenario/job.h"
+#include "dynmo/scenario/policy_name.h"
+
+namespace dynmo::scenario {
+
+// Seconds of the run; they add up to total_s.
+struct TimeSpent {
+  double train_s = 0;  // steps that counted
+  double lost_s = 0;   // steps since the last checkpoint when ranks failed
+  double profile_s = 0;
+  double plan_s = 0;
+  double move_s = 0;
+  double restart_s = 0;
+  [[nodiscard]] double total_s() const {
+    return train_s + lost_s + profile_s + plan_s + move_s + restart_s;
+  }
+};
+
+struct RunResult {
+  std::string name;
+  TimeSpent time;
+  double micro_batches = 0;    // that counted, of all replicas
+  double tokens = 0;           // 0 where the model's sequence length is not known
+  double step_time_s = 0;      // mean of the steps that counted
+  double bubble = 0;           // mean over the time of all steps, of the ranks in use
+  double imbalance = 0;        // mean over the steps, max / mean - 1 of the ranks in use
+  double average_ranks = 0;    // in use, of all replicas, over the whole time
+  double gpu_hours_saved = 0;  // of ranks that were there and not in use
+  std::int64_t plans = 0;      // computed
+  std::int64_t migrations = 0;
+  std::int64_t layers_moved = 0;  // of one replica
+  double bytes_moved = 0;         // of all replicas
+  std::int64_t steps_lost = 0;
+  std::int64_t steps_over_memory = 0;  // a rank's memory would not have sufficed
+  std::vector<observe::TracedStep> trace;
+
+  // Micro-batches (of a token count that is not known) or tokens a second of the whole time.
+  [[nodiscard]] double micro_batches_per_s() const { return micro_batches / time.total_s(); }
+  [[nodiscard]] double tokens_per_s() const { return tokens / time.total_s(); }
+};
+
+struct RunOptions {
+  std::int64_t trace_steps = 0;  // last steps whose timelines are kept
+  std::function<void(std::int64_t step)> progress = {};
+};
+
+// The job with costs `load` under `policy`. kInfeasible where the policy's balancer finds no cut
+// that fits the memory for the first step, or for the ranks that an event leaves.
+[[nodiscard]] Expected<RunResult> run(const Job& job, const dynamism::LoadModel& load,
+                                      const Policy& policy, const RunOptions& options = {});
+
+struct Comparison {
+  RunResult dense;              // no dynamism, the even cut kept
+  RunResult uniform;            // the dynamic model, the even cut kept: the baseline
+  std::vector<RunResult> runs;  // as asked for
+
+  [[nodiscard]] double speedup(const RunResult& run) const {
+    return run.micro_batches_per_s() / uniform.micro_batches_per_s();
+  }
+  [[nodiscard]] double dense_speedup(const RunResult& run) const {
+    return run.micro_batches_per_s() / dense.micro_batches_per_s();
+  }
+};
+
+struct ComparisonProgress {
+  std::string run;  // name
+  int number = 0;   // of this run, from 0
+  int runs = 0;
+  std::int64_t step = 0;
+  std::int64_t steps = 0;
+};
+
+struct ComparisonOptions {
+  std::int64_t trace_steps = 0;
+  std::function<void(const ComparisonProgress&)> progress = {};
+};
+
+// Dense and uniform, and the policies by name.
+[[nodiscard]] Expected<Comparison> compare(const Job& job, const std::vector<std::string>& policies,
+                                           const ComparisonOptions& options = {});
+
+}  // namespace dynmo::scenario

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A question about a pipeline, as a file: which model on which machines, what makes its layers
+// unequal while it trains, which ranks come and go, and what measuring, planning and moving cost.
+// docs/scenarios.md explains every key.
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+#include "dynmo/dynamism/sources.h"
+
+namespace dynmo::scenario {
+
+// Ranks leave, join or fail before step `step`. Ranks are positions in the pipeline, 0 the first:
+// the replicas share one plan, so a position is in use in all of them or in none.
+struct Event {
+  std::int64_t step = 0;
+  std::vector<std::int64_t> leave = {};
+  std::vector<std::int64_t> join = {};
+  std::int64_t replicas = 0;  // from now on; 0: as before
+  bool failure = false;       // unannounced: back to the last checkpoint, and a restart
+};
+
+struct Scenario {
+  // One of: a shape, a Hugging Face config.json, a measured profile. Sizes of 0 are the family's.
+  struct Model {
+    std::string family = "gpt";  // gpt, llama, mixtral
+    std::string config;          // path of a config.json
+    std::string profile;         // path of a "dynmo-profile-1"
+    int blocks = 24;
+    std::int64_t hidden = 1024;
+    std::int64_t heads = 0;
+    std::int64_t kv_heads = 0;
+    std::int64_t intermediate = 0;
+    std::int64_t vocabulary = 0;
+    std::int64_t experts = 0;
+    std::int64_t experts_per_token = 0;
+    std::int64_t sequence = 2048;
+    std::int64_t micro_batch_size = 1;  // sequences
+  } model;
+  std::string device = "h100";
+  struct Cluster {
+    int pipeline_ranks = 8;
+    int data_parallel = 1;
+    int ranks_per_node = 8;
+    std::string order = "pipeline";  // which ranks are neighbours on a node: pipeline, data
+    Bytes memory = {};               // of a rank; here and below 0: the device's
+    double inside_latency_s = 0;
+    double inside_bandwidth = 0;
+    double between_latency_s = 0;
+    double between_bandwidth = 0;
+    double nic_bandwidth = 0;                   // shared by the ranks of a node; 0: unlimited
+    std::vector<std::int64_t> slow_ranks = {};  // of all pipeline_ranks x data_parallel
+    double slow_speed = 0.8;
+  } cluster;
+  struct Dynamism {
+    std::string source = "none";
+    std::string trace;  // a recorded load instead of a source
+  } dynamism;
+  dynamism::MoeParameters moe;
+  dynamism::PruningParameters pruning;
+  dynamism::FreezingParameters freezing;
+  std::string freezing_rule = "plasticity";  // plasticity, schedule, random
+  dynamism::SparseAttentionParameters sparse_attention;
+  dynamism::EarlyExitParameters early_exit;
+  std::string early_exit_exited = "removed";  // removed, propagated
+  dynamism::MixtureOfDepthsParameters mixture_of_depths;
+  struct Training {
+    std::int64_t steps = 1000;
+    int micro_batches = 32;  // of a replica
+    std::string schedule = "1f1b";
+    std::int64_t seed = 1;
+    std::int64_t sample_every = 1;      // costs are taken anew every so many steps
+    std::int64_t checkpoint_every = 0;  // steps; 0: only the start can be gone back to
+    double restart_s = 60;              // of a job that has lost ranks, or is static and changes
+  } training;
+  struct Policy {
+    std::vector<std::string> compare = {"uniform", "time", "optimal"};
+    double noise = 0.02;           // relative deviation of a measured layer
+    int window = 5;                // measurements whose median is a layer's cost
+    double profile_share = 0.001;  // by which measuring lengthens a step
+    double plan_s = 0.02;          // of a plan
+    double move_bandwidth = 1e10;
+    double move_fixed_s = 0.1;  // of a move of no bytes: agreeing, new groups
+    double minimum_gain = 0.01;
+    double noise_factor = 5;
+    std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
+    double pack_slack = 0;           // of "+pack": step time that fewer ranks may cost
+  } policy;
+  std::vector<Event> events;
+};
+
+// Bounds, so that any file is answered in bounded memory.
+inline constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMostPipelineRanks = 4096;
+inline constexpr std::int64_t kMostSteps = 10'000'000;
+
+// Reads and validates. Takes any bytes; kBadInput with `origin` and line as core/toml.h says, or
+// with key, value and range.
+[[nodiscard]] Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin);
+// The same of a file, with "table.key=value" changes over it. Paths in the file are relative to the
+// file's folder.
+[[nodiscard]] Expected<Scenario> read_scenario(const std::filesystem::path& path,
+                                               std::span<const std::string> settings = {});
+// Ranges and combinations that no scenario can have.
+[[nodiscard]] Expected<void> validate(const Scenario& scenario);
+// The resolved form; parse_scenario reads it back to the same value.
+[[nodiscard]] std::string to_toml(const Scenario& scenario);
+
+}  // namespace dynmo::scenario

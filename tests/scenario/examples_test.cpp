@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every scenario in examples/scenarios answers, at a few steps: none rots.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "dynmo/scenario/report.h"
+#include "dynmo/scenario/run.h"
+
+namespace dynmo::scenario {
+namespace {
+
+std::filesystem::path examples() {
+  return std::filesystem::path(__FILE__).parent_path() / "../../examples/scenarios";
+}
+
+TEST(ScenarioExamples, EveryFileAnswers) {
+  constexpr std::int64_t kSteps = 20;
+  std::set<std::string> sources;
+  for (const auto& entry : std::filesystem::directory_iterator(examples())) {
+    if (entry.path().extension() != ".toml") continue;
+    auto scenario = read_scenario(entry.path());
+    ASSERT_TRUE(scenario.has_value()) << scenario.error().message;
+    sources.insert(scenario->dynamism.source);
+    for (Event& event : scenario->events) {
+      event.step = event.step * kSteps / scenario->training.steps;
+    }
+    scenario->training.steps = kSteps;
+    scenario->training.sample_every = 5;
+    const auto job = make_job(*scenario);
+    ASSERT_TRUE(job.has_value()) << entry.path() << ": " << job.error().message;
+    const auto comparison = compare(*job, scenario->policy.compare);
+    ASSERT_TRUE(comparison.has_value()) << entry.path() << ": " << comparison.error().message;
+    for (const RunResult& run : comparison->runs) {
+      EXPECT_GT(run.tokens_per_s(), 0) << entry.path() << " " << run.name;
+      EXPECT_EQ(run.steps_over_memory, 0) << entry.path() << " " << run.name;
+    }
+  }
+  EXPECT_EQ(sources.size(), 6U) << "all six sources";
+}
+
+}  // namespace
+}  // namespace dynmo::scenario

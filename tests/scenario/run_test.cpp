@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/scenario/run.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/scenario/report.h"
+#include "dynmo/sim/simulate.h"
+
+namespace dynmo::scenario {
+namespace {
+
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+// Equal layers of 1 ms each in F, I and W; from `from` on the first `count` are frozen.
+class FreezingLoad final : public dynamism::LoadModel {
+ public:
+  FreezingLoad(int layers, std::int64_t from, int count)
+      : layers_(layers), from_(from), count_(count) {}
+  cost::ModelCost at(std::int64_t step) const override {
+    cost::ModelCost model;
+    for (int i = 0; i < layers_; ++i) {
+      model.layers.push_back({.name = "layer",
+                              .forward_s = 1e-3,
+                              .backward_input_s = 1e-3,
+                              .backward_weight_s = 1e-3,
+                              .parameter_bytes = Bytes{1000},
+                              .gradient_bytes = Bytes{1'000'000},
+                              .optimizer_bytes = Bytes{3000},
+                              .activation_bytes = Bytes{1},
+                              .boundary_bytes = Bytes{0}});
+    }
+    return step < from_ ? model : dynamism::freeze_prefix(model, count_);
+  }
+  bool changes_at(std::int64_t step) const override { return step == from_; }
+
+ private:
+  int layers_;
+  std::int64_t from_;
+  int count_;
+};
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+struct JobOptions {
+  int layers = 8;
+  std::int64_t frozen_from = kNever;
+  int frozen = 0;
+};
+
+// 4 ranks, 8 micro-batches, 20 steps; links, measuring, planning and moving cost nothing.
+Scenario free_scenario() {
+  Scenario s;
+  s.cluster.pipeline_ranks = 4;
+  s.training.steps = 20;
+  s.training.micro_batches = 8;
+  s.policy.profile_share = s.policy.plan_s = s.policy.move_fixed_s = 0;
+  s.policy.move_bandwidth = 1e18;
+  return s;
+}
+
+Job job_of(const Scenario& scenario, const JobOptions& options = {}) {
+  Job job;
+  job.scenario = scenario;
+  job.device.name = "plain";
+  job.device.memory = cost::kUnlimitedMemory;
+  job.device.inside_node =
+      job.device.between_nodes = {.latency_s = 0, .bandwidth_bytes_per_s = kUnlimited};
+  job.load = std::make_unique<FreezingLoad>(options.layers, options.frozen_from, options.frozen);
+  job.dense = std::make_unique<FreezingLoad>(options.layers, kNever, 0);
+  job.tokens_per_micro_batch = 100;
+  return job;
+}
+
+RunResult result_of(const Job& job, const std::string& policy) {
+  const Policy parsed = parse_policy(policy).value();
+  const auto result = run(job, *job.load, parsed);
+  EXPECT_TRUE(result.has_value()) << policy << ": " << result.error().message;
+  return result.has_value() ? *result : RunResult{};
+}
+
+// (M + P - 1) x (F + B) of a stage: 1F1B of equal stages.
+constexpr double kStep = (8 + 4 - 1) * 2 * 3e-3;
+
+TEST(Run, ConstantLoadsTakeStepsTimesTheClosedForm) {
+  const RunResult run = result_of(job_of(free_scenario()), "uniform");
+  EXPECT_NEAR(run.time.total_s(), 20 * kStep, 1e-9);
+  EXPECT_NEAR(run.step_time_s, kStep, 1e-9);
+  EXPECT_NEAR(run.bubble, 3.0 / 11, 1e-9);
+  EXPECT_NEAR(run.imbalance, 0, 1e-12);
+  EXPECT_NEAR(run.average_ranks, 4, 1e-9);
+  EXPECT_EQ(run.gpu_hours_saved, 0);
+  EXPECT_NEAR(run.tokens_per_s(), 8 * 100 / kStep, 1e-6);
+  EXPECT_EQ(run.plans + run.migrations + run.layers_moved, 0);
+}
+
+TEST(Run, ReplanningAStaticLoadCostsItsOverheadAndNoMore) {
+  Scenario s = free_scenario();
+  s.training.steps = 500;
+  s.policy.profile_share = 0.01;
+  s.policy.plan_s = 0.5;
+  s.policy.move_fixed_s = 0.1;
+  const RunResult run = result_of(job_of(s), "optimal");
+  EXPECT_NEAR(run.time.train_s, 500 * kStep, 1e-6);
+  EXPECT_NEAR(run.time.profile_s, 0.01 * 500 * kStep, 1e-6);
+  EXPECT_EQ(run.migrations, 0);
+  EXPECT_LE(run.plans, 3) << "noise of 2 % is no change";
+  EXPECT_NEAR(run.time.total_s(), run.time.train_s + run.time.profile_s + run.time.plan_s, 1e-9);
+}
+
+// After the freeze the even cut has 4 layers that only run forward on ranks 0 and 1.
+TEST(Run, ReplansWhenLayersFreezeAndWinsOverStaticCuts) {
+  Scenario s = free_scenario();
+  s.training.steps = 200;
+  const Job job = job_of(s, {.layers = 16, .frozen_from = 50, .frozen = 8});
+  const RunResult uniform = result_of(job, "uniform");
+  const RunResult first_cut = result_of(job, "static:optimal");
+  const RunResult replanned = result_of(job, "optimal");
+  EXPECT_EQ(replanned.migrations, 1);
+  EXPECT_GT(replanned.layers_moved, 0);
+  EXPECT_NEAR(first_cut.time.total_s(), uniform.time.total_s(), 1e-9);
+  EXPECT_GT(uniform.time.total_s(), 1.1 * replanned.time.total_s());
+  EXPECT_LT(replanned.imbalance, uniform.imbalance);
+}
+
+// The same job, charged: what moving costs is bytes / bandwidth + fixed, and too much is refused.
+TEST(Run, ChargesMovesAndRefusesThoseThatDoNotPay) {
+  Scenario s = free_scenario();
+  s.training.steps = 200;
+  s.policy.move_fixed_s = 0.25;
+  s.policy.move_bandwidth = 1e5;
+  s.policy.plan_s = 0.125;
+  const JobOptions options{.layers = 16, .frozen_from = 50, .frozen = 8};
+  const RunResult run = result_of(job_of(s, options), "optimal");
+  ASSERT_EQ(run.migrations, 1);
+  EXPECT_NEAR(run.time.move_s, 0.25 + run.bytes_moved / 1e5, 1e-9);
+  EXPECT_NEAR(run.time.plan_s, 0.125 * static_cast<double>(run.plans), 1e-9);
+  s.policy.move_fixed_s = 1000;
+  EXPECT_EQ(result_of(job_of(s, options), "optimal").migrations, 0);
+}
+
+TEST(Run, PartsAddUpToTheWhole) {
+  Scenario s = free_scenario();
+  s.training.steps = 100;
+  s.training.checkpoint_every = 7;
+  s.policy.profile_share = 0.01;
+  s.policy.plan_s = 0.01;
+  s.policy.move_fixed_s = 0.1;
+  s.policy.move_bandwidth = 1e6;
+  s.events = {{.step = 30, .leave = {3}},
+              {.step = 60, .leave = {0}, .failure = true},
+              {.step = 80, .join = {0, 3}}};
+  const Job job = job_of(s, {.layers = 16, .frozen_from = 50, .frozen = 8});
+  const Comparison c = compare(job, {"uniform", "static:time", "optimal"}).value();
+  for (const RunResult* run : {&c.dense, &c.uniform, &c.runs[1], &c.runs[2]}) {
+    const TimeSpent& t = run->time;
+    EXPECT_EQ(t.total_s(), t.train_s + t.lost_s + t.profile_s + t.plan_s + t.move_s + t.restart_s);
+    EXPECT_NEAR(run->step_time_s * 100, t.train_s, 1e-9) << run->name;
+    EXPECT_EQ(run->micro_batches, 100 * 8) << run->name;
+    EXPECT_GT(run->average_ranks, 2);
+    EXPECT_LT(run->average_ranks, 4);
+  }
+  const Json json = comparison_json(s, c);
+  for (const Json& run : json["runs"]) {
+    double shares = run["time_s"]["train"].get<double>() / run["time_s"]["total"].get<double>();
+    for (const auto& [part, share] : run["overhead"].items()) shares += share.get<double>();
+    EXPECT_NEAR(shares, 1, 1e-12) << run["name"];
+  }
+}
+
+TEST(Run, RanksThatLeaveAndComeBackChangeTheAverage) {
+  Scenario s = free_scenario();
+  const double four = result_of(job_of(s, {.layers = 12}), "uniform").step_time_s;
+  Scenario fewer = s;
+  fewer.cluster.pipeline_ranks = 3;
+  const double three = result_of(job_of(fewer, {.layers = 12}), "uniform").step_time_s;
+  s.events = {{.step = 10, .leave = {1}}};
+  const RunResult left = result_of(job_of(s, {.layers = 12}), "optimal");
+  EXPECT_NEAR(left.time.total_s(), 10 * four + 10 * three, 1e-9);
+  EXPECT_NEAR(left.average_ranks, (10 * four * 4 + 10 * three * 3) / (10 * four + 10 * three),
+              1e-9);
+  EXPECT_EQ(left.migrations, 1);
+  // Back for the last 5 steps: one more is run on three ranks before the policy has decided.
+  s.events.push_back({.step = 15, .join = {1}});
+  s.training.steps = 100;
+  const RunResult back = result_of(job_of(s, {.layers = 12}), "optimal");
+  EXPECT_EQ(back.migrations, 2);
+  EXPECT_NEAR(back.time.total_s(), 94 * four + 6 * three, 1e-9);
+  // A static job restarts on three ranks, and stays there.
+  const RunResult kept = result_of(job_of(s, {.layers = 12}), "uniform");
+  EXPECT_NEAR(kept.time.total_s(), 10 * four + 90 * three + s.training.restart_s, 1e-9);
+}
+
+TEST(Run, AFailureLosesTheStepsSinceTheCheckpoint) {
+  Scenario s = free_scenario();
+  s.training.checkpoint_every = 4;
+  s.training.restart_s = 3;
+  s.events = {{.step = 10, .failure = true}};
+  const RunResult run = result_of(job_of(s), "uniform");
+  EXPECT_EQ(run.steps_lost, 2);
+  EXPECT_NEAR(run.time.lost_s, 2 * kStep, 1e-9);
+  EXPECT_NEAR(run.time.train_s, 20 * kStep, 1e-9);
+  EXPECT_EQ(run.time.restart_s, 3);
+  EXPECT_EQ(run.micro_batches, 20 * 8);
+  s.training.checkpoint_every = 0;  // only the start
+  EXPECT_EQ(result_of(job_of(s), "uniform").steps_lost, 10);
+}
+
+// The last stage to end is the first, and its gradients are summed then.
+TEST(Run, ReplicasAddTheReductionAndTheirTokens) {
+  Scenario s = free_scenario();
+  s.cluster.data_parallel = 3;
+  s.cluster.inside_bandwidth = s.cluster.between_bandwidth = 1e9;
+  const RunResult run = result_of(job_of(s), "uniform");
+  const cost::Link link{.latency_s = 0, .bandwidth_bytes_per_s = 1e9};
+  const double tail = to_seconds(sim::all_reduce_time(Bytes{2'000'000}, 3, link));
+  EXPECT_NEAR(tail, 2 * 2.0 / 3 * 2e6 / 1e9, 1e-8);
+  EXPECT_NEAR(run.step_time_s, kStep + tail, 1e-9);
+  EXPECT_EQ(run.micro_batches, 20 * 8 * 3);
+  EXPECT_NEAR(run.average_ranks, 12, 1e-9);
+}
+
+// Everybody waits for the replica with the slow rank.
+TEST(Run, TheSlowestReplicaSetsThePace) {
+  Scenario s = free_scenario();
+  s.cluster.slow_ranks = {2};
+  s.cluster.slow_speed = 0.5;
+  const double alone = result_of(job_of(s), "uniform").step_time_s;
+  EXPECT_GT(alone, 1.5 * kStep);
+  s.cluster.data_parallel = 5;
+  const RunResult run = result_of(job_of(s), "uniform");
+  EXPECT_NEAR(run.step_time_s, alone, 1e-9);
+  // 4 replicas are busy for 24 ms of work x 8 layers, the fifth for half as much again on one rank.
+  const double busy = 8 * 3e-3 * (4 * 8 + 6 + 2 * 2);
+  EXPECT_NEAR(run.bubble, 1 - busy / (20 * alone), 1e-9);
+}
+
+TEST(Run, ReplicasThatComeAndGoChangeTokensAndRanks) {
+  Scenario s = free_scenario();
+  s.cluster.data_parallel = 4;
+  s.events = {{.step = 10, .replicas = 2}};
+  const RunResult run = result_of(job_of(s), "uniform");
+  EXPECT_EQ(run.micro_batches, 8 * (10 * 4 + 10 * 2));
+  EXPECT_NEAR(run.average_ranks, 4 * 3, 1e-9);
+  EXPECT_EQ(run.bytes_moved, 0);
+  s.events.push_back({.step = 15, .replicas = 3});
+  EXPECT_EQ(result_of(job_of(s), "uniform").bytes_moved, 8 * 4000);  // one replica's whole state
+}
+
+TEST(Run, SamplingLessOftenChangesNothingWhereOnlyKnownChangesHappen) {
+  Scenario s = free_scenario();
+  s.training.steps = 100;
+  const JobOptions options{.layers = 16, .frozen_from = 53, .frozen = 8};
+  const RunResult every = result_of(job_of(s, options), "uniform");
+  s.training.sample_every = 10;
+  EXPECT_EQ(result_of(job_of(s, options), "uniform").time.total_s(), every.time.total_s());
+}
+
+TEST(Run, TwoRunsPrintTheSame) {
+  Scenario s = free_scenario();
+  s.training.steps = 100;
+  const Job job = job_of(s, {.layers = 16, .frozen_from = 50, .frozen = 8});
+  const auto text = [&] {
+    const Comparison c = compare(job, {"uniform", "time", "optimal"}).value();
+    return report(s, c) + comparison_json(s, c).dump();
+  };
+  EXPECT_EQ(text(), text());
+  Scenario other = s;
+  other.training.seed = 2;
+  EXPECT_NE(text(), "");
+}
+
+TEST(Run, InfeasibleMemoryIsAnErrorAndTheBaselineSaysSo) {
+  Scenario s = free_scenario();
+  s.cluster.memory = Bytes{1000};
+  const Job job = job_of(s);
+  EXPECT_EQ(result_of(job, "uniform").steps_over_memory, 20);
+  const auto result = run(job, *job.load, parse_policy("optimal").value());
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code, ErrorCode::kInfeasible);
+}
+
+TEST(Run, TraceHasTheLastStepsOfEveryRun) {
+  const Job job = job_of(free_scenario());
+  const Comparison c = compare(job, {"uniform", "optimal"}, {.trace_steps = 2}).value();
+  const auto processes = trace_of(c);
+  ASSERT_EQ(processes.size(), 3U);
+  for (const auto& process : processes) {
+    ASSERT_EQ(process.steps.size(), 2U) << process.name;
+    EXPECT_EQ(process.steps[0].step, 18);
+    EXPECT_EQ(process.steps[0].timeline.ranks.size(), 4U);
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::scenario
