@@ -1,59 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/plan/balance.h"
 
+#include <algorithm>
 #include <array>
-#include <numeric>
+#include <limits>
 #include <string>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/nearest.h"
-#include "dynmo/plan/chain_impl.h"
+#include "dynmo/plan/balance_impl.h"
+#include "dynmo/plan/diffusion.h"
+#include "dynmo/plan/v_pair_impl.h"
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/placement.h"
 
 namespace dynmo::plan {
 namespace {
 
-constexpr std::array<Balancer, 4> kBalancers = {Balancer::kUniform, Balancer::kParameters,
-                                                Balancer::kTime, Balancer::kOptimal};
+using internal::Chain;
+using schedule::ScheduleKind;
 
-std::vector<int> uniform_counts(int layers, int ranks) {
-  std::vector<int> counts(static_cast<std::size_t>(ranks), layers / ranks);
-  for (int i = 0; i < layers % ranks; ++i) ++counts[static_cast<std::size_t>(i)];
-  return counts;
-}
+constexpr std::array kBalancers = {Balancer::kUniform,       Balancer::kParameters,
+                                   Balancer::kTime,          Balancer::kDiffusionParameters,
+                                   Balancer::kDiffusionTime, Balancer::kOptimal,
+                                   Balancer::kVPair,         Balancer::kSearch};
+
+constexpr std::int64_t kMostPairBytes = std::int64_t{1} << 31;
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 // A chain blind to memory and speed.
-internal::Chain blind_chain(std::span<const double> weights, int ranks) {
-  internal::Chain chain;
+Chain blind_chain(std::span<const double> weights, int stages) {
+  Chain chain;
   chain.work = internal::quantized_prefix_sums(weights);
   chain.state.assign(chain.work.size(), 0);
   chain.activation.assign(chain.work.size(), 0);
-  chain.ranks.resize(static_cast<std::size_t>(ranks));
+  chain.ranks.resize(at(stages));
+  for (internal::ChainRank& rank : chain.ranks) rank = {};
   return chain;
 }
 
-internal::Chain chain_of(const BalanceProblem& problem) {
-  const int ranks = problem.cluster.size();
-  internal::Chain chain =
-      blind_chain(cost::layer_work_s(problem.model, problem.micro_batches), ranks);
-  const auto frozen = static_cast<std::size_t>(problem.model.frozen_layers());
-  for (std::size_t i = 0; i < problem.model.layers.size(); ++i) {
-    const cost::LayerCost& layer = problem.model.layers[i];
-    chain.state[i + 1] = chain.state[i] + cost::state_bytes(layer).value;
-    chain.activation[i + 1] = chain.activation[i] + (i < frozen ? 0 : layer.activation_bytes.value);
-  }
-  std::vector<double> speeds;
-  for (int s = 0; s < ranks; ++s) {
-    const cost::ClusterRank& rank = problem.cluster.ranks[static_cast<std::size_t>(s)];
-    speeds.push_back(rank.speed);
-    chain.ranks[static_cast<std::size_t>(s)].memory_bytes = rank.memory.value;
-    chain.ranks[static_cast<std::size_t>(s)].in_flight =
-        in_flight(problem.schedule, s, ranks, problem.micro_batches);
-  }
-  internal::set_speeds(chain, speeds);
-  return chain;
+std::vector<int> blind_cut(std::span<const double> weights, int stages) {
+  auto counts = internal::best_cut(blind_chain(weights, stages));
+  DYNMO_CHECK(counts.has_value(), "a cut where memory does not count");
+  return *std::move(counts);
 }
 
-Error infeasible(const internal::Chain& chain) {
+Error infeasible(const Chain& chain, const std::vector<Rank>& placement) {
   const internal::MemoryAdvice advice = internal::advise(chain);
   if (advice.rank < 0) {
     return make_error(ErrorCode::kInfeasible,
@@ -62,26 +56,161 @@ Error infeasible(const internal::Chain& chain) {
                       chain.layers(), chain.size(), advice.bytes,
                       format_bytes(Bytes{advice.bytes}));
   }
-  const std::int64_t has = chain.ranks[static_cast<std::size_t>(advice.rank)].memory_bytes;
+  const std::int64_t has = chain.ranks[at(advice.rank)].memory_bytes;
   return make_error(ErrorCode::kInfeasible,
                     "no cut of {} layers over {} ranks fits their memory: rank {} has {} bytes "
                     "({}), {} bytes ({}) there would do, or more ranks",
-                    chain.layers(), chain.size(), advice.rank, has, format_bytes(Bytes{has}),
-                    advice.bytes, format_bytes(Bytes{advice.bytes}));
+                    chain.layers(), chain.size(), placement[at(advice.rank)], has,
+                    format_bytes(Bytes{has}), advice.bytes, format_bytes(Bytes{advice.bytes}));
 }
 
-Expected<void> validate(const BalanceProblem& problem) {
+// Whether what the stages of each rank need together stays within its memory.
+bool ranks_fit(const Chain& chain, const std::vector<int>& counts,
+               const std::vector<Rank>& placement, const cost::Cluster& cluster) {
+  std::vector<std::int64_t> bytes(cluster.ranks.size(), 0);
+  int first = 0;
+  for (std::size_t s = 0; s < counts.size(); ++s) {
+    bytes[placement[s].index()] += chain.need(static_cast<int>(s), first, first + counts[s]);
+    first += counts[s];
+  }
+  for (std::size_t r = 0; r < bytes.size(); ++r) {
+    if (bytes[r] > cluster.ranks[r].memory.value) return false;
+  }
+  return true;
+}
+
+Expected<std::vector<int>> optimal_cut(const BalanceProblem& problem,
+                                       const std::vector<Rank>& placement) {
+  DYNMO_ASSIGN(const auto stashes, in_flight(problem.schedule, placement, problem.cluster.size(),
+                                             problem.micro_batches));
+  Chain chain = internal::chain_of(problem, placement, stashes);
+  auto counts = internal::best_cut(chain);
+  if (!counts && chain.size() == problem.cluster.size()) return infeasible(chain, placement);
+  if (counts && ranks_fit(chain, *counts, placement, problem.cluster)) return *std::move(counts);
+  const std::int64_t share = chain.size() / problem.cluster.size();
+  for (internal::ChainRank& rank : chain.ranks) rank.memory_bytes /= share;
+  counts = internal::best_cut(chain);
+  if (counts) return *std::move(counts);
+  return make_error(ErrorCode::kInfeasible,
+                    "no cut of {} layers into {} stages with a {}th of its rank's memory each was "
+                    "found: give the ranks more memory, use more of them, or the search balancer",
+                    chain.layers(), chain.size(), share);
+}
+
+Error infeasible_pairs(const Chain& chain) {
+  const auto roomier = [&](internal::Wide more) {
+    Chain roomy = chain;
+    for (internal::ChainRank& rank : roomy.ranks) {
+      const auto room = std::numeric_limits<std::int64_t>::max() - rank.memory_bytes;
+      rank.memory_bytes += std::min(room, static_cast<std::int64_t>(more));
+    }
+    return internal::v_pair_fits(roomy);
+  };
+  const auto whole = static_cast<internal::Wide>(chain.need(0, 0, chain.layers()));
+  const auto extra = static_cast<std::int64_t>(internal::smallest(0, whole, roomier));
+  return make_error(ErrorCode::kInfeasible,
+                    "no V cut of {} layers over {} ranks fits their memory: {} bytes ({}) more on "
+                    "every rank would do, or more ranks",
+                    chain.layers(), chain.size(), extra, format_bytes(Bytes{extra}));
+}
+
+Expected<std::vector<int>> v_pair_cut(const BalanceProblem& problem) {
+  const int ranks = problem.cluster.size();
+  const std::int64_t bytes = internal::v_pair_bytes(problem.model.size(), ranks);
+  if (bytes > kMostPairBytes) {
+    return make_error(ErrorCode::kBadInput,
+                      "v-pair over {} layers and {} ranks would take {}, wanted at most {}: use "
+                      "the optimal balancer",
+                      problem.model.size(), ranks, format_bytes(Bytes{bytes}),
+                      format_bytes(Bytes{kMostPairBytes}));
+  }
+  const std::vector<Rank> order = schedule::loop_placement(ranks, 1);
+  const std::vector<int> stashes(order.size(), std::min(problem.micro_batches, ranks));
+  const Chain chain = internal::chain_of(problem, order, stashes);
+  auto counts = internal::best_v_pair(chain);
+  if (!counts) return infeasible_pairs(chain);
+  return *std::move(counts);
+}
+
+// Counted from the order itself: its closed form has more cases than the order has rules.
+Expected<std::vector<int>> interleaved_in_flight(const std::vector<Rank>& placement, int ranks,
+                                                 int micro_batches) {
+  schedule::PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches, .stages = {}};
+  for (const Rank rank : placement) shape.stages.push_back({.rank = rank, .frozen = false});
+  DYNMO_ASSIGN(const auto made, schedule::make_schedule(ScheduleKind::kInterleaved, shape));
+  return schedule::in_flight(made);
+}
+
+}  // namespace
+
+namespace internal {
+
+Expected<void> validate(Balancer balancer, const BalanceProblem& problem) {
   DYNMO_TRY(cost::validate(problem.model, problem.micro_batches));
   DYNMO_TRY(cost::validate(problem.cluster));
-  if (problem.cluster.size() > problem.model.size()) {
+  if (problem.stages_per_rank < 1 || problem.stages_per_rank > 1024) {
+    return make_error(ErrorCode::kBadInput, "{} stages a rank, wanted 1 to 1024",
+                      problem.stages_per_rank);
+  }
+  const int ranks = problem.cluster.size();
+  if (ranks > problem.model.size()) {
     return make_error(ErrorCode::kBadInput,
                       "{} ranks for {} layers, wanted at most one rank a layer: use fewer ranks",
-                      problem.cluster.size(), problem.model.size());
+                      ranks, problem.model.size());
+  }
+  if (balancer == Balancer::kVPair && problem.schedule != ScheduleKind::kZbV &&
+      problem.schedule != ScheduleKind::kAdaptive) {
+    return make_error(ErrorCode::kBadInput,
+                      "v-pair levels the two stages that each rank holds in V placement, {} has no "
+                      "such: use schedule zb-v, or another balancer",
+                      schedule::name(problem.schedule));
+  }
+  const std::size_t stages = placement(balancer, problem).size();
+  if (stages > problem.model.layers.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{} ranks with {} stages each for {} layers, wanted at most one stage a "
+                      "layer: use fewer ranks or a schedule with fewer stages",
+                      ranks, stages / problem.cluster.ranks.size(), problem.model.size());
   }
   return {};
 }
 
-}  // namespace
+std::vector<int> uniform_counts(int layers, int stages) {
+  std::vector<int> counts(at(stages), layers / stages);
+  for (int i = 0; i < layers % stages; ++i) ++counts[at(i)];
+  return counts;
+}
+
+std::vector<double> parameter_weights(const cost::ModelCost& model) {
+  std::vector<double> weights;
+  for (const cost::LayerCost& layer : model.layers) {
+    weights.push_back(static_cast<double>(layer.parameter_bytes.value));
+  }
+  return weights;
+}
+
+Chain chain_of(const BalanceProblem& problem, const std::vector<Rank>& placement,
+               const std::vector<int>& in_flight) {
+  Chain chain = blind_chain(cost::layer_work_s(problem.model, problem.micro_batches),
+                            static_cast<int>(placement.size()));
+  const auto frozen = at(problem.model.frozen_layers());
+  for (std::size_t i = 0; i < problem.model.layers.size(); ++i) {
+    const cost::LayerCost& layer = problem.model.layers[i];
+    chain.state[i + 1] = chain.state[i] + cost::state_bytes(layer).value;
+    chain.activation[i + 1] = chain.activation[i] + (i < frozen ? 0 : layer.activation_bytes.value);
+  }
+  std::vector<double> speeds;
+  for (std::size_t s = 0; s < placement.size(); ++s) {
+    const cost::ClusterRank& rank = problem.cluster.ranks[placement[s].index()];
+    speeds.push_back(rank.speed);
+    chain.ranks[s].memory_bytes = rank.memory.value;
+    chain.ranks[s].in_flight = in_flight[s];
+  }
+  set_speeds(chain, speeds);
+  return chain;
+}
+
+}  // namespace internal
 
 std::string_view name(Balancer balancer) {
   switch (balancer) {
@@ -91,8 +220,16 @@ std::string_view name(Balancer balancer) {
       return "parameters";
     case Balancer::kTime:
       return "time";
+    case Balancer::kDiffusionParameters:
+      return "diffusion-parameters";
+    case Balancer::kDiffusionTime:
+      return "diffusion-time";
     case Balancer::kOptimal:
       return "optimal";
+    case Balancer::kVPair:
+      return "v-pair";
+    case Balancer::kSearch:
+      return "search";
   }
   DYNMO_CHECK(false, "a balancer, got {}", static_cast<int>(balancer));
 }
@@ -107,43 +244,55 @@ Expected<Balancer> parse_balancer(std::string_view text) {
                     suggestion(text, known));
 }
 
-int in_flight(schedule::ScheduleKind schedule, int stage, int stages, int micro_batches) {
-  DYNMO_CHECK(stage >= 0 && stage < stages, "a stage below {}, got {}", stages, stage);
-  switch (schedule) {
-    case schedule::ScheduleKind::kGpipe:
-      return micro_batches;
-    case schedule::ScheduleKind::k1F1B:
-    case schedule::ScheduleKind::kInterleaved:
-    case schedule::ScheduleKind::kAdaptive:
-      return std::min(micro_batches, stages - stage);
-    case schedule::ScheduleKind::kZbH1:
-    case schedule::ScheduleKind::kZbV:
-      return std::min(micro_batches, stages);
+std::vector<Rank> placement(Balancer balancer, const BalanceProblem& problem) {
+  const int ranks = problem.cluster.size();
+  if (balancer == Balancer::kVPair || problem.schedule == ScheduleKind::kZbV) {
+    return schedule::wave_placement(ranks, 2);
   }
-  DYNMO_CHECK(false, "a schedule kind, got {}", static_cast<int>(schedule));
+  return schedule::loop_placement(
+      ranks, problem.schedule == ScheduleKind::kInterleaved ? problem.stages_per_rank : 1);
+}
+
+Expected<std::vector<int>> in_flight(ScheduleKind schedule, const std::vector<Rank>& placement,
+                                     int ranks, int micro_batches) {
+  if (schedule == ScheduleKind::kInterleaved && placement.size() > at(ranks)) {
+    return interleaved_in_flight(placement, ranks, micro_batches);
+  }
+  const int stages = static_cast<int>(placement.size());
+  std::vector<int> stashes(placement.size(), micro_batches);
+  if (schedule == ScheduleKind::kGpipe) return stashes;
+  const bool zero_bubble = schedule == ScheduleKind::kZbH1 || schedule == ScheduleKind::kZbV;
+  for (int s = 0; s < stages; ++s) {
+    stashes[at(s)] = std::min(micro_batches, zero_bubble ? ranks : stages - s);
+  }
+  return stashes;
 }
 
 Expected<std::vector<int>> balance(Balancer balancer, const BalanceProblem& problem) {
-  DYNMO_TRY(validate(problem));
-  const int ranks = problem.cluster.size();
-  if (balancer == Balancer::kUniform) return uniform_counts(problem.model.size(), ranks);
-  if (balancer == Balancer::kOptimal) {
-    const internal::Chain chain = chain_of(problem);
-    auto counts = internal::best_cut(chain);
-    if (!counts) return infeasible(chain);
-    return *std::move(counts);
-  }
-  std::vector<double> weights;
-  if (balancer == Balancer::kTime) {
-    weights = cost::layer_work_s(problem.model, problem.micro_batches);
-  } else {
-    for (const cost::LayerCost& layer : problem.model.layers) {
-      weights.push_back(static_cast<double>(layer.parameter_bytes.value));
+  DYNMO_TRY(internal::validate(balancer, problem));
+  const std::vector<Rank> ranks = placement(balancer, problem);
+  const int stages = static_cast<int>(ranks.size());
+  switch (balancer) {
+    case Balancer::kUniform:
+      return internal::uniform_counts(problem.model.size(), stages);
+    case Balancer::kParameters:
+      return blind_cut(internal::parameter_weights(problem.model), stages);
+    case Balancer::kTime:
+      return blind_cut(cost::layer_work_s(problem.model, problem.micro_batches), stages);
+    case Balancer::kDiffusionParameters:
+    case Balancer::kDiffusionTime: {
+      DYNMO_ASSIGN(Diffusion diffusion, diffuse(balancer, problem));
+      return std::move(diffusion.counts);
     }
+    case Balancer::kOptimal:
+      return optimal_cut(problem, ranks);
+    case Balancer::kVPair:
+      return v_pair_cut(problem);
+    case Balancer::kSearch:
+      return make_error(ErrorCode::kBadInput,
+                        "search decides more than a cut: ask plan::propose for its plan");
   }
-  auto counts = internal::best_cut(blind_chain(weights, ranks));
-  DYNMO_CHECK(counts.has_value(), "a cut where memory does not count");
-  return *std::move(counts);
+  DYNMO_CHECK(false, "a balancer, got {}", static_cast<int>(balancer));
 }
 
 }  // namespace dynmo::plan

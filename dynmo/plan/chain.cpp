@@ -17,17 +17,6 @@ constexpr double kSlowestTie = 256;               // ties see slower ranks as th
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
-// What a rank may take while no rank needs longer than the bottleneck under test.
-std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck) {
-  std::vector<std::int64_t> limits;
-  for (const ChainRank& rank : chain.ranks) {
-    const Wide most = bottleneck / static_cast<Wide>(rank.slowness);
-    limits.push_back(
-        static_cast<std::int64_t>(std::min(most, static_cast<Wide>(chain.work.back()))));
-  }
-  return limits;
-}
-
 class Probe {
  public:
   Probe(const Chain& chain, Wide bottleneck)
@@ -120,26 +109,6 @@ class Probe {
   std::vector<int> low_;
   std::vector<int> high_;
 };
-
-Wide slowest_time(const Chain& chain) {
-  std::int64_t slowness = 0;
-  for (const ChainRank& rank : chain.ranks) slowness = std::max(slowness, rank.slowness);
-  return static_cast<Wide>(chain.work.back()) * static_cast<Wide>(slowness);
-}
-
-// Smallest bottleneck in [low, high] for which `works`, which is monotone and holds at `high`.
-template <typename Works>
-Wide smallest(Wide low, Wide high, Works works) {
-  while (low < high) {
-    const Wide middle = low + (high - low) / 2;
-    if (works(middle)) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
 
 bool greedy_works(const Chain& chain, Wide bottleneck) {
   return Probe(chain, bottleneck).find_windows();
@@ -245,6 +214,30 @@ std::vector<int> most_even_cut(const Chain& chain, Wide bottleneck) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck) {
+  std::vector<std::int64_t> limits;
+  for (const ChainRank& rank : chain.ranks) {
+    const Wide most = bottleneck / static_cast<Wide>(rank.slowness);
+    limits.push_back(
+        static_cast<std::int64_t>(std::min(most, static_cast<Wide>(chain.work.back()))));
+  }
+  return limits;
+}
+
+Wide slowest_time(const Chain& chain) {
+  std::int64_t slowness = 0;
+  for (const ChainRank& rank : chain.ranks) slowness = std::max(slowness, rank.slowness);
+  return static_cast<Wide>(chain.work.back()) * static_cast<Wide>(slowness);
+}
+
+Wide ideal_time(const Chain& chain) {
+  return smallest(0, slowest_time(chain), [&](Wide bottleneck) {
+    Wide sum = 0;
+    for (const std::int64_t limit : work_limits(chain, bottleneck)) sum += static_cast<Wide>(limit);
+    return sum >= static_cast<Wide>(chain.work.back());
+  });
+}
 
 std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights) {
   // lcm(1..22), (1..18), (1..16), (1..12), (1..10): the most parts whose sum stays below 2^40.

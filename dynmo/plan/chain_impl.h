@@ -50,6 +50,28 @@ struct Chain {
 // Sets slowness and tie_slowness from speeds (finite, above 0).
 void set_speeds(Chain& chain, std::span<const double> speeds);
 
+// What each rank may take while none needs longer than `bottleneck`.
+[[nodiscard]] std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck);
+
+// Everything on the slowest rank; and the least time in which the ranks' limits add up to all work,
+// were layers divisible.
+[[nodiscard]] Wide slowest_time(const Chain& chain);
+[[nodiscard]] Wide ideal_time(const Chain& chain);
+
+// Smallest bottleneck in [low, high] for which `works`, which is monotone and holds at `high`.
+template <typename Works>
+Wide smallest(Wide low, Wide high, Works works) {
+  while (low < high) {
+    const Wide middle = low + (high - low) / 2;
+    if (works(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
 // Counts a rank of the best cut under the rule of balance.h; nullopt if no cut fits the memory.
 // Requires 1 <= size() <= layers().
 [[nodiscard]] std::optional<std::vector<int>> best_cut(const Chain& chain);

@@ -5,8 +5,9 @@
 #include <numeric>
 
 #include "dynmo/core/check.h"
-#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/check.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/schedule/text.h"
 
 namespace dynmo::plan {
 namespace {
@@ -61,25 +62,6 @@ Expected<void> check_duration(const cost::ModelCost& model, const cost::Cluster&
   return {};
 }
 
-// Most stashes of each stage held at once, by one pass over its rank's list. B or W frees.
-std::vector<int> count_in_flight(const schedule::Schedule& schedule) {
-  std::vector<int> held(schedule.shape.stages.size(), 0);
-  std::vector<int> most = held;
-  for (const auto& actions : schedule.ranks) {
-    for (const schedule::Action& action : actions) {
-      const std::size_t stage = action.stage.index();
-      if (schedule.shape.stages[stage].frozen) continue;
-      if (action.kind == schedule::ActionKind::kForward) {
-        most[stage] = std::max(most[stage], ++held[stage]);
-      } else if (action.kind == schedule::ActionKind::kBackward ||
-                 action.kind == schedule::ActionKind::kWeightGradient) {
-        --held[stage];
-      }
-    }
-  }
-  return most;
-}
-
 void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCost& model,
                   const cost::Cluster& cluster, int micro_batches) {
   const std::vector<double> work = cost::layer_work_s(model, micro_batches);
@@ -96,6 +78,16 @@ void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCos
     evaluation.stage_time_s.push_back(std::accumulate(first, first + stage.layers.count, 0.0) /
                                       cluster.ranks[stage.rank.index()].speed);
   }
+}
+
+Json order_json(const Plan& plan) {
+  Json order = Json::array();
+  for (const std::vector<schedule::Action>& actions : plan.order) {
+    Json texts = Json::array();
+    for (const schedule::Action& action : actions) texts.push_back(schedule::to_string(action));
+    order.push_back(std::move(texts));
+  }
+  return order;
 }
 
 }  // namespace
@@ -151,7 +143,8 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
   DYNMO_ASSIGN(evaluation.result,
                sim::simulate(schedule::lower(compute), stage_costs(plan, model), cluster, options));
   evaluation.step_time_s = to_seconds(evaluation.result.step_time);
-  evaluation.in_flight = count_in_flight(compute);
+  evaluation.micro_batches = micro_batches;
+  evaluation.in_flight = schedule::in_flight(compute);
   add_measures(evaluation, plan, model, cluster, micro_batches);
   return evaluation;
 }
@@ -179,19 +172,22 @@ Json plan_json(const Plan& plan, const Evaluation& evaluation, const cost::Model
   for (const sim::RankUsage& rank : evaluation.result.ranks) {
     peak = std::max(peak, rank.peak_activation);
   }
-  return {{"format", "dynmo-plan-1"},
-          {"balancer", balancer},
-          {"schedule", schedule::name(plan.schedule)},
-          {"ranks", plan.ranks},
-          {"generation", plan.generation},
-          {"step_time_s", evaluation.step_time_s},
-          {"ideal_step_time_s", evaluation.ideal_step_time_s},
-          {"bottleneck_s", evaluation.bottleneck_s},
-          {"bubble", evaluation.result.bubble},
-          {"imbalance", evaluation.imbalance},
-          {"peak_activation_bytes", peak.value},
-          {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}},
-          {"stages", std::move(stages)}};
+  Json json{{"format", "dynmo-plan-1"},
+            {"balancer", balancer},
+            {"schedule", schedule::name(plan.schedule)},
+            {"ranks", plan.ranks},
+            {"micro_batches", evaluation.micro_batches},
+            {"generation", plan.generation},
+            {"step_time_s", evaluation.step_time_s},
+            {"ideal_step_time_s", evaluation.ideal_step_time_s},
+            {"bottleneck_s", evaluation.bottleneck_s},
+            {"bubble", evaluation.result.bubble},
+            {"imbalance", evaluation.imbalance},
+            {"peak_activation_bytes", peak.value},
+            {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}},
+            {"stages", std::move(stages)}};
+  if (plan.schedule == schedule::ScheduleKind::kAdaptive) json["order"] = order_json(plan);
+  return json;
 }
 
 }  // namespace dynmo::plan

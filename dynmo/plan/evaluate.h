@@ -23,6 +23,7 @@ struct Evaluation {
   double bottleneck_s = 0;       // largest work of a rank a micro-batch / its speed
   double imbalance = 0;          // max / mean - 1 of the ranks' work / speed, idle ranks included
   std::vector<double> stage_time_s;  // by stage: work of a micro-batch / speed of its rank
+  int micro_batches = 0;             // of the step replayed
   std::vector<int> in_flight;        // by stage: most stashes held at once (frozen: 0)
 };
 

@@ -166,6 +166,36 @@ std::int32_t small_integer(JsonObject& object, const std::string& key) {
   return static_cast<std::int32_t>(value);
 }
 
+// One list of action texts a rank.
+Expected<std::vector<std::vector<schedule::Action>>> parse_order(const Json& json, const Plan& plan,
+                                                                 std::string_view origin) {
+  const auto fault = [&](std::string_view where, std::string_view problem) {
+    return make_error(ErrorCode::kBadInput, "{}: /order{} {}", origin, where, problem);
+  };
+  if (!json.is_array() || json.size() != static_cast<std::size_t>(plan.ranks)) {
+    return fault("", fmt::format("wanted a list of actions for each of {} ranks", plan.ranks));
+  }
+  std::vector<std::vector<schedule::Action>> order;
+  for (std::size_t r = 0; r < json.size(); ++r) {
+    if (!json[r].is_array()) return fault(fmt::format("/{}", r), "wanted a list of actions");
+    order.emplace_back();
+    for (std::size_t i = 0; i < json[r].size(); ++i) {
+      const auto action = json[r][i].is_string()
+                              ? schedule::parse_action(json[r][i].get_ref<const std::string&>())
+                              : Error{ErrorCode::kBadInput, "wanted an action like \"0F0\""};
+      if (!action) return fault(fmt::format("/{}/{}", r, i), action.error().message);
+      if (!schedule::is_compute(action->kind) || action->stage.index() >= plan.stages.size() ||
+          plan.stages[action->stage.index()].rank.index() != r) {
+        return fault(fmt::format("/{}/{}", r, i),
+                     fmt::format("is {}, wanted F, B, I or W of a stage on rank {}",
+                                 schedule::to_string(*action), r));
+      }
+      order.back().push_back(*action);
+    }
+  }
+  return order;
+}
+
 }  // namespace
 
 Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
@@ -182,7 +212,7 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   auto stages = root.objects("stages");
   for (const char* derived :
        {"step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble",
-        "imbalance", "balancer", "micro_batches", "migration"}) {
+        "imbalance", "balancer", "micro_batches", "migration", "order"}) {
     root.ignore(derived);
   }
   DYNMO_TRY(root.finish());
@@ -211,6 +241,21 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   }
   if (const auto valid = validate(plan, static_cast<int>(layers)); !valid) {
     return make_error(ErrorCode::kBadInput, "{}: /stages: {}", origin, valid.error().message);
+  }
+  const auto order = json.find("order");
+  if (plan.schedule == schedule::ScheduleKind::kAdaptive) {
+    if (order == json.end()) {
+      return make_error(ErrorCode::kBadInput,
+                        "{}: /order is missing, wanted the actions of each rank, as the schedule "
+                        "is adaptive",
+                        origin);
+    }
+    DYNMO_ASSIGN(plan.order, parse_order(*order, plan, origin));
+  } else if (order != json.end()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: /order is given, but schedule {} makes its own: leave it out, or set "
+                      "the schedule to adaptive",
+                      origin, schedule_name);
   }
   return plan;
 }

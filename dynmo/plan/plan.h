@@ -76,7 +76,8 @@ struct Plan {
 [[nodiscard]] std::string to_string(const Plan& plan);
 
 // The plan in a "dynmo-plan-1" file (written by plan_json, evaluate.h): what it says of times and
-// memory is passed over. kBadInput with file and JSON pointer, or with what `validate` says.
+// memory is passed over. An adaptive plan has its order, for as many micro-batches as
+// it was made for. kBadInput with file and JSON pointer, or with what `validate` says.
 [[nodiscard]] Expected<Plan> parse_plan(const Json& json, std::string_view origin);
 [[nodiscard]] Expected<Plan> read_plan(const std::filesystem::path& path);
 

@@ -6,6 +6,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/scenario/controller_impl.h"
 #include "dynmo/scenario/grid.h"
 
@@ -84,10 +85,22 @@ Expected<plan::Plan> Controller::propose(const cost::ModelCost& model, const cos
   DYNMO_ASSIGN(const schedule::ScheduleKind kind,
                schedule::parse_schedule_kind(scenario_.training.schedule));
   const cost::Cluster there = subset(cluster, present);
-  DYNMO_ASSIGN(
-      const std::vector<int> counts,
-      plan::balance(policy_.balancer, {model, there, scenario_.training.micro_batches, kind}));
-  return to_all(plan::make_plan(counts, kind, generation), present, cluster.size());
+  const plan::BalanceProblem problem{.model = model,
+                                     .cluster = there,
+                                     .micro_batches = scenario_.training.micro_batches,
+                                     .schedule = kind};
+  plan::Plan plan;
+  if (policy_.balancer == plan::Balancer::kUniform) {  // the baseline, whether it fits or not
+    DYNMO_ASSIGN(const std::vector<int> counts, plan::balance(policy_.balancer, problem));
+    plan = plan::make_plan(counts, plan::placement(policy_.balancer, problem), there.size(), kind);
+  } else {
+    DYNMO_ASSIGN(
+        plan::Proposal proposal,
+        plan::propose(policy_.balancer, problem, {.evaluations = scenario_.policy.evaluations}));
+    plan = std::move(proposal.plan);
+  }
+  plan.generation = generation;
+  return to_all(plan, present, cluster.size());
 }
 
 void Controller::known_change(std::int64_t step) {

@@ -91,8 +91,8 @@ struct Scenario {
     double move_fixed_s = 0.1;  // of a move of no bytes: agreeing, new groups
     double minimum_gain = 0.01;
     double noise_factor = 5;
-    std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
-    double pack_slack = 0;           // of "+pack": step time that fewer ranks may cost
+    std::int64_t horizon_steps = 0;   // a gain is expected to last; 0: as long as loads did so far
+    std::int64_t evaluations = 4000;  // of the search balancer, a plan
   } policy;
   std::vector<Event> events;
 };

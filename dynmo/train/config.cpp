@@ -69,6 +69,25 @@ Expected<void> require(bool holds, const char* key, const T& value, const char* 
   return make_error(ErrorCode::kBadInput, "{} is {}, wanted {}", key, value, wanted);
 }
 
+// What the engine runs: one stage a rank, the backward pass in one.
+Expected<void> runnable_schedule(const std::string& name) {
+  DYNMO_ASSIGN(const auto kind, schedule::parse_schedule_kind(name));
+  if (kind == schedule::ScheduleKind::kGpipe || kind == schedule::ScheduleKind::k1F1B) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "pipeline.schedule is '{}', which the engine cannot run yet, wanted gpipe or "
+                    "1f1b",
+                    name);
+}
+
+Expected<void> runnable_balancer(const std::string& name, std::string_view key) {
+  DYNMO_ASSIGN(const auto balancer, plan::parse_balancer(name));
+  if (balancer != plan::Balancer::kVPair && balancer != plan::Balancer::kSearch) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "{} is '{}', which wants schedules that the engine cannot run yet, wanted "
+                    "uniform, parameters, time, diffusion-parameters, diffusion-time or optimal",
+                    key, name);
+}
+
 }  // namespace
 
 Expected<void> apply_file(Config& config, const std::filesystem::path& path) {
@@ -119,9 +138,9 @@ Expected<void> validate(const Config& c) {
                     c.pipeline.measure_steps, "2 or more"));
   DYNMO_TRY(require(c.pipeline.timeout_s > 0, "pipeline.timeout_s", c.pipeline.timeout_s,
                     "more than 0 seconds"));
-  DYNMO_TRY(schedule::parse_schedule_kind(c.pipeline.schedule));
-  DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
-  DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
+  DYNMO_TRY(runnable_schedule(c.pipeline.schedule));
+  DYNMO_TRY(runnable_balancer(c.pipeline.balancer, "pipeline.balancer"));
+  DYNMO_TRY(runnable_balancer(c.balance.balancer, "balance.balancer"));
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,
                     "0 or more"));
   DYNMO_TRY(require(c.balance.noise_factor >= 0, "balance.noise_factor", c.balance.noise_factor,

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/plan/anneal_impl.h"
+
+namespace dynmo::plan::internal {
+namespace {
+
+__extension__ typedef __int128 Wide;
+
+using schedule::DuePolicy;
+constexpr int kWhole = DuePolicy::kWhole;
+constexpr int kMostOffset = 40 * kWhole;
+
+// Times of layers are summed in parts of a nanosecond, so that the sums round as those of the
+// replay do.
+constexpr int kPartBits = 10;
+
+std::int64_t in_parts(double seconds) {
+  return std::llround(seconds * 1e9 * (std::int64_t{1} << kPartBits));
+}
+
+std::int64_t slowed(std::int64_t parts, double speed) {
+  const std::int64_t time = (parts + (std::int64_t{1} << (kPartBits - 1))) >> kPartBits;
+  return speed == 1 ? time : std::llround(static_cast<double>(time) / speed);
+}
+
+Nanoseconds transfer(const cost::Cluster& cluster, int from, int to, Bytes bytes) {
+  const cost::Link& link = cluster.link(Rank{from}, Rank{to});
+  return to_nanoseconds(link.latency_s +
+                        static_cast<double>(bytes.value) / link.bandwidth_bytes_per_s);
+}
+
+// -ln of a number drawn uniformly from (0, 1], in parts of kWhole; sums of reciprocals instead of a
+// logarithm, whose last bit differs between libraries.
+class Exponential {
+ public:
+  Exponential() {
+    double sum = 0;
+    for (int k = kSteps; k-- > 0;) {
+      sum += 1 / (k + 0.5);
+      table_[static_cast<std::size_t>(k)] = static_cast<std::int64_t>(sum * kWhole);
+    }
+  }
+  [[nodiscard]] std::int64_t draw(Rng& rng) const { return table_[rng.below(kSteps)]; }
+
+ private:
+  static constexpr int kSteps = 256;
+  std::array<std::int64_t, kSteps> table_{};
+};
+
+// `first` x 2^(-halvings x step / steps), linear between whole powers.
+std::int64_t cooled(std::int64_t first, int halvings, std::int64_t step, std::int64_t steps) {
+  const auto x = static_cast<std::int64_t>(Wide{halvings} * kWhole * step / steps);
+  return first / (2 * kWhole) * (2 * kWhole - x % kWhole) >> (x / kWhole);
+}
+
+}  // namespace
+
+Prefixes::Prefixes(const cost::ModelCost& model) : frozen_layers(model.frozen_layers()) {
+  for (auto* sums : {&forward, &input_gradient, &weight_gradient, &update, &stash, &state}) {
+    sums->push_back(0);
+  }
+  const auto add = [](std::vector<std::int64_t>& sums, std::int64_t value) {
+    sums.push_back(sums.back() + value);
+  };
+  for (int i = 0; i < model.size(); ++i) {
+    const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
+    const bool runs_back = i >= frozen_layers;
+    const bool trains = runs_back && !layer.frozen;
+    add(forward, in_parts(layer.forward_s));
+    add(input_gradient, runs_back ? in_parts(layer.backward_input_s) : 0);
+    add(weight_gradient, trains ? in_parts(layer.backward_weight_s) : 0);
+    add(update, trains ? in_parts(layer.update_s) : 0);
+    add(stash, runs_back ? layer.activation_bytes.value : 0);
+    add(state, cost::state_bytes(layer).value);
+    boundary.push_back(layer.boundary_bytes);
+  }
+}
+
+Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster,
+                   int micro_batches, std::vector<Rank> placement, std::uint64_t seed)
+    : name_(std::move(name)),
+      model_(model),
+      cluster_(cluster),
+      micro_batches_(micro_batches),
+      rng_(seed) {
+  const auto stages = static_cast<int>(placement.size());
+  now_.placement = std::move(placement);
+  now_.bounds.resize(static_cast<std::size_t>(stages) + 1, 0);
+  now_.policy.offsets.resize(static_cast<std::size_t>(stages));
+  const auto work = [&](int layer) {
+    const auto i = static_cast<std::size_t>(layer);
+    return model_.forward[i] + model_.input_gradient[i] + model_.weight_gradient[i];
+  };
+  const int layers = model_.layers();
+  int layer = 0;
+  for (int s = 1; s <= stages; ++s) {
+    const auto target = static_cast<std::int64_t>(Wide{work(layers)} * s / stages);
+    while (layer < layers && work(layer) + work(layer + 1) < 2 * target) ++layer;
+    now_.bounds[static_cast<std::size_t>(s)] = s == stages ? layers : layer;
+  }
+  balance_cut(20000);
+  try_grid();
+}
+
+// The largest load of a rank, plus a little for unequal stages, plus a lot for memory that
+// overflows. In nanoseconds.
+std::int64_t Annealer::balance_score(const std::vector<int>& bounds) {
+  const auto ranks = static_cast<std::size_t>(cluster_.size());
+  load_.assign(ranks, 0);
+  need_.assign(ranks, 0);
+  const auto stages = static_cast<std::int64_t>(now_.placement.size());
+  std::int64_t total = 0;
+  Wide squares = 0;
+  for (std::size_t s = 0; s < now_.placement.size(); ++s) {
+    const auto i = static_cast<std::size_t>(bounds[s]);
+    const auto j = static_cast<std::size_t>(bounds[s + 1]);
+    const std::size_t rank = now_.placement[s].index();
+    const std::int64_t work =
+        slowed(model_.forward[j] - model_.forward[i] + model_.input_gradient[j] -
+                   model_.input_gradient[i] + model_.weight_gradient[j] - model_.weight_gradient[i],
+               cluster_.ranks[rank].speed);
+    load_[rank] += work;
+    need_[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i];
+    total += work;
+    squares += Wide{work} * work;
+  }
+  Wide score = *std::max_element(load_.begin(), load_.end());
+  if (total > 0) {  // 0.03 x mean load x variance of (stage / mean stage)
+    const Wide mean_load = total / static_cast<std::int64_t>(ranks);
+    score += 3 * mean_load * (squares * stages / total - total) / total / 100;
+  }
+  Wide overflow = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    overflow += std::max<Wide>(0, Wide{need_[r]} - cluster_.ranks[r].memory.value);
+  }
+  if (overflow > 0) {
+    const Wide whole = Wide{model_.state.back()} + model_.stash.back();
+    score += total / 8 + Wide{total} * 16 * overflow / whole;
+  }
+  return static_cast<std::int64_t>(std::min<Wide>(score, kInfeasible / 4));
+}
+
+void Annealer::balance_cut(int steps) {
+  if (now_.placement.size() < 2) return;
+  const Exponential exponential;
+  std::vector<int> bounds = now_.bounds;
+  std::int64_t score = balance_score(bounds);
+  std::int64_t best = score;
+  const std::int64_t mean = score;
+  for (int i = 0; i < steps; ++i) {
+    std::vector<int> trial = bounds;
+    move_bounds(trial);
+    const std::int64_t heat = cooled(mean / 32, 10, i, steps);
+    const std::int64_t next = balance_score(trial);
+    if (next - score > static_cast<std::int64_t>(Wide{heat} * exponential.draw(rng_) / kWhole)) {
+      continue;
+    }
+    bounds = std::move(trial);
+    score = next;
+    if (score >= best) continue;
+    best = score;
+    now_.bounds = bounds;
+  }
+}
+
+// Loads the layout into the scheduler; false if a rank's memory cannot hold its layers and one
+// micro-batch.
+bool Annealer::load(const Layout& layout) {
+  stages_.clear();
+  for (std::size_t s = 0; s < layout.placement.size(); ++s) {
+    const int first = layout.bounds[s];
+    const int end = layout.bounds[s + 1];
+    if (first == end) continue;
+    if (!stages_.empty() && stages_.back().rank == layout.placement[s].value) {
+      stages_.back().end = end;
+    } else {
+      stages_.push_back({layout.placement[s].value, first, end, static_cast<int>(s)});
+    }
+  }
+  const auto ranks = static_cast<std::size_t>(cluster_.size());
+  shape_.ranks = cluster_.size();
+  shape_.micro_batches = micro_batches_;
+  shape_.stages.clear();
+  timings_.clear();
+  policy_.offsets.clear();
+  state_.assign(ranks, 0);
+  need_.assign(ranks, 0);
+  load_.assign(ranks, 0);
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    const Stage& stage = stages_[s];
+    const auto i = static_cast<std::size_t>(stage.first);
+    const auto j = static_cast<std::size_t>(stage.end);
+    const auto rank = static_cast<std::size_t>(stage.rank);
+    const double speed = cluster_.ranks[rank].speed;
+    const auto time = [&](const std::vector<std::int64_t>& sums) {
+      return slowed(sums[j] - sums[i], speed);
+    };
+    shape_.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
+    schedule::StageTiming timing{.forward = Nanoseconds{time(model_.forward)},
+                                 .input_gradient = Nanoseconds{time(model_.input_gradient)},
+                                 .weight_gradient = Nanoseconds{time(model_.weight_gradient)},
+                                 .stash = Bytes{model_.stash[j] - model_.stash[i]}};
+    if (s > 0) {
+      timing.activation_transfer =
+          transfer(cluster_, stages_[s - 1].rank, stage.rank, model_.boundary[i - 1]);
+    }
+    if (s + 1 < stages_.size()) {
+      timing.gradient_transfer =
+          transfer(cluster_, stages_[s + 1].rank, stage.rank, model_.boundary[j - 1]);
+    }
+    timings_.push_back(timing);
+    load_[rank] += time(model_.update);
+    state_[rank] += model_.state[j] - model_.state[i];
+    need_[rank] += timing.stash.value;
+    policy_.offsets.push_back(layout.policy.offsets[static_cast<std::size_t>(stage.origin)]);
+  }
+  limits_.clear();
+  for (std::size_t r = 0; r < ranks; ++r) {
+    limits_.push_back(cluster_.ranks[r].memory - Bytes{state_[r]});
+    if (need_[r] > limits_[r].value) return false;
+  }
+  update_ = *std::max_element(load_.begin(), load_.end());
+  policy_.forward = layout.policy.forward;
+  policy_.gradient = layout.policy.gradient;
+  policy_.weight_delay = layout.policy.weight_delay;
+  policy_.wait_for_weight = layout.policy.wait_for_weight;
+  policy_.wait_for_others = layout.policy.wait_for_others;
+  scheduler_.load(shape_, timings_, limits_);
+  return true;
+}
+
+std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {
+  spent_ += 4 * static_cast<std::int64_t>(layout.placement.size());
+  if (!load(layout)) return kInfeasible;
+  const std::int64_t before = scheduler_.placed();
+  const std::int64_t time = scheduler_.run(policy_, bound == kInfeasible ? bound : bound - update_);
+  spent_ += scheduler_.placed() - before;
+  return time == schedule::ListScheduler::kStopped ? kInfeasible : time + update_;
+}
+
+void Annealer::try_grid() {
+  const auto attempt = [&](const DuePolicy& policy) {
+    Layout trial = now_;
+    trial.policy = policy;
+    const std::int64_t time = time_of(trial, now_time_ == kInfeasible ? now_time_ : now_time_ - 1);
+    if (time >= now_time_) return;
+    now_time_ = time;
+    now_.policy = policy;
+  };
+  now_.policy.forward = kWhole / 2;
+  now_.policy.gradient = 0;
+  now_.policy.weight_delay = kWhole;
+  attempt(now_.policy);
+  for (const int forward : {0, kWhole / 2, kWhole, 18 * kWhole / 10}) {
+    for (const int gradient : {0, kWhole}) {
+      for (const int delay : {0, 1, 3, 100}) {
+        for (const int wait : {3 * kWhole / 10, 9 * kWhole / 10}) {
+          DuePolicy policy = now_.policy;
+          policy.forward = forward;
+          policy.gradient = gradient;
+          policy.weight_delay = delay * kWhole;
+          policy.wait_for_weight = wait;
+          attempt(policy);
+        }
+      }
+    }
+  }
+  best_ = now_;
+  best_time_ = now_time_;
+}
+
+void Annealer::move_bounds(std::vector<int>& bounds) {
+  const int stages = static_cast<int>(bounds.size()) - 1;
+  if (stages < 2) return;
+  const int step = pick(0, 1) == 0 ? 1 : -1;
+  const int first = pick(1, stages - 1);
+  const int run = pick(0, 2) == 0 ? pick(1, 8) : 1;
+  const int end = std::min(stages, first + run);
+  for (int i = first; i < end; ++i) bounds[static_cast<std::size_t>(i)] += step;
+  // Back into order, from the side it moved to.
+  for (int i = first; i < end; ++i) {
+    int& bound = bounds[static_cast<std::size_t>(i)];
+    bound = std::clamp(bound, bounds[static_cast<std::size_t>(first) - 1],
+                       bounds[static_cast<std::size_t>(end)]);
+  }
+}
+
+void Annealer::move_policy(DuePolicy& policy) {
+  switch (pick(0, 4)) {
+    case 0:
+      policy.forward = std::clamp(policy.forward + pick(-300, 300), -kWhole, 4 * kWhole);
+      return;
+    case 1:
+      policy.gradient = std::clamp(policy.gradient + pick(-300, 300), -kWhole, 4 * kWhole);
+      return;
+    case 2:
+      policy.weight_delay =
+          std::clamp(policy.weight_delay + pick(-kWhole, kWhole), -kWhole, 100 * kWhole);
+      return;
+    case 3:
+      policy.wait_for_weight = std::clamp(policy.wait_for_weight + pick(-300, 300), 0, kWhole);
+      return;
+    default:
+      policy.wait_for_others = std::clamp(policy.wait_for_others + pick(-300, 300), 0, kWhole);
+      return;
+  }
+}
+
+void Annealer::move_offset(DuePolicy& policy) {
+  const auto stages = static_cast<int>(policy.offsets.size());
+  DuePolicy::Offset& offset = policy.offsets[static_cast<std::size_t>(pick(0, stages - 1))];
+  const int kind = pick(0, 2);
+  int& value = kind == 0   ? offset.forward
+               : kind == 1 ? offset.input_gradient
+                           : offset.weight_gradient;
+  value = std::clamp(value + pick(-kWhole, kWhole), -kMostOffset, kMostOffset);
+}
+
+void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
+  const Exponential exponential;
+  const std::int64_t start = spent_;
+  now_ = best_;
+  now_time_ = best_time_;
+  if (now_time_ == kInfeasible) return;
+  const auto first_heat = static_cast<std::int64_t>(Wide{best_time_} * heat >> 20);
+  Layout trial = now_;
+  while (spent_ - start < actions) {
+    trial = now_;
+    const int move = pick(0, 99);
+    if (move < 55) {
+      move_bounds(trial.bounds);
+    } else if (move < 70) {
+      move_policy(trial.policy);
+    } else {
+      move_offset(trial.policy);
+    }
+    const std::int64_t warm = cooled(first_heat, 7, spent_ - start, actions);
+    const std::int64_t bound =
+        now_time_ + static_cast<std::int64_t>(Wide{warm} * exponential.draw(rng_) / kWhole);
+    const std::int64_t time = time_of(trial, bound);
+    if (time > bound) continue;
+    std::swap(now_, trial);
+    now_time_ = time;
+    if (now_time_ >= best_time_) continue;
+    best_time_ = now_time_;
+    best_ = now_;
+  }
+}
+
+Plan Annealer::plan() {
+  DYNMO_CHECK(best_time_ != kInfeasible && load(best_), "a layout that fits memory");
+  Plan plan{.ranks = cluster_.size(),
+            .stages = {},
+            .schedule = schedule::ScheduleKind::kAdaptive,
+            .generation = 0};
+  for (const Stage& stage : stages_) {
+    plan.stages.push_back({Rank{stage.rank}, {LayerId{stage.first}, stage.end - stage.first}});
+  }
+  plan.order = scheduler_.record(policy_).schedule.ranks;
+  return plan;
+}
+
+}  // namespace dynmo::plan::internal

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Anneals cut and order of the adaptive schedule for one placement (docs/search.md). All in
+// integers, so that every machine takes the same decisions.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/ids.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/schedule/adaptive.h"
+
+namespace dynmo::plan::internal {
+
+// A model as prefix sums over its layers (layers + 1 of each), times in 1/1024 ns at speed 1.
+struct Prefixes {
+  std::vector<std::int64_t> forward;
+  std::vector<std::int64_t> input_gradient;
+  std::vector<std::int64_t> weight_gradient;
+  std::vector<std::int64_t> update;
+  std::vector<std::int64_t> stash;
+  std::vector<std::int64_t> state;
+  std::vector<Bytes> boundary;  // by layer
+  int frozen_layers = 0;
+
+  explicit Prefixes(const cost::ModelCost& model);
+  [[nodiscard]] int layers() const { return static_cast<int>(boundary.size()); }
+};
+
+// What annealing changes: stage s has layers [bounds[s], bounds[s + 1]), which may be none, and is
+// on placement[s].
+struct Layout {
+  std::vector<int> bounds;
+  std::vector<Rank> placement;
+  schedule::DuePolicy policy;  // with an offset for every stage
+};
+
+class Annealer {
+ public:
+  static constexpr std::int64_t kInfeasible = schedule::ListScheduler::kStopped;
+
+  // Starts from a cut balanced without simulation, under the best of a grid of due policies.
+  Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
+           std::vector<Rank> placement, std::uint64_t seed);
+
+  // Spends `actions` placed actions: anneals from the best so far, `heat` / 2^20 of its step time
+  // warm at first.
+  void anneal(std::int64_t actions, std::int64_t heat);
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  // Step time in nanoseconds of the best so far, as the replay will have it up to rounding;
+  // kInfeasible while no cut fits memory.
+  [[nodiscard]] std::int64_t best() const { return best_time_; }
+  [[nodiscard]] Plan plan();  // requires best() to be feasible
+  [[nodiscard]] std::int64_t spent() const { return spent_; }
+
+ private:
+  struct Stage {  // non-empty stage, neighbours on one rank merged
+    int rank = 0;
+    int first = 0;
+    int end = 0;
+    int origin = 0;  // index in the layout
+  };
+
+  void balance_cut(int steps);
+  [[nodiscard]] std::int64_t balance_score(const std::vector<int>& bounds);
+  void try_grid();
+  [[nodiscard]] std::int64_t time_of(const Layout& layout, std::int64_t bound);
+  [[nodiscard]] bool load(const Layout& layout);
+  void move_bounds(std::vector<int>& bounds);
+  void move_policy(schedule::DuePolicy& policy);
+  void move_offset(schedule::DuePolicy& policy);
+  [[nodiscard]] int pick(int low, int high) {
+    return low + static_cast<int>(rng_.below(static_cast<std::uint64_t>(high - low + 1)));
+  }
+
+  std::string name_;
+  const Prefixes& model_;
+  const cost::Cluster& cluster_;
+  int micro_batches_;
+  Rng rng_;
+  schedule::ListScheduler scheduler_;
+  Layout now_;
+  Layout best_;
+  std::int64_t now_time_ = kInfeasible;
+  std::int64_t best_time_ = kInfeasible;
+  std::int64_t spent_ = 0;
+  // Of the layout loaded last; kept to save allocations.
+  std::int64_t update_ = 0;
+  std::vector<Stage> stages_;
+  schedule::PipelineShape shape_;
+  std::vector<schedule::StageTiming> timings_;
+  std::vector<Bytes> limits_;
+  schedule::DuePolicy policy_;
+  std::vector<std::int64_t> state_;
+  std::vector<std::int64_t> need_;
+  std::vector<std::int64_t> load_;
+};
+
+}  // namespace dynmo::plan::internal

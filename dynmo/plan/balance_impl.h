@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the balancers share: checked input, and the amounts they cut.
+
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/chain_impl.h"
+
+namespace dynmo::plan::internal {
+
+// kBadInput as `balance` says.
+[[nodiscard]] Expected<void> validate(Balancer balancer, const BalanceProblem& problem);
+
+// `stages` >= 1 counts, the first ones one more.
+[[nodiscard]] std::vector<int> uniform_counts(int layers, int stages);
+
+[[nodiscard]] std::vector<double> parameter_weights(const cost::ModelCost& model);
+
+// Work, state and stash of the layers as prefix sums; stage i as a rank of the speed and memory of
+// rank placement[i], holding in_flight[i] stashes.
+[[nodiscard]] Chain chain_of(const BalanceProblem& problem, const std::vector<Rank>& placement,
+                             const std::vector<int>& in_flight);
+
+}  // namespace dynmo::plan::internal

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/propose.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "dynmo/plan/balance_impl.h"
+#include "dynmo/plan/diffusion.h"
+#include "dynmo/schedule/adaptive.h"
+
+namespace dynmo::plan {
+namespace {
+
+using schedule::ScheduleKind;
+
+constexpr std::array kKinds = {ScheduleKind::k1F1B,        ScheduleKind::kGpipe,
+                               ScheduleKind::kInterleaved, ScheduleKind::kZbH1,
+                               ScheduleKind::kZbV,         ScheduleKind::kAdaptive};
+
+bool same_but_generation(const Plan& a, const Plan& b) {
+  return a.ranks == b.ranks && a.stages == b.stages && a.schedule == b.schedule &&
+         a.order == b.order;
+}
+
+void number(Plan& plan, const Plan* current) {
+  plan.generation = 0;
+  if (current == nullptr) return;
+  plan.generation = current->generation + (same_but_generation(plan, *current) ? 0 : 1);
+}
+
+schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProblem& problem) {
+  schedule::AdaptiveProblem ordering{
+      .shape = shape_of(plan, problem.micro_batches, problem.model.frozen_layers()),
+      .stages = {},
+      .stash_limit = {}};
+  const std::vector<sim::StageCost> costs = stage_costs(plan, problem.model);
+  for (const cost::ClusterRank& rank : problem.cluster.ranks) {
+    ordering.stash_limit.push_back(rank.memory);
+  }
+  for (std::size_t s = 0; s < costs.size(); ++s) {
+    const Rank rank = plan.stages[s].rank;
+    const auto on_rank = [&](Nanoseconds time) {
+      return to_nanoseconds(to_seconds(time) / problem.cluster.ranks[rank.index()].speed);
+    };
+    const auto message = [&](std::size_t from, Rank to) {
+      const Rank source = plan.stages[from].rank;
+      if (source == to) return Nanoseconds{0};
+      const cost::Link& link = problem.cluster.link(source, to);
+      const auto bytes = static_cast<double>(costs[std::min(from, s)].boundary.value);
+      return to_nanoseconds(link.latency_s + bytes / link.bandwidth_bytes_per_s);
+    };
+    ordering.stages.push_back(
+        {.forward = on_rank(costs[s].forward),
+         .input_gradient = on_rank(costs[s].input_gradient),
+         .weight_gradient = on_rank(costs[s].weight_gradient),
+         .activation_transfer = s == 0 ? Nanoseconds{0} : message(s - 1, rank),
+         .gradient_transfer = s + 1 == costs.size() ? Nanoseconds{0} : message(s + 1, rank),
+         .stash = costs[s].activation});
+    ordering.stash_limit[rank.index()] -= costs[s].state;
+  }
+  return ordering;
+}
+
+// Gives an adaptive plan the list scheduler's order for its cut.
+Expected<void> add_order(Plan& plan, const BalanceProblem& problem) {
+  const schedule::AdaptiveProblem ordering = ordering_problem(plan, problem);
+  for (std::size_t r = 0; r < ordering.stash_limit.size(); ++r) {
+    if (ordering.stash_limit[r] >= Bytes{0}) continue;
+    const Bytes has = problem.cluster.ranks[r].memory;
+    return make_error(ErrorCode::kInfeasible,
+                      "the layers of plan {} on rank {} take {} without a single stash, it has {}: "
+                      "give it more memory, or use more ranks",
+                      to_string(plan), r, format_bytes(has - ordering.stash_limit[r]),
+                      format_bytes(has));
+  }
+  DYNMO_ASSIGN(schedule::AdaptiveSchedule made, schedule::make_adaptive(ordering));
+  plan.order = std::move(made.schedule.ranks);
+  return {};
+}
+
+// The balancer's cut under the problem's schedule kind.
+Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
+  Proposal proposal;
+  std::vector<int> counts;
+  if (balancer == Balancer::kDiffusionParameters || balancer == Balancer::kDiffusionTime) {
+    DYNMO_ASSIGN(Diffusion diffusion, diffuse(balancer, problem));
+    counts = std::move(diffusion.counts);
+    proposal.rounds = diffusion.rounds;
+    proposal.rounds_bound = diffusion_bound(static_cast<int>(counts.size()), problem.model.size());
+  } else {
+    DYNMO_ASSIGN(counts, balance(balancer, problem));
+  }
+  proposal.plan =
+      make_plan(counts, placement(balancer, problem), problem.cluster.size(), problem.schedule);
+  if (problem.schedule == ScheduleKind::kAdaptive) DYNMO_TRY(add_order(proposal.plan, problem));
+  number(proposal.plan, problem.current);
+  DYNMO_ASSIGN(proposal.evaluation,
+               evaluate(proposal.plan, problem.model, problem.cluster, problem.micro_batches));
+  proposal.winner = fmt::format("{} {}", name(balancer), schedule::name(problem.schedule));
+  DYNMO_TRY(require_memory(proposal.plan, proposal.evaluation, problem.cluster, proposal.winner));
+  return proposal;
+}
+
+Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
+  std::optional<Proposal> best;
+  std::optional<Error> refusal;
+  int candidates = 0;
+  for (const ScheduleKind kind : kKinds) {
+    const bool in_v = kind == ScheduleKind::kZbV || kind == ScheduleKind::kAdaptive;
+    if (balancer == Balancer::kVPair && !in_v) continue;
+    BalanceProblem one = problem;
+    one.schedule = kind;
+    auto proposal = of_cut(balancer, one);
+    if (!proposal) {
+      // Of several refusals the one about memory tells the user more than one about a shape.
+      if (!refusal || refusal->code == ErrorCode::kBadInput) refusal = proposal.error();
+      continue;
+    }
+    ++candidates;
+    if (!best || proposal->evaluation.step_time_s < best->evaluation.step_time_s) {
+      best = std::move(*proposal);
+    }
+  }
+  if (!best) return *refusal;
+  best->candidates = candidates;
+  return *std::move(best);
+}
+
+}  // namespace
+
+Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
+                              const cost::Cluster& cluster, std::string_view what) {
+  std::optional<std::size_t> worst;
+  Bytes excess;
+  for (std::size_t r = 0; r < cluster.ranks.size(); ++r) {
+    const Bytes peak = evaluation.result.ranks[r].peak_memory;
+    if (peak <= cluster.ranks[r].memory || peak - cluster.ranks[r].memory <= excess) continue;
+    worst = r;
+    excess = peak - cluster.ranks[r].memory;
+  }
+  if (!worst) return {};
+  const Bytes has = cluster.ranks[*worst].memory;
+  const Bytes peak = evaluation.result.ranks[*worst].peak_memory;
+  return make_error(ErrorCode::kInfeasible,
+                    "the {} plan {} takes {} bytes ({}) on rank {}, which has {} bytes ({}): give "
+                    "it that much, use more ranks, the optimal or search balancer, or a schedule "
+                    "with fewer micro-batches in flight",
+                    what, to_string(plan), peak.value, format_bytes(peak), *worst, has.value,
+                    format_bytes(has));
+}
+
+Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
+                           const ProposeOptions& options) {
+  if (options.schedules == ScheduleChoice::kBest && balancer != Balancer::kSearch) {
+    return best_kind(balancer, problem);
+  }
+  return of_cut(balancer, problem);
+}
+
+}  // namespace dynmo::plan

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The one door to a new plan: cut by a balancer's name, placed and scheduled as asked, and judged
+// by replay. `dynmo plan`, scenarios, packing and the policy all come through here.
+
+#include <cstdint>
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/plan.h"
+
+namespace dynmo::plan {
+
+enum class ScheduleChoice {
+  kAsGiven,  // the problem's schedule kind
+  kBest,     // "auto": of all kinds that the balancer can cut for, the least step time
+};
+
+struct ProposeOptions {
+  ScheduleChoice schedules = ScheduleChoice::kAsGiven;
+  // kSearch only; a fixed number, not a time, so that every rank finds the same plan.
+  std::int64_t evaluations = 4000;
+  std::uint64_t seed = 1;
+};
+
+struct Proposal {
+  // Generation: the current plan's if it is that very plan, its successor otherwise; 0 without one.
+  Plan plan;
+  Evaluation evaluation;  // its replay, on the problem's costs and cluster
+  std::string winner;     // of all candidates, "v-pair zb-v"
+  int candidates = 1;     // plans judged
+  int rounds = 0;         // diffusion only: its rounds, and the paper's bound on them
+  double rounds_bound = 0;
+};
+
+// By schedule kind: gpipe, 1f1b and zb-h1 one stage a rank; interleaved the problem's
+// stages_per_rank in a loop; zb-v the V (kVPair levels ranks, the other balancers its 2P stages);
+// adaptive: the order is made for the cut by list scheduling, or found by search.
+//
+// kBadInput as `balance` and `make_schedule` say. kInfeasible: no cut or no plan of the balancer
+// fits the memory of every rank in its replay; such a plan is never returned, and the message names
+// the rank, what the plan would take there and what it has.
+[[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
+                                         const ProposeOptions& options = {});
+
+// OK, or kInfeasible with that message, for a plan that has been replayed.
+[[nodiscard]] Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
+                                            const cost::Cluster& cluster, std::string_view what);
+
+}  // namespace dynmo::plan

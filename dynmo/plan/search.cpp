@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/search.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/plan/anneal_impl.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/search_impl.h"
+#include "dynmo/schedule/placement.h"
+
+namespace dynmo::plan {
+namespace {
+
+using internal::Annealer;
+using schedule::ScheduleKind;
+
+constexpr std::int64_t kActionsAnEvaluation = 1536;
+
+struct Class {
+  std::string name;
+  std::vector<Rank> placement;
+};
+
+// Placements to anneal on. A class that would leave most stages without a layer is left out.
+std::vector<Class> portfolio(const SearchProblem& problem) {
+  const int ranks = problem.cluster.size();
+  std::vector<Class> classes;
+  classes.push_back({"adaptive/single", schedule::wave_placement(ranks, 1)});
+  if (ranks == 1) return classes;
+  for (const int stages : {2, 4, 6, 8}) {
+    if (ranks * stages > 2 * problem.model.size()) continue;
+    classes.push_back({stages == 2 ? "adaptive/v" : fmt::format("adaptive/wave-{}", stages),
+                       schedule::wave_placement(ranks, stages)});
+  }
+  for (const int stages : {2, 4}) {
+    if (ranks * stages > 2 * problem.model.size()) continue;
+    classes.push_back(
+        {fmt::format("adaptive/loop-{}", stages), schedule::loop_placement(ranks, stages)});
+  }
+  return classes;
+}
+
+// Keeps the best candidate seen, and for advice the one that comes nearest to fitting.
+class Contest {
+ public:
+  Contest(const SearchProblem& problem, SearchResult& result)
+      : problem_(problem), result_(result) {}
+
+  void enter(std::string name, const Plan& plan, Evaluation evaluation) {
+    const bool fits = fits_memory(evaluation.result, problem_.cluster);
+    result_.candidates.push_back({name, evaluation.step_time_s, fits});
+    if (!fits) {
+      note_excess(evaluation);
+      return;
+    }
+    if (won_ && evaluation.result.step_time >= result_.evaluation.result.step_time) return;
+    won_ = true;
+    result_.plan = plan;
+    result_.evaluation = std::move(evaluation);
+    result_.winner = std::move(name);
+  }
+
+  // A candidate that has no replay (a schedule that does not take its shape) is none.
+  void try_plan(std::string name, const Plan& plan) {
+    auto evaluation = evaluate(plan, problem_.model, problem_.cluster, problem_.micro_batches);
+    if (evaluation) enter(std::move(name), plan, *std::move(evaluation));
+  }
+
+  [[nodiscard]] bool won() const { return won_; }
+
+  [[nodiscard]] Error infeasible() const {
+    if (rank_ < 0) {
+      return make_error(ErrorCode::kInfeasible,
+                        "no plan of {} layers on {} ranks fits memory, not even for one "
+                        "micro-batch at a time: use ranks with more memory, more ranks, or smaller "
+                        "micro-batches",
+                        problem_.model.size(), problem_.cluster.size());
+    }
+    return make_error(ErrorCode::kInfeasible,
+                      "no plan of {} layers on {} ranks fits memory; the nearest, {}, takes {} on "
+                      "rank {}, which has {}: use ranks with more memory, more ranks, or smaller "
+                      "micro-batches",
+                      problem_.model.size(), problem_.cluster.size(), nearest_,
+                      format_bytes(problem_.cluster.ranks[static_cast<std::size_t>(rank_)].memory +
+                                   Bytes{excess_}),
+                      rank_,
+                      format_bytes(problem_.cluster.ranks[static_cast<std::size_t>(rank_)].memory));
+  }
+
+ private:
+  void note_excess(const Evaluation& evaluation) {
+    std::int64_t most = 0;
+    int rank = -1;
+    for (std::size_t r = 0; r < evaluation.result.ranks.size(); ++r) {
+      const Bytes excess =
+          evaluation.result.ranks[r].peak_memory - problem_.cluster.ranks[r].memory;
+      if (excess.value <= most) continue;
+      most = excess.value;
+      rank = static_cast<int>(r);
+    }
+    if (most >= excess_) return;
+    excess_ = most;
+    rank_ = rank;
+    nearest_ = result_.candidates.back().name;
+  }
+
+  const SearchProblem& problem_;
+  SearchResult& result_;
+  bool won_ = false;
+  std::int64_t excess_ = std::numeric_limits<std::int64_t>::max();
+  int rank_ = -1;
+  std::string nearest_;
+};
+
+// Sums of times must stay far inside 64 bits (adaptive.h); such a step has other problems.
+bool countable(const SearchProblem& problem) {
+  double slowest = problem.cluster.ranks.front().speed;
+  for (const cost::ClusterRank& rank : problem.cluster.ranks) {
+    slowest = std::min(slowest, rank.speed);
+  }
+  double seconds = 0;
+  double message = 0;
+  for (int i = 0; i < problem.model.size(); ++i) {
+    seconds += cost::work_s(problem.model, i, 1) / std::min(slowest, 1.0);
+    const auto bytes =
+        static_cast<double>(problem.model.layers[static_cast<std::size_t>(i)].boundary_bytes.value);
+    for (const cost::Link& link : {problem.cluster.inside_node, problem.cluster.between_nodes}) {
+      message = std::max(message, link.latency_s + bytes / link.bandwidth_bytes_per_s);
+    }
+  }
+  return problem.micro_batches * (seconds + 2 * message * problem.model.size()) < 1e6;
+}
+
+// A short anneal of every class, then longer ones of the best halves of what is left.
+void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options, Contest& contest,
+                      SearchResult& result) {
+  if (!countable(problem)) return;
+  const internal::Prefixes model(problem.model);
+  std::vector<std::unique_ptr<Annealer>> running;
+  std::uint64_t index = 0;
+  for (Class& one : portfolio(problem)) {
+    running.push_back(std::make_unique<Annealer>(std::move(one.name), model, problem.cluster,
+                                                 problem.micro_batches, std::move(one.placement),
+                                                 mix_key({0x5EA2C4, options.seed, index++})));
+  }
+  const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
+  std::int64_t spent = 0;
+  for (const auto& annealer : running) spent += annealer->spent();
+  std::size_t left = running.size();
+  for (int rounds = 3; rounds > 0; --rounds) {
+    const std::int64_t share =
+        std::max<std::int64_t>(0, budget - spent) / rounds / static_cast<std::int64_t>(left);
+    for (std::size_t i = 0; i < left; ++i) {
+      const std::int64_t before = running[i]->spent();
+      running[i]->anneal(share, 4096);
+      spent += running[i]->spent() - before;
+    }
+    std::stable_sort(running.begin(), running.begin() + static_cast<std::ptrdiff_t>(left),
+                     [](const auto& a, const auto& b) { return a->best() < b->best(); });
+    left = std::max<std::size_t>(1, left / 3);
+  }
+  result.evaluations = spent / kActionsAnEvaluation;
+  for (const auto& annealer : running) {
+    if (annealer->best() != Annealer::kInfeasible) {
+      contest.try_plan(annealer->name(), annealer->plan());
+    }
+  }
+}
+
+Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& options) {
+  DYNMO_TRY(cost::validate(problem.model, problem.micro_batches));
+  DYNMO_TRY(cost::validate(problem.cluster));
+  if (options.evaluations >= 0 && options.evaluations <= std::int64_t{1} << 40) return {};
+  return make_error(ErrorCode::kBadInput, "evaluations is {}, wanted 0 to 2^40",
+                    options.evaluations);
+}
+
+}  // namespace
+
+Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions& options) {
+  DYNMO_TRY(check_inputs(problem, options));
+  SearchResult result;
+  Contest contest(problem, result);
+  const auto wanted = [&](ScheduleKind kind) {
+    return !options.schedule || *options.schedule == kind;
+  };
+  if (problem.current != nullptr && wanted(problem.current->schedule)) {
+    DYNMO_ASSIGN(Evaluation evaluation,
+                 evaluate(*problem.current, problem.model, problem.cluster, problem.micro_batches));
+    contest.enter("current", *problem.current, std::move(evaluation));
+  }
+  for (const internal::Template& made : internal::templates(problem)) {
+    if (wanted(made.plan.schedule)) contest.try_plan(made.name, made.plan);
+  }
+  if (wanted(ScheduleKind::kAdaptive)) anneal_portfolio(problem, options, contest, result);
+  if (!contest.won()) return contest.infeasible();
+  return result;
+}
+
+}  // namespace dynmo::plan

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The `adaptive` schedule: an order made from the actual costs of every stage, under a memory limit
+// a rank, for any placement of stages on ranks. A list scheduler: whenever a rank is free it runs,
+// of the actions whose inputs have arrived, the one that is due first, or waits for one that is due
+// earlier and arrives soon. How due dates follow from the costs is set by a few numbers
+// (DuePolicy), which plan::search tunes (docs/search.md).
+//
+// Cannot deadlock: an F is admitted only if, on its rank, every older micro-batch still on its way
+// forward could go on to its last stage there once the micro-batches before it have finished (the
+// banker's rule, Dijkstra 1965). So the oldest unfinished micro-batch can always take its next
+// action, on every rank, whatever the order of the others.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::schedule {
+
+// Costs of a micro-batch on the rank that holds the stage. Of a frozen stage only the forward half
+// counts.
+struct StageTiming {
+  Nanoseconds forward{0};
+  Nanoseconds input_gradient{0};
+  Nanoseconds weight_gradient{0};
+  Nanoseconds activation_transfer{0};  // message from the stage before; 0 on the same rank
+  Nanoseconds gradient_transfer{0};    // message from the stage behind; 0 on the same rank
+  Bytes stash;                         // from the start of F to the end of W
+};
+
+// Due dates of micro-batch m, with the period T = the largest work of a rank for one micro-batch:
+//   F(s, m) = m T + forward x (time of a lone F to reach s) + offset
+//   I(s, m) = m T + forward x (time of all F) + gradient x (time of a lone I back to s) + offset
+//   W(s, m) = that of I(s, m) without offset + weight_delay x T + offset
+// A rank that could run an action waits instead for one that is due earlier if that is known to
+// arrive within `wait` x the duration of the action. All in parts of kWhole: integers, so that
+// every machine makes the same order.
+struct DuePolicy {
+  static constexpr int kWhole = 1024;
+  struct Offset {  // in parts of T
+    int forward = 0;
+    int input_gradient = 0;
+    int weight_gradient = 0;
+    friend bool operator==(const Offset&, const Offset&) = default;
+  };
+  int forward = kWhole;
+  int gradient = kWhole;
+  int weight_delay = kWhole;
+  int wait_for_weight = 3 * kWhole / 10;  // where the action that could run is a W
+  int wait_for_others = 3 * kWhole / 10;  // where it is an F or I
+  std::vector<Offset> offsets = {};       // by stage; empty: none
+  friend bool operator==(const DuePolicy&, const DuePolicy&) = default;
+};
+
+struct AdaptiveProblem {
+  PipelineShape shape;
+  std::vector<StageTiming> stages;  // by stage
+  std::vector<Bytes> stash_limit;   // by rank: most bytes of stashes at once
+};
+
+struct AdaptiveSchedule {
+  Schedule schedule;        // compute-only
+  Nanoseconds makespan{0};  // what a replay of the lowered schedule takes, without updates
+};
+
+// kBadInput: an invalid shape, counts that do not fit it, costs below 0, times that do not fit 62
+// bits in sum. kInfeasible, naming the rank and the bytes that would do: one micro-batch alone
+// exceeds the limit of a rank.
+[[nodiscard]] Expected<AdaptiveSchedule> make_adaptive(const AdaptiveProblem& problem,
+                                                       const DuePolicy& policy = {});
+
+// The same for a search that makes hundreds of thousands of orders: allocates only when a problem
+// is larger than all before it, trusts its input, stops early. One thread at a time.
+class ListScheduler {
+ public:
+  // Takes over the numbers of a problem that make_adaptive would accept.
+  void load(const PipelineShape& shape, std::span<const StageTiming> stages,
+            std::span<const Bytes> stash_limit);
+  // Largest work of a rank for a micro-batch: the period T.
+  [[nodiscard]] std::int64_t period() const { return period_; }
+
+  static constexpr std::int64_t kStopped = INT64_MAX;
+  // The makespan in nanoseconds, or kStopped as soon as it is certain to exceed `bound`.
+  [[nodiscard]] std::int64_t run(const DuePolicy& policy, std::int64_t bound);
+  // Actions that all calls of run() have placed: what they cost, in a unit that no machine changes.
+  [[nodiscard]] std::int64_t placed() const { return placed_; }
+  // The same run, keeping the order.
+  [[nodiscard]] AdaptiveSchedule record(const DuePolicy& policy);
+
+ private:
+  enum Kind : int { kF = 0, kI = 1, kW = 2 };
+  // One stage and how far it has come. Slots of a rank are neighbours, in the order of the stages.
+  struct Slot {
+    std::int64_t duration[3] = {};
+    std::int64_t due[3] = {};    // of the next action
+    std::int64_t ready[2] = {};  // when the input of the next F, I existed; kStopped: not yet known
+    std::int64_t transfer[2] = {};
+    std::int64_t stash = 0;
+    std::int64_t stash_before = 0;  // of the rank's stages in front of this one
+    std::int64_t stash_behind = 0;  // of this one and the rank's stages behind it
+    // Stash of the micro-batches from the next F's on in the rank's stages in front of this one.
+    std::int64_t ahead = 0;
+    int head[3] = {};  // micro-batch of the next action
+    int rank = 0;
+    int stage = 0;
+    int before = -1;  // slots of the neighbouring stages
+    int behind = -1;
+    bool frozen = false;
+  };
+  struct RankState {
+    std::int64_t wake = 0;    // earliest start of its next action
+    std::int64_t free = 0;    // end of its last action
+    std::int64_t posted = 0;  // end of the one before: when the next action's receive is posted
+    std::int64_t left = 0;    // work not placed yet
+    std::int64_t held = 0;    // stashes
+    std::int64_t limit = 0;
+    int first = 0;  // slots [first, end)
+    int end = 0;
+  };
+  struct Choice {
+    int slot = -1;
+    Kind kind = kF;
+  };
+
+  void start(const DuePolicy& policy);
+  [[nodiscard]] bool admits(const RankState& rank, int slot) const;
+  [[nodiscard]] Choice choose(RankState& rank, std::int64_t now);
+  void place(RankState& rank, Choice choice);
+  void finish_forward(RankState& rank, Slot& slot, int index, std::int64_t end);
+  void finish_gradient(Slot& slot, int index, std::int64_t end);
+  void arrive(Slot& slot, Kind kind, std::int64_t sent);
+  [[nodiscard]] std::int64_t& done(int slot, Kind kind, int micro_batch) {
+    return done_[(static_cast<std::size_t>(slot) * 2 + static_cast<std::size_t>(kind)) *
+                     static_cast<std::size_t>(micro_batches_) +
+                 static_cast<std::size_t>(micro_batch)];
+  }
+
+  PipelineShape shape_;
+  int micro_batches_ = 0;
+  std::int64_t period_ = 0;
+  std::int64_t actions_ = 0;
+  std::int64_t placed_ = 0;
+  std::int64_t wait_[3] = {};
+  std::vector<int> slot_of_;  // by stage
+  std::vector<Slot> slots_;
+  std::vector<RankState> ranks_;
+  std::vector<std::int64_t> done_;  // ends of F and I, by slot, kind, micro-batch
+  std::vector<std::vector<Action>>* record_ = nullptr;
+};
+
+}  // namespace dynmo::schedule

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/search.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "dynmo/plan/balance.h"
+#include "dynmo/schedule/placement.h"
+#include "tests/plan/cuts.h"
+
+namespace dynmo::plan {
+namespace {
+
+using schedule::ScheduleKind;
+
+constexpr SearchOptions kQuick{.evaluations = 20};
+
+struct Input {
+  cost::ModelCost model;
+  cost::Cluster cluster;
+  int micro_batches = 1;
+};
+
+// Layers of very unequal costs, ranks of unequal speed and memory, also more ranks than layers.
+Input random_input(std::uint64_t seed) {
+  Rng rng(mix_key({0x5EA, seed}));
+  Input input{whole_number_model(rng, pick(rng, 1, 14)), cost::equal_ranks(pick(rng, 1, 6)),
+              pick(rng, 1, 9)};
+  input.cluster.inside_node.latency_s = 1e-4 * pick(rng, 0, 3);
+  if (pick(rng, 0, 1) == 0) {
+    for (cost::ClusterRank& rank : input.cluster.ranks) rank.speed = 0.25 * pick(rng, 2, 6);
+  }
+  if (pick(rng, 0, 1) == 0) {
+    Bytes whole;
+    for (const cost::LayerCost& layer : input.model.layers) {
+      whole += cost::state_bytes(layer) + layer.activation_bytes;
+    }
+    for (cost::ClusterRank& rank : input.cluster.ranks) {
+      rank.memory = Bytes{whole.value * pick(rng, 1, 8) / 4};
+    }
+  }
+  return input;
+}
+
+TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
+  int found = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    const Input input = random_input(seed);
+    std::vector<Evaluation> others;
+    std::vector<Plan> plans;
+    for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGpipe}) {
+      for (const Balancer balancer :
+           {Balancer::kUniform, Balancer::kParameters, Balancer::kTime, Balancer::kOptimal}) {
+        const auto counts =
+            balance(balancer, {input.model, input.cluster, input.micro_batches, kind});
+        if (!counts) continue;
+        plans.push_back(make_plan(*counts, kind));
+        others.push_back(*evaluate(plans.back(), input.model, input.cluster, input.micro_batches));
+      }
+    }
+    const Plan* current = plans.empty() ? nullptr : &plans[seed % plans.size()];
+    const auto result = search({input.model, input.cluster, input.micro_batches, current}, kQuick);
+    const bool any_fits = std::any_of(others.begin(), others.end(), [&](const Evaluation& other) {
+      return fits_memory(other.result, input.cluster);
+    });
+    if (!result) {
+      ASSERT_EQ(result.error().code, ErrorCode::kInfeasible) << "seed " << seed;
+      ASSERT_FALSE(any_fits) << "seed " << seed;
+      continue;
+    }
+    ++found;
+    ASSERT_TRUE(fits_memory(result->evaluation.result, input.cluster)) << "seed " << seed;
+    const auto again = evaluate(result->plan, input.model, input.cluster, input.micro_batches);
+    ASSERT_TRUE(again) << again.error().message << ", seed " << seed;
+    ASSERT_EQ(again->result.step_time, result->evaluation.result.step_time) << "seed " << seed;
+    for (const Evaluation& other : others) {
+      if (!fits_memory(other.result, input.cluster)) continue;
+      ASSERT_LE(result->evaluation.result.step_time, other.result.step_time) << "seed " << seed;
+    }
+  }
+  EXPECT_GT(found, 300);
+}
+
+TEST(Search, SameSeedSamePlanOtherSeedOtherOrder) {
+  const Input input = random_input(7);
+  const SearchProblem problem{input.model, input.cluster, input.micro_batches};
+  const auto first = search(problem, {.evaluations = 50, .seed = 1});
+  const auto second = search(problem, {.evaluations = 50, .seed = 1});
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->plan, second->plan);
+  EXPECT_EQ(digest(first->plan), digest(second->plan));
+  EXPECT_EQ(first->evaluations, second->evaluations);
+}
+
+TEST(Search, KeepsTheCurrentPlanOnTies) {
+  Rng rng(3);
+  const cost::ModelCost model = whole_number_model(rng, 12);
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const auto best = search({model, cluster, 8}, kQuick);
+  ASSERT_TRUE(best);
+  Plan current = best->plan;
+  current.generation = 5;
+  const auto again = search({model, cluster, 8, &current}, kQuick);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->winner, "current");
+  EXPECT_EQ(again->plan, current);
+}
+
+TEST(Search, AdaptiveWinsWhereLayersAreUnequalAndSaysSo) {
+  cost::ModelCost model = equal_model(24, 1e-3);
+  for (int i = 0; i < model.size(); ++i) {
+    cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
+    const double factor = 0.3 + 0.1 * ((i * 7) % 11);
+    layer.forward_s *= factor;
+    layer.backward_input_s *= factor;
+    layer.backward_weight_s *= factor;
+  }
+  const auto result = search({model, cost::equal_ranks(4), 16}, {.evaluations = 100});
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->winner.substr(0, 9), "adaptive/") << result->winner;
+  EXPECT_EQ(result->plan.schedule, ScheduleKind::kAdaptive);
+  EXPECT_EQ(result->plan.order.size(), 4U);
+  const auto only = search({model, cost::equal_ranks(4), 16},
+                           {.evaluations = 100, .schedule = ScheduleKind::k1F1B});
+  ASSERT_TRUE(only);
+  EXPECT_EQ(only->plan.schedule, ScheduleKind::k1F1B);
+  EXPECT_GT(only->evaluation.step_time_s, result->evaluation.step_time_s);
+}
+
+TEST(Search, GivesTheFasterRankMoreWork) {
+  const cost::ModelCost model = equal_model(24, 1e-3);
+  cost::Cluster cluster = cost::equal_ranks(3);
+  cluster.ranks[1].speed = 2;
+  const auto result = search({model, cluster, 24}, {.evaluations = 100});
+  ASSERT_TRUE(result);
+  const std::vector<double> times = rank_times_s(result->plan, model, cluster, 24);
+  std::vector<int> layers(3, 0);
+  for (const PlanStage& stage : result->plan.stages) {
+    layers[stage.rank.index()] += stage.layers.count;
+  }
+  EXPECT_GT(layers[1], layers[0] + 3);
+  EXPECT_GT(layers[1], layers[2] + 3);
+  EXPECT_LT(result->evaluation.step_time_s, 1.12 * result->evaluation.ideal_step_time_s);
+}
+
+TEST(Search, UsesMoreRanksThanLayersAsFarAsTheyGo) {
+  const cost::ModelCost model = equal_model(2, 1e-3);
+  const auto result = search({model, cost::equal_ranks(5), 8}, kQuick);
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_EQ(result->plan.ranks, 5);
+  EXPECT_EQ(result->plan.stages.size(), 2U);
+  const auto alone = search({equal_model(1, 1e-3), cost::equal_ranks(1), 1}, kQuick);
+  ASSERT_TRUE(alone);
+  EXPECT_NEAR(alone->evaluation.step_time_s, alone->evaluation.ideal_step_time_s, 1e-9);
+}
+
+TEST(Search, SaysHowMuchMemoryWouldDo) {
+  const cost::ModelCost model = equal_model(8, 1e-3);
+  const auto result = search({model, cost::equal_ranks(2, Bytes{500}), 4}, kQuick);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kInfeasible);
+  EXPECT_NE(result.error().message.find("no plan of 8 layers on 2 ranks fits memory"),
+            std::string::npos)
+      << result.error().message;
+  EXPECT_NE(result.error().message.find("which has 500 B"), std::string::npos)
+      << result.error().message;
+}
+
+TEST(Search, RefusesBadInput) {
+  const cost::ModelCost model = equal_model(4, 1e-3);
+  EXPECT_FALSE(search({model, cost::equal_ranks(2), 0}));
+  EXPECT_FALSE(search({model, cost::equal_ranks(2), 4}, {.evaluations = -1}));
+  const Plan other = make_plan({2, 2, 2}, ScheduleKind::k1F1B);
+  EXPECT_FALSE(search({model, cost::equal_ranks(3), 4, &other}, kQuick));
+}
+
+}  // namespace
+}  // namespace dynmo::plan
