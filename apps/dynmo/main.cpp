@@ -10,6 +10,7 @@
 #include "apps/dynmo/data_command.h"
 #include "apps/dynmo/plan_command.h"
 #include "apps/dynmo/simulate_command.h"
+#include "apps/dynmo/trace_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
 
@@ -49,6 +50,7 @@ int parse(int argc, char** argv, Command& chosen) {
   dynmo::app::add_plan_command(app, chosen);
   dynmo::app::add_simulate_command(app, chosen);
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
+  dynmo::app::add_trace_command(app, chosen);
   try {
     app.parse(argc, argv);
     return 0;

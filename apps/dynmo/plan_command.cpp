@@ -12,12 +12,16 @@
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/device.h"
 #include "dynmo/cost/files.h"
+#include "dynmo/cost/hugging_face.h"
+#include "dynmo/cost/transformer.h"
 #include "dynmo/observe/plan_report.h"
 #include "dynmo/observe/trace.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/plan/propose.h"
 
 namespace dynmo::app {
 namespace {
@@ -106,13 +110,28 @@ struct Question {
   std::optional<plan::Plan> from;
 };
 
-struct Answer {
-  plan::Plan plan;
-  plan::Evaluation evaluation;
-  std::string made_by;
-};
+Expected<cost::ModelCost> read_model(const PlanFlags& flags) {
+  if (flags.profile) return cost::read_profile(*flags.profile);
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
+  DYNMO_ASSIGN(
+      const cost::TransformerShape shape,
+      cost::read_config(*flags.model, *flags.sequence, flags.micro_batch_size.value_or(1)));
+  return cost::transformer_costs(shape, device);
+}
 
-Expected<Bytes> memory_of(const PlanFlags&) { return cost::kUnlimitedMemory; }
+// Of each of --ranks: as given, else the device's, else unlimited.
+Expected<Bytes> read_memory(const PlanFlags& flags) {
+  if (flags.memory) {
+    const auto memory = parse_bytes(*flags.memory);
+    if (memory && *memory > Bytes{0}) return *memory;
+    return memory ? make_error(ErrorCode::kBadInput,
+                               "--memory is {}, wanted more than 0, such as 80GiB", *flags.memory)
+                  : make_error(ErrorCode::kBadInput, "--memory: {}", memory.error().message);
+  }
+  if (!flags.model) return cost::kUnlimitedMemory;
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
+  return device.memory;
+}
 
 // The plan in force, on as many ranks as are offered.
 Expected<plan::Plan> read_from(const std::string& path, const Question& question) {
@@ -140,11 +159,11 @@ Expected<Question> read_question(const PlanFlags& flags) {
     DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(flags.schedule));
   }
   question.micro_batches = static_cast<int>(flags.micro_batches);
-  DYNMO_ASSIGN(question.model, cost::read_profile(*flags.profile));
+  DYNMO_ASSIGN(question.model, read_model(flags));
   if (flags.cluster) {
     DYNMO_ASSIGN(question.cluster, cost::read_cluster(*flags.cluster));
   } else {
-    DYNMO_ASSIGN(const Bytes memory, memory_of(flags));
+    DYNMO_ASSIGN(const Bytes memory, read_memory(flags));
     question.cluster = cost::equal_ranks(static_cast<int>(*flags.ranks), memory);
   }
   if (flags.from) {
@@ -153,17 +172,28 @@ Expected<Question> read_question(const PlanFlags& flags) {
   return question;
 }
 
-Expected<Answer> answer(const Question& question, const PlanFlags& flags) {
-  const auto kind = question.schedule.value_or(schedule::ScheduleKind::k1F1B);
-  DYNMO_ASSIGN(const std::vector<int> counts,
-               plan::balance(question.balancer, {.model = question.model,
-                                                 .cluster = question.cluster,
-                                                 .micro_batches = question.micro_batches,
-                                                 .schedule = kind}));
-  Answer found;
-  found.plan = plan::make_plan(counts, kind);
-  found.made_by = fmt::format("balancer {}", flags.balancer);
-  return found;
+Expected<plan::Proposal> propose(const Question& question, const PlanFlags& flags) {
+  const plan::BalanceProblem problem{
+      .model = question.model,
+      .cluster = question.cluster,
+      .micro_batches = question.micro_batches,
+      .schedule = question.schedule.value_or(schedule::ScheduleKind::k1F1B),
+      .current = question.from ? &*question.from : nullptr};
+  plan::ProposeOptions options;
+  options.schedules =
+      question.schedule ? plan::ScheduleChoice::kAsGiven : plan::ScheduleChoice::kBest;
+  if (flags.evaluations) options.evaluations = *flags.evaluations;
+  return plan::propose(question.balancer, problem, options);
+}
+
+std::string made_by(const plan::Proposal& proposal, const PlanFlags& flags) {
+  std::string text = proposal.winner;
+  if (!text.starts_with(flags.balancer)) text = flags.balancer + ": " + text;
+  if (proposal.candidates > 1) text += fmt::format(", best of {} plans", proposal.candidates);
+  if (proposal.rounds > 0) {
+    text += fmt::format(" after {} rounds (bound {:.0f})", proposal.rounds, proposal.rounds_bound);
+  }
+  return text;
 }
 
 // What the plan is compared with: the plan in force, and an even cut under 1F1B where there is one.
@@ -197,14 +227,11 @@ Expected<int> run_plan(const PlanFlags& flags) {
   DYNMO_TRY(check_sources(flags));
   DYNMO_TRY(check_numbers(flags));
   DYNMO_ASSIGN(const Question question, read_question(flags));
-  DYNMO_ASSIGN(Answer found, answer(question, flags));
+  DYNMO_ASSIGN(plan::Proposal found, propose(question, flags));
   DYNMO_ASSIGN(found.evaluation, plan::evaluate(found.plan, question.model, question.cluster,
                                                 question.micro_batches, {.timeline = true}));
   plan::Migration migration;
-  if (question.from) {
-    migration = plan::difference(*question.from, found.plan, question.model);
-    found.plan.generation = question.from->generation + (found.plan == *question.from ? 0 : 1);
-  }
+  if (question.from) migration = plan::difference(*question.from, found.plan, question.model);
   const Json json =
       plan::plan_json(found.plan, found.evaluation, question.model, flags.balancer, migration);
   if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
@@ -218,7 +245,7 @@ Expected<int> run_plan(const PlanFlags& flags) {
                              .micro_batches = question.micro_batches,
                              .plan = found.plan,
                              .evaluation = found.evaluation,
-                             .made_by = found.made_by,
+                             .made_by = made_by(found, flags),
                              .compared = comparisons(question),
                              .migration = {}};
   if (question.from) report.migration = std::move(migration);

@@ -18,7 +18,7 @@ Expected<DenseModel> make_dense(std::string_view source, const LoadInputs& input
   DYNMO_ASSIGN(dense.costs, cost::transformer_costs(inputs.shape, inputs.device));
   dense.shape = inputs.shape;
   dense.device = inputs.device;
-  dense.work = cost::transformer_work(inputs.shape);
+  dense.work = cost::transformer_work(inputs.shape, inputs.device.bytes_per_element);
   int block = kNoBlock;
   for (const cost::LayerWork& layer : dense.work) {
     if (layer.kind == cost::LayerKind::kAttention) ++block;

@@ -117,7 +117,8 @@ class EarlyExit final : public LoadModel {
     work.matrix_flops += (rho - after) * head.matrix_flops + 2 * rho * tokens * hidden;
     work.moved_bytes += (rho - after) * head.moved_bytes;
     work.activation_bytes += (rho - after) * head.activation_bytes;
-    work.parameters += static_cast<double>(dense_.shape.vocabulary) * hidden + hidden;
+    work.parameters += head.parameters + head.copied_parameters;
+    work.product_parameters += head.product_parameters;
   }
 
   void scale_boundary(cost::LayerWork& work, double rho) const {

@@ -14,7 +14,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::int64_t kMostChecks = 100'000;
+constexpr std::int64_t kMostChecks = 10'000'000;                     // of all blocks
 enum Draw : std::uint64_t { kRate = 0x465245455A, kSlope, kOrder };  // keys of this model
 
 Expected<void> validate(const FreezingParameters& p) {
@@ -155,10 +155,11 @@ Expected<std::unique_ptr<LoadModel>> make_freezing(const FreezingParameters& par
                                                    const LoadInputs& inputs) {
   DYNMO_TRY(validate(parameters));
   DYNMO_ASSIGN(DenseModel dense, make_dense("freezing", inputs));
-  if (inputs.steps / parameters.check_every > kMostChecks) {
+  const std::int64_t most = std::max<std::int64_t>(kMostChecks / inputs.shape.blocks, 1);
+  if (inputs.steps / parameters.check_every > most) {
     return make_error(ErrorCode::kBadInput,
                       "freezing: check_every is {}, wanted at least {} in a run of {} steps",
-                      parameters.check_every, inputs.steps / kMostChecks + 1, inputs.steps);
+                      parameters.check_every, inputs.steps / most + 1, inputs.steps);
   }
   return std::unique_ptr<LoadModel>(
       std::make_unique<Freezing>(parameters, std::move(dense), inputs));

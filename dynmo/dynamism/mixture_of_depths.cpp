@@ -55,8 +55,8 @@ class MixtureOfDepths final : public LoadModel {
 
  private:
   static cost::LayerCost routed(const DenseModel& dense, int layer, double capacity) {
-    constexpr double kElement = 2;  // bytes
     const auto& shape = dense.shape;
+    const double element = dense.device.bytes_per_element;
     const double chosen = static_cast<double>(routed_tokens(capacity, shape.sequence));
     const double share = chosen / static_cast<double>(shape.sequence);
     const auto tokens = static_cast<double>(shape.tokens());
@@ -65,11 +65,11 @@ class MixtureOfDepths final : public LoadModel {
     work.matrix_flops *= share;
     work.core_flops *= share * share;
     // The chosen rows are gathered before attention and scattered behind the MLP: read and written.
-    work.moved_bytes = work.moved_bytes * share + 2 * share * tokens * hidden * kElement;
+    work.moved_bytes = work.moved_bytes * share + 2 * share * tokens * hidden * element;
     work.activation_bytes *= share;
     if (dense.kind(layer) == cost::LayerKind::kAttention) {
       work.matrix_flops += 2 * tokens * hidden;  // the router, once a block
-      work.activation_bytes += tokens * hidden * kElement;
+      work.activation_bytes += tokens * hidden * element;
       work.parameters += hidden;
     }
     return dense.cost_of(work);

@@ -16,6 +16,7 @@
 namespace dynmo::dynamism {
 namespace {
 
+constexpr std::int64_t kMostExperts = 10'000'000;                         // of the model
 enum Draw : std::uint64_t { kSkew = 0x4D4F45, kOrder, kDrift, kCounts };  // keys of this model
 
 Expected<void> validate(const MoeParameters& p, const cost::TransformerShape& shape) {
@@ -32,6 +33,10 @@ Expected<void> validate(const MoeParameters& p, const cost::TransformerShape& sh
   if (shape.experts < 1) {
     return make_error(ErrorCode::kBadInput,
                       "moe: the shape has no experts, wanted a mixture-of-experts model");
+  }
+  if (shape.experts > kMostExperts || shape.experts * shape.blocks > kMostExperts) {
+    return make_error(ErrorCode::kBadInput, "moe: {} experts in {} blocks, wanted at most {}",
+                      shape.experts, shape.blocks, kMostExperts);
   }
   if (shape.experts % p.expert_ranks != 0) {
     return make_error(ErrorCode::kBadInput,
@@ -137,13 +142,18 @@ class Moe final : public LoadModel {
   cost::LayerCost cost_of(int layer, const Phi& phi) const {
     cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
     const auto& shape = dense_.shape;
-    const double router_weights = static_cast<double>(shape.hidden * shape.experts);
-    const double router_flops = 2 * static_cast<double>(shape.tokens()) * router_weights;
-    work.matrix_flops = router_flops + (work.matrix_flops - router_flops) * phi.mean;
-    work.moved_bytes *= phi.mean;
-    work.activation_bytes *= phi.largest;
-    work.parameters =
-        router_weights + (work.parameters - router_weights) / parameters_.expert_ranks;
+    const auto tokens = static_cast<double>(shape.tokens());
+    const double router = static_cast<double>(shape.hidden * shape.experts);  // weights
+    const double stream = tokens * static_cast<double>(shape.hidden) *
+                          dense_.device.bytes_per_element;  // the layer's input
+    const auto scale = [](double& amount, double kept, double factor) {
+      amount = kept + (amount - kept) * factor;
+    };
+    scale(work.matrix_flops, 2 * tokens * router, phi.mean);
+    scale(work.moved_bytes, 5 * stream, phi.mean);          // norm and residual
+    scale(work.activation_bytes, 2 * stream, phi.largest);  // inputs of norm and router
+    scale(work.parameters, router, 1.0 / parameters_.expert_ranks);
+    scale(work.product_parameters, router, 1.0 / parameters_.expert_ranks);
     return dense_.cost_of(work);
   }
 

@@ -133,6 +133,7 @@ class Pruning final : public LoadModel {
     }
     work.matrix_flops *= time;
     work.parameters -= matrices.weights() - weights;
+    work.product_parameters -= matrices.weights() - weights;
     cost::LayerCost cost = dense_.cost_of(work);
     cost.parameter_bytes += Bytes{std::llround(indices * parameters_.index_bytes)};
     return cost;

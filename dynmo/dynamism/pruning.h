@@ -32,7 +32,7 @@ struct PruningParameters {
   // 90 %, below every bf16 tensor core.
   double sparse_rate = 0.4;
   // Deviation of the last block's weights / the first's, geometric in between, and a normal
-  // deviation of each matrix's logarithm: a density ratio of about 3 between the ends at 90 %, in
+  // deviation of each matrix's logarithm: a density ratio of 2.5 between the ends at 90 %, in
   // the middle of the 1.5 to 4 that are expected (a guess, not a measurement).
   double depth_ratio = 1.3;
   double matrix_spread = 0.05;

@@ -72,7 +72,8 @@ cost::TransformerShape default_shape(std::string_view source) {
   shape.head_size = 64;
   shape.intermediate = 4096;
   shape.vocabulary = 50304;
-  shape.learned_positions = true;
+  shape.learned_positions = shape.norm_biases = true;
+  shape.qkv_biases = shape.projection_biases = true;
   shape.positions = shape.sequence = 2048;
   if (source == "moe") {
     shape.experts = 8;
@@ -88,6 +89,7 @@ Expected<std::vector<NamedLoad>> default_loads(const cost::Device& device, std::
     if (source == "none") continue;
     LoadOptions options;
     options.inputs = {.shape = default_shape(source), .device = device, .seed = seed};
+    if (ends == Ends::kLeftOut) options.inputs.shape.vocabulary = 1;
     DYNMO_ASSIGN(auto load, make_load_model(source, options));
     if (ends == Ends::kLeftOut) load = std::make_unique<WithoutEnds>(std::move(load));
     loads.push_back({.name = source, .load = std::move(load)});

@@ -69,18 +69,18 @@ class SparseAttention final : public LoadModel {
   }
 
   cost::LayerCost cost_of(int layer, double share) const {
-    constexpr double kElement = 2;  // bytes
-    constexpr double kIndex = 2;
+    constexpr double kIndex = 2;  // bytes
     const auto& shape = dense_.shape;
+    const double element = dense_.device.bytes_per_element;
     const auto tokens = static_cast<double>(shape.tokens());
     const auto queries = static_cast<double>(shape.heads * shape.head_size);
     const auto keys = static_cast<double>(shape.kv_heads * shape.head_size);
-    const double permuted = tokens * (queries + 2 * keys) * kElement;
+    const double permuted = tokens * (queries + 2 * keys) * element;
     const double indices = 4 * static_cast<double>(shape.heads) * tokens * kIndex;
     cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
     work.core_flops *= share;
     // Each copy is read and written: queries, keys and values in, outputs back.
-    work.moved_bytes += 2 * (permuted + tokens * queries * kElement) + indices;
+    work.moved_bytes += 2 * (permuted + tokens * queries * element) + indices;
     work.activation_bytes += permuted + indices;
     return dense_.cost_of(work);
   }

@@ -71,18 +71,10 @@ Json step_line(std::int64_t step, bool change, const cost::ModelCost& before,
   return line;
 }
 
-Expected<void> check_step(std::int64_t step, const cost::ModelCost& first,
-                          const cost::ModelCost& now) {
-  if (auto valid = cost::validate(now); !valid) {
-    return make_error(ErrorCode::kBadInput, "step {}: {}", step, valid.error().message);
-  }
+bool same_layers(const cost::ModelCost& one, const cost::ModelCost& two) {
   const auto same_name = [](const auto& a, const auto& b) { return a.name == b.name; };
-  if (std::equal(now.layers.begin(), now.layers.end(), first.layers.begin(), first.layers.end(),
-                 same_name)) {
-    return {};
-  }
-  return make_error(ErrorCode::kBadInput,
-                    "step {}: the layers are not those of step 0, wanted the same names", step);
+  return std::equal(one.layers.begin(), one.layers.end(), two.layers.begin(), two.layers.end(),
+                    same_name);
 }
 
 // One column of a trace, shared by the steps in which it stays the same, so that memory follows the
@@ -243,22 +235,42 @@ struct Lines {
 
 }  // namespace
 
+Expected<std::string> TraceLines::add(std::int64_t step, bool change,
+                                      const cost::ModelCost& model) {
+  if (step <= last_step_) {
+    return make_error(ErrorCode::kBadInput, "trace: step is {}, wanted more than {}", step,
+                      last_step_);
+  }
+  if (auto valid = cost::validate(model); !valid) {
+    return make_error(ErrorCode::kBadInput, "trace: step {}: {}", step, valid.error().message);
+  }
+  std::string text;
+  if (last_step_ < 0) {
+    Json header = cost::profile_json(model);
+    header["format"] = kFormat;
+    text = header.dump() + "\n";
+    last_ = model;
+  } else if (!same_layers(model, last_)) {
+    return make_error(ErrorCode::kBadInput,
+                      "trace: step {}: the layers are not those of step {}, wanted the same names",
+                      step, last_step_);
+  }
+  text += step_line(step, change, last_, model).dump() + "\n";
+  last_step_ = step;
+  last_ = model;
+  return text;
+}
+
 Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps, std::int64_t every) {
   DYNMO_TRY(check_ranges("trace", {{"steps", static_cast<double>(steps), 1},
                                    {"every", static_cast<double>(every), 1}}));
-  const cost::ModelCost first = load.at(0);
-  Json header = cost::profile_json(first);
-  header["format"] = kFormat;
-  DYNMO_TRY(check_step(0, first, first));
-  std::string text = header.dump() + "\n";
-  cost::ModelCost before = first;
+  TraceLines lines;
+  std::string text;
   for (std::int64_t step = 0; step < steps; ++step) {
     const bool change = load.changes_at(step);
     if (step % every != 0 && !change) continue;
-    cost::ModelCost now = load.at(step);
-    DYNMO_TRY(check_step(step, first, now));
-    text += step_line(step, change, before, now).dump() + "\n";
-    before = std::move(now);
+    DYNMO_ASSIGN(const std::string line, lines.add(step, change, load.at(step)));
+    text += line;
   }
   return text;
 }

@@ -12,13 +12,29 @@
 #include <string_view>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/load_model.h"
 
 namespace dynmo::dynamism {
 
+// The lines of a trace one step after another, for those who have no load model but measure: the
+// costs of every step or of every tenth, as the profiler has them.
+class TraceLines {
+ public:
+  // The line of `step` (before the first one, the header too), each ended by a newline. `change`:
+  // training itself has changed the model since the line before. kBadInput: a step not above the
+  // last, costs that cost::validate refuses, other layers than the first step's.
+  [[nodiscard]] Expected<std::string> add(std::int64_t step, bool change,
+                                          const cost::ModelCost& model);
+
+ private:
+  std::int64_t last_step_ = -1;
+  cost::ModelCost last_;
+};
+
 // Steps 0, every, 2 every, ... below `steps`, and those at which changes_at says so, as text.
-// Numbers are written so that they read back exactly. kBadInput: steps or every below 1, a step
-// whose costs cost::validate refuses or whose number or names of layers are not step 0's.
+// Numbers are written so that they read back exactly. kBadInput: steps or every below 1, or as
+// TraceLines::add says.
 [[nodiscard]] Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps,
                                                std::int64_t every);
 

@@ -99,10 +99,10 @@ std::string legend(const std::string& drawn) {
   };
   std::string text;
   if (has("Ff")) text += "F forward, ";
-  if (has("Ii")) text += "I gradient of inputs, ";
-  if (has("Ww")) text += "W gradient of weights, ";
+  if (has("Ii")) text += "I input gradient, ";
+  if (has("Ww")) text += "W weight gradient, ";
   if (has("Bb")) text += "B both, ";
-  if (has("fiwb")) text += "lower case: not the rank's first stage, ";
+  if (has("fiwb")) text += "lower case: later stages of a rank, ";
   return text + ". idle";
 }
 

@@ -72,6 +72,7 @@ class TraceText {
             fmt::format(R"({{"step":{}}})", step.step));
       add_actions(step, origin, lanes);
       add_arrows(step, origin);
+      add_memory(step, origin);
       origin += duration;
     }
     name_tracks(lanes);
@@ -122,6 +123,16 @@ class TraceText {
                           timed.action.micro_batch, step.step));
       }
       lanes[r] = std::max(lanes[r], messages.count());
+    }
+  }
+
+  void add_memory(const TracedStep& step, Nanoseconds origin) {
+    for (std::size_t r = 0; r < step.memory.size(); ++r) {
+      for (const sim::MemoryStep& held : step.memory[r]) {
+        event(fmt::format(
+            R"({{"ph":"C","name":"rank {} memory","pid":{},"ts":{},"args":{{"bytes":{}}}}})", r,
+            process_, microseconds(origin + held.time), held.bytes.value));
+      }
     }
   }
 

@@ -4,7 +4,7 @@
 // Timelines as a Chrome trace (the "JSON array in an object" form that Perfetto and
 // chrome://tracing open): a process for each source, such as the engine and the simulator laid over
 // one another, a track for each rank, a slice for each action, arrows where a value goes to another
-// rank.
+// rank, a curve of each rank's memory where it is known.
 
 #include <cstdint>
 #include <span>
@@ -13,6 +13,7 @@
 
 #include "dynmo/core/units.h"
 #include "dynmo/schedule/timeline.h"
+#include "dynmo/sim/simulate.h"
 
 namespace dynmo::observe {
 
@@ -20,6 +21,7 @@ struct TracedStep {
   std::int64_t step = 0;
   schedule::Timeline timeline;  // since the start of the step
   Nanoseconds duration{0};      // at least until the last action's end, which is taken if shorter
+  std::vector<std::vector<sim::MemoryStep>> memory = {};  // by rank, since the start of the step
 };
 
 struct TraceProcess {

@@ -79,6 +79,12 @@ plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int r
   return result;
 }
 
+plan::ProposeOptions Controller::proposing() const {
+  plan::ProposeOptions options;
+  if (scenario_.policy.evaluations > 0) options.evaluations = scenario_.policy.evaluations;
+  return options;
+}
+
 Expected<plan::Plan> Controller::propose(const cost::ModelCost& model, const cost::Cluster& cluster,
                                          const std::vector<int>& present,
                                          Generation generation) const {

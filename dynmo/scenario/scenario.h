@@ -91,8 +91,8 @@ struct Scenario {
     double move_fixed_s = 0.1;  // of a move of no bytes: agreeing, new groups
     double minimum_gain = 0.01;
     double noise_factor = 5;
-    std::int64_t horizon_steps = 0;   // a gain is expected to last; 0: as long as loads did so far
-    std::int64_t evaluations = 4000;  // of the search balancer, a plan
+    std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
+    std::int64_t evaluations = 0;    // of a search; 0: plan/search.h says
   } policy;
   std::vector<Event> events;
 };

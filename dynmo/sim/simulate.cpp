@@ -89,15 +89,34 @@ SimResult summary(ReplayResult replayed, const StepCosts& costs) {
   return result;
 }
 
+// Of a schedule that the checker accepts.
+Expected<SimResult> simulate_valid(const schedule::Schedule& lowered,
+                                   std::span<const StageCost> stages, const cost::Cluster& cluster,
+                                   const SimOptions& options) {
+  DYNMO_ASSIGN(const StepCosts costs, step_costs(lowered.shape, stages, cluster));
+  return summary(replay(lowered, costs, options), costs);
+}
+
 }  // namespace
+
+Expected<CheckedSchedule> CheckedSchedule::make(schedule::Schedule lowered) {
+  if (auto fault = find_fault(lowered)) {
+    return Error{ErrorCode::kBadInput, std::move(fault->message)};
+  }
+  return CheckedSchedule(std::move(lowered));
+}
+
+Expected<SimResult> simulate(const CheckedSchedule& checked, std::span<const StageCost> stages,
+                             const cost::Cluster& cluster, SimOptions options) {
+  return simulate_valid(checked.schedule(), stages, cluster, options);
+}
 
 Expected<SimResult> simulate(const schedule::Schedule& lowered, std::span<const StageCost> stages,
                              const cost::Cluster& cluster, SimOptions options) {
-  if (const auto fault = find_fault(lowered)) {
-    return Error{ErrorCode::kBadInput, fault->message};
+  if (auto fault = find_fault(lowered)) {
+    return Error{ErrorCode::kBadInput, std::move(fault->message)};
   }
-  DYNMO_ASSIGN(const StepCosts costs, step_costs(lowered.shape, stages, cluster));
-  return summary(replay(lowered, costs, options), costs);
+  return simulate_valid(lowered, stages, cluster, options);
 }
 
 Nanoseconds all_reduce_time(Bytes gradients, int replicas, const cost::Link& link) {

@@ -8,6 +8,7 @@
 // queue for a node's network card, each also costs the logarithm of the messages under way.
 
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -89,6 +90,24 @@ struct SimResult {
 // wait for each other); not one cost a stage and one cluster rank a schedule rank; costs or links
 // that are negative or no numbers, a speed that is not positive; sums of 2^62 ns or bytes and more.
 [[nodiscard]] Expected<SimResult> simulate(const schedule::Schedule& lowered,
+                                           std::span<const StageCost> stages,
+                                           const cost::Cluster& cluster, SimOptions options = {});
+
+// A schedule that the checker has accepted, for callers who replay it against many costs: the check
+// takes most of the time of a replay. A value; immutable.
+class CheckedSchedule {
+ public:
+  // kBadInput with the checker's message.
+  [[nodiscard]] static Expected<CheckedSchedule> make(schedule::Schedule lowered);
+  [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
+
+ private:
+  explicit CheckedSchedule(schedule::Schedule schedule) : schedule_(std::move(schedule)) {}
+  schedule::Schedule schedule_;
+};
+
+// The same result, and the same errors but those of the checker.
+[[nodiscard]] Expected<SimResult> simulate(const CheckedSchedule& checked,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});
 

@@ -158,6 +158,22 @@ TEST(LoadTrace, RefusesCostsThatMakeNoSense) {
   EXPECT_EQ(trace_text(Bad(), 4, 0).error().message, "trace: every is 0, wanted at least 1");
 }
 
+TEST(LoadTrace, MeasuredStepsGoInOneByOne) {
+  const Drawn load(3, 8);
+  TraceLines lines;
+  std::string text;
+  for (const std::int64_t step : {4, 5, 9}) text += *lines.add(step, step == 9, load.at(step));
+  EXPECT_EQ(lines.add(9, false, load.at(9)).error().message,
+            "trace: step is 9, wanted more than 9");
+  const auto replay = parse_trace(text, "t");
+  ASSERT_TRUE(replay) << replay.error().message;
+  EXPECT_EQ((*replay)->at(4), load.at(4));
+  EXPECT_EQ((*replay)->at(8), load.at(5));
+  EXPECT_EQ((*replay)->at(10), load.at(9));
+  EXPECT_TRUE((*replay)->changes_at(9));
+  EXPECT_FALSE((*replay)->changes_at(5));
+}
+
 // Whatever the bytes, an error or a load model whose costs are valid.
 TEST(LoadTrace, TakesAnyBytes) {
   const std::string text = *trace_text(Drawn(2, 1), 12, 1);

@@ -73,8 +73,8 @@ TEST(Picture, LowerCaseIsNotTheRanksFirstStage) {
             "rank 0 |F0---f0---i0---...............W0---|\n"
             "rank 1 |...................................|\n"
             "        0                             70 ns\n"
-            "        F forward, I gradient of inputs, W gradient of weights, lower case: not the "
-            "rank's first stage, . idle\n");
+            "        F forward, I input gradient, W weight gradient, lower case: later stages of a "
+            "rank, . idle\n");
 }
 
 TEST(Picture, LeavesOutRanksInTheMiddle) {

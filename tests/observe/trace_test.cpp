@@ -7,6 +7,9 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "dynmo/core/json.h"
 #include "dynmo/cost/cluster.h"
@@ -18,7 +21,7 @@
 namespace dynmo::observe {
 namespace {
 
-schedule::Timeline simulated(int ranks, int micro_batches) {
+sim::SimResult replayed(int ranks, int micro_batches) {
   schedule::PipelineShape shape;
   shape.ranks = ranks;
   shape.micro_batches = micro_batches;
@@ -34,7 +37,12 @@ schedule::Timeline simulated(int ranks, int micro_batches) {
   cost::Cluster cluster = cost::equal_ranks(ranks);
   cluster.inside_node = {1e-7, 1e9};
   const auto compute = schedule::make_schedule(schedule::ScheduleKind::k1F1B, shape);
-  return sim::simulate(schedule::lower(*compute), costs, cluster, {.timeline = true})->timeline;
+  return *sim::simulate(schedule::lower(*compute), costs, cluster,
+                        {.timeline = true, .memory = true});
+}
+
+schedule::Timeline simulated(int ranks, int micro_batches) {
+  return replayed(ranks, micro_batches).timeline;
 }
 
 Json parsed(const std::vector<TraceProcess>& processes) {
@@ -96,6 +104,35 @@ TEST(Trace, StepsFollowOneAnother) {
     if (event["ph"] == "X" && event["cat"] == "step") starts.push_back(event["ts"]);
   }
   EXPECT_EQ(starts, (std::vector<double>{0, 1000}));
+}
+
+TEST(Trace, MemoryIsACurveARank) {
+  const sim::SimResult result = replayed(3, 4);
+  const TracedStep step{.step = 0,
+                        .timeline = result.timeline,
+                        .duration = Nanoseconds(1'000'000),
+                        .memory = result.memory};
+  const Json json = parsed({{.name = "a", .steps = {step, step}}});
+  std::map<std::string, std::vector<std::pair<double, std::int64_t>>> curves;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] == "C") {
+      curves[event["name"]].emplace_back(event["ts"], event["args"]["bytes"]);
+    }
+  }
+  ASSERT_EQ(curves.size(), 3U);
+  for (std::size_t r = 0; r < 3; ++r) {
+    const auto& curve = curves.at(fmt::format("rank {} memory", r));
+    const std::vector<sim::MemoryStep>& held = result.memory[r];
+    ASSERT_EQ(held.size(), 1U + 2 * 4) << "the state, then both ends of four stashes";
+    ASSERT_EQ(curve.size(), 2 * held.size());
+    for (std::size_t i = 0; i < curve.size(); ++i) {
+      const bool second = i >= held.size();
+      const sim::MemoryStep& wanted = held[i % held.size()];
+      EXPECT_NEAR(curve[i].first,
+                  static_cast<double>(wanted.time.count()) / 1000 + (second ? 1000 : 0), 1e-9);
+      EXPECT_EQ(curve[i].second, wanted.bytes.value);
+    }
+  }
 }
 
 TEST(Trace, ArrowsJoinTheSlicesTheyMean) {

@@ -37,6 +37,9 @@ class BruteForce {
     return all_done();
   }
 
+  // After completes(): where the rank stopped in its list.
+  std::size_t stopped_at(Rank rank) const { return cursor_[rank.index()]; }
+
  private:
   enum class Outcome { kDone, kWait, kWrong };
   using Key = std::pair<std::string, int>;      // what ("F", "dx", "dw", a posted end), stage

@@ -13,7 +13,6 @@
 namespace dynmo::sim {
 namespace {
 
-using cost::Cluster;
 using schedule::ScheduleKind;
 using schedule::testing::even_shape;
 using schedule::testing::pick;
@@ -172,6 +171,45 @@ TEST(IdleSplit, LatencyIsCommunication) {
     EXPECT_EQ(rank.split.communication, result.step_time - free);
     EXPECT_EQ(rank.split.fill_drain.count(), 3 * 300);
   }
+}
+
+// The example of docs/simulator.md, which has the same numbers.
+TEST(IdleSplit, WorkedExample) {
+  Problem problem = one_f_one_b(4, 4);
+  problem.costs[1].forward = Nanoseconds{150};
+  for (StageCost& cost : problem.costs) {
+    cost.boundary = Bytes{60};
+    cost.reduction = Nanoseconds{40};
+    cost.update = Nanoseconds{20};
+  }
+  problem.cluster = cost::equal_nodes(2, 2);
+  problem.cluster.ranks[3].speed = 0.8;
+  problem.cluster.inside_node = {.latency_s = 5e-9, .bandwidth_bytes_per_s = 12e9};
+  problem.cluster.between_nodes = {.latency_s = 10e-9, .bandwidth_bytes_per_s = 6e9};
+  problem.cluster.nic_bandwidth_bytes_per_s = 3e9;
+  const SimResult result = replayed(problem);
+  EXPECT_EQ(result.step_time.count(), 2615);
+  struct Row {
+    std::int64_t busy, fill_drain, imbalance, communication, straggler;
+  };
+  const std::vector<Row> rows = {{1220, 950, 200, 140, 105},
+                                 {1420, 950, 0, 140, 105},
+                                 {1220, 950, 200, 140, 105},
+                                 {1525, 950, 0, 140, 0}};
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    SCOPED_TRACE(fmt::format("rank {}", r));
+    const RankUsage& rank = result.ranks[r];
+    EXPECT_EQ(rank.busy.count(), rows[r].busy);
+    EXPECT_EQ(rank.split.fill_drain.count(), rows[r].fill_drain);
+    EXPECT_EQ(rank.split.imbalance.count(), rows[r].imbalance);
+    EXPECT_EQ(rank.split.communication.count(), rows[r].communication);
+    EXPECT_EQ(rank.split.straggler.count(), rows[r].straggler);
+  }
+  EXPECT_NEAR(result.bubble, 0.485, 5e-4);
+  EXPECT_NEAR(result.bubble_split.fill_drain, 0.363, 5e-4);
+  EXPECT_NEAR(result.bubble_split.imbalance, 0.038, 5e-4);
+  EXPECT_NEAR(result.bubble_split.communication, 0.054, 5e-4);
+  EXPECT_NEAR(result.bubble_split.straggler, 0.030, 5e-4);
 }
 
 TEST(Reduction, ARankReducesItsStagesInTurnBesideCompute) {

@@ -2,6 +2,7 @@
 #include "dynmo/sim/simulate.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <limits>
 #include <map>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "dynmo/schedule/check.h"
+#include "dynmo/schedule/placement.h"
 #include "dynmo/schedule/text.h"
 #include "tests/sim/longest_path.h"
 #include "tests/sim/problems.h"
@@ -108,6 +110,46 @@ TEST(Simulator, CompletesFiveThousandUnevenPipelines) {
     ASSERT_TRUE(result->bubble >= 0 && result->bubble <= 1) << "seed " << seed;
     ASSERT_TRUE(result->timeline.ranks.empty());
   }
+}
+
+TEST(Simulator, ACheckedScheduleReplaysLikeOneThatIsNot) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(mix_key({35, seed}));
+    const Problem problem = random_problem(rng, true);
+    const auto checked = CheckedSchedule::make(problem.schedule);
+    ASSERT_TRUE(checked) << "seed " << seed;
+    ASSERT_EQ(checked->schedule(), problem.schedule);
+    const auto once = simulate(*checked, problem.costs, problem.cluster);
+    const auto again = simulate(*checked, problem.costs, problem.cluster);
+    const auto plain = simulate(problem.schedule, problem.costs, problem.cluster);
+    ASSERT_EQ(once->step_time, plain->step_time) << "seed " << seed;
+    ASSERT_EQ(again->step_time, plain->step_time) << "seed " << seed;
+    ASSERT_EQ(once->bubble, plain->bubble) << "seed " << seed;
+  }
+}
+
+// The memory is measured where this test runs alone, as ctest does.
+TEST(Simulator, ReplaysFourThousandRanksInTwoGibibytes) {
+  PipelineShape shape{.ranks = 4096, .micro_batches = 64, .stages = {}};
+  for (const Rank rank : schedule::wave_placement(shape.ranks, 2)) shape.stages.push_back({rank});
+  const Schedule schedule = lowered(ScheduleKind::kZbV, shape);
+  std::vector<StageCost> costs = equal_costs(8192, 100, 100, 100);
+  Cluster cluster = cost::equal_nodes(512, 8);
+  cluster.between_nodes.latency_s = 10e-9;
+  for (StageCost& cost : costs) cost.boundary = Bytes{10};
+  cluster.nic_bandwidth_bytes_per_s = 1e9;
+  const auto result = simulate(schedule, costs, cluster);
+  ASSERT_TRUE(result) << result.error().message;
+  for (const RankUsage& rank : result->ranks) {
+    ASSERT_EQ(rank.busy.count(), 2 * 64 * 300);
+    ASSERT_EQ(rank.busy + rank.split.fill_drain + rank.split.communication, result->step_time);
+  }
+  // The first micro-batch passes all stages and comes back, twice over 511 borders of nodes each
+  // way.
+  EXPECT_GE(result->step_time.count(), 8192 * 2 * 100 + 4 * 511 * 20);
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  EXPECT_LT(usage.ru_maxrss, 2 << 20) << "KiB";
 }
 
 TEST(Simulator, RoundsBackwardAsInputGradientPlusWeightGradient) {
@@ -262,6 +304,7 @@ TEST(Simulator, NamesTheActionsOfAScheduleThatCannotComplete) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
   EXPECT_EQ(result.error().message, check(stuck).error().message);
+  EXPECT_EQ(CheckedSchedule::make(stuck).error().message, check(stuck).error().message);
   EXPECT_NE(result.error().message.find("0B0 on rank 0 waits for 1SEND_B0"), std::string::npos);
 }
 

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include "apps/dynmo/command.h"
+
+namespace dynmo::app {
+
+// `dynmo trace import TRACE.json --out PROFILE.json`.
+void add_trace_command(CLI::App& app, Command& chosen);
+
+}  // namespace dynmo::app

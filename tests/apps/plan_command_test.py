@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dynmo plan` as a user meets it: every flag error, infeasible problems, what it prints and writes.
+
+DYNMO is the program. Searches run with few evaluations: these tests are of the command, not of the search.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+DYNMO = os.environ["DYNMO"]
+FIELDS = {
+    "format", "stages", "step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble", "imbalance",
+    "balancer", "schedule", "ranks", "generation", "migration",
+}
+STAGE_FIELDS = {"stage", "rank", "first_layer", "layers", "time_s", "memory_bytes", "in_flight"}
+LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+
+
+def profile(times, state=1 << 20, stash=1 << 16):
+    layers = [{"name": f"block{i}", "forward_s": t, "backward_input_s": t, "backward_weight_s": t, "parameter_bytes": state,
+               "activation_bytes": stash, "boundary_bytes": 4096} for i, t in enumerate(times)]
+    return {"format": "dynmo-profile-1", "layers": layers}
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="dynmo-plan-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.write("even.json", profile([1e-3] * 8))
+        self.write("uneven.json", profile([1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 2e-3, 3e-3, 4e-3]))
+
+    def write(self, name, content):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (self.folder / name).write_text(text)
+
+    def run_plan(self, *words):
+        return subprocess.run([DYNMO, "plan", *map(str, words)], capture_output=True, text=True, timeout=60, cwd=self.folder,
+                              stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=False)
+
+    def plan(self, *words):
+        """The JSON that a plan with `words` prints, checked for what every plan must hold."""
+        result = self.run_plan(*words, "--json")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(result.stderr, "")
+        plan = json.loads(result.stdout)
+        self.assertLessEqual(FIELDS, set(plan))
+        first = 0
+        for number, stage in enumerate(plan["stages"]):
+            self.assertLessEqual(STAGE_FIELDS, set(stage))
+            self.assertEqual((stage["stage"], stage["first_layer"]), (number, first))
+            self.assertLess(stage["rank"], plan["ranks"])
+            first += stage["layers"]
+        plan["all_layers"] = first
+        self.assertGreaterEqual(plan["step_time_s"], plan["ideal_step_time_s"] * (1 - 1e-6))
+        self.assertGreaterEqual(plan["step_time_s"], plan["bottleneck_s"])
+        self.assertGreaterEqual(plan["imbalance"], 0)
+        self.assertTrue(0 <= plan["bubble"] < 1)
+        return plan
+
+    def used(self, plan):
+        return {stage["rank"] for stage in plan["stages"]}
+
+    def assert_error(self, result, code, *words):
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        lines = result.stderr.splitlines()
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(lines[0].startswith("dynmo: error: "), lines[0])
+        for word in words:
+            self.assertIn(word, lines[0])
+
+
+class BadInput(Case):
+    def test_of_flags_is_one_line(self):
+        self.write("config.json", LLAMA)
+        self.write("cluster.json", {"format": "dynmo-cluster-1", "ranks": [{}, {}]})
+        model = ["--model", "config.json", "--device", "h100", "--sequence", 128]
+        for words, wanted in [
+            ([], "wanted PROFILE.json or --model"),
+            (["even.json"], "wanted --ranks N or --cluster"),
+            (["even.json", *model, "--ranks", 2], "both PROFILE.json and --model"),
+            (["--model", "config.json", "--sequence", 128, "--ranks", 2], "--model wants --device"),
+            (["--model", "config.json", "--device", "h100", "--ranks", 2], "--model wants --device"),
+            (["even.json", "--device", "h100", "--ranks", 2], "go with --model"),
+            (["even.json", "--micro-batch-size", 2, "--ranks", 2], "go with --model"),
+            (["even.json", "--ranks", 2, "--cluster", "cluster.json"], "both --ranks and --cluster"),
+            (["even.json", "--memory", "1GiB", "--cluster", "cluster.json"], "--memory goes with --ranks"),
+            (["even.json", "--ranks", 2, "--slack", 0.1], "--slack goes with --pack"),
+            (["even.json", "--ranks", 2, "--pack", "--slack", -1], "--slack is -1"),
+            (["even.json", "--ranks", 2, "--pack", "--slack", "nan"], "--slack is nan"),
+            (["even.json", "--ranks", 0], "--ranks is 0"),
+            (["even.json", "--ranks", -3], "--ranks is -3"),
+            (["even.json", "--ranks", "many"], "many"),
+            (["even.json", "--ranks", 1 << 40], "--ranks is"),
+            (["even.json", "--ranks", 2, "--micro-batches", 0], "--micro-batches is 0"),
+            (["even.json", "--ranks", 2, "--evaluations", 0], "--evaluations is 0"),
+            (["even.json", "--ranks", 2, "--memory", "80GBs"], "80GBs"),
+            (["even.json", "--ranks", 2, "--memory", "-3GiB"], "-3GiB"),
+            (["even.json", "--ranks", 2, "--memory", "0"], "--memory is 0"),
+            (["even.json", "--ranks", 2, "--memory", "99999999999TiB"], "99999999999TiB"),
+            (["even.json", "--ranks", 2, "--balancer", "optimel"], "optimel"),
+            (["even.json", "--ranks", 2, "--schedule", "zbv"], "zbv"),
+            (["even.json", "--ranks", 2, "--banana"], "--banana"),
+            (["even.json", "--rank", 2], "--rank"),
+        ]:
+            with self.subTest(words=words):
+                self.assert_error(self.run_plan(*words), 2, wanted)
+
+    def test_in_files_names_file_and_pointer(self):
+        content = profile([1e-3] * 3)
+        content["layers"][1]["forwards_s"] = 1
+        self.write("key.json", content)
+        self.write("value.json", profile([1e-3, -1e-3]))
+        self.write("text.json", "{\"format\": ")
+        self.write("rank.json", {"format": "dynmo-cluster-1", "ranks": [{}, {"speed": 0}]})
+        self.assert_error(self.run_plan("key.json", "--ranks", 2), 2, "key.json", "/layers/1/forwards_s", "'forward_s'")
+        self.assert_error(self.run_plan("value.json", "--ranks", 2), 2, "value.json", "/layers/1/forward_s")
+        self.assert_error(self.run_plan("text.json", "--ranks", 2), 2, "text.json")
+        self.assert_error(self.run_plan("absent.json", "--ranks", 2), 2, "absent.json")
+        self.assert_error(self.run_plan("even.json", "--cluster", "rank.json"), 2, "rank.json", "/ranks/1/speed")
+        self.assert_error(self.run_plan("even.json", "--ranks", 2, "--out", "no/such/folder.json"), 2, "no/such")
+
+    def test_of_a_plan_in_force_says_what_does_not_fit(self):
+        (self.folder / "plan.json").write_text(
+            self.run_plan("even.json", "--ranks", 4, "--balancer", "optimal", "--json").stdout)
+        self.write("three.json", profile([1e-3] * 3))
+        self.assert_error(self.run_plan("three.json", "--ranks", 4, "--from", "plan.json"), 2, "8 layers", "3")
+        self.assert_error(self.run_plan("even.json", "--ranks", 2, "--from", "plan.json"), 2, "rank 2", "2 ranks")
+
+    def test_with_json_is_an_object_too(self):
+        result = self.run_plan("absent.json", "--ranks", 2, "--json")
+        self.assert_error(result, 2, "absent.json")
+        self.assertIn("absent.json", json.loads(result.stdout)["error"])
+
+
+class Infeasible(Case):
+    def test_is_exit_3_and_says_what_would_do(self):
+        for balancer in ["optimal", "search", "uniform"]:
+            with self.subTest(balancer=balancer):
+                words = ["even.json", "--ranks", 2, "--memory", "3MiB", "--balancer", balancer, "--evaluations", 20]
+                self.assert_error(self.run_plan(*words), 3, "rank")
+                result = self.run_plan(*words, "--json")
+                self.assertEqual(result.returncode, 3)
+                self.assertEqual(list(json.loads(result.stdout)), ["error"])
+
+
+class Answers(Case):
+    def test_a_plan_is_a_table_and_a_picture(self):
+        result = self.run_plan("uneven.json", "--ranks", 4, "--micro-batches", 8, "--evaluations", 50)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr, "")
+        for words in ["8 layers on 4 ranks, 8 micro-batches", "in flight", "block0", "step time", "x ideal", "uniform 1f1b",
+                      "fill and drain", "communication", " -> ", "rank 3 |", "F forward"]:
+            self.assertIn(words, result.stdout)
+        self.assertTrue(result.stdout.isascii())
+        self.assertLessEqual(max(map(len, result.stdout.splitlines())), 120)
+
+    def test_every_balancer_plans_every_layer(self):
+        for balancer in ["uniform", "parameters", "time", "diffusion-parameters", "diffusion-time", "optimal", "v-pair", "search"]:
+            with self.subTest(balancer=balancer):
+                plan = self.plan("uneven.json", "--ranks", 4, "--balancer", balancer, "--evaluations", 20)
+                self.assertEqual(plan["all_layers"], 8)
+                self.assertEqual(plan["balancer"], balancer)
+
+    def test_every_schedule_plans_every_layer(self):
+        for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "adaptive"]:
+            with self.subTest(schedule=schedule):
+                plan = self.plan("uneven.json", "--ranks", 4, "--schedule", schedule, "--evaluations", 20)
+                self.assertEqual((plan["all_layers"], plan["schedule"]), (8, schedule))
+
+    def test_the_optimal_cut_of_uneven_layers(self):
+        plan = self.plan("uneven.json", "--ranks", 4, "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 8)
+        times = [stage["time_s"] for stage in plan["stages"]]
+        self.assertAlmostEqual(max(times), 12e-3, places=9)  # 4 or 5 of 1 ms, 2 + ..., 3, 4: the last layer alone is 12 ms
+        self.assertAlmostEqual(plan["bottleneck_s"], 12e-3, places=9)
+        self.assertAlmostEqual(plan["ideal_step_time_s"], 8 * 42e-3 / 4, places=9)
+
+    def test_search_is_not_worse_than_a_balancer(self):
+        best = min(self.plan("uneven.json", "--ranks", 4, "--balancer", name, "--schedule", "1f1b")["step_time_s"]
+                   for name in ["uniform", "time", "optimal"])
+        self.assertLessEqual(self.plan("uneven.json", "--ranks", 4, "--evaluations", 50)["step_time_s"], best)
+
+    def test_memory_is_a_limit(self):
+        plan = self.plan("uneven.json", "--ranks", 4, "--memory", "4MiB", "--evaluations", 50)
+        state = {}
+        for stage in plan["stages"]:
+            state[stage["rank"]] = state.get(stage["rank"], 0) + stage["layers"] * (1 << 20)
+        self.assertLessEqual(max(state.values()) + plan["peak_activation_bytes"], (4 << 20) + max(state.values()))
+        for rank, held in state.items():
+            self.assertLessEqual(held, 4 << 20, rank)
+
+    def test_the_plan_in_force_is_compared_with(self):
+        for balancer in ["optimal", "search"]:
+            with self.subTest(balancer=balancer):
+                words = ["uneven.json", "--ranks", 4, "--balancer", balancer, "--evaluations", 50]
+                self.plan(*words, "--out", "plan.json")
+                again = self.plan(*words, "--from", "plan.json")
+                self.assertEqual(again["migration"], {"layers": 0, "bytes": 0})
+                self.assertEqual(again["generation"], 0)
+        self.plan("uneven.json", "--ranks", 4, "--balancer", "uniform", "--schedule", "1f1b", "--out", "even_plan.json")
+        words = ["uneven.json", "--ranks", 4, "--balancer", "optimal", "--schedule", "1f1b", "--from", "even_plan.json"]
+        moved = self.plan(*words)
+        self.assertGreater(moved["migration"]["layers"], 0)
+        self.assertEqual(moved["migration"]["bytes"], moved["migration"]["layers"] << 20)
+        self.assertEqual(moved["generation"], 1)
+        text = self.run_plan(*words).stdout
+        self.assertIn("plan in force", text)
+        self.assertIn(f"moves           {moved['migration']['layers']} of 8 layers", text)
+
+    def test_out_is_what_json_prints(self):
+        result = self.run_plan("uneven.json", "--ranks", 4, "--balancer", "time", "--out", "plan.json", "--json")
+        self.assertEqual((self.folder / "plan.json").read_text(), result.stdout)
+
+    def test_trace_has_every_action(self):
+        self.plan("even.json", "--ranks", 2, "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 4, "--trace", "t.json")
+        events = json.loads((self.folder / "t.json").read_text())["traceEvents"]
+        names = [event["name"] for event in events if event.get("ph") == "X"]
+        for name in [f"{stage}{kind}{micro}" for stage in range(2) for kind in "FB" for micro in range(4)]:
+            self.assertEqual(names.count(name), 1, name)
+
+    def test_cluster_has_speeds_and_links(self):
+        ranks = [{"speed": 1.0}, {"speed": 3.0}]
+        self.write("cluster.json", {"format": "dynmo-cluster-1", "ranks": ranks,
+                                    "links": {"inside_node": {"latency_s": 0.5}}})
+        plan = self.plan("even.json", "--cluster", "cluster.json", "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 1)
+        self.assertEqual([stage["layers"] for stage in plan["stages"]], [2, 6])
+        self.assertAlmostEqual(plan["step_time_s"], 1.0 + 2 * 6e-3, places=6)  # there and back; 6 ms on either rank
+        self.assertAlmostEqual(plan["ideal_step_time_s"], 24e-3 / 4, places=9)
+
+    def test_same_question_same_answer(self):
+        words = ["uneven.json", "--ranks", 4, "--evaluations", 50, "--json"]
+        self.assertEqual(self.run_plan(*words).stdout, self.run_plan(*words).stdout)
+
+
+class Models(Case):
+    def test_of_three_families_are_planned(self):
+        for config, layers in [(LLAMA, 18), (MIXTRAL, 18), (GPT2, 26)]:
+            with self.subTest(model=config["model_type"]):
+                self.write("config.json", config)
+                plan = self.plan("--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4,
+                                 "--micro-batches", 8, "--balancer", "optimal", "--schedule", "1f1b")
+                self.assertEqual(plan["all_layers"], layers)
+                self.assertGreater(plan["peak_activation_bytes"], 0)
+
+    def test_micro_batch_size_scales_time(self):
+        self.write("config.json", LLAMA)
+        words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4, "--balancer", "uniform",
+                 "--schedule", "1f1b"]
+        one, four = (self.plan(*words, "--micro-batch-size", size)["bottleneck_s"] for size in (1, 4))
+        self.assertTrue(3 < four / one <= 4.001, four / one)
+
+    def test_bad_ones_are_one_line(self):
+        self.write("config.json", LLAMA)
+        self.write("odd.json", {**LLAMA, "model_type": "lama"})
+        words = ["--device", "h100", "--sequence", 1024, "--ranks", 2]
+        self.assert_error(self.run_plan("--model", "odd.json", *words), 2, "odd.json", "lama")
+        self.assert_error(self.run_plan("--model", "config.json", "--device", "h101", *words[2:]), 2, "h101", "h100")
+        self.assert_error(self.run_plan("--model", "config.json", "--device", "h100", "--sequence", 8192, "--ranks", 2), 2, "8192")
+
+    def test_the_memory_of_the_device_is_the_limit(self):
+        self.write("config.json", {**LLAMA, "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+                                   "intermediate_size": 28672})
+        words = ["--model", "config.json", "--device", "h100", "--sequence", 4096, "--ranks", 4, "--evaluations", 20]
+        self.assert_error(self.run_plan(*words), 3)
+        self.plan(*words, "--memory", "10TiB")
+
+
+class Packing(Case):
+    def test_releases_ranks_that_gain_nothing(self):
+        self.write("heavy.json", profile([1e-3, 1e-3, 1e-3, 1e-3, 40e-3]))
+        words = ["heavy.json", "--ranks", 4, "--evaluations", 50]
+        packed = self.plan(*words, "--pack")
+        spread = self.plan(*words)
+        self.assertLess(len(self.used(packed)), 4)
+        self.assertLessEqual(packed["step_time_s"], spread["step_time_s"] * (1 + 1e-9))
+        self.assertIn("idle ranks", self.run_plan(*words, "--pack").stdout)
+
+    def test_slack_releases_more(self):
+        words = ["even.json", "--ranks", 4, "--balancer", "optimal", "--schedule", "1f1b", "--pack"]
+        self.assertEqual(len(self.used(self.plan(*words))), 4)
+        self.assertEqual(len(self.used(self.plan(*words, "--slack", 10))), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
