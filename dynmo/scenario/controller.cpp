@@ -188,7 +188,9 @@ Expected<std::optional<plan::Decision>> Controller::consider(std::int64_t step,
                                                              const cost::Cluster& cluster,
                                                              const std::vector<int>& present) {
   const cost::ModelCost seen = medians();
-  if (reference_.empty()) {  // the first plan was made for these costs
+  const bool packs = policy_.rank_use == plan::RankUse::kFewest;
+  if (reference_.empty() && packs) known_ = true;  // the first plan is on all ranks
+  if (reference_.empty() && !packs) {              // ... and was made for these costs
     remember(step, current, seen);
     return std::optional<plan::Decision>();
   }
@@ -209,7 +211,10 @@ Expected<std::optional<plan::Decision>> Controller::consider(std::int64_t step,
                              .change = known_ ? plan::Change::kKnown : plan::Change::kMeasured},
                             {.balancer = policy_.balancer,
                              .minimum_gain = p.minimum_gain,
-                             .noise_factor = p.noise_factor}));
+                             .noise_factor = p.noise_factor,
+                             .rank_use = policy_.rank_use,
+                             .pack_slack = p.pack_slack,
+                             .propose = proposing()}));
   // Where drift was not worth a move, the next look is twice as far away: planning costs little in
   // the end, whatever the loads do.
   wait_ = decision.migrate || known_ ? 1 : std::min(2 * wait_, kLongestWait);

@@ -147,6 +147,7 @@ std::vector<TomlKey> keys_of(Scenario& s) {
       {"policy.minimum_gain", &s.policy.minimum_gain},
       {"policy.noise_factor", &s.policy.noise_factor},
       {"policy.horizon_steps", &s.policy.horizon_steps},
+      {"policy.pack_slack", &s.policy.pack_slack},
       {"policy.evaluations", &s.policy.evaluations},
       {"event", tables_of(s.events)},
   };
@@ -243,6 +244,7 @@ Expected<void> validate_policy(const Scenario::Policy& policy) {
                     "at most 1e6 seconds"));
   DYNMO_TRY(require_range("policy.minimum_gain", policy.minimum_gain, 0.0, 1.0));
   DYNMO_TRY(require_range("policy.noise_factor", policy.noise_factor, 0.0, 1000.0));
+  DYNMO_TRY(require_range("policy.pack_slack", policy.pack_slack, 0.0, 10.0));
   DYNMO_TRY(require_range("policy.evaluations", policy.evaluations, std::int64_t{0},
                           std::int64_t{10'000'000}));
   return require_range("policy.horizon_steps", policy.horizon_steps, std::int64_t{0}, kMostSteps);
