@@ -11,8 +11,8 @@
 #include "apps/dynmo/data_command.h"
 #include "apps/dynmo/generate_command.h"
 #include "apps/dynmo/plan_command.h"
-#include "apps/dynmo/trace_command.h"
 #include "apps/dynmo/simulate_command.h"
+#include "apps/dynmo/trace_command.h"
 #include "apps/dynmo/train_command.h"
 #include "dynmo/core/nearest.h"
 

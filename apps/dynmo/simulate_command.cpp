@@ -70,6 +70,7 @@ Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
 Expected<int> run_simulate(const SimulateFlags& flags) {
   DYNMO_ASSIGN(scenario::Scenario asked, scenario::read_scenario(flags.scenario, flags.settings));
   if (!flags.compare.empty()) asked.policy.compare = flags.compare;
+  DYNMO_TRY(scenario::validate(asked));
   DYNMO_ASSIGN(const scenario::Comparison comparison, compare(asked, flags));
   if (!flags.trace.empty()) {
     DYNMO_TRY(write_file_durably(flags.trace, observe::trace_json(scenario::trace_of(comparison))));

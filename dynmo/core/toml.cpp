@@ -112,7 +112,7 @@ std::string read(const toml::node& node, TomlBandwidth bandwidth) {
 
 // Short enough for a message of one line, whatever is in it.
 std::string one_line(std::string text) {
-  constexpr std::size_t kMost = 100;
+  constexpr std::size_t kMost = 160;
   if (text.size() > kMost) text = text.substr(0, kMost) + "...";
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
@@ -224,7 +224,7 @@ Expected<toml::table> parse(std::string_view text, std::string_view origin) {
     return toml::parse(text, origin);
   } catch (const toml::parse_error& fault) {
     return make_error(ErrorCode::kBadInput, "{}:{}: wanted TOML: {}", origin,
-                      fault.source().begin.line, fault.description());
+                      fault.source().begin.line, one_line(std::string(fault.description())));
   }
 }
 

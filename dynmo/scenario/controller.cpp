@@ -6,6 +6,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/scenario/controller_impl.h"
 #include "dynmo/scenario/grid.h"
 
@@ -78,16 +79,34 @@ plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int r
   return result;
 }
 
+plan::ProposeOptions Controller::proposing() const {
+  plan::ProposeOptions options;
+  if (scenario_.policy.evaluations > 0) options.evaluations = scenario_.policy.evaluations;
+  return options;
+}
+
 Expected<plan::Plan> Controller::propose(const cost::ModelCost& model, const cost::Cluster& cluster,
                                          const std::vector<int>& present,
                                          Generation generation) const {
   DYNMO_ASSIGN(const schedule::ScheduleKind kind,
                schedule::parse_schedule_kind(scenario_.training.schedule));
   const cost::Cluster there = subset(cluster, present);
-  DYNMO_ASSIGN(
-      const std::vector<int> counts,
-      plan::balance(policy_.balancer, {model, there, scenario_.training.micro_batches, kind}));
-  return to_all(plan::make_plan(counts, kind, generation), present, cluster.size());
+  const plan::BalanceProblem problem{.model = model,
+                                     .cluster = there,
+                                     .micro_batches = scenario_.training.micro_batches,
+                                     .schedule = kind};
+  plan::Plan plan;
+  if (policy_.balancer == plan::Balancer::kUniform) {  // the baseline, whether it fits or not
+    DYNMO_ASSIGN(const std::vector<int> counts, plan::balance(policy_.balancer, problem));
+    plan = plan::make_plan(counts, plan::placement(policy_.balancer, problem), there.size(), kind);
+  } else {
+    DYNMO_ASSIGN(
+        plan::Proposal proposal,
+        plan::propose(policy_.balancer, problem, {.evaluations = scenario_.policy.evaluations}));
+    plan = std::move(proposal.plan);
+  }
+  plan.generation = generation;
+  return to_all(plan, present, cluster.size());
 }
 
 void Controller::known_change(std::int64_t step) {
@@ -169,7 +188,9 @@ Expected<std::optional<plan::Decision>> Controller::consider(std::int64_t step,
                                                              const cost::Cluster& cluster,
                                                              const std::vector<int>& present) {
   const cost::ModelCost seen = medians();
-  if (reference_.empty()) {  // the first plan was made for these costs
+  const bool packs = policy_.rank_use == plan::RankUse::kFewest;
+  if (reference_.empty() && packs) known_ = true;  // the first plan is on all ranks
+  if (reference_.empty() && !packs) {              // ... and was made for these costs
     remember(step, current, seen);
     return std::optional<plan::Decision>();
   }
@@ -190,7 +211,10 @@ Expected<std::optional<plan::Decision>> Controller::consider(std::int64_t step,
                              .change = known_ ? plan::Change::kKnown : plan::Change::kMeasured},
                             {.balancer = policy_.balancer,
                              .minimum_gain = p.minimum_gain,
-                             .noise_factor = p.noise_factor}));
+                             .noise_factor = p.noise_factor,
+                             .rank_use = policy_.rank_use,
+                             .pack_slack = p.pack_slack,
+                             .propose = proposing()}));
   // Where drift was not worth a move, the next look is twice as far away: planning costs little in
   // the end, whatever the loads do.
   wait_ = decision.migrate || known_ ? 1 : std::min(2 * wait_, kLongestWait);

@@ -14,6 +14,7 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/policy.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/scenario/policy_name.h"
 #include "dynmo/scenario/scenario.h"
 
@@ -48,6 +49,7 @@ class Controller {
                                                                  const std::vector<int>& present);
 
  private:
+  [[nodiscard]] plan::ProposeOptions proposing() const;
   [[nodiscard]] cost::ModelCost medians() const;
   [[nodiscard]] double relative_noise() const;
   [[nodiscard]] bool drifted(const plan::Plan& plan, const cost::ModelCost& seen) const;

@@ -148,6 +148,7 @@ std::vector<TomlKey> keys_of(Scenario& s) {
       {"policy.noise_factor", &s.policy.noise_factor},
       {"policy.horizon_steps", &s.policy.horizon_steps},
       {"policy.pack_slack", &s.policy.pack_slack},
+      {"policy.evaluations", &s.policy.evaluations},
       {"event", tables_of(s.events)},
   };
   keys.insert(keys.end(), rest.begin(), rest.end());
@@ -244,6 +245,8 @@ Expected<void> validate_policy(const Scenario::Policy& policy) {
   DYNMO_TRY(require_range("policy.minimum_gain", policy.minimum_gain, 0.0, 1.0));
   DYNMO_TRY(require_range("policy.noise_factor", policy.noise_factor, 0.0, 1000.0));
   DYNMO_TRY(require_range("policy.pack_slack", policy.pack_slack, 0.0, 10.0));
+  DYNMO_TRY(require_range("policy.evaluations", policy.evaluations, std::int64_t{0},
+                          std::int64_t{10'000'000}));
   return require_range("policy.horizon_steps", policy.horizon_steps, std::int64_t{0}, kMostSteps);
 }
 
@@ -292,7 +295,9 @@ Expected<Scenario> read_text(std::string_view text, std::string_view origin,
   }
   DYNMO_TRY(apply_toml_settings(keys, settings, "training.steps=100"));
   if (const auto valid = validate(scenario); !valid) {
-    return make_error(valid.error().code, "{}: {}", origin, valid.error().message);
+    std::string message = valid.error().message;  // names from the file can have any bytes
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    return make_error(valid.error().code, "{}: {}", origin, message);
   }
   return scenario;
 }

@@ -92,7 +92,8 @@ struct Scenario {
     double minimum_gain = 0.01;
     double noise_factor = 5;
     std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
-    double pack_slack = 0;           // of "+pack": step time that fewer ranks may cost
+    double pack_slack = 0;           // of NAME+pack: growth of a step accepted for fewer ranks
+    std::int64_t evaluations = 0;    // of a search; 0: plan/search.h says
   } policy;
   std::vector<Event> events;
 };

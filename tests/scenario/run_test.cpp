@@ -284,6 +284,33 @@ TEST(Run, InfeasibleMemoryIsAnErrorAndTheBaselineSaysSo) {
   EXPECT_EQ(result.error().code, ErrorCode::kInfeasible);
 }
 
+// Five equal layers: the slowest rank has two of them on three ranks as on four.
+TEST(Run, PackingReleasesRanksThatDoNotHelp) {
+  Scenario s = free_scenario();
+  s.training.steps = 100;
+  s.policy.noise = 0;
+  s.policy.pack_slack = 0.01;
+  const Job job = job_of(s, {.layers = 5});
+  const RunResult all = result_of(job, "optimal");
+  const RunResult packed = result_of(job, "optimal+pack");  // 2|1|1|1 and 2|2|1
+  EXPECT_NEAR(all.average_ranks, 4, 1e-9);
+  EXPECT_EQ(all.gpu_hours_saved, 0);
+  EXPECT_LT(packed.average_ranks, 3.1);
+  EXPECT_LE(packed.time.total_s(), all.time.total_s() * 1.01);
+  EXPECT_NEAR(packed.gpu_hours_saved, (4 - packed.average_ranks) * packed.time.total_s() / 3600,
+              1e-9);
+}
+
+// Search is never worse than the even cut, in a run as in a plan.
+TEST(Run, SearchedPlansRunInScenarios) {
+  Scenario s = free_scenario();
+  s.policy.evaluations = 200;
+  const Job job = job_of(s, {.layers = 16, .frozen_from = 10, .frozen = 8});
+  const RunResult uniform = result_of(job, "uniform");
+  EXPECT_LE(result_of(job, "static:search").step_time_s, uniform.step_time_s);
+  EXPECT_LT(result_of(job, "search").step_time_s, uniform.step_time_s);
+}
+
 TEST(Run, TraceHasTheLastStepsOfEveryRun) {
   const Job job = job_of(free_scenario());
   const Comparison c = compare(job, {"uniform", "optimal"}, {.trace_steps = 2}).value();

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dynmo simulate` as a user meets it: its table, its JSON, its trace, and every kind of error.
+
+DYNMO is the program.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+DYNMO = os.environ["DYNMO"]
+SCENARIO = """
+[model]
+blocks = 8
+[cluster]
+pipeline_ranks = 4
+[dynamism]
+source = "freezing"
+[training]
+steps = 200
+micro_batches = 8
+[policy]
+plan = "1ms"
+move_fixed = "1ms"
+"""
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="dynmo-simulate-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.write("s.toml", SCENARIO)
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+
+    def simulate(self, *words):
+        return subprocess.run([DYNMO, "simulate", *map(str, words)], capture_output=True, text=True, timeout=60, cwd=self.folder,
+                              stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=False)
+
+    def answer(self, *words):
+        result = self.simulate(*words)
+        self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+        return result.stdout
+
+    def assert_error(self, code, words, *said):
+        result = self.simulate(*words)
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        lines = result.stderr.splitlines()
+        self.assertEqual(len(lines), 1, result.stderr)
+        for word in ("dynmo: error: ", *said):
+            self.assertIn(word, lines[0])
+        return result.stdout
+
+
+class Answers(Case):
+    def test_the_table_has_a_row_a_policy_and_is_the_same_twice(self):
+        words = ("s.toml", "--compare", "uniform,static:optimal,time,optimal")
+        text = self.answer(*words)
+        rows = [line.split()[0] for line in text.splitlines()]
+        self.assertEqual(rows[1:], ["policy", "dense", "uniform", "static:optimal", "time", "optimal"])
+        self.assertEqual(text, self.answer(*words))
+
+    def test_json_has_the_summary_and_its_shares_add_up(self):
+        summary = json.loads(self.answer("s.toml", "--json", "--compare", "optimal"))
+        self.assertEqual(summary["format"], "dynmo-simulation-1")
+        self.assertEqual([run["name"] for run in summary["runs"]], ["dense", "uniform", "optimal"])
+        for run in summary["runs"]:
+            self.assertGreater(run["tokens_per_s"], 0)
+            time = dict(run["time_s"])
+            total = time.pop("total")
+            self.assertAlmostEqual(sum(time.values()), total, delta=1e-9 * total)
+        self.assertEqual(summary["runs"][1]["speedup"], 1)
+        self.assertEqual(summary["runs"][0]["dense_speedup"], 1)
+        self.assertGreater(summary["runs"][2]["speedup"], 1.05)
+
+    def test_settings_change_keys(self):
+        summary = json.loads(self.answer("s.toml", "--json", "--set", "training.steps=7", "--set", "cluster.pipeline_ranks=2"))
+        self.assertEqual((summary["steps"], summary["pipeline_ranks"]), (7, 2))
+
+    def test_trace_holds_the_last_steps_of_every_run(self):
+        self.answer("s.toml", "--trace", "out.json", "--compare", "optimal")
+        events = json.loads((self.folder / "out.json").read_text())["traceEvents"]
+        names = {event["args"]["name"] for event in events if event.get("name") == "process_name"}
+        self.assertEqual(names, {"dense", "uniform", "optimal"})
+
+
+class BadInput(Case):
+    def test_unknown_keys_name_line_and_nearest(self):
+        self.write("bad.toml", "[training]\nstep = 3\n")
+        self.assert_error(2, ["bad.toml"], "bad.toml:2: 'training.step' is not a known key", "did you mean 'training.steps'?")
+        self.assert_error(2, ["s.toml", "--set", "model.blok=3"], "--set model.blok=3", "'model.blocks'")
+
+    def test_wrong_units_name_line_and_unit(self):
+        self.write("bad.toml", "[cluster]\n\nmemory = \"80 parsec\"\n")
+        self.assert_error(2, ["bad.toml"], "bad.toml:3: cluster.memory is '80 parsec'", "80GiB")
+
+    def test_missing_files(self):
+        self.assert_error(2, ["none.toml"], "none.toml")
+        self.assert_error(2, ["s.toml", "--set", "dynamism.source=none", "--set", "dynamism.trace=none.jsonl"], "none.jsonl")
+        self.assert_error(2, ["s.toml", "--trace", "no/such/folder.json"], "no/such/folder.json")
+
+    def test_unknown_policies_and_flags(self):
+        self.assert_error(2, ["s.toml", "--compare", "optimul"], "optimul", "optimal")
+        self.assert_error(2, ["s.toml", "--jsn"], "--json")
+
+    def test_infeasible_memory_says_so_in_json_too(self):
+        out = self.assert_error(3, ["s.toml", "--set", "cluster.memory=1MiB", "--json", "--compare", "optimal"], "memory")
+        self.assertIn("memory", json.loads(out)["error"])
+
+
+if __name__ == "__main__":
+    unittest.main()
