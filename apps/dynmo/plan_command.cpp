@@ -182,13 +182,14 @@ Expected<plan::Proposal> propose(const Question& question, const PlanFlags& flag
   plan::ProposeOptions options;
   options.schedules =
       question.schedule ? plan::ScheduleChoice::kAsGiven : plan::ScheduleChoice::kBest;
+  options.rank_order = plan::RankOrder::kPermuteEqual;
   if (flags.evaluations) options.evaluations = *flags.evaluations;
   return plan::propose(question.balancer, problem, options);
 }
 
 std::string made_by(const plan::Proposal& proposal, const PlanFlags& flags) {
   std::string text = proposal.winner;
-  if (!text.starts_with(flags.balancer)) text = flags.balancer + ": " + text;
+  if (text.find(flags.balancer) == std::string::npos) text = flags.balancer + ": " + text;
   if (proposal.candidates > 1) text += fmt::format(", best of {} plans", proposal.candidates);
   if (proposal.rounds > 0) {
     text += fmt::format(" after {} rounds (bound {:.0f})", proposal.rounds, proposal.rounds_bound);
