@@ -4,15 +4,11 @@
 #include "dynmo/core/check.h"
 
 namespace dynmo::plan {
-namespace {
-
 // Gradients do not travel: a plan changes between steps, when they are zero.
-Bytes bytes_on_the_wire(const cost::LayerCost& layer) {
+Bytes moved_bytes(const cost::LayerCost& layer) {
   if (layer.frozen) return layer.parameter_bytes;
   return layer.parameter_bytes + layer.optimizer_bytes;
 }
-
-}  // namespace
 
 Bytes Migration::bytes() const {
   Bytes sum;
@@ -32,9 +28,26 @@ Migration difference(const Plan& from, const Plan& to, const cost::ModelCost& mo
     migration.moves.push_back({.layer = layer,
                                .from = source,
                                .to = target,
-                               .bytes = bytes_on_the_wire(model.layers[layer.index()])});
+                               .bytes = moved_bytes(model.layers[layer.index()])});
   }
   return migration;
+}
+
+std::vector<Rank> owners(const Plan& plan) {
+  std::vector<Rank> ranks;
+  for (const PlanStage& stage : plan.stages) {
+    ranks.insert(ranks.end(), static_cast<std::size_t>(stage.layers.count), stage.rank);
+  }
+  return ranks;
+}
+
+std::vector<Rank> Migration::apply(std::vector<Rank> owners) const {
+  for (const LayerMove& move : moves) {
+    DYNMO_CHECK(move.layer.index() < owners.size() && owners[move.layer.index()] == move.from,
+                "layer {} on rank {}", move.layer, move.from);
+    owners[move.layer.index()] = move.to;
+  }
+  return owners;
 }
 
 }  // namespace dynmo::plan

@@ -8,6 +8,7 @@
 
 #include "dynmo/plan/balance_impl.h"
 #include "dynmo/plan/diffusion.h"
+#include "dynmo/plan/migration.h"
 #include "dynmo/schedule/adaptive.h"
 
 namespace dynmo::plan {
@@ -22,12 +23,6 @@ constexpr std::array kKinds = {ScheduleKind::k1F1B,        ScheduleKind::kGpipe,
 bool same_but_generation(const Plan& a, const Plan& b) {
   return a.ranks == b.ranks && a.stages == b.stages && a.schedule == b.schedule &&
          a.order == b.order;
-}
-
-void number(Plan& plan, const Plan* current) {
-  plan.generation = 0;
-  if (current == nullptr) return;
-  plan.generation = current->generation + (same_but_generation(plan, *current) ? 0 : 1);
 }
 
 schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProblem& problem) {
@@ -95,10 +90,9 @@ Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   proposal.plan =
       make_plan(counts, placement(balancer, problem), problem.cluster.size(), problem.schedule);
   if (problem.schedule == ScheduleKind::kAdaptive) DYNMO_TRY(add_order(proposal.plan, problem));
-  number(proposal.plan, problem.current);
   DYNMO_ASSIGN(proposal.evaluation,
                evaluate(proposal.plan, problem.model, problem.cluster, problem.micro_batches));
-  proposal.winner = fmt::format("{} {}", name(balancer), schedule::name(problem.schedule));
+  proposal.winner = fmt::format("{}/{}", schedule::name(problem.schedule), name(balancer));
   DYNMO_TRY(require_memory(proposal.plan, proposal.evaluation, problem.cluster, proposal.winner));
   return proposal;
 }
@@ -128,6 +122,20 @@ Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
   return *std::move(best);
 }
 
+Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions& options) {
+  SearchOptions effort{.evaluations = options.evaluations, .seed = options.seed};
+  if (options.schedules == ScheduleChoice::kAsGiven) effort.schedule = problem.schedule;
+  DYNMO_ASSIGN(
+      SearchResult found,
+      search({problem.model, problem.cluster, problem.micro_batches, problem.current}, effort));
+  Proposal proposal;
+  proposal.plan = std::move(found.plan);
+  proposal.evaluation = std::move(found.evaluation);
+  proposal.winner = std::move(found.winner);
+  proposal.candidates = static_cast<int>(found.candidates.size());
+  return proposal;
+}
+
 }  // namespace
 
 Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
@@ -151,12 +159,26 @@ Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
                     format_bytes(has));
 }
 
+void set_generation(Plan& plan, const Plan* current) {
+  plan.generation = 0;
+  if (current == nullptr) return;
+  plan.generation = current->generation + (same_but_generation(plan, *current) ? 0 : 1);
+}
+
 Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                            const ProposeOptions& options) {
-  if (options.schedules == ScheduleChoice::kBest && balancer != Balancer::kSearch) {
-    return best_kind(balancer, problem);
+  const bool best = options.schedules == ScheduleChoice::kBest;
+  auto proposal = balancer == Balancer::kSearch ? by_search(problem, options)
+                  : best                        ? best_kind(balancer, problem)
+                                                : of_cut(balancer, problem);
+  if (!proposal) return proposal;
+  if (problem.current != nullptr && options.rank_order == RankOrder::kPermuteEqual) {
+    proposal->plan = align(proposal->plan, *problem.current, problem.cluster, problem.model);
+    DYNMO_ASSIGN(proposal->evaluation,
+                 evaluate(proposal->plan, problem.model, problem.cluster, problem.micro_batches));
   }
-  return of_cut(balancer, problem);
+  set_generation(proposal->plan, problem.current);
+  return proposal;
 }
 
 }  // namespace dynmo::plan

@@ -11,6 +11,7 @@
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/search.h"
 
 namespace dynmo::plan {
 
@@ -19,18 +20,24 @@ enum class ScheduleChoice {
   kBest,     // "auto": of all kinds that the balancer can cut for, the least step time
 };
 
+enum class RankOrder {
+  kKeep,          // as the balancer places
+  kPermuteEqual,  // equal ranks may swap, so that fewest bytes move from the current plan (align)
+};
+
 struct ProposeOptions {
   ScheduleChoice schedules = ScheduleChoice::kAsGiven;
-  // kSearch only; a fixed number, not a time, so that every rank finds the same plan.
-  std::int64_t evaluations = 4000;
-  std::uint64_t seed = 1;
+  RankOrder rank_order = RankOrder::kKeep;
+  // kSearch only; a fixed number, not a time, so that every rank finds the same plan (search.h).
+  std::int64_t evaluations = SearchOptions{}.evaluations;
+  std::uint64_t seed = SearchOptions{}.seed;
 };
 
 struct Proposal {
   // Generation: the current plan's if it is that very plan, its successor otherwise; 0 without one.
   Plan plan;
   Evaluation evaluation;  // its replay, on the problem's costs and cluster
-  std::string winner;     // of all candidates, "v-pair zb-v"
+  std::string winner;     // of all candidates, "zb-v/v-pair"
   int candidates = 1;     // plans judged
   int rounds = 0;         // diffusion only: its rounds, and the paper's bound on them
   double rounds_bound = 0;
@@ -45,6 +52,10 @@ struct Proposal {
 // the rank, what the plan would take there and what it has.
 [[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                                          const ProposeOptions& options = {});
+
+// Generation 0 without a current plan, else the current plan's if `plan` is otherwise that very
+// plan, its successor if not.
+void set_generation(Plan& plan, const Plan* current);
 
 // OK, or kInfeasible with that message, for a plan that has been replayed.
 [[nodiscard]] Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
