@@ -3,20 +3,43 @@
 #include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
+namespace {
+
+using schedule::ScheduleKind;
+
+constexpr Balancer kBalancers[] = {Balancer::kUniform,       Balancer::kParameters,
+                                   Balancer::kTime,          Balancer::kDiffusionParameters,
+                                   Balancer::kDiffusionTime, Balancer::kOptimal,
+                                   Balancer::kVPair};
+
+void append_cuts(std::vector<Template>& made, const SearchProblem& problem, ScheduleKind kind,
+                 int stages_per_rank) {
+  const std::string schedule = stages_per_rank > 2
+                                   ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
+                                   : std::string(schedule::name(kind));
+  for (const Balancer balancer : kBalancers) {
+    const BalanceProblem asked{.model = problem.model,
+                               .cluster = problem.cluster,
+                               .micro_batches = problem.micro_batches,
+                               .schedule = kind,
+                               .stages_per_rank = stages_per_rank,
+                               .current = problem.current};
+    const auto counts = balance(balancer, asked);
+    if (!counts) continue;
+    Plan plan = make_plan(*counts, placement(balancer, asked), problem.cluster.size(), kind);
+    made.push_back({fmt::format("{}/{}", schedule, name(balancer)), std::move(plan)});
+  }
+}
+
+}  // namespace
 
 std::vector<Template> templates(const SearchProblem& problem) {
-  using schedule::ScheduleKind;
   std::vector<Template> made;
-  for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGpipe}) {
-    for (const Balancer balancer :
-         {Balancer::kUniform, Balancer::kParameters, Balancer::kTime, Balancer::kOptimal}) {
-      const auto counts =
-          balance(balancer, {problem.model, problem.cluster, problem.micro_batches, kind});
-      if (!counts) continue;
-      made.push_back(
-          {fmt::format("{}/{}", schedule::name(kind), name(balancer)), make_plan(*counts, kind)});
-    }
+  for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGpipe, ScheduleKind::kZbH1,
+                                  ScheduleKind::kZbV, ScheduleKind::kInterleaved}) {
+    append_cuts(made, problem, kind, 2);
   }
+  append_cuts(made, problem, ScheduleKind::kInterleaved, 4);
   return made;
 }
 
