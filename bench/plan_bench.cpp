@@ -3,11 +3,14 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/diffusion.h"
 #include "dynmo/plan/evaluate.h"
+#include "tests/plan/baselines.h"
 
 namespace dynmo::plan {
 namespace {
@@ -44,6 +47,75 @@ void balance_chain(benchmark::State& state, Balancer balancer) {
   state.counters["bottleneck/ideal"] = slowest * static_cast<double>(times.size()) / sum;
 }
 
+// The same for a search that came before (tests/plan/baselines.h).
+template <typename Search>
+void baseline_chain(benchmark::State& state, Search search) {
+  const cost::ModelCost model = random_model(static_cast<int>(state.range(0)));
+  const std::vector<double> work = cost::layer_work_s(model, kMicroBatches);
+  const auto ranks = static_cast<int>(state.range(1));
+  std::vector<int> counts;
+  for (auto _ : state) {
+    counts = search(work, ranks);
+    benchmark::DoNotOptimize(counts.data());
+  }
+  const double sum = std::accumulate(work.begin(), work.end(), 0.0);
+  state.counters["bottleneck/ideal"] = baseline::bottleneck(work, counts) * ranks / sum;
+}
+
+void diffusion(benchmark::State& state) {
+  const cost::ModelCost model = random_model(static_cast<int>(state.range(0)));
+  const auto ranks = static_cast<int>(state.range(1));
+  const cost::Cluster cluster = cost::equal_ranks(ranks);
+  std::vector<int> lopsided(static_cast<std::size_t>(ranks), 1);  // the farthest start there is
+  lopsided.front() += model.size() - ranks;
+  const Plan start = make_plan(lopsided, schedule::ScheduleKind::k1F1B);
+  BalanceProblem problem{model, cluster, kMicroBatches};
+  problem.current = &start;
+  Diffusion result;
+  for (auto _ : state) {
+    result = diffuse(Balancer::kDiffusionTime, problem).value();
+    benchmark::DoNotOptimize(result.counts.data());
+  }
+  const std::vector<double> work = cost::layer_work_s(model, kMicroBatches);
+  const double sum = std::accumulate(work.begin(), work.end(), 0.0);
+  state.counters["bottleneck/ideal"] = baseline::bottleneck(work, result.counts) * ranks / sum;
+  state.counters["rounds"] = result.rounds;
+  state.counters["bound"] = diffusion_bound(ranks, model.size());
+}
+
+enum class Shape { kRandom, kHeavyLayer, kHead };
+
+// V placement, sums of the two stages of a rank over the ideal.
+void v_placement(benchmark::State& state, Balancer balancer, Shape shape) {
+  cost::ModelCost model = random_model(static_cast<int>(state.range(0)));
+  if (shape == Shape::kHeavyLayer) model.layers[model.layers.size() / 2].forward_s = 0.05;
+  if (shape == Shape::kHead) model.layers.back().forward_s = 0.01;
+  const cost::Cluster cluster = cost::equal_ranks(static_cast<int>(state.range(1)));
+  const BalanceProblem problem{model, cluster, kMicroBatches, schedule::ScheduleKind::kZbV};
+  std::vector<int> counts;
+  for (auto _ : state) {
+    counts = balance(balancer, problem).value();
+    benchmark::DoNotOptimize(counts.data());
+  }
+  const Plan plan =
+      make_plan(counts, placement(balancer, problem), cluster.size(), problem.schedule);
+  const auto times = rank_times_s(plan, model, cluster, kMicroBatches);
+  const double sum = std::accumulate(times.begin(), times.end(), 0.0);
+  state.counters["bottleneck/ideal"] =
+      *std::max_element(times.begin(), times.end()) * static_cast<double>(times.size()) / sum;
+}
+
+// One huge layer leaves the others no limit but the tie rule.
+void heavy_layer(benchmark::State& state) {
+  cost::ModelCost model = random_model(1024);
+  model.layers[512].forward_s = 10;
+  const cost::Cluster cluster = cost::equal_ranks(64);
+  for (auto _ : state) {
+    auto counts = balance(Balancer::kOptimal, {model, cluster, kMicroBatches}).value();
+    benchmark::DoNotOptimize(counts.data());
+  }
+}
+
 void shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->Args({32, 8})->Args({128, 16})->Args({1024, 64})->Unit(benchmark::kMicrosecond);
 }
@@ -51,6 +123,23 @@ void shapes(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK_CAPTURE(balance_chain, uniform, Balancer::kUniform)->Apply(shapes);
 BENCHMARK_CAPTURE(balance_chain, parameters, Balancer::kParameters)->Apply(shapes);
 BENCHMARK_CAPTURE(balance_chain, optimal, Balancer::kOptimal)->Apply(shapes);
+BENCHMARK(heavy_layer)->Unit(benchmark::kMicrosecond);
+BENCHMARK(diffusion)->Apply(shapes);
+BENCHMARK_CAPTURE(baseline_chain, deepspeed, baseline::deepspeed)
+    ->Args({32, 8})
+    ->Args({128, 16})
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(baseline_chain, original_dynmo, baseline::original_dynmo)->Apply(shapes);
+
+void v_shapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->Args({32, 8})->Args({128, 16})->Unit(benchmark::kMicrosecond);
+}
+BENCHMARK_CAPTURE(v_placement, uniform, Balancer::kUniform, Shape::kRandom)->Apply(v_shapes);
+BENCHMARK_CAPTURE(v_placement, time, Balancer::kTime, Shape::kRandom)->Apply(v_shapes);
+BENCHMARK_CAPTURE(v_placement, v_pair, Balancer::kVPair, Shape::kRandom)->Apply(v_shapes);
+BENCHMARK_CAPTURE(v_placement, v_pair_head, Balancer::kVPair, Shape::kHead)->Apply(v_shapes);
+BENCHMARK_CAPTURE(v_placement, v_pair_heavy_layer, Balancer::kVPair, Shape::kHeavyLayer)
+    ->Apply(v_shapes);
 
 }  // namespace
 }  // namespace dynmo::plan

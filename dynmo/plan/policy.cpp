@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 #include <string_view>
 #include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/pack.h"
 
 namespace dynmo::plan {
 namespace {
@@ -15,7 +18,7 @@ namespace {
 constexpr double kAssumedBytesPerSecond = 1e9;
 
 Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) {
-  const std::array<std::pair<std::string_view, double>, 7> values = {{
+  const std::array<std::pair<std::string_view, double>, 10> values = {{
       {"relative_noise", input.relative_noise},
       {"horizon_steps", input.horizon_steps},
       {"bytes_per_s", input.bytes_per_s},
@@ -23,11 +26,23 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
       {"minimum_gain", options.minimum_gain},
       {"noise_factor", options.noise_factor},
       {"known_change_noise_factor", options.known_change_noise_factor},
+      {"profile_cost_s", input.profile_cost_s},
+      {"pack_slack", options.pack_slack},
+      {"head_room", options.head_room},
   }};
   for (const auto& [field, value] : values) {
     if (std::isfinite(value) && value >= 0) continue;
     return make_error(ErrorCode::kBadInput, "policy: {} is {}, wanted a number, 0 or more", field,
                       value);
+  }
+  if (options.head_room >= 1) {
+    return make_error(ErrorCode::kBadInput, "policy: head_room is {}, wanted less than 1",
+                      options.head_room);
+  }
+  if (input.planned_for != nullptr && input.planned_for->size() != input.model.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "policy: planned_for has {} layers, wanted the model's {}",
+                      input.planned_for->size(), input.model.size());
   }
   return {};
 }
@@ -72,27 +87,57 @@ std::string gain_text(const Decision& decision) {
                      percent(gain / decision.current_step_s));
 }
 
-struct Proposal {
+double gain_of_step(const Decision& decision) {
+  const double used = decision.ranks_after < decision.ranks_before
+                          ? static_cast<double>(decision.ranks_after) / decision.ranks_before
+                          : 1;
+  return decision.current_step_s - decision.planned_step_s * used;
+}
+
+int ranks_used(const Plan& plan) {
+  std::set<Rank> ranks;
+  for (const PlanStage& stage : plan.stages) ranks.insert(stage.rank);
+  return static_cast<int>(ranks.size());
+}
+
+// The balancer's plan, on few ranks where asked, leaving the head-room free.
+Expected<Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
+  cost::Cluster cluster = input.cluster;
+  for (cost::ClusterRank& rank : cluster.ranks) {
+    if (rank.memory == cost::kUnlimitedMemory) continue;
+    const double kept = static_cast<double>(rank.memory.value) * options.head_room;
+    rank.memory -= Bytes{static_cast<std::int64_t>(std::ceil(kept))};
+  }
+  BalanceProblem problem{input.model, cluster, input.micro_batches, input.current.schedule};
+  problem.current = &input.current;
+  const int used = ranks_used(input.current);
+  if (used > 0) {
+    problem.stages_per_rank = std::max(1, static_cast<int>(input.current.stages.size()) / used);
+  }
+  if (options.rank_use == RankUse::kAll) {
+    return propose(options.balancer, problem, options.propose);
+  }
+  DYNMO_ASSIGN(Packing packing, pack(options.balancer, problem,
+                                     {.slack = options.pack_slack, .propose = options.propose}));
+  return std::move(packing.proposal);
+}
+
+struct Rivals {
   Plan plan;
   Evaluation current;
   Evaluation planned;
 };
 
-Decision weigh(Decision decision, const Proposal& proposal, const PolicyInput& input,
+Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& input,
                const PolicyOptions& options) {
   const std::string cuts =
       fmt::format("{} to {}", to_string(input.current), to_string(proposal.plan));
-  if (!fits_memory(proposal.planned.result, input.cluster)) {
-    return keep(std::move(decision),
-                fmt::format("keep {}: {} would not fit the memory", to_string(input.current),
-                            to_string(proposal.plan)));
-  }
   if (!fits_memory(proposal.current.result, input.cluster)) {
     std::string reason = fmt::format("move {}: the current plan no longer fits the memory, {}",
                                      cuts, gain_text(decision));
     return take(std::move(decision), proposal.plan, std::move(reason));
   }
-  const double gain = decision.current_step_s - decision.planned_step_s;
+  const double gain = gain_of_step(decision);
   const auto refuse = [&](std::string why) {
     return keep(decision, fmt::format("keep {}: {} would give {}, {}", to_string(input.current),
                                       to_string(proposal.plan), gain_text(decision), why));
@@ -112,54 +157,100 @@ Decision weigh(Decision decision, const Proposal& proposal, const PolicyInput& i
                               format_seconds(decision.cost_s), decision.migration.moves.size(),
                               format_bytes(decision.migration.bytes())));
   }
-  std::string reason = fmt::format(
-      "move {}: {}, imbalance {:.1f} -> {:.1f} %, {} layers, {}, gains {} for {}", cuts,
-      gain_text(decision), percent(decision.imbalance_before), percent(decision.imbalance_after),
-      decision.migration.moves.size(), format_bytes(decision.migration.bytes()),
-      format_seconds(decision.gain_s), format_seconds(decision.cost_s));
+  const std::string ranks =
+      decision.ranks_before == decision.ranks_after
+          ? ""
+          : fmt::format(", {} -> {} ranks", decision.ranks_before, decision.ranks_after);
+  std::string reason =
+      fmt::format("move {}: {}{}, imbalance {:.1f} -> {:.1f} %, {} layers, {}, gains {} for {}",
+                  cuts, gain_text(decision), ranks, percent(decision.imbalance_before),
+                  percent(decision.imbalance_after), decision.migration.moves.size(),
+                  format_bytes(decision.migration.bytes()), format_seconds(decision.gain_s),
+                  format_seconds(decision.cost_s));
   return take(std::move(decision), proposal.plan, std::move(reason));
 }
 
 }  // namespace
 
+bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now, const Plan& plan,
+                 int micro_batches, double relative_noise, double noise_factor) {
+  const std::vector<double> then = cost::layer_work_s(before, micro_batches);
+  const std::vector<double> work = cost::layer_work_s(now, micro_batches);
+  DYNMO_CHECK(then.size() == work.size() && plan.layers() == now.size(),
+              "costs of {} layers twice, got {} and {}", plan.layers(), then.size(), work.size());
+  struct Sum {
+    double change = 0;
+    double variance = 0;  // of the change, were it noise
+    void add(double from, double to, double noise) {
+      change += to - from;
+      variance += noise * noise * (from * from + to * to);
+    }
+    [[nodiscard]] bool moved(double factor) const {
+      return std::abs(change) > factor * std::sqrt(variance);
+    }
+  };
+  std::vector<Sum> ranks(static_cast<std::size_t>(plan.ranks));
+  for (const PlanStage& stage : plan.stages) {
+    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
+      const auto layer = static_cast<std::size_t>(i);
+      Sum alone;
+      alone.add(then[layer], work[layer], relative_noise);
+      if (alone.moved(noise_factor)) return true;
+      ranks[stage.rank.index()].add(then[layer], work[layer], relative_noise);
+    }
+  }
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const Sum& sum) { return sum.moved(noise_factor); });
+}
+
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
   DYNMO_TRY(validate(input, options));
-  Proposal proposal;
-  DYNMO_ASSIGN(proposal.current,
+  Rivals rivals;
+  DYNMO_ASSIGN(rivals.current,
                evaluate(input.current, input.model, input.cluster, input.micro_batches));
   Decision decision;
   decision.plan = input.current;
-  decision.current_step_s = decision.planned_step_s = proposal.current.step_time_s;
-  decision.imbalance_before = decision.imbalance_after = proposal.current.imbalance;
+  decision.current_step_s = decision.planned_step_s = rivals.current.step_time_s;
+  decision.imbalance_before = decision.imbalance_after = rivals.current.imbalance;
 
-  const auto counts = balance(
-      options.balancer, {input.model, input.cluster, input.micro_batches, input.current.schedule});
-  if (!counts && counts.error().code == ErrorCode::kInfeasible) {
+  decision.ranks_before = decision.ranks_after = ranks_used(input.current);
+  const bool fits = fits_memory(rivals.current.result, input.cluster);
+  if (fits && input.change == Change::kMeasured && input.planned_for != nullptr &&
+      !costs_moved(*input.planned_for, input.model, input.current, input.micro_batches,
+                   input.relative_noise, options.noise_factor)) {
     return keep(std::move(decision),
-                fmt::format("keep {}: {}", to_string(input.current), counts.error().message));
+                fmt::format("keep {}: no cost has moved by more than {:.3g} x its noise since it "
+                            "was planned",
+                            to_string(input.current), options.noise_factor));
   }
-  if (!counts) return counts.error();
-  proposal.plan = make_plan(*counts, input.current.schedule, input.current.generation + 1);
-  if (proposal.plan.stages == input.current.stages) {
+  auto found = proposed(input, options);
+  if (!found && found.error().code == ErrorCode::kInfeasible) {
+    return keep(std::move(decision),
+                fmt::format("keep {}: {}", to_string(input.current), found.error().message));
+  }
+  if (!found) return found.error();
+  rivals.plan = std::move(found->plan);
+  if (rivals.plan.stages == input.current.stages &&
+      rivals.plan.schedule == input.current.schedule && rivals.plan.order == input.current.order) {
     std::string reason =
         fmt::format("keep {}: it is the {} cut, {} a step, imbalance {:.1f} %",
                     to_string(input.current), name(options.balancer),
                     format_seconds(decision.current_step_s), percent(decision.imbalance_before));
     return keep(std::move(decision), std::move(reason));
   }
-  DYNMO_ASSIGN(proposal.planned,
-               evaluate(proposal.plan, input.model, input.cluster, input.micro_batches));
-  decision.planned_step_s = proposal.planned.step_time_s;
-  decision.imbalance_after = proposal.planned.imbalance;
-  decision.migration = difference(input.current, proposal.plan, input.model);
-  decision.gain_s = (decision.current_step_s - decision.planned_step_s) * input.horizon_steps;
+  decision.ranks_after = ranks_used(rivals.plan);
+  rivals.planned = std::move(found->evaluation);
+  decision.planned_step_s = rivals.planned.step_time_s;
+  decision.imbalance_after = rivals.planned.imbalance;
+  decision.migration = difference(input.current, rivals.plan, input.model);
+  decision.gain_s = gain_of_step(decision) * input.horizon_steps;
   const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
-  decision.cost_s =
-      static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
-  decision.noise_s = input.relative_noise * input.micro_batches *
-                     std::sqrt(bottleneck_squares(input.current, input) +
-                               bottleneck_squares(proposal.plan, input));
-  return weigh(std::move(decision), proposal, input, options);
+  decision.cost_s = static_cast<double>(decision.migration.bytes().value) / bandwidth +
+                    input.fixed_cost_s + input.profile_cost_s;
+  decision.noise_s =
+      input.relative_noise * input.micro_batches *
+      std::sqrt(bottleneck_squares(input.current, input) + bottleneck_squares(rivals.plan, input));
+  return weigh(std::move(decision), rivals, input, options);
 }
 
 }  // namespace dynmo::plan

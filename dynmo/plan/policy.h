@@ -13,6 +13,7 @@
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/propose.h"
 
 namespace dynmo::plan {
 
@@ -23,6 +24,11 @@ namespace dynmo::plan {
 // `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither the
 // move nor the way back is ever worth it. The default is high because the proposed cut was chosen
 // from the same noisy costs, and because a run decides thousands of times.
+enum class RankUse {
+  kAll,     // plans may use every rank of the cluster
+  kFewest,  // as few as keep tokens/s within the slack (pack.h): ranks are released, and taken back
+};
+
 struct PolicyOptions {
   Balancer balancer = Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move
@@ -30,6 +36,10 @@ struct PolicyOptions {
   // The same where the load has changed for a cause that is known: the gain is then no artefact of
   // the noise, and there is one decision a change instead of one a step.
   double known_change_noise_factor = 1;
+  double head_room = 0;  // share of every rank's memory that a proposed plan must leave free
+  RankUse rank_use = RankUse::kAll;
+  double pack_slack = 0;        // kFewest: growth of step time that is accepted for fewer ranks
+  ProposeOptions propose = {};  // effort of search, whether equal ranks may swap
 };
 
 enum class Change {
@@ -47,6 +57,10 @@ struct PolicyInput {
   double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
   Change change = Change::kMeasured;
+  double profile_cost_s = 0;  // measured cost of the profile behind `model`, where it costs time
+  // Costs that the current plan was made for. If given and no layer's nor rank's work has moved by
+  // more than its noise since then (costs_moved), nothing is planned.
+  const cost::ModelCost* planned_for = nullptr;
 };
 
 struct Decision {
@@ -54,15 +68,27 @@ struct Decision {
   Plan plan;                  // the plan to run from now on; generation + 1 if migrate
   double current_step_s = 0;  // predicted, by replay
   double planned_step_s = 0;  // of the best plan found, taken or not
-  double gain_s = 0;          // over the horizon
-  double cost_s = 0;          // of the move: bytes / bandwidth + fixed
+  double gain_s = 0;          // over the horizon; of fewer ranks: in time of all current ranks
+  double cost_s = 0;          // of the move: bytes / bandwidth + fixed + profile
   double noise_s = 0;         // deviation of current_step_s - planned_step_s
   Migration migration;        // of the plan proposed, taken or not
   double imbalance_before = 0;
   double imbalance_after = 0;
-  std::string reason;  // one line for people
+  int ranks_before = 0;  // with layers
+  int ranks_after = 0;   // of the best plan found, taken or not
+  std::string reason;    // one line for people
 };
 
+// Whether the work of a layer, or of a rank of `plan`, differs between two costs of one model by
+// more than `noise_factor` deviations of what measuring both with `relative_noise` would make of
+// it. Requires models of as many layers as the plan, and one micro-batch or more.
+[[nodiscard]] bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now,
+                               const Plan& plan, int micro_batches, double relative_noise,
+                               double noise_factor);
+
+// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
+// are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.
+//
 // Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
 // `minimum_gain` and the noise, and over the horizon the cost; at once where the current plan no
 // longer fits the memory and the proposed one does. Keeps the current plan where the balancer finds

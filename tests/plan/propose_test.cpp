@@ -130,6 +130,27 @@ TEST(Propose, TheBalancersInFlightCountsAreTheSchedules) {
   }
 }
 
+TEST(Propose, SearchIsNoWorseThanAnyBalancerWithTheSameSchedule) {
+  Rng rng(31);
+  const cost::ModelCost model = random_model(rng, 20);
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const BalanceProblem problem{model, cluster, 8};
+  for (const ScheduleChoice choice : {ScheduleChoice::kAsGiven, ScheduleChoice::kBest}) {
+    const auto found =
+        propose(Balancer::kSearch, problem, {.schedules = choice, .evaluations = 100});
+    ASSERT_TRUE(found) << found.error().message;
+    EXPECT_FALSE(found->winner.empty());
+    EXPECT_GT(found->candidates, 1);
+    if (choice == ScheduleChoice::kAsGiven) {
+      EXPECT_EQ(found->plan.schedule, problem.schedule);
+    }
+    for (const Balancer balancer : {Balancer::kUniform, Balancer::kTime, Balancer::kOptimal}) {
+      EXPECT_LE(found->evaluation.step_time_s, propose(balancer, problem)->evaluation.step_time_s)
+          << name(balancer);
+    }
+  }
+}
+
 TEST(Propose, AnOrderThatDoesNotBelongIsNamed) {
   const cost::ModelCost model = equal_model(4, 1e-3);
   const cost::Cluster cluster = cost::equal_ranks(2);

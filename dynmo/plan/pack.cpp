@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "dynmo/core/check.h"
+#include "dynmo/plan/migration.h"
+
+namespace dynmo::plan {
+namespace {
+
+constexpr int kMostExhaustive = 10;
+
+Expected<void> validate(const BalanceProblem& problem, const PackOptions& options) {
+  const auto good = [](double value) { return std::isfinite(value) && value >= 0; };
+  if (!good(options.slack)) {
+    return make_error(ErrorCode::kBadInput, "pack: slack is {}, wanted a number, 0 or more",
+                      options.slack);
+  }
+  if (!good(options.reference_step_s)) {
+    return make_error(ErrorCode::kBadInput,
+                      "pack: reference_step_s is {}, wanted a number, 0 or more",
+                      options.reference_step_s);
+  }
+  if (options.ranks < 0 || options.ranks > problem.cluster.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "pack: onto {} ranks, wanted 1 to the cluster's {}, or 0 for the fewest",
+                      options.ranks, problem.cluster.size());
+  }
+  return cost::validate(problem.cluster);
+}
+
+// Whether it makes no difference which ranks are kept.
+bool all_equal(const cost::Cluster& cluster) {
+  const cost::ClusterRank& first = cluster.ranks.front();
+  return std::all_of(cluster.ranks.begin(), cluster.ranks.end(), [&](const auto& rank) {
+    return rank.speed == first.speed && rank.memory == first.memory &&
+           (rank.node == first.node || cluster.inside_node == cluster.between_nodes);
+  });
+}
+
+// Choices of `keep` ranks in the order of preference.
+std::vector<std::vector<Rank>> choices(const cost::Cluster& cluster, int keep) {
+  std::vector<std::vector<Rank>> sets = {ranks_to_keep(cluster, keep)};
+  const int ranks = cluster.size();
+  if (all_equal(cluster) || ranks > kMostExhaustive) return sets;
+  for (unsigned mask = 1; mask < (1U << ranks); ++mask) {  // low ranks kept first
+    std::vector<Rank> kept;
+    for (int r = 0; r < ranks; ++r) {
+      if ((mask >> r & 1U) != 0) kept.emplace_back(r);
+    }
+    if (static_cast<int>(kept.size()) == keep && kept != sets.front()) {
+      sets.push_back(std::move(kept));
+    }
+  }
+  return sets;
+}
+
+cost::Cluster part_of(const cost::Cluster& cluster, const std::vector<Rank>& kept) {
+  cost::Cluster part = cluster;
+  part.ranks.clear();
+  for (const Rank rank : kept) part.ranks.push_back(cluster.ranks[rank.index()]);
+  return part;
+}
+
+// A plan of `kept` as one of the whole cluster.
+Plan spread(const Plan& plan, const std::vector<Rank>& kept, int ranks) {
+  Plan whole = plan;
+  whole.ranks = ranks;
+  for (PlanStage& stage : whole.stages) stage.rank = kept[stage.rank.index()];
+  if (plan.order.empty()) return whole;
+  whole.order.assign(static_cast<std::size_t>(ranks), {});
+  for (std::size_t r = 0; r < kept.size(); ++r) whole.order[kept[r].index()] = plan.order[r];
+  return whole;
+}
+
+class Packer {
+ public:
+  Packer(Balancer balancer, const BalanceProblem& problem, const PackOptions& options)
+      : balancer_(balancer), problem_(problem), options_(options) {}
+
+  // The balancer's plan on the kept ranks alone, as a plan of the whole cluster.
+  [[nodiscard]] Expected<Proposal> on(const std::vector<Rank>& kept) const {
+    if (static_cast<int>(kept.size()) == problem_.cluster.size()) {
+      return propose(balancer_, problem_, options_.propose);
+    }
+    const cost::Cluster part = part_of(problem_.cluster, kept);
+    const BalanceProblem fewer{problem_.model, part, problem_.micro_batches, problem_.schedule,
+                               problem_.stages_per_rank};
+    DYNMO_ASSIGN(Proposal proposal, propose(balancer_, fewer, options_.propose));
+    proposal.plan = spread(proposal.plan, kept, problem_.cluster.size());
+    if (problem_.current != nullptr && options_.propose.rank_order == RankOrder::kPermuteEqual) {
+      proposal.plan = align(proposal.plan, *problem_.current, problem_.cluster, problem_.model);
+    }
+    set_generation(proposal.plan, problem_.current);
+    DYNMO_ASSIGN(proposal.evaluation,
+                 evaluate(proposal.plan, problem_.model, problem_.cluster, problem_.micro_batches));
+    return proposal;
+  }
+
+  // Of the choices of `keep` ranks the first within `allowed_s`; nullopt: none. `refusal` tells
+  // why.
+  [[nodiscard]] std::optional<Proposal> within(int keep, double allowed_s, Error& refusal) const {
+    for (const std::vector<Rank>& kept : choices(problem_.cluster, keep)) {
+      if (least_step_s(kept) > allowed_s * (1 + 1e-6) + 1e-6) continue;
+      auto proposal = on(kept);
+      if (!proposal) {
+        refusal = proposal.error();
+      } else if (proposal->evaluation.step_time_s <= allowed_s) {
+        return *std::move(proposal);
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // In perfect balance; a replay may be shorter by its rounding to nanoseconds.
+  [[nodiscard]] double least_step_s(const std::vector<Rank>& kept) const {
+    double work = 0;
+    for (const double layer : cost::layer_work_s(problem_.model, problem_.micro_batches)) {
+      work += layer;
+    }
+    double speed = 0;
+    for (const Rank rank : kept) speed += problem_.cluster.ranks[rank.index()].speed;
+    return problem_.micro_batches * work / speed;
+  }
+
+  Balancer balancer_;
+  const BalanceProblem& problem_;
+  const PackOptions& options_;
+};
+
+Packing packing_of(Proposal proposal, double reference_s) {
+  Packing packing{.proposal = std::move(proposal), .released = {}, .reference_step_s = reference_s};
+  std::set<Rank> used;
+  for (const PlanStage& stage : packing.proposal.plan.stages) used.insert(stage.rank);
+  for (std::int32_t r = 0; r < packing.proposal.plan.ranks; ++r) {
+    if (used.count(Rank{r}) == 0) packing.released.emplace_back(r);
+  }
+  return packing;
+}
+
+}  // namespace
+
+std::vector<Rank> ranks_to_keep(const cost::Cluster& cluster, int keep) {
+  DYNMO_CHECK(keep >= 1 && keep <= cluster.size(), "1 to {} ranks to keep, got {}", cluster.size(),
+              keep);
+  std::map<double, std::vector<Rank>> by_speed;  // slowest first
+  std::map<int, std::size_t> node_size;
+  for (std::int32_t r = 0; r < cluster.size(); ++r) {
+    const cost::ClusterRank& rank = cluster.ranks[static_cast<std::size_t>(r)];
+    by_speed[rank.speed].emplace_back(r);
+    ++node_size[rank.node];
+  }
+  const auto node_of = [&](Rank rank) { return cluster.ranks[rank.index()].node; };
+  std::set<Rank> emptied;
+  auto left = static_cast<std::size_t>(cluster.size() - keep);
+  for (const auto& [speed, ranks] : by_speed) {
+    const auto empty = [&](Rank rank) {
+      if (!emptied.insert(rank).second) return;
+      --left;
+      --node_size[node_of(rank)];
+    };
+    for (auto rank = ranks.rbegin(); rank != ranks.rend(); ++rank) {  // whole nodes
+      const int node = node_of(*rank);
+      const auto here =
+          static_cast<std::size_t>(std::count_if(ranks.begin(), ranks.end(), [&](Rank other) {
+            return node_of(other) == node && emptied.count(other) == 0;
+          }));
+      if (here == 0 || here != node_size[node] || here > left) continue;
+      for (const Rank other : ranks) {
+        if (node_of(other) == node) empty(other);
+      }
+    }
+    for (auto rank = ranks.rbegin(); rank != ranks.rend() && left > 0; ++rank) empty(*rank);
+  }
+  std::vector<Rank> kept;
+  for (std::int32_t r = 0; r < cluster.size(); ++r) {
+    if (emptied.count(Rank{r}) == 0) kept.emplace_back(r);
+  }
+  return kept;
+}
+
+Expected<Packing> pack(Balancer balancer, const BalanceProblem& problem,
+                       const PackOptions& options) {
+  DYNMO_TRY(validate(problem, options));
+  DYNMO_TRY(cost::validate(problem.model, problem.micro_batches));
+  const Packer packer(balancer, problem, options);
+  Error refusal{ErrorCode::kInfeasible, "no plan fits: give the ranks more memory"};
+  const double any = std::numeric_limits<double>::infinity();
+  if (options.ranks > 0) {
+    auto proposal = packer.within(options.ranks, any, refusal);
+    if (!proposal) return refusal;
+    return packing_of(*std::move(proposal), options.reference_step_s);
+  }
+  double reference_s = options.reference_step_s;
+  std::optional<Proposal> on_all;
+  if (reference_s == 0) {
+    DYNMO_ASSIGN(on_all, packer.on(ranks_to_keep(problem.cluster, problem.cluster.size())));
+    reference_s = on_all->evaluation.step_time_s;
+  }
+  const double allowed_s = reference_s * (1 + options.slack);
+  for (int keep = 1; keep < problem.cluster.size(); ++keep) {
+    auto proposal = packer.within(keep, allowed_s, refusal);
+    if (proposal) return packing_of(*std::move(proposal), reference_s);
+  }
+  if (!on_all) {
+    DYNMO_ASSIGN(on_all, packer.on(ranks_to_keep(problem.cluster, problem.cluster.size())));
+  }
+  return packing_of(*std::move(on_all), reference_s);
+}
+
+}  // namespace dynmo::plan
