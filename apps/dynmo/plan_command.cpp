@@ -21,6 +21,7 @@
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/plan/pack.h"
 #include "dynmo/plan/propose.h"
 
 namespace dynmo::app {
@@ -172,6 +173,22 @@ Expected<Question> read_question(const PlanFlags& flags) {
   return question;
 }
 
+// What takes a second or more is said where somebody watches.
+class SearchingLine {
+ public:
+  explicit SearchingLine(bool searching) : shown_(searching && ::isatty(STDERR_FILENO) == 1) {
+    if (shown_) fmt::print(stderr, "searching for a plan ...");
+  }
+  ~SearchingLine() {
+    if (shown_) fmt::print(stderr, "\r\033[K");
+  }
+  SearchingLine(const SearchingLine&) = delete;
+  SearchingLine& operator=(const SearchingLine&) = delete;
+
+ private:
+  bool shown_;
+};
+
 Expected<plan::Proposal> propose(const Question& question, const PlanFlags& flags) {
   const plan::BalanceProblem problem{
       .model = question.model,
@@ -182,13 +199,18 @@ Expected<plan::Proposal> propose(const Question& question, const PlanFlags& flag
   plan::ProposeOptions options;
   options.schedules =
       question.schedule ? plan::ScheduleChoice::kAsGiven : plan::ScheduleChoice::kBest;
+  options.rank_order = plan::RankOrder::kPermuteEqual;
   if (flags.evaluations) options.evaluations = *flags.evaluations;
-  return plan::propose(question.balancer, problem, options);
+  const SearchingLine line(question.balancer == plan::Balancer::kSearch);
+  if (!flags.pack) return plan::propose(question.balancer, problem, options);
+  const plan::PackOptions packing{.slack = flags.slack.value_or(0), .propose = options};
+  DYNMO_ASSIGN(plan::Packing packed, plan::pack(question.balancer, problem, packing));
+  return std::move(packed.proposal);
 }
 
 std::string made_by(const plan::Proposal& proposal, const PlanFlags& flags) {
   std::string text = proposal.winner;
-  if (!text.starts_with(flags.balancer)) text = flags.balancer + ": " + text;
+  if (text.find(flags.balancer) == std::string::npos) text = flags.balancer + ": " + text;
   if (proposal.candidates > 1) text += fmt::format(", best of {} plans", proposal.candidates);
   if (proposal.rounds > 0) {
     text += fmt::format(" after {} rounds (bound {:.0f})", proposal.rounds, proposal.rounds_bound);

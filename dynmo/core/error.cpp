@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "dynmo/core/check.h"
 #include "dynmo/core/expected.h"
 
@@ -28,6 +30,13 @@ CheckContext& check_context() {
 }
 
 namespace internal {
+
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
+  return text;
+}
 
 void throw_check_failure(const char* condition, const char* file, int line,
                          const std::string& message) {

@@ -35,9 +35,14 @@ struct Error {
   friend bool operator==(const Error&, const Error&) = default;
 };
 
+namespace internal {
+// The text with blanks for line ends and other control characters, which may come from a file.
+[[nodiscard]] std::string one_line(std::string text);
+}  // namespace internal
+
 template <typename... Args>
 [[nodiscard]] Error make_error(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
-  return Error{code, fmt::format(format, std::forward<Args>(args)...)};
+  return Error{code, internal::one_line(fmt::format(format, std::forward<Args>(args)...))};
 }
 
 namespace internal {

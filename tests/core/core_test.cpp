@@ -17,6 +17,12 @@
 namespace dynmo {
 namespace {
 
+TEST(Error, MessagesAreOneLine) {
+  EXPECT_EQ(
+      make_error(ErrorCode::kBadInput, "key '{}' is odd", "a\nb\r\x1b\tc\x7f\xC3\xA9").message,
+      "key 'a b   c \xC3\xA9' is odd");
+}
+
 TEST(Expected, HoldsAValueOrAnErrorAndRefusesTheOther) {
   const Expected<int> good = 3;
   const Expected<int> bad = make_error(ErrorCode::kInfeasible, "no plan for {} ranks", 4);
