@@ -73,7 +73,7 @@ cost::TransformerShape default_shape(std::string_view source) {
   shape.intermediate = 4096;
   shape.vocabulary = 50304;
   shape.learned_positions = shape.norm_biases = true;
-  shape.qkv_biases = shape.projection_biases = true;
+  shape.qkv_biases = shape.projection_biases = shape.mlp_biases = true;
   shape.positions = shape.sequence = 2048;
   if (source == "moe") {
     shape.experts = 8;

@@ -17,6 +17,11 @@
 
 namespace dynmo::plan {
 
+enum class RankUse {
+  kAll,     // plans may use every rank of the cluster
+  kFewest,  // as few as keep tokens/s within the slack (pack.h): ranks are released, and taken back
+};
+
 // How much the predicted gain may be noise: the two step times differ by the work of the two
 // bottleneck ranks, each a sum of measured layers, so its deviation is about
 //   relative_noise x M x sqrt(sum of squares of those layers' work / speed)
@@ -24,11 +29,6 @@ namespace dynmo::plan {
 // `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither the
 // move nor the way back is ever worth it. The default is high because the proposed cut was chosen
 // from the same noisy costs, and because a run decides thousands of times.
-enum class RankUse {
-  kAll,     // plans may use every rank of the cluster
-  kFewest,  // as few as keep tokens/s within the slack (pack.h): ranks are released, and taken back
-};
-
 struct PolicyOptions {
   Balancer balancer = Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move
@@ -86,14 +86,14 @@ struct Decision {
                                const Plan& plan, int micro_batches, double relative_noise,
                                double noise_factor);
 
-// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
-// are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.
-//
 // Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
 // `minimum_gain` and the noise, and over the horizon the cost; at once where the current plan no
 // longer fits the memory and the proposed one does. Keeps the current plan where the balancer finds
 // none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or is
 // negative or no number.
+//
+// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
+// are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.
 [[nodiscard]] Expected<Decision> decide(const PolicyInput& input,
                                         const PolicyOptions& options = {});
 

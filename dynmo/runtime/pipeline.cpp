@@ -171,6 +171,13 @@ Expected<void> Pipeline::balance(StepReport& report) {
   const auto model = costs();
   const double noise = profiler_.relative_noise();
   report.profile_s = seconds_since(start);
+  // A search takes about a second: only where something has changed since the last one.
+  if (options_.policy.balancer == plan::Balancer::kSearch && planned_for_ &&
+      planned_for_->frozen_layers() == model->frozen_layers() &&
+      !plan::costs_moved(*planned_for_, *model, plan_, options_.micro_batches, noise,
+                         options_.policy.noise_factor)) {
+    return {};
+  }
   start = Clock::now();
   // A plan is expected to last as long as the one before it did.
   const auto left = static_cast<double>(options_.steps - step_);
@@ -187,6 +194,7 @@ Expected<void> Pipeline::balance(StepReport& report) {
       .fixed_cost_s = plan_cost_s_,
       .change = frozen_ == planned_frozen_ ? plan::Change::kMeasured : plan::Change::kKnown};
   DYNMO_ASSIGN(report.decision, plan::decide(input, options_.policy));
+  planned_for_ = *model;
   report.plan_s = own_plan_s_ = seconds_since(start);
   if (!report.decision->migrate) return {};
   start = Clock::now();

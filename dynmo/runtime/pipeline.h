@@ -125,7 +125,8 @@ class Pipeline {
   LayerStates states_;
   std::int64_t step_ = 0;
   int frozen_ = 0;
-  int planned_frozen_ = 0;  // frozen layers the current plan was made for
+  int planned_frozen_ = 0;                      // frozen layers the current plan was made for
+  std::optional<cost::ModelCost> planned_for_;  // costs of the last decision that made a plan
 
   cost::Cluster cluster_;
   Profiler profiler_;

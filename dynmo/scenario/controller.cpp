@@ -82,6 +82,10 @@ plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int r
 plan::ProposeOptions Controller::proposing() const {
   plan::ProposeOptions options;
   if (scenario_.policy.evaluations > 0) options.evaluations = scenario_.policy.evaluations;
+  // A search finds the schedule, too.
+  if (policy_.balancer == plan::Balancer::kSearch) {
+    options.schedules = plan::ScheduleChoice::kBest;
+  }
   return options;
 }
 
@@ -100,9 +104,7 @@ Expected<plan::Plan> Controller::propose(const cost::ModelCost& model, const cos
     DYNMO_ASSIGN(const std::vector<int> counts, plan::balance(policy_.balancer, problem));
     plan = plan::make_plan(counts, plan::placement(policy_.balancer, problem), there.size(), kind);
   } else {
-    DYNMO_ASSIGN(
-        plan::Proposal proposal,
-        plan::propose(policy_.balancer, problem, {.evaluations = scenario_.policy.evaluations}));
+    DYNMO_ASSIGN(plan::Proposal proposal, plan::propose(policy_.balancer, problem, proposing()));
     plan = std::move(proposal.plan);
   }
   plan.generation = generation;

@@ -43,7 +43,7 @@ cost::TransformerShape family_shape(const Scenario::Model& model) {
   shape.gated_mlp = !gpt;
   shape.learned_positions = gpt;
   shape.positions = gpt ? model.sequence : 0;
-  shape.norm_biases = shape.qkv_biases = shape.projection_biases = gpt;
+  shape.norm_biases = shape.qkv_biases = shape.projection_biases = shape.mlp_biases = gpt;
   if (mixtral) shape.experts = given_or(model.experts, 8);
   if (shape.experts > 0) shape.experts_per_token = given_or(model.experts_per_token, 2);
   return shape;

@@ -155,8 +155,8 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
-  DYNMO_TRY(require(c.run.device == "cpu" || emulates(c), "run.device", c.run.device,
-                    "cpu or emulated"));
+  DYNMO_TRY(
+      require(c.run.device == "cpu" || emulates(c), "run.device", c.run.device, "cpu or emulated"));
   DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
                     "run.device", c.run.device,
                     "one of emulated.profile and emulated.trace beside it"));

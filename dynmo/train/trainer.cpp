@@ -120,6 +120,10 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
   options.policy.minimum_gain = c.balance.minimum_gain;
   options.policy.noise_factor = c.balance.noise_factor;
+  // A search finds the schedule, too.
+  if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
+    options.policy.propose.schedules = plan::ScheduleChoice::kBest;
+  }
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
   return options;
