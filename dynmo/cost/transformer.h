@@ -3,6 +3,7 @@
 
 // Analytic costs of transformer layers, for models nobody has profiled yet: the arithmetic and the
 // bytes of each half block from the model's shape, and the time they take on a device.
+// docs/costs.md has the formulas with their sources.
 
 #include <cstdint>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/device.h"
 #include "dynmo/cost/layer_cost.h"
 
 namespace dynmo::cost {
@@ -28,42 +30,52 @@ struct TransformerShape {
   std::int64_t positions = 0;
   std::int64_t experts = 0;  // 0: a dense MLP
   std::int64_t experts_per_token = 0;
+  bool norm_biases = false;  // LayerNorm (GPT) instead of RMSNorm
+  bool qkv_biases = false;
+  bool projection_biases = false;  // of attention's output and of the MLP
 
   std::int64_t sequence = 0;
   std::int64_t micro_batch_size = 1;  // sequences
+  bool fused_attention = true;        // false: the scores of all pairs are computed and kept
+  bool dropout = false;               // keeps a mask of one byte an element where dropout acts
   [[nodiscard]] std::int64_t tokens() const { return sequence * micro_batch_size; }
 };
 
+// kBadInput naming the field: sizes below 1 or above 2^30, kv_heads that do not divide heads, more
+// experts a token than experts, a sequence longer than the learned positions.
+[[nodiscard]] Expected<void> validate(const TransformerShape& shape);
+
 enum class LayerKind { kEmbedding, kAttention, kMlp, kMoe, kHead };
 
-// One movable unit: embedding, attention, MLP or MoE, final norm + head. All amounts are of the
-// forward pass of one micro-batch; the backward passes follow from them (layer_cost below).
+// One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. Amounts are
+// of the forward pass of one micro-batch; the backward passes follow from them (`layer_cost`).
 struct LayerWork {
-  std::string name;  // "embedding", "block0.attention", "block0.mlp", ..., "head"
+  std::string name;  // "embedding", "block0.attention", "block0.mlp" or ".moe", ..., "head"
   LayerKind kind = LayerKind::kMlp;
-  double matrix_flops = 0;  // products with weights: once each in F, I and W
-  double core_flops = 0;    // attention's scores and values (causal half): F once, I twice, W none
-  double moved_bytes = 0;   // read and written by what is bound by memory: once each in F and I
-  double parameters = 0;
-  double activation_bytes = 0;  // stash of one micro-batch
-  double boundary_bytes = 0;
+  double matrix_flops = 0;   // products with weights: once each in F, I and W
+  double core_flops = 0;     // attention's scores and values: F once, `core_backward` times in I
+  double core_backward = 2;  // 2.5 if the scores are computed again (fused); not in W
+  // Read and written by what is bound by memory (norms, activation functions, residuals, the loss):
+  // once in F, one and a half times in I; of the embedding's in W, which is its whole backward.
+  double moved_bytes = 0;
+  double parameters = 0;          // counted once in the model
+  double copied_parameters = 0;   // of another layer, held here too: the tied head's matrix
+  double product_parameters = 0;  // weights that the products of one micro-batch read
+  double activation_bytes = 0;    // stash of one micro-batch
+  double boundary_bytes = 0;      // tokens x hidden elements; the head sends nothing
 };
 
-struct Device {
-  std::string name;
-  double flops_per_s = 0;            // peak, dense, of the training precision
-  double bandwidth_bytes_per_s = 0;  // of its memory
-  double matrix_efficiency = 1;      // share of the peak that large products reach
-  double core_efficiency = 1;        // share of the peak that attention's core reaches
-  Bytes memory;
-  double bytes_per_parameter = 2;  // weights as the products read them
-  double bytes_per_gradient = 2;
-  double bytes_per_optimizer = 12;  // master copy and moments, a parameter
-};
+// 2 blocks + 2 layers in order. Requires a valid shape; `bytes_per_element` of the activations.
+[[nodiscard]] std::vector<LayerWork> transformer_work(const TransformerShape& shape,
+                                                      double bytes_per_element = 2);
 
-[[nodiscard]] std::vector<LayerWork> transformer_work(const TransformerShape& shape);
+// Time of a pass = max(products, reading their weights) + attention's core + moved bytes: within a
+// kernel arithmetic and memory overlap (the roofline model), kernels run one after another. The
+// optimizer's update is bound by memory. Requires a valid device.
 [[nodiscard]] LayerCost layer_cost(const LayerWork& work, const Device& device);
-// All layers of a shape on a device.
+
+// All layers of a shape on a device; elements have the device's size. kBadInput if shape or device
+// is not valid, or a layer's cost is beyond what a profile may hold.
 [[nodiscard]] Expected<ModelCost> transformer_costs(const TransformerShape& shape,
                                                     const Device& device);
 

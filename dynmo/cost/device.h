@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a rank runs on, for analytic costs: peak arithmetic, memory bandwidth, and which share of
+// them training reaches. Presets of common devices, with the sources of their numbers.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/cluster.h"
+
+namespace dynmo::cost {
+
+struct Device {
+  std::string name;
+  double flops_per_s = 0;            // peak, dense, of the training precision
+  double bandwidth_bytes_per_s = 0;  // peak, of its memory
+  double matrix_efficiency = 1;      // share of the peak that large products reach
+  double core_efficiency = 1;        // share of the peak that attention's core reaches
+  double bandwidth_efficiency = 1;   // share of the bandwidth that element-wise kernels reach
+  Bytes memory;
+  double bytes_per_element = 2;  // activations and messages
+  // Training state of a parameter. Megatron-LM's mixed precision: bfloat16 weight, float32
+  // gradient, float32 master copy and two moments, 18 bytes together.
+  double bytes_per_parameter = 2;
+  double bytes_per_gradient = 4;
+  double bytes_per_optimizer = 12;
+  Link inside_node;    // of machines usually built from it, per device and direction
+  Link between_nodes;  // without the latency of software above it
+};
+
+// kBadInput naming device and field: rates, memory or bytes not above 0 or not finite, an
+// efficiency outside (0, 1].
+[[nodiscard]] Expected<void> validate(const Device& device);
+
+// h200 h100 a100 cpu; docs/costs.md has the table with every source.
+[[nodiscard]] const std::vector<Device>& devices();
+
+// By name, in small or capital letters; kBadInput with the nearest name or all of them.
+[[nodiscard]] Expected<Device> find_device(std::string_view name);
+
+}  // namespace dynmo::cost

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/cost/transformer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::cost {
+namespace {
+
+constexpr std::int64_t kMostSize = std::int64_t{1} << 30;
+constexpr int kMostBlocks = 100'000;
+constexpr double kCausal = 0.5;  // share of the score matrix below the diagonal
+constexpr double kFloat = 4;     // losses, routers and log-sum-exps are kept in float32
+
+// The shape as doubles, which products of large sizes do not overflow.
+struct Sizes {
+  Sizes(const TransformerShape& shape, double bytes_per_element)
+      : tokens(static_cast<double>(shape.tokens())),
+        sequence(static_cast<double>(shape.sequence)),
+        hidden(static_cast<double>(shape.hidden)),
+        heads(static_cast<double>(shape.heads)),
+        queries(static_cast<double>(shape.heads) * static_cast<double>(shape.head_size)),
+        keys(static_cast<double>(shape.kv_heads) * static_cast<double>(shape.head_size)),
+        intermediate(static_cast<double>(shape.intermediate)),
+        vocabulary(static_cast<double>(shape.vocabulary)),
+        element(bytes_per_element),
+        mask(shape.dropout ? 1.0 : 0.0) {}
+
+  double tokens, sequence, hidden, heads;
+  double queries, keys;  // widths of Q, and of K and of V
+  double intermediate, vocabulary;
+  double element;  // bytes
+  double mask;     // bytes an element of a dropout mask
+
+  [[nodiscard]] double hidden_bytes() const { return tokens * hidden * element; }
+  // Norm (read, write) and residual sum (two read, one written), with its dropout mask.
+  [[nodiscard]] double norm_and_residual() const {
+    return 5 * hidden_bytes() + mask * tokens * hidden;
+  }
+};
+
+double norm_parameters(const TransformerShape& shape) {
+  return static_cast<double>(shape.hidden) * (shape.norm_biases ? 2 : 1);
+}
+
+LayerWork embedding(const TransformerShape& shape, const Sizes& n) {
+  LayerWork work;
+  work.name = "embedding";
+  work.kind = LayerKind::kEmbedding;
+  work.moved_bytes = 2 * n.hidden_bytes();
+  work.parameters = n.vocabulary * n.hidden;
+  if (shape.learned_positions) work.parameters += static_cast<double>(shape.positions) * n.hidden;
+  work.activation_bytes = n.tokens * (8 + n.mask * n.hidden);  // 64-bit token ids
+  work.boundary_bytes = n.hidden_bytes();
+  return work;
+}
+
+// Stash: inputs of norm and QKV, Q, K, V, input of the projection; log-sum-exps of fused attention
+// (4 bytes a head and token), else the matrix of probabilities, and with dropout its mask and what
+// the mask leaves.
+void add_attention_core(const TransformerShape& shape, const Sizes& n, LayerWork& work) {
+  const double pairs = n.heads * n.tokens * n.sequence;
+  if (shape.fused_attention) {
+    work.core_flops = 4 * n.tokens * n.sequence * n.queries * kCausal;
+    work.core_backward = 2.5;
+    work.activation_bytes += kFloat * n.heads * n.tokens;
+  } else {
+    work.core_flops = 4 * n.tokens * n.sequence * n.queries;
+    work.core_backward = 2;
+    work.moved_bytes += 4 * pairs * n.element;
+    work.activation_bytes += pairs * (n.element + n.mask * (n.element + 1));
+  }
+}
+
+LayerWork attention(const TransformerShape& shape, const Sizes& n) {
+  LayerWork work;
+  work.kind = LayerKind::kAttention;
+  work.product_parameters = n.hidden * (2 * n.queries + 2 * n.keys);
+  work.matrix_flops = 2 * n.tokens * work.product_parameters;
+  work.moved_bytes = n.norm_and_residual();
+  if (!shape.learned_positions) {  // rotary embedding of Q and K
+    work.moved_bytes += 2 * n.tokens * (n.queries + n.keys) * n.element;
+  }
+  work.parameters = work.product_parameters + norm_parameters(shape);
+  if (shape.qkv_biases) work.parameters += n.queries + 2 * n.keys;
+  if (shape.projection_biases) work.parameters += n.hidden;
+  work.activation_bytes = 2 * n.hidden_bytes() + n.mask * n.tokens * n.hidden +
+                          n.tokens * (2 * n.queries + 2 * n.keys) * n.element;
+  work.boundary_bytes = n.hidden_bytes();
+  add_attention_core(shape, n, work);
+  return work;
+}
+
+// What an MLP keeps and moves of its intermediate width: input and output of the activation
+// function; the gated kind has two inputs.
+double intermediate_tensors(const TransformerShape& shape) { return shape.gated_mlp ? 3 : 2; }
+
+double mlp_matrices(const TransformerShape& shape, const Sizes& n) {
+  return (shape.gated_mlp ? 3 : 2) * n.hidden * n.intermediate;
+}
+
+double mlp_biases(const TransformerShape& shape, const Sizes& n) {
+  if (!shape.projection_biases) return 0;
+  return n.hidden + (shape.gated_mlp ? 2 : 1) * n.intermediate;
+}
+
+LayerWork mlp(const TransformerShape& shape, const Sizes& n) {
+  const double inner = intermediate_tensors(shape) * n.tokens * n.intermediate * n.element;
+  LayerWork work;
+  work.kind = LayerKind::kMlp;
+  work.product_parameters = mlp_matrices(shape, n);
+  work.matrix_flops = 2 * n.tokens * work.product_parameters;
+  work.moved_bytes = n.norm_and_residual() + inner;
+  work.parameters = work.product_parameters + mlp_biases(shape, n) + norm_parameters(shape);
+  work.activation_bytes = 2 * n.hidden_bytes() + inner + n.mask * n.tokens * n.hidden;
+  work.boundary_bytes = n.hidden_bytes();
+  return work;
+}
+
+// All experts on one device, no token dropped. Rows are copied to their experts and their outputs
+// back; the output of each expert is kept for the gradient of its gate.
+LayerWork moe(const TransformerShape& shape, const Sizes& n) {
+  const auto experts = static_cast<double>(shape.experts);
+  const auto chosen = static_cast<double>(shape.experts_per_token);
+  const double router = n.hidden * experts;
+  const double expert = mlp_matrices(shape, n);
+  const double inner = intermediate_tensors(shape) * n.tokens * n.intermediate * n.element;
+  LayerWork work;
+  work.kind = LayerKind::kMoe;
+  // Experts that some token visits, at most: enough tokens visit all of them.
+  work.product_parameters = router + expert * std::min(experts, n.tokens * chosen);
+  work.matrix_flops = 2 * n.tokens * (router + chosen * expert);
+  work.moved_bytes = n.norm_and_residual() + chosen * (inner + 4 * n.hidden_bytes());
+  work.parameters = router + experts * (expert + mlp_biases(shape, n)) + norm_parameters(shape);
+  const double routing = n.tokens * (kFloat * experts + (kFloat + 8) * chosen);  // gates, indices
+  work.activation_bytes = 2 * n.hidden_bytes() + routing + chosen * (2 * n.hidden_bytes() + inner) +
+                          n.mask * n.tokens * n.hidden;
+  work.boundary_bytes = n.hidden_bytes();
+  return work;
+}
+
+// Logits are kept as the product writes them and as float32 probabilities for the loss.
+LayerWork head(const TransformerShape& shape, const Sizes& n) {
+  const double logits = n.tokens * n.vocabulary * (n.element + kFloat);
+  LayerWork work;
+  work.name = "head";
+  work.kind = LayerKind::kHead;
+  work.product_parameters = n.hidden * n.vocabulary;
+  work.matrix_flops = 2 * n.tokens * work.product_parameters;
+  work.moved_bytes = 2 * n.hidden_bytes() + logits;
+  work.parameters = norm_parameters(shape);
+  (shape.tied_embedding ? work.copied_parameters : work.parameters) += work.product_parameters;
+  work.activation_bytes = 2 * n.hidden_bytes() + logits;
+  return work;
+}
+
+Expected<void> check_sizes(const TransformerShape& shape) {
+  const std::array<std::pair<std::string_view, std::int64_t>, 9> sizes = {{
+      {"blocks", shape.blocks},
+      {"hidden", shape.hidden},
+      {"heads", shape.heads},
+      {"kv_heads", shape.kv_heads},
+      {"head_size", shape.head_size},
+      {"intermediate", shape.intermediate},
+      {"vocabulary", shape.vocabulary},
+      {"sequence", shape.sequence},
+      {"micro_batch_size", shape.micro_batch_size},
+  }};
+  for (const auto& [field, value] : sizes) {
+    const std::int64_t most = field == "blocks" ? kMostBlocks : kMostSize;
+    if (value < 1 || value > most) {
+      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
+                        most);
+    }
+  }
+  return {};
+}
+
+Bytes to_bytes(double bytes) {
+  return Bytes{static_cast<std::int64_t>(std::min(std::ceil(bytes), 0x1p62))};
+}
+
+}  // namespace
+
+Expected<void> validate(const TransformerShape& shape) {
+  DYNMO_TRY(check_sizes(shape));
+  if (shape.heads % shape.kv_heads != 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "model: kv_heads is {}, wanted a divisor of heads, which is {}",
+                      shape.kv_heads, shape.heads);
+  }
+  if (shape.experts < 0 || shape.experts > kMostSize) {
+    return make_error(ErrorCode::kBadInput, "model: experts is {}, wanted 0 (dense) to {}",
+                      shape.experts, kMostSize);
+  }
+  if (shape.experts > 0 &&
+      (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts)) {
+    return make_error(ErrorCode::kBadInput,
+                      "model: experts_per_token is {}, wanted 1 to experts, which is {}",
+                      shape.experts_per_token, shape.experts);
+  }
+  if (shape.learned_positions &&
+      (shape.positions < shape.sequence || shape.positions > kMostSize)) {
+    return make_error(ErrorCode::kBadInput,
+                      "model: positions is {}, wanted at least the sequence of {} and at most {}",
+                      shape.positions, shape.sequence, kMostSize);
+  }
+  return {};
+}
+
+std::vector<LayerWork> transformer_work(const TransformerShape& shape, double bytes_per_element) {
+  const auto valid = validate(shape);
+  DYNMO_CHECK(valid.has_value(), "a valid shape: {}", valid.error().message);
+  DYNMO_CHECK(bytes_per_element > 0, "elements of more than 0 bytes, got {}", bytes_per_element);
+  const Sizes n(shape, bytes_per_element);
+  const bool sparse = shape.experts > 0;
+  LayerWork first = attention(shape, n);
+  LayerWork second = sparse ? moe(shape, n) : mlp(shape, n);
+  std::vector<LayerWork> layers;
+  layers.reserve(static_cast<std::size_t>(2 * shape.blocks + 2));
+  layers.push_back(embedding(shape, n));
+  for (int block = 0; block < shape.blocks; ++block) {
+    first.name = fmt::format("block{}.attention", block);
+    second.name = fmt::format("block{}.{}", block, sparse ? "moe" : "mlp");
+    layers.push_back(first);
+    layers.push_back(second);
+  }
+  layers.push_back(head(shape, n));
+  return layers;
+}
+
+LayerCost layer_cost(const LayerWork& work, const Device& device) {
+  const double products = work.matrix_flops / (device.flops_per_s * device.matrix_efficiency);
+  const double core = work.core_flops / (device.flops_per_s * device.core_efficiency);
+  const double bandwidth = device.bandwidth_bytes_per_s * device.bandwidth_efficiency;
+  const double moved = work.moved_bytes / bandwidth;
+  const double read = work.product_parameters * device.bytes_per_parameter / bandwidth;
+  // W reads and writes the gradient it adds to.
+  const double accumulated = work.product_parameters * 2 * device.bytes_per_gradient / bandwidth;
+  constexpr double kBackwardMoved = 1.5;
+
+  LayerCost cost;
+  cost.name = work.name;
+  cost.forward_s = std::max(products, read) + core + moved;
+  if (work.kind == LayerKind::kEmbedding) {
+    cost.backward_weight_s = kBackwardMoved * moved;  // nothing before it needs a gradient
+  } else {
+    cost.backward_input_s =
+        std::max(products, read) + work.core_backward * core + kBackwardMoved * moved;
+    cost.backward_weight_s = std::max(products, accumulated);
+  }
+  const double held = work.parameters + work.copied_parameters;
+  // The update reads the gradient, and reads and writes weight and optimizer state.
+  cost.update_s =
+      held *
+      (device.bytes_per_gradient + 2 * (device.bytes_per_parameter + device.bytes_per_optimizer)) /
+      bandwidth;
+  cost.parameter_bytes = to_bytes(held * device.bytes_per_parameter);
+  cost.gradient_bytes = to_bytes(held * device.bytes_per_gradient);
+  cost.optimizer_bytes = to_bytes(held * device.bytes_per_optimizer);
+  cost.activation_bytes = to_bytes(work.activation_bytes);
+  cost.boundary_bytes = to_bytes(work.boundary_bytes);
+  return cost;
+}
+
+Expected<ModelCost> transformer_costs(const TransformerShape& shape, const Device& device) {
+  DYNMO_TRY(validate(shape));
+  DYNMO_TRY(validate(device));
+  ModelCost model;
+  for (const LayerWork& work : transformer_work(shape, device.bytes_per_element)) {
+    model.layers.push_back(layer_cost(work, device));
+  }
+  DYNMO_TRY(validate(model));
+  return model;
+}
+
+}  // namespace dynmo::cost

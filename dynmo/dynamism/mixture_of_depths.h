@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Mixture of depths as a load model (Raposo et al. 2024): every other block works on the C tokens
+// of a sequence that its router scores highest, the others pass by. Shapes are static, so the
+// imbalance is too: cheap and dear blocks in turn, which any stage with an even number of blocks
+// evens out by itself.
+
+#include <cstdint>
+#include <memory>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/load_inputs.h"
+#include "dynmo/dynamism/load_model.h"
+
+namespace dynmo::dynamism {
+
+struct MixtureOfDepthsParameters {
+  double capacity = 0.125;       // C / s; the paper's best
+  std::int64_t every = 2;        // of `every` blocks the last is routed: 2 is every other block
+  std::int64_t first_block = 0;  // blocks before this one are never routed
+  double noise = 0.005;  // relative deviation of a layer's time between steps (the kernels')
+};
+
+// C = max(1, round(capacity s)).
+[[nodiscard]] std::int64_t routed_tokens(double capacity, std::int64_t sequence);
+
+// A routed block: products x C / s, attention's core x (C / s)^2, the router's 2 T h, gather and
+// scatter of the chosen tokens; stash x C / s and the residual stream that the others take. Weights
+// stay, so routed blocks are cheap but heavy. kBadInput naming the field.
+[[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_mixture_of_depths(
+    const MixtureOfDepthsParameters& parameters, const LoadInputs& inputs);
+
+}  // namespace dynmo::dynamism

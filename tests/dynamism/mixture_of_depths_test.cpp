@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/mixture_of_depths.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/dynamism/shapes.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+MixtureOfDepthsParameters quiet() {
+  MixtureOfDepthsParameters p;
+  p.noise = 0;
+  return p;
+}
+
+TEST(MixtureOfDepths, RoutesAtLeastOneToken) {
+  EXPECT_EQ(routed_tokens(0.125, 2048), 256);
+  EXPECT_EQ(routed_tokens(0.125, 20), 3);  // 2.5 rounds away from 0
+  EXPECT_EQ(routed_tokens(0, 100), 1);
+  EXPECT_EQ(routed_tokens(1, 100), 100);
+}
+
+// dynamic-models.md 6.2: products x 0.125, core x 1/64, router 2 T h; "alternating model: linear
+// average 56 %".
+TEST(MixtureOfDepths, MatchesItsClosedForm) {
+  const LoadInputs inputs = inputs_of(gpt(8, 512, 2048));
+  const auto all = dense(inputs);
+  const auto now = (*make_mixture_of_depths(quiet(), inputs))->at(0);
+  const auto work = cost::transformer_work(inputs.shape);
+  double linear = 0;
+  for (std::size_t block = 0; block < 8; ++block) {
+    const std::size_t i = 1 + 2 * block;
+    linear += now.layers[i + 1].forward_s / all.layers[i + 1].forward_s / 8;
+    if (block % 2 == 0) {
+      EXPECT_EQ(now.layers[i], all.layers[i]);
+      EXPECT_EQ(now.layers[i + 1], all.layers[i + 1]);
+      continue;
+    }
+    const double router = 2.0 * 2048 * 512;
+    const double attention = (work[i].matrix_flops / 8 + work[i].core_flops / 64 + router) / 1e12;
+    EXPECT_NEAR(now.layers[i].forward_s, attention, 1e-9 * attention);
+    EXPECT_DOUBLE_EQ(now.layers[i + 1].forward_s, all.layers[i + 1].forward_s / 8);
+    // Weights stay, and the router's come: cheap but heavy.
+    EXPECT_EQ((now.layers[i].parameter_bytes - all.layers[i].parameter_bytes).value, 2 * 512);
+    EXPECT_EQ(now.layers[i + 1].optimizer_bytes, all.layers[i + 1].optimizer_bytes);
+    EXPECT_NEAR(static_cast<double>(now.layers[i].activation_bytes.value),
+                static_cast<double>(all.layers[i].activation_bytes.value) / 8 + 2 * 2048 * 512, 1);
+    EXPECT_EQ(now.layers[i].boundary_bytes, all.layers[i].boundary_bytes);
+  }
+  EXPECT_NEAR(linear, 0.5625, 1e-12);
+}
+
+TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForTheRouter) {
+  const LoadInputs inputs = inputs_of(gpt(4, 512, 512));
+  MixtureOfDepthsParameters p = quiet();
+  p.capacity = 1;
+  p.every = 1;
+  const auto now = (*make_mixture_of_depths(p, inputs))->at(0);
+  const auto all = dense(inputs);
+  for (int b = 0; b < 4; ++b) {
+    EXPECT_NEAR(block_work(now, b) - block_work(all, b), 3 * 2.0 * 512 * 512 / 1e12, 1e-12);
+  }
+}
+
+TEST(MixtureOfDepths, OnlyNoiseChangesWithTime) {
+  const LoadInputs inputs = inputs_of(gpt(8, 512, 512), 9);
+  const auto mean = (*make_mixture_of_depths(quiet(), inputs))->at(0);
+  const auto load = make_mixture_of_depths({}, inputs);
+  double squares = 0;
+  int count = 0;
+  for (std::int64_t step = 0; step < 200; ++step) {
+    const auto now = (*load)->at(step);
+    for (std::size_t i = 1; i < now.layers.size(); ++i) {
+      const double off = now.layers[i].forward_s / mean.layers[i].forward_s - 1;
+      ASSERT_LE(std::abs(off), 4 * 0.005 + 1e-12);
+      squares += off * off;
+      ++count;
+    }
+  }
+  EXPECT_NEAR(std::sqrt(squares / count), 0.005, 0.0005);
+}
+
+TEST(MixtureOfDepths, FaultsNameTheField) {
+  MixtureOfDepthsParameters p;
+  p.capacity = -0.5;
+  EXPECT_EQ(make_mixture_of_depths(p, inputs_of(gpt(1, 512, 512))).error().message,
+            "mixture-of-depths: capacity is -0.5, wanted 0 to 1");
+}
+
+}  // namespace
+}  // namespace dynmo::dynamism
