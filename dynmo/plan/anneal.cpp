@@ -280,7 +280,7 @@ void Annealer::move_bounds(std::vector<int>& bounds) {
   if (stages < 2) return;
   const int step = pick(0, 1) == 0 ? 1 : -1;
   const int first = pick(1, stages - 1);
-  const int run = pick(0, 2) == 0 ? pick(1, 8) : 1;
+  const int run = pick(0, 7) == 0 ? pick(1, 8) : 1;
   const int end = std::min(stages, first + run);
   for (int i = first; i < end; ++i) bounds[static_cast<std::size_t>(i)] += step;
   // Back into order, from the side it moved to.
@@ -333,14 +333,14 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   while (spent_ - start < actions) {
     trial = now_;
     const int move = pick(0, 99);
-    if (move < 55) {
+    if (move < 65) {
       move_bounds(trial.bounds);
-    } else if (move < 70) {
+    } else if (move < 80) {
       move_policy(trial.policy);
     } else {
       move_offset(trial.policy);
     }
-    const std::int64_t warm = cooled(first_heat, 7, spent_ - start, actions);
+    const std::int64_t warm = cooled(first_heat, 6, spent_ - start, actions);
     const std::int64_t bound =
         now_time_ + static_cast<std::int64_t>(Wide{warm} * exponential.draw(rng_) / kWhole);
     const std::int64_t time = time_of(trial, bound);

@@ -156,7 +156,7 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
         std::max<std::int64_t>(0, budget - spent) / rounds / static_cast<std::int64_t>(left);
     for (std::size_t i = 0; i < left; ++i) {
       const std::int64_t before = running[i]->spent();
-      running[i]->anneal(share, 4096);
+      running[i]->anneal(share, 8000);
       spent += running[i]->spent() - before;
     }
     std::stable_sort(running.begin(), running.begin() + static_cast<std::ptrdiff_t>(left),
