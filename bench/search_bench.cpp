@@ -27,7 +27,8 @@ namespace {
 
 using schedule::ScheduleKind;
 
-constexpr std::int64_t kSecond = 8000;  // evaluations
+constexpr std::int64_t kOneSecond = 6500;  // evaluations
+constexpr std::int64_t kFifteenSeconds = 96000;
 
 struct Load {
   std::string name;
@@ -183,7 +184,7 @@ void print_table(const Suite& suite) {
   row("ZB-V v-pair, halves", ScheduleKind::kZbV, Balancer::kVPair, &Load::halves);
   for (const int seconds : {1, 15}) {
     print_row(fmt::format("search {} s, halves", seconds), suite, [&](const Load& load) {
-      return of_search(load.halves, suite, seconds == 1 ? kSecond : 12 * kSecond);
+      return of_search(load.halves, suite, seconds == 1 ? kOneSecond : kFifteenSeconds);
     });
   }
   print_row("lower bound, any placement", suite, [&](const Load& load) {
@@ -266,7 +267,7 @@ int main(int argc, char** argv) {
   if (argc == 2) {
     dynmo::plan::print_table(dynmo::plan::read_suite(argv[1]));
   } else {
-    dynmo::plan::print_fresh(std::stoi(argv[3]), dynmo::plan::kSecond);
+    dynmo::plan::print_fresh(std::stoi(argv[3]), dynmo::plan::kOneSecond);
   }
   return 0;
 }
