@@ -83,7 +83,8 @@ Prefixes::Prefixes(const cost::ModelCost& model) : frozen_layers(model.frozen_la
 }
 
 Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster,
-                   int micro_batches, std::vector<Rank> placement, std::uint64_t seed)
+                   int micro_batches, std::vector<Rank> placement, std::uint64_t seed,
+                   std::int64_t actions)
     : name_(std::move(name)),
       model_(model),
       cluster_(cluster),
@@ -105,11 +106,12 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
     now_.bounds[static_cast<std::size_t>(s)] = s == stages ? layers : layer;
   }
   const std::vector<int> even = now_.bounds;
-  try_grid();
+  try_grid(actions);
   for (const int evenness : {100, 30, 3}) {
+    if (spent_ > actions && best_time_ != kInfeasible) return;
     now_.bounds = even;
     balance_cut(evenness);
-    try_grid();
+    try_grid(actions);
   }
 }
 
@@ -250,8 +252,9 @@ std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {
   return time == schedule::ListScheduler::kStopped ? kInfeasible : time + update_;
 }
 
-void Annealer::try_grid() {
+void Annealer::try_grid(std::int64_t actions) {
   const auto attempt = [&](int forward, int gradient, int delay, int wait, int wait_for_others) {
+    if (spent_ > actions && best_time_ != kInfeasible) return;
     now_.policy.forward = forward;
     now_.policy.gradient = gradient;
     now_.policy.weight_delay = delay * kWhole;

@@ -47,9 +47,9 @@ class Annealer {
   static constexpr std::int64_t kInfeasible = schedule::ListScheduler::kStopped;
 
   // Starts from the best of a few cuts balanced without simulation, each under a grid of due
-  // policies.
+  // policies, as far as `actions` placed actions go.
   Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
-           std::vector<Rank> placement, std::uint64_t seed);
+           std::vector<Rank> placement, std::uint64_t seed, std::int64_t actions);
 
   // Spends `actions` placed actions: anneals from the best so far, `heat` / 2^20 of its step time
   // warm at first.
@@ -72,7 +72,7 @@ class Annealer {
 
   void balance_cut(int evenness);
   [[nodiscard]] std::int64_t balance_score(const std::vector<int>& bounds, int evenness);
-  void try_grid();
+  void try_grid(std::int64_t actions);
   [[nodiscard]] std::int64_t time_of(const Layout& layout, std::int64_t bound);
   [[nodiscard]] bool load(const Layout& layout);
   void move_bounds(std::vector<int>& bounds);

@@ -145,12 +145,14 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
   std::vector<std::unique_ptr<Annealer>> running;
   // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
   const auto starts = std::clamp<std::int64_t>(options.evaluations / kEvaluationsAStart, 1, 8);
+  const std::int64_t start_share = options.evaluations * kActionsAnEvaluation * 3 / 4 / starts /
+                                   static_cast<std::int64_t>(classes.size());
   std::uint64_t index = 0;
   for (std::int64_t start = 0; start < starts; ++start) {
     for (const Class& one : classes) {
-      running.push_back(std::make_unique<Annealer>(one.name, model, problem.cluster,
-                                                   problem.micro_batches, one.placement,
-                                                   mix_key({0x5EA2C4, options.seed, index++})));
+      running.push_back(std::make_unique<Annealer>(
+          one.name, model, problem.cluster, problem.micro_batches, one.placement,
+          mix_key({0x5EA2C4, options.seed, index++}), start_share));
     }
   }
   const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
