@@ -83,7 +83,8 @@ Prefixes::Prefixes(const cost::ModelCost& model) : frozen_layers(model.frozen_la
 }
 
 Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster,
-                   int micro_batches, std::vector<Rank> placement, std::uint64_t seed)
+                   int micro_batches, std::vector<Rank> placement, std::uint64_t seed,
+                   std::int64_t actions)
     : name_(std::move(name)),
       model_(model),
       cluster_(cluster),
@@ -104,13 +105,19 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
     while (layer < layers && work(layer) + work(layer + 1) < 2 * target) ++layer;
     now_.bounds[static_cast<std::size_t>(s)] = s == stages ? layers : layer;
   }
-  balance_cut(20000);
-  try_grid();
+  const std::vector<int> even = now_.bounds;
+  try_grid(actions);
+  for (const int evenness : {100, 30, 3}) {
+    if (spent_ > actions && best_time_ != kInfeasible) return;
+    now_.bounds = even;
+    balance_cut(evenness);
+    try_grid(actions);
+  }
 }
 
-// The largest load of a rank, plus a little for unequal stages, plus a lot for memory that
-// overflows. In nanoseconds.
-std::int64_t Annealer::balance_score(const std::vector<int>& bounds) {
+// The largest load of a rank, plus `evenness` percent of a mean load for a relative variance of 1
+// of the stages, plus a lot for memory that overflows. In nanoseconds.
+std::int64_t Annealer::balance_score(const std::vector<int>& bounds, int evenness) {
   const auto ranks = static_cast<std::size_t>(cluster_.size());
   load_.assign(ranks, 0);
   need_.assign(ranks, 0);
@@ -131,9 +138,9 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds) {
     squares += Wide{work} * work;
   }
   Wide score = *std::max_element(load_.begin(), load_.end());
-  if (total > 0) {  // 0.03 x mean load x variance of (stage / mean stage)
+  if (total > 0) {
     const Wide mean_load = total / static_cast<std::int64_t>(ranks);
-    score += 3 * mean_load * (squares * stages / total - total) / total / 100;
+    score += evenness * mean_load * (squares * stages / total - total) / total / 100;
   }
   Wide overflow = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
@@ -146,18 +153,19 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds) {
   return static_cast<std::int64_t>(std::min<Wide>(score, kInfeasible / 4));
 }
 
-void Annealer::balance_cut(int steps) {
+void Annealer::balance_cut(int evenness) {
+  constexpr int kSteps = 8000;
   if (now_.placement.size() < 2) return;
   const Exponential exponential;
   std::vector<int> bounds = now_.bounds;
-  std::int64_t score = balance_score(bounds);
+  std::int64_t score = balance_score(bounds, evenness);
   std::int64_t best = score;
   const std::int64_t mean = score;
-  for (int i = 0; i < steps; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
     std::vector<int> trial = bounds;
     move_bounds(trial);
-    const std::int64_t heat = cooled(mean / 32, 10, i, steps);
-    const std::int64_t next = balance_score(trial);
+    const std::int64_t heat = cooled(mean / 32, 10, i, kSteps);
+    const std::int64_t next = balance_score(trial, evenness);
     if (next - score > static_cast<std::int64_t>(Wide{heat} * exponential.draw(rng_) / kWhole)) {
       continue;
     }
@@ -244,35 +252,31 @@ std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {
   return time == schedule::ListScheduler::kStopped ? kInfeasible : time + update_;
 }
 
-void Annealer::try_grid() {
-  const auto attempt = [&](const DuePolicy& policy) {
-    Layout trial = now_;
-    trial.policy = policy;
-    const std::int64_t time = time_of(trial, now_time_ == kInfeasible ? now_time_ : now_time_ - 1);
-    if (time >= now_time_) return;
-    now_time_ = time;
-    now_.policy = policy;
+void Annealer::try_grid(std::int64_t actions) {
+  const auto attempt = [&](int forward, int gradient, int delay, int wait, int wait_for_others) {
+    if (spent_ > actions && best_time_ != kInfeasible) return;
+    now_.policy.forward = forward;
+    now_.policy.gradient = gradient;
+    now_.policy.weight_delay = delay * kWhole;
+    now_.policy.wait_for_weight = wait;
+    now_.policy.wait_for_others = wait_for_others;
+    const std::int64_t bound = best_time_ == kInfeasible ? best_time_ : best_time_ - 1;
+    const std::int64_t time = time_of(now_, bound);
+    if (time >= best_time_) return;
+    best_time_ = time;
+    best_ = now_;
   };
-  now_.policy.forward = kWhole / 2;
-  now_.policy.gradient = 0;
-  now_.policy.weight_delay = kWhole;
-  attempt(now_.policy);
-  for (const int forward : {0, kWhole / 2, kWhole, 18 * kWhole / 10}) {
+  constexpr int kShort = 3 * kWhole / 10;
+  constexpr int kLong = 9 * kWhole / 10;
+  for (const int forward : {kWhole / 2, 0, kWhole, 18 * kWhole / 10}) {
     for (const int gradient : {0, kWhole}) {
-      for (const int delay : {0, 1, 3, 100}) {
-        for (const int wait : {3 * kWhole / 10, 9 * kWhole / 10}) {
-          DuePolicy policy = now_.policy;
-          policy.forward = forward;
-          policy.gradient = gradient;
-          policy.weight_delay = delay * kWhole;
-          policy.wait_for_weight = wait;
-          attempt(policy);
-        }
+      for (const int delay : {1, 0, 3, 100}) {
+        attempt(forward, gradient, delay, kShort, kShort);
+        attempt(forward, gradient, delay, kLong, kShort);
+        attempt(forward, gradient, delay, kShort, 0);
       }
     }
   }
-  best_ = now_;
-  best_time_ = now_time_;
 }
 
 void Annealer::move_bounds(std::vector<int>& bounds) {
@@ -280,7 +284,7 @@ void Annealer::move_bounds(std::vector<int>& bounds) {
   if (stages < 2) return;
   const int step = pick(0, 1) == 0 ? 1 : -1;
   const int first = pick(1, stages - 1);
-  const int run = pick(0, 2) == 0 ? pick(1, 8) : 1;
+  const int run = pick(0, 7) == 0 ? pick(1, 8) : 1;
   const int end = std::min(stages, first + run);
   for (int i = first; i < end; ++i) bounds[static_cast<std::size_t>(i)] += step;
   // Back into order, from the side it moved to.
@@ -333,14 +337,14 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   while (spent_ - start < actions) {
     trial = now_;
     const int move = pick(0, 99);
-    if (move < 55) {
+    if (move < 65) {
       move_bounds(trial.bounds);
-    } else if (move < 70) {
+    } else if (move < 80) {
       move_policy(trial.policy);
     } else {
       move_offset(trial.policy);
     }
-    const std::int64_t warm = cooled(first_heat, 7, spent_ - start, actions);
+    const std::int64_t warm = cooled(first_heat, 6, spent_ - start, actions);
     const std::int64_t bound =
         now_time_ + static_cast<std::int64_t>(Wide{warm} * exponential.draw(rng_) / kWhole);
     const std::int64_t time = time_of(trial, bound);

@@ -46,9 +46,10 @@ class Annealer {
  public:
   static constexpr std::int64_t kInfeasible = schedule::ListScheduler::kStopped;
 
-  // Starts from a cut balanced without simulation, under the best of a grid of due policies.
+  // Starts from the best of a few cuts balanced without simulation, each under a grid of due
+  // policies, as far as `actions` placed actions go.
   Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
-           std::vector<Rank> placement, std::uint64_t seed);
+           std::vector<Rank> placement, std::uint64_t seed, std::int64_t actions);
 
   // Spends `actions` placed actions: anneals from the best so far, `heat` / 2^20 of its step time
   // warm at first.
@@ -69,9 +70,9 @@ class Annealer {
     int origin = 0;  // index in the layout
   };
 
-  void balance_cut(int steps);
-  [[nodiscard]] std::int64_t balance_score(const std::vector<int>& bounds);
-  void try_grid();
+  void balance_cut(int evenness);
+  [[nodiscard]] std::int64_t balance_score(const std::vector<int>& bounds, int evenness);
+  void try_grid(std::int64_t actions);
   [[nodiscard]] std::int64_t time_of(const Layout& layout, std::int64_t bound);
   [[nodiscard]] bool load(const Layout& layout);
   void move_bounds(std::vector<int>& bounds);

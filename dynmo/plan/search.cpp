@@ -19,6 +19,7 @@ using internal::Annealer;
 using schedule::ScheduleKind;
 
 constexpr std::int64_t kActionsAnEvaluation = 1536;
+constexpr std::int64_t kEvaluationsAStart = 8000;  // of every class
 
 struct Class {
   std::string name;
@@ -135,17 +136,24 @@ bool countable(const SearchProblem& problem) {
   return problem.micro_batches * (seconds + 2 * message * problem.model.size()) < 1e6;
 }
 
-// A short anneal of every class, then longer ones of the best halves of what is left.
+// A short anneal of every start, a longer one of the best third, and of the best third of those.
 void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options, Contest& contest,
                       SearchResult& result) {
   if (!countable(problem)) return;
   const internal::Prefixes model(problem.model);
+  const std::vector<Class> classes = portfolio(problem);
   std::vector<std::unique_ptr<Annealer>> running;
+  // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
+  const auto starts = std::clamp<std::int64_t>(options.evaluations / kEvaluationsAStart, 1, 8);
+  const std::int64_t start_share = options.evaluations * kActionsAnEvaluation * 3 / 4 / starts /
+                                   static_cast<std::int64_t>(classes.size());
   std::uint64_t index = 0;
-  for (Class& one : portfolio(problem)) {
-    running.push_back(std::make_unique<Annealer>(std::move(one.name), model, problem.cluster,
-                                                 problem.micro_batches, std::move(one.placement),
-                                                 mix_key({0x5EA2C4, options.seed, index++})));
+  for (std::int64_t start = 0; start < starts; ++start) {
+    for (const Class& one : classes) {
+      running.push_back(std::make_unique<Annealer>(
+          one.name, model, problem.cluster, problem.micro_batches, one.placement,
+          mix_key({0x5EA2C4, options.seed, index++}), start_share));
+    }
   }
   const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
   std::int64_t spent = 0;
@@ -156,7 +164,7 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
         std::max<std::int64_t>(0, budget - spent) / rounds / static_cast<std::int64_t>(left);
     for (std::size_t i = 0; i < left; ++i) {
       const std::int64_t before = running[i]->spent();
-      running[i]->anneal(share, 4096);
+      running[i]->anneal(share, 8000);
       spent += running[i]->spent() - before;
     }
     std::stable_sort(running.begin(), running.begin() + static_cast<std::ptrdiff_t>(left),
@@ -164,10 +172,13 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
     left = std::max<std::size_t>(1, left / 3);
   }
   result.evaluations = spent / kActionsAnEvaluation;
-  for (const auto& annealer : running) {
-    if (annealer->best() != Annealer::kInfeasible) {
-      contest.try_plan(annealer->name(), annealer->plan());
-    }
+  // The best of every class, sorted before the others of its class.
+  std::stable_sort(running.begin(), running.end(),
+                   [](const auto& a, const auto& b) { return a->best() < b->best(); });
+  for (const Class& one : classes) {
+    const auto best = std::find_if(running.begin(), running.end(),
+                                   [&](const auto& other) { return other->name() == one.name; });
+    if ((*best)->best() != Annealer::kInfeasible) contest.try_plan(one.name, (*best)->plan());
   }
 }
 

@@ -32,7 +32,7 @@ struct SearchOptions {
   // Effort of the annealing. One evaluation is 1,536 actions placed by the list scheduler: one run
   // over 8 ranks of two stages and 32 micro-batches. So the time is about proportional to this
   // number whatever the size of the problem, the default being about a second of one core.
-  std::int64_t evaluations = 6000;
+  std::int64_t evaluations = 6500;
   std::uint64_t seed = 0;
   // Only candidates of this schedule; nullopt ("auto"): the best of all. The current plan is a
   // candidate if its schedule is this one.

@@ -17,18 +17,23 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
   const std::string schedule = stages_per_rank > 2
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
-  for (const Balancer balancer : kBalancers) {
+  const auto append = [&](Balancer balancer, const Plan* from, std::string_view remark) {
     const BalanceProblem asked{.model = problem.model,
                                .cluster = problem.cluster,
                                .micro_batches = problem.micro_batches,
                                .schedule = kind,
                                .stages_per_rank = stages_per_rank,
-                               .current = problem.current};
+                               .current = from};
     const auto counts = balance(balancer, asked);
-    if (!counts) continue;
+    if (!counts) return;
     Plan plan = make_plan(*counts, placement(balancer, asked), problem.cluster.size(), kind);
-    made.push_back({fmt::format("{}/{}", schedule, name(balancer)), std::move(plan)});
-  }
+    made.push_back({fmt::format("{}/{}{}", schedule, name(balancer), remark), std::move(plan)});
+  };
+  for (const Balancer balancer : kBalancers) append(balancer, nullptr, "");
+  if (problem.current == nullptr) return;
+  // Diffusion ends elsewhere where it starts elsewhere.
+  append(Balancer::kDiffusionParameters, problem.current, " from current");
+  append(Balancer::kDiffusionTime, problem.current, " from current");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 struct Item {
   std::int64_t step = 0;
-  std::vector<std::int64_t> ranks;
+  std::vector<std::int64_t> ranks = {};
 };
 struct Sample {
   int count = 1;
