@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/model/learning_rate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string>
+#include <vector>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/nearest.h"
 
 namespace dynmo::model {
 
@@ -21,8 +25,39 @@ Expected<void> validate(const LearningRateOptions& options) {
                       "warmup_steps <= total_steps and at least one step",
                       options.warmup_steps, options.total_steps);
   }
+  if (!(options.decay_share > 0 && options.decay_share <= 1)) {
+    return make_error(ErrorCode::kBadInput,
+                      "learning rate: decay_share is {:g}, wanted above 0 and at most 1",
+                      options.decay_share);
+  }
   return {};
 }
+
+Expected<Decay> parse_decay(std::string_view name) {
+  if (name == "cosine") return Decay::kCosine;
+  if (name == "linear") return Decay::kLinear;
+  if (name == "wsd") return Decay::kWsd;
+  const std::vector<std::string> known = {"cosine", "linear", "wsd"};
+  return make_error(ErrorCode::kBadInput, "'{}' is no way down for a learning rate{}", name,
+                    suggestion(name, known));
+}
+
+namespace {
+
+// Share of peak - minimum that is left when a share `done` of the steps after warm-up is done.
+double left(const LearningRateOptions& options, double done) {
+  switch (options.decay) {
+    case Decay::kCosine:
+      return 0.5 * (1 + std::cos(std::numbers::pi * done));
+    case Decay::kLinear:
+      return 1 - done;
+    case Decay::kWsd:
+      return std::min(1.0, (1 - done) / options.decay_share);
+  }
+  DYNMO_CHECK(false, "a way down, got {}", static_cast<int>(options.decay));
+}
+
+}  // namespace
 
 double learning_rate(const LearningRateOptions& options, std::int64_t step) {
   DYNMO_CHECK(step >= 0, "a step from 0 on, got {}", step);
@@ -32,8 +67,7 @@ double learning_rate(const LearningRateOptions& options, std::int64_t step) {
   if (step >= options.total_steps) return options.minimum;
   const double done = static_cast<double>(step - options.warmup_steps) /
                       static_cast<double>(options.total_steps - options.warmup_steps);
-  return options.minimum +
-         (options.peak - options.minimum) * 0.5 * (1 + std::cos(std::numbers::pi * done));
+  return options.minimum + (options.peak - options.minimum) * left(options, done);
 }
 
 }  // namespace dynmo::model

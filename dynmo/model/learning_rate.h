@@ -1,24 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The learning rate as a function of the step: linear warm-up, then half a cosine (Loshchilov and
-// Hutter, "SGDR", 2017, without restarts). A function, not an object with a state: a resumed run or
-// a new rank needs nothing but the step.
+// The learning rate as a function of the step: linear warm-up, then one of three ways down. A
+// function, not an object with a state: a resumed run or a new rank needs nothing but the step.
 
 #include <cstdint>
+#include <string_view>
 
 #include "dynmo/core/expected.h"
 
 namespace dynmo::model {
+
+enum class Decay {
+  kCosine,  // half a cosine (Loshchilov and Hutter, "SGDR", 2017, without restarts)
+  kLinear,
+  kWsd,  // warm-up, stable, decay: the peak, then a line down at the end (Hu et al., "MiniCPM",
+         // 2024)
+};
+// "cosine", "linear", "wsd".
+[[nodiscard]] Expected<Decay> parse_decay(std::string_view name);
 
 struct LearningRateOptions {
   double peak = 3e-4;
   double minimum = 3e-5;
   std::int64_t warmup_steps = 100;
   std::int64_t total_steps = 1000;  // minimum from here on
+  Decay decay = Decay::kCosine;
+  double decay_share = 0.2;  // kWsd: of the steps after warm-up, at the end
 };
 
-// kBadInput unless 0 <= minimum <= peak, 0 <= warmup_steps <= total_steps, total_steps >= 1.
+// kBadInput unless 0 <= minimum <= peak, 0 <= warmup_steps <= total_steps, total_steps >= 1,
+// 0 < decay_share <= 1.
 [[nodiscard]] Expected<void> validate(const LearningRateOptions& options);
 
 // Of step 0, 1, ...: peak x (step + 1) / warmup_steps up to peak at step warmup_steps - 1, then

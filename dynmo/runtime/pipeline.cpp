@@ -291,6 +291,26 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
   return exchange;
 }
 
+// Every rank has the same loss and norms, so all stop or skip alike.
+Expected<void> Pipeline::check_numbers(StepReport& report,
+                                       const std::vector<double>& squared_norms) const {
+  if (std::isfinite(report.loss) && std::isfinite(report.gradient_norm)) return {};
+  report.skipped = options_.on_nan == OnNan::kSkip;
+  if (report.skipped) return {};
+  std::string where;
+  for (std::size_t i = 0; i < squared_norms.size(); ++i) {
+    if (std::isfinite(squared_norms[i])) continue;
+    const LayerId layer(static_cast<std::int32_t>(i));
+    where = fmt::format(", first in the gradient of layer {} ('{}') on rank {}", layer,
+                        model_[i]->name(), plan_.owner(layer));
+    break;
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "step {}: loss is {} and gradient norm {}{}: lower optimizer.learning_rate, or "
+                    "pass over such steps with train.on_nan = skip",
+                    report.step, std::abs(report.loss), report.gradient_norm, where);
+}
+
 void Pipeline::update(StepReport& report) {
   const double factor =
       options_.clip_norm > 0 ? model::clip_factor(report.gradient_norm, options_.clip_norm) : 1.0;
@@ -300,8 +320,10 @@ void Pipeline::update(StepReport& report) {
   for (auto& [id, state] : states_) {
     if (state.frozen) continue;
     const auto begin = Clock::now();
-    model::scale_gradients(state, factor);
-    model::update(state, optimizer);
+    if (!report.skipped) {
+      model::scale_gradients(state, factor);
+      model::update(state, optimizer);
+    }
     model::zero_gradients(state);
     update_s_[id] = seconds_since(begin);
   }
@@ -370,6 +392,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.loss = mean(exchanged.losses);
   report.gradient_norm = std::sqrt(squared);
   report.learning_rate = model::learning_rate(options_.learning_rate, step_);
+  DYNMO_TRY(check_numbers(report, exchanged.squared_norms));
   update(report);
 
   report.step_s = seconds_since(start);

@@ -30,6 +30,12 @@ namespace dynmo::runtime {
 
 enum class Balancing { kNever, kAutomatic };
 
+// What to do with a step whose loss or gradient norm is no finite number.
+enum class OnNan {
+  kStop,  // an error that names step, layer and rank
+  kSkip,  // no update; training goes on with the next step
+};
+
 struct PipelineOptions {
   std::uint64_t seed = 1;
   std::int64_t steps =
@@ -39,6 +45,7 @@ struct PipelineOptions {
   model::AdamWOptions optimizer;
   model::LearningRateOptions learning_rate;
   double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
+  OnNan on_nan = OnNan::kStop;
   std::optional<dynamism::FreezingSchedule> freezing;
   Balancing balancing = Balancing::kAutomatic;
   plan::PolicyOptions policy;
@@ -63,6 +70,7 @@ struct StepReport {
   double plan_s = 0;
   double migrate_s = 0;
   std::optional<plan::Decision> decision;  // what the policy said this step, where it was asked
+  bool skipped = false;                    // no update: loss or norm were no numbers (OnNan::kSkip)
   int moved_layers = 0;
   Bytes moved_bytes;
   std::vector<LayerSample> layers;             // by LayerId, as measured in this step
@@ -116,6 +124,8 @@ class Pipeline {
   void predict();
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange(const StepOutput& output);
+  [[nodiscard]] Expected<void> check_numbers(StepReport& report,
+                                             const std::vector<double>& squared_norms) const;
   void update(StepReport& report);
 
   transport::Transport& transport_;

@@ -7,6 +7,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
+#include "dynmo/model/learning_rate.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/schedule/schedule.h"
 
@@ -30,6 +31,8 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"optimizer.learning_rate", &c.optimizer.learning_rate},
       {"optimizer.minimum_learning_rate", &c.optimizer.minimum_learning_rate},
       {"optimizer.warmup_steps", &c.optimizer.warmup_steps},
+      {"optimizer.decay", &c.optimizer.decay},
+      {"optimizer.decay_share", &c.optimizer.decay_share},
       {"optimizer.beta1", &c.optimizer.beta1},
       {"optimizer.beta2", &c.optimizer.beta2},
       {"optimizer.epsilon", &c.optimizer.epsilon},
@@ -37,6 +40,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"optimizer.clip_norm", &c.optimizer.clip_norm},
       {"train.steps", &c.train.steps},
       {"train.seed", &c.train.seed},
+      {"train.on_nan", &c.train.on_nan},
       {"train.validation_every", &c.train.validation_every},
       {"train.validation_steps", &c.train.validation_steps},
       {"pipeline.ranks", &c.pipeline.ranks},
@@ -114,6 +118,14 @@ Expected<void> validate(const Config& c) {
                     "0 to optimizer.learning_rate"));
   DYNMO_TRY(require(in(c.optimizer.warmup_steps, 0), "optimizer.warmup_steps",
                     c.optimizer.warmup_steps, "0 or more"));
+  const auto decay = model::parse_decay(c.optimizer.decay);
+  if (!decay) {
+    return make_error(ErrorCode::kBadInput, "optimizer.decay: {}", decay.error().message);
+  }
+  DYNMO_TRY(require(c.optimizer.decay_share > 0 && c.optimizer.decay_share <= 1,
+                    "optimizer.decay_share", c.optimizer.decay_share, "above 0 and at most 1"));
+  DYNMO_TRY(require(c.train.on_nan == "stop" || c.train.on_nan == "skip", "train.on_nan",
+                    c.train.on_nan, "stop or skip"));
   DYNMO_TRY(require(c.optimizer.beta1 >= 0 && c.optimizer.beta1 < 1, "optimizer.beta1",
                     c.optimizer.beta1, "0 to below 1"));
   DYNMO_TRY(require(c.optimizer.beta2 >= 0 && c.optimizer.beta2 < 1, "optimizer.beta2",

@@ -37,6 +37,8 @@ struct Config {
     double learning_rate = 1e-3;
     double minimum_learning_rate = 1e-4;
     std::int64_t warmup_steps = 20;
+    std::string decay = "cosine";  // or linear, or wsd (the peak, then a line down)
+    double decay_share = 0.2;      // wsd: of the steps after warm-up, at the end
     double beta1 = 0.9;
     double beta2 = 0.95;
     double epsilon = 1e-8;
@@ -46,6 +48,7 @@ struct Config {
   struct Train {
     std::int64_t steps = 200;
     std::int64_t seed = 1;
+    std::string on_nan = "stop";  // or skip: go on without the update of a step that is no number
     std::int64_t validation_every = 50;  // 0: never
     std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
   } train;

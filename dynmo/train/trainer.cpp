@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -109,7 +110,10 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.learning_rate.minimum = c.optimizer.minimum_learning_rate;
   options.learning_rate.warmup_steps = c.optimizer.warmup_steps;
   options.learning_rate.total_steps = c.train.steps;
+  options.learning_rate.decay = model::parse_decay(c.optimizer.decay).value();
+  options.learning_rate.decay_share = c.optimizer.decay_share;
   options.clip_norm = c.optimizer.clip_norm;
+  options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;
   if (c.freezing.enabled) {
     options.freezing = dynamism::FreezingSchedule{.start = c.freezing.start,
                                                   .end = c.freezing.end,
@@ -348,6 +352,10 @@ class Trainer {
     if (config_.run.trace_steps > 0) {
       run.traces.push_back({report.step, report.start_ns, std::move(report.actions)});
       if (std::ssize(run.traces) > config_.run.trace_steps) run.traces.pop_front();
+    }
+    if (report.skipped) {
+      say(fmt::format("step {:5}  loss {}, gradient norm {}: no update (train.on_nan = skip)",
+                      report.step, std::abs(report.loss), report.gradient_norm));
     }
     if (report.moved_layers > 0 && runs_.size() == 1) {
       say(fmt::format("step {:5}  moved {} layers, {} in {}: {}  ({})", report.step,

@@ -112,6 +112,20 @@ TEST(LearningRate, WarmsUpThenFallsAlongACosine) {
   }
 }
 
+TEST(LearningRate, FallsAlongALineOrStaysAndFallsAtTheEnd) {
+  LearningRateOptions options{.peak = 1, .minimum = 0.2, .warmup_steps = 10, .total_steps = 110};
+  options.decay = parse_decay("linear").value();
+  EXPECT_DOUBLE_EQ(learning_rate(options, 10), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 60), 0.6);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 110), 0.2);
+  options.decay = parse_decay("wsd").value();
+  options.decay_share = 0.25;
+  for (const std::int64_t step : {9, 10, 50, 85}) EXPECT_DOUBLE_EQ(learning_rate(options, step), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 95), 0.2 + 0.8 * 15 / 25);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 110), 0.2);
+  EXPECT_FALSE(parse_decay("cosin"));
+}
+
 TEST(LearningRate, WithoutWarmupStartsAtThePeak) {
   EXPECT_DOUBLE_EQ(learning_rate({.peak = 2, .minimum = 0, .warmup_steps = 0, .total_steps = 4}, 0),
                    2);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "dynmo/plan/migration.h"
 #include "pipeline_fixture.h"
@@ -231,6 +232,46 @@ TEST(Freezing, FreesGradientsAndMomentsAndKeepsTheValues) {
       run_pipeline({.cut = {3, 3, 2}, .freezing = freezing(), .before_step = look});
   ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
   EXPECT_GE(before.size(), 3U);
+}
+
+// Layer 3 holds no numbers during step 4.
+Expected<void> poison(Pipeline& pipeline, std::int64_t step) {
+  const auto found = pipeline.states().find(LayerId(3));
+  if (found == pipeline.states().end()) return {};
+  at::Tensor& value = found->second.parameters[0].value;  // a norm's weight, all ones at first
+  if (step == 4) value.fill_(NAN);
+  if (step == 5) value.fill_(1);
+  return {};
+}
+
+TEST(OnNan, StopsNamingStepLayerAndRank) {
+  const RunResult result = run_pipeline({.cut = {3, 2, 3}, .before_step = poison});
+  ASSERT_FALSE(result.status.has_value());
+  EXPECT_EQ(result.losses.size(), 4U);
+  const std::string& message = result.status.error().message;
+  EXPECT_NE(message.find("step 4: loss is nan"), std::string::npos) << message;
+  EXPECT_NE(message.find("on rank "), std::string::npos) << message;
+}
+
+TEST(OnNan, SkipsTheUpdateOfThatStepAlone) {
+  RunOptions options{.steps = 8, .cut = {3, 2, 3}};
+  options.on_nan = OnNan::kSkip;
+  std::map<int, std::int64_t> updates;
+  std::mutex mutex;
+  options.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    const std::lock_guard lock(mutex);
+    if (step == 7) {
+      for (const auto& [id, state] : pipeline.states()) updates[id.value] = state.optimizer_steps;
+    }
+    return poison(pipeline, step);
+  };
+  const RunResult result = run_pipeline(options);
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+  ASSERT_EQ(result.losses.size(), 8U);
+  EXPECT_TRUE(std::isnan(result.losses[4]));
+  EXPECT_TRUE(std::isfinite(result.losses[7]));
+  ASSERT_EQ(updates.size(), static_cast<std::size_t>(kLayers));
+  for (const auto& [layer, count] : updates) EXPECT_EQ(count, 6) << "layer " << layer;
 }
 
 TEST(Balancing, MovesLayersByItselfAndChangesNoBit) {

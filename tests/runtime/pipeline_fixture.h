@@ -48,6 +48,7 @@ struct RunOptions {
   std::optional<plan::Plan> plan = {};  // instead of the two
   std::optional<dynamism::FreezingSchedule> freezing = {};
   Balancing balancing = Balancing::kNever;
+  OnNan on_nan = OnNan::kStop;
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
@@ -88,6 +89,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.learning_rate.total_steps = run.steps;
   options.freezing = run.freezing;
   options.balancing = run.balancing;
+  options.on_nan = run.on_nan;
   return options;
 }
 
