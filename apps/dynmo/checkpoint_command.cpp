@@ -49,9 +49,10 @@ Expected<int> inspect(const fs::path& path) {
 
 Expected<int> verify(const fs::path& path) {
   DYNMO_ASSIGN(const fs::path found, checkpoint_of(path));
-  DYNMO_ASSIGN(const checkpoint::Manifest manifest, checkpoint::verify(found));
-  fmt::print("{}: step {}, {} files, all digests match\n", found.string(), manifest.step,
-             manifest.files.size());
+  const auto manifest = checkpoint::verify(found);
+  if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
+  fmt::print("{}: step {}, {} files, all digests match\n", found.string(), manifest->step,
+             manifest->files.size());
   return 0;
 }
 

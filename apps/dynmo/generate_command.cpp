@@ -30,12 +30,17 @@ Expected<int> run_generate(const GenerateFlags& flags) {
   train::Sampling sampling = flags.sampling;
   sampling.end = data::kEndOfDocument;
   // Written byte by byte as it is made: a character of several bytes comes out whole in the end.
-  std::fwrite(flags.prompt.data(), 1, flags.prompt.size(), stdout);
-  DYNMO_TRY(train::generate(model, {bytes.begin(), bytes.end()}, sampling, [](std::int64_t token) {
-    std::fputc(static_cast<int>(token), stdout);
+  std::string waiting = flags.prompt;  // printed once it is sure that something follows
+  const auto print = [&](std::string_view text) {
+    waiting += text;
+    std::fwrite(waiting.data(), 1, waiting.size(), stdout);
     std::fflush(stdout);
+    waiting.clear();
+  };
+  DYNMO_TRY(train::generate(model, {bytes.begin(), bytes.end()}, sampling, [&](std::int64_t token) {
+    print(std::string(1, static_cast<char>(token)));
   }));
-  std::fputc('\n', stdout);
+  print("\n");
   return 0;
 }
 

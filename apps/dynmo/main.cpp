@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -29,6 +31,11 @@ int print_error(std::string message, int exit_code) {
 // What a person needs to hear of a parse error. CLI11 reports a missing subcommand or flag before a
 // misspelt one, which is its cause.
 std::string explain(const CLI::App& app, const CLI::ParseError& fault) {
+  if (const std::string text = fault.what(); dynamic_cast<const CLI::ConversionError*>(&fault)) {
+    const std::string_view prefix = "Could not convert: ";
+    return fmt::format("{}, wanted a number the flag can hold",
+                       text.starts_with(prefix) ? text.substr(prefix.size()) : text);
+  }
   const auto unknown = app.remaining(/*recurse=*/true);
   if (unknown.empty()) return fault.what();
   const CLI::App* last = &app;  // the innermost subcommand that was understood
@@ -67,6 +74,10 @@ int parse(int argc, char** argv, Command& chosen) {
 
 int run(const Command& command) {
   const auto done = command();
+  if (done && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    return print_error(fmt::format("cannot write to standard output: {}", std::strerror(errno)),
+                       dynmo::exit_code(dynmo::ErrorCode::kBadInput));
+  }
   if (done) return *done;
   return print_error(done.error().message, dynmo::exit_code(done.error().code));
 }

@@ -27,7 +27,7 @@
 namespace dynmo::app {
 namespace {
 
-constexpr std::int64_t kMostRanks = 1 << 20;
+constexpr std::int64_t kMostRanks = 1 << 16;
 
 struct PlanFlags {
   std::optional<std::string> profile;
@@ -91,7 +91,7 @@ Expected<void> check_numbers(const PlanFlags& flags) {
   DYNMO_TRY(check_number("--sequence", flags.sequence, kMostTokens));
   DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMostTokens));
   DYNMO_TRY(check_number("--ranks", flags.ranks, kMostRanks));
-  DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 20));
+  DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 16));
   DYNMO_TRY(check_number("--evaluations", flags.evaluations, std::int64_t{1} << 40));
   if (flags.slack && !(*flags.slack >= 0 && std::isfinite(*flags.slack))) {
     return make_error(ErrorCode::kBadInput,
@@ -150,6 +150,7 @@ Expected<plan::Plan> read_from(const std::string& path, const Question& question
                       path, stage.rank, question.cluster.size());
   }
   from.ranks = question.cluster.size();
+  if (!from.order.empty()) from.order.resize(static_cast<std::size_t>(from.ranks));
   return from;
 }
 
@@ -245,9 +246,31 @@ Expected<void> write_trace(const std::string& path, const plan::Evaluation& eval
   return write_file_durably(path, observe::trace_json(processes));
 }
 
+// Nothing that is read or written is overwritten by something else.
+Expected<void> check_outputs(const PlanFlags& flags) {
+  std::vector<std::pair<std::string_view, std::string>> used;
+  for (const auto& [name, path] :
+       {std::pair<std::string_view, const std::optional<std::string>&>{"PROFILE", flags.profile},
+        {"--model", flags.model},
+        {"--cluster", flags.cluster},
+        {"--out", flags.out},
+        {"--trace", flags.trace}}) {
+    if (!path) continue;
+    const std::string normal = std::filesystem::weakly_canonical(*path).string();
+    for (const auto& [other, taken] : used) {
+      if (taken != normal) continue;
+      return make_error(ErrorCode::kBadInput, "{} and {} are both '{}': name another file", other,
+                        name, *path);
+    }
+    used.emplace_back(name, normal);
+  }
+  return {};
+}
+
 Expected<int> run_plan(const PlanFlags& flags) {
   DYNMO_TRY(check_sources(flags));
   DYNMO_TRY(check_numbers(flags));
+  DYNMO_TRY(check_outputs(flags));
   DYNMO_ASSIGN(const Question question, read_question(flags));
   DYNMO_ASSIGN(plan::Proposal found, propose(question, flags));
   DYNMO_ASSIGN(found.evaluation, plan::evaluate(found.plan, question.model, question.cluster,

@@ -201,13 +201,16 @@ Expected<std::vector<CheckpointFolder>> list_checkpoints(const fs::path& root) {
 
 Expected<VerifiedCheckpoint> newest_verified(const fs::path& root, std::vector<Error>* skipped) {
   DYNMO_ASSIGN(const auto checkpoints, list_checkpoints(root));
+  std::string newest;
   for (const CheckpointFolder& checkpoint : checkpoints) {
     auto manifest = verify(checkpoint.path);
     if (manifest) return VerifiedCheckpoint{checkpoint.path, std::move(*manifest)};
+    if (newest.empty()) newest = "; the newest: " + manifest.error().message;
     if (skipped != nullptr) skipped->push_back(manifest.error());
   }
-  return make_error(ErrorCode::kNoCheckpoint, "no usable checkpoint in '{}': {} there, {} damaged",
-                    root.string(), checkpoints.size(), checkpoints.size());
+  return make_error(ErrorCode::kNoCheckpoint,
+                    "no usable checkpoint in '{}': {} there, {} damaged{}", root.string(),
+                    checkpoints.size(), checkpoints.size(), newest);
 }
 
 Expected<Safetensors> read_layer(const VerifiedCheckpoint& checkpoint, LayerId layer) {

@@ -44,6 +44,17 @@ bool write_all(int fd, std::span<const std::byte> bytes) {
   return true;
 }
 
+// Where there is nothing to be replaced.
+Expected<void> write_in_place(const std::filesystem::path& path,
+                              std::span<const std::span<const std::byte>> pieces) {
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.get() < 0) return system_error("open", path);
+  for (const auto piece : pieces) {
+    if (!write_all(file.get(), piece)) return system_error("write", path);
+  }
+  return file.close_now() ? Expected<void>() : system_error("write", path);
+}
+
 }  // namespace
 
 Expected<std::string> read_file(const std::filesystem::path& path) {
@@ -60,9 +71,22 @@ Expected<std::string> read_file(const std::filesystem::path& path) {
   }
 }
 
-Expected<void> write_file_durably(const std::filesystem::path& path,
+Expected<void> write_file_durably(const std::filesystem::path& given,
                                   std::span<const std::span<const std::byte>> pieces) {
-  const std::filesystem::path fresh = path.string() + ".new";
+  std::error_code fault;
+  const auto kind = std::filesystem::status(given, fault).type();
+  using Type = std::filesystem::file_type;
+  if (kind == Type::directory) {
+    return make_error(ErrorCode::kBadInput, "cannot write '{}': it is a folder; name a file in it",
+                      given.string());
+  }
+  if (kind != Type::regular && kind != Type::not_found) {  // a pipe, a terminal, /dev/null
+    return write_in_place(given, pieces);
+  }
+  // Behind a link the file is replaced, not the link. The name beside it is this process's own.
+  const std::filesystem::path path =
+      kind == Type::regular ? std::filesystem::canonical(given, fault) : given;
+  const std::filesystem::path fresh = fmt::format("{}.{}.new", path.string(), ::getpid());
   Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.get() < 0) return system_error("create", fresh);
   bool ok = true;

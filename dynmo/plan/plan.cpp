@@ -157,6 +157,8 @@ namespace {
 
 constexpr int kMostRanks = 1 << 20;  // of a file: a slip of the keyboard must not allocate for it
 
+constexpr Generation kMostGenerations = Generation{1} << 62;  // room to count on
+
 std::int32_t small_integer(JsonObject& object, const std::string& key) {
   const std::int64_t value = object.integer(key);
   if (value < 0 || value > std::numeric_limits<std::int32_t>::max()) {
@@ -207,7 +209,9 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
     root.fail("ranks", fmt::format("is {}, wanted at most {}", plan.ranks, kMostRanks));
   }
   plan.generation = root.integer("generation", 0);
-  if (plan.generation < 0) root.fail("generation", "is negative, wanted 0 or more");
+  if (plan.generation < 0 || plan.generation >= kMostGenerations) {
+    root.fail("generation", fmt::format("is {}, wanted 0 to 2^62 - 1", plan.generation));
+  }
   const std::string schedule_name = root.string("schedule");
   auto stages = root.objects("stages");
   for (const char* derived :

@@ -200,9 +200,11 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
     return !options.schedule || *options.schedule == kind;
   };
   if (problem.current != nullptr && wanted(problem.current->schedule)) {
-    DYNMO_ASSIGN(Evaluation evaluation,
-                 evaluate(*problem.current, problem.model, problem.cluster, problem.micro_batches));
-    contest.enter("current", *problem.current, std::move(evaluation));
+    // An order for another number of micro-batches cannot stay; its layers are still where they
+    // are.
+    auto evaluation =
+        evaluate(*problem.current, problem.model, problem.cluster, problem.micro_batches);
+    if (evaluation) contest.enter("current", *problem.current, std::move(*evaluation));
   }
   for (const internal::Template& made : internal::templates(problem)) {
     if (wanted(made.plan.schedule)) contest.try_plan(made.name, made.plan);

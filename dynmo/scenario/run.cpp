@@ -46,13 +46,20 @@ class Run {
     DYNMO_ASSIGN(plan_, controller_.propose(model_, cluster(), present_, 0));
     if (policy_.replanning == Replanning::kAutonomous) charge_plan();
     while (step_ < scenario_.training.steps) {
-      DYNMO_TRY(apply_events());
-      DYNMO_TRY(advance());
+      if (const auto applied = apply_events(); !applied)
+        return named(applied.error(), "events of ");
+      if (const auto done = advance(); !done) return named(done.error(), "");
     }
     return finished();
   }
 
  private:
+  // An error in the middle of a run, with where it was.
+  [[nodiscard]] Error named(const Error& error, std::string_view what) const {
+    return make_error(error.code, "policy {}, {}step {}, {} of {} ranks there: {}", policy_.name,
+                      what, step_, present_.size(), scenario_.cluster.pipeline_ranks,
+                      error.message);
+  }
   [[nodiscard]] const cost::Cluster& cluster() const { return replayer_.grid().planned; }
   [[nodiscard]] int replicas() const { return replayer_.grid().replicas; }
   [[nodiscard]] bool autonomous() const { return policy_.replanning == Replanning::kAutonomous; }

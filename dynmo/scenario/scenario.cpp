@@ -180,17 +180,17 @@ Expected<void> validate_model(const Scenario::Model& model) {
                     "either model.config or model.profile"));
   DYNMO_TRY(require_range("model.blocks", model.blocks, 1, 4096));
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  const std::array<std::pair<std::string_view, std::int64_t>, 7> sizes = {
+  const std::array<std::pair<std::string_view, std::int64_t>, 6> sizes = {
       {{"model.heads", model.heads},
        {"model.kv_heads", model.kv_heads},
        {"model.intermediate", model.intermediate},
        {"model.vocabulary", model.vocabulary},
        {"model.experts", model.experts},
-       {"model.experts_per_token", model.experts_per_token},
-       {"model.hidden", model.hidden - 1}}};
+       {"model.experts_per_token", model.experts_per_token}}};
   for (const auto& [key, value] : sizes) {
     DYNMO_TRY(require_range(key, value, std::int64_t{0}, kMost));
   }
+  DYNMO_TRY(require_range("model.hidden", model.hidden, std::int64_t{1}, kMost));
   DYNMO_TRY(require_range("model.sequence", model.sequence, std::int64_t{1}, kMost));
   return require_range("model.micro_batch_size", model.micro_batch_size, std::int64_t{1},
                        std::int64_t{65536});
@@ -238,8 +238,8 @@ Expected<void> validate_policy(const Scenario::Policy& policy) {
   DYNMO_TRY(require_range("policy.window", policy.window, 1, 1000));
   DYNMO_TRY(require_range("policy.profile_share", policy.profile_share, 0.0, 10.0));
   DYNMO_TRY(require(policy.plan_s <= 1e6, "policy.plan", policy.plan_s, "at most 1e6 seconds"));
-  DYNMO_TRY(require(policy.move_bandwidth > 0, "policy.move_bandwidth", policy.move_bandwidth,
-                    "more than 0"));
+  DYNMO_TRY(require(policy.move_bandwidth > 0 && std::isfinite(policy.move_bandwidth),
+                    "policy.move_bandwidth", policy.move_bandwidth, "a finite number above 0"));
   DYNMO_TRY(require(policy.move_fixed_s <= 1e6, "policy.move_fixed", policy.move_fixed_s,
                     "at most 1e6 seconds"));
   DYNMO_TRY(require_range("policy.minimum_gain", policy.minimum_gain, 0.0, 1.0));
@@ -270,8 +270,8 @@ Expected<void> validate_events(const Scenario& s) {
     before = event.step;
     for (const std::int64_t rank : event.leave) DYNMO_TRY(change("event.leave", rank, 0));
     for (const std::int64_t rank : event.join) DYNMO_TRY(change("event.join", rank, 1));
-    DYNMO_TRY(require(std::count(here.begin(), here.end(), 1) > 0, "event.leave", event.step,
-                      "a rank that stays"));
+    DYNMO_TRY(require(std::count(here.begin(), here.end(), 1) > 0, "event.leave",
+                      fmt::format("all ranks at step {}", event.step), "a rank that stays"));
     DYNMO_TRY(require_range("event.replicas", event.replicas, std::int64_t{0},
                             std::int64_t{s.cluster.data_parallel}));
   }

@@ -21,8 +21,9 @@ namespace {
 Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path) {
   std::error_code fault;
   if (std::filesystem::exists(path / "manifest.json", fault)) {
-    DYNMO_ASSIGN(checkpoint::Manifest manifest, checkpoint::verify(path));
-    return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(manifest)};
+    auto manifest = checkpoint::verify(path);
+    if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
+    return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
   }
   return checkpoint::newest_verified(path / "checkpoints", nullptr);
 }

@@ -375,8 +375,8 @@ class TrainedModel(Case):
         shutil.copytree(self.run_folder / "checkpoints" / "step-00000030", copy)
         layer = copy / "layer-0003.safetensors"
         layer.write_bytes(layer.read_bytes()[:-1] + b"x")
-        self.assert_error(self.dynmo("checkpoint", "verify", copy), 2, "layer-0003")
-        self.assert_error(self.dynmo("generate", copy, "--prompt", "a"), 2, "layer-0003")
+        self.assert_error(self.dynmo("checkpoint", "verify", copy), 4, "layer-0003")
+        self.assert_error(self.dynmo("generate", copy, "--prompt", "a"), 4, "layer-0003")
 
     def test_export_writes_what_transformers_reads(self):
         out = self.folder / "hugging-face"
