@@ -3,11 +3,9 @@
 
 // `dynmo simulate SCENARIO.toml`: policies compared over a whole training run, without a GPU.
 
-#include "apps/dynmo/command.h"
+#include <CLI/App.hpp>
 
-namespace CLI {
-class App;
-}
+#include "apps/dynmo/command.h"
 
 namespace dynmo::app {
 

@@ -110,8 +110,8 @@ Expected<void> validate(const Device& device) {
 }
 
 const std::vector<Device>& devices() {
-  static const std::vector<Device> all = {h200(), h100(), a100(), cpu()};
-  return all;
+  static const std::vector<Device> kDevices = {h200(), h100(), a100(), cpu()};
+  return kDevices;
 }
 
 Expected<Device> find_device(std::string_view name) {

@@ -200,10 +200,13 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
     return !options.schedule || *options.schedule == kind;
   };
   if (problem.current != nullptr && wanted(problem.current->schedule)) {
-    // An order for another number of micro-batches cannot stay; its layers are still where they
-    // are.
+    DYNMO_TRY(validate(*problem.current, problem.model.size()));
     auto evaluation =
         evaluate(*problem.current, problem.model, problem.cluster, problem.micro_batches);
+    // An order for other micro-batches cannot stay, though its layers are where they are.
+    if (!evaluation && problem.current->schedule != ScheduleKind::kAdaptive) {
+      return evaluation.error();
+    }
     if (evaluation) contest.enter("current", *problem.current, std::move(*evaluation));
   }
   for (const internal::Template& made : internal::templates(problem)) {
