@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/plan/v_pair_impl.h"
@@ -32,6 +34,15 @@ class MiddleSet {
       bits_[at(first) * words_ + at(end) / 64] |= (~std::uint64_t{0} >> (64 - count)) << bit;
       end += count;
     }
+  }
+
+  // Least end of `first`; `none` if it has no end.
+  [[nodiscard]] int least_end(int first, int none) const {
+    for (std::size_t w = 0; w < words_; ++w) {
+      const std::uint64_t word = bits_[at(first) * words_ + w];
+      if (word != 0) return static_cast<int>(w) * 64 + std::countr_zero(word);
+    }
+    return none;
   }
 
   // Calls visit(end) for the ends of `first`, descending, until it gives false.
@@ -149,11 +160,17 @@ class PairProbe {
   // Adds to the next rank's set what [first, *) may leave.
   void take_both_ends(int rank, int first) {
     const int rest = 2 * (chain_.size() - 1 - rank);  // layers that the ranks behind need
+    const int least_end = sets_[at(rank)].least_end(first, 0);
+    if (least_end == 0) return;
     for (int front = first + 1; front + rest < chain_.layers() && fits(rank, first, front);
          ++front) {
       int marked = chain_.layers();  // ends from here on are in the set already
+      // The fewer layers are left the nearer is the back: no end leads to one before this.
+      const int nearest = least_end < front + rest
+                              ? front + rest
+                              : std::max(nearest_back(rank, first, front, least_end), front + rest);
       sets_[at(rank)].for_each_end(first, [&](int end) {
-        if (end - 1 < front + rest || marked <= front + rest) return false;
+        if (end - 1 < front + rest || marked <= nearest) return false;
         const int least = std::max(nearest_back(rank, first, front, end), front + rest);
         const int most = std::min({end - 1, marked - 1, last_end(rank + 1, front)});
         sets_[at(rank) + 1].add(front, least, most);
@@ -269,12 +286,15 @@ std::optional<std::vector<int>> best_v_pair(const Chain& chain) {
     return PairProbe(chain, bottleneck).works_with_empty_stages();
   });
   if (!bound) return std::nullopt;
-  const auto bottleneck = smallest_from(
-      *bound, most, unit, [&](Wide candidate) { return PairProbe(chain, candidate).works(); });
+  std::optional<PairProbe> best;  // of the least candidate that worked: it is the last that did
+  const auto bottleneck = smallest_from(*bound, most, unit, [&](Wide candidate) {
+    PairProbe probe(chain, candidate);
+    if (!probe.works()) return false;
+    best.emplace(std::move(probe));
+    return true;
+  });
   if (!bottleneck) return std::nullopt;
-  PairProbe probe(chain, *bottleneck);
-  DYNMO_CHECK(probe.works(), "a bottleneck that some cut keeps");
-  return probe.counts();
+  return best->counts();
 }
 
 bool v_pair_fits(const Chain& chain) { return PairProbe(chain, slowest_time(chain)).works(); }
