@@ -36,15 +36,6 @@ class MiddleSet {
     }
   }
 
-  // Least end of `first`; `none` if it has no end.
-  [[nodiscard]] int least_end(int first, int none) const {
-    for (std::size_t w = 0; w < words_; ++w) {
-      const std::uint64_t word = bits_[at(first) * words_ + w];
-      if (word != 0) return static_cast<int>(w) * 64 + std::countr_zero(word);
-    }
-    return none;
-  }
-
   // Calls visit(end) for the ends of `first`, descending, until it gives false.
   template <typename Visit>
   void for_each_end(int first, Visit visit) const {
@@ -83,8 +74,9 @@ class PairProbe {
       for (int first = 0; first <= layers; ++first) {
         const int end = least[at(first)];
         if (end == none) continue;
+        int back = nearest_back(rank, first, first, end);
         for (int front = first; front <= end && fits(rank, first, front); ++front) {
-          const int back = nearest_back(rank, first, front, end);
+          back = next_back(rank, first, front, end, back);
           if (back <= front) return true;
           if (back < next[at(front)] && can_finish(rank + 1, front, back)) next[at(front)] = back;
         }
@@ -157,24 +149,31 @@ class PairProbe {
     return good;
   }
 
+  // The same from the answer for a shorter front, which is never above.
+  [[nodiscard]] int next_back(int rank, int first, int front, int end, int back) const {
+    back = std::max(back, front);
+    while (back < end && !fits(rank, {first, end}, {front, back})) ++back;
+    return back;
+  }
+
   // Adds to the next rank's set what [first, *) may leave.
   void take_both_ends(int rank, int first) {
     const int rest = 2 * (chain_.size() - 1 - rank);  // layers that the ranks behind need
-    const int least_end = sets_[at(rank)].least_end(first, 0);
-    if (least_end == 0) return;
     for (int front = first + 1; front + rest < chain_.layers() && fits(rank, first, front);
          ++front) {
-      int marked = chain_.layers();  // ends from here on are in the set already
-      // The fewer layers are left the nearer is the back: no end leads to one before this.
-      const int nearest = least_end < front + rest
-                              ? front + rest
-                              : std::max(nearest_back(rank, first, front, least_end), front + rest);
+      const int farthest = last_end(rank + 1, front);
+      int marked = chain_.layers() + 1;  // ends from here on are in the set already
       sets_[at(rank)].for_each_end(first, [&](int end) {
-        if (end - 1 < front + rest || marked <= nearest) return false;
-        const int least = std::max(nearest_back(rank, first, front, end), front + rest);
-        const int most = std::min({end - 1, marked - 1, last_end(rank + 1, front)});
-        sets_[at(rank) + 1].add(front, least, most);
-        marked = std::min(marked, least);
+        if (end - 1 < front + rest || marked <= front + rest) return false;
+        // The back comes nearer as layers become fewer, mostly by a step or two.
+        int least = marked;
+        if (marked > end) {
+          least = std::max(nearest_back(rank, first, front, end), front + rest);
+        } else {
+          while (least > front + rest && fits(rank, {first, end}, {front, least - 1})) --least;
+        }
+        sets_[at(rank) + 1].add(front, least, std::min({end - 1, marked - 1, farthest}));
+        marked = least;
         return true;
       });
     }
