@@ -6,6 +6,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/plan/chain_impl.h"
+#include "dynmo/plan/even_bound_impl.h"
 
 namespace dynmo::plan::internal {
 namespace {
@@ -46,11 +47,15 @@ class Probe {
     return true;
   }
 
-  // Leaves rank `rank` no starts outside [low, high]; false if none is left.
-  [[nodiscard]] bool narrow(int rank, int low, int high) {
-    low_[at(rank)] = std::max(low_[at(rank)], low);
-    high_[at(rank)] = std::min(high_[at(rank)], high);
-    return low_[at(rank)] <= high_[at(rank)];
+  // Leaves rank s no starts outside windows[s]; false if one has none left.
+  [[nodiscard]] bool narrow(const std::vector<Window>& windows) {
+    bool left = true;
+    for (std::size_t s = 0; s < windows.size(); ++s) {
+      low_[s] = std::max(low_[s], windows[s].low);
+      high_[s] = std::min(high_[s], windows[s].high);
+      left = left && low_[s] <= high_[s];
+    }
+    return left;
   }
 
   [[nodiscard]] int low(int rank) const { return low_[at(rank)]; }
@@ -225,139 +230,6 @@ std::optional<EvenCut> most_even_cut(const Chain& chain, const Probe& probe) {
   return cut;
 }
 
-// A lower bound on sums of squared times, by layers. Let a rank of capacity c = 1 / slowness^2 have
-// load l. For any price p >= 0: l^2 / c >= 2 p l - p^2 c, and a layer w > p c alone already costs
-// w^2 / c, so that l^2 / c >= sum of value(w) over its layers - p^2 c, with
-//   value(w) = 2 p w if w <= p c, else w^2 / c + p^2 c
-// (two such layers: 2 w w' >= 2 p^2 c^2; beside one the rest counts 2 w rest >= 2 p c rest). The
-// value falls with c, so that of the fastest rank serves all. It grows with p.
-class EvenBound {
- public:
-  explicit EvenBound(const Chain& chain) : chain_(chain), capacity_(1, 0.0) {
-    for (const ChainRank& rank : chain.ranks) {
-      const auto slowness = static_cast<double>(rank.tie_slowness);
-      capacity_.push_back(capacity_.back() + 1 / (slowness * slowness));
-      fastest_ = std::max(fastest_, 1 / (slowness * slowness));
-    }
-    // The price at which the bound is highest: the sum of min(w, p c) is p x all capacity. Newton
-    // from above on a concave, piecewise linear function; whatever it gives is a price.
-    price_ = work(0, chain.layers()) / capacity_.back();
-    for (int i = 0; i < kNewtonSteps; ++i) {
-      double light = 0;
-      double capacity = capacity_.back();
-      for (int layer = 0; layer < chain.layers(); ++layer) {
-        const double w = work(layer, layer + 1);
-        w > price_* fastest_ ? capacity -= fastest_ : light += w;
-      }
-      if (capacity <= 0 || light / capacity >= price_) break;
-      price_ = light / capacity;
-    }
-    values_ = values(price_);
-  }
-
-  // Narrows to starts within a rank's load of where the bound's divisible layers would be cut.
-  [[nodiscard]] bool narrow_to_divisible(Probe& probe) const {
-    std::vector<double> taken(1, 0.0);
-    for (int layer = 0; layer < chain_.layers(); ++layer) {
-      taken.push_back(taken.back() + std::min(work(layer, layer + 1), price_ * fastest_));
-    }
-    for (int s = 1; s < chain_.size(); ++s) {
-      const double middle = price_ * capacity_[at(s)];
-      const auto low = std::lower_bound(taken.begin(), taken.end(), middle - price_ * fastest_);
-      const auto high = std::upper_bound(low, taken.end(), middle + price_ * fastest_);
-      const auto first = static_cast<int>(low - taken.begin());
-      if (!probe.narrow(s, first, static_cast<int>(high - taken.begin()) - 1)) return false;
-    }
-    return true;
-  }
-
-  // Narrows to starts that a cut with at most `squares` can have. One price for the layers before a
-  // start and a higher one for those behind it (or the reverse) bound the sum of all by a monotone
-  // function of the start. The best distance of the two is sqrt(slack / capacity of that side).
-  [[nodiscard]] bool narrow_to_sum(Probe& probe, Wide squares) const {
-    if (squares == 0) return true;
-    const double all = capacity_.back();
-    const auto sum = static_cast<double>(squares);
-    const double slack = std::max(sum - values_.back() + price_ * price_ * all, kRounding * sum);
-    const double least_step = std::sqrt(slack / all);
-    std::vector<Prices> steps;
-    for (double step = least_step; step < 2 * std::sqrt(slack / fastest_); step *= 2) {
-      const double lower = std::max(price_ - step, 0.0);
-      steps.push_back({price_ + step, lower, values(price_ + step), values(lower)});
-    }
-    const auto best = [&](double capacity) -> const Prices& {
-      const auto step = std::lround(std::log2(std::sqrt(all / capacity)));
-      return steps[std::min(static_cast<std::size_t>(step), steps.size() - 1)];
-    };
-    for (int s = 1; s < chain_.size(); ++s) {
-      const Prices& front = best(capacity_[at(s)]);
-      const Prices& back = best(all - capacity_[at(s)]);
-      const auto beyond = [&](double price, const std::vector<double>& value, double price_behind,
-                              const std::vector<double>& value_behind, int start) {
-        const double gain = value[at(start)] + value_behind.back() - value_behind[at(start)];
-        const double loss = price * price * capacity_[at(s)] +
-                            price_behind * price_behind * (all - capacity_[at(s)]);
-        const double summed = value.back() + value_behind.back() + loss + sum;
-        return gain - loss > sum + kRounding * summed;
-      };
-      int low = probe.low(s);
-      int high = probe.high(s);
-      high = last_false(low, high, [&](int start) {
-        return beyond(front.above, front.values_above, price_, values_, start) ||
-               beyond(price_, values_, back.below, back.values_below, start);
-      });
-      low = -last_false(-high, -low, [&](int start) {
-        return beyond(front.below, front.values_below, price_, values_, -start) ||
-               beyond(price_, values_, back.above, back.values_above, -start);
-      });
-      if (!probe.narrow(s, low, high)) return false;
-    }
-    return true;
-  }
-
- private:
-  static constexpr int kNewtonSteps = 20;
-  static constexpr double kRounding = 1e-9;  // far above that of sums of a million doubles
-
-  struct Prices {
-    double above = 0;
-    double below = 0;
-    std::vector<double> values_above;
-    std::vector<double> values_below;
-  };
-
-  [[nodiscard]] double work(int first, int end) const {
-    return static_cast<double>(chain_.work[at(end)] - chain_.work[at(first)]);
-  }
-  // Prefix sums.
-  [[nodiscard]] std::vector<double> values(double price) const {
-    std::vector<double> sums(1, 0.0);
-    sums.reserve(at(chain_.layers()) + 1);
-    for (int layer = 0; layer < chain_.layers(); ++layer) {
-      const double w = work(layer, layer + 1);
-      sums.push_back(sums.back() + (w <= price * fastest_
-                                        ? 2 * price * w
-                                        : w * w / fastest_ + price * price * fastest_));
-    }
-    return sums;
-  }
-  // Last in [low, high] that is not `beyond`, which is monotone; low if all are.
-  template <typename Beyond>
-  static int last_false(int low, int high, Beyond beyond) {
-    while (low < high) {
-      const int middle = high - (high - low) / 2;
-      beyond(middle) ? high = middle - 1 : low = middle;
-    }
-    return low;
-  }
-
-  const Chain& chain_;
-  std::vector<double> capacity_;  // of all ranks before
-  double fastest_ = 0;            // the largest capacity of a rank
-  double price_ = 0;
-  std::vector<double> values_;  // at that price
-};
-
 }  // namespace
 
 std::optional<std::vector<int>> most_even_cut(const Chain& chain, Wide bottleneck, Windows use) {
@@ -367,8 +239,9 @@ std::optional<std::vector<int>> most_even_cut(const Chain& chain, Wide bottlenec
     // A good cut bounds the sum; only starts that keep this bound are looked at then.
     const EvenBound bound(chain);
     Probe near = probe;
-    const auto good = bound.narrow_to_divisible(near) ? most_even_cut(chain, near) : std::nullopt;
-    const bool any = !good || bound.narrow_to_sum(probe, good->squares);
+    const auto good =
+        near.narrow(bound.near_divisible()) ? most_even_cut(chain, near) : std::nullopt;
+    const bool any = !good || probe.narrow(bound.within(good->squares));
     DYNMO_CHECK(any, "the bound to leave the cut that it came from");
   }
   auto cut = most_even_cut(chain, probe);
