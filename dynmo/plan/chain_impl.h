@@ -76,6 +76,13 @@ Wide smallest(Wide low, Wide high, Works works) {
 // Requires 1 <= size() <= layers().
 [[nodiscard]] std::optional<std::vector<int>> best_cut(const Chain& chain);
 
+// The tie rule: of the cuts that keep `bottleneck` the one with the least sum of squared times, the
+// leftmost of those; nullopt if none keeps it. kNarrow leaves out starts that a lower bound
+// excludes (same cut, less time); kAll is there to test that.
+enum class Windows { kAll, kNarrow };
+[[nodiscard]] std::optional<std::vector<int>> most_even_cut(const Chain& chain, Wide bottleneck,
+                                                            Windows use);
+
 // What would make a chain that fits no cut fit: the least memory of a single rank, the others as
 // they are (`rank`; ties to the lowest), or, where no single rank is enough, the least bytes added
 // to every rank (rank -1).

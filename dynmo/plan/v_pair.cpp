@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/plan/v_pair_impl.h"
@@ -72,8 +74,9 @@ class PairProbe {
       for (int first = 0; first <= layers; ++first) {
         const int end = least[at(first)];
         if (end == none) continue;
+        int back = nearest_back(rank, first, first, end);
         for (int front = first; front <= end && fits(rank, first, front); ++front) {
-          const int back = nearest_back(rank, first, front, end);
+          back = next_back(rank, first, front, end, back);
           if (back <= front) return true;
           if (back < next[at(front)] && can_finish(rank + 1, front, back)) next[at(front)] = back;
         }
@@ -146,18 +149,31 @@ class PairProbe {
     return good;
   }
 
+  // The same from the answer for a shorter front, which is never above.
+  [[nodiscard]] int next_back(int rank, int first, int front, int end, int back) const {
+    back = std::max(back, front);
+    while (back < end && !fits(rank, {first, end}, {front, back})) ++back;
+    return back;
+  }
+
   // Adds to the next rank's set what [first, *) may leave.
   void take_both_ends(int rank, int first) {
     const int rest = 2 * (chain_.size() - 1 - rank);  // layers that the ranks behind need
     for (int front = first + 1; front + rest < chain_.layers() && fits(rank, first, front);
          ++front) {
-      int marked = chain_.layers();  // ends from here on are in the set already
+      const int farthest = last_end(rank + 1, front);
+      int marked = chain_.layers() + 1;  // ends from here on are in the set already
       sets_[at(rank)].for_each_end(first, [&](int end) {
         if (end - 1 < front + rest || marked <= front + rest) return false;
-        const int least = std::max(nearest_back(rank, first, front, end), front + rest);
-        const int most = std::min({end - 1, marked - 1, last_end(rank + 1, front)});
-        sets_[at(rank) + 1].add(front, least, most);
-        marked = std::min(marked, least);
+        // The back comes nearer as layers become fewer, mostly by a step or two.
+        int least = marked;
+        if (marked > end) {
+          least = std::max(nearest_back(rank, first, front, end), front + rest);
+        } else {
+          while (least > front + rest && fits(rank, {first, end}, {front, least - 1})) --least;
+        }
+        sets_[at(rank) + 1].add(front, least, std::min({end - 1, marked - 1, farthest}));
+        marked = least;
         return true;
       });
     }
@@ -269,12 +285,15 @@ std::optional<std::vector<int>> best_v_pair(const Chain& chain) {
     return PairProbe(chain, bottleneck).works_with_empty_stages();
   });
   if (!bound) return std::nullopt;
-  const auto bottleneck = smallest_from(
-      *bound, most, unit, [&](Wide candidate) { return PairProbe(chain, candidate).works(); });
+  std::optional<PairProbe> best;  // of the least candidate that worked: it is the last that did
+  const auto bottleneck = smallest_from(*bound, most, unit, [&](Wide candidate) {
+    PairProbe probe(chain, candidate);
+    if (!probe.works()) return false;
+    best.emplace(std::move(probe));
+    return true;
+  });
   if (!bottleneck) return std::nullopt;
-  PairProbe probe(chain, *bottleneck);
-  DYNMO_CHECK(probe.works(), "a bottleneck that some cut keeps");
-  return probe.counts();
+  return best->counts();
 }
 
 bool v_pair_fits(const Chain& chain) { return PairProbe(chain, slowest_time(chain)).works(); }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "dynmo/plan/chain_impl.h"
 #include "tests/plan/baselines.h"
 #include "tests/plan/cuts.h"
 
@@ -124,6 +125,59 @@ TEST(Balance, OptimalEqualsBruteForceWithItsTieRuleAndVerdicts) {
   }
   EXPECT_GT(infeasible, 1000);  // the verdict was really put to the test
   EXPECT_LT(infeasible, 8000);
+}
+
+// Chains of up to 120 layers with a few huge ones, unequal ranks and memory, under bottlenecks from
+// the least to none at all.
+internal::Chain wide_chain(Rng& rng) {
+  const int layers = pick(rng, 1, 120);
+  const int ranks = pick(rng, 1, std::min(layers, 24));
+  std::vector<double> weights(static_cast<std::size_t>(layers));
+  const bool whole = pick(rng, 0, 1) == 0;  // many ties
+  for (double& weight : weights) weight = whole ? pick(rng, 0, 3) : 0.5 + rng.uniform();
+  for (int huge = pick(rng, 0, 3); huge > 0; --huge) {
+    weights[rng.below(weights.size())] = pick(rng, 0, 1) == 0 ? pick(rng, 4, 40) : 3000;
+  }
+  std::vector<double> speeds(static_cast<std::size_t>(ranks), 1.0);
+  if (pick(rng, 0, 1) == 0) {
+    for (double& speed : speeds) speed = pick(rng, 0, 9) == 0 ? 0.01 : pick(rng, 1, 4) * 0.5;
+  }
+  internal::Chain chain;
+  chain.work = internal::quantized_prefix_sums(weights);
+  chain.state.assign(1, 0);
+  chain.activation.assign(1, 0);
+  for (int i = 0; i < layers; ++i) {
+    chain.state.push_back(chain.state.back() + pick(rng, 0, 9));
+    chain.activation.push_back(chain.activation.back() + pick(rng, 0, 3));
+  }
+  chain.ranks.resize(speeds.size());
+  internal::set_speeds(chain, speeds);
+  const bool limited = pick(rng, 0, 1) == 0;
+  const int share = 1 + 10 * layers / ranks;
+  for (internal::ChainRank& rank : chain.ranks) {
+    rank.in_flight = pick(rng, 1, 4);
+    rank.memory_bytes = limited ? pick(rng, share / 2, 4 * share) : 1 << 30;
+  }
+  return chain;
+}
+
+TEST(Balance, TheTieRuleFindsTheSameCutInAllWindowsAndInNarrowedOnes) {
+  int compared = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    Rng rng(mix_key({0x71DE, seed}));
+    const internal::Chain chain = wide_chain(rng);
+    const internal::Wide most = internal::slowest_time(chain);
+    const internal::Wide least = internal::ideal_time(chain);
+    for (const internal::Wide bottleneck : {most, least + (most - least) / 8, 2 * least}) {
+      const auto all = internal::most_even_cut(chain, bottleneck, internal::Windows::kAll);
+      const auto narrow = internal::most_even_cut(chain, bottleneck, internal::Windows::kNarrow);
+      ASSERT_EQ(all.has_value(), narrow.has_value()) << "seed " << seed;
+      if (!all) continue;
+      ASSERT_EQ(*all, *narrow) << "seed " << seed;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 3000);
 }
 
 TEST(Balance, OptimalEqualsBruteForceOnMeasuredCostsAndSpeeds) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Where the starts of the most even cut can be, without looking at cuts: what makes the tie rule of
+// balance.h fast when the bottleneck leaves it much room.
+
+#include <vector>
+
+#include "dynmo/plan/chain_impl.h"
+
+namespace dynmo::plan::internal {
+
+// Starts of a rank: low, ..., high.
+struct Window {
+  int low = 0;
+  int high = 0;
+};
+
+// A lower bound on sums of squared times, by layers. Let a rank of capacity c = 1 / slowness^2 have
+// load l. For any price p >= 0: l^2 / c >= 2 p l - p^2 c, and a layer w > p c alone already costs
+// w^2 / c, so that l^2 / c >= sum of value(w) over its layers - p^2 c, with
+//   value(w) = 2 p w if w <= p c, else w^2 / c + p^2 c
+// (two such layers: 2 w w' >= 2 p^2 c^2; beside one the rest counts 2 w rest >= 2 p c rest). The
+// value falls with c, so that of the fastest rank serves all. It grows with p.
+class EvenBound {
+ public:
+  // Keeps a reference to `chain`.
+  explicit EvenBound(const Chain& chain);
+
+  // By rank: starts within a rank's load of where the bound's divisible layers would be cut.
+  [[nodiscard]] std::vector<Window> near_divisible() const;
+
+  // By rank: starts that a cut with at most `squares` can have. None are given (all may be needed)
+  // if `squares` is 0.
+  [[nodiscard]] std::vector<Window> within(Wide squares) const;
+
+ private:
+  [[nodiscard]] double work(int first, int end) const {
+    return static_cast<double>(chain_.work[static_cast<std::size_t>(end)] -
+                               chain_.work[static_cast<std::size_t>(first)]);
+  }
+  // Prefix sums.
+  [[nodiscard]] std::vector<double> values(double price) const;
+
+  const Chain& chain_;
+  std::vector<double> capacity_;  // of all ranks before
+  double fastest_ = 0;            // the largest capacity of a rank
+  double price_ = 0;
+  std::vector<double> values_;  // at that price
+};
+
+}  // namespace dynmo::plan::internal
