@@ -131,6 +131,18 @@ class Embedding final : public HandWritten<EmbeddingKept> {
   }
 };
 
+// How a half block x + f(rms_norm(x)) ends its backward pass: from the gradient of the normed input
+// to that of x, undefined unless wanted. Keeps the norm's weight gradient.
+template <typename T>
+Tensor through_norm_and_residual(T& kept, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
+                                 const Tensor& output_gradient, Layer::InputGradient wanted) {
+  NormGradient norm =
+      norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, norm_weight_D, wanted);
+  kept.norm_gradient_D = std::move(norm.weight_D);
+  if (wanted == Layer::InputGradient::kNotWanted) return {};
+  return norm.x_ND.add_(rows(output_gradient)).view(output_gradient.sizes());
+}
+
 struct AttentionKept : Kept {
   Tensor x_ND;
   Tensor inverse_N1;
@@ -188,11 +200,8 @@ class AttentionLayer final : public HandWritten<AttentionKept> {
     Tensor n_gradient_ND = at::mm(flat(kept.q_BTHK), value(state, kQ));
     n_gradient_ND.addmm_(flat(kept.k_BTHK), value(state, kK));
     n_gradient_ND.addmm_(flat(kept.v_BTHK), value(state, kV));
-    NormGradient norm =
-        norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
-    kept.norm_gradient_D = std::move(norm.weight_D);
-    if (wanted == InputGradient::kNotWanted) return {};
-    return norm.x_ND.add_(dy_ND).view(output_gradient.sizes());
+    return through_norm_and_residual(kept, n_gradient_ND, value(state, kNorm), output_gradient,
+                                     wanted);
   }
 
   void accumulate(LayerState& state, AttentionKept& kept) const override {
@@ -262,11 +271,8 @@ class MlpLayer final : public HandWritten<MlpKept> {
     kept.up_NF = std::move(up_gradient_NF);
     Tensor n_gradient_ND = at::mm(kept.gate_NF, value(state, kGate));
     n_gradient_ND.addmm_(kept.up_NF, value(state, kUp));
-    NormGradient norm =
-        norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
-    kept.norm_gradient_D = std::move(norm.weight_D);
-    if (wanted == InputGradient::kNotWanted) return {};
-    return norm.x_ND.add_(dy_ND).view(output_gradient.sizes());
+    return through_norm_and_residual(kept, n_gradient_ND, value(state, kNorm), output_gradient,
+                                     wanted);
   }
 
   void accumulate(LayerState& state, MlpKept& kept) const override {
