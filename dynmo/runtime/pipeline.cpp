@@ -51,10 +51,9 @@ double busy_time(const std::vector<schedule::TimedAction>& actions) {
 }
 
 // What is known of the layers before anything is measured: names and bytes.
-cost::ModelCost known_costs(const model::Model& model,
-                            const std::vector<std::int64_t>& boundary_shape) {
-  std::int64_t boundary = sizeof(float);
-  for (const std::int64_t size : boundary_shape) boundary *= size;
+cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options) {
+  auto boundary = static_cast<std::int64_t>(c10::elementSize(options.boundary_type));
+  for (const std::int64_t size : options.boundary_shape) boundary *= size;
   cost::ModelCost costs;
   for (const auto& layer : model) {
     cost::LayerCost known;
@@ -122,7 +121,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       states_(std::move(states)),
       step_(first_step),
       cluster_(cost::equal_ranks(transport.size())),
-      profiler_(known_costs(model_, options_.boundary_shape), options_.profile_window),
+      profiler_(known_costs(model_, options_), options_.profile_window),
       last_change_(first_step) {
   const auto valid = plan::validate(plan_, static_cast<int>(model_.size()));
   DYNMO_CHECK(valid.has_value() && plan_.ranks == transport_.size(),
@@ -338,6 +337,7 @@ Expected<StepOutput> Pipeline::run_step(const Batches& batches, bool meter_stash
       .frozen_layers = frozen_,
       .meter_stashes = meter_stashes,
       .boundary_shape = options_.boundary_shape,
+      .boundary_type = options_.boundary_type,
       .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
   return run_schedule(transport_, options_.lane, model_, input, states_);
 }
@@ -420,6 +420,7 @@ Expected<double> Pipeline::validate(const Batches& batches) {
       .frozen_layers = static_cast<int>(model_.size()),
       .training = false,
       .boundary_shape = options_.boundary_shape,
+      .boundary_type = options_.boundary_type,
       .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
   DYNMO_ASSIGN(const StepOutput output,
                run_schedule(transport_, options_.lane, model_, input, states_));

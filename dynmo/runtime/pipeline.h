@@ -42,6 +42,7 @@ struct PipelineOptions {
       0;  // of the whole run: horizon of the policy, end of learning rate and freezing
   int micro_batches = 1;
   std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
+  at::ScalarType boundary_type = at::kFloat;
   model::AdamWOptions optimizer;
   model::LearningRateOptions learning_rate;
   double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
