@@ -79,11 +79,16 @@ class HandWritten : public Layer {
   Specs specs_;
 };
 
-const Tensor& value(const LayerState& state, std::size_t i) { return state.parameters[i].value; }
+const Tensor& value(const LayerState& state, std::size_t i) { return operand(state.parameters[i]); }
 
-// gradient += dy^T x, in place: one product, no temporary.
+// gradient += dy^T x, in place: one product, no temporary. In bf16 the product of a micro-batch is
+// rounded before it is added in fp32: libtorch has no CPU product of bf16 into fp32.
 void add_product(Parameter& parameter, const Tensor& dy_NO, const Tensor& x_NI) {
-  parameter.gradient.addmm_(dy_NO.t(), x_NI);
+  if (dy_NO.scalar_type() == at::kBFloat16) {
+    parameter.gradient.add_(at::mm(dy_NO.t(), x_NI));
+  } else {
+    parameter.gradient.addmm_(dy_NO.t(), x_NI);
+  }
 }
 
 struct EmbeddingKept : Kept {
@@ -91,15 +96,15 @@ struct EmbeddingKept : Kept {
   Tensor gradient;  // of the output
 };
 
-template <typename Scalar>
+template <typename Sum, typename Scalar = Sum>
 void add_rows(Tensor& gradient_VD, const Tensor& tokens, const Tensor& rows_ND) {
   const std::int64_t width = gradient_VD.size(1);
   const auto* token = tokens.const_data_ptr<std::int64_t>();
   const auto* from = rows_ND.const_data_ptr<Scalar>();
-  auto* table = gradient_VD.data_ptr<Scalar>();
+  auto* table = gradient_VD.data_ptr<Sum>();
   for (std::int64_t n = 0; n < tokens.numel(); ++n, from += width) {
-    Scalar* to = table + token[n] * width;
-    for (std::int64_t d = 0; d < width; ++d) to[d] += from[d];
+    Sum* to = table + token[n] * width;
+    for (std::int64_t d = 0; d < width; ++d) to[d] += static_cast<Sum>(from[d]);
   }
 }
 
@@ -125,6 +130,8 @@ class Embedding final : public HandWritten<EmbeddingKept> {
     Tensor& gradient = state.parameters[0].gradient;
     if (gradient.scalar_type() == at::kDouble) {
       add_rows<double>(gradient, tokens, from);
+    } else if (from.scalar_type() == at::kBFloat16) {
+      add_rows<float, at::BFloat16>(gradient, tokens, from);
     } else {
       add_rows<float>(gradient, tokens, from);
     }
@@ -140,7 +147,9 @@ Tensor through_norm_and_residual(T& kept, const Tensor& n_gradient_ND, const Ten
       norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, norm_weight_D, wanted);
   kept.norm_gradient_D = std::move(norm.weight_D);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
-  return norm.x_ND.add_(rows(output_gradient)).view(output_gradient.sizes());
+  return norm.x_ND.add_(rows(output_gradient))
+      .to(output_gradient.scalar_type())
+      .view(output_gradient.sizes());
 }
 
 struct AttentionKept : Kept {
@@ -291,7 +300,8 @@ struct HeadKept : Kept {
   std::vector<std::int64_t> shape;  // of the input
   Tensor x_ND;
   Tensor inverse_N1;
-  Tensor scores_NV;  // log-probabilities; from input_gradient on, gradient of the scores
+  Tensor scores_NV;  // log-probabilities, fp32 also in bf16; from input_gradient on, gradient of
+                     // the scores
   Tensor targets_N1;
   Tensor norm_gradient_D;
 };
@@ -310,7 +320,8 @@ class HeadLayer final : public HandWritten<HeadKept> {
     kept.x_ND = rows(x_BTD);
     kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1);
+    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1,
+                                     statistics_type(n_ND.scalar_type()));
     kept.targets_N1 = context.targets_BT.reshape({-1, 1});
     return kept.scores_NV.gather(1, kept.targets_N1).mean().neg_();
   }
@@ -323,12 +334,13 @@ class HeadLayer final : public HandWritten<HeadKept> {
                                 at::full_like(kept.targets_N1, -1, kept.scores_NV.options()));
     kept.scores_NV.mul_(output_gradient / kept.targets_N1.numel());
     kept.targets_N1.reset();
+    kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
     const Tensor n_gradient_ND = at::mm(kept.scores_NV, value(state, kHead));
     NormGradient norm =
         norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
     kept.norm_gradient_D = std::move(norm.weight_D);
     if (wanted == InputGradient::kNotWanted) return {};
-    return norm.x_ND.view(kept.shape);
+    return norm.x_ND.to(kept.x_ND.scalar_type()).view(kept.shape);
   }
 
   void accumulate(LayerState& state, HeadKept& kept) const override {
