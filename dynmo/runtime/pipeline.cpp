@@ -60,6 +60,7 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     known.name = layer->name();
     known.parameter_bytes = known.gradient_bytes = model::parameter_bytes(*layer);
     known.optimizer_bytes = known.parameter_bytes * 2;
+    known.copy_bytes = model::copy_bytes(*layer);
     known.boundary_bytes = Bytes{boundary};
     costs.layers.push_back(std::move(known));
   }
@@ -70,8 +71,8 @@ model::LayerState copy_of(const model::LayerState& state) {
   model::LayerState copy = state;
   for (model::Parameter& parameter : copy.parameters) {
     for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment}) {
-      *tensor = tensor->clone();
+                               &parameter.second_moment, &parameter.rounded}) {
+      if (tensor->defined()) *tensor = tensor->clone();
     }
   }
   return copy;

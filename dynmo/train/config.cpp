@@ -8,6 +8,7 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
 #include "dynmo/model/learning_rate.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/schedule/schedule.h"
 
@@ -25,6 +26,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.sequence", &c.model.sequence},
       {"model.dropout", &c.model.dropout},
       {"model.rope_theta", &c.model.rope_theta},
+      {"model.precision", &c.model.precision},
       {"data.path", &c.data.path},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
@@ -118,6 +120,13 @@ Expected<void> validate(const Config& c) {
                     "0 to optimizer.learning_rate"));
   DYNMO_TRY(require(in(c.optimizer.warmup_steps, 0), "optimizer.warmup_steps",
                     c.optimizer.warmup_steps, "0 or more"));
+  const auto precision = model::parse_precision(c.model.precision);
+  if (!precision) {
+    return make_error(ErrorCode::kBadInput, "model.precision: {}", precision.error().message);
+  }
+  DYNMO_TRY(require(!emulates(c) || *precision == model::Precision::kFp32, "model.precision",
+                    c.model.precision,
+                    "fp32 with run.device = emulated: its costs say how many bytes pass"));
   const auto decay = model::parse_decay(c.optimizer.decay);
   if (!decay) {
     return make_error(ErrorCode::kBadInput, "optimizer.decay: {}", decay.error().message);

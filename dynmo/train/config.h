@@ -25,6 +25,7 @@ struct Config {
     std::int64_t sequence = 128;
     double dropout = 0;
     double rope_theta = 10000;
+    std::string precision = "fp32";  // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
     std::string path;  // folder made by `dynmo data prepare`

@@ -14,6 +14,7 @@
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
@@ -70,13 +71,15 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   }
   MadeModel made{.layers = {},
                  .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+  DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
     DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
+    made.layers = model::in_precision(std::move(made.layers), precision);
     return made;
   }
   const model::LlamaConfig config = llama_config(c, vocabulary);
   DYNMO_TRY(model::validate(config));
-  made.layers = model::make_llama(config);
+  made.layers = model::in_precision(model::make_llama(config), precision);
   return made;
 }
 
@@ -102,6 +105,7 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.steps = c.train.steps;
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
   options.boundary_shape = boundary_shape;
+  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;

@@ -17,6 +17,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
@@ -53,6 +54,7 @@ struct RunOptions {
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
   std::vector<transport::Fault> faults = {};  // of every rank
+  model::Precision precision = model::Precision::kFp32;
 };
 
 struct RunResult {
@@ -83,6 +85,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.steps = run.steps;
   options.micro_batches = run.micro_batches;
   options.boundary_shape = {2, config.sequence, config.hidden};
+  options.boundary_type = model::scalar_type(run.precision);
   options.optimizer.learning_rate = 1e-2;
   options.learning_rate.peak = 1e-2;
   options.learning_rate.warmup_steps = 3;
@@ -96,7 +99,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
 // Runs `run.steps` steps on run.cut.size() ranks.
 inline RunResult run_pipeline(const RunOptions& run) {
   const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
+  const model::Model layers = model::in_precision(model::make_llama(config), run.precision);
   const PipelineOptions options = pipeline_options(config, run);
   const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;
