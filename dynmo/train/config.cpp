@@ -10,6 +10,7 @@
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::train {
@@ -52,6 +53,8 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"pipeline.cut", &c.pipeline.cut},
       {"pipeline.measure_steps", &c.pipeline.measure_steps},
       {"pipeline.pin", &c.pipeline.pin},
+      {"pipeline.recompute", &c.pipeline.recompute},
+      {"pipeline.memory", &c.pipeline.memory},
       {"pipeline.timeout_s", &c.pipeline.timeout_s},
       {"balance.enabled", &c.balance.enabled},
       {"balance.balancer", &c.balance.balancer},
@@ -160,6 +163,16 @@ Expected<void> validate(const Config& c) {
   }
   DYNMO_TRY(require(in(c.pipeline.stages_per_rank, 1), "pipeline.stages_per_rank",
                     c.pipeline.stages_per_rank, "1 or more"));
+  const auto recompute = plan::parse_recompute(c.pipeline.recompute);
+  if (!recompute) {
+    return make_error(ErrorCode::kBadInput, "pipeline.recompute: {}", recompute.error().message);
+  }
+  DYNMO_TRY(require(!emulates(c) || *recompute == plan::Recompute::kNone, "pipeline.recompute",
+                    c.pipeline.recompute,
+                    "none with run.device = emulated: its layers keep no activations"));
+  DYNMO_TRY(require(*recompute != plan::Recompute::kAuto || c.pipeline.memory > Bytes{0},
+                    "pipeline.memory", c.pipeline.memory.value,
+                    "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
   DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
   DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,

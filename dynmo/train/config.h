@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::train {
 
@@ -61,6 +62,8 @@ struct Config {
     std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
     std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
     bool pin = true;                 // each rank to a core of its own, where there are enough
+    std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs
+    Bytes memory;                    // of a rank, for plans; 0: unlimited
     double timeout_s = 300;  // of one message; a lost rank is noticed in seconds by the watchdog
   } pipeline;
   struct Balance {

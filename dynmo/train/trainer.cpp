@@ -20,6 +20,7 @@
 #include "dynmo/observe/step_record.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
@@ -97,6 +98,10 @@ TensorName tensor_names(const TrainOptions& options, const model::Model& model,
   };
 }
 
+Bytes rank_memory(const Config& c) {
+  return c.pipeline.memory > Bytes{0} ? c.pipeline.memory : cost::kUnlimitedMemory;
+}
+
 runtime::PipelineOptions pipeline_options(const Config& c,
                                           const std::vector<std::int64_t>& boundary_shape, int lane,
                                           runtime::Balancing balancing) {
@@ -132,6 +137,8 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
     options.policy.propose.schedules = plan::ScheduleChoice::kBest;
   }
+  options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
+  options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
   return options;
@@ -176,7 +183,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(transport.size());
+  const cost::Cluster cluster = cost::equal_ranks(transport.size(), rank_memory(config));
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -188,6 +195,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
   runtime::PipelineOptions options =
       pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
   options.freezing.reset();
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   Pipeline measuring(transport, made.layers, options, first.plan,
                      runtime::initial_states(made.layers, first.plan, transport.rank(), seed));
@@ -202,7 +210,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
     return first;
   }
   const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::Proposal proposal,
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed,
                plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
                              {.model = costs,
                               .cluster = cluster,
@@ -210,8 +218,9 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
                               .schedule = kind,
                               .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
                              {.schedules = best ? plan::ScheduleChoice::kBest
-                                                : plan::ScheduleChoice::kAsGiven}));
-  first.plan = std::move(proposal.plan);
+                                                : plan::ScheduleChoice::kAsGiven},
+                             plan::parse_recompute(config.pipeline.recompute).value()));
+  first.plan = std::move(proposed.proposal.plan);
   return first;
 }
 
@@ -290,8 +299,10 @@ class Trainer {
     // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
     // anew.
     std::optional<FirstPlan> first;
-    // (An adaptive order is made for costs, which a checkpoint does not hold.)
-    if (restored && restored->plan.ranks == transport_.size() &&
+    // (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint does
+    // not hold.)
+    if (restored && config_.pipeline.recompute != "auto" &&
+        restored->plan.ranks == transport_.size() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
@@ -306,6 +317,12 @@ class Trainer {
           "losses are 0",
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
+    }
+    if (const auto& again = runs_.front().pipeline->recomputed(); !again.empty()) {
+      say(
+          fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
+                      "(pipeline.recompute = {})",
+                      again.size(), model_.layers.size(), config_.pipeline.recompute));
     }
     say(fmt::format("plan     {} layers on {} ranks, {}: {}", model_.layers.size(),
                     transport_.size(), schedule::name(first->plan.schedule),
@@ -333,7 +350,7 @@ class Trainer {
         pipeline_options(config_, model_.boundary_shape, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
-    if (first.profiler) run.pipeline->use(*first.profiler);
+    if (first.profiler) DYNMO_TRY(run.pipeline->use(*first.profiler));
     run.series.name = run.name;
     run.series.tokens_per_step =
         config_.batch.micro_batches * config_.batch.micro_batch_size * config_.model.sequence;

@@ -55,6 +55,7 @@ struct RunOptions {
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
   std::vector<transport::Fault> faults = {};  // of every rank
   model::Precision precision = model::Precision::kFp32;
+  plan::Recompute recompute = plan::Recompute::kNone;
 };
 
 struct RunResult {
@@ -93,6 +94,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.freezing = run.freezing;
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
+  options.recompute = run.recompute;
   return options;
 }
 

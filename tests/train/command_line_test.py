@@ -106,6 +106,13 @@ class BadInput(Case):
         self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
                           "fp32 or bf16")
 
+    def test_recompute_without_a_limit_and_with_an_impossible_one(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
+                          "none, whole or auto")
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=auto")), 2, "pipeline.memory", "2GiB")
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.recompute=auto", "--set",
+                                                        "pipeline.memory=1KiB")), 3, "memory")
+
     def test_unknown_flag_and_run_name(self):
         self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
         self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
