@@ -9,6 +9,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/tags.h"
 
@@ -22,10 +23,6 @@ using Key = std::pair<StageId, MicroBatchId>;
 
 double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
 // A tensor with the operation that sends it or fills it.

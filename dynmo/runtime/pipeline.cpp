@@ -14,6 +14,7 @@
 #include "dynmo/model/memory.h"
 #include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
@@ -101,12 +102,13 @@ struct Pipeline::Exchange {
 };
 
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
-                           std::uint64_t seed) {
+                           std::uint64_t seed, const std::vector<model::Tie>& ties) {
   LayerStates states;
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) == rank) states.emplace(id, model::make_state(*model[id.index()], id, seed));
   }
+  take_initial_values(ties, model, seed, states);
   return states;
 }
 
@@ -129,6 +131,8 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
   DYNMO_CHECK(valid.has_value() && plan_.ranks == transport_.size(),
               "a plan for this model and group, got {}: {}", plan::to_string(plan_),
               valid.has_value() ? "" : valid.error().message);
+  const auto tied = check_ties(options_.ties, model_, options_.freezing.has_value());
+  DYNMO_CHECK(tied.has_value(), "ties of this model: {}", tied.error().message);
   freeze_prefix();
   planned_frozen_ = frozen_;
   build_schedules();
@@ -287,7 +291,7 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
     layer[1] = time.input_gradient_s;
     layer[2] = time.weight_gradient_s;
     layer[3] = update_s_[id];
-    layer[4] = state.frozen ? 0.0 : model::squared_norm(state);
+    layer[4] = state.frozen ? 0.0 : squared_norm(options_.ties, state);
     const auto stash = output.stash_bytes.find(id);
     const bool metered = stash != output.stash_bytes.end() && !again;
     layer[5] = metered ? static_cast<double>(stash->second.value) : 0.0;
@@ -377,7 +381,10 @@ Expected<StepOutput> Pipeline::run_step(const Batches& batches, bool meter_stash
       .boundary_shape = options_.boundary_shape,
       .boundary_type = options_.boundary_type,
       .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
-  return run_schedule(transport_, options_.lane, running_, input, states_);
+  DYNMO_ASSIGN(StepOutput output,
+               run_schedule(transport_, options_.lane, running_, input, states_));
+  DYNMO_TRY(add_tied_gradients(transport_, options_.ties, plan_, states_));
+  return output;
 }
 
 Expected<void> Pipeline::use(const Profiler& measured) {
