@@ -134,15 +134,28 @@ class Interpreter {
     }
   }
 
+  int micro_batches() const { return input_.lowered.shape.micro_batches; }
+  int step_micro_batches() const {
+    return input_.step_micro_batches > 0 ? input_.step_micro_batches : micro_batches();
+  }
+  MicroBatchId in_step(MicroBatchId id) const {
+    return MicroBatchId(input_.first_micro_batch + id.value);
+  }
+
+  // Weight gradients are in micro-batch order in every schedule.
+  void weight_gradient_done(LayerId layer, MicroBatchId id) {
+    if (input_.gradient_ready && id.value + 1 == micro_batches()) input_.gradient_ready(layer);
+  }
+
   model::LayerContext context_of(Key key) const {
     model::LayerContext context;
     context.step = input_.step;
-    context.micro_batch = key.second;
+    context.micro_batch = in_step(key.second);
     context.training = input_.training;
     const bool first = key.first.value == 0;
     const bool last = key.first.value + 1 == stages();
     if (first || last) {
-      MicroBatch batch = input_.batch(key.second);
+      MicroBatch batch = input_.batch(context.micro_batch);
       if (first) context.tokens_BT = std::move(batch.tokens_BT);
       if (last) context.targets_BT = std::move(batch.targets_BT);
     }
@@ -203,7 +216,7 @@ class Interpreter {
     if (key.first.value + 1 < stages()) {
       gradient = input_of(key, StageId(key.first.value + 1));
     } else {
-      gradient = at::full({}, 1.0 / input_.lowered.shape.micro_batches, loss_type_);
+      gradient = at::full({}, 1.0 / step_micro_batches(), loss_type_);
     }
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
@@ -224,6 +237,7 @@ class Interpreter {
         model_[id.index()]->weight_gradient(state, kept);
         stash.layers[static_cast<std::size_t>(i)].reset();
         time.weight_gradient_s = seconds(middle, Clock::now());
+        weight_gradient_done(id, key.second);
       }
     }
     if (weights == Weights::kNow) stashes_.erase(key);
@@ -242,6 +256,7 @@ class Interpreter {
       model_[id.index()]->weight_gradient(states_.at(id),
                                           *stash.layers[static_cast<std::size_t>(i)]);
       time_of(id, key.second).weight_gradient_s = seconds(begin, Clock::now());
+      weight_gradient_done(id, key.second);
     }
   }
 

@@ -193,8 +193,10 @@ Expected<void> save(transport::Transport& transport, transport::Tag tag,
   }
   DYNMO_TRY(agree(transport, tag, mine));
   const auto pending = checkpoint::pending_folder(root, pipeline.next_step());
-  mine = encode_result(write_layers(pending, pipeline.states(), name),
-                       [](const auto& text) { return text; });
+  // The other replicas have the same bits.
+  const runtime::LayerStates nothing;
+  const runtime::LayerStates& own = pipeline.grid().replica() == 0 ? pipeline.states() : nothing;
+  mine = encode_result(write_layers(pending, own, name), [](const auto& text) { return text; });
   DYNMO_ASSIGN(const std::vector<std::string> entries, agree(transport, tag, mine));
   mine = ".";
   if (leads)
@@ -225,7 +227,8 @@ Expected<Restored> restore(const Config& config) {
     return make_error(
         ErrorCode::kBadInput,
         "checkpoint '{}' is of another training: model, batch, optimizer, freezing, train.seed or "
-        "train.steps differ; use the config.toml of its run",
+        "train.steps differ, or the micro-batches of a step (replicas x accumulation x "
+        "micro_batches); use the config.toml of its run",
         restored.checkpoint.path.string());
   }
   if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run's checkpoints in terms of pipelines: every rank writes the layers it owns, rank 0 commits;
-// any number of ranks, any cut reads them back (dynmo/checkpoint has the format and the protocol).
+// A run's checkpoints in terms of pipelines: every rank of the first replica writes the layers it
+// owns, rank 0 commits; any number of ranks and replicas, any cut reads them back (dynmo/checkpoint
+// has the format and the protocol).
 
 #include <filesystem>
 #include <functional>

@@ -28,6 +28,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"data.path", &c.data.path},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
+      {"batch.accumulation", &c.batch.accumulation},
       {"optimizer.learning_rate", &c.optimizer.learning_rate},
       {"optimizer.minimum_learning_rate", &c.optimizer.minimum_learning_rate},
       {"optimizer.warmup_steps", &c.optimizer.warmup_steps},
@@ -44,6 +45,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"train.validation_every", &c.train.validation_every},
       {"train.validation_steps", &c.train.validation_steps},
       {"pipeline.ranks", &c.pipeline.ranks},
+      {"pipeline.replicas", &c.pipeline.replicas},
       {"pipeline.schedule", &c.pipeline.schedule},
       {"pipeline.stages_per_rank", &c.pipeline.stages_per_rank},
       {"pipeline.balancer", &c.pipeline.balancer},
@@ -104,6 +106,16 @@ Expected<void> validate(const Config& c) {
                     "1 or more"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
                     c.batch.micro_batch_size, "1 or more"));
+  DYNMO_TRY(require(in(c.batch.accumulation, 1), "batch.accumulation", c.batch.accumulation,
+                    "1 or more"));
+  DYNMO_TRY(require(c.pipeline.replicas >= 1 && c.pipeline.replicas <= 4096, "pipeline.replicas",
+                    c.pipeline.replicas, "1 to 4096"));
+  if (step_micro_batches(c) > kLarge) {
+    return make_error(ErrorCode::kBadInput,
+                      "pipeline.replicas x batch.accumulation x batch.micro_batches is {}, wanted "
+                      "at most {}",
+                      step_micro_batches(c), kLarge);
+  }
   DYNMO_TRY(require(in(c.train.steps, 1), "train.steps", c.train.steps, "1 or more"));
   DYNMO_TRY(require(c.train.seed >= 0, "train.seed", c.train.seed, "0 or more"));
   DYNMO_TRY(require(in(c.train.validation_every, 0), "train.validation_every",
@@ -182,8 +194,24 @@ std::string to_toml(const Config& config) {
   return dynmo::to_toml(keys_of(copy));
 }
 
+std::int64_t step_micro_batches(const Config& config) {
+  return config.pipeline.replicas * config.batch.accumulation * config.batch.micro_batches;
+}
+
+Expected<int> pipeline_ranks(const Config& config, int world) {
+  if (world % config.pipeline.replicas == 0) {
+    return static_cast<int>(world / config.pipeline.replicas);
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "{} ranks were started for pipeline.replicas = {}: wanted a multiple of it; "
+                    "start more or fewer, or set pipeline.replicas to a divisor of {}",
+                    world, config.pipeline.replicas, world);
+}
+
 std::string identity(const Config& config) {
   Config copy = config;
+  copy.batch.micro_batches = step_micro_batches(config);
+  copy.batch.accumulation = 1;
   std::string text;
   for (const TomlKey& key : keys_of(copy)) {
     const std::string table = key.name.substr(0, key.name.find('.'));

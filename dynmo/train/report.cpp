@@ -79,6 +79,12 @@ std::vector<std::string> decision_lines(const RunSeries& run) {
   lines.push_back(fmt::format(
       "overhead   {:.2f} % of the time: profiling {}, planning {}, moving {}", share(all, run),
       format_seconds(run.profile_s), format_seconds(run.plan_s), format_seconds(run.migrate_s)));
+  if (run.replicas > 1) {
+    lines.push_back(
+        fmt::format("reduction  {:.2f} % of the time: summing gradients over {} replicas, "
+                    "beside what the steps hid",
+                    share(run.reduction_s, run), run.replicas));
+  }
   return lines;
 }
 
@@ -117,8 +123,10 @@ std::string progress_line(std::int64_t step, std::int64_t steps,
   for (const RunSeries* run : runs) {
     line += fmt::format("  {} {:.0f} tokens/s", run->name, recent_tokens_per_s(*run));
   }
-  line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}  plan {}",
-                      newest.imbalance, 100 * newest.bubble, newest.frozen_layers, plan.ranks,
+  const int replicas = runs.back()->replicas;
+  line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}{}  plan {}",
+                      newest.imbalance, 100 * newest.bubble, newest.frozen_layers,
+                      replicas > 1 ? fmt::format("{} x ", replicas) : "", plan.ranks,
                       plan::to_string(plan));
   return line;
 }
@@ -134,7 +142,7 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.loss_digest = loss_digest(run);
   summary.bubble = mean_of(run, &StepEntry::bubble);
   summary.imbalance = mean_of(run, &StepEntry::imbalance);
-  summary.ranks = ranks;
+  summary.ranks = ranks * run.replicas;
   return summary;
 }
 
@@ -153,9 +161,9 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
     return report;
   }
   if (runs.size() == 2) {
-    DYNMO_ASSIGN(
-        const Comparison comparison,
-        compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches), ranks));
+    DYNMO_ASSIGN(const Comparison comparison,
+                 compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches),
+                         static_cast<int>(config.batch.accumulation), ranks));
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;
     const bool same = summary.runs[0].loss_digest == summary.runs[1].loss_digest;

@@ -101,6 +101,8 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.seed = static_cast<std::uint64_t>(c.train.seed);
   options.steps = c.train.steps;
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
+  options.accumulation = static_cast<int>(c.batch.accumulation);
+  options.replicas = static_cast<int>(c.pipeline.replicas);
   options.boundary_shape = boundary_shape;
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
@@ -168,11 +170,12 @@ struct FirstPlan {
 Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, const Config& config,
                                const Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());
-  DYNMO_TRY(check_cut(config, transport.size(), layers));
+  const runtime::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
+  DYNMO_TRY(check_cut(config, grid.ranks(), layers));
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(transport.size());
+  const cost::Cluster cluster = cost::equal_ranks(grid.ranks());
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -185,8 +188,9 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
       pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
   options.freezing.reset();
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  Pipeline measuring(transport, made.layers, options, first.plan,
-                     runtime::initial_states(made.layers, first.plan, transport.rank(), seed));
+  Pipeline measuring(
+      transport, made.layers, options, first.plan,
+      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
   const bool best = config.pipeline.schedule == "auto";
@@ -218,7 +222,7 @@ observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,
   record.rank = transport.rank().value;
   record.generation = run.pipeline->plan().generation;
   for (const plan::PlanStage& stage : run.pipeline->plan().stages) {
-    if (stage.rank != transport.rank()) continue;
+    if (stage.rank != run.pipeline->grid().pipeline().rank()) continue;
     if (record.layers == 0) record.first_layer = stage.layers.first.value;
     record.layers += stage.layers.count;
   }
@@ -251,6 +255,7 @@ class Trainer {
         config_(options.config),
         reporter_(reporter),
         batches_(std::move(batches)),
+        grid_(transport, static_cast<int>(config_.pipeline.replicas)),
         model_(std::move(model)),
         tensor_name_(tensor_names(options, model_.layers, batches_.vocabulary())) {}
 
@@ -287,7 +292,7 @@ class Trainer {
     // anew.
     std::optional<FirstPlan> first;
     // (An adaptive order is made for costs, which a checkpoint does not hold.)
-    if (restored && restored->plan.ranks == transport_.size() &&
+    if (restored && restored->plan.ranks == grid_.ranks() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
@@ -303,8 +308,10 @@ class Trainer {
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
-    say(fmt::format("plan     {} layers on {} ranks, {}: {}", model_.layers.size(),
-                    transport_.size(), schedule::name(first->plan.schedule),
+    const std::string replicas =
+        grid_.replicas() > 1 ? fmt::format("each of {} x ", grid_.replicas()) : "";
+    say(fmt::format("plan     {} layers on {}{} ranks, {}: {}", model_.layers.size(), replicas,
+                    grid_.ranks(), schedule::name(first->plan.schedule),
                     plan::to_string(first->plan)));
     return {};
   }
@@ -318,10 +325,10 @@ class Trainer {
     if (!name.empty()) run.directory /= name;
     runtime::LayerStates states;
     if (restored) {
-      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan, transport_.rank(),
-                                       tensor_name_));
+      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan,
+                                       grid_.pipeline().rank(), tensor_name_));
     } else {
-      states = runtime::initial_states(model_.layers, first.plan, transport_.rank(),
+      states = runtime::initial_states(model_.layers, first.plan, grid_.pipeline().rank(),
                                        static_cast<std::uint64_t>(config_.train.seed));
     }
     run.pipeline = std::make_unique<Pipeline>(
@@ -331,8 +338,9 @@ class Trainer {
         first.plan, std::move(states), first_step_);
     if (first.profiler) run.pipeline->use(*first.profiler);
     run.series.name = run.name;
+    run.series.replicas = grid_.replicas();
     run.series.tokens_per_step =
-        config_.batch.micro_batches * config_.batch.micro_batch_size * config_.model.sequence;
+        step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.sequence;
     DYNMO_TRY(make_directories(run.directory / "records"));
     const auto records =
         run.directory / "records" / fmt::format("rank-{}.jsonl", transport_.rank());
@@ -410,7 +418,7 @@ class Trainer {
     std::vector<const RunSeries*> series;
     for (const Run& run : runs_) series.push_back(&run.series);
     DYNMO_ASSIGN(const Report report, make_report(series, runs_.back().pipeline->profiler().known(),
-                                                  config_, transport_.size()));
+                                                  config_, grid_.ranks()));
     DYNMO_TRY(write_file_durably(std::filesystem::path(config_.run.directory) / "summary.json",
                                  report.summary.dump(2) + "\n"));
     for (const std::string& line : report.lines) reporter_.line(line);
@@ -422,6 +430,7 @@ class Trainer {
   const Config& config_;
   const Reporter& reporter_;
   TokenBatches batches_;
+  runtime::Grid grid_;
   MadeModel model_;
   TensorName tensor_name_;
   std::int64_t first_step_ = 0;
@@ -470,6 +479,7 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
   DYNMO_TRY(validate(options.config));
+  DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
   const std::filesystem::path directory = options.config.run.directory;
