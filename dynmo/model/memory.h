@@ -8,6 +8,7 @@
 
 #include "dynmo/core/ids.h"
 #include "dynmo/core/units.h"
+#include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
 
@@ -18,12 +19,15 @@ namespace dynmo::model {
 
 // The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden, fp32.
 [[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences);
+[[nodiscard]] Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences);
 
-// What the stash of one of make_llama's layers holds between forward and input_gradient, for a
-// micro-batch of `sequences` x config.sequence tokens: exact. Includes the layer's input; not its
-// parameters, and not tokens and targets, which belong to the batch. From then to weight_gradient
-// gradients take the place of activations: about as much.
+// What the stash of one of make_llama's or make_gpt2's layers holds between forward and
+// input_gradient, for a micro-batch of `sequences` x config.sequence tokens: exact. Includes the
+// layer's input; not its parameters, and not tokens and targets, which belong to the batch. From
+// then to weight_gradient gradients take the place of activations: about as much.
 [[nodiscard]] Bytes activation_bytes(const LlamaConfig& config, LayerId layer,
+                                     std::int64_t sequences);
+[[nodiscard]] Bytes activation_bytes(const Gpt2Config& config, LayerId layer,
                                      std::int64_t sequences);
 
 // The same for any layer, by running its forward once: bytes allocated and not freed, less the
