@@ -90,14 +90,16 @@ void scale_gradients(LayerState& state, double factor) {
 
 double squared_norm(const LayerState& state) {
   double total = 0;
-  for (const Parameter& parameter : state.parameters) {
-    if (!parameter.gradient.defined()) continue;
-    DYNMO_CHECK(parameter.gradient.is_contiguous(), "a contiguous gradient of {}", parameter.name);
-    total += parameter.gradient.scalar_type() == at::kDouble
-                 ? sum_of_squares<double>(parameter.gradient)
-                 : sum_of_squares<float>(parameter.gradient);
-  }
+  for (const Parameter& parameter : state.parameters) total += squared_norm(parameter);
   return total;
+}
+
+double squared_norm(const Parameter& parameter) {
+  if (!parameter.gradient.defined()) return 0;
+  DYNMO_CHECK(parameter.gradient.is_contiguous(), "a contiguous gradient of {}", parameter.name);
+  return parameter.gradient.scalar_type() == at::kDouble
+             ? sum_of_squares<double>(parameter.gradient)
+             : sum_of_squares<float>(parameter.gradient);
 }
 
 double clip_factor(double total_norm, double max_norm) {

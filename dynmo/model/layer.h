@@ -95,6 +95,17 @@ class Layer {
 // The layers of a model by LayerId. Shared by all ranks; immutable.
 using Model = std::vector<std::shared_ptr<const Layer>>;
 
+// Two parameters that are one, such as the matrices of embedding and head. Each layer has a copy
+// of value and moments and a gradient of its own; the two gradients are added once at the end of a
+// step, so that equal updates keep the copies equal, bit for bit, wherever the layers are.
+// The initial value is the first's.
+struct Tie {
+  LayerId first;
+  std::string first_parameter;  // ParameterSpec::name
+  LayerId second;
+  std::string second_parameter;
+};
+
 // A layer that is one function, differentiated by autograd: the start of every new layer, and the
 // oracle of hand-written ones. `parameters` are the values of `specs` in order. Autograd computes
 // both gradients in one pass at input_gradient; weight_gradient only adds them up.

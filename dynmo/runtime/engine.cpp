@@ -9,6 +9,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/tags.h"
 
@@ -22,10 +23,6 @@ using Key = std::pair<StageId, MicroBatchId>;
 
 double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
 // A tensor with the operation that sends it or fills it.
@@ -91,7 +88,7 @@ class Interpreter {
   }
 
   void receive(Rank from, transport::Tag tag, std::map<Key, Message>& received, Key key) {
-    at::Tensor tensor = at::empty(input_.boundary_shape, at::kFloat);
+    at::Tensor tensor = at::empty(input_.boundary_shape, input_.boundary_type);
     auto operation = transport_.receive(from, tag, bytes_of(tensor));
     received[key] = {std::move(tensor), std::move(operation)};
   }
@@ -195,6 +192,7 @@ class Interpreter {
     }
     output_.losses.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
     output_.losses[key.second.index()] = hidden.item<double>();
+    loss_type_ = hidden.scalar_type();
   }
 
   enum class Weights { kNow, kLater };
@@ -205,7 +203,7 @@ class Interpreter {
     if (key.first.value + 1 < stages()) {
       gradient = input_of(key, StageId(key.first.value + 1));
     } else {
-      gradient = at::full({}, 1.0 / input_.lowered.shape.micro_batches, at::kFloat);
+      gradient = at::full({}, 1.0 / input_.lowered.shape.micro_batches, loss_type_);
     }
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
@@ -260,6 +258,7 @@ class Interpreter {
   std::map<Key, at::Tensor>
       values_;          // made by (stage, micro-batch), not yet sent or used by a neighbour here
   at::Tensor arrived_;  // what wait_for_input() has just received
+  at::ScalarType loss_type_ = at::kFloat;
   std::vector<Message> sent_;  // waited for at the end of the step
 };
 

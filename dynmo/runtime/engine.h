@@ -5,6 +5,7 @@
 // knows no schedule by name; what is sent, received and computed when stands in the Schedule.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -45,6 +46,7 @@ struct StepInput {
   bool training = true;                      // dropout is on
   bool meter_stashes = false;                // fill StepOutput::stash_bytes (slower)
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
+  at::ScalarType boundary_type = at::kFloat;
   // Called with a micro-batch when its first or last stage runs here.
   std::function<MicroBatch(MicroBatchId)> batch;
 };

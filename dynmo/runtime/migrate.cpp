@@ -32,15 +32,11 @@ std::span<std::byte> bytes_of(Trailer& trailer) {
 // The pieces of a layer's tensors in the order both ends know. Their sizes follow from the model
 // and the frozen prefix, so both ends post equal sizes before anything is sent (Gloo ends the
 // process otherwise).
-std::vector<std::span<std::byte>> pieces_of(model::LayerState& state) {
+std::vector<std::span<std::byte>> layer_pieces(model::LayerState& state) {
   std::vector<std::span<std::byte>> pieces;
   for (const model::NamedTensor& tensor : model::tensors(state)) {
-    std::span<std::byte> left = tensor.bytes;
-    while (!left.empty()) {
-      const std::size_t size = std::min(left.size(), static_cast<std::size_t>(kPieceBytes));
-      pieces.push_back(left.first(size));
-      left = left.subspan(size);
-    }
+    const auto some = pieces_of(tensor.bytes);
+    pieces.insert(pieces.end(), some.begin(), some.end());
   }
   return pieces;
 }
@@ -49,7 +45,7 @@ std::vector<std::span<std::byte>> pieces_of(model::LayerState& state) {
 // Header, pieces and trailer travel on the layer's tag, in this order.
 Expected<Bytes> send_layer(Transport& transport, Rank to, model::LayerState& state) {
   const Tag tag = transport::migration_tag(state.id);
-  const auto pieces = pieces_of(state);
+  const auto pieces = layer_pieces(state);
   const auto header = model::pack(model::header(state));
   std::vector<std::unique_ptr<Operation>> operations;
   operations.push_back(transport.send(to, tag, header));
@@ -86,7 +82,7 @@ Expected<ReceivedLayer> receive_layer(Transport& transport, Rank from, const mod
                                       LayerId id, model::Frozen frozen) {
   const Tag tag = transport::migration_tag(id);
   ReceivedLayer received{.state = model::allocate_like(layer, id, frozen)};
-  const auto pieces = pieces_of(received.state);
+  const auto pieces = layer_pieces(received.state);
   std::array<std::byte, model::kHeaderBytes> header{};
   Trailer trailer;
   std::vector<std::unique_ptr<Operation>> operations;

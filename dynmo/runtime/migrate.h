@@ -12,13 +12,10 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
-
-// Largest message of a transfer: Gloo notices a lost peer least reliably in the middle of a large
-// one.
-inline constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
 
 struct MigrationReport {
   bool committed = false;

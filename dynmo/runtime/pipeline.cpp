@@ -13,6 +13,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
@@ -51,10 +52,9 @@ double busy_time(const std::vector<schedule::TimedAction>& actions) {
 }
 
 // What is known of the layers before anything is measured: names and bytes.
-cost::ModelCost known_costs(const model::Model& model,
-                            const std::vector<std::int64_t>& boundary_shape) {
-  std::int64_t boundary = sizeof(float);
-  for (const std::int64_t size : boundary_shape) boundary *= size;
+cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options) {
+  auto boundary = static_cast<std::int64_t>(c10::elementSize(options.boundary_type));
+  for (const std::int64_t size : options.boundary_shape) boundary *= size;
   cost::ModelCost costs;
   for (const auto& layer : model) {
     cost::LayerCost known;
@@ -100,12 +100,13 @@ struct Pipeline::Exchange {
 };
 
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
-                           std::uint64_t seed) {
+                           std::uint64_t seed, const std::vector<model::Tie>& ties) {
   LayerStates states;
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) == rank) states.emplace(id, model::make_state(*model[id.index()], id, seed));
   }
+  take_initial_values(ties, model, seed, states);
   return states;
 }
 
@@ -122,12 +123,14 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       states_(std::move(states)),
       step_(first_step),
       cluster_(cost::equal_ranks(transport.size())),
-      profiler_(known_costs(model_, options_.boundary_shape), options_.profile_window),
+      profiler_(known_costs(model_, options_), options_.profile_window),
       last_change_(first_step) {
   const auto valid = plan::validate(plan_, static_cast<int>(model_.size()));
   DYNMO_CHECK(valid.has_value() && plan_.ranks == transport_.size(),
               "a plan for this model and group, got {}: {}", plan::to_string(plan_),
               valid.has_value() ? "" : valid.error().message);
+  const auto tied = check_ties(options_.ties, model_, options_.freezing.has_value());
+  DYNMO_CHECK(tied.has_value(), "ties of this model: {}", tied.error().message);
   freeze_prefix();
   planned_frozen_ = frozen_;
   build_schedules();
@@ -251,7 +254,7 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
     layer[1] = time.input_gradient_s;
     layer[2] = time.weight_gradient_s;
     layer[3] = update_s_[id];
-    layer[4] = state.frozen ? 0.0 : model::squared_norm(state);
+    layer[4] = state.frozen ? 0.0 : squared_norm(options_.ties, state);
     const auto stash = output.stash_bytes.find(id);
     layer[5] = stash == output.stash_bytes.end() ? 0.0 : static_cast<double>(stash->second.value);
   }
@@ -338,8 +341,11 @@ Expected<StepOutput> Pipeline::run_step(const Batches& batches, bool meter_stash
       .frozen_layers = frozen_,
       .meter_stashes = meter_stashes,
       .boundary_shape = options_.boundary_shape,
+      .boundary_type = options_.boundary_type,
       .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
-  return run_schedule(transport_, options_.lane, model_, input, states_);
+  DYNMO_ASSIGN(StepOutput output, run_schedule(transport_, options_.lane, model_, input, states_));
+  DYNMO_TRY(add_tied_gradients(transport_, options_.ties, plan_, states_));
+  return output;
 }
 
 void Pipeline::use(const Profiler& measured) {
@@ -420,6 +426,7 @@ Expected<double> Pipeline::validate(const Batches& batches) {
       .frozen_layers = static_cast<int>(model_.size()),
       .training = false,
       .boundary_shape = options_.boundary_shape,
+      .boundary_type = options_.boundary_type,
       .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
   DYNMO_ASSIGN(const StepOutput output,
                run_schedule(transport_, options_.lane, model_, input, states_));

@@ -42,6 +42,8 @@ struct PipelineOptions {
       0;  // of the whole run: horizon of the policy, end of learning rate and freezing
   int micro_batches = 1;
   std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
+  at::ScalarType boundary_type = at::kFloat;
+  std::vector<model::Tie> ties;  // as runtime/ties.h accepts them
   model::AdamWOptions optimizer;
   model::LearningRateOptions learning_rate;
   double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
@@ -159,7 +161,8 @@ class Pipeline {
 
 // Layers that `plan` gives to `rank`, with their initial values.
 [[nodiscard]] LayerStates initial_states(const model::Model& model, const plan::Plan& plan,
-                                         Rank rank, std::uint64_t seed);
+                                         Rank rank, std::uint64_t seed,
+                                         const std::vector<model::Tie>& ties = {});
 
 // Control uses (transport/tags.h) below this one are free for the users of pipelines.
 inline constexpr int kFirstPipelineUse = 16;
