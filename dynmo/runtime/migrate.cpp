@@ -100,6 +100,7 @@ Expected<ReceivedLayer> receive_layer(Transport& transport, Rank from, const mod
   }
   DYNMO_TRY(operations.back()->wait());
 
+  model::round_values(layer, received.state);
   std::string why = take_header(header, received.state);
   if (digester.digest() != trailer.digest) {
     why =

@@ -13,6 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/ties.h"
@@ -63,6 +64,7 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     known.name = layer->name();
     known.parameter_bytes = known.gradient_bytes = model::parameter_bytes(*layer);
     known.optimizer_bytes = known.parameter_bytes * 2;
+    known.copy_bytes = model::copy_bytes(*layer);
     known.boundary_bytes = Bytes{boundary};
     costs.layers.push_back(std::move(known));
   }
@@ -73,8 +75,8 @@ model::LayerState copy_of(const model::LayerState& state) {
   model::LayerState copy = state;
   for (model::Parameter& parameter : copy.parameters) {
     for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment}) {
-      *tensor = tensor->clone();
+                               &parameter.second_moment, &parameter.rounded}) {
+      if (tensor->defined()) *tensor = tensor->clone();
     }
   }
   return copy;
@@ -145,7 +147,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       plan_(std::move(plan)),
       states_(std::move(states)),
       step_(first_step),
-      cluster_(cost::equal_ranks(grid_.ranks())),
+      cluster_(cost::equal_ranks(grid_.ranks(), options_.memory)),
       profiler_(known_costs(model_, options_), options_.profile_window),
       last_change_(first_step) {
   const auto valid = plan::validate(plan_, static_cast<int>(model_.size()));
@@ -157,6 +159,27 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
   freeze_prefix();
   planned_frozen_ = frozen_;
   build_schedules();
+  if (options_.recompute == plan::Recompute::kWhole) {
+    recompute(recomputed_under(plan_).value());
+  } else {
+    running_ = model_;
+  }
+}
+
+// Of costs that all ranks have alike; none before anything was measured (kAuto).
+Expected<plan::LayerSet> Pipeline::recomputed_under(const plan::Plan& plan) const {
+  auto known = profiler_.costs(frozen_);
+  if (!known && options_.recompute != plan::Recompute::kWhole) return plan::LayerSet();
+  if (!known) known = dynamism::freeze_prefix(profiler_.known(), frozen_);
+  return plan::recomputed_layers(options_.recompute, plan, *known, cluster_,
+                                 options_.micro_batches);
+}
+
+void Pipeline::recompute(plan::LayerSet layers) {
+  recomputed_ = std::move(layers);
+  running_ = model_;
+  for (const LayerId id : recomputed_) running_[id.index()] = model::recomputed(model_[id.index()]);
+  prediction_due_ = true;
 }
 
 // The frozen prefix is a function of the step, so all ranks agree on it without a message.
@@ -195,7 +218,8 @@ void Pipeline::predict() {
   prediction_due_ = false;
   predicted_s_ = 0;
   if (const auto model = round_costs()) {
-    const auto evaluation = plan::evaluate(plan_, *model, cluster_, options_.micro_batches);
+    const auto evaluation = plan::evaluate(plan_, plan::recomputed(*model, recomputed_), cluster_,
+                                           options_.micro_batches);
     if (evaluation) predicted_s_ = options_.accumulation * evaluation->step_time_s + overhead_s_;
   }
 }
@@ -203,7 +227,9 @@ void Pipeline::predict() {
 Expected<void> Pipeline::balance(StepReport& report) {
   if (options_.balancing == Balancing::kNever || profiler_.steps() < 3) return {};
   auto start = Clock::now();
-  const auto model = round_costs();
+  // Plans are compared with the layers recomputed that are now; the one taken gets its own set.
+  auto model = round_costs();
+  if (model) model = plan::recomputed(*std::move(model), recomputed_);
   const double noise = profiler_.relative_noise();
   report.profile_s = seconds_since(start);
   // A search takes about a second: only where something has changed since the last one.
@@ -236,6 +262,12 @@ Expected<void> Pipeline::balance(StepReport& report) {
   planned_for_ = *model;
   report.plan_s = own_plan_s_ = seconds_since(start);
   if (!report.decision->migrate) return {};
+  if (const auto layers = recomputed_under(report.decision->plan); !layers) {
+    report.decision->migrate = false;
+    report.decision->reason =
+        fmt::format("keep {}: {}", plan::to_string(plan_), layers.error().message);
+    return {};
+  }
   start = Clock::now();
   const plan::Migration migration = plan::difference(plan_, report.decision->plan, *model);
   DYNMO_ASSIGN(const bool moved, apply(report.decision->plan));
@@ -251,7 +283,10 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   DYNMO_TRY(plan::validate(plan, static_cast<int>(model_.size())));
   DYNMO_TRY(plan::schedule_of(plan, options_.micro_batches, frozen_));
   // Every rank derived the plan by itself; a difference is a defect, caught before anything moves.
-  const std::string mine = plan::digest(plan).hex();
+  DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan));
+  std::string agreed = plan::digest(plan).hex();
+  for (const LayerId id : layers) agreed += fmt::format(" recompute {}", id);
+  const std::string mine = digest_of(agreed).hex();
   DYNMO_ASSIGN(const auto all, transport::all_gather(grid_.world(), control(kDigest),
                                                      std::as_bytes(std::span(mine))));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -271,8 +306,8 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   plan_ = plan;
   last_change_ = step_;
   planned_frozen_ = frozen_;
-  prediction_due_ = true;
   build_schedules();
+  recompute(std::move(layers));
   return true;
 }
 
@@ -285,15 +320,18 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
   for (const auto& [id, state] : states_) {
     double* layer = &mine[kPerLayer * id.index()];
     const auto times = output.layer_times.find(id);
-    const LayerTime time =
-        times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
+    LayerTime time = times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
+    // The second forward and the small stash are the plan's doing, not the layer's cost.
+    const bool again = std::binary_search(recomputed_.begin(), recomputed_.end(), id);
+    if (again) time.input_gradient_s = std::max(0.0, time.input_gradient_s - time.forward_s);
     layer[0] = time.forward_s;
     layer[1] = time.input_gradient_s;
     layer[2] = time.weight_gradient_s;
     layer[3] = update_s_[id];
     layer[4] = state.frozen ? 0.0 : squared_norm(options_.ties, state);
     const auto stash = output.stash_bytes.find(id);
-    layer[5] = stash == output.stash_bytes.end() ? 0.0 : static_cast<double>(stash->second.value);
+    const bool metered = stash != output.stash_bytes.end() && !again;
+    layer[5] = metered ? static_cast<double>(stash->second.value) : 0.0;
   }
   std::copy(output.losses.begin(), output.losses.end(),
             mine.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers));
@@ -404,7 +442,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
       input.gradient_ready = [&](LayerId layer) { reduction.start(layer); };
     }
     DYNMO_ASSIGN(StepOutput part,
-                 run_schedule(grid_.pipeline(), options_.lane, model_, input, states_));
+                 run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
     append(output, std::move(part), round * options_.micro_batches);
   }
   reducing_s_ = reduction.seconds();
@@ -415,9 +453,11 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   return output;
 }
 
-void Pipeline::use(const Profiler& measured) {
+Expected<void> Pipeline::use(const Profiler& measured) {
   profiler_ = measured;
-  prediction_due_ = true;
+  DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
+  recompute(std::move(layers));
+  return {};
 }
 
 Expected<void> Pipeline::measure(const Batches& batches, int steps) {
@@ -426,7 +466,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     StepInput input = round_input(training_, batches, 0);
     input.meter_stashes = i == 0;
     DYNMO_ASSIGN(const StepOutput output,
-                 run_schedule(grid_.pipeline(), options_.lane, model_, input, states_));
+                 run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
     for (auto& [id, state] : states_) {
       if (state.frozen) continue;
       model::zero_gradients(state);
@@ -442,7 +482,8 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     profiler_.add(exchanged.layers);
     if (i == 0) profiler_.forget_times();
   }
-  prediction_due_ = true;
+  DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
+  recompute(std::move(layers));
   return {};
 }
 
@@ -454,7 +495,11 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   const int frozen_before = frozen_;
   freeze_prefix();
   DYNMO_TRY(balance(report));
-  if (frozen_ != frozen_before) build_schedules();
+  if (frozen_ != frozen_before) {
+    build_schedules();
+    DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
+    recompute(std::move(layers));
+  }
   if (prediction_due_) predict();
   report.predicted_s = predicted_s_;
   report.frozen_layers = frozen_;
@@ -496,7 +541,7 @@ Expected<double> Pipeline::validate(const Batches& batches) {
     input.frozen_layers = static_cast<int>(model_.size());
     input.training = false;
     DYNMO_ASSIGN(const StepOutput output,
-                 run_schedule(grid_.pipeline(), options_.lane, model_, input, states_));
+                 run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
     std::copy(output.losses.begin(), output.losses.end(),
               losses.begin() + round * options_.micro_batches);
   }

@@ -25,6 +25,7 @@
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/policy.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/grid.h"
 #include "dynmo/runtime/migrate.h"
@@ -58,8 +59,10 @@ struct PipelineOptions {
   std::optional<dynamism::FreezingSchedule> freezing;
   Balancing balancing = Balancing::kAutomatic;
   plan::PolicyOptions policy;
-  int profile_window = 5;  // steps
-  int lane = 0;            // pipelines of one group that run in turn need different ones
+  plan::Recompute recompute = plan::Recompute::kNone;
+  Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
+  int profile_window = 5;                 // steps
+  int lane = 0;  // pipelines of one group that run in turn need different ones
 };
 
 // What one step did; equal on all ranks except where said.
@@ -106,7 +109,8 @@ class Pipeline {
   // first step.
   [[nodiscard]] Expected<void> measure(const Batches& batches, int steps);
   // Starts from costs that another pipeline of the same model and group has measured.
-  void use(const Profiler& measured);
+  // kInfeasible (Recompute::kAuto): the plan does not fit the memory with every layer recomputed.
+  [[nodiscard]] Expected<void> use(const Profiler& measured);
   // Runs one training step: freeze, plan and move if it pays, run the schedule, clip, update.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
   // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
@@ -121,6 +125,9 @@ class Pipeline {
   [[nodiscard]] const Profiler& profiler() const { return profiler_; }
   [[nodiscard]] const Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return plan_; }
+  // Layers that keep their input only, under the plan in force: chosen anew with every plan, every
+  // longer frozen prefix and the first costs, alike on all ranks.
+  [[nodiscard]] const plan::LayerSet& recomputed() const { return recomputed_; }
   [[nodiscard]] const LayerStates& states() const { return states_; }
   [[nodiscard]] LayerStates& states() { return states_; }
   [[nodiscard]] std::int64_t next_step() const { return step_; }
@@ -137,6 +144,8 @@ class Pipeline {
   [[nodiscard]] std::optional<cost::ModelCost> round_costs() const;
   void freeze_prefix();
   void build_schedules();
+  [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan) const;
+  void recompute(plan::LayerSet layers);
   void predict();
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange(const StepOutput& output);
@@ -156,6 +165,8 @@ class Pipeline {
 
   cost::Cluster cluster_;
   Profiler profiler_;
+  plan::LayerSet recomputed_;
+  model::Model running_;           // model_, those of recomputed_ wrapped
   schedule::Schedule training_;    // lowered
   schedule::Schedule validation_;  // lowered, forward only
   std::map<LayerId, double> update_s_;

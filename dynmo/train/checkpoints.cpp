@@ -176,6 +176,7 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
     DYNMO_TRY(copy_tensor(file, kFirstMoment + full, parameter.first_moment));
     DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
   }
+  model::round_values(layer, state);
   return state;
 }
 

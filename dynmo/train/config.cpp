@@ -8,7 +8,9 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
 #include "dynmo/model/learning_rate.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::train {
@@ -25,6 +27,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.sequence", &c.model.sequence},
       {"model.dropout", &c.model.dropout},
       {"model.rope_theta", &c.model.rope_theta},
+      {"model.precision", &c.model.precision},
       {"data.path", &c.data.path},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
@@ -52,6 +55,8 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"pipeline.cut", &c.pipeline.cut},
       {"pipeline.measure_steps", &c.pipeline.measure_steps},
       {"pipeline.pin", &c.pipeline.pin},
+      {"pipeline.recompute", &c.pipeline.recompute},
+      {"pipeline.memory", &c.pipeline.memory},
       {"pipeline.timeout_s", &c.pipeline.timeout_s},
       {"balance.enabled", &c.balance.enabled},
       {"balance.balancer", &c.balance.balancer},
@@ -130,6 +135,13 @@ Expected<void> validate(const Config& c) {
                     "0 to optimizer.learning_rate"));
   DYNMO_TRY(require(in(c.optimizer.warmup_steps, 0), "optimizer.warmup_steps",
                     c.optimizer.warmup_steps, "0 or more"));
+  const auto precision = model::parse_precision(c.model.precision);
+  if (!precision) {
+    return make_error(ErrorCode::kBadInput, "model.precision: {}", precision.error().message);
+  }
+  DYNMO_TRY(require(!emulates(c) || *precision == model::Precision::kFp32, "model.precision",
+                    c.model.precision,
+                    "fp32 with run.device = emulated: its costs say how many bytes pass"));
   const auto decay = model::parse_decay(c.optimizer.decay);
   if (!decay) {
     return make_error(ErrorCode::kBadInput, "optimizer.decay: {}", decay.error().message);
@@ -163,6 +175,16 @@ Expected<void> validate(const Config& c) {
   }
   DYNMO_TRY(require(in(c.pipeline.stages_per_rank, 1), "pipeline.stages_per_rank",
                     c.pipeline.stages_per_rank, "1 or more"));
+  const auto recompute = plan::parse_recompute(c.pipeline.recompute);
+  if (!recompute) {
+    return make_error(ErrorCode::kBadInput, "pipeline.recompute: {}", recompute.error().message);
+  }
+  DYNMO_TRY(require(!emulates(c) || *recompute == plan::Recompute::kNone, "pipeline.recompute",
+                    c.pipeline.recompute,
+                    "none with run.device = emulated: its layers keep no activations"));
+  DYNMO_TRY(require(*recompute != plan::Recompute::kAuto || c.pipeline.memory > Bytes{0},
+                    "pipeline.memory", c.pipeline.memory.value,
+                    "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
   DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
   DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,

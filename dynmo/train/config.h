@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::train {
 
@@ -25,6 +26,7 @@ struct Config {
     std::int64_t sequence = 128;
     double dropout = 0;
     double rope_theta = 10000;
+    std::string precision = "fp32";  // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
     std::string path;  // folder made by `dynmo data prepare`
@@ -62,6 +64,8 @@ struct Config {
     std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
     std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
     bool pin = true;                 // each rank to a core of its own, where there are enough
+    std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs
+    Bytes memory;                    // of a rank, for plans; 0: unlimited
     double timeout_s = 300;  // of one message; a lost rank is noticed in seconds by the watchdog
   } pipeline;
   struct Balance {

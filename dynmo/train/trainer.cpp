@@ -14,11 +14,13 @@
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
@@ -70,13 +72,15 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   }
   MadeModel made{.layers = {},
                  .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+  DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
     DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
+    made.layers = model::in_precision(std::move(made.layers), precision);
     return made;
   }
   const model::LlamaConfig config = llama_config(c, vocabulary);
   DYNMO_TRY(model::validate(config));
-  made.layers = model::make_llama(config);
+  made.layers = model::in_precision(model::make_llama(config), precision);
   return made;
 }
 
@@ -94,6 +98,10 @@ TensorName tensor_names(const TrainOptions& options, const model::Model& model,
   };
 }
 
+Bytes rank_memory(const Config& c) {
+  return c.pipeline.memory > Bytes{0} ? c.pipeline.memory : cost::kUnlimitedMemory;
+}
+
 runtime::PipelineOptions pipeline_options(const Config& c,
                                           const std::vector<std::int64_t>& boundary_shape, int lane,
                                           runtime::Balancing balancing) {
@@ -104,6 +112,7 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.accumulation = static_cast<int>(c.batch.accumulation);
   options.replicas = static_cast<int>(c.pipeline.replicas);
   options.boundary_shape = boundary_shape;
+  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;
@@ -130,6 +139,8 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
     options.policy.propose.schedules = plan::ScheduleChoice::kBest;
   }
+  options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
+  options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
   return options;
@@ -175,7 +186,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(grid.ranks());
+  const cost::Cluster cluster = cost::equal_ranks(grid.ranks(), rank_memory(config));
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -187,6 +198,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
   runtime::PipelineOptions options =
       pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
   options.freezing.reset();
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   Pipeline measuring(
       transport, made.layers, options, first.plan,
@@ -202,7 +214,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
     return first;
   }
   const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::Proposal proposal,
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed,
                plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
                              {.model = costs,
                               .cluster = cluster,
@@ -210,8 +222,9 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
                               .schedule = kind,
                               .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
                              {.schedules = best ? plan::ScheduleChoice::kBest
-                                                : plan::ScheduleChoice::kAsGiven}));
-  first.plan = std::move(proposal.plan);
+                                                : plan::ScheduleChoice::kAsGiven},
+                             plan::parse_recompute(config.pipeline.recompute).value()));
+  first.plan = std::move(proposed.proposal.plan);
   return first;
 }
 
@@ -291,8 +304,10 @@ class Trainer {
     // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
     // anew.
     std::optional<FirstPlan> first;
-    // (An adaptive order is made for costs, which a checkpoint does not hold.)
-    if (restored && restored->plan.ranks == grid_.ranks() &&
+    // (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint does
+    // not hold.)
+    if (restored && config_.pipeline.recompute != "auto" &&
+        restored->plan.ranks == grid_.ranks() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
@@ -307,6 +322,12 @@ class Trainer {
           "losses are 0",
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
+    }
+    if (const auto& again = runs_.front().pipeline->recomputed(); !again.empty()) {
+      say(
+          fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
+                      "(pipeline.recompute = {})",
+                      again.size(), model_.layers.size(), config_.pipeline.recompute));
     }
     const std::string replicas =
         grid_.replicas() > 1 ? fmt::format("each of {} x ", grid_.replicas()) : "";
@@ -336,7 +357,7 @@ class Trainer {
         pipeline_options(config_, model_.boundary_shape, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
-    if (first.profiler) run.pipeline->use(*first.profiler);
+    if (first.profiler) DYNMO_TRY(run.pipeline->use(*first.profiler));
     run.series.name = run.name;
     run.series.replicas = grid_.replicas();
     run.series.tokens_per_step =

@@ -17,6 +17,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
@@ -58,6 +59,8 @@ struct RunOptions {
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
   std::vector<transport::Fault> faults = {};  // of every rank
   std::optional<Rank> faulty = {};            // or of this one only
+  model::Precision precision = model::Precision::kFp32;
+  plan::Recompute recompute = plan::Recompute::kNone;
 };
 
 inline LayerStates in_type(LayerStates states, at::ScalarType type) {
@@ -112,7 +115,8 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.replicas = run.replicas;
   options.ties = run.ties;
   options.boundary_shape = {2, config.sequence, config.hidden};
-  options.boundary_type = run.type;
+  options.boundary_type =
+      run.precision == model::Precision::kFp32 ? run.type : model::scalar_type(run.precision);
   options.optimizer.learning_rate = 1e-2;
   options.learning_rate.peak = 1e-2;
   options.learning_rate.warmup_steps = 3;
@@ -120,13 +124,14 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.freezing = run.freezing;
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
+  options.recompute = run.recompute;
   return options;
 }
 
 // Runs `run.steps` steps on the ranks of the plan, for each replica.
 inline RunResult run_pipeline(const RunOptions& run) {
   const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
+  const model::Model layers = model::in_precision(model::make_llama(config), run.precision);
   const PipelineOptions options = pipeline_options(config, run);
   const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;

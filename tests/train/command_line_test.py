@@ -102,6 +102,17 @@ class BadInput(Case):
     def test_corpus_shorter_than_a_sequence(self):
         self.assert_error(self.run_command(self.command("--set", "model.sequence=10000000")), 2, "tokens", "10000000")
 
+    def test_unknown_precision(self):
+        self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
+                          "fp32 or bf16")
+
+    def test_recompute_without_a_limit_and_with_an_impossible_one(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
+                          "none, whole or auto")
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=auto")), 2, "pipeline.memory", "2GiB")
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.recompute=auto", "--set",
+                                                        "pipeline.memory=1KiB")), 3, "memory")
+
     def test_unknown_flag_and_run_name(self):
         self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
         self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
@@ -175,6 +186,33 @@ class Resume(Case):
             self.assertIn("resume", resumed.stdout)
             self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
+
+    def test_bf16_resumes_with_the_same_bits_and_in_bf16_only(self):
+        def train(run, ranks, *words):
+            return self.train(run, ranks, *words) + ["--set", "model.precision=bf16"]
+
+        undisturbed = self.run_command(train("bf16", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference, run = self.folder / "bf16", self.folder / "bf16-resumed"
+        shutil.copytree(reference, run)
+        for step in (50, 60):
+            shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+        resumed = self.run_command(train(run.name, 3, "--resume"))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertIn("step 40", resumed.stdout)
+        self.assertEqual(losses(run), losses(reference))
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)))
+
+        # What fp32 tools open: every tensor fp32 under its own name, no rounded copy.
+        layer = (run / "checkpoints" / "step-00000060" / "layer-0007.safetensors").read_bytes()
+        header = json.loads(layer[8:8 + int.from_bytes(layer[:8], "little")])
+        names = ["model.norm.weight", "lm_head.weight"]
+        moments = [f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
+        self.assertEqual(sorted(set(header) - {"__metadata__"}), sorted(names + moments))
+        self.assertEqual({header[name]["dtype"] for name in names + moments}, {"F32"})
+        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assert_error(self.run_command(self.train(run.name, 2, "--resume")), 2, "checkpoint", "model")
 
     def test_corrupted_checkpoints(self):
         run = self.folder / "damaged"
