@@ -407,6 +407,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.bubble = 1 - mean(report.busy_s) / report.step_s;
   report.layers = exchanged.layers;
   report.actions = std::move(output.actions);
+  report.messages = std::move(output.messages);
   report.start_ns = output.start_ns;
   ++step_;
   return report;
