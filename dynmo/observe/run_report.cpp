@@ -132,7 +132,7 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   add_charts(lines, summary, curves);
   lines.push_back(fmt::format(
       "left in    {0}/: summary.json, config.toml, {1}records/, {1}trace.json (ui.perfetto.dev), "
-      "{1}profile.json",
+      "{1}profile.json, {1}load-trace.jsonl",
       folder, summary.runs.size() > 1 ? "NAME/" : ""));
   return lines;
 }
