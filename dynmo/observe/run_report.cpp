@@ -58,6 +58,12 @@ void add_decisions(Lines& lines, const RunSummary& run) {
       fmt::format("overhead   {:.2f} % of the time: profiling {}, planning {}, moving {}",
                   run.seconds > 0 ? 100 * all / run.seconds : 0, format_seconds(run.profile_s),
                   format_seconds(run.plan_s), format_seconds(run.migrate_s)));
+  if (run.replicas > 1) {
+    lines.push_back(
+        fmt::format("reduction  {:.2f} % of the time: summing gradients over {} replicas, "
+                    "beside what the steps hid",
+                    run.seconds > 0 ? 100 * run.reduction_s / run.seconds : 0, run.replicas));
+  }
   lines.push_back(
       fmt::format("predicted  step time: median error {:.1f} %, worst {:.1f} %, over {} steps {}",
                   100 * run.prediction_error_median, 100 * run.prediction_error_worst,

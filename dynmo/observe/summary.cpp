@@ -76,6 +76,8 @@ Json run_json(const RunSummary& run) {
           {"profile_s", measured(run.profile_s)},
           {"plan_s", measured(run.plan_s)},
           {"migrate_s", measured(run.migrate_s)},
+          {"replicas", run.replicas},
+          {"reduction_s", measured(run.reduction_s)},
           {"predicted_steps", run.predicted_steps},
           {"prediction_error_median", measured(run.prediction_error_median)},
           {"prediction_error_worst", measured(run.prediction_error_worst)},
@@ -112,6 +114,8 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   run.profile_s = number("profile_s");
   run.plan_s = number("plan_s");
   run.migrate_s = number("migrate_s");
+  run.replicas = count(object, "replicas", 1);
+  run.reduction_s = number("reduction_s");
   run.predicted_steps = count(object, "predicted_steps", 0);
   run.prediction_error_median = number("prediction_error_median");
   run.prediction_error_worst = number("prediction_error_worst");

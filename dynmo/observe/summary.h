@@ -47,6 +47,8 @@ struct RunSummary {
   double profile_s = 0;  // spent by balancing
   double plan_s = 0;
   double migrate_s = 0;
+  std::int64_t replicas = 1;
+  double reduction_s = 0;  // summing gradients over the replicas, not hidden by the steps
   // |predicted - measured| / measured step time: median and largest of so many steps.
   std::int64_t predicted_steps = 0;
   double prediction_error_median = 0;

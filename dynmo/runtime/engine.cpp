@@ -9,6 +9,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/tags.h"
 
@@ -22,10 +23,6 @@ using Key = std::pair<StageId, MicroBatchId>;
 
 double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
 // A tensor with the operation that sends it or fills it.
@@ -106,7 +103,7 @@ class Interpreter {
 
   void receive(const Action& action, Rank from, transport::Tag tag,
                std::map<Key, Message>& received) {
-    at::Tensor tensor = at::empty(input_.boundary_shape, at::kFloat);
+    at::Tensor tensor = at::empty(input_.boundary_shape, input_.boundary_type);
     const std::size_t place = record(action);
     auto operation = transport_.receive(from, tag, bytes_of(tensor));
     received[{action.stage, action.micro_batch}] = {std::move(tensor), std::move(operation), place};
@@ -153,15 +150,28 @@ class Interpreter {
     }
   }
 
+  int micro_batches() const { return input_.lowered.shape.micro_batches; }
+  int step_micro_batches() const {
+    return input_.step_micro_batches > 0 ? input_.step_micro_batches : micro_batches();
+  }
+  MicroBatchId in_step(MicroBatchId id) const {
+    return MicroBatchId(input_.first_micro_batch + id.value);
+  }
+
+  // Weight gradients are in micro-batch order in every schedule.
+  void weight_gradient_done(LayerId layer, MicroBatchId id) {
+    if (input_.gradient_ready && id.value + 1 == micro_batches()) input_.gradient_ready(layer);
+  }
+
   model::LayerContext context_of(Key key) const {
     model::LayerContext context;
     context.step = input_.step;
-    context.micro_batch = key.second;
+    context.micro_batch = in_step(key.second);
     context.training = input_.training;
     const bool first = key.first.value == 0;
     const bool last = key.first.value + 1 == stages();
     if (first || last) {
-      MicroBatch batch = input_.batch(key.second);
+      MicroBatch batch = input_.batch(context.micro_batch);
       if (first) context.tokens_BT = std::move(batch.tokens_BT);
       if (last) context.targets_BT = std::move(batch.targets_BT);
     }
@@ -211,6 +221,7 @@ class Interpreter {
     }
     output_.losses.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
     output_.losses[key.second.index()] = hidden.item<double>();
+    loss_type_ = hidden.scalar_type();
   }
 
   enum class Weights { kNow, kLater };
@@ -221,7 +232,7 @@ class Interpreter {
     if (key.first.value + 1 < stages()) {
       gradient = input_of(key, StageId(key.first.value + 1));
     } else {
-      gradient = at::full({}, 1.0 / input_.lowered.shape.micro_batches, at::kFloat);
+      gradient = at::full({}, 1.0 / step_micro_batches(), loss_type_);
     }
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
@@ -242,6 +253,7 @@ class Interpreter {
         model_[id.index()]->weight_gradient(state, kept);
         stash.layers[static_cast<std::size_t>(i)].reset();
         time.weight_gradient_s = seconds(middle, Clock::now());
+        weight_gradient_done(id, key.second);
       }
     }
     if (weights == Weights::kNow) stashes_.erase(key);
@@ -260,6 +272,7 @@ class Interpreter {
       model_[id.index()]->weight_gradient(states_.at(id),
                                           *stash.layers[static_cast<std::size_t>(i)]);
       time_of(id, key.second).weight_gradient_s = seconds(begin, Clock::now());
+      weight_gradient_done(id, key.second);
     }
   }
 
@@ -277,6 +290,7 @@ class Interpreter {
   std::map<Key, at::Tensor>
       values_;          // made by (stage, micro-batch), not yet sent or used by a neighbour here
   at::Tensor arrived_;  // what wait_for_input() has just received
+  at::ScalarType loss_type_ = at::kFloat;
   std::vector<Message> sent_;  // waited for at the end of the step
 };
 

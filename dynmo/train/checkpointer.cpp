@@ -55,9 +55,11 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   if (failure_) {
     give_up();
   } else {
+    // The other replicas have the same bits.
+    const bool writes = pipeline.grid().replica() == 0;
     const auto pending = checkpoint::pending_folder(root_, step_);
     for (const auto& [id, state] : pipeline.states()) {
-      writer_.add_layer(pending, layer_file(state, name_));
+      if (writes) writer_.add_layer(pending, layer_file(state, name_));
     }
     phase_ = Phase::kWriting;
   }

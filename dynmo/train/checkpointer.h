@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes a run's checkpoints while training goes on. At a checkpoint's step every rank copies the
-// layers it owns (checkpoint/background_writer.h); threads write the copies; when, at a later step
-// boundary, all ranks say that their files are on the disk, rank 0's thread commits them. Nobody
-// waits for a disk unless the next checkpoint is due before the last one is done, or the run ends.
+// Writes a run's checkpoints while training goes on. At a checkpoint's step every rank (of the
+// first replica) copies the layers it owns (checkpoint/background_writer.h); threads write the
+// copies; when, at a later step boundary, all ranks say that their files are on the disk, rank 0's
+// thread commits them. Nobody waits for a disk unless the next checkpoint is due before the last
+// one is done, or the run ends.
 //
 // A checkpoint that cannot be written stops nothing: a line says why and which one is still good,
 // and the next one is tried as if nothing had happened.

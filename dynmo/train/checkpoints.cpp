@@ -93,6 +93,7 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
     DYNMO_TRY(copy_tensor(file, kFirstMoment + full, parameter.first_moment));
     DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
   }
+  model::round_values(layer, state);
   return state;
 }
 
@@ -156,7 +157,8 @@ Expected<Restored> restore(const Config& config) {
     return make_error(
         ErrorCode::kBadInput,
         "checkpoint '{}' is of another training: model, batch, optimizer, freezing, train.seed or "
-        "train.steps differ; use the config.toml of its run",
+        "train.steps differ, or the micro-batches of a step (replicas x accumulation x "
+        "micro_batches); use the config.toml of its run",
         restored.checkpoint.path.string());
   }
   if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);

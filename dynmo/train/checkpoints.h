@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run's checkpoints in terms of pipelines: what a layer's file holds, and how any number of
-// ranks, any cut reads them back (checkpointer.h writes them, dynmo/checkpoint has the format).
+// A run's checkpoints in terms of pipelines: what a layer's file holds, and how any number of ranks
+// and replicas, any cut reads them back (checkpointer.h writes them, dynmo/checkpoint has the
+// format).
 
 #include <filesystem>
 #include <functional>

@@ -26,6 +26,7 @@ struct Config {
     std::int64_t sequence = 128;
     double dropout = 0;
     double rope_theta = 10000;
+    std::string precision = "fp32";  // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
     std::string path;  // folder made by `dynmo data prepare`
@@ -33,6 +34,7 @@ struct Config {
   struct Batch {
     std::int64_t micro_batches = 8;
     std::int64_t micro_batch_size = 4;  // sequences
+    std::int64_t accumulation = 1;      // rounds of micro_batches before an update
   } batch;
   struct Optimizer {
     double learning_rate = 1e-3;
@@ -54,13 +56,16 @@ struct Config {
     std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
   } train;
   struct Pipeline {
-    std::int64_t ranks = 0;            // 0: min(4, usable cores), at least 2
+    std::int64_t ranks = 0;            // of one replica; 0: min(4, usable cores), at least 2
+    std::int64_t replicas = 1;         // pipelines that train on different micro-batches
     std::string schedule = "1f1b";     // or "auto": of the first plan, the best of all by replay
     std::int64_t stages_per_rank = 2;  // of interleaved
     std::string balancer = "optimal";  // of the first plan, on costs measured before the first step
     std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
     std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
     bool pin = true;                 // each rank to a core of its own, where there are enough
+    std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs
+    Bytes memory;                    // of a rank, for plans; 0: unlimited
     double timeout_s = 300;  // of one message; a lost rank is noticed in seconds by the watchdog
   } pipeline;
   struct Balance {
@@ -110,9 +115,14 @@ struct Config {
 [[nodiscard]] bool emulates(const Config& config);
 // The resolved form; apply_file reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Config& config);
-// Digest text of what decides the numbers of a run (model, data, batch, optimizer,
-// train.seed/steps, freezing): a checkpoint continues only a run with an equal one. The number of
-// ranks, cuts and balancing are not part of it.
+// Micro-batches of a step: replicas x accumulation x micro_batches.
+[[nodiscard]] std::int64_t step_micro_batches(const Config& config);
+// Ranks of one replica where `world` ranks were started. kBadInput where replicas do not divide it.
+[[nodiscard]] Expected<int> pipeline_ranks(const Config& config, int world);
+// Digest text of what decides the numbers of a run (model, data, micro-batches of a step and their
+// size, optimizer, train.seed/steps, freezing): a checkpoint continues only a run with an equal
+// one. The number of ranks, cuts and balancing are not part of it; nor is how the micro-batches of
+// a step are grouped in replicas, which changes the last bits.
 [[nodiscard]] std::string identity(const Config& config);
 
 }  // namespace dynmo::train

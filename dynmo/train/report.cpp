@@ -61,8 +61,10 @@ std::string progress_line(std::int64_t step, std::int64_t steps,
   for (const RunSeries* run : runs) {
     line += fmt::format("  {} {:.0f} tokens/s", run->name, recent_tokens_per_s(*run));
   }
-  line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}  plan {}",
-                      newest.imbalance, 100 * newest.bubble, newest.frozen_layers, plan.ranks,
+  const int replicas = runs.back()->replicas;
+  line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}{}  plan {}",
+                      newest.imbalance, 100 * newest.bubble, newest.frozen_layers,
+                      replicas > 1 ? fmt::format("{} x ", replicas) : "", plan.ranks,
                       plan::to_string(plan));
   return line;
 }
@@ -78,7 +80,9 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.loss_digest = loss_digest(run);
   summary.bubble = mean_of(run, &StepEntry::bubble);
   summary.imbalance = mean_of(run, &StepEntry::imbalance);
-  summary.ranks = ranks;
+  summary.ranks = ranks * run.replicas;
+  summary.replicas = run.replicas;
+  summary.reduction_s = run.reduction_s;
   summary.steps = std::ssize(run.steps);
   summary.seconds = run.seconds();
   if (!run.validation.empty()) {
@@ -113,9 +117,9 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
   const RunSeries& last = *runs.back();
   const observe::RunSummary& end = summary.runs.back();
   if (runs.size() == 2 && !last.steps.empty()) {
-    DYNMO_ASSIGN(
-        const Comparison comparison,
-        compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches), ranks));
+    DYNMO_ASSIGN(const Comparison comparison,
+                 compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches),
+                         static_cast<int>(config.batch.accumulation), ranks));
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;
   }

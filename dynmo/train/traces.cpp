@@ -146,14 +146,22 @@ StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns) {
 }
 
 Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
-                           const std::deque<StepTrace>& mine, const std::filesystem::path& path) {
+                           const std::deque<StepTrace>& mine, int replicas,
+                           const std::filesystem::path& path) {
   DYNMO_ASSIGN(const auto texts, transport::gather_texts(transport, tag, encode(mine)));
   if (transport.rank() != Rank(0) || mine.empty()) return {};
   std::vector<std::vector<StepTrace>> ranks;
   for (const std::string& text : texts) ranks.push_back(decode(text));
-  observe::TraceProcess process{.name = "measured", .steps = {}};
-  for (std::size_t i = 0; i < ranks[0].size(); ++i) process.steps.push_back(traced(ranks, i));
-  return write_file_durably(path, observe::trace_json(std::span(&process, 1)));
+  std::vector<observe::TraceProcess> processes;
+  const std::ptrdiff_t size = std::ssize(ranks) / replicas;
+  for (int replica = 0; replica < replicas; ++replica) {
+    const auto first = ranks.begin() + replica * size;
+    const std::vector<std::vector<StepTrace>> own(first, first + size);
+    auto& process = processes.emplace_back();
+    process.name = replicas > 1 ? fmt::format("measured, replica {}", replica) : "measured";
+    for (std::size_t i = 0; i < own[0].size(); ++i) process.steps.push_back(traced(own, i));
+  }
+  return write_file_durably(path, observe::trace_json(processes));
 }
 
 }  // namespace dynmo::train

@@ -15,11 +15,13 @@
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
 #include "dynmo/train/checkpoints.h"
@@ -102,13 +104,15 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   }
   MadeModel made{.layers = {},
                  .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+  DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
     DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
+    made.layers = model::in_precision(std::move(made.layers), precision);
     return made;
   }
   const model::LlamaConfig config = llama_config(c, vocabulary);
   DYNMO_TRY(model::validate(config));
-  made.layers = model::make_llama(config);
+  made.layers = model::in_precision(model::make_llama(config), precision);
   return made;
 }
 
@@ -126,6 +130,10 @@ TensorName tensor_names(const TrainOptions& options, const model::Model& model,
   };
 }
 
+Bytes rank_memory(const Config& c) {
+  return c.pipeline.memory > Bytes{0} ? c.pipeline.memory : cost::kUnlimitedMemory;
+}
+
 runtime::PipelineOptions pipeline_options(const Config& c,
                                           const std::vector<std::int64_t>& boundary_shape, int lane,
                                           runtime::Balancing balancing) {
@@ -133,7 +141,10 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.seed = static_cast<std::uint64_t>(c.train.seed);
   options.steps = c.train.steps;
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
+  options.accumulation = static_cast<int>(c.batch.accumulation);
+  options.replicas = static_cast<int>(c.pipeline.replicas);
   options.boundary_shape = boundary_shape;
+  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;
@@ -160,6 +171,8 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
     options.policy.propose.schedules = plan::ScheduleChoice::kBest;
   }
+  options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
+  options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
   return options;
@@ -200,11 +213,12 @@ struct FirstPlan {
 Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, const Config& config,
                                const Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());
-  DYNMO_TRY(check_cut(config, transport.size(), layers));
+  const runtime::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
+  DYNMO_TRY(check_cut(config, grid.ranks(), layers));
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(transport.size());
+  const cost::Cluster cluster = cost::equal_ranks(grid.ranks(), rank_memory(config));
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -216,9 +230,11 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
   runtime::PipelineOptions options =
       pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
   options.freezing.reset();
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  Pipeline measuring(transport, made.layers, options, first.plan,
-                     runtime::initial_states(made.layers, first.plan, transport.rank(), seed));
+  Pipeline measuring(
+      transport, made.layers, options, first.plan,
+      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
   const bool best = config.pipeline.schedule == "auto";
@@ -230,7 +246,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
     return first;
   }
   const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::Proposal proposal,
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed,
                plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
                              {.model = costs,
                               .cluster = cluster,
@@ -238,8 +254,9 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
                               .schedule = kind,
                               .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
                              {.schedules = best ? plan::ScheduleChoice::kBest
-                                                : plan::ScheduleChoice::kAsGiven}));
-  first.plan = std::move(proposal.plan);
+                                                : plan::ScheduleChoice::kAsGiven},
+                             plan::parse_recompute(config.pipeline.recompute).value()));
+  first.plan = std::move(proposed.proposal.plan);
   return first;
 }
 
@@ -250,7 +267,7 @@ observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,
   record.rank = transport.rank().value;
   record.generation = run.pipeline->plan().generation;
   for (const plan::PlanStage& stage : run.pipeline->plan().stages) {
-    if (stage.rank != transport.rank()) continue;
+    if (stage.rank != run.pipeline->grid().pipeline().rank()) continue;
     if (record.layers == 0) record.first_layer = stage.layers.first.value;
     record.layers += stage.layers.count;
   }
@@ -283,6 +300,7 @@ class Trainer {
         config_(options.config),
         reporter_(reporter),
         batches_(std::move(batches)),
+        grid_(transport, static_cast<int>(config_.pipeline.replicas)),
         model_(std::move(model)),
         tensor_name_(tensor_names(options, model_.layers, batches_.vocabulary())) {}
 
@@ -318,8 +336,9 @@ class Trainer {
     // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
     // anew.
     std::optional<FirstPlan> first;
-    // (An adaptive order is made for costs, which a checkpoint does not hold.)
-    if (restored && restored->plan.ranks == transport_.size() &&
+    // (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint does
+    // not hold.)
+    if (restored && config_.pipeline.recompute != "auto" && restored->plan.ranks == grid_.ranks() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
@@ -335,8 +354,16 @@ class Trainer {
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
-    say(fmt::format("plan     {} layers on {} ranks, {}: {}", model_.layers.size(),
-                    transport_.size(), schedule::name(first->plan.schedule),
+    if (const auto& again = runs_.front().pipeline->recomputed(); !again.empty()) {
+      say(
+          fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
+                      "(pipeline.recompute = {})",
+                      again.size(), model_.layers.size(), config_.pipeline.recompute));
+    }
+    const std::string replicas =
+        grid_.replicas() > 1 ? fmt::format("each of {} x ", grid_.replicas()) : "";
+    say(fmt::format("plan     {} layers on {}{} ranks, {}: {}", model_.layers.size(), replicas,
+                    grid_.ranks(), schedule::name(first->plan.schedule),
                     plan::to_string(first->plan)));
     return {};
   }
@@ -350,10 +377,10 @@ class Trainer {
     if (!name.empty()) run.directory /= name;
     runtime::LayerStates states;
     if (restored) {
-      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan, transport_.rank(),
-                                       tensor_name_));
+      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan,
+                                       grid_.pipeline().rank(), tensor_name_));
     } else {
-      states = runtime::initial_states(model_.layers, first.plan, transport_.rank(),
+      states = runtime::initial_states(model_.layers, first.plan, grid_.pipeline().rank(),
                                        static_cast<std::uint64_t>(config_.train.seed));
     }
     run.transport = std::make_unique<transport::CountingTransport>(transport_);
@@ -362,10 +389,11 @@ class Trainer {
         pipeline_options(config_, model_.boundary_shape, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
-    if (first.profiler) run.pipeline->use(*first.profiler);
+    if (first.profiler) DYNMO_TRY(run.pipeline->use(*first.profiler));
     run.series.name = run.name;
+    run.series.replicas = grid_.replicas();
     run.series.tokens_per_step =
-        config_.batch.micro_batches * config_.batch.micro_batch_size * config_.model.sequence;
+        step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.sequence;
     DYNMO_TRY(make_directories(run.directory / "records"));
     const auto records =
         run.directory / "records" / fmt::format("rank-{}.jsonl", transport_.rank());
@@ -488,7 +516,7 @@ class Trainer {
         if (const auto closed = run.load_trace->close(); !closed) say(closed.error().message);
       }
       DYNMO_TRY(write_trace(transport_, transport::control_tag(kTraces), run.traces,
-                            run.directory / "trace.json"));
+                            grid_.replicas(), run.directory / "trace.json"));
       if (!first_rank()) continue;
       const auto costs = run.pipeline->costs();
       if (costs)
@@ -520,7 +548,7 @@ class Trainer {
     std::vector<const RunSeries*> series;
     for (const Run& run : runs_) series.push_back(&run.series);
     DYNMO_ASSIGN(const Report report, make_report(series, runs_.back().pipeline->profiler().known(),
-                                                  config_, transport_.size()));
+                                                  config_, grid_.ranks()));
     DYNMO_TRY(write_file_durably(std::filesystem::path(config_.run.directory) / "summary.json",
                                  report.summary.dump(2) + "\n"));
     for (const std::string& line : report.lines) reporter_.line(line);
@@ -532,6 +560,7 @@ class Trainer {
   const Config& config_;
   const Reporter& reporter_;
   TokenBatches batches_;
+  runtime::Grid grid_;
   MadeModel model_;
   TensorName tensor_name_;
   std::int64_t first_step_ = 0;
@@ -580,6 +609,7 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
   DYNMO_TRY(validate(options.config));
+  DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
   const std::filesystem::path directory = options.config.run.directory;

@@ -34,10 +34,11 @@ struct TrainOptions {
   std::function<Expected<model::Model>(const Config&, std::int64_t vocabulary)> make_model;
 };
 
-// What can be known before any rank starts: config, data, names, ranks against layers. kBadInput.
 // The decoder of the config's [model] table.
 [[nodiscard]] model::LlamaConfig llama_config(const Config& config, std::int64_t vocabulary);
 
+// What can be known before any rank starts: config, data, names, ranks (of a replica) against
+// layers. kBadInput.
 [[nodiscard]] Expected<void> check_inputs(const TrainOptions& options, int ranks);
 
 // Called by all ranks of the group with equal options. Requires at::set_num_threads(1) or the same

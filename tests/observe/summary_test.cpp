@@ -31,6 +31,8 @@ RunSummary run(const std::string& name, double step_time_s) {
   summary.profile_s = 0.001;
   summary.plan_s = 0.002;
   summary.migrate_s = 0.003;
+  summary.replicas = 2;
+  summary.reduction_s = 0.25;
   summary.predicted_steps = 19;
   summary.prediction_error_median = 0.04;
   summary.prediction_error_worst = 0.3;

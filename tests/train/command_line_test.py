@@ -104,6 +104,17 @@ class BadInput(Case):
     def test_corpus_shorter_than_a_sequence(self):
         self.assert_error(self.run_command(self.command("--set", "model.sequence=10000000")), 2, "tokens", "10000000")
 
+    def test_unknown_precision(self):
+        self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
+                          "fp32 or bf16")
+
+    def test_recompute_without_a_limit_and_with_an_impossible_one(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
+                          "none, whole or auto")
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=auto")), 2, "pipeline.memory", "2GiB")
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.recompute=auto", "--set",
+                                                        "pipeline.memory=1KiB")), 3, "memory")
+
     def test_unknown_flag_and_run_name(self):
         self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
         self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
@@ -178,6 +189,33 @@ class Resume(Case):
             self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
 
+    def test_bf16_resumes_with_the_same_bits_and_in_bf16_only(self):
+        def train(run, ranks, *words):
+            return self.train(run, ranks, *words) + ["--set", "model.precision=bf16"]
+
+        undisturbed = self.run_command(train("bf16", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference, run = self.folder / "bf16", self.folder / "bf16-resumed"
+        shutil.copytree(reference, run)
+        for step in (50, 60):
+            shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+        resumed = self.run_command(train(run.name, 3, "--resume"))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertIn("step 40", resumed.stdout)
+        self.assertEqual(losses(run), losses(reference))
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)))
+
+        # What fp32 tools open: every tensor fp32 under its own name, no rounded copy.
+        layer = (run / "checkpoints" / "step-00000060" / "layer-0007.safetensors").read_bytes()
+        header = json.loads(layer[8:8 + int.from_bytes(layer[:8], "little")])
+        names = ["model.norm.weight", "lm_head.weight"]
+        moments = [f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
+        self.assertEqual(sorted(set(header) - {"__metadata__"}), sorted(names + moments))
+        self.assertEqual({header[name]["dtype"] for name in names + moments}, {"F32"})
+        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assert_error(self.run_command(self.train(run.name, 2, "--resume")), 2, "checkpoint", "model")
+
     def test_corrupted_checkpoints(self):
         run = self.folder / "damaged"
         done = self.run_command(self.train("damaged", 2))
@@ -223,9 +261,10 @@ class Interrupt(Case):
 
 
 class LostRank(Case):
-    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer; with and without our launcher."""
+    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer, in summing gradients over two replicas;
+    with and without our launcher."""
 
-    RANKS = 3
+    RANKS = {"forward": 3, "backward": 3, "migration": 3, "reduction": 4}
 
     def start(self, where, victim, run, launcher):
         words = [FAULT_PROGRAM, where, str(victim), str(self.data), str(run)]
@@ -236,8 +275,8 @@ class LostRank(Case):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         processes = []
-        for rank in range(self.RANKS):
-            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS), "MASTER_ADDR": "127.0.0.1",
+        for rank in range(self.RANKS[where]):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS[where]), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
             processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
                                               stdin=subprocess.DEVNULL))
@@ -288,6 +327,79 @@ class LostRank(Case):
         for victim, launcher in ((0, True), (0, False), (1, True), (1, False)):
             with self.subTest(victim=victim, launcher=launcher):
                 self.check("migration", victim, launcher)
+
+
+    def test_in_one_replica(self):
+        for victim, launcher in ((3, True), (1, False), (2, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("reduction", victim, launcher)
+
+
+class Replicas(Case):
+    """Two replicas of a pipeline: the same numbers on any number of ranks, and after a restart."""
+
+    SETTINGS = ("train.steps=12", "checkpoint.every=4", "checkpoint.keep=3", "freezing.enabled=true", "freezing.every=4",
+                "train.validation_every=6", "train.validation_steps=1")
+
+    def train(self, run, *extra, words=()):
+        result = self.run_command(self.command(*words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def validation_line(self, text):
+        return next(line for line in text.splitlines() if "validation loss" in line).split()
+
+    def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
+        two = self.train("two", "pipeline.replicas=2", "pipeline.ranks=2")
+        one = self.train("one", "pipeline.replicas=2", "pipeline.ranks=1")
+        reference = self.folder / "two"
+        self.assertIn("each of 2 x 2 ranks", two)
+        self.assertIn("ranks 2 x 2", two)
+        self.assertEqual(losses(self.folder / "one"), losses(reference))
+        self.assertEqual(len(losses(reference)), 12)
+        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+        self.assertEqual(self.validation_line(one), self.validation_line(two))
+        summary = json.loads((reference / "summary.json").read_text())
+        self.assertEqual(summary["runs"][0]["ranks"], 4)
+        for rank in range(4):
+            record = json.loads((reference / "records" / f"rank-{rank}.jsonl").read_text().splitlines()[0])
+            self.assertEqual(record["rank"], rank)
+            self.assertEqual(record["tokens"], 2 * 4 * 2 * 16)
+            self.assertEqual(record["first_layer"] > 0, rank % 2 == 1)
+        trace = json.loads((reference / "trace.json").read_text())
+        names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+        self.assertEqual(names - {"steps"}, {f"rank {rank}" for rank in range(4)})
+
+        for run, extra in (("three", ("pipeline.replicas=2", "pipeline.ranks=3")),
+                           ("alone", ("pipeline.replicas=1", "pipeline.ranks=2", "batch.accumulation=2"))):
+            shutil.copytree(reference, self.folder / run)
+            shutil.rmtree(self.folder / run / "checkpoints" / "step-00000012")
+            resumed = self.train(run, *extra, words=("--resume",))
+            self.assertIn("step 8 of 12", resumed)
+            found = losses(self.folder / run)
+            if run == "three":
+                self.assertEqual(found, losses(reference))
+                self.assertEqual(digests(newest_manifest(self.folder / run)), digests(newest_manifest(reference)))
+                continue
+            # The same samples in another grouping of the sums: the last bits differ.
+            for step, loss in losses(reference).items():
+                self.assertAlmostEqual(found[step], loss, places=4)
+        self.assert_error(self.run_command(self.command("--resume", run="two", extra=(
+            *self.SETTINGS, "pipeline.replicas=1", "pipeline.ranks=2"))), 2, "accumulation")
+
+    def test_accumulated_rounds_equal_one_round(self):
+        self.train("at-once", "pipeline.ranks=2")
+        self.train("rounds", "pipeline.ranks=2", "batch.micro_batches=2", "batch.accumulation=2")
+        self.assertEqual(losses(self.folder / "at-once"), losses(self.folder / "rounds"))
+        self.assertEqual(digests(newest_manifest(self.folder / "at-once")), digests(newest_manifest(self.folder / "rounds")))
+
+    def test_ranks_that_do_not_divide(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "1 ranks",
+                          "pipeline.replicas = 2")
 
 
 class Schedules(Case):
