@@ -70,12 +70,15 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"freezing.every", &c.freezing.every},
       {"checkpoint.every", &c.checkpoint.every},
       {"checkpoint.keep", &c.checkpoint.keep},
+      {"checkpoint.asynchronous", &c.checkpoint.asynchronous},
+      {"checkpoint.memory", &c.checkpoint.memory},
       {"emulated.profile", &c.emulated.profile},
       {"emulated.trace", &c.emulated.trace},
       {"emulated.memory_scale", &c.emulated.memory_scale},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device},
       {"run.trace_steps", &c.run.trace_steps},
+      {"run.load_trace", &c.run.load_trace},
   };
 }
 
@@ -199,6 +202,9 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.checkpoint.every, 0), "checkpoint.every", c.checkpoint.every,
                     "0 (none) or more"));
   DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
+  DYNMO_TRY(require(c.checkpoint.memory >= Bytes{0}, "checkpoint.memory", c.checkpoint.memory.value,
+                    "0 bytes or more"));
+  DYNMO_TRY(require(in(c.run.load_trace, 0), "run.load_trace", c.run.load_trace, "0 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
   DYNMO_TRY(

@@ -83,8 +83,10 @@ struct Config {
     std::int64_t every = 1;  // steps between changes
   } freezing;
   struct Checkpoint {
-    std::int64_t every = 0;  // steps; 0: none
-    std::int64_t keep = 2;   // newest ones kept
+    std::int64_t every = 0;               // steps; 0: none
+    std::int64_t keep = 2;                // newest ones kept
+    bool asynchronous = true;             // written while training goes on
+    Bytes memory{std::int64_t{2} << 30};  // a rank copies at most; the rest is written at once
   } checkpoint;
   // run.device = "emulated": what the layers cost (model/emulated.h). One of the two files.
   struct Emulated {
@@ -96,6 +98,7 @@ struct Config {
     std::string directory = "runs/default";
     std::string device = "cpu";    // or "emulated"
     std::int64_t trace_steps = 4;  // last steps in the trace
+    std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
   } run;
 };
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <memory>
@@ -22,13 +23,16 @@
 #include "dynmo/plan/propose.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/checkpointer.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/emulation.h"
+#include "dynmo/train/load_trace_writer.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/tags.h"
+#include "dynmo/transport/traffic.h"
 
 namespace dynmo::train {
 namespace {
@@ -37,7 +41,7 @@ using runtime::Pipeline;
 using transport::Transport;
 
 // Control uses of the trainer; those of the pipelines follow (runtime/pipeline.h).
-enum Use { kBarrier, kCheckpoint, kTraces };
+enum Use { kBarrier, kCheckpoint, kTraces, kTraffic };
 
 const std::vector<std::string> kComparable = {"static", "balanced"};
 
@@ -45,11 +49,39 @@ const std::vector<std::string> kComparable = {"static", "balanced"};
 struct Run {
   std::string name;
   std::filesystem::path directory;
+  std::unique_ptr<transport::CountingTransport> transport;  // the group's; outlives what uses it
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<observe::RecordWriter> records;
   RunSeries series;  // on every rank alike, but for the times of its own clock
   std::deque<StepTrace> traces;
+  std::unique_ptr<Checkpointer> checkpointer;   // null: no checkpoints
+  std::unique_ptr<LoadTraceWriter> load_trace;  // null: none, or not rank 0
+  Bytes recorded_bytes;                         // sent, in step records so far
+  double recorded_pause_s = 0;                  // of the checkpoints'
 };
+
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// What it takes to say who sent what.
+std::vector<observe::TrafficRow> rows_of(const transport::Traffic& traffic) {
+  std::vector<observe::TrafficRow> rows;
+  for (int from = 0; from < traffic.ranks(); ++from) {
+    for (int to = 0; to < traffic.ranks(); ++to) {
+      for (const transport::Purpose purpose : transport::kPurposes) {
+        const transport::MessageCount& count = traffic.at(Rank(from), Rank(to), purpose);
+        if (count.messages == 0) continue;
+        rows.push_back({.from = from,
+                        .to = to,
+                        .purpose = std::string(transport::name(purpose)),
+                        .messages = count.messages,
+                        .bytes = count.bytes});
+      }
+    }
+  }
+  return rows;
+}
 
 Expected<void> barrier(Transport& transport) {
   const std::byte nothing{};
@@ -306,8 +338,7 @@ class Trainer {
     std::optional<FirstPlan> first;
     // (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint does
     // not hold.)
-    if (restored && config_.pipeline.recompute != "auto" &&
-        restored->plan.ranks == grid_.ranks() &&
+    if (restored && config_.pipeline.recompute != "auto" && restored->plan.ranks == grid_.ranks() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
@@ -352,8 +383,9 @@ class Trainer {
       states = runtime::initial_states(model_.layers, first.plan, grid_.pipeline().rank(),
                                        static_cast<std::uint64_t>(config_.train.seed));
     }
+    run.transport = std::make_unique<transport::CountingTransport>(transport_);
     run.pipeline = std::make_unique<Pipeline>(
-        transport_, model_.layers,
+        *run.transport, model_.layers,
         pipeline_options(config_, model_.boundary_shape, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
@@ -368,6 +400,20 @@ class Trainer {
     const auto from = first_step_ > 0 ? observe::RecordWriterOptions::Start::kAppend
                                       : observe::RecordWriterOptions::Start::kEmpty;
     DYNMO_ASSIGN(run.records, observe::RecordWriter::open(records, {.start = from}));
+    if (config_.checkpoint.every > 0) {
+      // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
+      const Waiting waiting = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways;
+      run.checkpointer =
+          std::make_unique<Checkpointer>(*run.transport, transport::control_tag(kCheckpoint),
+                                         run.directory, config_, tensor_name_, waiting);
+    }
+    if (first_rank() && config_.run.load_trace > 0) {
+      // A resumed run goes on in a file of its own.
+      const std::string file =
+          first_step_ > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step_) : "load-trace.jsonl";
+      DYNMO_ASSIGN(run.load_trace,
+                   LoadTraceWriter::open(run.directory / file, config_.run.load_trace));
+    }
     runs_.push_back(std::move(run));
     return {};
   }
@@ -375,11 +421,15 @@ class Trainer {
   // One step of one run, with what hangs on it. The barrier charges every run its own time only.
   Expected<void> advance(Run& run) {
     if (runs_.size() > 1) DYNMO_TRY(barrier(transport_));
-    DYNMO_ASSIGN(runtime::StepReport report, run.pipeline->step(training()));
-    run.records->write(record_of(run, report, transport_));
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_ASSIGN(const runtime::StepReport report, run.pipeline->step(training()));
+    write_record(run, report);
     run.series.add(report, run.pipeline->plan());
+    if (run.load_trace) {
+      run.load_trace->add(report.step, report.frozen_layers, run.pipeline->profiler());
+    }
     if (config_.run.trace_steps > 0) {
-      run.traces.push_back({report.step, report.start_ns, std::move(report.actions)});
+      run.traces.push_back(step_trace(report, begin_ns));
       if (std::ssize(run.traces) > config_.run.trace_steps) run.traces.pop_front();
     }
     if (report.skipped) {
@@ -395,12 +445,42 @@ class Trainer {
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
     if (config_.train.validation_every > 0 && (done % config_.train.validation_every == 0 || last))
-      DYNMO_TRY(validate(run));
-    if (config_.checkpoint.every > 0 && (done % config_.checkpoint.every == 0 || last)) {
-      DYNMO_TRY(save(transport_, transport::control_tag(kCheckpoint), *run.pipeline, run.directory,
-                     config_, tensor_name_));
+      DYNMO_TRY(traced(run, SpanKind::kValidation, [&] { return validate(run); }));
+    if (run.checkpointer) {
+      const bool due = done % config_.checkpoint.every == 0 || last;
+      if (due || run.checkpointer->active())
+        DYNMO_TRY(traced(run, SpanKind::kCheckpoint, [&] { return checkpoint(run, due); }));
     }
     return {};
+  }
+
+  // Where in the trace it was.
+  template <typename Work>
+  Expected<void> traced(Run& run, SpanKind kind, Work work) {
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_TRY(work());
+    if (!run.traces.empty()) run.traces.back().spans.push_back({kind, begin_ns, now_ns()});
+    return {};
+  }
+
+  Expected<void> checkpoint(Run& run, bool due) {
+    DYNMO_TRY(run.checkpointer->poll());
+    if (due) DYNMO_TRY(run.checkpointer->start(*run.pipeline));
+    for (const std::string& note : run.checkpointer->take_notes()) say(note);
+    return {};
+  }
+
+  void write_record(Run& run, const runtime::StepReport& report) {
+    observe::StepRecord record = record_of(run, report, transport_);
+    const Bytes sent = run.transport->sent_bytes();
+    record.sent_bytes = sent - run.recorded_bytes;
+    run.recorded_bytes = sent;
+    if (run.checkpointer) {
+      const double pause_s = run.checkpointer->totals().pause_s;
+      record.checkpoint_s = pause_s - run.recorded_pause_s;
+      run.recorded_pause_s = pause_s;
+    }
+    run.records->write(record);
   }
 
   Expected<void> validate(Run& run) {
@@ -426,16 +506,45 @@ class Trainer {
 
   Expected<void> finish() {
     for (Run& run : runs_) {
+      DYNMO_TRY(finish_checkpoints(run));
       DYNMO_TRY(run.records->close());
+      DYNMO_ASSIGN(const transport::Traffic traffic,
+                   transport::gather_traffic(transport_, transport::control_tag(kTraffic),
+                                             run.transport->sent()));
+      run.series.traffic = rows_of(traffic);
+      if (run.load_trace) {
+        if (const auto closed = run.load_trace->close(); !closed) say(closed.error().message);
+      }
       DYNMO_TRY(write_trace(transport_, transport::control_tag(kTraces), run.traces,
-                            run.directory / "trace.json"));
+                            grid_.replicas(), run.directory / "trace.json"));
       if (!first_rank()) continue;
       const auto costs = run.pipeline->costs();
       if (costs)
         DYNMO_TRY(write_file_durably(run.directory / "profile.json",
                                      cost::profile_json(*costs).dump(2) + "\n"));
     }
-    if (!first_rank()) return {};
+    if (first_rank()) DYNMO_TRY(report());
+    for (const Run& run : runs_) {
+      if (!run.checkpointer || !run.checkpointer->failure()) continue;
+      return make_error(ErrorCode::kNoCheckpoint,
+                        "the run is done, but its last checkpoint could not be written: {}",
+                        run.checkpointer->failure()->message);
+    }
+    return {};
+  }
+
+  Expected<void> finish_checkpoints(Run& run) {
+    if (!run.checkpointer) return {};
+    DYNMO_TRY(traced(run, SpanKind::kCheckpoint, [&] { return run.checkpointer->finish(); }));
+    for (const std::string& note : run.checkpointer->take_notes()) say(note);
+    const CheckpointTotals& totals = run.checkpointer->totals();
+    run.series.checkpoints_written = totals.written;
+    run.series.checkpoints_failed = totals.failed;
+    run.series.checkpoint_s = totals.pause_s;
+    return {};
+  }
+
+  Expected<void> report() const {
     std::vector<const RunSeries*> series;
     for (const Run& run : runs_) series.push_back(&run.series);
     DYNMO_ASSIGN(const Report report, make_report(series, runs_.back().pipeline->profiler().known(),
