@@ -23,6 +23,9 @@ namespace dynmo::train {
 // The name in a file of a layer's parameter: Hugging Face's for the families that have one.
 using TensorName = std::function<std::string(LayerId, std::string_view parameter)>;
 
+// In the manifest of weights without optimizer state, which no run continues.
+inline constexpr const char* kImportedIdentity = "imported";
+
 // Called by all ranks between steps; writes to run_directory/checkpoints. Where one cannot write,
 // all fail with its error, and the checkpoints that are there stay as they are.
 [[nodiscard]] Expected<void> save(transport::Transport& transport, transport::Tag tag,

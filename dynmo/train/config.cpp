@@ -7,6 +7,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
+#include "dynmo/model/decoder.h"
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/schedule/schedule.h"
@@ -17,6 +18,8 @@ namespace {
 // The one list of keys: reading, --set, saving and the nearest-key message all follow it.
 std::vector<TomlKey> keys_of(Config& c) {
   return {
+      {"model.family", &c.model.family},
+      {"model.vocabulary", &c.model.vocabulary},
       {"model.hidden", &c.model.hidden},
       {"model.blocks", &c.model.blocks},
       {"model.heads", &c.model.heads},
@@ -25,6 +28,9 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.sequence", &c.model.sequence},
       {"model.dropout", &c.model.dropout},
       {"model.rope_theta", &c.model.rope_theta},
+      {"model.positions", &c.model.positions},
+      {"model.norm_epsilon", &c.model.norm_epsilon},
+      {"model.tied_embeddings", &c.model.tied_embeddings},
       {"data.path", &c.data.path},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
@@ -40,6 +46,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"optimizer.clip_norm", &c.optimizer.clip_norm},
       {"train.steps", &c.train.steps},
       {"train.seed", &c.train.seed},
+      {"train.init", &c.train.init},
       {"train.on_nan", &c.train.on_nan},
       {"train.validation_every", &c.train.validation_every},
       {"train.validation_steps", &c.train.validation_steps},
@@ -72,6 +79,15 @@ std::vector<TomlKey> keys_of(Config& c) {
   };
 }
 
+// With what follows from other keys filled in, so that it means the same where defaults change.
+Config resolved(Config config) {
+  const auto family = model::parse_family(config.model.family);
+  if (family && !config.model.tied_embeddings) {
+    config.model.tied_embeddings = *family == model::Family::kGpt2;
+  }
+  return config;
+}
+
 template <typename T>
 Expected<void> require(bool holds, const char* key, const T& value, const char* wanted) {
   if (holds) return {};
@@ -100,6 +116,14 @@ Expected<void> validate(const Config& c) {
   const auto in = [](std::int64_t value, std::int64_t low) {
     return value >= low && value <= kLarge;
   };
+  const auto family = model::parse_family(c.model.family);
+  if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
+  DYNMO_TRY(require(c.model.vocabulary >= 0, "model.vocabulary", c.model.vocabulary,
+                    "1 or more, or 0 for that of the data"));
+  DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
+                    "1 or more, or 0 for model.sequence"));
+  DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,
+                    "nothing with run.device = emulated"));
   DYNMO_TRY(require(in(c.batch.micro_batches, 1), "batch.micro_batches", c.batch.micro_batches,
                     "1 or more"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
@@ -178,12 +202,12 @@ Expected<void> validate(const Config& c) {
 }
 
 std::string to_toml(const Config& config) {
-  Config copy = config;
+  Config copy = resolved(config);
   return dynmo::to_toml(keys_of(copy));
 }
 
 std::string identity(const Config& config) {
-  Config copy = config;
+  Config copy = resolved(config);
   std::string text;
   for (const TomlKey& key : keys_of(copy)) {
     const std::string table = key.name.substr(0, key.name.find('.'));

@@ -49,6 +49,8 @@ struct RunOptions {
   std::optional<dynamism::FreezingSchedule> freezing = {};
   Balancing balancing = Balancing::kNever;
   OnNan on_nan = OnNan::kStop;
+  std::vector<model::Tie> ties = {};
+  model::Model layers = {};  // of another decoder of small_model()'s sizes
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
@@ -82,6 +84,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.seed = run.seed;
   options.steps = run.steps;
   options.micro_batches = run.micro_batches;
+  options.ties = run.ties;
   options.boundary_shape = {2, config.sequence, config.hidden};
   options.optimizer.learning_rate = 1e-2;
   options.learning_rate.peak = 1e-2;
@@ -96,7 +99,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
 // Runs `run.steps` steps on run.cut.size() ranks.
 inline RunResult run_pipeline(const RunOptions& run) {
   const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
+  const model::Model layers = run.layers.empty() ? model::make_llama(config) : run.layers;
   const PipelineOptions options = pipeline_options(config, run);
   const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;
@@ -109,7 +112,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
         at::set_num_threads(1);
         const auto transport = transport::with_faults(inner, run.faults);
         Pipeline pipeline(*transport, layers, options, plan,
-                          initial_states(layers, plan, transport->rank(), run.seed));
+                          initial_states(layers, plan, transport->rank(), run.seed, run.ties));
         for (int step = 0; step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
