@@ -67,6 +67,15 @@ Expected<int> export_hf(const fs::path& path, const fs::path& out) {
   return 0;
 }
 
+Expected<int> import_hf(const fs::path& directory, const fs::path& run) {
+  DYNMO_TRY(train::import_hugging_face(directory, run));
+  fmt::print(
+      "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
+      "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",
+      run.string());
+  return 0;
+}
+
 }  // namespace
 
 void add_checkpoint_command(CLI::App& app, Command& chosen) {
@@ -90,6 +99,15 @@ void add_checkpoint_command(CLI::App& app, Command& chosen) {
   hugging_face->add_option("--out", *out, "Folder to write")->required();
   hugging_face->callback(
       [path, out, &chosen] { chosen = [path, out] { return export_hf(*path, *out); }; });
+  CLI::App* import = command->add_subcommand(
+      "import-hf", "Make a run's folder of a model that Hugging Face's transformers saved");
+  import->add_option("directory", *path, "Folder of config.json and safetensors")->required();
+  import->add_option("run", *out, "Folder to make")->required();
+  import->callback(
+      [path, out, &chosen] { chosen = [path, out] { return import_hf(*path, *out);
+};
+}  // namespace dynmo::app
+);
 }
 
 }  // namespace dynmo::app

@@ -149,6 +149,12 @@ Expected<Restored> restore(const Config& config) {
   JsonObject state(restored.checkpoint.manifest.state, origin, "/state");
   restored.step = state.integer("step");
   const std::string trained = state.string("identity");
+  if (trained == kImportedIdentity) {
+    return make_error(ErrorCode::kBadInput,
+                      "checkpoint '{}' holds imported weights without optimizer state: start from "
+                      "it with train.init={} and another run.directory",
+                      restored.checkpoint.path.string(), config.run.directory);
+  }
   state.ignore("config");
   state.ignore("machine");
   auto plan = state.object("plan");

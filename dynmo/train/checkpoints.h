@@ -33,6 +33,9 @@ using TensorName = std::function<std::string(LayerId, std::string_view parameter
 // What a manifest says beside the files: step, plan, config, what the bits depend on.
 [[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const Config& config);
 
+// In the manifest of weights without optimizer state, which no run continues.
+inline constexpr const char* kImportedIdentity = "imported";
+
 struct Restored {
   checkpoint::VerifiedCheckpoint checkpoint;
   std::int64_t step = 0;           // next to run

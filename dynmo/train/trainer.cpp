@@ -14,7 +14,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/model/llama.h"
+#include "dynmo/model/decoder.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
@@ -28,9 +28,11 @@
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/load_trace_writer.h"
+#include "dynmo/train/model_config.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
+#include "dynmo/train/weights.h"
 #include "dynmo/transport/tags.h"
 #include "dynmo/transport/traffic.h"
 
@@ -90,42 +92,71 @@ Expected<void> barrier(Transport& transport) {
   return {};
 }
 
-// The layers of a run and the shape of what passes between them.
+// The layers of a run, which of their parameters are one, and the shape of what passes between
+// them.
 struct MadeModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
+  std::vector<model::Tie> ties = {};
+  std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
+  std::optional<Weights> weights = {};               // to start from
 };
 
 Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
   const Config& c = options.config;
   if (emulates(c)) {
     DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
-    return MadeModel{std::move(emulated.layers), std::move(emulated.boundary_shape)};
+    return MadeModel{.layers = std::move(emulated.layers),
+                     .boundary_shape = std::move(emulated.boundary_shape)};
   }
   MadeModel made{.layers = {},
                  .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
   DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
+    if (!c.train.init.empty()) {
+      return make_error(ErrorCode::kBadInput,
+                        "train.init is '{}', wanted nothing with a model of your own",
+                        c.train.init);
+    }
     DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
     made.layers = model::in_precision(std::move(made.layers), precision);
     return made;
   }
-  const model::LlamaConfig config = llama_config(c, vocabulary);
-  DYNMO_TRY(model::validate(config));
-  made.layers = model::in_precision(model::make_llama(config), precision);
+  made.decoder = decoder_config(c, vocabulary);
+  if (model::sizes(*made.decoder).vocabulary < vocabulary) {
+    return make_error(ErrorCode::kBadInput,
+                      "model.vocabulary is {}, wanted at least the {} tokens of '{}', or 0",
+                      c.model.vocabulary, vocabulary, c.data.path);
+  }
+  DYNMO_TRY(model::validate(*made.decoder));
+  made.layers = model::in_precision(model::make_decoder(*made.decoder), precision);
+  made.ties = model::ties(*made.decoder);
+  if (c.freezing.enabled && !made.ties.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "freezing.enabled is true with tied embeddings: freezing would stop one of "
+                      "the two copies; set model.tied_embeddings=false or freezing.enabled=false");
+  }
+  if (c.train.init.empty()) return made;
+  auto weights = read_weights(c.train.init);
+  if (weights) {
+    const auto same = check_same_decoder(*weights, *made.decoder);
+    if (!same) weights = same.error();
+  }
+  if (!weights) {
+    return make_error(weights.error().code, "train.init: {}", weights.error().message);
+  }
+  made.weights = std::move(*weights);
   return made;
 }
 
 // Hugging Face's names for the decoder of the config, the layer's own for a model of the user's.
-TensorName tensor_names(const TrainOptions& options, const model::Model& model,
-                        std::int64_t vocabulary) {
-  if (!options.make_model && !emulates(options.config)) {
-    return [config = llama_config(options.config, vocabulary)](LayerId layer,
-                                                               std::string_view parameter) {
+TensorName tensor_names(const MadeModel& made) {
+  if (made.decoder) {
+    return [config = *made.decoder](LayerId layer, std::string_view parameter) {
       return model::checkpoint_name(config, layer, parameter);
     };
   }
-  return [model](LayerId layer, std::string_view parameter) {
+  return [model = made.layers](LayerId layer, std::string_view parameter) {
     return fmt::format("{}.{}", model[layer.index()]->name(), parameter);
   };
 }
@@ -134,8 +165,7 @@ Bytes rank_memory(const Config& c) {
   return c.pipeline.memory > Bytes{0} ? c.pipeline.memory : cost::kUnlimitedMemory;
 }
 
-runtime::PipelineOptions pipeline_options(const Config& c,
-                                          const std::vector<std::int64_t>& boundary_shape, int lane,
+runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made, int lane,
                                           runtime::Balancing balancing) {
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);
@@ -143,8 +173,9 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
   options.accumulation = static_cast<int>(c.batch.accumulation);
   options.replicas = static_cast<int>(c.pipeline.replicas);
-  options.boundary_shape = boundary_shape;
+  options.boundary_shape = made.boundary_shape;
   options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
+  options.ties = made.ties;
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;
@@ -227,14 +258,13 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
                            {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
-  runtime::PipelineOptions options =
-      pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
+  runtime::PipelineOptions options = pipeline_options(config, made, 0, runtime::Balancing::kNever);
   options.freezing.reset();
   options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   Pipeline measuring(
       transport, made.layers, options, first.plan,
-      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed));
+      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed, made.ties));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
   const bool best = config.pipeline.schedule == "auto";
@@ -302,7 +332,7 @@ class Trainer {
         batches_(std::move(batches)),
         grid_(transport, static_cast<int>(config_.pipeline.replicas)),
         model_(std::move(model)),
-        tensor_name_(tensor_names(options, model_.layers, batches_.vocabulary())) {}
+        tensor_name_(tensor_names(model_)) {}
 
   Expected<void> run() {
     DYNMO_TRY(start());
@@ -345,6 +375,9 @@ class Trainer {
       DYNMO_ASSIGN(first, first_plan(transport_, model_, config_, training()));
     }
     first_step_ = restored ? restored->step : 0;
+    if (model_.weights && !restored) {
+      say(fmt::format("weights  of {}", model_.weights->origin.string()));
+    }
     for (std::size_t i = 0; i < names.size(); ++i)
       DYNMO_TRY(add_run(names[i], static_cast<int>(i), *first, restored));
     if (emulates(config_)) {
@@ -381,12 +414,18 @@ class Trainer {
                                        grid_.pipeline().rank(), tensor_name_));
     } else {
       states = runtime::initial_states(model_.layers, first.plan, grid_.pipeline().rank(),
-                                       static_cast<std::uint64_t>(config_.train.seed));
+                                       static_cast<std::uint64_t>(config_.train.seed), model_.ties);
+      if (model_.weights) {
+        for (auto& [id, state] : states) {
+          load_values(*model_.weights, *model_.decoder, state);
+          model::round_values(*model_.layers[id.index()], state);
+        }
+      }
     }
     run.transport = std::make_unique<transport::CountingTransport>(transport_);
     run.pipeline = std::make_unique<Pipeline>(
         *run.transport, model_.layers,
-        pipeline_options(config_, model_.boundary_shape, lane,
+        pipeline_options(config_, model_, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
     if (first.profiler) DYNMO_TRY(run.pipeline->use(*first.profiler));
@@ -577,21 +616,6 @@ Expected<void> check_names(const std::vector<std::string>& names) {
 }
 
 }  // namespace
-
-model::LlamaConfig llama_config(const Config& config, std::int64_t vocabulary) {
-  const Config::Model& m = config.model;
-  model::LlamaConfig llama;
-  llama.vocabulary = vocabulary;
-  llama.hidden = m.hidden;
-  llama.blocks = m.blocks;
-  llama.heads = m.heads;
-  llama.kv_heads = m.kv_heads;
-  llama.intermediate = m.intermediate;
-  llama.sequence = m.sequence;
-  llama.dropout = m.dropout;
-  llama.rope_theta = m.rope_theta;
-  return llama;
-}
 
 Expected<void> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_TRY(validate(options.config));

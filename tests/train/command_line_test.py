@@ -697,6 +697,72 @@ class Report(Case):
         self.assert_error(self.run_command([DYNMO, "report", "nowhere"]), 2, "nowhere/summary.json")
 
 
+class Families(Case):
+    """Both families by the command line: train, hand to transformers and take back, start from weights."""
+
+    FAMILIES = {"llama": ["model.tied_embeddings=true"], "gpt2": ["model.family=gpt2", "model.positions=24"]}
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        for family, extra in cls.FAMILIES.items():
+            subprocess.run([DYNMO, "train", "--data", str(cls.data), "--out", str(cls.folder / family), *settings([*TINY, *extra]),
+                            "-n", "2", "--steps", "20", *settings(["checkpoint.every=20", "optimizer.learning_rate=1e-2"])],
+                           check=True, timeout=240, capture_output=True)
+
+    def start(self, family, init, run, *extra):
+        return self.command("-n", "2", "--steps", "4", run=run,
+                            extra=[*self.FAMILIES[family], f"train.init={init}", *extra])
+
+    def test_exported_and_imported_weights_start_the_same_run(self):
+        for family in self.FAMILIES:
+            exported, imported = self.folder / f"{family}-hf", self.folder / f"{family}-imported"
+            for words in (["export-hf", self.folder / family, "--out", exported], ["import-hf", exported, imported]):
+                done = self.run_command([DYNMO, "checkpoint", *map(str, words)])
+                self.assertEqual(done.returncode, 0, done.stderr)
+            data = (exported / "model.safetensors").read_bytes()
+            self.assertNotIn(b"lm_head.weight", data[:8 + int.from_bytes(data[:8], "little")])
+            found = {}
+            for source in (family, exported.name, imported.name):
+                done = self.run_command(self.start(family, self.folder / source, f"from-{source}"))
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("weights  of", done.stdout)
+                found[source] = losses(self.folder / f"from-{source}")
+            self.assertEqual(found[family], found[exported.name])
+            self.assertEqual(found[family], found[imported.name])
+            # It goes on from what was learned.
+            self.assertLess(found[family][0], losses(self.folder / family)[0] - 0.5)
+            words = ["--prompt", "line 1", "--tokens", "8"]  # not beyond the shortest of their longest inputs
+            texts = {self.run_command([DYNMO, "generate", str(self.folder / source), *words]).stdout
+                     for source in (family, exported.name, imported.name)}
+            self.assertEqual(len(texts), 1, texts)
+            self.assert_error(self.run_command(self.command("-n", "2", "--resume", run=imported.name)), 2, "train.init")
+            self.assert_error(self.run_command([DYNMO, "checkpoint", "import-hf", str(exported), str(imported)]), 2,
+                              "has checkpoints already")
+
+    def test_weights_of_another_decoder(self):
+        gpt2 = self.folder / "gpt2"
+        self.assert_error(self.run_command(self.start("gpt2", gpt2, "wrong", "model.hidden=64")), 2, "train.init", "model.hidden")
+        self.assert_error(self.run_command(self.start("llama", gpt2, "wrong")), 2, "train.init", "model.family = gpt2")
+        self.assert_error(self.run_command(self.start("gpt2", self.folder / "nowhere", "wrong")), 4, "train.init", "nowhere")
+
+    def test_a_family_that_does_not_exist(self):
+        self.assert_error(self.run_command(self.command("--set", "model.family=gpt-2")), 2, "model.family", "gpt2")
+        self.assert_error(self.run_command(self.command("--set", "model.familly=gpt2")), 2, "model.family")
+
+    def test_freezing_with_tied_embeddings(self):
+        frozen = self.command("--set", "model.family=gpt2", "--set", "freezing.enabled=true")
+        self.assert_error(self.run_command(frozen), 2, "tied_embeddings")
+
+    def test_tokens_in_and_out(self):
+        run = str(self.folder / "gpt2")
+        done = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "5"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(done.stdout.split()), 5)
+        self.assert_error(self.run_command([DYNMO, "generate", run]), 2, "--prompt-tokens")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
+
+
 class CustomLayer(Case):
     REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
