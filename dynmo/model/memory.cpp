@@ -83,6 +83,27 @@ Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t se
   return Bytes{tokens * (element * (config.hidden + 2 * config.intermediate) + kFloat + mask)};
 }
 
+Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences) {
+  return Bytes{kFloat * sequences * config.sequence * config.hidden};
+}
+
+// Per token, with D and F as in operations.h:
+//   embedding: a mask where dropout acts
+//   attention: x, query, key, value, output (5 D), mean, 1 / deviation, log-sum-exp (heads)
+//   mlp: x (D), input of gelu (F), mean, 1 / deviation
+//   head: x (D), log-probabilities, mean, 1 / deviation
+Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences) {
+  const std::int64_t last = 2 * config.blocks + 1;
+  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const std::int64_t tokens = sequences * config.sequence;
+  const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
+  const std::int64_t D = config.hidden;
+  if (layer.value == 0) return Bytes{tokens * mask};
+  if (layer.value == last) return Bytes{tokens * kFloat * (D + config.vocabulary + 2)};
+  const std::int64_t own = layer.value % 2 == 1 ? 4 * D + config.heads : config.intermediate;
+  return Bytes{tokens * (kFloat * (D + own + 2) + mask)};
+}
+
 StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::Tensor& input,
                          const LayerContext& context) {
   std::unique_ptr<Stash> stash;
