@@ -66,10 +66,16 @@ struct NormKept : Kept {
 // The first two parameters of every layer with a norm.
 enum { kNormWeight, kNormBias };
 
+// Weight or bias of the norm in the type of its statistics, which libtorch keeps in that of these.
+Tensor norm_parameter(const LayerState& state, std::size_t i) {
+  return value(state, i).to(statistics_type(value(state, i).scalar_type()));
+}
+
 Tensor normalised(const LayerState& state, double epsilon, const Tensor& x_ND, Tensor* mean_N1,
                   Tensor* inverse_N1) {
-  auto [n_ND, mean, inverse] = at::native_layer_norm(
-      x_ND, {x_ND.size(1)}, value(state, kNormWeight), value(state, kNormBias), epsilon);
+  auto [n_ND, mean, inverse] =
+      at::native_layer_norm(x_ND, {x_ND.size(1)}, norm_parameter(state, kNormWeight),
+                            norm_parameter(state, kNormBias), epsilon);
   if (mean_N1 != nullptr) *mean_N1 = std::move(mean);
   if (inverse_N1 != nullptr) *inverse_N1 = std::move(inverse);
   return n_ND;
@@ -92,7 +98,7 @@ Tensor through_norm(const LayerState& state, NormKept& kept, const Tensor& n_gra
                     Layer::InputGradient wanted) {
   auto [x_ND, weight_D, bias_D] = at::native_layer_norm_backward(
       n_gradient_ND, kept.x_ND, {kept.x_ND.size(1)}, kept.mean_N1, kept.inverse_N1,
-      value(state, kNormWeight), value(state, kNormBias),
+      norm_parameter(state, kNormWeight), norm_parameter(state, kNormBias),
       {wanted == Layer::InputGradient::kWanted, true, true});
   kept.weight_gradient_D = std::move(weight_D);
   kept.bias_gradient_D = std::move(bias_D);
@@ -248,7 +254,8 @@ class Gpt2Head final : public HandWritten<HeadKept> {
              HeadKept& kept) const override {
     kept.shape = x_BTD.sizes().vec();
     const Tensor n_ND = start(state, config_.norm_epsilon, x_BTD, kept);
-    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1);
+    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1,
+                                     statistics_type(n_ND.scalar_type()));
     kept.targets_N1 = context.targets_BT.reshape({-1, 1});
     return kept.scores_NV.gather(1, kept.targets_N1).mean().neg_();
   }
@@ -261,6 +268,7 @@ class Gpt2Head final : public HandWritten<HeadKept> {
                                 at::full_like(kept.targets_N1, -1, kept.scores_NV.options()));
     kept.scores_NV.mul_(output_gradient / kept.targets_N1.numel());
     kept.targets_N1.reset();
+    kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
     const Tensor x_ND =
         through_norm(state, kept, at::mm(kept.scores_NV, value(state, kHead)), wanted);
     if (wanted == InputGradient::kNotWanted) return {};
