@@ -306,8 +306,7 @@ class Trainer {
     std::optional<FirstPlan> first;
     // (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint does
     // not hold.)
-    if (restored && config_.pipeline.recompute != "auto" &&
-        restored->plan.ranks == grid_.ranks() &&
+    if (restored && config_.pipeline.recompute != "auto" && restored->plan.ranks == grid_.ranks() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
