@@ -63,7 +63,10 @@ struct StepOutput {
   std::map<LayerId, std::vector<LayerTime>> layer_times;  // by micro-batch
   std::map<LayerId, Bytes> stash_bytes;                   // of one micro-batch, where metered
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
-  std::int64_t start_ns = 0;                   // steady clock, comparable on one host
+  // Sends and receives, from being posted until this rank saw that they are done: a receive when it
+  // needs the message, a send at the end of the step.
+  std::vector<schedule::TimedAction> messages;
+  std::int64_t start_ns = 0;  // steady clock, comparable on one host
 };
 
 // Runs the actions of transport.rank(). Gradients are added to `states`; the gradient of the loss

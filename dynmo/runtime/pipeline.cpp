@@ -95,12 +95,17 @@ void append(StepOutput& step, StepOutput round, int first) {
     all.insert(all.end(), times.begin(), times.end());
   }
   const Nanoseconds later{round.start_ns - step.start_ns};
-  for (schedule::TimedAction timed : round.actions) {
-    timed.action.micro_batch = MicroBatchId(first + timed.action.micro_batch.value);
-    timed.start += later;
-    timed.end += later;
-    step.actions.push_back(timed);
-  }
+  const auto append_to = [&](std::vector<schedule::TimedAction>& all,
+                             const std::vector<schedule::TimedAction>& more) {
+    for (schedule::TimedAction timed : more) {
+      timed.action.micro_batch = MicroBatchId(first + timed.action.micro_batch.value);
+      timed.start += later;
+      timed.end += later;
+      all.push_back(timed);
+    }
+  };
+  append_to(step.actions, round.actions);
+  append_to(step.messages, round.messages);
 }
 
 schedule::Schedule checked(const schedule::Schedule& compute) {
@@ -528,6 +533,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.bubble = 1 - mean(report.busy_s) / report.step_s;
   report.layers = exchanged.layers;
   report.actions = std::move(output.actions);
+  report.messages = std::move(output.messages);
   report.start_ns = output.start_ns;
   ++step_;
   return report;

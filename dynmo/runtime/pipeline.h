@@ -86,9 +86,10 @@ struct StepReport {
   bool skipped = false;                    // no update: loss or norm were no numbers (OnNan::kSkip)
   int moved_layers = 0;
   Bytes moved_bytes;
-  std::vector<LayerSample> layers;             // by LayerId, as measured in this step
-  std::vector<schedule::TimedAction> actions;  // this rank's
-  std::int64_t start_ns = 0;                   // steady clock, of `actions`
+  std::vector<LayerSample> layers;              // by LayerId, as measured in this step
+  std::vector<schedule::TimedAction> actions;   // this rank's, compute
+  std::vector<schedule::TimedAction> messages;  // this rank's (StepOutput::messages)
+  std::int64_t start_ns = 0;                    // steady clock, of `actions`
 };
 
 class Pipeline {

@@ -43,6 +43,10 @@ struct RunSeries {
   int moved_layers = 0;
   Bytes moved_bytes;
   std::vector<std::pair<std::int64_t, double>> validation;  // step, loss
+  int checkpoints_written = 0;
+  int checkpoints_failed = 0;
+  double checkpoint_s = 0;                   // that rank 0 stood still for them
+  std::vector<observe::TrafficRow> traffic;  // of all steps, once the run is over
 
   void add(const runtime::StepReport& report, const plan::Plan& plan);
   [[nodiscard]] double seconds() const;  // all steps

@@ -7,6 +7,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
+#include "dynmo/model/decoder.h"
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/plan/balance.h"
@@ -19,6 +20,8 @@ namespace {
 // The one list of keys: reading, --set, saving and the nearest-key message all follow it.
 std::vector<TomlKey> keys_of(Config& c) {
   return {
+      {"model.family", &c.model.family},
+      {"model.vocabulary", &c.model.vocabulary},
       {"model.hidden", &c.model.hidden},
       {"model.blocks", &c.model.blocks},
       {"model.heads", &c.model.heads},
@@ -28,6 +31,9 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.dropout", &c.model.dropout},
       {"model.rope_theta", &c.model.rope_theta},
       {"model.precision", &c.model.precision},
+      {"model.positions", &c.model.positions},
+      {"model.norm_epsilon", &c.model.norm_epsilon},
+      {"model.tied_embeddings", &c.model.tied_embeddings},
       {"data.path", &c.data.path},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
@@ -44,6 +50,7 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"optimizer.clip_norm", &c.optimizer.clip_norm},
       {"train.steps", &c.train.steps},
       {"train.seed", &c.train.seed},
+      {"train.init", &c.train.init},
       {"train.on_nan", &c.train.on_nan},
       {"train.validation_every", &c.train.validation_every},
       {"train.validation_steps", &c.train.validation_steps},
@@ -70,13 +77,25 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"freezing.every", &c.freezing.every},
       {"checkpoint.every", &c.checkpoint.every},
       {"checkpoint.keep", &c.checkpoint.keep},
+      {"checkpoint.asynchronous", &c.checkpoint.asynchronous},
+      {"checkpoint.memory", &c.checkpoint.memory},
       {"emulated.profile", &c.emulated.profile},
       {"emulated.trace", &c.emulated.trace},
       {"emulated.memory_scale", &c.emulated.memory_scale},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device},
       {"run.trace_steps", &c.run.trace_steps},
+      {"run.load_trace", &c.run.load_trace},
   };
+}
+
+// With what follows from other keys filled in, so that it means the same where defaults change.
+Config resolved(Config config) {
+  const auto family = model::parse_family(config.model.family);
+  if (family && !config.model.tied_embeddings) {
+    config.model.tied_embeddings = *family == model::Family::kGpt2;
+  }
+  return config;
 }
 
 template <typename T>
@@ -107,6 +126,14 @@ Expected<void> validate(const Config& c) {
   const auto in = [](std::int64_t value, std::int64_t low) {
     return value >= low && value <= kLarge;
   };
+  const auto family = model::parse_family(c.model.family);
+  if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
+  DYNMO_TRY(require(c.model.vocabulary >= 0, "model.vocabulary", c.model.vocabulary,
+                    "1 or more, or 0 for that of the data"));
+  DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
+                    "1 or more, or 0 for model.sequence"));
+  DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,
+                    "nothing with run.device = emulated"));
   DYNMO_TRY(require(in(c.batch.micro_batches, 1), "batch.micro_batches", c.batch.micro_batches,
                     "1 or more"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
@@ -199,6 +226,9 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.checkpoint.every, 0), "checkpoint.every", c.checkpoint.every,
                     "0 (none) or more"));
   DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
+  DYNMO_TRY(require(c.checkpoint.memory >= Bytes{0}, "checkpoint.memory", c.checkpoint.memory.value,
+                    "0 bytes or more"));
+  DYNMO_TRY(require(in(c.run.load_trace, 0), "run.load_trace", c.run.load_trace, "0 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
   DYNMO_TRY(
@@ -212,7 +242,7 @@ Expected<void> validate(const Config& c) {
 }
 
 std::string to_toml(const Config& config) {
-  Config copy = config;
+  Config copy = resolved(config);
   return dynmo::to_toml(keys_of(copy));
 }
 
@@ -231,7 +261,7 @@ Expected<int> pipeline_ranks(const Config& config, int world) {
 }
 
 std::string identity(const Config& config) {
-  Config copy = config;
+  Config copy = resolved(config);
   copy.batch.micro_batches = step_micro_batches(config);
   copy.batch.accumulation = 1;
   std::string text;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,15 +19,20 @@ namespace dynmo::train {
 
 struct Config {
   struct Model {
+    std::string family = "llama";  // or gpt2
+    std::int64_t vocabulary = 0;   // 0: the data's; more: with tokens that the data does not use
     std::int64_t hidden = 256;
     std::int64_t blocks = 8;  // two layers (half blocks) each
     std::int64_t heads = 4;
-    std::int64_t kv_heads = 2;
+    std::int64_t kv_heads = 2;  // llama
     std::int64_t intermediate = 688;
     std::int64_t sequence = 128;
     double dropout = 0;
-    double rope_theta = 10000;
-    std::string precision = "fp32";  // or bf16: computes in it, keeps parameters in fp32
+    double rope_theta = 10000;   // llama
+    std::int64_t positions = 0;  // gpt2: that have a learned vector; 0: as many as sequence
+    double norm_epsilon = 1e-5;
+    std::optional<bool> tied_embeddings;  // default: what the family does, true for gpt2 alone
+    std::string precision = "fp32";       // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
     std::string path;  // folder made by `dynmo data prepare`
@@ -51,6 +57,9 @@ struct Config {
   struct Train {
     std::int64_t steps = 200;
     std::int64_t seed = 1;
+    // A run, a checkpoint or a Hugging Face folder whose weights the first step starts from, with a
+    // new optimizer; its decoder must be that of [model].
+    std::string init;
     std::string on_nan = "stop";  // or skip: go on without the update of a step that is no number
     std::int64_t validation_every = 50;  // 0: never
     std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
@@ -83,8 +92,10 @@ struct Config {
     std::int64_t every = 1;  // steps between changes
   } freezing;
   struct Checkpoint {
-    std::int64_t every = 0;  // steps; 0: none
-    std::int64_t keep = 2;   // newest ones kept
+    std::int64_t every = 0;               // steps; 0: none
+    std::int64_t keep = 2;                // newest ones kept
+    bool asynchronous = true;             // written while training goes on
+    Bytes memory{std::int64_t{2} << 30};  // a rank copies at most; the rest is written at once
   } checkpoint;
   // run.device = "emulated": what the layers cost (model/emulated.h). One of the two files.
   struct Emulated {
@@ -96,6 +107,7 @@ struct Config {
     std::string directory = "runs/default";
     std::string device = "cpu";    // or "emulated"
     std::int64_t trace_steps = 4;  // last steps in the trace
+    std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
   } run;
 };
 

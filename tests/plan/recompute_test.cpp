@@ -27,7 +27,7 @@ cost::ModelCost random_model(Rng& rng, int layers, int frozen) {
     layer.forward_s = pick(rng, 1, 9) * 1e-3;
     layer.backward_input_s = pick(rng, 1, 9) * 1e-3;
     layer.backward_weight_s = pick(rng, 1, 9) * 1e-3;
-    layer.parameter_bytes = layer.gradient_bytes = Bytes{pick(rng, 1, 40)};
+    layer.parameter_bytes = layer.gradient_bytes = Bytes{pick(rng, 1, 8)};
     layer.optimizer_bytes = layer.parameter_bytes * 2;
     layer.boundary_bytes = Bytes{8};
     layer.activation_bytes = Bytes{pick(rng, 4, 60)};  // some are less than the input
@@ -136,7 +136,7 @@ TEST(Recompute, CostsGainTheForwardTimeAndLoseAllButTheInput) {
 TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
   int constrained = 0;
   int impossible = 0;
-  for (std::uint64_t seed = 0; seed < 120; ++seed) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
     Rng rng(seed);
     const int ranks = pick(rng, 1, 3);
     const int layers = pick(rng, 2 * ranks + 1, 9);
@@ -147,7 +147,7 @@ TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
     cost::Cluster cluster = cost::equal_ranks(ranks);
     const auto most = peak_memory(plan, model, micro_batches, {}).value();
     for (std::size_t r = 0; r < most.size(); ++r) {
-      cluster.ranks[r].memory = part(most[r], pick(rng, 50, 105));
+      cluster.ranks[r].memory = part(most[r], pick(rng, 40, 105));
     }
     double shortest = std::numeric_limits<double>::infinity();
     std::vector<double> least(most.size(), shortest);

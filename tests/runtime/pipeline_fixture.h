@@ -54,6 +54,7 @@ struct RunOptions {
   OnNan on_nan = OnNan::kStop;
   std::vector<model::Tie> ties = {};
   at::ScalarType type = at::kFloat;  // of parameters and everything else
+  model::Model layers = {};  // of another decoder of small_model()'s sizes
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
@@ -131,7 +132,8 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
 // Runs `run.steps` steps on the ranks of the plan, for each replica.
 inline RunResult run_pipeline(const RunOptions& run) {
   const model::LlamaConfig config = small_model();
-  const model::Model layers = model::in_precision(model::make_llama(config), run.precision);
+  const model::Model layers = model::in_precision(
+      run.layers.empty() ? model::make_llama(config) : run.layers, run.precision);
   const PipelineOptions options = pipeline_options(config, run);
   const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;
