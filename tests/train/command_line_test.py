@@ -367,8 +367,11 @@ class Replicas(Case):
             self.assertEqual(record["tokens"], 2 * 4 * 2 * 16)
             self.assertEqual(record["first_layer"] > 0, rank % 2 == 1)
         trace = json.loads((reference / "trace.json").read_text())
-        names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
-        self.assertEqual(names - {"steps"}, {f"rank {rank}" for rank in range(4)})
+        names = {(event["name"], event["pid"], event["args"]["name"]) for event in trace["traceEvents"] if event["ph"] == "M"}
+        processes = sorted(name for kind, _, name in names if kind == "process_name")
+        self.assertEqual(processes, ["measured, replica 0", "measured, replica 1"])
+        ranks = [name for kind, _, name in names if kind == "thread_name" and name in ("rank 0", "rank 1")]
+        self.assertEqual(len(ranks), 4, "two ranks of each replica")
 
         for run, extra in (("three", ("pipeline.replicas=2", "pipeline.ranks=3")),
                            ("alone", ("pipeline.replicas=1", "pipeline.ranks=2", "batch.accumulation=2"))):
