@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "dynmo/plan/migration.h"
+#include "dynmo/model/memory.h"
 #include "pipeline_fixture.h"
 
 namespace dynmo::runtime::testing {

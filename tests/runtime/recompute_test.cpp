@@ -44,7 +44,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
   constexpr int kRanks = 2;
   const model::LlamaConfig config = small_model();
   const model::Model layers = model::make_llama(config);
-  const plan::Plan plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
+  const plan::Plan plan = plan::make_plan({4, 4}, schedule::ScheduleKind::kGpipe);
   RunOptions run{.cut = {4, 4}};
   const PipelineOptions plain = pipeline_options(config, run);
   const auto batches = [&](std::int64_t step, MicroBatchId id) {
@@ -86,7 +86,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
         LayerStates fresh = states();
         DYNMO_ASSIGN(const StepOutput output, run_schedule(transport, 0, running, input, fresh));
         for (const auto& [id, bytes] : output.stash_bytes) {
-          EXPECT_EQ(bytes, predicted.layers[id.index()].activation_bytes) << "layer " << id;
+          EXPECT_EQ(bytes, predicted.layers[id.index()].activation_bytes) << "layer " << id.value;
         }
 
         limited.memory = Bytes{1000};
