@@ -26,6 +26,8 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.dropout", &c.model.dropout},
       {"model.rope_theta", &c.model.rope_theta},
       {"data.path", &c.data.path},
+      {"data.validation_path", &c.data.validation_path},
+      {"data.vocabulary", &c.data.vocabulary},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
       {"optimizer.learning_rate", &c.optimizer.learning_rate},
@@ -104,6 +106,8 @@ Expected<void> validate(const Config& c) {
                     "1 or more"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
                     c.batch.micro_batch_size, "1 or more"));
+  DYNMO_TRY(require(in(c.data.vocabulary, 0), "data.vocabulary", c.data.vocabulary,
+                    "1 or more, or 0 for that of a prepared folder"));
   DYNMO_TRY(require(in(c.train.steps, 1), "train.steps", c.train.steps, "1 or more"));
   DYNMO_TRY(require(c.train.seed >= 0, "train.seed", c.train.seed, "0 or more"));
   DYNMO_TRY(require(in(c.train.validation_every, 0), "train.validation_every",

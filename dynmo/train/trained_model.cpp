@@ -11,6 +11,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/data/dataset.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
 #include "dynmo/train/trainer.h"
@@ -125,6 +126,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   JsonObject state(found.manifest.state, origin, "/state");
   TrainedModel trained{.checkpoint = found.path,
                        .step = state.integer("step"),
+                       .data = {},
                        .config = {},
                        .layers = {},
                        .states = {}};
@@ -133,6 +135,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   DYNMO_TRY(state.finish());
   Config config;
   DYNMO_TRY(apply_text(config, text, origin));
+  trained.data = config.data.path;
   DYNMO_ASSIGN(const auto embedding, checkpoint::read_layer(found, LayerId{0}));
   const auto* table = embedding.find("model.embed_tokens.weight");
   if (table == nullptr || table->shape.size() != 2) {
@@ -174,6 +177,31 @@ Expected<std::vector<std::int64_t>> generate(const TrainedModel& model,
     if (made) made(token);
   }
   return result;
+}
+
+Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel& model,
+                                                              const std::string& name) {
+  // A model of bytes needs no file, and outlives its data.
+  std::error_code fault;
+  const bool gone =
+      name.empty() &&
+      !std::filesystem::exists(std::filesystem::path(model.data) / data::kDescriptionFile, fault);
+  if (gone && model.config.vocabulary == data::kByteVocabulary) return data::make_byte_tokenizer();
+  if (gone) {
+    return make_error(ErrorCode::kBadInput,
+                      "the data '{}' that '{}' was trained on are not there to tell the tokenizer: "
+                      "give it by --tokenizer",
+                      model.data, model.checkpoint.string());
+  }
+  DYNMO_ASSIGN(auto tokenizer, data::open_tokenizer(name.empty() ? model.data : name));
+  if (tokenizer->vocabulary() != model.config.vocabulary) {
+    return make_error(ErrorCode::kBadInput,
+                      "the tokenizer '{}' has a vocabulary of {}, wanted the {} of '{}': give that "
+                      "which the model was trained with by --tokenizer",
+                      name.empty() ? model.data : name, tokenizer->vocabulary(),
+                      model.config.vocabulary, model.checkpoint.string());
+  }
+  return tokenizer;
 }
 
 Expected<void> export_hugging_face(const TrainedModel& model,
