@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-LM's own reader on our token shards, and our reader on what its builder writes.
 
-usage: megatron_check.py --dynmo DYNMO --megatron CHECKOUT
+usage: megatron_check.py --dynmo DYNMO [--megatron CHECKOUT]
 
-CHECKOUT is a clone of Megatron-LM, DYNMO the command line. Needs numpy and torch. Only the module of the indexed data set is
-loaded; what it imports of the rest of Megatron are stand-ins. Prints PASS or FAIL a check; exit code 1 on a failure, 77 (skipped)
+CHECKOUT, or the variable MEGATRON, is a clone of Megatron-LM, DYNMO the command line. Needs numpy and torch. Only the module of
+the indexed data set is loaded; what it imports of the rest of Megatron are stand-ins. Prints PASS or FAIL a check; exit code 1 on a failure, 77 (skipped)
 without --megatron or what it needs.
 """
 import argparse
 import importlib.util
 import json
+import os
 import pathlib
 import random
 import subprocess
@@ -22,7 +23,7 @@ MODULE = "megatron/core/datasets/indexed_dataset.py"
 
 
 def skip(why):
-    print(f"SKIP {why}")
+    print(f"SKIP megatron: {why}")
     sys.exit(77)
 
 
@@ -64,8 +65,8 @@ class Checks:
     def __init__(self, megatron, dynmo, folder):
         self.megatron, self.dynmo, self.folder, self.failed = megatron, dynmo, folder, 0
 
-    def check(self, holds, what):
-        print(f"{'PASS' if holds else 'FAIL'} {what}")
+    def check(self, holds, name, what):
+        print(f"{'PASS' if holds else 'FAIL'} {name}: {what}")
         self.failed += not holds
 
     def run(self, *words):
@@ -86,11 +87,13 @@ class Checks:
             data = self.megatron.IndexedDataset(str(out / part))
             sizes = (len(data), len(data.document_indices) - 1, int(data.sequence_lengths.sum()))
             wanted = (description[part]["documents"],) * 2 + (description[part]["tokens"],)
-            self.check(sizes == wanted, f"Megatron reads our {tokenizer} {part}: {sizes[1]} documents, {sizes[2]} tokens")
+            name = f"reads-ours-{tokenizer}-{part}"
+            self.check(sizes == wanted, name, f"Megatron finds {sizes[1]} documents, {sizes[2]} tokens")
             ends = all(document[-1] == description["end_of_document"] for document in data)
-            self.check(ends, f"... each ending with token {description['end_of_document']}, as {data.index.dtype.__name__}")
+            end, kind = description["end_of_document"], data.index.dtype.__name__
+            self.check(ends, f"{name}-ends", f"each document ends with token {end}, as {kind}")
             same = [document.tolist() for document in data] == self.documents(out / part, len(data))
-            self.check(same, "... and the ids are those that we read")
+            self.check(same, f"{name}-ids", "the ids are those that we read")
 
     def megatrons_by_us(self, numpy, torch):
         draw = random.Random(1)
@@ -110,18 +113,18 @@ class Checks:
             builder.finalize(f"{prefix}.idx")
             shown = json.loads(self.run("data", "inspect", prefix, "--json"))["train"]
             tokens = sum(map(len, expected))
-            self.check((shown["documents"], shown["tokens"], shown["type"]) == (12, tokens, name),
-                       f"we read Megatron's {name}: 12 documents of several sequences, {tokens} tokens")
-            self.check(self.documents(prefix, 12) == expected, "... and the ids are those that were built")
+            self.check((shown["documents"], shown["tokens"], shown["type"]) == (12, tokens, name), f"reads-theirs-{name}",
+                       f"we find 12 documents of several sequences, {tokens} tokens")
+            self.check(self.documents(prefix, 12) == expected, f"reads-theirs-{name}-ids", "the ids are those that were built")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dynmo", required=True)
-    parser.add_argument("--megatron", type=pathlib.Path)
+    parser.add_argument("--megatron", type=pathlib.Path, default=os.environ.get("MEGATRON"))
     arguments = parser.parse_args()
     if arguments.megatron is None:
-        skip("no --megatron: clone Megatron-LM and give its path")
+        skip("no --megatron or MEGATRON: clone Megatron-LM and give its path")
     if not (arguments.megatron / MODULE).is_file():
         skip(f"{arguments.megatron} has no {MODULE}: wanted a checkout of Megatron-LM")
     try:
