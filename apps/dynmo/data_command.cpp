@@ -4,11 +4,17 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <memory>
+#include <thread>
 
+#include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
+#include "dynmo/data/dataset.h"
 #include "dynmo/data/prepare.h"
+#include "dynmo/data/token_shards.h"
+#include "dynmo/data/utf8.h"
 
 namespace dynmo::app {
 namespace {
@@ -16,6 +22,7 @@ namespace {
 struct PrepareFlags {
   std::vector<std::filesystem::path> paths;
   data::PrepareOptions options;
+  std::optional<std::int32_t> vocabulary;
 };
 
 // One line that is written over, where somebody watches.
@@ -29,32 +36,71 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   void show(const data::PrepareProgress& progress) {
+    const auto now = Clock::now();
     if (!shown_) return;
+    const bool begun = !used_ || progress.phase != phase_;
+    if (begun) phase_began_ = now;
+    if (!begun && now - told_ < std::chrono::milliseconds(100)) return;
     used_ = true;
-    fmt::print(stderr, "\r\033[K{} files, {} documents, {:.1f} M tokens", progress.files,
-               progress.documents, static_cast<double>(progress.tokens) * 1e-6);
+    phase_ = progress.phase;
+    told_ = now;
+    fmt::print(stderr, "\r\033[K{}", text_of(progress, now - phase_began_));
     std::fflush(stderr);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  static std::string text_of(const data::PrepareProgress& progress, Clock::duration since) {
+    using Phase = data::PrepareProgress::Phase;
+    if (progress.phase == Phase::kTrain) return "training the tokenizer";
+    const double seconds = std::chrono::duration<double>(since).count();
+    const double done = static_cast<double>(progress.bytes);
+    const double all = static_cast<double>(progress.total_bytes);
+    std::string text = fmt::format("{} {:.0f} %, {:.1f} of {:.1f} MB",
+                                   progress.phase == Phase::kDraw ? "drawing text" : "tokenizing",
+                                   all > 0 ? 100 * done / all : 100.0, done * 1e-6, all * 1e-6);
+    if (seconds > 0.5 && done > 0) {
+      text += fmt::format(", {:.1f} MB/s, {:.0f} s left", done * 1e-6 / seconds,
+                          (all - done) / done * seconds);
+    }
+    return text;
+  }
+
   bool shown_;
   bool used_ = false;
+  data::PrepareProgress::Phase phase_{};
+  Clock::time_point phase_began_;
+  Clock::time_point told_;
 };
 
 void print_summary(const data::PrepareReport& report, const std::filesystem::path& out) {
+  fmt::print("tokenizer   {}, vocabulary {}\n", report.tokenizer, report.vocabulary);
   fmt::print("train       {:>12} documents {:>14} tokens\n", report.train.documents,
              report.train.tokens);
   fmt::print("validation  {:>12} documents {:>14} tokens\n", report.validation.documents,
              report.validation.tokens);
   fmt::print(
-      "skipped     {:>12} files: {} of other endings, {} binary, {} empty, {} seen twice, {} "
-      "links and the like\n",
-      report.skipped(), report.skipped_ending, report.skipped_binary, report.skipped_empty,
-      report.skipped_twice, report.skipped_other);
+      "skipped     {:>12} files: {} of other endings, {} compressed, {} binary{}, {} empty, {} "
+      "seen "
+      "twice, {} links and the like\n",
+      report.skipped(), report.skipped_ending, report.skipped_compressed, report.skipped_binary,
+      report.first_binary.empty() ? "" : fmt::format(" (such as {})", report.first_binary),
+      report.skipped_empty, report.skipped_twice, report.skipped_other);
   fmt::print("written to  {}\n", out.string());
 }
 
 Expected<int> run_prepare(PrepareFlags flags) {
+  if (flags.vocabulary) {
+    if (flags.options.tokenizer != data::kSentencePieceTokenizer) {
+      return make_error(
+          ErrorCode::kBadInput,
+          "--vocab is {}, but --tokenizer {} has a vocabulary of its own: leave --vocab "
+          "out, or train one by --tokenizer sentencepiece",
+          *flags.vocabulary, flags.options.tokenizer);
+    }
+    flags.options.training.vocabulary = *flags.vocabulary;
+  }
   Expected<data::PrepareReport> report = [&] {
     ProgressLine line;
     flags.options.progress = [&](const data::PrepareProgress& progress) { line.show(progress); };
@@ -74,27 +120,188 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
   CLI::App* prepare = data.add_subcommand(
       "prepare", "Turn text files, folders of them and JSON lines into token shards");
   const auto flags = std::make_shared<PrepareFlags>();
+  data::PrepareOptions& options = flags->options;
+  options.jobs = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   prepare->add_option("paths", flags->paths, "Files and folders of text; .jsonl is JSON lines")
       ->required()
       ->option_text("PATH...");
-  prepare->add_option("--out", flags->options.out, "Folder to write")
+  prepare->add_option("--out,--output", options.out, "Folder to write")
       ->required()
       ->option_text("DIR");
-  prepare->add_option("--validation", flags->options.validation, "Share of the documents held out")
+  prepare
+      ->add_option("--tokenizer", options.tokenizer,
+                   "bytes; sentencepiece: train one on the text; or the file of a SentencePiece "
+                   "model, such as a Hugging Face tokenizer.model")
       ->capture_default_str();
-  prepare->add_option("--seed", flags->options.seed, "Seed of the choice of those")
+  prepare->add_option("--vocab", flags->vocabulary, "Tokens of the tokenizer to train [8000]");
+  prepare->add_option("--algorithm", options.training.algorithm, "Of that: bpe or unigram")
+      ->capture_default_str();
+  prepare->add_option("--jobs,-j", options.jobs, "Threads; the result is the same for any number")
+      ->capture_default_str();
+  prepare
+      ->add_option("--validation,--held-out", options.validation, "Share of the documents held out")
+      ->capture_default_str();
+  prepare->add_option("--seed", options.seed, "Seed of the choice of those")
       ->check(not_negative)
       ->capture_default_str();
   prepare
-      ->add_option("--endings", flags->options.endings,
+      ->add_option("--endings", options.endings,
                    "Files of a folder that are taken, such as .txt,.py")
       ->delimiter(',')
       ->capture_default_str();
-  prepare
-      ->add_option("--text-key", flags->options.text_key,
-                   "Key of the text in a line of a .jsonl file")
+  prepare->add_option("--text-key", options.text_key, "Key of the text in a line of a .jsonl file")
       ->capture_default_str();
   prepare->callback([flags, &chosen] { chosen = [flags] { return run_prepare(*flags); }; });
+}
+
+struct InspectFlags {
+  std::string path;
+  std::string tokenizer;
+  std::int64_t document = 0;
+  bool ids = false;
+  bool json = false;
+};
+
+constexpr std::int64_t kShown = 400;  // tokens of the document
+
+// A range of token ids and what is behind it.
+std::pair<std::int32_t, std::int32_t> least_and_most(const data::TokenShards& shards) {
+  std::vector<std::int32_t> piece;
+  std::pair<std::int32_t, std::int32_t> range{0, 0};
+  for (std::int64_t first = 0; first < shards.tokens();) {
+    piece.resize(static_cast<std::size_t>(
+        std::min<std::int64_t>(shards.tokens() - first, std::int64_t{1} << 16)));
+    shards.read(first, piece);
+    const auto [least, most] = std::minmax_element(piece.begin(), piece.end());
+    range = first == 0 ? std::pair(*least, *most)
+                       : std::pair(std::min(range.first, *least), std::max(range.second, *most));
+    first += static_cast<std::int64_t>(piece.size());
+  }
+  return range;
+}
+
+Expected<std::vector<std::int32_t>> document_of(const data::TokenShards& shards,
+                                                std::int64_t document) {
+  std::int64_t left = document;
+  for (const data::TokenShard& shard : shards.shards()) {
+    if (left < 0 || left >= shard.documents()) {
+      left -= shard.documents();
+      continue;
+    }
+    const auto range = shard.document(left);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(range.count));
+    shard.read(range.first, tokens);
+    return tokens;
+  }
+  return make_error(ErrorCode::kBadInput, "there is no document {}, wanted 0 to {}", document,
+                    document - left - 1);
+}
+
+std::string text_of(const data::Tokenizer& tokenizer, std::span<const std::int32_t> tokens) {
+  data::WholeCharacters characters;
+  std::string text = characters.feed(data::decode(tokenizer, tokens));
+  return text + characters.finish();
+}
+
+Json json_of(const data::TokenShards& shards) {
+  std::int64_t documents = 0;
+  for (const data::TokenShard& shard : shards.shards()) documents += shard.documents();
+  const auto [least, most] = least_and_most(shards);
+  return {{"shards", shards.shards().size()},
+          {"documents", documents},
+          {"tokens", shards.tokens()},
+          {"type", data::name(shards.shards().front().type())},
+          {"least_token", least},
+          {"most_token", most}};
+}
+
+void print_shards(const char* name, const data::TokenShards& shards) {
+  const Json json = json_of(shards);
+  fmt::print("{:<11} {:>12} documents {:>14} tokens, {}, ids {} to {}{}\n", name,
+             json["documents"].get<std::int64_t>(), shards.tokens(),
+             json["type"].get<std::string>(), json["least_token"].get<std::int32_t>(),
+             json["most_token"].get<std::int32_t>(),
+             shards.shards().size() == 1 ? "" : fmt::format(", {} shards", shards.shards().size()));
+}
+
+// What a path holds: a prepared folder, or shards without a description.
+struct Inspected {
+  data::TokenShards shards;
+  std::optional<data::Dataset> dataset;
+  std::unique_ptr<const data::Tokenizer> tokenizer;  // none: not known
+};
+
+Expected<Inspected> open_inspected(const InspectFlags& flags) {
+  std::error_code fault;
+  std::unique_ptr<const data::Tokenizer> tokenizer;
+  if (!flags.tokenizer.empty()) {
+    DYNMO_ASSIGN(tokenizer, data::open_tokenizer(flags.tokenizer));
+  }
+  const std::filesystem::path path = flags.path;
+  if (!std::filesystem::exists(path / data::kDescriptionFile, fault)) {
+    DYNMO_ASSIGN(data::TokenShards shards, data::TokenShards::open(path));
+    return Inspected{std::move(shards), {}, std::move(tokenizer)};
+  }
+  DYNMO_ASSIGN(data::Dataset dataset, data::open_dataset(path));
+  DYNMO_TRY(data::verify(dataset));
+  if (!tokenizer) {
+    DYNMO_ASSIGN(tokenizer, data::tokenizer_of(path, dataset.description));
+  }
+  return Inspected{dataset.train, std::move(dataset), std::move(tokenizer)};
+}
+
+Expected<int> run_inspect(const InspectFlags& flags) {
+  DYNMO_ASSIGN(const Inspected inspected, open_inspected(flags));
+  DYNMO_ASSIGN(const std::vector<std::int32_t> document,
+               document_of(inspected.shards, flags.document));
+  if (flags.json) {
+    Json json = {{"train", json_of(inspected.shards)}};
+    if (inspected.dataset) {
+      json["validation"] = json_of(inspected.dataset->validation);
+      json["tokenizer"] = inspected.dataset->description.tokenizer;
+      json["vocabulary"] = inspected.dataset->description.vocabulary;
+      json["end_of_document"] = inspected.dataset->description.end_of_document;
+    }
+    json["document"] = document;
+    if (inspected.tokenizer) json["text"] = text_of(*inspected.tokenizer, document);
+    fmt::print("{}\n", json.dump());
+    return 0;
+  }
+  if (inspected.dataset) {
+    const auto& description = inspected.dataset->description;
+    fmt::print("tokenizer   {}, vocabulary {}, end of document {}\n", description.tokenizer,
+               description.vocabulary, description.end_of_document);
+    print_shards("train", inspected.shards);
+    print_shards("validation", inspected.dataset->validation);
+  } else {
+    print_shards("tokens", inspected.shards);
+  }
+  const auto shown = std::span(document).first(
+      static_cast<std::size_t>(std::min<std::int64_t>(kShown, std::ssize(document))));
+  fmt::print("document {}  {} tokens{}\n\n", flags.document, document.size(),
+             shown.size() < document.size() ? fmt::format(", the first {} of them:", kShown) : "");
+  if (flags.ids || !inspected.tokenizer) {
+    fmt::print("{}\n", fmt::join(shown, " "));
+  } else {
+    fmt::print("{}\n", text_of(*inspected.tokenizer, shown));
+  }
+  return 0;
+}
+
+void add_inspect_command(CLI::App& data, Command& chosen) {
+  CLI::App* inspect =
+      data.add_subcommand("inspect", "Show and verify what a prepared folder or a shard holds");
+  const auto flags = std::make_shared<InspectFlags>();
+  inspect
+      ->add_option("path", flags->path,
+                   "Prepared folder, PREFIX of PREFIX.bin and .idx, or a folder of such pairs")
+      ->required();
+  inspect->add_option("--document", flags->document, "Which one to show")->capture_default_str();
+  inspect->add_option("--tokenizer", flags->tokenizer,
+                      "Of shards without dataset.json: bytes, or a SentencePiece model");
+  inspect->add_flag("--ids", flags->ids, "Show the document as token ids");
+  inspect->add_flag("--json", flags->json, "Print JSON, with the whole document");
+  inspect->callback([flags, &chosen] { chosen = [flags] { return run_inspect(*flags); }; });
 }
 
 }  // namespace
@@ -103,6 +310,7 @@ void add_data_command(CLI::App& app, Command& chosen) {
   CLI::App* data = app.add_subcommand("data", "Prepare training data");
   data->require_subcommand(1);
   add_prepare_command(*data, chosen);
+  add_inspect_command(*data, chosen);
 }
 
 }  // namespace dynmo::app

@@ -12,6 +12,7 @@
 
 #include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/data/tokenizer.h"
+#include "dynmo/data/utf8.h"
 #include "dynmo/train/trained_model.h"
 
 namespace dynmo::app {
@@ -22,6 +23,7 @@ struct GenerateFlags {
   std::optional<std::string> prompt;
   std::vector<std::int64_t> prompt_tokens;
   std::string scores;
+  std::string tokenizer;
   train::Sampling sampling;
 };
 
@@ -56,18 +58,12 @@ Expected<int> run_generate(const GenerateFlags& flags) {
   }
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
   if (!flags.prompt) return continue_tokens(model, flags);
-  if (const auto vocabulary = model::sizes(model.config).vocabulary;
-      vocabulary != data::kByteVocabulary) {
-    return make_error(ErrorCode::kBadInput,
-                      "'{}' has a vocabulary of {}, wanted {}: only models of bytes can be given "
-                      "text so far",
-                      model.checkpoint.string(), vocabulary, data::kByteVocabulary);
-  }
-  std::vector<std::uint16_t> bytes;
-  data::encode_bytes(*flags.prompt, bytes);
+  DYNMO_ASSIGN(const auto tokenizer, train::tokenizer_of(model, flags.tokenizer));
+  std::vector<std::int32_t> prompt;
+  tokenizer->encode(*flags.prompt, prompt);
   train::Sampling sampling = flags.sampling;
-  sampling.end = data::kEndOfDocument;
-  // Written byte by byte as it is made: a character of several bytes comes out whole in the end.
+  sampling.end = tokenizer->end_of_document();
+  // Written as it is made, character by character: a token may be a part of one.
   std::string waiting = *flags.prompt;  // printed once it is sure that something follows
   const auto print = [&](std::string_view text) {
     waiting += text;
@@ -75,10 +71,12 @@ Expected<int> run_generate(const GenerateFlags& flags) {
     std::fflush(stdout);
     waiting.clear();
   };
-  DYNMO_TRY(train::generate(model, {bytes.begin(), bytes.end()}, sampling, [&](std::int64_t token) {
-    print(std::string(1, static_cast<char>(token)));
-  }));
-  print("\n");
+  data::WholeCharacters characters;
+  DYNMO_TRY(
+      train::generate(model, {prompt.begin(), prompt.end()}, sampling, [&](std::int64_t token) {
+        print(characters.feed(tokenizer->text_of(static_cast<std::int32_t>(token))));
+      }));
+  print(characters.finish() + "\n");
   return 0;
 }
 
@@ -98,6 +96,8 @@ void add_generate_command(CLI::App& app, Command& chosen) {
                    "With --prompt-tokens: safetensors file to write the scores behind every "
                    "token to")
       ->option_text("FILE");
+  command->add_option("--tokenizer", flags->tokenizer,
+                      "Prepared folder or SentencePiece model; default: that of the run's data");
   command->add_option("--tokens", flags->sampling.tokens, "Tokens to make at most")
       ->capture_default_str();
   command

@@ -5,6 +5,7 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
+#include "dynmo/data/sentence_piece.h"
 
 namespace dynmo::data {
 namespace {
@@ -70,24 +71,32 @@ Expected<void> verify_shard(const TokenShard& shard, const ShardSummary& expecte
 
 Expected<void> write_description(const std::filesystem::path& folder,
                                  const DatasetDescription& description) {
-  const Json json = {{"format", kFormat},
-                     {"tokenizer", description.tokenizer},
-                     {"vocabulary", description.vocabulary},
-                     {"end_of_document", description.end_of_document},
-                     {"seed", description.seed},
-                     {"validation_share", description.validation_share},
-                     {"train", to_json(description.train)},
-                     {"validation", to_json(description.validation)}};
-  return write_file_durably(folder / "dataset.json", json.dump(2) + "\n");
+  Json json = {{"format", kFormat}, {"tokenizer", description.tokenizer}};
+  if (description.tokenizer != kByteTokenizer) {
+    json["tokenizer_digest"] = description.tokenizer_model.hex();
+  }
+  json["vocabulary"] = description.vocabulary;
+  json["end_of_document"] = description.end_of_document;
+  json["seed"] = description.seed;
+  json["validation_share"] = description.validation_share;
+  json["train"] = to_json(description.train);
+  json["validation"] = to_json(description.validation);
+  return write_file_durably(folder / kDescriptionFile, json.dump(2) + "\n");
 }
 
 Expected<DatasetDescription> read_description(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "dataset.json";
+  const std::filesystem::path path = folder / kDescriptionFile;
   DYNMO_ASSIGN(const Json json, read_json(path));
   JsonObject root(json, path.string());
   root.expect_format(kFormat);
   DatasetDescription description;
   description.tokenizer = root.string("tokenizer");
+  if (description.tokenizer == kSentencePieceTokenizer) {
+    description.tokenizer_model = read_digest(root, "tokenizer_digest");
+  } else if (description.tokenizer != kByteTokenizer) {
+    root.fail("tokenizer", fmt::format("is '{}', wanted {} or {}", description.tokenizer,
+                                       kByteTokenizer, kSentencePieceTokenizer));
+  }
   const std::int64_t vocabulary = root.integer("vocabulary");
   const std::int64_t end = root.integer("end_of_document");
   if (vocabulary < 1 || vocabulary > std::numeric_limits<std::int32_t>::max()) {
@@ -121,6 +130,20 @@ Expected<Dataset> open_dataset(const std::filesystem::path& folder) {
                  .description = std::move(description),
                  .train = std::move(train),
                  .validation = std::move(validation)};
+}
+
+Expected<std::unique_ptr<const Tokenizer>> tokenizer_of(const std::filesystem::path& folder,
+                                                        const DatasetDescription& description) {
+  if (description.tokenizer == kByteTokenizer) return make_byte_tokenizer();
+  const std::filesystem::path path = folder / kTokenizerFile;
+  DYNMO_ASSIGN(std::string model, read_file(path));
+  if (digest_of(model) != description.tokenizer_model) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: not the tokenizer that the data were prepared with (its digest is not "
+                      "that of dataset.json): put that back, or prepare the data again",
+                      path.string());
+  }
+  return read_sentence_piece(std::move(model), path.string());
 }
 
 Expected<void> verify(const Dataset& dataset) {

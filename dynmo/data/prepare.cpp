@@ -1,35 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/data/prepare.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
-#include <set>
+#include <optional>
 #include <utility>
 
 #include "dynmo/core/files.h"
-#include "dynmo/core/json.h"
+#include "dynmo/core/ordered_tasks.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/data/corpus_impl.h"
 #include "dynmo/data/dataset.h"
-#include "dynmo/data/tokenizer.h"
+#include "dynmo/data/utf8.h"
 
 namespace dynmo::data {
 namespace {
 
 namespace fs = std::filesystem;
 
-bool ends_with_any(const std::string& name, const std::vector<std::string>& endings) {
-  return std::any_of(endings.begin(), endings.end(),
-                     [&](const std::string& ending) { return name.ends_with(ending); });
-}
+constexpr std::size_t kTrain = 0;
+constexpr std::size_t kValidation = 1;
+constexpr std::size_t kTaskBytes = std::size_t{1} << 20;  // of text, so that a task is worth it
 
 // The same for a document whatever else is prepared with it. `name` is relative to what the user
 // gave, so that moving the corpus changes nothing either.
-bool is_held_out(std::uint64_t seed, const std::string& name, double share) {
-  const Digest digest = digest_of(fmt::format("{}\n{}", seed, name));
-  return static_cast<double>(digest.high >> 11) * 0x1p-53 < share;
+std::size_t split_of(std::string_view name, const PrepareOptions& options) {
+  const Digest digest = digest_of(fmt::format("{}\n{}", options.seed, name));
+  return static_cast<double>(digest.high >> 11) * 0x1p-53 < options.validation ? kValidation
+                                                                               : kTrain;
 }
 
 Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptions& options) {
@@ -41,6 +40,13 @@ Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptio
                       "validation share {} is out of range, wanted 0 or more and below 1",
                       options.validation);
   }
+  if (options.jobs < 1 || options.jobs > 1024) {
+    return make_error(ErrorCode::kBadInput, "--jobs is {}, wanted 1 to 1024", options.jobs);
+  }
+  if (options.training_bytes < 1) {
+    return make_error(ErrorCode::kBadInput, "{} bytes to train a tokenizer on, wanted 1 or more",
+                      options.training_bytes);
+  }
   for (const std::string& ending : options.endings) {
     if (ending.size() < 2 || ending.front() != '.') {
       return make_error(ErrorCode::kBadInput, "ending '{}' is none, wanted one such as '.txt'",
@@ -50,199 +56,209 @@ Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptio
   return {};
 }
 
-constexpr std::size_t kTrain = 0;
-constexpr std::size_t kValidation = 1;
+// The tokens of some documents, by split, and how many of them precede the end of each.
+struct Encoded {
+  struct Split {
+    std::vector<std::int32_t> tokens;
+    std::vector<std::size_t> ends;
+  };
+  std::array<Split, 2> splits;
+  BlockCounts counts;
+};
 
-// One run over the paths.
+Expected<Encoded> encode(std::span<const Block> blocks, const Tokenizer& tokenizer,
+                         const PrepareOptions& options) {
+  Encoded encoded;
+  DYNMO_ASSIGN(encoded.counts,
+               for_each_document(blocks, options.text_key, [&](const Document& document) {
+                 auto& split = encoded.splits[split_of(document.name, options)];
+                 tokenizer.encode(document.text, split.tokens);
+                 if (!document.last) return;
+                 split.tokens.push_back(tokenizer.end_of_document());
+                 split.ends.push_back(split.tokens.size());
+               }));
+  return encoded;
+}
+
+// Lines that SentencePiece can train on. It takes time that grows with the square of a word, so
+// long lines, which may be anything, are cut.
+void split_lines(std::string_view text, double share, Rng& rng, std::vector<std::string>& lines) {
+  constexpr std::size_t kLongest = 4096;
+  while (!text.empty()) {
+    std::string_view line = text.substr(0, std::min(text.find('\n'), kLongest));
+    line.remove_suffix(line.size() < kLongest ? 0 : incomplete_tail(line));
+    text.remove_prefix(line.size());
+    if (text.starts_with('\n')) text.remove_prefix(1);
+    if (!line.empty() && rng.uniform() < share) lines.emplace_back(line);
+  }
+}
+
+Expected<std::vector<std::string>> draw(std::span<const Block> blocks, double share,
+                                        const PrepareOptions& options) {
+  std::vector<std::string> lines;
+  DYNMO_TRY(for_each_document(blocks, options.text_key, [&](const Document& document) {
+    if (split_of(document.name, options) != kTrain) return;
+    const Digest digest =
+        digest_of(fmt::format("{}\n{}\n{}", options.seed, document.name, document.piece));
+    Rng rng(digest.low);
+    split_lines(document.text, share, rng, lines);
+  }));
+  return lines;
+}
+
+// One run over a corpus.
 class Preparation {
  public:
-  explicit Preparation(const PrepareOptions& options) : options_(options) {}
+  Preparation(const PrepareOptions& options, Corpus corpus)
+      : options_(options), corpus_(std::move(corpus)), report_(corpus_.skipped) {
+    progress_.total_bytes = corpus_.bytes;
+    report_.bytes = corpus_.bytes;
+  }
 
-  Expected<void> open_writers();
-  Expected<void> take_path(const fs::path& path);
-  Expected<PrepareReport> finish();
+  Expected<void> find_tokenizer();
+  Expected<PrepareReport> run();
 
  private:
-  Expected<void> take_folder(const fs::path& folder, const std::string& prefix);
-  Expected<void> take_entry(const fs::directory_entry& entry, const std::string& name);
-  Expected<void> take_file(const fs::path& path, const std::string& name);
-  Expected<void> take_text(std::ifstream& file, const fs::path& path, const std::string& name);
-  Expected<void> take_json_lines(std::ifstream& file, const fs::path& path,
-                                 const std::string& name);
-  [[nodiscard]] std::size_t split_of(const std::string& name) const;
-  Expected<void> append(std::size_t split, std::string_view text);
-  Expected<void> end_document(std::size_t split);
+  template <typename Work, typename Take>
+  Expected<void> over_all_blocks(PrepareProgress::Phase phase, Work work, Take take);
+  void tell(const BlockReader* reader);
+  Expected<std::string> train_tokenizer();
+  Expected<void> open_writers();
+  Expected<void> write(Encoded encoded);
+  void add_binary(const std::vector<const CorpusFile*>& files);
+  Expected<PrepareReport> finish();
 
   const PrepareOptions& options_;
+  const Corpus corpus_;
   PrepareReport report_;
+  std::unique_ptr<const Tokenizer> tokenizer_;
   std::vector<TokenShardWriter> writers_;  // kTrain, kValidation
   std::array<std::int64_t, 2> documents_{};
-  std::set<std::pair<dev_t, ino_t>> taken_;
-  std::vector<std::uint16_t> tokens_;
   PrepareProgress progress_;
-  PrepareProgress told_;
 };
+
+// Calls `work` with some blocks at a time in any thread, and `take` with what it returns in the
+// order of the blocks. Of several errors the first in that order is returned.
+template <typename Work, typename Take>
+Expected<void> Preparation::over_all_blocks(PrepareProgress::Phase phase, Work work, Take take) {
+  using Result = decltype(work(std::span<const Block>()));
+  progress_.phase = phase;
+  BlockReader reader(corpus_);
+  OrderedTasks<Result> tasks(options_.jobs);
+  const auto take_oldest = [&]() -> Expected<void> {
+    DYNMO_ASSIGN(auto value, tasks.take());
+    DYNMO_TRY(take(std::move(value)));
+    tell(&reader);
+    return {};
+  };
+  std::optional<Error> fault;
+  for (bool more = true; more && !fault;) {
+    std::vector<Block> blocks;
+    for (std::size_t bytes = 0; more && !fault && bytes < kTaskBytes;) {
+      Block block;
+      const auto read = reader.next(block);
+      more = read && *read;
+      if (!read) fault = read.error();
+      if (!more) break;
+      bytes += block.text.size() + 64;  // empty files are work, too
+      blocks.push_back(std::move(block));
+    }
+    if (tasks.full()) DYNMO_TRY(take_oldest());
+    tasks.add([work, blocks = std::move(blocks)] { return work(std::span<const Block>(blocks)); });
+  }
+  while (!tasks.empty()) DYNMO_TRY(take_oldest());
+  if (fault) return *fault;
+  if (phase == PrepareProgress::Phase::kTokenize) add_binary(reader.binary());
+  return {};
+}
+
+void Preparation::tell(const BlockReader* reader) {
+  if (reader != nullptr) progress_.bytes = reader->bytes();
+  if (options_.progress) options_.progress(progress_);
+}
+
+Expected<void> Preparation::find_tokenizer() {
+  if (options_.tokenizer == kSentencePieceTokenizer) {
+    DYNMO_ASSIGN(std::string model, train_tokenizer());
+    DYNMO_ASSIGN(tokenizer_, read_sentence_piece(std::move(model), "the tokenizer just trained"));
+  } else {
+    DYNMO_ASSIGN(tokenizer_, open_tokenizer(options_.tokenizer));
+  }
+  return {};
+}
+
+Expected<std::string> Preparation::train_tokenizer() {
+  const double share = static_cast<double>(options_.training_bytes) /
+                       static_cast<double>(std::max<std::int64_t>(corpus_.bytes, 1));
+  std::vector<std::string> lines;
+  DYNMO_TRY(over_all_blocks(
+      PrepareProgress::Phase::kDraw,
+      [this, share](std::span<const Block> blocks) { return draw(blocks, share, options_); },
+      [&](std::vector<std::string> drawn) -> Expected<void> {
+        std::move(drawn.begin(), drawn.end(), std::back_inserter(lines));
+        return {};
+      }));
+  progress_.phase = PrepareProgress::Phase::kTrain;
+  tell(nullptr);
+  return train_sentence_piece(std::move(lines), options_.training);
+}
 
 Expected<void> Preparation::open_writers() {
   DYNMO_TRY(make_directories(options_.out));
   for (const char* name : {"train", "validation"}) {
-    DYNMO_ASSIGN(TokenShardWriter writer, TokenShardWriter::create(options_.out / name));
+    DYNMO_ASSIGN(
+        TokenShardWriter writer,
+        TokenShardWriter::create(options_.out / name, token_type_for(tokenizer_->vocabulary())));
     writers_.push_back(std::move(writer));
   }
   return {};
 }
 
-Expected<void> Preparation::take_path(const fs::path& path) {
-  std::error_code fault;
-  const fs::file_status status = fs::status(path, fault);
-  if (fs::is_directory(status)) return take_folder(path, "");
-  if (fs::is_regular_file(status)) return take_file(path, path.filename().string());
-  return make_error(ErrorCode::kBadInput, "'{}' is neither a file nor a folder: {}", path.string(),
-                    fault ? fault.message() : "wanted files or folders of text");
+Expected<PrepareReport> Preparation::run() {
+  DYNMO_TRY(open_writers());
+  progress_.bytes = 0;
+  DYNMO_TRY(over_all_blocks(
+      PrepareProgress::Phase::kTokenize,
+      [this](std::span<const Block> blocks) { return encode(blocks, *tokenizer_, options_); },
+      [this](Encoded encoded) { return write(std::move(encoded)); }));
+  return finish();
 }
 
-// `prefix` is the folder's name relative to what the user gave, "" or ending in a slash.
-Expected<void> Preparation::take_folder(const fs::path& folder, const std::string& prefix) {
-  std::error_code fault;
-  std::vector<fs::directory_entry> entries;
-  fs::directory_iterator next(folder, fault);
-  for (; !fault && next != fs::directory_iterator(); next.increment(fault)) {
-    entries.push_back(*next);
-  }
-  if (fault) {
-    return make_error(ErrorCode::kBadInput, "cannot read folder '{}': {}", folder.string(),
-                      fault.message());
-  }
-  // The order of a folder is the file system's; sorted, it is the same everywhere.
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return a.path().filename().native() < b.path().filename().native();
-  });
-  for (const auto& entry : entries) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with('.')) DYNMO_TRY(take_entry(entry, prefix + name));
-  }
-  return {};
-}
-
-Expected<void> Preparation::take_entry(const fs::directory_entry& entry, const std::string& name) {
-  std::error_code fault;
-  const bool link = entry.is_symlink(fault);
-  // Links to folders are not followed: no loops, and one name a document.
-  if (!link && entry.is_directory(fault)) return take_folder(entry.path(), name + "/");
-  if (!entry.is_regular_file(fault)) {
-    ++report_.skipped_other;
-    return {};
-  }
-  if (!ends_with_any(name, options_.endings)) {
-    ++report_.skipped_ending;
-    return {};
-  }
-  return take_file(entry.path(), name);
-}
-
-Expected<void> Preparation::take_file(const fs::path& path, const std::string& name) {
-  struct stat status {};
-  std::ifstream file(path, std::ios::binary);
-  if (!file || ::stat(path.c_str(), &status) != 0) {
-    return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
-  }
-  if (!taken_.emplace(status.st_dev, status.st_ino).second) {
-    ++report_.skipped_twice;
-    return {};
-  }
-  return name.ends_with(".jsonl") ? take_json_lines(file, path, name) : take_text(file, path, name);
-}
-
-// Two passes, so that memory does not grow with the file: is it text, then its tokens.
-Expected<void> Preparation::take_text(std::ifstream& file, const fs::path& path,
-                                      const std::string& name) {
-  std::array<char, 65536> piece;
-  const auto next = [&] {
-    file.read(piece.data(), piece.size());
-    return std::string_view(piece.data(), static_cast<std::size_t>(file.gcount()));
-  };
-  TextCheck check;
-  std::int64_t bytes = 0;
-  for (auto text = next(); !text.empty() && check.can_be_text(); text = next()) {
-    check.feed(text);
-    bytes += static_cast<std::int64_t>(text.size());
-  }
-  if (file.bad()) return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
-  if (!check.is_text() || bytes == 0) {
-    ++(bytes == 0 ? report_.skipped_empty : report_.skipped_binary);
-    return {};
-  }
-  ++report_.files;
-  file.clear();
-  file.seekg(0);
-  const std::size_t split = split_of(name);
-  for (auto text = next(); !text.empty(); text = next()) DYNMO_TRY(append(split, text));
-  if (file.bad()) return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
-  return end_document(split);
-}
-
-Expected<void> Preparation::take_json_lines(std::ifstream& file, const fs::path& path,
-                                            const std::string& name) {
-  ++report_.files;
-  std::string line;
-  for (std::int64_t number = 1; std::getline(file, line); ++number) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string origin = fmt::format("{}:{}", path.string(), number);
-    DYNMO_ASSIGN(const Json json, parse_json(line, origin));
-    const auto text = json.is_object() ? json.find(options_.text_key) : json.end();
-    if (text == json.end() || !text->is_string()) {
-      return make_error(ErrorCode::kBadInput,
-                        "{}: wanted an object with a string under '{}' (--text-key names another)",
-                        origin, options_.text_key);
+Expected<void> Preparation::write(Encoded encoded) {
+  for (std::size_t i = 0; i < writers_.size(); ++i) {
+    const Encoded::Split& split = encoded.splits[i];
+    const std::span<const std::int32_t> tokens = split.tokens;
+    std::size_t first = 0;
+    for (const std::size_t end : split.ends) {
+      DYNMO_TRY(writers_[i].append(tokens.subspan(first, end - first)));
+      writers_[i].end_document();
+      first = end;
     }
-    const auto& document = text->get_ref<const std::string&>();
-    if (document.empty()) {
-      ++report_.skipped_empty;
-      continue;
-    }
-    const std::size_t split = split_of(fmt::format("{}:{}", name, number));
-    DYNMO_TRY(append(split, document));
-    DYNMO_TRY(end_document(split));
+    DYNMO_TRY(writers_[i].append(tokens.subspan(first)));
+    documents_[i] += static_cast<std::int64_t>(split.ends.size());
+    progress_.tokens += static_cast<std::int64_t>(tokens.size());
   }
-  if (file.bad()) return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
+  progress_.documents += encoded.counts.documents;
+  report_.files += encoded.counts.files;
+  report_.skipped_empty += encoded.counts.empty;
+  add_binary(encoded.counts.binary);
   return {};
 }
 
-std::size_t Preparation::split_of(const std::string& name) const {
-  return is_held_out(options_.seed, name, options_.validation) ? kValidation : kTrain;
-}
-
-Expected<void> Preparation::append(std::size_t split, std::string_view text) {
-  tokens_.clear();
-  encode_bytes(text, tokens_);
-  progress_.tokens += static_cast<std::int64_t>(tokens_.size());
-  return writers_[split].append(tokens_);
-}
-
-Expected<void> Preparation::end_document(std::size_t split) {
-  DYNMO_TRY(writers_[split].append(std::array{static_cast<std::uint16_t>(kEndOfDocument)}));
-  writers_[split].end_document();
-  ++documents_[split];
-  ++progress_.tokens;
-  ++progress_.documents;
-  progress_.files = report_.files;
-  constexpr std::int64_t kTokensBetween = std::int64_t{1} << 20;
-  constexpr std::int64_t kDocumentsBetween = 1024;
-  if (options_.progress && (progress_.tokens - told_.tokens >= kTokensBetween ||
-                            progress_.documents - told_.documents >= kDocumentsBetween)) {
-    told_ = progress_;
-    options_.progress(progress_);
+void Preparation::add_binary(const std::vector<const CorpusFile*>& files) {
+  report_.skipped_binary += static_cast<std::int64_t>(files.size());
+  if (!files.empty() && report_.first_binary.empty()) {
+    report_.first_binary = files.front()->path.string();
   }
-  return {};
 }
 
 Expected<PrepareReport> Preparation::finish() {
   if (progress_.documents == 0) {
     return make_error(ErrorCode::kBadInput,
-                      "no text found: {} files of other endings, {} binary, {} empty; the endings "
-                      "taken are {} (--endings)",
-                      report_.skipped_ending, report_.skipped_binary, report_.skipped_empty,
-                      fmt::join(options_.endings, ","));
+                      "no text found: {} files of other endings, {} compressed, {} binary, {} "
+                      "empty; the endings taken are {} (--endings)",
+                      report_.skipped_ending, report_.skipped_compressed, report_.skipped_binary,
+                      report_.skipped_empty, fmt::join(options_.endings, ","));
   }
   if (documents_[kTrain] == 0) {
     return make_error(ErrorCode::kBadInput,
@@ -250,22 +266,30 @@ Expected<PrepareReport> Preparation::finish() {
                       documents_[kValidation], options_.validation);
   }
   // A folder without dataset.json is no data set: from here until the new one is written.
-  const fs::path description = options_.out / "dataset.json";
   std::error_code fault;
-  if (fs::remove(description, fault)) DYNMO_TRY(sync_directory(options_.out));
-  if (fault) {
-    return make_error(ErrorCode::kBadInput, "cannot replace '{}': {}", description.string(),
-                      fault.message());
+  for (const char* name : {kDescriptionFile, kTokenizerFile}) {
+    const fs::path old = options_.out / name;
+    if (fs::remove(old, fault)) DYNMO_TRY(sync_directory(options_.out));
+    if (fault) {
+      return make_error(ErrorCode::kBadInput, "cannot replace '{}': {}", old.string(),
+                        fault.message());
+    }
   }
   DYNMO_ASSIGN(report_.train, writers_[kTrain].finish());
   DYNMO_ASSIGN(report_.validation, writers_[kValidation].finish());
-  DYNMO_TRY(write_description(options_.out, {.tokenizer = std::string(kByteTokenizer),
-                                             .vocabulary = kByteVocabulary,
-                                             .end_of_document = kEndOfDocument,
-                                             .seed = options_.seed,
-                                             .validation_share = options_.validation,
-                                             .train = report_.train,
-                                             .validation = report_.validation}));
+  const std::string_view model = tokenizer_->model();
+  if (!model.empty()) DYNMO_TRY(write_file_durably(options_.out / kTokenizerFile, model));
+  report_.vocabulary = tokenizer_->vocabulary();
+  report_.tokenizer = tokenizer_->kind();
+  DYNMO_TRY(write_description(options_.out,
+                              {.tokenizer = report_.tokenizer,
+                               .tokenizer_model = model.empty() ? Digest{} : digest_of(model),
+                               .vocabulary = report_.vocabulary,
+                               .end_of_document = tokenizer_->end_of_document(),
+                               .seed = options_.seed,
+                               .validation_share = options_.validation,
+                               .train = report_.train,
+                               .validation = report_.validation}));
   return report_;
 }
 
@@ -279,10 +303,10 @@ std::vector<std::string> default_endings() {
 Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
                                 const PrepareOptions& options) {
   DYNMO_TRY(check_options(paths, options));
-  Preparation preparation(options);
-  DYNMO_TRY(preparation.open_writers());
-  for (const auto& path : paths) DYNMO_TRY(preparation.take_path(path));
-  return preparation.finish();
+  DYNMO_ASSIGN(Corpus corpus, list_corpus(paths, options.endings));
+  Preparation preparation(options, std::move(corpus));
+  DYNMO_TRY(preparation.find_tokenizer());
+  return preparation.run();
 }
 
 }  // namespace dynmo::data

@@ -2,7 +2,7 @@
 #pragma once
 
 // Text in, token shards out: what `dynmo data prepare` does. The same inputs and options give the
-// same bytes on every machine.
+// same bytes, for any number of jobs.
 
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/data/sentence_piece.h"
 #include "dynmo/data/token_shard.h"
 
 namespace dynmo::data {
@@ -20,44 +21,62 @@ namespace dynmo::data {
 [[nodiscard]] std::vector<std::string> default_endings();
 
 struct PrepareProgress {
-  std::int64_t files = 0;
+  // The text is read once to draw what a tokenizer is trained on, and once to tokenize it.
+  enum class Phase { kDraw, kTrain, kTokenize };
+  Phase phase = Phase::kTokenize;
+  std::int64_t bytes = 0;  // of the text, behind us in this phase
+  std::int64_t total_bytes = 0;
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
 };
 
 struct PrepareOptions {
   std::filesystem::path out;  // folder to write; made if absent, an older data set in it replaced
-  double validation = 0.02;   // share of the documents held out, in [0, 1)
-  std::uint64_t seed = 0;     // of the choice of the documents held out
+  // "bytes"; "sentencepiece": train one on the text; else what open_tokenizer() takes.
+  std::string tokenizer = std::string(kByteTokenizer);
+  SentencePieceOptions training = {};                    // where one is trained
+  std::int64_t training_bytes = std::int64_t{32} << 20;  // of text drawn for that, about
+  double validation = 0.02;  // share of the documents held out, in [0, 1)
+  std::uint64_t seed = 0;    // of the choice of the documents held out, and of the text drawn
   // Files of a folder that are taken, by the end of their names; a file given by itself always is.
   std::vector<std::string> endings = default_endings();
   std::string text_key = "text";  // where a line of a .jsonl file has its document
+  int jobs = 1;                   // threads
   std::function<void(const PrepareProgress&)> progress = {};  // called now and then
 };
 
 struct PrepareReport {
   ShardSummary train;
   ShardSummary validation;
-  std::int64_t files = 0;           // read
-  std::int64_t skipped_binary = 0;  // NUL bytes or invalid UTF-8
-  std::int64_t skipped_ending = 0;  // in a folder, of another ending
-  std::int64_t skipped_empty = 0;   // files and JSON lines without text
-  std::int64_t skipped_twice = 0;   // reached before by another path
-  std::int64_t skipped_other = 0;   // links to folders or to nothing, pipes, inside a folder
+  std::int32_t vocabulary = 0;
+  std::string tokenizer;                // kind
+  std::int64_t bytes = 0;               // of the files
+  std::int64_t files = 0;               // read
+  std::int64_t skipped_binary = 0;      // NUL bytes or invalid UTF-8
+  std::string first_binary = {};        // the first of those
+  std::int64_t skipped_ending = 0;      // in a folder, of another ending
+  std::int64_t skipped_compressed = 0;  // in a folder, of one of the endings but compressed
+  std::int64_t skipped_empty = 0;       // files and JSON lines without text
+  std::int64_t skipped_twice = 0;       // reached before by another path
+  std::int64_t skipped_other = 0;       // links to folders or to nothing, pipes, inside a folder
   [[nodiscard]] std::int64_t skipped() const {
-    return skipped_binary + skipped_ending + skipped_empty + skipped_twice + skipped_other;
+    return skipped_binary + skipped_ending + skipped_compressed + skipped_empty + skipped_twice +
+           skipped_other;
   }
 };
 
 // Reads `paths` in order, folders by sorted relative name; names that begin with a dot are passed
 // over. A file is one document, a line of a .jsonl file is one. Each ends with the end-of-document
 // token, and is held out by a digest of (seed, name relative to the given path, line), so that the
-// choice does not change when other files are added.
+// choice does not change when other files are added. A tokenizer is trained on lines drawn from the
+// documents that are not held out.
 //
-// Writes train.{bin,idx}, validation.{bin,idx} and last dataset.json, durably: a folder has a
-// dataset.json only if all of it is there. Memory does not grow with the text (12 bytes a
-// document). kBadInput: a path that is not there, a JSON line without `text_key` (file and line are
-// named), options out of range, no text at all, nothing left for training.
+// Writes train.{bin,idx}, validation.{bin,idx}, tokenizer.model (unless it is bytes) and last
+// dataset.json, durably: a folder has a dataset.json only if all of it is there. Memory does not
+// grow with the text: 12 bytes a document, about 40 MiB a job, a name a file; and where a tokenizer
+// is trained, some ten times `training_bytes`. kBadInput: a path that is not there, a JSON line
+// without `text_key` (file and line are named), options out of range, no text at all, nothing left
+// for training; what the tokenizer's own functions say.
 [[nodiscard]] Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
                                               const PrepareOptions& options);
 

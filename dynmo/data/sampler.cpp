@@ -54,24 +54,26 @@ std::uint64_t permute(std::uint64_t index, std::uint64_t size, std::uint64_t key
   return index;
 }
 
-Expected<Sampler> Sampler::make(const TokenShard& shard, const SamplerOptions& options) {
+Expected<Sampler> Sampler::make(const TokenShards& shards, const SamplerOptions& options) {
   DYNMO_CHECK(options.sequence >= 1 && options.sequence < std::int64_t{1} << 40,
               "a sequence of 1 to 2^40 tokens, got {}", options.sequence);
   DYNMO_CHECK(options.vocabulary >= 1, "a vocabulary, got {}", options.vocabulary);
-  if (shard.tokens() - 1 < options.sequence) {
+  if (shards.tokens() - 1 < options.sequence) {
     return make_error(ErrorCode::kBadInput,
-                      "{}.bin has {} tokens, wanted at least {} (a sequence of {} and one more): "
+                      "{} has {} tokens, wanted at least {} (a sequence of {} and one more): "
                       "prepare more text or shorten the sequence",
-                      shard.prefix().string(), shard.tokens(), options.sequence + 1,
-                      options.sequence);
+                      shards.shards().size() == 1
+                          ? shards.shards().front().prefix().string() + ".bin"
+                          : shards.shards().front().prefix().parent_path().string(),
+                      shards.tokens(), options.sequence + 1, options.sequence);
   }
-  return Sampler(shard, options);
+  return Sampler(shards, options);
 }
 
-Sampler::Sampler(TokenShard shard, const SamplerOptions& options)
-    : shard_(std::move(shard)),
+Sampler::Sampler(TokenShards shards, const SamplerOptions& options)
+    : shards_(std::move(shards)),
       options_(options),
-      windows_((shard_.tokens() - 1) / options.sequence) {}
+      windows_((shards_.tokens() - 1) / options.sequence) {}
 
 std::int64_t Sampler::position(std::int64_t index) const {
   DYNMO_CHECK(index >= 0, "a sample of at least 0, got {}", index);
@@ -79,7 +81,7 @@ std::int64_t Sampler::position(std::int64_t index) const {
   const auto window =
       permute(static_cast<std::uint64_t>(index % windows_), static_cast<std::uint64_t>(windows_),
               mix_key({options_.seed, kOrderStream, pass}));
-  const std::int64_t left_over = shard_.tokens() - 1 - windows_ * options_.sequence;
+  const std::int64_t left_over = shards_.tokens() - 1 - windows_ * options_.sequence;
   Rng shift(mix_key({options_.seed, kShiftStream, pass}));
   return static_cast<std::int64_t>(shift.below(static_cast<std::uint64_t>(left_over) + 1)) +
          static_cast<std::int64_t>(window) * options_.sequence;
@@ -90,16 +92,16 @@ void Sampler::check_tokens(std::int64_t first, std::span<const std::int32_t> tok
   for (const std::int32_t token : tokens) good &= token >= 0 && token < options_.vocabulary;
   if (good) return;
   throw std::runtime_error(fmt::format(
-      "{}.bin: a token within {} of token {} is not below the vocabulary of {}: the shard belongs "
+      "{}: a token within {} of token {} is not below the vocabulary of {}: the shard belongs "
       "to another tokenizer, or has changed",
-      shard_.prefix().string(), tokens.size(), first, options_.vocabulary));
+      shards_.file_of(first), tokens.size(), first, options_.vocabulary));
 }
 
 void Sampler::sample(std::int64_t index, std::span<std::int32_t> tokens) const {
   DYNMO_CHECK(static_cast<std::int64_t>(tokens.size()) == options_.sequence + 1,
               "room for {} tokens, got {}", options_.sequence + 1, tokens.size());
   const std::int64_t first = position(index);
-  shard_.read(first, tokens);
+  shards_.read(first, tokens);
   check_tokens(first, tokens);
 }
 
@@ -111,7 +113,7 @@ void Sampler::sample(std::int64_t index, std::span<std::int64_t> tokens) const {
   std::int64_t first = position(index);
   while (!tokens.empty()) {
     const auto some = std::span(piece).first(std::min(piece.size(), tokens.size()));
-    shard_.read(first, some);
+    shards_.read(first, some);
     check_tokens(first, some);
     for (std::size_t i = 0; i < some.size(); ++i) tokens[i] = some[i];
     tokens = tokens.subspan(some.size());

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/data/token_shard.h"
+#include "dynmo/data/token_shards.h"
 
 namespace dynmo::data {
 
@@ -24,14 +24,15 @@ struct SamplerOptions {
 // pass: an alternating Feistel network on Z_a x Z_b with a * b >= W (Black and Rogaway, "Ciphers
 // with arbitrary finite domains", CT-RSA 2002) whose round function is philox, walked along its
 // cycle until it is below W. So it needs no memory and no shuffling. Windows run across the ends of
-// documents. Each pass shifts all windows by its own draw from the (N - 1) mod T tokens left over.
+// documents and shards. Each pass shifts all windows by its own draw from the (N - 1) mod T tokens
+// left over.
 //
 // A value; any number of threads may sample.
 class Sampler {
  public:
-  // kBadInput if the shard has fewer than T + 1 tokens (says how many). Requires T >= 1,
+  // kBadInput if the shards have fewer than T + 1 tokens (says how many). Requires T >= 1,
   // vocabulary >= 1.
-  [[nodiscard]] static Expected<Sampler> make(const TokenShard& shard,
+  [[nodiscard]] static Expected<Sampler> make(const TokenShards& shards,
                                               const SamplerOptions& options);
 
   [[nodiscard]] std::int64_t windows() const { return windows_; }  // samples a pass
@@ -47,10 +48,10 @@ class Sampler {
   void sample(std::int64_t index, std::span<std::int64_t> tokens) const;
 
  private:
-  Sampler(TokenShard shard, const SamplerOptions& options);
+  Sampler(TokenShards shards, const SamplerOptions& options);
   void check_tokens(std::int64_t first, std::span<const std::int32_t> tokens) const;
 
-  TokenShard shard_;
+  TokenShards shards_;
   SamplerOptions options_;
   std::int64_t windows_ = 0;
 };

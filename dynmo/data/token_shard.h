@@ -82,19 +82,24 @@ class TokenShard {
   std::int64_t documents_ = 0;
 };
 
-// Writes a shard of uint16 tokens as a stream: the tokens go to the disk as they come, the index
-// (about 12 bytes a document) is kept until finish(). Both files appear under their names, durably,
-// only then; a writer that is destroyed before leaves nothing behind. One thread.
+// The type that holds all tokens below `vocabulary`: uint16, or int32 above 65536.
+[[nodiscard]] TokenType token_type_for(std::int32_t vocabulary);
+
+// Writes a shard as a stream: the tokens go to the disk as they come, the index (about 12 bytes a
+// document) is kept until finish(). Both files appear under their names, durably, only then; a
+// writer that is destroyed before leaves nothing behind. One thread.
 class TokenShardWriter {
  public:
-  [[nodiscard]] static Expected<TokenShardWriter> create(const std::filesystem::path& prefix);
+  [[nodiscard]] static Expected<TokenShardWriter> create(const std::filesystem::path& prefix,
+                                                         TokenType type = TokenType::kUint16);
   TokenShardWriter(TokenShardWriter&&) noexcept;
   TokenShardWriter& operator=(TokenShardWriter&&) noexcept;
   ~TokenShardWriter();
 
-  // More tokens of the current document. A document may have any length: the format's limit of
-  // 2^31 - 1 tokens a sequence is met by starting another sequence of the same document.
-  [[nodiscard]] Expected<void> append(std::span<const std::uint16_t> tokens);
+  // More tokens of the current document, each within the range of the type. A document may have any
+  // length: the format's limit of 2^31 - 1 tokens a sequence is met by starting another sequence of
+  // the same document.
+  [[nodiscard]] Expected<void> append(std::span<const std::int32_t> tokens);
   // Requires at least one token since the last call.
   void end_document();
   // Requires all tokens to be in ended documents. Nothing may be called after it.

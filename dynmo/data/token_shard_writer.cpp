@@ -17,7 +17,7 @@
 namespace dynmo::data {
 namespace {
 
-constexpr std::size_t kBufferTokens = std::size_t{1} << 19;  // 1 MiB
+constexpr std::size_t kBufferTokens = std::size_t{1} << 19;
 constexpr std::int64_t kLargestSequence = std::numeric_limits<std::int32_t>::max();
 
 template <typename T>
@@ -25,13 +25,29 @@ void store(std::span<std::byte> bytes, std::size_t offset, T value) {
   std::memcpy(bytes.data() + offset, &value, sizeof value);
 }
 
+// The tokens as the .bin has them, behind what `bytes` has.
+template <typename T>
+void put(std::span<const std::int32_t> tokens, std::vector<std::byte>& bytes) {
+  std::size_t offset = bytes.size();
+  bytes.resize(offset + tokens.size() * sizeof(T));
+  for (const std::int32_t token : tokens) {
+    store(bytes, offset, static_cast<T>(token));
+    offset += sizeof(T);
+  }
+}
+
 }  // namespace
+
+TokenType token_type_for(std::int32_t vocabulary) {
+  return vocabulary <= 65536 ? TokenType::kUint16 : TokenType::kInt32;
+}
 
 struct TokenShardWriter::State {
   std::filesystem::path prefix;
   std::filesystem::path unfinished;  // PREFIX.bin.tmp
   int file = -1;
-  std::vector<std::uint16_t> buffer;
+  TokenType type = TokenType::kUint16;
+  std::vector<std::byte> buffer;  // of up to kBufferTokens tokens
   Digester digester;
   std::vector<std::int32_t> sizes;             // by sequence
   std::vector<std::int64_t> boundaries = {0};  // sequences before each document's end
@@ -50,7 +66,7 @@ struct TokenShardWriter::State {
   }
 
   Expected<void> flush() {
-    auto bytes = std::as_bytes(std::span(buffer));
+    auto bytes = std::span<const std::byte>(buffer);
     digester.update(bytes);
     while (!bytes.empty()) {
       const ssize_t written = ::write(file, bytes.data(), bytes.size());
@@ -81,7 +97,7 @@ struct TokenShardWriter::State {
     std::array<std::byte, kIndexHeaderBytes> header{};
     std::memcpy(header.data(), kIndexMagic.data(), kIndexMagic.size());
     store(header, kVersionOffset, kIndexVersion);
-    store(header, kTypeOffset, TokenType::kUint16);
+    store(header, kTypeOffset, type);
     store(header, kSequencesOffset, std::uint64_t{sizes.size()});
     store(header, kDocumentsOffset, std::uint64_t{boundaries.size()});
     std::vector<std::int64_t> pointers;
@@ -89,7 +105,7 @@ struct TokenShardWriter::State {
     std::int64_t position = 0;
     for (const std::int32_t size : sizes) {
       pointers.push_back(position);
-      position += std::int64_t{size} * bytes_per_token(TokenType::kUint16);
+      position += std::int64_t{size} * bytes_per_token(type);
     }
     const std::array<std::span<const std::byte>, 4> pieces = {
         header, std::as_bytes(std::span(sizes)), std::as_bytes(std::span(pointers)),
@@ -107,26 +123,39 @@ TokenShardWriter::TokenShardWriter(TokenShardWriter&&) noexcept = default;
 TokenShardWriter& TokenShardWriter::operator=(TokenShardWriter&&) noexcept = default;
 TokenShardWriter::~TokenShardWriter() = default;
 
-Expected<TokenShardWriter> TokenShardWriter::create(const std::filesystem::path& prefix) {
+Expected<TokenShardWriter> TokenShardWriter::create(const std::filesystem::path& prefix,
+                                                    TokenType type) {
+  DYNMO_CHECK(type == TokenType::kUint16 || type == TokenType::kInt32, "uint16 or int32, got {}",
+              name(type));
   auto state = std::make_unique<State>();
+  state->type = type;
   state->prefix = prefix;
   state->unfinished = prefix.string() + ".bin.tmp";
   state->file = ::open(state->unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (state->file < 0) return state->fault();
-  state->buffer.reserve(kBufferTokens);
+  state->buffer.reserve(kBufferTokens * static_cast<std::size_t>(bytes_per_token(type)));
   return TokenShardWriter(std::move(state));
 }
 
-Expected<void> TokenShardWriter::append(std::span<const std::uint16_t> tokens) {
+Expected<void> TokenShardWriter::append(std::span<const std::int32_t> tokens) {
   State& state = *state_;
+  const auto width = static_cast<std::size_t>(bytes_per_token(state.type));
   while (!tokens.empty()) {
     if (state.open_tokens == kLargestSequence) state.end_sequence();
-    if (state.buffer.size() == kBufferTokens) DYNMO_TRY(state.flush());
-    const std::size_t room = kBufferTokens - state.buffer.size();
+    const std::size_t waiting = state.buffer.size() / width;
+    if (waiting == kBufferTokens) {
+      DYNMO_TRY(state.flush());
+      continue;
+    }
+    const std::size_t room = kBufferTokens - waiting;
     const auto left = static_cast<std::size_t>(kLargestSequence - state.open_tokens);
     const std::size_t count = std::min({tokens.size(), room, left});
     const auto piece = tokens.first(count);
-    state.buffer.insert(state.buffer.end(), piece.begin(), piece.end());
+    if (state.type == TokenType::kUint16) {
+      put<std::uint16_t>(piece, state.buffer);
+    } else {
+      put<std::int32_t>(piece, state.buffer);
+    }
     state.open_tokens += static_cast<std::int64_t>(count);
     state.tokens += static_cast<std::int64_t>(count);
     tokens = tokens.subspan(count);

@@ -1,47 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/data/tokenizer.h"
 
+#include "dynmo/core/files.h"
+#include "dynmo/data/dataset.h"
+#include "dynmo/data/sentence_piece.h"
+
 namespace dynmo::data {
+namespace {
 
-void encode_bytes(std::string_view text, std::vector<std::uint16_t>& tokens) {
-  tokens.reserve(tokens.size() + text.size());
-  for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::string_view kind() const override { return kByteTokenizer; }
+  std::int32_t vocabulary() const override { return kByteVocabulary; }
+  std::int32_t end_of_document() const override { return kByteEndOfDocument; }
+  void encode(std::string_view text, std::vector<std::int32_t>& tokens) const override {
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+  }
+  std::string text_of(std::int32_t token) const override {
+    if (token < 0 || token >= kByteEndOfDocument) return {};
+    return {static_cast<char>(token)};
+  }
+  bool adds_blank() const override { return false; }
+  std::string_view model() const override { return {}; }
+};
+
+}  // namespace
+
+std::unique_ptr<const Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+Expected<std::unique_ptr<const Tokenizer>> open_tokenizer(const std::string& name) {
+  if (name == kByteTokenizer) return make_byte_tokenizer();
+  std::error_code fault;
+  std::filesystem::path path = name;
+  if (std::filesystem::is_directory(path, fault)) {
+    if (std::filesystem::exists(path / kDescriptionFile, fault)) {
+      DYNMO_ASSIGN(const DatasetDescription description, read_description(path));
+      return tokenizer_of(path, description);
+    }
+    path /= kTokenizerFile;
+  }
+  if (!std::filesystem::is_regular_file(path, fault)) {
+    return make_error(ErrorCode::kBadInput,
+                      "tokenizer '{}' is not there, wanted bytes, a SentencePiece model such as "
+                      "tokenizer.model, or a folder with one",
+                      path.string());
+  }
+  DYNMO_ASSIGN(std::string model, read_file(path));
+  return read_sentence_piece(std::move(model), path.string());
 }
 
-std::string decode_bytes(std::span<const std::int32_t> tokens) {
+std::string decode(const Tokenizer& tokenizer, std::span<const std::int32_t> tokens) {
   std::string text;
-  for (const std::int32_t token : tokens) {
-    if (token >= 0 && token < kEndOfDocument) {
-      text += static_cast<char>(token);
-    } else {
-      text += "\n\n";
-    }
-  }
+  for (const std::int32_t token : tokens) text += tokenizer.text_of(token);
+  if (tokenizer.adds_blank() && text.starts_with(' ')) text.erase(0, 1);
   return text;
-}
-
-void TextCheck::feed(std::string_view bytes) {
-  for (const char c : bytes) {
-    if (!ok_) return;
-    const auto byte = static_cast<std::uint8_t>(c);
-    if (expected_ > 0) {
-      ok_ = byte >= lowest_ && byte <= highest_;
-      --expected_;
-      lowest_ = 0x80;
-      highest_ = 0xBF;
-    } else if (byte < 0x80) {
-      ok_ = byte != 0;
-    } else {
-      // The second byte is bounded so that over-long forms, surrogates and what lies above U+10FFFF
-      // are out (RFC 3629, section 4).
-      ok_ = byte >= 0xC2 && byte <= 0xF4;
-      expected_ = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
-      if (byte == 0xE0) lowest_ = 0xA0;
-      if (byte == 0xED) highest_ = 0x9F;
-      if (byte == 0xF0) lowest_ = 0x90;
-      if (byte == 0xF4) highest_ = 0x8F;
-    }
-  }
 }
 
 }  // namespace dynmo::data

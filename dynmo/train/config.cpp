@@ -35,6 +35,8 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.norm_epsilon", &c.model.norm_epsilon},
       {"model.tied_embeddings", &c.model.tied_embeddings},
       {"data.path", &c.data.path},
+      {"data.validation_path", &c.data.validation_path},
+      {"data.vocabulary", &c.data.vocabulary},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
       {"batch.accumulation", &c.batch.accumulation},
@@ -138,6 +140,8 @@ Expected<void> validate(const Config& c) {
                     "1 or more"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
                     c.batch.micro_batch_size, "1 or more"));
+  DYNMO_TRY(require(in(c.data.vocabulary, 0), "data.vocabulary", c.data.vocabulary,
+                    "1 or more, or 0 for that of a prepared folder"));
   DYNMO_TRY(require(in(c.batch.accumulation, 1), "batch.accumulation", c.batch.accumulation,
                     "1 or more"));
   DYNMO_TRY(require(c.pipeline.replicas >= 1 && c.pipeline.replicas <= 4096, "pipeline.replicas",

@@ -35,7 +35,11 @@ struct Config {
     std::string precision = "fp32";       // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
-    std::string path;  // folder made by `dynmo data prepare`
+    // Folder made by `dynmo data prepare`; or token shards without a description, such as
+    // Megatron's: PREFIX of PREFIX.bin and .idx, or a folder of such pairs.
+    std::string path;
+    std::string validation_path;  // of such shards: held-out ones
+    std::int64_t vocabulary = 0;  // of such shards: tokens are below it
   } data;
   struct Batch {
     std::int64_t micro_batches = 8;

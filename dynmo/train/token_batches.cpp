@@ -5,32 +5,94 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/data/token_shards.h"
 
 namespace dynmo::train {
 
-Expected<TokenBatches> TokenBatches::open(const Config& config) {
-  if (emulates(config)) return TokenBatches({}, {}, config, 0);
+namespace {
+
+// What there is to train on.
+struct Tokens {
+  data::TokenShards training;
+  std::optional<data::TokenShards> validation;
+  std::int32_t vocabulary = 0;
+};
+
+Expected<Tokens> open_prepared(const Config::Data& config) {
+  DYNMO_ASSIGN(const data::Dataset dataset, data::open_dataset(config.path));
+  const std::int32_t vocabulary = dataset.description.vocabulary;
+  if (config.vocabulary != 0 && config.vocabulary != vocabulary) {
+    return make_error(ErrorCode::kBadInput,
+                      "data.vocabulary is {}, but '{}' was prepared with {}: leave it out",
+                      config.vocabulary, config.path, vocabulary);
+  }
+  if (!config.validation_path.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "data.validation_path is '{}', but '{}' has held-out documents of its own: "
+                      "leave it out",
+                      config.validation_path, config.path);
+  }
+  return Tokens{dataset.train, dataset.validation, vocabulary};
+}
+
+// Shards that nothing is known of but what they hold.
+Expected<Tokens> open_shards(const Config& config) {
+  DYNMO_ASSIGN(data::TokenShards training, data::TokenShards::open(config.data.path));
+  if (config.data.vocabulary == 0) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "data.vocabulary is not set, and the token shards '{}' do not tell: give that "
+        "of their tokenizer",
+        config.data.path);
+  }
+  Tokens tokens{std::move(training), {}, static_cast<std::int32_t>(config.data.vocabulary)};
+  if (config.train.validation_every == 0) return tokens;
+  if (config.data.validation_path.empty()) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "data.validation_path is not set, and the token shards '{}' hold nothing out: "
+        "give it, or set train.validation_every = 0",
+        config.data.path);
+  }
+  DYNMO_ASSIGN(tokens.validation, data::TokenShards::open(config.data.validation_path));
+  return tokens;
+}
+
+Expected<Tokens> open_tokens(const Config& config) {
   if (config.data.path.empty()) {
     return make_error(
         ErrorCode::kBadInput,
         "data.path is not set: wanted a folder made by `dynmo data prepare`; use --data FOLDER");
   }
-  DYNMO_ASSIGN(const data::Dataset dataset, data::open_dataset(config.data.path));
+  std::error_code fault;
+  const std::filesystem::path path = config.data.path;
+  const bool shards = std::filesystem::exists(path.string() + ".idx", fault) ||
+                      path.extension() == ".idx" || path.extension() == ".bin" ||
+                      (std::filesystem::is_directory(path, fault) &&
+                       !std::filesystem::exists(path / data::kDescriptionFile, fault) &&
+                       config.data.vocabulary != 0);
+  return shards ? open_shards(config) : open_prepared(config.data);
+}
+
+}  // namespace
+
+Expected<TokenBatches> TokenBatches::open(const Config& config) {
+  if (emulates(config)) return TokenBatches({}, {}, config, 0);
+  DYNMO_ASSIGN(const Tokens tokens, open_tokens(config));
   const data::SamplerOptions options{.sequence = config.model.sequence,
-                                     .vocabulary = dataset.description.vocabulary,
+                                     .vocabulary = tokens.vocabulary,
                                      .seed = static_cast<std::uint64_t>(config.train.seed)};
-  DYNMO_ASSIGN(data::Sampler training, data::Sampler::make(dataset.train, options));
+  DYNMO_ASSIGN(data::Sampler training, data::Sampler::make(tokens.training, options));
   std::optional<data::Sampler> validation;
   if (config.train.validation_every > 0) {
-    auto made = data::Sampler::make(dataset.validation, options);
+    auto made = data::Sampler::make(*tokens.validation, options);
     if (!made) {
       return make_error(made.error().code, "{}; or set train.validation_every = 0",
                         made.error().message);
     }
     validation = std::move(made).value();
   }
-  return TokenBatches(std::move(training), std::move(validation), config,
-                      dataset.description.vocabulary);
+  return TokenBatches(std::move(training), std::move(validation), config, tokens.vocabulary);
 }
 
 TokenBatches::TokenBatches(std::optional<data::Sampler> training,

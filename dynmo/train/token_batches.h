@@ -16,8 +16,9 @@ namespace dynmo::train {
 
 class TokenBatches {
  public:
-  // Empty micro-batches where the device is emulated. kBadInput: no data.path, not a prepared
-  // folder, fewer tokens than a sequence (validation: only where it is asked for).
+  // Empty micro-batches where the device is emulated. kBadInput: no data.path, neither a prepared
+  // folder nor token shards with data.vocabulary, fewer tokens than a sequence (validation: only
+  // where it is asked for).
   [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }

@@ -12,6 +12,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/data/dataset.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
@@ -132,6 +133,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   DYNMO_ASSIGN(const Weights weights, read_weights(path));
   TrainedModel trained{.checkpoint = weights.origin,
                        .step = weights.step,
+                       .data = weights.data,
                        .config = weights.config,
                        .layers = model::make_decoder(weights.config),
                        .states = {}};
@@ -172,6 +174,35 @@ Expected<std::vector<std::int64_t>> generate(const TrainedModel& model,
     if (made) made(token);
   }
   return result;
+}
+
+Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel& model,
+                                                              const std::string& name) {
+  const std::int64_t vocabulary = model::sizes(model.config).vocabulary;
+  // A model of bytes needs no file, and outlives its data.
+  std::error_code fault;
+  const std::filesystem::path folder = model.data;
+  const bool there =
+      !model.data.empty() && (std::filesystem::exists(folder / data::kDescriptionFile, fault) ||
+                              std::filesystem::exists(folder / data::kTokenizerFile, fault));
+  const bool gone = name.empty() && !there;
+  if (gone && vocabulary == data::kByteVocabulary) return data::make_byte_tokenizer();
+  if (gone) {
+    return make_error(ErrorCode::kBadInput,
+                      "the data '{}' that '{}' was trained on are not there to tell the tokenizer: "
+                      "give it by --tokenizer",
+                      model.data, model.checkpoint.string());
+  }
+  DYNMO_ASSIGN(auto tokenizer, data::open_tokenizer(name.empty() ? model.data : name));
+  if (tokenizer->vocabulary() > vocabulary) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "the tokenizer '{}' has a vocabulary of {}, wanted at most the {} of '{}': give that "
+        "which the model was trained with by --tokenizer",
+        name.empty() ? model.data : name, tokenizer->vocabulary(), vocabulary,
+        model.checkpoint.string());
+  }
+  return tokenizer;
 }
 
 Expected<void> export_hugging_face(const TrainedModel& model,

@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/data/tokenizer.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 
@@ -18,6 +21,7 @@ namespace dynmo::train {
 struct TrainedModel {
   std::filesystem::path checkpoint;
   std::int64_t step = 0;
+  std::string data;  // folder that knows the tokenizer: data.path of the run, a Hugging Face one
   model::DecoderConfig config;
   model::Model layers;
   std::vector<model::LayerState> states;  // by LayerId; values only
@@ -48,6 +52,11 @@ struct Sampling {
 [[nodiscard]] Expected<std::vector<std::int64_t>> generate(
     const TrainedModel& model, std::vector<std::int64_t> prompt, const Sampling& sampling,
     const std::function<void(std::int64_t)>& made = {});
+
+// The tokenizer of the run's data; `name` (open_tokenizer) is taken instead if it is not empty.
+// kBadInput: the data are gone and it is not given, or its vocabulary is larger than the model's.
+[[nodiscard]] Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(
+    const TrainedModel& model, const std::string& name);
 
 // Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM or
 // GPT2LMHeadModel reads. A tied pair is written once, under the embedding's name, as they do.

@@ -67,6 +67,7 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   JsonObject state(found.manifest.state, origin, "/state");
   Weights weights{.origin = found.path,
                   .step = state.integer("step"),
+                  .data = {},
                   .config = {},
                   .tensors = {},
                   .files = {}};
@@ -78,6 +79,7 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   DYNMO_TRY(validate(config));
   DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(found));
   weights.config = decoder_config(config, vocabulary);
+  weights.data = config.data.path;
   for (std::size_t i = 0; i < found.manifest.files.size(); ++i) {
     DYNMO_ASSIGN(checkpoint::Safetensors file,
                  checkpoint::read_layer(found, LayerId(static_cast<int>(i))));
@@ -97,7 +99,12 @@ bool is_buffer(model::Family family, std::string_view name) {
 
 Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
   DYNMO_ASSIGN(const Json json, read_json(directory / "config.json"));
-  Weights weights{.origin = directory, .step = 0, .config = {}, .tensors = {}, .files = {}};
+  Weights weights{.origin = directory,
+                  .step = 0,
+                  .data = directory.string(),
+                  .config = {},
+                  .tensors = {},
+                  .files = {}};
   DYNMO_ASSIGN(weights.config, parse_hugging_face(json, (directory / "config.json").string()));
   DYNMO_ASSIGN(weights.files, open_hugging_face(directory));
   const model::Family family = model::family(weights.config);

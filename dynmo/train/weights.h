@@ -21,6 +21,7 @@ namespace dynmo::train {
 struct Weights {
   std::filesystem::path origin;  // folder they were read from
   std::int64_t step = 0;         // of a checkpoint
+  std::string data;              // data.path of its run; the folder itself if a Hugging Face one
   model::DecoderConfig config;
   // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
   std::map<std::string, checkpoint::TensorView, std::less<>> tensors;

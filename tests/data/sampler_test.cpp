@@ -18,8 +18,8 @@ namespace {
 // A shard whose token i is i, so that a sample shows its place.
 TokenShard counting_shard(const TempFolder& folder, std::int64_t tokens) {
   auto writer = TokenShardWriter::create(folder.path() / "counting");
-  std::vector<std::uint16_t> values(static_cast<std::size_t>(tokens));
-  std::iota(values.begin(), values.end(), std::uint16_t{0});
+  std::vector<std::int32_t> values(static_cast<std::size_t>(tokens));
+  std::iota(values.begin(), values.end(), 0);
   EXPECT_TRUE(writer->append(values));
   writer->end_document();
   EXPECT_TRUE(writer->finish());

@@ -72,10 +72,10 @@ TEST(TokenShard, WritesMegatronsBytes) {
   const TempFolder folder;
   auto writer = TokenShardWriter::create(folder.path() / "w");
   ASSERT_TRUE(writer);
-  ASSERT_TRUE(writer->append(std::vector<std::uint16_t>{10, 11}));
-  ASSERT_TRUE(writer->append(std::vector<std::uint16_t>{12}));
+  ASSERT_TRUE(writer->append(std::vector<std::int32_t>{10, 11}));
+  ASSERT_TRUE(writer->append(std::vector<std::int32_t>{12}));
   writer->end_document();
-  ASSERT_TRUE(writer->append(std::vector<std::uint16_t>{65535}));
+  ASSERT_TRUE(writer->append(std::vector<std::int32_t>{65535}));
   writer->end_document();
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "w.bin")) << "visible before it is whole";
   const auto summary = writer->finish();
@@ -99,8 +99,8 @@ TEST(TokenShard, OfRandomDocumentsComesBack) {
     for (std::uint64_t d = 0; d < documents; ++d) {
       // Some documents are longer than the writer's buffer of 2^19 tokens.
       const auto size = 1 + rng.below(seed == 0 && d == 3 ? 1 << 21 : 50);
-      std::vector<std::uint16_t> tokens(size);
-      for (auto& token : tokens) token = static_cast<std::uint16_t>(rng.below(1 << 16));
+      std::vector<std::int32_t> tokens(size);
+      for (auto& token : tokens) token = static_cast<std::int32_t>(rng.below(1 << 16));
       ASSERT_TRUE(writer->append(tokens));
       writer->end_document();
       expected.insert(expected.end(), tokens.begin(), tokens.end());
@@ -211,6 +211,25 @@ TEST(TokenShard, NoDamageMakesItReadOutsideItsFiles) {
   EXPECT_LT(opened, 400);
 }
 
+TEST(TokenShard, OfALargeVocabularyHasFourBytesAToken) {
+  const TempFolder folder;
+  EXPECT_EQ(token_type_for(65536), TokenType::kUint16);
+  EXPECT_EQ(token_type_for(65537), TokenType::kInt32);
+  auto writer = TokenShardWriter::create(folder.path() / "i", TokenType::kInt32);
+  ASSERT_TRUE(writer);
+  const std::vector<std::int32_t> tokens = {70000, 1, 2147483647};
+  ASSERT_TRUE(writer->append(tokens));
+  writer->end_document();
+  ASSERT_TRUE(writer->finish());
+  Bytes bin;
+  bin.number(70000, 4).number(1, 4).number(2147483647, 4);
+  EXPECT_EQ(*read_file(folder.path() / "i.bin"), bin.text);
+  const auto shard = TokenShard::open(folder.path() / "i");
+  ASSERT_TRUE(shard) << shard.error().message;
+  EXPECT_EQ(shard->type(), TokenType::kInt32);
+  EXPECT_EQ(all_tokens(*shard), tokens);
+}
+
 TEST(TokenShard, MayBeEmpty) {
   const TempFolder folder;
   auto writer = TokenShardWriter::create(folder.path() / "e");
@@ -236,7 +255,7 @@ TEST(TokenShardWriter, LeavesNothingBehindWhenDroppedOrStopped) {
   {
     auto writer = TokenShardWriter::create(folder.path() / "d");
     ASSERT_TRUE(writer);
-    ASSERT_TRUE(writer->append(std::vector<std::uint16_t>{1}));
+    ASSERT_TRUE(writer->append(std::vector<std::int32_t>{1}));
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   EXPECT_FALSE(TokenShardWriter::create(folder.path() / "no" / "folder"));

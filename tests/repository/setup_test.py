@@ -13,7 +13,7 @@ SETUP = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "setup"
 TOOLS = "bash c++ cat chmod cp env flock mkdir mktemp mv rm sed tail touch".split()
 PRESENT = "cmake ninja pkg-config python3".split()  # need only be there
 NOBODY = 65534
-LIBRARIES = "libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libxxhash-dev libgtest-dev".split()
+LIBRARIES = "libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libxxhash-dev libsentencepiece-dev libgtest-dev".split()
 # Notes what it is asked for, and "installs" by making the command of the same name.
 APT_GET = """#!/bin/bash
 echo "apt-get $*" >>"$LOG"

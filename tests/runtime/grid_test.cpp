@@ -28,7 +28,7 @@ class OneRank {
   explicit OneRank(const RunOptions& run)
       : run_(run),
         config_(small_model()),
-        model_(model::make_llama(config_)),
+        model_(model::in_precision(model::make_llama(config_), run.precision)),
         options_(pipeline_options(config_, run)),
         plan_(plan::make_plan({kLayers}, schedule::ScheduleKind::kGpipe)),
         states_(in_type(initial_states(model_, plan_, Rank(0), run.seed, run.ties), run.type)) {}
@@ -321,6 +321,32 @@ TEST(Grid, ACopyRefusedInOneReplicaIsRefusedInAll) {
   expect_same(still, refused, "a flipped bit in one replica");
 }
 
+// When the head's gradients leave, the last micro-batch has not yet added to the embedding's.
+TEST(Grid, LayersAreReducedWhileTheStepStillRuns) {
+  RunOptions options{.steps = 1, .replicas = 2, .cut = {kLayers}};
+  Pipeline* pipeline = nullptr;  // of the first replica
+  options.faulty = Rank(0);
+  options.before_step = [&](Pipeline& own, std::int64_t) -> Expected<void> {
+    if (own.grid().replica() == 0) pipeline = &own;
+    return {};
+  };
+  std::map<int, double> seen;  // norm of the embedding's gradient when a layer's messages leave
+  for (const int layer : {kLayers - 1, 0}) {
+    options.faults.push_back({.kind = transport::Fault::Kind::kCall,
+                              .first_tag = transport::reduction_tag(LayerId(layer)),
+                              .last_tag = transport::reduction_tag(LayerId(layer)),
+                              .call = [&, layer] {
+                                seen[layer] =
+                                    model::squared_norm(pipeline->states().at(LayerId(0)));
+                              }});
+  }
+  const RunResult result = run_pipeline(options);
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+  ASSERT_EQ(seen.size(), 2U);
+  EXPECT_GT(seen.at(kLayers - 1), 0);
+  EXPECT_NE(seen.at(kLayers - 1), seen.at(0));
+}
+
 TEST(Grid, AFailedReductionEndsEveryRankWithPeerLost) {
   RunOptions options{.steps = 5, .replicas = 2, .cut = {4, 4}};
   options.faulty = Rank(3);
@@ -355,6 +381,16 @@ TEST(Ties, RandomPlansEqualOneRankBitForBitAndKeepTheCopiesEqual) {
       EXPECT_NE(run_pipeline(options).losses, single.losses);
     }
   }
+}
+
+TEST(Ties, UnderReplicasInBf16EqualOneRankBitForBit) {
+  RunOptions options{.steps = 9, .micro_batches = 4, .replicas = 2, .cut = {3, 5}};
+  options.precision = model::Precision::kBf16;
+  options.ties = {kTie};
+  const RunResult single = OneRank(options).train();
+  options.recompute = plan::Recompute::kWhole;
+  options.before_step = random_plans(43, 2, options.micro_batches);
+  expect_same(single, run_pipeline(options), "seed 43, bf16, recomputed");
 }
 
 // The sum of the two gradients is the gradient of the one matrix.

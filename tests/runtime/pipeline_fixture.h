@@ -54,7 +54,7 @@ struct RunOptions {
   OnNan on_nan = OnNan::kStop;
   std::vector<model::Tie> ties = {};
   at::ScalarType type = at::kFloat;  // of parameters and everything else
-  model::Model layers = {};  // of another decoder of small_model()'s sizes
+  model::Model layers = {};          // of another decoder of small_model()'s sizes
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};

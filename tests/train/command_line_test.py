@@ -368,8 +368,11 @@ class Replicas(Case):
             self.assertEqual(record["tokens"], 2 * 4 * 2 * 16)
             self.assertEqual(record["first_layer"] > 0, rank % 2 == 1)
         trace = json.loads((reference / "trace.json").read_text())
-        names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
-        self.assertEqual(names - {"steps"}, {f"rank {rank}" for rank in range(4)})
+        names = {(event["name"], event["pid"], event["args"]["name"]) for event in trace["traceEvents"] if event["ph"] == "M"}
+        processes = sorted(name for kind, _, name in names if kind == "process_name")
+        self.assertEqual(processes, ["measured, replica 0", "measured, replica 1"])
+        ranks = [name for kind, _, name in names if kind == "thread_name" and name in ("rank 0", "rank 1")]
+        self.assertEqual(len(ranks), 4, "two ranks of each replica")
 
         for run, extra in (("three", ("pipeline.replicas=2", "pipeline.ranks=3")),
                            ("alone", ("pipeline.replicas=1", "pipeline.ranks=2", "batch.accumulation=2"))):
@@ -762,6 +765,58 @@ class Families(Case):
         self.assertEqual(len(done.stdout.split()), 5)
         self.assert_error(self.run_command([DYNMO, "generate", run]), 2, "--prompt-tokens")
         self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
+
+
+class SentencePiece(Case):
+    """A model whose tokens are pieces of words, and shards that say nothing of themselves."""
+
+    TRAIN = ["--steps", "25", "-n", "2", *settings(TINY), *settings(["checkpoint.every=25", "optimizer.learning_rate=1e-2"])]
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def test_a_model_continues_text_and_validates(self):
+        words = ["data", "prepare", self.folder / "corpus", "--out", "pieces", "--validation", "0.2", "--tokenizer", "sentencepiece"]
+        made = self.dynmo(*words, "--vocab", 290)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        done = self.dynmo("train", "--data", "pieces", "--out", "run", *self.TRAIN, "--set", "train.validation_every=25")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("validation loss", done.stdout)
+        prompt = "line 3 of été 🎉"
+        spoken = [self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, *more)
+                  for more in ([], ["--tokenizer", "pieces/tokenizer.model"], ["--temperature", 3, "--seed", 4])]
+        for result in spoken:
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertTrue(result.stdout.startswith(prompt), result.stdout)  # decoded as UTF-8 by this test
+            self.assertGreater(len(result.stdout), len(prompt) + 10)
+        self.assertEqual(spoken[0].stdout, spoken[1].stdout)
+        words[words.index("pieces")] = "larger"
+        self.assertEqual(self.dynmo(*words, "--vocab", 294).returncode, 0)
+        self.assert_error(self.dynmo("generate", "run", "--prompt", "a", "--tokenizer", "larger"), 2, "vocabulary of 294", "290")
+        (self.folder / "pieces").rename(self.folder / "moved")
+        self.assert_error(self.dynmo("generate", "run", "--prompt", "a"), 2, "--tokenizer")
+        again = self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, "--tokenizer", "moved")
+        self.assertEqual(again.stdout, spoken[0].stdout)
+
+    def test_shards_without_description_train_to_the_same_numbers(self):
+        done = self.dynmo("train", "--data", self.data, "--out", "described", *self.TRAIN)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        bare = self.folder / "bare"
+        bare.mkdir()
+        for ending in (".bin", ".idx"):
+            shutil.copy(self.data / f"train{ending}", bare / f"part{ending}")
+        for number, path in enumerate((bare, bare / "part")):
+            done = self.dynmo("train", "--data", path, "--out", f"bare-{number}", *self.TRAIN, "--set", "data.vocabulary=257")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(losses(self.folder / f"bare-{number}"), losses(self.folder / "described"))
+        train = ["train", "--data", bare / "part", "--out", "x", *self.TRAIN]
+        self.assert_error(self.dynmo(*train), 2, "data.vocabulary is not set")
+        validated = [*train, "--set", "data.vocabulary=257", "--set", "train.validation_every=25"]
+        self.assert_error(self.dynmo(*validated), 2, "data.validation_path is not set")
+        done = self.dynmo(*validated, "--set", f"data.validation_path={self.data}/validation")
+        self.assertIn("validation loss", done.stdout, done.stderr)
+        self.assert_error(self.dynmo("train", "--data", self.data, "--out", "x", *self.TRAIN, "--set", "data.vocabulary=9"), 2,
+                          "data.vocabulary is 9", "257")
 
 
 class CustomLayer(Case):

@@ -129,6 +129,31 @@ TEST(Config, IdentityFollowsTheNumbersOfARunAndNothingElse) {
   EXPECT_NE(identity(a), identity(b));
 }
 
+// A restart may group the micro-batches of a step otherwise, but not change them.
+TEST(Config, ReplicasAndAccumulationMultiplyTheMicroBatchesOfAStep) {
+  Config config;
+  config.batch.micro_batches = 8;
+  Config two = config;
+  two.batch.micro_batches = 2;
+  two.batch.accumulation = 2;
+  EXPECT_NE(identity(config), identity(two));
+  two.pipeline.replicas = 2;
+  EXPECT_EQ(step_micro_batches(two), 8);
+  EXPECT_EQ(identity(config), identity(two));
+
+  EXPECT_EQ(pipeline_ranks(two, 6).value(), 3);
+  const auto odd = pipeline_ranks(two, 5);
+  ASSERT_FALSE(odd.has_value());
+  EXPECT_EQ(odd.error().code, ErrorCode::kBadInput);
+  EXPECT_NE(odd.error().message.find("5 ranks"), std::string::npos) << odd.error().message;
+
+  two.pipeline.replicas = 0;
+  EXPECT_EQ(validate(two).error().message, "pipeline.replicas is 0, wanted 1 to 4096");
+  two.pipeline.replicas = 4096;
+  two.batch.accumulation = 1 << 24;
+  EXPECT_NE(validate(two).error().message.find("batch.accumulation"), std::string::npos);
+}
+
 TEST(Config, ValidateNamesKeyValueAndRange) {
   Config config;
   config.batch.micro_batches = 0;

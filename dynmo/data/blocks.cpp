@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "dynmo/core/json.h"
+#include "dynmo/data/corpus_impl.h"
+#include "dynmo/data/utf8.h"
+
+namespace dynmo::data {
+namespace {
+
+constexpr std::size_t kLinesBytes = std::size_t{1} << 20;
+
+Error cannot_read(const CorpusFile& file) {
+  return make_error(ErrorCode::kBadInput, "cannot read '{}'", file.path.string());
+}
+
+}  // namespace
+
+Expected<bool> BlockReader::next(Block& block) {
+  while (left_ == 0 && carried_.empty()) {
+    if (index_ == corpus_.files.size()) return false;
+    DYNMO_ASSIGN(const bool whole, open());
+    if (!whole) continue;
+    block = {.kind = Block::Kind::kFile, .file = file_, .number = 0, .last = true, .text = {}};
+    DYNMO_TRY(read(block.text, kPieceBytes));
+    left_ = 0;
+    return true;
+  }
+  block = {.kind = Block::Kind::kPiece, .file = file_, .number = 0, .last = true, .text = {}};
+  DYNMO_TRY(file_->is_json_lines() ? next_lines(block) : next_piece(block));
+  return true;
+}
+
+// Whether the next file is one block; else left_ says whether there is anything to read in it.
+Expected<bool> BlockReader::open() {
+  file_ = &corpus_.files[index_++];
+  stream_ = std::ifstream(file_->path, std::ios::binary);
+  if (!stream_) return cannot_read(*file_);
+  left_ = file_->bytes;
+  number_ = file_->is_json_lines() ? 1 : 0;
+  if (file_->is_json_lines()) return false;
+  if (file_->bytes <= static_cast<std::int64_t>(kPieceBytes)) return true;
+  DYNMO_ASSIGN(const bool text, is_text());
+  if (!text) {
+    binary_.push_back(file_);
+    bytes_ += left_;
+    left_ = 0;
+  }
+  return false;
+}
+
+// Reads the file through, and goes back to its beginning.
+Expected<bool> BlockReader::is_text() {
+  TextCheck check;
+  std::array<char, 65536> piece;
+  for (std::int64_t rest = left_; rest > 0 && check.can_be_text();) {
+    stream_.read(piece.data(), std::min<std::streamsize>(piece.size(), rest));
+    if (stream_.bad()) return cannot_read(*file_);
+    if (stream_.gcount() == 0) break;
+    check.feed({piece.data(), static_cast<std::size_t>(stream_.gcount())});
+    rest -= stream_.gcount();
+  }
+  stream_.clear();
+  stream_.seekg(0);
+  return check.is_text();
+}
+
+// Appends at most `most` bytes to `text`.
+Expected<void> BlockReader::read(std::string& text, std::size_t most) {
+  const std::size_t before = text.size();
+  const auto wanted = std::min(most, static_cast<std::size_t>(left_));
+  text.resize(before + wanted);
+  stream_.read(text.data() + before, static_cast<std::streamsize>(wanted));
+  if (stream_.bad()) return cannot_read(*file_);
+  const auto count = static_cast<std::size_t>(stream_.gcount());
+  text.resize(before + count);
+  bytes_ += static_cast<std::int64_t>(count);
+  left_ = count < wanted ? 0 : left_ - static_cast<std::int64_t>(count);  // 0: it has shrunk
+  return {};
+}
+
+Expected<void> BlockReader::next_piece(Block& block) {
+  block.number = number_++;
+  block.text = std::exchange(carried_, {});
+  DYNMO_TRY(read(block.text, kPieceBytes - block.text.size()));
+  block.last = left_ == 0;
+  if (block.last) return {};
+  const std::size_t line = block.text.rfind('\n');
+  const std::size_t cut =
+      line == std::string::npos ? block.text.size() - incomplete_tail(block.text) : line + 1;
+  carried_ = block.text.substr(cut);
+  block.text.resize(cut);
+  return {};
+}
+
+Expected<void> BlockReader::next_lines(Block& block) {
+  block.kind = Block::Kind::kLines;
+  block.number = number_;
+  block.text = std::exchange(carried_, {});
+  std::size_t cut = 0;  // behind the last line that is whole; what is carried ends none
+  while (left_ > 0) {
+    const std::size_t before = block.text.size();
+    DYNMO_TRY(read(block.text, kLinesBytes));
+    const std::size_t end = std::string_view(block.text).substr(before).rfind('\n');
+    if (end != std::string_view::npos) {
+      cut = before + end + 1;
+      break;
+    }
+    if (block.text.size() > kLongestLine) {
+      return make_error(ErrorCode::kBadInput,
+                        "{}:{}: a line of more than {} MiB, wanted JSON lines: one object with a "
+                        "document a line",
+                        file_->path.string(), number_, kLongestLine >> 20);
+    }
+  }
+  if (left_ > 0) {
+    carried_ = block.text.substr(cut);
+    block.text.resize(cut);
+  }
+  number_ += std::count(block.text.begin(), block.text.end(), '\n');
+  return {};
+}
+
+namespace {
+
+Expected<void> take_lines(const Block& block, const std::string& text_key, BlockCounts& counts,
+                          const std::function<void(const Document&)>& take) {
+  if (block.number == 1) ++counts.files;
+  std::string_view text = block.text;
+  for (std::int64_t number = block.number; !text.empty(); ++number) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string origin = fmt::format("{}:{}", block.file->path.string(), number);
+    const auto parsed = parse_json(line, origin);
+    if (!parsed) {
+      TextCheck check;
+      check.feed(line);
+      if (check.is_text()) return parsed.error();
+      return make_error(ErrorCode::kBadInput, "{}: damaged text, wanted JSON in UTF-8", origin);
+    }
+    const Json& json = *parsed;
+    const auto found = json.is_object() ? json.find(text_key) : json.end();
+    if (found == json.end() || !found->is_string()) {
+      return make_error(ErrorCode::kBadInput,
+                        "{}: wanted an object with a string under '{}' (--text-key names another)",
+                        origin, text_key);
+    }
+    const auto& document = found->get_ref<const std::string&>();
+    if (document.empty()) {
+      ++counts.empty;
+      continue;
+    }
+    const std::string name = fmt::format("{}:{}", block.file->name, number);
+    ++counts.documents;
+    // A document of any length is cut as one of a file is.
+    std::string_view rest = document;
+    for (std::int64_t piece = 0; !rest.empty(); ++piece) {
+      std::size_t cut = rest.size();
+      if (cut > kPieceBytes) {
+        const std::string_view most = rest.substr(0, kPieceBytes);
+        const std::size_t end = most.rfind('\n');
+        cut = end == std::string_view::npos ? most.size() - incomplete_tail(most) : end + 1;
+      }
+      take({.text = rest.substr(0, cut),
+            .name = name,
+            .piece = piece,
+            .last = cut == rest.size(),
+            .file = block.file});
+      rest.remove_prefix(cut);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Expected<BlockCounts> for_each_document(std::span<const Block> blocks, const std::string& text_key,
+                                        const std::function<void(const Document&)>& take) {
+  BlockCounts counts;
+  for (const Block& block : blocks) {
+    if (block.kind == Block::Kind::kLines) {
+      DYNMO_TRY(take_lines(block, text_key, counts, take));
+      continue;
+    }
+    if (block.text.empty()) {
+      ++counts.empty;
+      continue;
+    }
+    if (block.kind == Block::Kind::kFile) {
+      TextCheck check;
+      check.feed(block.text);
+      if (!check.is_text()) {
+        counts.binary.push_back(block.file);
+        continue;
+      }
+    }
+    if (block.number == 0) ++counts.files;
+    if (block.last) ++counts.documents;
+    take({.text = block.text,
+          .name = block.file->name,
+          .piece = block.number,
+          .last = block.last,
+          .file = block.file});
+  }
+  return counts;
+}
+
+}  // namespace dynmo::data

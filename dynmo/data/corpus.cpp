@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include "dynmo/data/corpus_impl.h"
+
+namespace dynmo::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<std::string_view, 6> kCompressed = {".gz", ".zst", ".bz2",
+                                                         ".xz", ".zip", ".7z"};
+
+bool ends_with_any(const std::string& name, const std::vector<std::string>& endings) {
+  return std::any_of(endings.begin(), endings.end(),
+                     [&](const std::string& ending) { return name.ends_with(ending); });
+}
+
+// `name` without the ending of a compressed file; `name` itself if it has none.
+std::string uncompressed(const std::string& name) {
+  for (const auto ending : kCompressed) {
+    if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size());
+  }
+  return name;
+}
+
+class Listing {
+ public:
+  explicit Listing(const std::vector<std::string>& endings) : endings_(endings) {}
+  Expected<void> take_path(const fs::path& path);
+  Corpus finish() { return std::move(corpus_); }
+
+ private:
+  Expected<void> take_folder(const fs::path& folder, const std::string& prefix);
+  Expected<void> take_entry(const fs::directory_entry& entry, const std::string& name);
+  Expected<void> take_file(const fs::path& path, const std::string& name);
+
+  const std::vector<std::string>& endings_;
+  Corpus corpus_;
+  std::set<std::pair<dev_t, ino_t>> taken_;
+};
+
+Expected<void> Listing::take_path(const fs::path& path) {
+  std::error_code fault;
+  const fs::file_status status = fs::status(path, fault);
+  if (fs::is_directory(status)) return take_folder(path, "");
+  if (!fs::is_regular_file(status)) {
+    return make_error(ErrorCode::kBadInput, "'{}' is neither a file nor a folder: {}",
+                      path.string(), fault ? fault.message() : "wanted files or folders of text");
+  }
+  if (uncompressed(path.string()) != path.string()) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' is a compressed file, wanted text or JSON lines: decompress it first",
+                      path.string());
+  }
+  return take_file(path, path.filename().string());
+}
+
+// `prefix` is the folder's name relative to what the user gave, "" or ending in a slash.
+Expected<void> Listing::take_folder(const fs::path& folder, const std::string& prefix) {
+  std::error_code fault;
+  std::vector<fs::directory_entry> entries;
+  fs::directory_iterator next(folder, fault);
+  for (; !fault && next != fs::directory_iterator(); next.increment(fault)) {
+    entries.push_back(*next);
+  }
+  if (fault) {
+    return make_error(ErrorCode::kBadInput, "cannot read folder '{}': {}", folder.string(),
+                      fault.message());
+  }
+  // The order of a folder is the file system's; sorted, it is the same everywhere.
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return a.path().filename().native() < b.path().filename().native();
+  });
+  for (const auto& entry : entries) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with('.')) DYNMO_TRY(take_entry(entry, prefix + name));
+  }
+  return {};
+}
+
+Expected<void> Listing::take_entry(const fs::directory_entry& entry, const std::string& name) {
+  std::error_code fault;
+  const bool link = entry.is_symlink(fault);
+  // Links to folders are not followed: no loops, and one name a document.
+  if (!link && entry.is_directory(fault)) return take_folder(entry.path(), name + "/");
+  if (!entry.is_regular_file(fault)) {
+    ++corpus_.skipped.skipped_other;
+    return {};
+  }
+  if (!ends_with_any(name, endings_)) {
+    const bool compressed = ends_with_any(uncompressed(name), endings_);
+    ++(compressed ? corpus_.skipped.skipped_compressed : corpus_.skipped.skipped_ending);
+    return {};
+  }
+  return take_file(entry.path(), name);
+}
+
+Expected<void> Listing::take_file(const fs::path& path, const std::string& name) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
+  }
+  if (!taken_.emplace(status.st_dev, status.st_ino).second) {
+    ++corpus_.skipped.skipped_twice;
+    return {};
+  }
+  corpus_.files.push_back({.path = path, .name = name, .bytes = status.st_size});
+  corpus_.bytes += status.st_size;
+  return {};
+}
+
+}  // namespace
+
+Expected<Corpus> list_corpus(std::span<const fs::path> paths,
+                             const std::vector<std::string>& endings) {
+  Listing listing(endings);
+  for (const auto& path : paths) DYNMO_TRY(listing.take_path(path));
+  return listing.finish();
+}
+
+}  // namespace dynmo::data

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The files that a preparation reads, and their text in blocks that can be worked on one by one.
+// Which blocks there are follows from the files alone, so that results do not depend on who works
+// on which.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/data/prepare.h"
+
+namespace dynmo::data {
+
+struct CorpusFile {
+  std::filesystem::path path;
+  std::string name;        // relative to what the user gave
+  std::int64_t bytes = 0;  // when it was listed: no more are read
+  [[nodiscard]] bool is_json_lines() const { return name.ends_with(".jsonl"); }
+};
+
+struct Corpus {
+  std::vector<CorpusFile> files;
+  std::int64_t bytes = 0;
+  PrepareReport skipped;  // what was passed over without being read
+};
+
+// Files in the order of `paths`, folders by sorted names. kBadInput: a path that is neither a file
+// nor a folder, or a compressed file given by itself.
+[[nodiscard]] Expected<Corpus> list_corpus(std::span<const std::filesystem::path> paths,
+                                           const std::vector<std::string>& endings);
+
+// Text is tokenized in pieces of at most this: documents up to it as a whole, longer ones cut
+// behind the end of a line (of a character where a piece has none).
+inline constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
+// A line of JSON lines has to fit the memory.
+inline constexpr std::size_t kLongestLine = std::size_t{256} << 20;
+
+// Part of one file.
+struct Block {
+  enum class Kind {
+    kFile,   // all of it, not looked at yet
+    kPiece,  // of a file that is text
+    kLines,  // whole lines of JSON lines
+  };
+  Kind kind = Kind::kFile;
+  const CorpusFile* file = nullptr;
+  std::int64_t number = 0;  // of the piece, from 0; of the first line, from 1
+  bool last = true;         // the document ends with it
+  std::string text;
+};
+
+// Reads the blocks of a corpus in order. One thread.
+class BlockReader {
+ public:
+  explicit BlockReader(const Corpus& corpus) : corpus_(corpus) {}
+  // False at the end. kBadInput: a file that cannot be read, a line above kLongestLine.
+  [[nodiscard]] Expected<bool> next(Block& block);
+  [[nodiscard]] std::int64_t bytes() const { return bytes_; }  // of the corpus, behind us
+  // Files above kPieceBytes that turned out to be no text.
+  [[nodiscard]] const std::vector<const CorpusFile*>& binary() const { return binary_; }
+
+ private:
+  Expected<bool> open();
+  Expected<bool> is_text();
+  Expected<void> read(std::string& text, std::size_t most);
+  Expected<void> next_piece(Block& block);
+  Expected<void> next_lines(Block& block);
+
+  const Corpus& corpus_;
+  std::size_t index_ = 0;  // of the next file
+  const CorpusFile* file_ = nullptr;
+  std::ifstream stream_;
+  std::int64_t left_ = 0;    // bytes of the file not read yet
+  std::string carried_;      // read, and not in a block yet
+  std::int64_t number_ = 0;  // of the next block
+  std::int64_t bytes_ = 0;
+  std::vector<const CorpusFile*> binary_;
+};
+
+// A document, or a piece of one.
+struct Document {
+  std::string_view text;
+  std::string_view name;   // of the document: relative, with the line behind a colon
+  std::int64_t piece = 0;  // from 0
+  bool last = true;        // it ends the document
+  const CorpusFile* file = nullptr;
+};
+
+// What blocks turn out to hold.
+struct BlockCounts {
+  std::int64_t files = 0;  // begun, and text
+  std::int64_t documents = 0;
+  std::int64_t empty = 0;
+  std::vector<const CorpusFile*> binary;
+};
+
+// Calls `take` with every document of the blocks, in order. kBadInput: a line that is no object
+// with a string under `text_key`.
+[[nodiscard]] Expected<BlockCounts> for_each_document(
+    std::span<const Block> blocks, const std::string& text_key,
+    const std::function<void(const Document&)>& take);
+
+}  // namespace dynmo::data

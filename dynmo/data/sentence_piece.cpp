@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/data/sentence_piece.h"
+
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
+#include <charconv>
+#include <unordered_map>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::data {
+namespace {
+
+constexpr std::string_view kBlank = "\xE2\x96\x81";  // U+2581, how pieces write a blank
+constexpr std::int32_t kFewestPieces = 3 + 1 + 256;  // control, end of line, bytes
+constexpr std::int32_t kMostPieces = 1 << 20;
+
+// The text of a piece of the kind "<0x0A>".
+std::string byte_of(const std::string& piece) {
+  unsigned value = 0;
+  if (piece.size() == 6) std::from_chars(piece.data() + 3, piece.data() + 5, value, 16);
+  return {static_cast<char>(value)};
+}
+
+std::string text_of_piece(std::string_view piece) {
+  std::string text;
+  while (!piece.empty()) {
+    const bool blank = piece.starts_with(kBlank);
+    text += blank ? ' ' : piece.front();
+    piece.remove_prefix(blank ? kBlank.size() : 1);
+  }
+  return text;
+}
+
+class SentencePiece final : public Tokenizer {
+ public:
+  SentencePiece(std::unique_ptr<sentencepiece::SentencePieceProcessor> processor, std::string model)
+      : processor_(std::move(processor)), model_(std::move(model)) {
+    for (int id = 0; id < processor_->GetPieceSize(); ++id) {
+      const std::string& piece = processor_->IdToPiece(id);
+      texts_.push_back(processor_->IsControl(id)   ? ""
+                       : processor_->IsUnknown(id) ? "\xEF\xBF\xBD"
+                       : processor_->IsByte(id)    ? byte_of(piece)
+                                                   : text_of_piece(piece));
+    }
+    std::vector<std::int32_t> ids;
+    encode_whole("a", ids);
+    adds_blank_ = !ids.empty() && text_of(ids.front()).starts_with(' ');
+    cuts_lines_ = !adds_blank_ && keeps_lines();
+  }
+
+  std::string_view kind() const override { return kSentencePieceTokenizer; }
+  std::int32_t vocabulary() const override { return processor_->GetPieceSize(); }
+  std::int32_t end_of_document() const override { return processor_->eos_id(); }
+  void encode(std::string_view text, std::vector<std::int32_t>& tokens) const override {
+    while (cuts_lines_ && text.size() > kFastBytes) {
+      const std::size_t end = text.rfind('\n', kFastBytes - 1);
+      const std::size_t line = end == std::string_view::npos ? text.find('\n', kFastBytes) : end;
+      if (line == std::string_view::npos) break;
+      encode_whole(text.substr(0, line + 1), tokens);
+      text.remove_prefix(line + 1);
+    }
+    encode_whole(text, tokens);
+  }
+  std::string text_of(std::int32_t token) const override {
+    if (token < 0 || token >= vocabulary()) return {};
+    return texts_[static_cast<std::size_t>(token)];
+  }
+  bool adds_blank() const override { return adds_blank_; }
+  std::string_view model() const override { return model_; }
+
+ private:
+  // SentencePiece takes twice as long for a byte of a text of megabytes as of one that fits the
+  // cache.
+  static constexpr std::size_t kFastBytes = std::size_t{1} << 15;
+
+  void encode_whole(std::string_view text, std::vector<std::int32_t>& tokens) const {
+    std::vector<int> ids;
+    const auto status = processor_->Encode(text, &ids);
+    DYNMO_CHECK(status.ok(), "SentencePiece to encode, got {}", status.ToString());
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+  }
+
+  // Whether the tokens of a text are those of its lines: no piece goes across the end of a line,
+  // and blanks are neither dropped nor put in.
+  [[nodiscard]] bool keeps_lines() const {
+    for (const std::string& text : texts_) {
+      if (text.size() > 1 && text.find('\n') != std::string::npos) return false;
+    }
+    constexpr std::string_view kBlanks = "  a \n\n  b  \n ";
+    std::vector<std::int32_t> tokens;
+    encode_whole(kBlanks, tokens);
+    return decode(*this, tokens) == kBlanks;
+  }
+
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
+  std::string model_;
+  std::vector<std::string> texts_;  // by id
+  bool adds_blank_ = false;
+  bool cuts_lines_ = false;
+};
+
+class Lines final : public sentencepiece::SentenceIterator {
+ public:
+  explicit Lines(std::vector<std::string> lines) : lines_(std::move(lines)) {}
+  bool done() const override { return next_ == lines_.size(); }
+  void Next() override { ++next_; }
+  const std::string& value() const override { return lines_[next_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  std::vector<std::string> lines_;
+  std::size_t next_ = 0;
+};
+
+// The number behind `words` in what the library says, or 0.
+std::int64_t number_after(std::string_view text, std::string_view words) {
+  std::int64_t number = 0;
+  if (const auto place = text.find(words); place != std::string_view::npos) {
+    const char* from = text.data() + place + words.size();
+    std::from_chars(from, text.data() + text.size(), number);
+  }
+  return number;
+}
+
+// The library names what it wanted in a sentence of its own, behind file and line.
+Error explain(const std::string& said, const SentencePieceOptions& options) {
+  if (const auto most = number_after(said, "set it to a value <= "); most > 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "--vocab is {}, more than this text has pieces for: wanted {} at most; give "
+                      "more text or a smaller --vocab",
+                      options.vocabulary, most);
+  }
+  if (said.find("required_chars") != std::string::npos) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "--vocab is {}, too small for the characters of this text: give a larger one, "
+        "or --tokenizer bytes",
+        options.vocabulary);
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "SentencePiece cannot train --vocab {} with --algorithm {}: {}",
+                    options.vocabulary, options.algorithm, said);
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<const Tokenizer>> read_sentence_piece(std::string model,
+                                                               const std::string& origin) {
+  if (model.starts_with('{')) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' is JSON, wanted a SentencePiece model: the file beside it that is "
+                      "called tokenizer.model",
+                      origin);
+  }
+  auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
+  if (model.empty() || !processor->LoadFromSerializedProto(model).ok() ||
+      processor->GetPieceSize() < 1) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "'{}' is not a SentencePiece model: wanted a file such as the tokenizer.model "
+        "of a Hugging Face Llama",
+        origin);
+  }
+  if (processor->eos_id() < 0) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "'{}' has no end-of-sentence token, which ends documents here: wanted a model "
+        "trained with one (its eos_id is -1)",
+        origin);
+  }
+  return std::unique_ptr<const Tokenizer>(
+      std::make_unique<SentencePiece>(std::move(processor), std::move(model)));
+}
+
+Expected<std::string> train_sentence_piece(std::vector<std::string> lines,
+                                           const SentencePieceOptions& options) {
+  if (options.algorithm != "bpe" && options.algorithm != "unigram") {
+    return make_error(ErrorCode::kBadInput, "--algorithm is '{}', wanted bpe or unigram",
+                      options.algorithm);
+  }
+  if (options.vocabulary <= kFewestPieces || options.vocabulary > kMostPieces) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "--vocab is {}, wanted more than the {} of control tokens and bytes, and {} at "
+        "most",
+        options.vocabulary, kFewestPieces, kMostPieces);
+  }
+  std::erase_if(lines, [](const std::string& line) {
+    return line.find_first_not_of(" \t\r\n") == std::string::npos;
+  });
+  if (lines.empty()) {
+    return make_error(ErrorCode::kBadInput, "no text to train a tokenizer on: give more text");
+  }
+  const std::unordered_map<std::string, std::string> words = {
+      {"model_type", options.algorithm},
+      {"vocab_size", std::to_string(options.vocabulary)},
+      {"character_coverage", "0.9995"},
+      {"byte_fallback", "true"},
+      {"normalization_rule_name", "identity"},
+      {"add_dummy_prefix", "false"},
+      {"remove_extra_whitespaces", "false"},
+      {"allow_whitespace_only_pieces", "true"},
+      {"split_digits", "true"},
+      {"user_defined_symbols", "\n"},
+      {"max_sentence_length", "1000000000"},
+      {"shuffle_input_sentence", "false"},
+      // How unigram's sums are grouped, so part of the result: the same on any number of cores.
+      {"num_threads", "8"},
+      {"minloglevel", "3"},
+  };
+  Lines text(std::move(lines));
+  std::string model;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(words, &text, &model);
+  if (!status.ok()) return explain(status.ToString(), options);
+  return model;
+}
+
+}  // namespace dynmo::data

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dynmo data` as a user meets it: what it prints, its exit codes, what a killed run leaves."""
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+DYNMO = os.environ["DYNMO"]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="dynmo-data-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def corpus(self):
+        draw = random.Random(1)
+        words = ["".join(draw.choices("abcdefgé", k=draw.randint(1, 7))) for _ in range(300)]
+        for i in range(30):
+            self.write(f"text/{i}.txt", "\n".join(" ".join(draw.choices(words, k=10)) for _ in range(20)))
+        return self.folder / "text"
+
+    def dynmo(self, *words):
+        return subprocess.run([DYNMO, "data", *map(str, words)], capture_output=True, text=True, timeout=100, check=False,
+                              stdin=subprocess.DEVNULL, cwd=self.folder)
+
+    def prepare(self, *words):
+        return self.dynmo("prepare", *words, "--out", "out")
+
+    def assert_error(self, result, *words):
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        lines = result.stderr.splitlines()
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(lines[0].startswith("dynmo: error: "), lines[0])
+        for word in words:
+            self.assertIn(word, lines[0])
+
+
+class Prepare(Case):
+    def test_says_what_it_made_and_nothing_on_standard_error(self):
+        for words, vocabulary in ([], 257), (["--tokenizer", "sentencepiece", "--vocab", "400"], 400):
+            result = self.prepare(self.corpus(), *words)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stderr, "")
+            self.assertIn(f"vocabulary {vocabulary}", result.stdout)
+
+    def test_wrong_input_is_one_line(self):
+        text = self.corpus()
+        trained = ["--tokenizer", "sentencepiece", "--vocab"]
+        self.assert_error(self.prepare(text, *trained, 60000), "--vocab is 60000", "at most")
+        self.assert_error(self.prepare(text, *trained, 100), "--vocab is 100", "260")
+        self.assert_error(self.prepare(text, "--vocab", 100), "--tokenizer bytes has a vocabulary of its own")
+        self.assert_error(self.prepare(text, "--tokenizer", "none.model"), "none.model")
+        self.assert_error(self.prepare(text, "--tokenizer", text / "1.txt"), "not a SentencePiece model")
+        self.assert_error(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON", "tokenizer.model")
+        self.assert_error(self.prepare(text, *trained, 400, "--algorithm", "word"), "bpe or unigram")
+        self.assert_error(self.prepare(text, "--jobs", 0), "--jobs is 0")
+        self.assert_error(self.prepare(self.write("a.jsonl.gz", b"\x1f\x8b")), "compressed")
+        self.assert_error(self.prepare(self.write("a.txt", b"caf\xe9")), "1 binary")
+        damaged = '{"text": "good"}\n{"text": "caf\xe9"}'.encode("latin1")
+        self.assert_error(self.prepare(self.write("a.jsonl", damaged)), "a.jsonl:2: damaged text")
+        self.assert_error(self.prepare(self.write("b.jsonl", '{"body": "good"}')), "b.jsonl:1", "--text-key")
+        self.assertFalse((self.folder / "out/dataset.json").exists())
+
+    def test_of_a_killed_run_leaves_no_data_set(self):
+        line = json.dumps({"text": "some words and some more of them " * 8}) + "\n"
+        large = self.write("large.jsonl", line * 300000)
+        for old in (False, True):
+            if old:
+                self.assertEqual(self.prepare(self.corpus()).returncode, 0)
+            before = (self.folder / "out/dataset.json").read_text() if old else None
+            process = subprocess.Popen([DYNMO, "data", "prepare", str(large), "--out", "out", "--jobs", "2"], cwd=self.folder,
+                                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            deadline = time.monotonic() + 60
+            part = self.folder / "out/train.bin.tmp"
+            while not (part.exists() and part.stat().st_size > 1 << 20):
+                self.assertLess(time.monotonic(), deadline)
+                self.assertIsNone(process.poll(), "ended too early to be interrupted")
+                time.sleep(0.002)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(timeout=30), -signal.SIGINT)
+            if old:
+                self.assertEqual((self.folder / "out/dataset.json").read_text(), before)
+                self.assertEqual(self.dynmo("inspect", "out").returncode, 0, "the older data set is whole")
+            else:
+                self.assert_error(self.dynmo("inspect", "out"), "out")
+
+
+class Inspect(Case):
+    def test_shows_and_verifies_a_folder(self):
+        self.write("text/a.txt", "naïve 🎉\n" * 3)
+        self.assertEqual(self.prepare("text", "--held-out", 0).returncode, 0)
+        shown = self.dynmo("inspect", "out")
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertIn("naïve 🎉\n" * 3, shown.stdout)
+        self.assertIn("end of document 256", shown.stdout)
+        described = json.loads(self.dynmo("inspect", "out", "--json").stdout)
+        self.assertEqual(described["document"], [*("naïve 🎉\n" * 3).encode(), 256])
+        self.assertEqual(described["train"], {"shards": 1, "documents": 1, "tokens": 37, "type": "uint16", "least_token": 10,
+                                              "most_token": 256})
+        self.assert_error(self.dynmo("inspect", "out", "--document", 1), "no document 1")
+        self.assert_error(self.dynmo("inspect", "out", "--document", -1), "no document -1")
+        data = bytearray((self.folder / "out/train.bin").read_bytes())
+        data[3] ^= 1
+        self.write("out/train.bin", bytes(data))
+        self.assert_error(self.dynmo("inspect", "out"), "digest")
+
+    def test_of_shards_without_a_description(self):
+        self.write("text/a.txt", "some text")
+        self.assertEqual(self.prepare("text", "--held-out", 0).returncode, 0)
+        (self.folder / "out/dataset.json").unlink()
+        self.assertIn("115 111 109 101", self.dynmo("inspect", "out/train").stdout)
+        self.assertIn("some text", self.dynmo("inspect", "out/train", "--tokenizer", "bytes").stdout)
+        self.assert_error(self.dynmo("inspect", "nowhere"), "nowhere")
+
+
+if __name__ == "__main__":
+    unittest.main()
