@@ -13,11 +13,12 @@ export CCACHE_MAXSIZE ?= 2G
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup build demo test unit check format soak fuzz bench bench-peers install clean
+.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers install clean
 
 help:
 	@echo 'make demo      train a small model twice, static and balanced, and compare'
 	@echo 'make test      build everything and run every test'
+	@echo 'make test-peers  compare with the full PyTorch, transformers, torchrun, mpirun (6 GB, on demand)'
 	@echo 'make unit      build and test dynmo::core alone, without libtorch'
 	@echo 'make check     formatting, clang-tidy, shell scripts, sanitizers'
 	@echo 'make build     build the command line, build/release/apps/dynmo/dynmo'
@@ -45,6 +46,11 @@ test: setup
 	@cmake --preset $(PRESET) >/dev/null
 	@cmake --build --preset $(PRESET)
 	@ctest --preset $(PRESET) --output-junit ctest.xml
+
+# MEGATRON=PATH of a checkout of Megatron-LM, for what compares with its reader.
+test-peers: build
+	@scripts/setup peers
+	@tests/peers/run.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --python $(DYNMO_CACHE)/peers/bin/python
 
 unit:
 	@scripts/setup core

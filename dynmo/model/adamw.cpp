@@ -74,6 +74,9 @@ void update(LayerState& state, const AdamWOptions& options) {
   ++state.optimizer_steps;
   update_group(parameters_that(state, true), state.optimizer_steps, options.weight_decay, options);
   update_group(parameters_that(state, false), state.optimizer_steps, 0, options);
+  for (Parameter& parameter : state.parameters) {
+    if (parameter.rounded.defined()) parameter.rounded.copy_(parameter.value);
+  }
 }
 
 void zero_gradients(LayerState& state) {
@@ -90,14 +93,16 @@ void scale_gradients(LayerState& state, double factor) {
 
 double squared_norm(const LayerState& state) {
   double total = 0;
-  for (const Parameter& parameter : state.parameters) {
-    if (!parameter.gradient.defined()) continue;
-    DYNMO_CHECK(parameter.gradient.is_contiguous(), "a contiguous gradient of {}", parameter.name);
-    total += parameter.gradient.scalar_type() == at::kDouble
-                 ? sum_of_squares<double>(parameter.gradient)
-                 : sum_of_squares<float>(parameter.gradient);
-  }
+  for (const Parameter& parameter : state.parameters) total += squared_norm(parameter);
   return total;
+}
+
+double squared_norm(const Parameter& parameter) {
+  if (!parameter.gradient.defined()) return 0;
+  DYNMO_CHECK(parameter.gradient.is_contiguous(), "a contiguous gradient of {}", parameter.name);
+  return parameter.gradient.scalar_type() == at::kDouble
+             ? sum_of_squares<double>(parameter.gradient)
+             : sum_of_squares<float>(parameter.gradient);
 }
 
 double clip_factor(double total_norm, double max_norm) {

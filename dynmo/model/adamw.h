@@ -28,6 +28,7 @@ void scale_gradients(LayerState& state, double factor);
 // every rank, instruction set and thread count. 0 for a frozen layer. To get the model's norm, add
 // the layers' values in the order of their ids.
 [[nodiscard]] double squared_norm(const LayerState& state);
+[[nodiscard]] double squared_norm(const Parameter& parameter);
 
 // What to scale gradients of norm `total_norm` by so that it is at most `max_norm`; 1 if it is
 // already, or if max_norm is 0 (no clipping). Not a number if the norm is not: the caller reports a

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "dynmo/core/check.h"
+#include "dynmo/model/hand_written_impl.h"
 #include "dynmo/model/llama_impl.h"
 
 namespace dynmo::model {
@@ -13,95 +13,10 @@ using at::Tensor;
 
 constexpr std::uint64_t kResidualDropout = 1;
 
-Tensor rows(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
-// A stash with the order of the three calls. A layer takes out of it what later calls do not need.
-struct Kept : Stash {
-  enum class Phase { kForward, kInputDone, kDone } phase = Phase::kForward;
-};
-
-// The stash as the layer's own type, moved on to the next phase.
-template <typename T>
-T& advance(Stash& stash, Kept::Phase from, const std::string& name) {
-  auto& kept = dynamic_cast<T&>(stash);
-  DYNMO_CHECK(kept.phase == from, "{}: input_gradient, then weight_gradient, once per stash", name);
-  kept.phase = from == Kept::Phase::kForward ? Kept::Phase::kInputDone : Kept::Phase::kDone;
-  return kept;
-}
-
-// What the layers share: name, parameters, and that a frozen layer adds no weight gradients.
-template <typename T>
-class HandWritten : public Layer {
- public:
-  HandWritten(std::string name, Specs specs) : name_(std::move(name)), specs_(std::move(specs)) {}
-  std::string name() const override { return name_; }
-  std::vector<ParameterSpec> parameters() const override { return specs_; }
-
-  Tensor forward(const LayerState& state, const Tensor& input, const LayerContext& context,
-                 std::unique_ptr<Stash>* stash) const override {
-    DYNMO_CHECK(state.parameters.size() == specs_.size(), "{} parameters for {}, got {}",
-                specs_.size(), name_, state.parameters.size());
-    const at::NoGradGuard no_graph;
-    T kept;
-    Tensor output = run(state, input, context, kept);
-    if (stash != nullptr) *stash = std::make_unique<T>(std::move(kept));
-    return output;
-  }
-  Tensor input_gradient(const LayerState& state, Stash& stash, const Tensor& output_gradient,
-                        InputGradient wanted) const override {
-    const at::NoGradGuard no_graph;
-    T& kept = advance<T>(stash, Kept::Phase::kForward, name_);
-    Tensor gradient = differentiate(state, kept, output_gradient, wanted);
-    if (state.frozen) clear(kept);
-    return gradient;
-  }
-  void weight_gradient(LayerState& state, Stash& stash) const override {
-    const at::NoGradGuard no_graph;
-    T& kept = advance<T>(stash, Kept::Phase::kInputDone, name_);
-    if (!state.frozen) accumulate(state, kept);
-    clear(kept);
-  }
-
- private:
-  virtual Tensor run(const LayerState& state, const Tensor& input, const LayerContext& context,
-                     T& kept) const = 0;
-  virtual Tensor differentiate(const LayerState& state, T& kept, const Tensor& output_gradient,
-                               InputGradient wanted) const = 0;
-  virtual void accumulate(LayerState& state, T& kept) const = 0;
-
-  static void clear(T& kept) {
-    const Kept::Phase phase = kept.phase;
-    kept = T();
-    kept.phase = phase;
-  }
-
-  std::string name_;
-  Specs specs_;
-};
-
-const Tensor& value(const LayerState& state, std::size_t i) { return state.parameters[i].value; }
-
-// gradient += dy^T x, in place: one product, no temporary.
-void add_product(Parameter& parameter, const Tensor& dy_NO, const Tensor& x_NI) {
-  parameter.gradient.addmm_(dy_NO.t(), x_NI);
-}
-
 struct EmbeddingKept : Kept {
   Tensor tokens_BT;
   Tensor gradient;  // of the output
 };
-
-template <typename Scalar>
-void add_rows(Tensor& gradient_VD, const Tensor& tokens, const Tensor& rows_ND) {
-  const std::int64_t width = gradient_VD.size(1);
-  const auto* token = tokens.const_data_ptr<std::int64_t>();
-  const auto* from = rows_ND.const_data_ptr<Scalar>();
-  auto* table = gradient_VD.data_ptr<Scalar>();
-  for (std::int64_t n = 0; n < tokens.numel(); ++n, from += width) {
-    Scalar* to = table + token[n] * width;
-    for (std::int64_t d = 0; d < width; ++d) to[d] += from[d];
-  }
-}
 
 class Embedding final : public HandWritten<EmbeddingKept> {
  public:
@@ -118,16 +33,8 @@ class Embedding final : public HandWritten<EmbeddingKept> {
     kept.gradient = output_gradient;
     return {};
   }
-  // Row by row in the order of the tokens, whatever the number of threads.
   void accumulate(LayerState& state, EmbeddingKept& kept) const override {
-    const Tensor tokens = kept.tokens_BT.contiguous();
-    const Tensor from = kept.gradient.contiguous();
-    Tensor& gradient = state.parameters[0].gradient;
-    if (gradient.scalar_type() == at::kDouble) {
-      add_rows<double>(gradient, tokens, from);
-    } else {
-      add_rows<float>(gradient, tokens, from);
-    }
+    add_rows(state.parameters[0].gradient, kept.tokens_BT, kept.gradient);
   }
 };
 
@@ -285,7 +192,8 @@ struct HeadKept : Kept {
   std::vector<std::int64_t> shape;  // of the input
   Tensor x_ND;
   Tensor inverse_N1;
-  Tensor scores_NV;  // probabilities; from input_gradient on, gradient of the scores
+  Tensor scores_NV;  // probabilities, fp32 also in bf16; from input_gradient on, gradient of the
+                     // scores
   Tensor targets_N;
   Tensor norm_gradient_D;
 };
@@ -304,7 +212,7 @@ class HeadLayer final : public HandWritten<HeadKept> {
     kept.x_ND = rows(x_BTD);
     kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.scores_NV = at::linear(n_ND, value(state, kHead));
+    kept.scores_NV = at::linear(n_ND, value(state, kHead)).to(statistics_type(n_ND.scalar_type()));
     kept.targets_N = context.targets_BT.reshape({-1});
     return cross_entropy(kept.scores_NV, kept.targets_N);
   }
@@ -314,12 +222,13 @@ class HeadLayer final : public HandWritten<HeadKept> {
                        InputGradient wanted) const override {
     cross_entropy_gradient(kept.scores_NV, kept.targets_N, output_gradient.item<double>());
     kept.targets_N.reset();
+    kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
     const Tensor n_gradient_ND = at::mm(kept.scores_NV, value(state, kHead));
     NormGradient norm =
         norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
     kept.norm_gradient_D = std::move(norm.weight_D);
     if (wanted == InputGradient::kNotWanted) return {};
-    return norm.x_ND.view(kept.shape);
+    return norm.x_ND.to(kept.x_ND.scalar_type()).view(kept.shape);
   }
 
   void accumulate(LayerState& state, HeadKept& kept) const override {

@@ -38,11 +38,6 @@ void for_element_of(const at::Tensor& x, Function function) {
   }
 }
 
-// Of what is kept beside the elements (kernels::Wide).
-at::ScalarType wide_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 template <typename Element>
 void rotate_rows(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, Turn turn) {
   using Wide = kernels::Wide<Element>;
@@ -75,9 +70,14 @@ at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
 
 }  // namespace
 
+at::ScalarType statistics_type(at::ScalarType type) {
+  return type == at::kBFloat16 ? at::kFloat : type;
+}
+
 at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon) {
   DYNMO_CHECK(x_ND.dim() == 2, "rows to normalise, got {} dimensions", x_ND.dim());
-  at::Tensor inverse_N1 = at::empty({x_ND.size(0), 1}, x_ND.options().dtype(wide_type(x_ND)));
+  at::Tensor inverse_N1 =
+      at::empty({x_ND.size(0), 1}, x_ND.options().dtype(statistics_type(x_ND.scalar_type())));
   for_element_of(x_ND, [&](auto element) {
     using Element = decltype(element);
     kernels::inverse_rms(data<Element>(x_ND), x_ND.size(0), x_ND.size(1), epsilon,
@@ -102,7 +102,7 @@ NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND
                            Layer::InputGradient wanted, const at::Tensor& residual_ND) {
   DYNMO_CHECK(gradient_ND.is_contiguous(), "a contiguous gradient");
   const at::Tensor residual = residual_ND.defined() ? residual_ND.contiguous() : residual_ND;
-  const auto wide = x_ND.options().dtype(wide_type(x_ND));
+  const auto wide = x_ND.options().dtype(statistics_type(x_ND.scalar_type()));
   NormGradient gradient{.x_ND = {}, .weight_D = at::empty({x_ND.size(1)}, wide)};
   at::Tensor partial = at::empty({x_ND.size(1)}, wide);
   if (wanted == Layer::InputGradient::kWanted) gradient.x_ND = at::empty_like(x_ND);
@@ -156,7 +156,7 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N) {
     total = kernels::cross_entropy(data<decltype(element)>(scores_NV), targets, rows, width);
   });
   return at::scalar_tensor(total / static_cast<double>(rows),
-                           scores_NV.options().dtype(wide_type(scores_NV)));
+                           scores_NV.options().dtype(statistics_type(scores_NV.scalar_type())));
 }
 
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,

@@ -38,6 +38,7 @@ using transport::Tag;
 constexpr milliseconds kVerdictTime{4000};  // longer than the watchdog's silence
 constexpr milliseconds kJoinPoll{10};
 constexpr milliseconds kConnectTime{10000};  // to the watchdog of rank 0, which is there
+constexpr const char* kUnknown = "-";        // address
 constexpr milliseconds kHearTime{1000};      // for the others to read why joining failed
 
 // The first line of what c10d or Gloo says; they add stack traces and places in their sources.
@@ -248,6 +249,7 @@ class Joining {
   Expected<void> claim_rank();
   Expected<void> start_watchdog();
   Expected<void> wait_for_all();
+  void choose_address();
   Expected<void> connect_gloo();
   Expected<void> meet();
   Expected<std::string> wait_for(const std::string& key, const std::string& whose);
@@ -263,6 +265,7 @@ class Joining {
   std::shared_ptr<Store> store_;
   c10::intrusive_ptr<c10d::Store> keys_;  // of this generation
   std::shared_ptr<State> state_;
+  bool found_by_name_ = false;  // no address of this host is known by which others reach it
 };
 
 Expected<void> Joining::open_store() {
@@ -296,7 +299,9 @@ Expected<void> Joining::open_store() {
   }
   store_ = std::make_shared<Store>();
   store_->keys = c10::make_intrusive<c10d::TCPStore>(options_.address, how);
-  store_->address = reached == "0.0.0.0" ? options_.address : reached;
+  // A name that is loopback here is not where other hosts find this one; see choose_address.
+  found_by_name_ = reached == "0.0.0.0" || (is_loopback(reached) && !is_loopback(options_.address));
+  store_->address = found_by_name_ ? options_.address : reached;
   return {};
 }
 
@@ -384,7 +389,8 @@ Expected<void> Joining::start_watchdog() {
 }
 
 Expected<void> Joining::wait_for_all() {
-  keys_->set("ready/" + rank_key(options_.rank.value), "1");
+  keys_->set("ready/" + rank_key(options_.rank.value),
+             found_by_name_ ? std::string(kUnknown) : store_->address);
   std::vector<int> missing;
   for (int rank = 0; rank < options_.size; ++rank) missing.push_back(rank);
   while (true) {
@@ -401,6 +407,22 @@ Expected<void> Joining::wait_for_all() {
       fmt::join(missing.begin(), missing.begin() + std::min<std::ptrdiff_t>(8, std::ssize(missing)),
                 ", "),
       missing.size() > 8 ? ", ..." : "");
+}
+
+// Gloo needs an address of this host that the others reach. Where its own view of the master's name
+// is none, a rank on another host has one of that host: the way there is the way from there. If no
+// rank has one, all are on this host, where the name will do.
+void Joining::choose_address() {
+  if (!found_by_name_) return;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const std::string other = keys_->get_to_str("ready/" + rank_key(rank));
+    if (other == kUnknown) continue;
+    const std::string own = address_towards(other);
+    if (!own.empty()) {
+      store_->address = own;
+      return;
+    }
+  }
 }
 
 // Gloo's constructor waits for every peer and knows no abort: on a thread of its own, which is left
@@ -457,6 +479,7 @@ Expected<void> Joining::meet() {
   DYNMO_TRY(claim_rank());
   DYNMO_TRY(start_watchdog());
   DYNMO_TRY(wait_for_all());
+  choose_address();
   return connect_gloo();
 }
 

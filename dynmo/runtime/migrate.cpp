@@ -32,15 +32,11 @@ std::span<std::byte> bytes_of(Trailer& trailer) {
 // The pieces of a layer's tensors in the order both ends know. Their sizes follow from the model
 // and the frozen prefix, so both ends post equal sizes before anything is sent (Gloo ends the
 // process otherwise).
-std::vector<std::span<std::byte>> pieces_of(model::LayerState& state) {
+std::vector<std::span<std::byte>> layer_pieces(model::LayerState& state) {
   std::vector<std::span<std::byte>> pieces;
   for (const model::NamedTensor& tensor : model::tensors(state)) {
-    std::span<std::byte> left = tensor.bytes;
-    while (!left.empty()) {
-      const std::size_t size = std::min(left.size(), static_cast<std::size_t>(kPieceBytes));
-      pieces.push_back(left.first(size));
-      left = left.subspan(size);
-    }
+    const auto some = pieces_of(tensor.bytes);
+    pieces.insert(pieces.end(), some.begin(), some.end());
   }
   return pieces;
 }
@@ -49,7 +45,7 @@ std::vector<std::span<std::byte>> pieces_of(model::LayerState& state) {
 // Header, pieces and trailer travel on the layer's tag, in this order.
 Expected<Bytes> send_layer(Transport& transport, Rank to, model::LayerState& state) {
   const Tag tag = transport::migration_tag(state.id);
-  const auto pieces = pieces_of(state);
+  const auto pieces = layer_pieces(state);
   const auto header = model::pack(model::header(state));
   std::vector<std::unique_ptr<Operation>> operations;
   operations.push_back(transport.send(to, tag, header));
@@ -86,7 +82,7 @@ Expected<ReceivedLayer> receive_layer(Transport& transport, Rank from, const mod
                                       LayerId id, model::Frozen frozen) {
   const Tag tag = transport::migration_tag(id);
   ReceivedLayer received{.state = model::allocate_like(layer, id, frozen)};
-  const auto pieces = pieces_of(received.state);
+  const auto pieces = layer_pieces(received.state);
   std::array<std::byte, model::kHeaderBytes> header{};
   Trailer trailer;
   std::vector<std::unique_ptr<Operation>> operations;
@@ -104,6 +100,7 @@ Expected<ReceivedLayer> receive_layer(Transport& transport, Rank from, const mod
   }
   DYNMO_TRY(operations.back()->wait());
 
+  model::round_values(layer, received.state);
   std::string why = take_header(header, received.state);
   if (digester.digest() != trailer.digest) {
     why =
@@ -129,21 +126,21 @@ Expected<std::string> vote(Transport& transport, Tag tag, const std::string& ref
 
 }  // namespace
 
-Expected<MigrationReport> migrate(Transport& transport, Tag vote_tag, const model::Model& model,
-                                  const plan::Migration& migration, LayerStates& states,
-                                  int frozen_layers) {
+Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vote_tag,
+                                  const model::Model& model, const plan::Migration& migration,
+                                  LayerStates& states, int frozen_layers) {
   const auto start = std::chrono::steady_clock::now();
   MigrationReport report;
   LayerStates shadows;
   std::string refusal;
   // All ranks go through the moves in one order, so no two wait for each other.
   for (const plan::LayerMove& move : migration.moves) {
-    if (move.from == transport.rank()) {
-      DYNMO_ASSIGN(const Bytes sent, send_layer(transport, move.to, states.at(move.layer)));
+    if (move.from == pipeline.rank()) {
+      DYNMO_ASSIGN(const Bytes sent, send_layer(pipeline, move.to, states.at(move.layer)));
       report.sent += sent;
-    } else if (move.to == transport.rank()) {
+    } else if (move.to == pipeline.rank()) {
       DYNMO_ASSIGN(ReceivedLayer received,
-                   receive_layer(transport, move.from, *model[move.layer.index()], move.layer,
+                   receive_layer(pipeline, move.from, *model[move.layer.index()], move.layer,
                                  move.layer.value < frozen_layers ? model::Frozen::kYes
                                                                   : model::Frozen::kNo));
       report.received += model::tensor_bytes(received.state);
@@ -151,11 +148,11 @@ Expected<MigrationReport> migrate(Transport& transport, Tag vote_tag, const mode
       shadows.emplace(move.layer, std::move(received.state));
     }
   }
-  DYNMO_ASSIGN(report.refusal, vote(transport, vote_tag, refusal));
+  DYNMO_ASSIGN(report.refusal, vote(voters, vote_tag, refusal));
   report.committed = report.refusal.empty();
   if (report.committed) {
     for (const plan::LayerMove& move : migration.moves) {
-      if (move.from == transport.rank()) states.erase(move.layer);
+      if (move.from == pipeline.rank()) states.erase(move.layer);
     }
     states.merge(shadows);
     DYNMO_CHECK(shadows.empty(), "no layer that is already here");

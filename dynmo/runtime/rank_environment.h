@@ -2,7 +2,7 @@
 #pragma once
 
 // Which rank this process is, as whoever started it says in the environment: our launcher,
-// torchrun, mpirun, srun, a Kubernetes job.
+// torchrun, mpirun, srun, a Kubernetes job (docs/clusters.md).
 
 #include <cstdint>
 #include <functional>
@@ -33,10 +33,18 @@ struct RankEnvironment {
 
 using GetVariable = std::function<const char*(const char*)>;
 
-// Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, where given, LOCAL_RANK (torchrun's names).
-// Where only the address is given, rank and size are taken from Open MPI's, PMI's or Slurm's
-// variables. nullopt if none of the four is set: nobody has started this process as a rank.
-// kBadInput, naming the variable, if one is missing or out of range.
+// The first of these that is there says rank and size: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, our
+// launcher, a Kubernetes job), OMPI_COMM_WORLD_* (Open MPI), PMI_* (MPICH, Intel MPI), SLURM_* of a
+// step of several tasks (srun; a batch script and a step of one task are no ranks: from there ranks
+// are started as from a shell).
+//
+// Where the ranks meet is MASTER_ADDR and MASTER_PORT, which torchrun's names require. Other
+// launchers need not give them. Address: 127.0.0.1 where all ranks are on one host, else the first
+// host of Slurm's allocation, on which rank 0 runs unless the user has asked for another
+// distribution. Port: 15000 to 29999 from the id of the job, so that jobs that share a host differ.
+//
+// nullopt if nobody has started this process as a rank. kBadInput, naming the variable, if one is
+// missing or out of range.
 [[nodiscard]] Expected<std::optional<RankEnvironment>> rank_environment();
 [[nodiscard]] Expected<std::optional<RankEnvironment>> rank_environment(const GetVariable& get);
 

@@ -63,6 +63,17 @@ sockaddr_storage own_name(const UniqueFd& socket) {
   return name;
 }
 
+// Numeric, without the port.
+std::string text_of(const sockaddr& name) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (name.sa_family == AF_INET6) {
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(name).sin6_addr, text, sizeof text);
+  } else {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(name).sin_addr, text, sizeof text);
+  }
+  return text;
+}
+
 // TCP connects a socket to itself where the port wanted is the one it was just given and nobody
 // listens there: likely for a free port of this host that is tried again and again.
 bool is_connected_to_itself(const UniqueFd& socket) {
@@ -113,6 +124,10 @@ Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
   UniqueFd socket;
   int error = EADDRNOTAVAIL;
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    if (is_loopback(text_of(*one->ai_addr)) && !is_loopback(address)) {
+      error = EADDRNOTAVAIL;
+      break;
+    }
     error = try_listen(one->ai_family, one->ai_addr, one->ai_addrlen, socket);
     if (error == 0) return socket;
     if (error == EADDRINUSE) break;
@@ -153,15 +168,7 @@ Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
 
 std::string local_address(const UniqueFd& socket) {
   const sockaddr_storage name = own_name(socket);
-  char text[INET6_ADDRSTRLEN] = {};
-  if (name.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(name).sin6_addr;
-    inet_ntop(AF_INET6, &v6, text, sizeof text);
-  } else {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(name).sin_addr;
-    inet_ntop(AF_INET, &v4, text, sizeof text);
-  }
-  return text;
+  return text_of(reinterpret_cast<const sockaddr&>(name));
 }
 
 std::uint16_t local_port(const UniqueFd& socket) {
@@ -170,8 +177,17 @@ std::uint16_t local_port(const UniqueFd& socket) {
                                           : reinterpret_cast<const sockaddr_in&>(name).sin_port);
 }
 
-bool is_loopback(const std::string& numeric_address) {
-  return numeric_address.starts_with("127.") || numeric_address == "::1";
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+std::string address_towards(const std::string& to) {
+  const auto addresses = resolve(to, 9);  // connecting a datagram socket only chooses the route
+  if (!addresses) return "";
+  const addrinfo& first = **addresses;
+  const UniqueFd fd(::socket(first.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || connect(fd.get(), first.ai_addr, first.ai_addrlen) != 0) return "";
+  return local_address(fd);
 }
 
 void make_prompt(const UniqueFd& socket) {

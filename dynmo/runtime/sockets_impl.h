@@ -34,9 +34,10 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Listens at a name or number of this host; port 0 is any free one. A name of this host that
-// cannot be bound (the outside address of a container) means all addresses. kBadInput: "port 29500
-// on host is in use: ...".
+// Listens at a name or number of this host; port 0 is any free one. All addresses are meant by a
+// name that cannot be bound (the outside address of a container) and by one that others know this
+// host by but that is loopback to itself (Debian's /etc/hosts: 127.0.1.1 for the host's own name).
+// kBadInput: "port 29500 on host is in use: ...".
 [[nodiscard]] Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port);
 
 // Connects, trying again until the deadline where nobody listens yet. kBadInput for a name that
@@ -48,8 +49,11 @@ class UniqueFd {
 // The socket's own address, numeric, without the port.
 [[nodiscard]] std::string local_address(const UniqueFd& socket);
 [[nodiscard]] std::uint16_t local_port(const UniqueFd& socket);
-// Whether only this host can reach the socket's own address.
-[[nodiscard]] bool is_loopback(const std::string& numeric_address);
+// Whether only this host can reach it: a numeric address, or "localhost". Another name may be
+// loopback here and mean this host elsewhere.
+[[nodiscard]] bool is_loopback(const std::string& address);
+// The address of this host from which packets to `to` would leave; nothing is sent. Empty: no way.
+[[nodiscard]] std::string address_towards(const std::string& to);
 
 // Small messages leave at once, reads and writes do not block.
 void make_prompt(const UniqueFd& socket);

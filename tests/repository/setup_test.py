@@ -133,7 +133,7 @@ class Packages(unittest.TestCase):
     def test_of_a_part_that_does_not_exist(self):
         with Machine() as machine:
             code, _, errors = machine.run("cors")
-            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, check or bench\n"))
+            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, check, bench or peers\n"))
 
 
 def make_wheel(folder, name, version, files, extras=()):

@@ -23,10 +23,23 @@ const Variables kTorchrun = {{"RANK", "2"},
                              {"MASTER_ADDR", "node1"},
                              {"MASTER_PORT", "29400"}};
 
+// What sbatch's script and `srun --pty bash` have, with the address exported for an srun to come.
 TEST(RankEnvironment, IsAbsentWhereNobodyStartedARank) {
-  const auto none = read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"HOME", "/"}});
-  ASSERT_TRUE(none);
-  EXPECT_FALSE(none->has_value());
+  const Variables batch = {{"SLURM_JOB_ID", "7"},
+                           {"SLURM_PROCID", "0"},
+                           {"SLURM_NTASKS", "4"},
+                           {"SLURM_LOCALID", "0"},
+                           {"SLURM_JOB_NODELIST", "n[1-2]"}};
+  Variables exported = batch;
+  exported["MASTER_ADDR"] = "n1";
+  Variables shell = batch;
+  shell["SLURM_STEP_NUM_TASKS"] = "1";
+  shell["SLURM_STEP_ID"] = "0";
+  for (const Variables& variables : {Variables{{"HOME", "/"}}, batch, exported, shell}) {
+    const auto none = read(variables);
+    ASSERT_TRUE(none);
+    EXPECT_FALSE(none->has_value());
+  }
 }
 
 TEST(RankEnvironment, ReadsTorchrunsNames) {
@@ -55,12 +68,78 @@ TEST(RankEnvironment, KnowsTheStoreOfTorchrunsAgent) {
 TEST(RankEnvironment, TakesRankAndSizeOfOtherLaunchersWhereTheAddressIsGiven) {
   for (const auto& [rank, size] : Variables{{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                             {"PMI_RANK", "PMI_SIZE"},
-                                            {"SLURM_PROCID", "SLURM_NTASKS"}}) {
+                                            {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}}) {
     const auto found = read({{rank, "1"}, {size, "3"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}});
     ASSERT_TRUE(found) << rank;
     EXPECT_EQ((*found)->rank, Rank(1));
     EXPECT_EQ((*found)->size, 3);
   }
+}
+
+// As mpirun of Open MPI 4.1 sets them, on one host and on two.
+TEST(RankEnvironment, ReadsMpiruns) {
+  Variables variables = {{"OMPI_COMM_WORLD_RANK", "3"},
+                         {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                         {"PMIX_NAMESPACE", "54198273"}};
+  const auto here = read(variables);
+  ASSERT_TRUE(here) << here.error().message;
+  EXPECT_EQ((*here)->rank, Rank(3));
+  EXPECT_EQ((*here)->local_rank, 3);
+  EXPECT_EQ((*here)->address, "127.0.0.1");
+  const int port = (*here)->port;
+  EXPECT_GE(port, 15000);
+  EXPECT_LT(port, 30000);
+  variables["PMIX_NAMESPACE"] = "54198274";
+  EXPECT_NE((*read(variables))->port, port);
+
+  variables["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
+  const auto nowhere = read(variables);
+  ASSERT_FALSE(nowhere);
+  EXPECT_EQ(nowhere.error().code, ErrorCode::kBadInput);
+  EXPECT_NE(nowhere.error().message.find("mpirun -x MASTER_ADDR=HOST"), std::string::npos);
+  variables["MASTER_ADDR"] = "node1";
+  EXPECT_EQ((*read(variables))->address, "node1");
+  variables.erase("MASTER_ADDR");
+  variables["SLURM_JOB_NODELIST"] = "big[3,7]";
+  // Of mpirun's daemons, which it starts by srun.
+  variables["SLURM_PROCID"] = "0";
+  variables["SLURM_STEP_NUM_TASKS"] = "9";
+  variables["SLURM_STEP_NODELIST"] = "big7";
+  EXPECT_EQ((*read(variables))->address, "big3");
+  EXPECT_EQ((*read(variables))->size, 4);
+}
+
+// As srun of Slurm 22.05 sets them.
+TEST(RankEnvironment, ReadsSruns) {
+  Variables variables = {{"SLURM_PROCID", "5"},         {"SLURM_LOCALID", "1"},
+                         {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_NTASKS", "16"},
+                         {"SLURM_JOB_ID", "77"},        {"SLURM_STEP_NODELIST", "gpu[08-09]"},
+                         {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_NODES", "2"}};
+  const auto found = read(variables);
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ((*found)->rank, Rank(5));
+  EXPECT_EQ((*found)->size, 8);
+  EXPECT_EQ((*found)->local_rank, 1);
+  EXPECT_EQ((*found)->address, "gpu08");
+  const int port = (*found)->port;
+  variables["SLURM_PROCID"] = "0";
+  EXPECT_EQ((*read(variables))->port, port);
+  variables["SLURM_STEP_ID"] = "1";  // another srun of the same job
+  EXPECT_NE((*read(variables))->port, port);
+  variables["MASTER_PORT"] = "1234";
+  EXPECT_EQ((*read(variables))->port, 1234);
+  for (const auto& [list, first] : Variables{{"a", "a"},
+                                             {"a,b", "a"},
+                                             {"a[1-3]", "a1"},
+                                             {"a[007,9-12],b", "a007"},
+                                             {"a[1-3].site,b", "a1.site"}}) {
+    variables["SLURM_STEP_NODELIST"] = list;
+    EXPECT_EQ((*read(variables))->address, first);
+  }
+  variables["SLURM_STEP_NUM_NODES"] = "1";
+  EXPECT_EQ((*read(variables))->address, "127.0.0.1");
 }
 
 TEST(RankEnvironment, NamesWhatIsMissing) {

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What layers written by hand share: the order of the three calls, and the products that most of
+// them end in. A layer derives from HandWritten with its own stash and writes run, differentiate
+// and accumulate.
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/layer.h"
+
+namespace dynmo::model {
+
+inline at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+// A stash with the order of the three calls. A layer takes out of it what later calls do not need.
+struct Kept : Stash {
+  enum class Phase { kForward, kInputDone, kDone } phase = Phase::kForward;
+};
+
+// The stash as the layer's own type, moved on to the next phase.
+template <typename T>
+T& advance(Stash& stash, Kept::Phase from, const std::string& name) {
+  auto& kept = dynamic_cast<T&>(stash);
+  DYNMO_CHECK(kept.phase == from, "{}: input_gradient, then weight_gradient, once per stash", name);
+  kept.phase = from == Kept::Phase::kForward ? Kept::Phase::kInputDone : Kept::Phase::kDone;
+  return kept;
+}
+
+// What the layers share: name, parameters, and that a frozen layer adds no weight gradients.
+template <typename T>
+class HandWritten : public Layer {
+ public:
+  HandWritten(std::string name, std::vector<ParameterSpec> specs)
+      : name_(std::move(name)), specs_(std::move(specs)) {}
+  std::string name() const override { return name_; }
+  std::vector<ParameterSpec> parameters() const override { return specs_; }
+
+  at::Tensor forward(const LayerState& state, const at::Tensor& input, const LayerContext& context,
+                     std::unique_ptr<Stash>* stash) const override {
+    DYNMO_CHECK(state.parameters.size() == specs_.size(), "{} parameters for {}, got {}",
+                specs_.size(), name_, state.parameters.size());
+    const at::NoGradGuard no_graph;
+    T kept;
+    at::Tensor output = run(state, input, context, kept);
+    if (stash != nullptr) *stash = std::make_unique<T>(std::move(kept));
+    return output;
+  }
+  at::Tensor input_gradient(const LayerState& state, Stash& stash,
+                            const at::Tensor& output_gradient,
+                            InputGradient wanted) const override {
+    const at::NoGradGuard no_graph;
+    T& kept = advance<T>(stash, Kept::Phase::kForward, name_);
+    at::Tensor gradient = differentiate(state, kept, output_gradient, wanted);
+    if (state.frozen) clear(kept);
+    return gradient;
+  }
+  void weight_gradient(LayerState& state, Stash& stash) const override {
+    const at::NoGradGuard no_graph;
+    T& kept = advance<T>(stash, Kept::Phase::kInputDone, name_);
+    if (!state.frozen) accumulate(state, kept);
+    clear(kept);
+  }
+
+ private:
+  virtual at::Tensor run(const LayerState& state, const at::Tensor& input,
+                         const LayerContext& context, T& kept) const = 0;
+  virtual at::Tensor differentiate(const LayerState& state, T& kept,
+                                   const at::Tensor& output_gradient,
+                                   InputGradient wanted) const = 0;
+  virtual void accumulate(LayerState& state, T& kept) const = 0;
+
+  static void clear(T& kept) {
+    const Kept::Phase phase = kept.phase;
+    kept = T();
+    kept.phase = phase;
+  }
+
+  std::string name_;
+  std::vector<ParameterSpec> specs_;
+};
+
+// What the layer computes with, of its parameter i.
+inline const at::Tensor& value(const LayerState& state, std::size_t i) {
+  return operand(state.parameters[i]);
+}
+
+// gradient += dy^T x, in place: one product, no temporary. In bf16 the product of a micro-batch is
+// rounded before it is added in fp32: libtorch exports no CPU product of bf16 into fp32.
+inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
+  if (dy_NO.scalar_type() == at::kBFloat16) {
+    parameter.gradient.add_(at::mm(dy_NO.t(), x_NI));
+  } else {
+    parameter.gradient.addmm_(dy_NO.t(), x_NI);
+  }
+}
+
+template <typename Sum, typename Scalar = Sum>
+void add_rows_of(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& rows_ND) {
+  const std::int64_t width = gradient_VD.size(1);
+  const auto* token = tokens.const_data_ptr<std::int64_t>();
+  const auto* from = rows_ND.const_data_ptr<Scalar>();
+  auto* table = gradient_VD.data_ptr<Sum>();
+  for (std::int64_t n = 0; n < tokens.numel(); ++n, from += width) {
+    Sum* to = table + token[n] * width;
+    for (std::int64_t d = 0; d < width; ++d) to[d] += static_cast<Sum>(from[d]);
+  }
+}
+
+// Adds each row of `from` to the row of gradient_VD that its token names, row by row in the order
+// of the tokens, whatever the number of threads.
+inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from) {
+  if (gradient_VD.scalar_type() == at::kDouble) {
+    add_rows_of<double>(gradient_VD, tokens.contiguous(), from.contiguous());
+  } else if (from.scalar_type() == at::kBFloat16) {
+    add_rows_of<float, at::BFloat16>(gradient_VD, tokens.contiguous(), from.contiguous());
+  } else {
+    add_rows_of<float>(gradient_VD, tokens.contiguous(), from.contiguous());
+  }
+}
+
+}  // namespace dynmo::model

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Large transfers as messages of bounded size.
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace dynmo::runtime {
+
+// Largest message of a transfer: Gloo notices a lost peer least reliably in the middle of a large
+// one.
+inline constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
+
+// Requires a contiguous tensor in host memory.
+[[nodiscard]] inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+[[nodiscard]] inline std::vector<std::span<std::byte>> pieces_of(std::span<std::byte> bytes) {
+  std::vector<std::span<std::byte>> pieces;
+  while (!bytes.empty()) {
+    const std::size_t size = std::min(bytes.size(), static_cast<std::size_t>(kPieceBytes));
+    pieces.push_back(bytes.first(size));
+    bytes = bytes.subspan(size);
+  }
+  return pieces;
+}
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/runtime/ties.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/adamw.h"
+#include "dynmo/runtime/pieces.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::runtime {
+namespace {
+
+model::Parameter& parameter_of(model::LayerState& state, const std::string& name) {
+  const auto found = std::find_if(state.parameters.begin(), state.parameters.end(),
+                                  [&](const auto& parameter) { return parameter.name == name; });
+  DYNMO_CHECK(found != state.parameters.end(), "parameter '{}' in layer {}", name, state.id);
+  return *found;
+}
+
+Expected<model::ParameterSpec> spec_of(const model::Model& model, LayerId layer,
+                                       const std::string& name) {
+  if (layer.value < 0 || layer.index() >= model.size()) {
+    return make_error(ErrorCode::kBadInput, "a tie names layer {}, the model has {}", layer,
+                      model.size());
+  }
+  for (model::ParameterSpec& spec : model[layer.index()]->parameters()) {
+    if (spec.name == name) return std::move(spec);
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "a tie names parameter '{}', which layer {} ('{}') does not have", name, layer,
+                    model[layer.index()]->name());
+}
+
+// Gives the other rank `own` and adds what it gives. Only two numbers are added each, so it does
+// not matter on which side: both have first + second.
+Expected<void> exchange_and_add(transport::Transport& pipeline, Rank other, transport::Tag tag,
+                                at::Tensor& own) {
+  at::Tensor theirs = at::empty_like(own);
+  std::vector<std::unique_ptr<transport::Operation>> operations;
+  for (const auto piece : pieces_of(bytes_of(theirs))) {
+    operations.push_back(pipeline.receive(other, tag, piece));
+  }
+  for (const auto piece : pieces_of(bytes_of(own))) {
+    operations.push_back(pipeline.send(other, tag, piece));
+  }
+  for (const auto& operation : operations) DYNMO_TRY(operation->wait());
+  own.add_(theirs);
+  return {};
+}
+
+}  // namespace
+
+Expected<void> check_ties(const std::vector<model::Tie>& ties, const model::Model& model,
+                          bool freezing) {
+  if (freezing && !ties.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "freezing with tied parameters ({} of layer {} and {} of layer {}): freezing "
+                      "begins at the first layer and would stop one of two equal copies; use "
+                      "freezing.enabled = false, or a model with untied embeddings",
+                      ties[0].first_parameter, ties[0].first, ties[0].second_parameter,
+                      ties[0].second);
+  }
+  std::set<std::pair<LayerId, std::string>> seen;
+  for (const model::Tie& tie : ties) {
+    DYNMO_ASSIGN(const model::ParameterSpec first, spec_of(model, tie.first, tie.first_parameter));
+    DYNMO_ASSIGN(const model::ParameterSpec second,
+                 spec_of(model, tie.second, tie.second_parameter));
+    if (first.shape != second.shape || first.decays != second.decays) {
+      return make_error(ErrorCode::kBadInput,
+                        "a tie of '{}' of shape [{}] and '{}' of shape [{}]: wanted equal shapes "
+                        "and weight decay",
+                        first.name, fmt::join(first.shape, ", "), second.name,
+                        fmt::join(second.shape, ", "));
+    }
+    if (tie.first == tie.second || !seen.emplace(tie.first, tie.first_parameter).second ||
+        !seen.emplace(tie.second, tie.second_parameter).second) {
+      return make_error(ErrorCode::kBadInput,
+                        "a tie of '{}' in layer {} and '{}' in layer {}: wanted two layers, and "
+                        "each parameter in one tie at most",
+                        tie.first_parameter, tie.first, tie.second_parameter, tie.second);
+    }
+  }
+  return {};
+}
+
+void take_initial_values(const std::vector<model::Tie>& ties, const model::Model& model,
+                         std::uint64_t seed, LayerStates& states) {
+  for (const model::Tie& tie : ties) {
+    const auto second = states.find(tie.second);
+    if (second == states.end()) continue;
+    // Initial values are a function of the seed: the first layer need not be here.
+    model::LayerState first = model::make_state(*model[tie.first.index()], tie.first, seed);
+    parameter_of(second->second, tie.second_parameter)
+        .value.copy_(parameter_of(first, tie.first_parameter).value);
+    model::round_values(*model[tie.second.index()], second->second);
+  }
+}
+
+Expected<void> add_tied_gradients(transport::Transport& pipeline,
+                                  const std::vector<model::Tie>& ties, const plan::Plan& plan,
+                                  LayerStates& states) {
+  const auto gradient = [&](LayerId layer, const std::string& name) -> at::Tensor& {
+    return parameter_of(states.at(layer), name).gradient;
+  };
+  // All ranks go through the ties in one order, so no two wait for each other.
+  for (const model::Tie& tie : ties) {
+    const Rank first = plan.owner(tie.first);
+    const Rank second = plan.owner(tie.second);
+    const transport::Tag tag = transport::reduction_tag(tie.second);
+    if (first == second) {
+      if (first != pipeline.rank()) continue;
+      at::Tensor& sum = gradient(tie.first, tie.first_parameter);
+      sum.add_(gradient(tie.second, tie.second_parameter));
+      gradient(tie.second, tie.second_parameter).copy_(sum);
+    } else if (first == pipeline.rank()) {
+      DYNMO_TRY(exchange_and_add(pipeline, second, tag, gradient(tie.first, tie.first_parameter)));
+    } else if (second == pipeline.rank()) {
+      DYNMO_TRY(exchange_and_add(pipeline, first, tag, gradient(tie.second, tie.second_parameter)));
+    }
+  }
+  return {};
+}
+
+double squared_norm(const std::vector<model::Tie>& ties, const model::LayerState& state) {
+  double total = 0;
+  for (const model::Parameter& parameter : state.parameters) {
+    const bool second = std::any_of(ties.begin(), ties.end(), [&](const model::Tie& tie) {
+      return tie.second == state.id && tie.second_parameter == parameter.name;
+    });
+    if (!second) total += model::squared_norm(parameter);
+  }
+  return total;
+}
+
+}  // namespace dynmo::runtime

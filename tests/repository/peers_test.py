@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner of the peer tests counts what passed, failed and was skipped, whatever a program does."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+RUN = pathlib.Path(__file__).resolve().parents[1] / "peers" / "run.py"
+
+
+class Runner(unittest.TestCase):
+    def run_programs(self, programs):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            for path, text in programs.items():
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text)
+            return subprocess.run([sys.executable, RUN, "--dynmo", "DYNMO", "--python", sys.executable, "--root", root,
+                                   "--timeout", "5"], capture_output=True, text=True, timeout=60)
+
+    def test_counts_lines_and_exit_codes(self):
+        done = self.run_programs({
+            "tests/peers/a_test.py": "print('PASS one'); print('noise'); print('SKIP two: no such thing')",
+            "tests/peers/b_test.py": "import sys; print('why not'); sys.exit(77)",
+            "tests/peers/c_check.py": "import sys; assert sys.argv[1:3] == ['--dynmo', 'DYNMO']",
+            "tests/peers/helper.py": "raise SystemExit(1)",
+            "bench/peers/compare.py": "import sys; assert sys.argv[-1] == '3'; print('PASS ratio: 1.3 x')",
+        })
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.stdout.splitlines(), [
+            "PASS tests/peers/a_test.py:one", "SKIP tests/peers/a_test.py:two: no such thing",
+            "SKIP tests/peers/b_test.py: why not", "PASS tests/peers/c_check.py", "PASS bench/peers/compare.py:ratio: 1.3 x",
+            "3 passed, 0 failed, 2 skipped"])
+
+    def test_a_failure_is_one_however_it_comes(self):
+        done = self.run_programs({
+            "tests/peers/a_test.py": "print('PASS one'); print('FAIL two: 3 is not 4'); raise SystemExit(1)",
+            "tests/peers/b_test.py": "print('PASS one'); raise ValueError('broken')",
+            "tests/peers/c_test.py": "print('FAIL said: but ended well')",
+            "tests/peers/d_test.py": "import time; time.sleep(60)",
+        })
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAIL tests/peers/b_test.py: exit code 1: ValueError: broken", done.stdout)
+        self.assertIn("FAIL tests/peers/d_test.py: exit code -1: not done after 5 s", done.stdout)
+        self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 4 failed, 0 skipped")
+
+
+if __name__ == "__main__":
+    unittest.main()
