@@ -33,12 +33,12 @@ RANKS = 2
 MODELS = {
     "small": {
         "model": {"hidden": 256, "blocks": 8, "heads": 4, "kv_heads": 4, "intermediate": 688, "sequence": 128},
-        "vocabulary": 257, "micro_batches": 8, "micro_batch_size": 4, "warmup": 2, "steps": 6,
+        "vocabulary": 257, "micro_batches": 8, "micro_batch_size": 4, "warmup": 1, "steps": 5,
         "cuts": {1: [[4, 4]], 2: [[2, 2, 2, 2]]},
     },
     "medium": {
         "model": {"hidden": 512, "blocks": 12, "heads": 8, "kv_heads": 8, "intermediate": 1376, "sequence": 256},
-        "vocabulary": 8192, "micro_batches": 8, "micro_batch_size": 2, "warmup": 1, "steps": 3,
+        "vocabulary": 8192, "micro_batches": 8, "micro_batch_size": 2, "warmup": 1, "steps": 2,
         "cuts": {1: [[6, 6], [7, 5]], 2: [[3, 3, 3, 3], [3, 3, 4, 2]]},
     },
 }
@@ -153,14 +153,12 @@ def toml(values):
 
 def run_ours(options, shape, data, schedule, folder):
     steps = shape["warmup"] + shape["steps"]
-    config = "[model]\n" + toml({**shape["model"], "rope_theta": ROPE_THETA})
+    config = "[model]\n" + toml({**shape["model"], "rope_theta": ROPE_THETA, "precision": options.precision})
     config += "[data]\n" + toml({"path": str(data)})
     config += "[batch]\n" + toml({k: shape[k] for k in ("micro_batches", "micro_batch_size")})
     config += "[optimizer]\n" + toml({**OPTIMIZER, "minimum_learning_rate": OPTIMIZER["learning_rate"],
                                       "warmup_steps": 0, "clip_norm": 0})
     config += "[train]\n" + toml({"steps": steps, "seed": SEED, "validation_every": 0})
-    if options.precision != "fp32":
-        config += toml({"precision": options.precision})
     config += "[pipeline]\n" + toml({"ranks": RANKS, "schedule": schedule, "pin": True})
     config += "[balance]\nenabled = false\n[run]\n" + toml({"directory": str(folder / "run")})
     (folder / "config.toml").write_text(config)
@@ -193,11 +191,12 @@ class Contest:
                 for cut in self.shape["cuts"][a_rank]]
         return [("dynmo", s, ()) for s in self.options.schedules] + peer
 
-    def run(self, entry):
+    def run(self, entry, steps=None):
         side, schedule, cut = entry
+        shape = {**self.shape, "steps": steps or self.shape["steps"]}
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            result = (run_ours(self.options, self.shape, self.data, schedule, Path(scratch)) if side == "dynmo"
-                      else run_peer(self.options, self.shape, self.data, schedule, list(cut)))
+            result = (run_ours(self.options, shape, self.data, schedule, Path(scratch)) if side == "dynmo"
+                      else run_peer(self.options, shape, self.data, schedule, list(cut)))
         self.runs.setdefault(entry, []).append(result)
         say(f"{self.name:7} {label(entry):28} {self.tokens / result['step_s']:9.0f} tokens/s  "
             f"{result['peak_bytes'] / 2**20:6.0f} MiB  loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
@@ -205,7 +204,7 @@ class Contest:
     def try_all(self):
         for entry in self.entries():
             try:
-                self.run(entry)
+                self.run(entry, steps=1)
             except Failed as why:
                 self.failures[entry] = str(why)
                 say(f"{self.name:7} {label(entry):28} does not run: {str(why)[:150]}")

@@ -43,13 +43,11 @@ class Embedding final : public HandWritten<EmbeddingKept> {
 template <typename T>
 Tensor through_norm_and_residual(T& kept, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
                                  const Tensor& output_gradient, Layer::InputGradient wanted) {
-  NormGradient norm =
-      norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, norm_weight_D, wanted);
+  NormGradient norm = norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, norm_weight_D,
+                                    wanted, rows(output_gradient));
   kept.norm_gradient_D = std::move(norm.weight_D);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
-  return norm.x_ND.add_(rows(output_gradient))
-      .to(output_gradient.scalar_type())
-      .view(output_gradient.sizes());
+  return norm.x_ND.view(output_gradient.sizes());
 }
 
 struct AttentionKept : Kept {
@@ -160,24 +158,18 @@ class MlpLayer final : public HandWritten<MlpKept> {
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
     kept.gate_NF = at::linear(n_ND, value(state, kGate));
     kept.up_NF = at::linear(n_ND, value(state, kUp));
-    const Tensor update_ND =
-        at::linear(at::silu(kept.gate_NF).mul_(kept.up_NF), value(state, kDown));
+    const Tensor update_ND = at::linear(silu_times(kept.gate_NF, kept.up_NF), value(state, kDown));
     kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
     return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
   }
 
-  // (Shazeer, "GLU variants improve transformer", 2020.)
   Tensor differentiate(const LayerState& state, MlpKept& kept, const Tensor& output_gradient,
                        InputGradient wanted) const override {
     const Tensor dy_ND = rows(output_gradient);
     kept.update_gradient_ND = masked(dy_ND, kept.mask, config_.dropout);
     kept.mask.reset();
-    const Tensor product_gradient_NF = at::mm(kept.update_gradient_ND, value(state, kDown));
-    Tensor up_gradient_NF = at::silu(kept.gate_NF);
-    kept.product_NF = at::mul(up_gradient_NF, kept.up_NF);
-    up_gradient_NF.mul_(product_gradient_NF);
-    kept.gate_NF = at::silu_backward(kept.up_NF.mul_(product_gradient_NF), kept.gate_NF);
-    kept.up_NF = std::move(up_gradient_NF);
+    kept.product_NF = at::mm(kept.update_gradient_ND, value(state, kDown));
+    silu_times_gradient(kept.gate_NF, kept.up_NF, kept.product_NF);
     Tensor n_gradient_ND = at::mm(kept.gate_NF, value(state, kGate));
     n_gradient_ND.addmm_(kept.up_NF, value(state, kUp));
     return through_norm_and_residual(kept, n_gradient_ND, value(state, kNorm), output_gradient,
@@ -200,9 +192,9 @@ struct HeadKept : Kept {
   std::vector<std::int64_t> shape;  // of the input
   Tensor x_ND;
   Tensor inverse_N1;
-  Tensor scores_NV;  // log-probabilities, fp32 also in bf16; from input_gradient on, gradient of
-                     // the scores
-  Tensor targets_N1;
+  Tensor scores_NV;  // probabilities, fp32 also in bf16; from input_gradient on, gradient of the
+                     // scores
+  Tensor targets_N;
   Tensor norm_gradient_D;
 };
 
@@ -220,20 +212,16 @@ class HeadLayer final : public HandWritten<HeadKept> {
     kept.x_ND = rows(x_BTD);
     kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1,
-                                     statistics_type(n_ND.scalar_type()));
-    kept.targets_N1 = context.targets_BT.reshape({-1, 1});
-    return kept.scores_NV.gather(1, kept.targets_N1).mean().neg_();
+    kept.scores_NV = at::linear(n_ND, value(state, kHead)).to(statistics_type(n_ND.scalar_type()));
+    kept.targets_N = context.targets_BT.reshape({-1});
+    return cross_entropy(kept.scores_NV, kept.targets_N);
   }
 
-  // d loss / d scores = (softmax - one-hot) / N, in the buffer that held the log-probabilities.
+  // d loss / d scores = (softmax - one-hot) / N, in the buffer that held the probabilities.
   Tensor differentiate(const LayerState& state, HeadKept& kept, const Tensor& output_gradient,
                        InputGradient wanted) const override {
-    kept.scores_NV.exp_();
-    kept.scores_NV.scatter_add_(1, kept.targets_N1,
-                                at::full_like(kept.targets_N1, -1, kept.scores_NV.options()));
-    kept.scores_NV.mul_(output_gradient / kept.targets_N1.numel());
-    kept.targets_N1.reset();
+    cross_entropy_gradient(kept.scores_NV, kept.targets_N, output_gradient.item<double>());
+    kept.targets_N.reset();
     kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
     const Tensor n_gradient_ND = at::mm(kept.scores_NV, value(state, kHead));
     NormGradient norm =

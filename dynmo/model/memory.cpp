@@ -60,9 +60,9 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precisio
 // Dimensions as in operations.h. Per token, with D and V = kv_heads x head_size:
 //   attention: x, rotated q, output (3 D), rotated k, v (2 V), 1 / rms, log-sum-exp (heads)
 //   mlp: x (D), gate, up (2 F), 1 / rms
-//   head: x (D), log-probabilities, 1 / rms
+//   head: x (D), probabilities, 1 / rms
 // and one byte of dropout mask for each output of a half block. In bf16 all take half as much but
-// 1 / rms, log-sum-exp and log-probabilities, which stay fp32. What weight gradients need beside
+// 1 / rms, log-sum-exp and probabilities, which stay fp32. What weight gradients need beside
 // it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {

@@ -7,28 +7,46 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/kernels_impl.h"
 
 namespace dynmo::model {
 namespace {
 
-// `Angle` is the type of table and arithmetic.
-template <typename Scalar, typename Angle = Scalar>
+template <typename Element>
+Element* data(at::Tensor& x) {
+  return x.mutable_data_ptr<Element>();
+}
+template <typename Element>
+const Element* data(const at::Tensor& x) {
+  return x.const_data_ptr<Element>();
+}
+
+// Calls function(Element()) with the type of the tensors' elements.
+template <typename Function>
+void for_element_of(const at::Tensor& x, Function function) {
+  DYNMO_CHECK(x.is_cpu() && x.is_contiguous(), "a contiguous tensor on the CPU, got strides {}",
+              fmt::join(x.strides(), " "));
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return function(float());
+    case at::kDouble:
+      return function(double());
+    case at::kBFloat16:
+      return function(at::BFloat16());
+    default:
+      DYNMO_CHECK(false, "fp32, fp64 or bf16, got {}", at::toString(x.scalar_type()));
+  }
+}
+
+template <typename Element>
 void rotate_rows(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, Turn turn) {
+  using Wide = kernels::Wide<Element>;
   const std::int64_t half = x.size(3) / 2;
-  const Angle sign = turn == Turn::kForward ? Angle{1} : Angle{-1};
-  Scalar* row = x.data_ptr<Scalar>();
+  Element* row = data<Element>(x);
   for (std::int64_t b = 0; b < x.size(0); ++b) {
-    for (std::int64_t t = 0; t < x.size(1); ++t) {
-      const Angle* c = cosine.const_data_ptr<Angle>() + t * half;
-      const Angle* s = sine.const_data_ptr<Angle>() + t * half;
-      for (std::int64_t h = 0; h < x.size(2); ++h, row += 2 * half) {
-        for (std::int64_t k = 0; k < half; ++k) {
-          const Angle first = row[k];
-          const Angle second = row[k + half];
-          row[k] = static_cast<Scalar>(first * c[k] - sign * s[k] * second);
-          row[k + half] = static_cast<Scalar>(second * c[k] + sign * s[k] * first);
-        }
-      }
+    for (std::int64_t t = 0; t < x.size(1); ++t, row += x.size(2) * x.size(3)) {
+      kernels::rotate(row, data<Wide>(cosine) + t * half, data<Wide>(sine) + t * half,
+                      turn == Turn::kForward ? Wide(1) : Wide(-1), x.size(2), half);
     }
   }
 }
@@ -58,32 +76,97 @@ at::ScalarType statistics_type(at::ScalarType type) {
 
 at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon) {
   DYNMO_CHECK(x_ND.dim() == 2, "rows to normalise, got {} dimensions", x_ND.dim());
-  return at::linalg_vector_norm(x_ND, 2, at::IntArrayRef{-1}, true,
-                                statistics_type(x_ND.scalar_type()))
-      .square_()
-      .div_(x_ND.size(-1))
-      .add_(epsilon)
-      .rsqrt_();
+  at::Tensor inverse_N1 =
+      at::empty({x_ND.size(0), 1}, x_ND.options().dtype(statistics_type(x_ND.scalar_type())));
+  for_element_of(x_ND, [&](auto element) {
+    using Element = decltype(element);
+    kernels::inverse_rms(data<Element>(x_ND), x_ND.size(0), x_ND.size(1), epsilon,
+                         data<kernels::Wide<Element>>(inverse_N1));
+  });
+  return inverse_N1;
 }
 
 at::Tensor normed(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                   const at::Tensor& weight_D) {
-  return at::mul(x_ND, inverse_N1).mul_(weight_D).to(x_ND.scalar_type());
+  at::Tensor y_ND = at::empty_like(x_ND);
+  for_element_of(x_ND, [&](auto element) {
+    using Element = decltype(element);
+    kernels::normed(data<Element>(x_ND), data<kernels::Wide<Element>>(inverse_N1),
+                    data<Element>(weight_D), x_ND.size(0), x_ND.size(1), data<Element>(y_ND));
+  });
+  return y_ND;
 }
 
-// With u = x * inverse: dweight = sum_N(dy * u), dx = inverse * (dy * w - u * mean_D(dy * w * u)).
 NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
                            const at::Tensor& inverse_N1, const at::Tensor& weight_D,
-                           Layer::InputGradient wanted) {
-  const at::Tensor unit_ND = at::mul(x_ND, inverse_N1);
-  const at::Tensor product_ND = at::mul(gradient_ND, unit_ND);
-  NormGradient gradient{.x_ND = {}, .weight_D = product_ND.sum(0)};
-  if (wanted == Layer::InputGradient::kWanted) {
-    const at::Tensor factor_D = weight_D.to(unit_ND.scalar_type());
-    const at::Tensor mean_N1 = at::mv(product_ND, factor_D).div_(factor_D.numel()).unsqueeze_(-1);
-    gradient.x_ND = at::mul(gradient_ND, factor_D).addcmul_(unit_ND, mean_N1, -1).mul_(inverse_N1);
-  }
+                           Layer::InputGradient wanted, const at::Tensor& residual_ND) {
+  DYNMO_CHECK(gradient_ND.is_contiguous(), "a contiguous gradient");
+  const at::Tensor residual = residual_ND.defined() ? residual_ND.contiguous() : residual_ND;
+  const auto wide = x_ND.options().dtype(statistics_type(x_ND.scalar_type()));
+  NormGradient gradient{.x_ND = {}, .weight_D = at::empty({x_ND.size(1)}, wide)};
+  at::Tensor partial = at::empty({x_ND.size(1)}, wide);
+  if (wanted == Layer::InputGradient::kWanted) gradient.x_ND = at::empty_like(x_ND);
+  for_element_of(x_ND, [&](auto element) {
+    using Element = decltype(element);
+    using Wide = kernels::Wide<Element>;
+    kernels::norm_gradient(data<Element>(gradient_ND), data<Element>(x_ND), data<Wide>(inverse_N1),
+                           data<Element>(weight_D),
+                           residual.defined() ? data<Element>(residual) : nullptr, x_ND.size(0),
+                           x_ND.size(1),
+                           gradient.x_ND.defined() ? data<Element>(gradient.x_ND) : nullptr,
+                           data<Wide>(gradient.weight_D), data<Wide>(partial));
+  });
   return gradient;
+}
+
+at::Tensor silu_times(const at::Tensor& gate_NF, const at::Tensor& up_NF) {
+  DYNMO_CHECK(up_NF.is_contiguous() && up_NF.sizes() == gate_NF.sizes(), "gate and up alike");
+  at::Tensor product_NF = at::empty_like(gate_NF);
+  for_element_of(gate_NF, [&](auto element) {
+    using Element = decltype(element);
+    kernels::silu_times(data<Element>(gate_NF), data<Element>(up_NF), gate_NF.numel(),
+                        data<Element>(product_NF));
+  });
+  return product_NF;
+}
+
+void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF) {
+  DYNMO_CHECK(up_NF.is_contiguous() && product_NF.is_contiguous() &&
+                  up_NF.sizes() == gate_NF.sizes() && product_NF.sizes() == gate_NF.sizes(),
+              "gate, up and product alike");
+  for_element_of(gate_NF, [&](auto element) {
+    using Element = decltype(element);
+    kernels::silu_times_gradient(data<Element>(gate_NF), data<Element>(up_NF),
+                                 data<Element>(product_NF), gate_NF.numel());
+  });
+}
+
+at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N) {
+  const std::int64_t rows = scores_NV.size(0);
+  const std::int64_t width = scores_NV.size(1);
+  const auto* targets = data<std::int64_t>(targets_N);
+  DYNMO_CHECK(targets_N.is_contiguous() && targets_N.numel() == rows, "{} targets, got {}", rows,
+              targets_N.numel());
+  for (std::int64_t n = 0; n < rows; ++n) {
+    DYNMO_CHECK(targets[n] >= 0 && targets[n] < width, "targets 0 to {}, got {}", width - 1,
+                targets[n]);
+  }
+  double total = 0;
+  for_element_of(scores_NV, [&](auto element) {
+    total = kernels::cross_entropy(data<decltype(element)>(scores_NV), targets, rows, width);
+  });
+  return at::scalar_tensor(total / static_cast<double>(rows),
+                           scores_NV.options().dtype(statistics_type(scores_NV.scalar_type())));
+}
+
+void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
+                            double gradient) {
+  const std::int64_t rows = probabilities_NV.size(0);
+  for_element_of(probabilities_NV, [&](auto element) {
+    kernels::cross_entropy_gradient(data<decltype(element)>(probabilities_NV),
+                                    data<std::int64_t>(targets_N), rows, probabilities_NV.size(1),
+                                    gradient / static_cast<double>(rows));
+  });
 }
 
 RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size, double theta) {
@@ -113,13 +196,11 @@ void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn) {
   DYNMO_CHECK(x_BTHK.size(1) <= table.cosine.size(0) && x_BTHK.size(3) == 2 * table.cosine.size(1),
               "at most {} tokens and a head size of {}, got {} and {}", table.cosine.size(0),
               2 * table.cosine.size(1), x_BTHK.size(1), x_BTHK.size(3));
-  if (x_BTHK.scalar_type() == at::kDouble) {
-    rotate_rows<double>(x_BTHK, table.cosine, table.sine, turn);
-  } else if (x_BTHK.scalar_type() == at::kBFloat16) {
-    rotate_rows<at::BFloat16, float>(x_BTHK, table.cosine_float, table.sine_float, turn);
-  } else {
-    rotate_rows<float>(x_BTHK, table.cosine_float, table.sine_float, turn);
-  }
+  const bool fp64 = x_BTHK.scalar_type() == at::kDouble;
+  for_element_of(x_BTHK, [&](auto element) {
+    rotate_rows<decltype(element)>(x_BTHK, fp64 ? table.cosine : table.cosine_float,
+                                   fp64 ? table.sine : table.sine_float, turn);
+  });
 }
 
 // libtorch's fused kernel: as fast as explicit products on one thread at T = 128 and 256, bit-equal

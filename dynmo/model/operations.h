@@ -7,7 +7,8 @@
 // fp64; of bf16 arguments the norm's statistics, angles and sums are fp32, and results are rounded
 // once.
 //
-// Dimensions: B sequences, T tokens, N = B x T, D hidden, H heads, K head size.
+// Dimensions: B sequences, T tokens, N = B x T, D hidden, F of an MLP, V vocabulary, H heads, K
+// head size.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -26,13 +27,29 @@ namespace dynmo::model {
 [[nodiscard]] at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon);  // [N, 1]
 [[nodiscard]] at::Tensor normed(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                                 const at::Tensor& weight_D);
-struct NormGradient {  // both of statistics_type
-  at::Tensor x_ND;     // undefined unless wanted
-  at::Tensor weight_D;
+struct NormGradient {
+  at::Tensor x_ND;      // of x's type, rounded once; undefined unless wanted
+  at::Tensor weight_D;  // of statistics_type
 };
+// `residual_ND`, where defined, is added to the gradient of x.
 [[nodiscard]] NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
                                          const at::Tensor& inverse_N1, const at::Tensor& weight_D,
-                                         Layer::InputGradient wanted);
+                                         Layer::InputGradient wanted,
+                                         const at::Tensor& residual_ND = {});
+
+// silu(gate) * up, element by element: the middle of a gated MLP (Shazeer, "GLU variants improve
+// transformer", 2020).
+[[nodiscard]] at::Tensor silu_times(const at::Tensor& gate_NF, const at::Tensor& up_NF);
+// In place: `gate` and `up` become their gradients, `product`, the gradient of silu(gate) * up,
+// becomes silu(gate) * up, which the next product's weight gradient needs.
+void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
+
+// Mean over the rows of -log softmax(scores)[target], a scalar. Turns the scores into
+// probabilities, in place. Targets are int64, 0 to V - 1; a failed check otherwise.
+[[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N);
+// Turns what cross_entropy left into the gradient of the scores, in place, given that of the mean.
+void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
+                            double gradient);
 
 // Cosines and sines of rotary position embedding (Su et al., "RoFormer", 2021): position t turns
 // pair k by the angle t x theta^(-2k / head_size). Immutable; any thread may read it.
