@@ -22,6 +22,7 @@
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
+#include "dynmo/train/dry_run.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/token_batches.h"
@@ -189,25 +190,7 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
                      runtime::initial_states(made.layers, first.plan, transport.rank(), seed));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
-  const bool best = config.pipeline.schedule == "auto";
-  const auto kind = best ? schedule::ScheduleKind::k1F1B
-                         : schedule::parse_schedule_kind(config.pipeline.schedule).value();
-  if (given) {
-    first.plan.schedule = kind;
-    DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
-    return first;
-  }
-  const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::Proposal proposal,
-               plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
-                             {.model = costs,
-                              .cluster = cluster,
-                              .micro_batches = micro_batches,
-                              .schedule = kind,
-                              .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
-                             {.schedules = best ? plan::ScheduleChoice::kBest
-                                                : plan::ScheduleChoice::kAsGiven}));
-  first.plan = std::move(proposal.plan);
+  DYNMO_ASSIGN(first.plan, first_plan_of(config, *measuring.costs(), transport.size()));
   return first;
 }
 
@@ -477,6 +460,24 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
   if (transport.rank() == Rank(0))
     DYNMO_TRY(write_file_durably(directory / "config.toml", to_toml(options.config)));
   return Trainer(transport, options, reporter, std::move(batches), std::move(model)).run();
+}
+
+Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
+  if (options.resume) {
+    return make_error(ErrorCode::kBadInput,
+                      "--resume with --dry-run: wanted one of them; a dry run starts at step 0");
+  }
+  DYNMO_TRY(check_inputs(options, ranks));
+  DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  return describe(
+      {.config = options.config,
+       .layers = model.layers,
+       .pipeline =
+           pipeline_options(options.config, model.boundary_shape, 0, runtime::Balancing::kNever),
+       .batches = [&](std::int64_t step, MicroBatchId id) { return batches.training(step, id); },
+       .vocabulary = batches.vocabulary(),
+       .ranks = ranks});
 }
 
 }  // namespace dynmo::train

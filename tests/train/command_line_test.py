@@ -392,6 +392,60 @@ class TrainedModel(Case):
         self.assertFalse(any(name.startswith("optimizer") for name in names))
 
 
+class DryRun(Case):
+    def dry_run(self, *words, extra=()):
+        return self.run_command(self.command("--dry-run", *words, run="never", extra=extra))
+
+    def rows(self, result):
+        """Words of the table, by rank."""
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertFalse((self.folder / "never").exists())
+        lines = result.stdout.splitlines()
+        head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["rank", "layers"])
+        return [re.sub(r" (?=[KMG]?i?B)", "", line).split() for line in lines[head + 1:]]
+
+    @staticmethod
+    def kibibytes(count):
+        return f"{count / 1024:.1f}KiB"
+
+    def test_says_what_a_run_holds(self):
+        cut = [3, 2, 3]
+        done = self.run_command(self.command("-n", "3", "--steps", "2", run="real", extra=["pipeline.cut=[3,2,3]"]))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        layers = json.loads((self.folder / "real" / "profile.json").read_text())["layers"]
+        result = self.dry_run("-n", "3", extra=["pipeline.cut=[3,2,3]"])
+        rows = self.rows(result)
+        self.assertIn("measured here, one layer of each of 4 kinds", result.stdout)
+        self.assertRegex(result.stdout, r"step +[0-9.]+ [mun]?s predicted")
+        first = 0
+        for rank, count in enumerate(cut):
+            own = layers[first:first + count]
+            parameters = sum(layer["parameter_bytes"] for layer in own)
+            stashes = min(4, 3 - rank) * sum(layer["activation_bytes"] for layer in own)  # 1F1B, 4 micro-batches
+            self.assertEqual(rows[rank], [str(rank), f"{first}-{first + count - 1}", self.kibibytes(parameters),
+                                          self.kibibytes(parameters), self.kibibytes(2 * parameters), self.kibibytes(stashes),
+                                          self.kibibytes(4 * parameters + stashes)])
+            first += count
+
+    def test_uses_formulas_for_what_it_cannot_measure(self):
+        large = ["model.hidden=8192", "model.heads=64", "model.kv_heads=8", "model.intermediate=28672", "model.blocks=80",
+                 "model.sequence=4096"]
+        result = self.dry_run("-n", "8", extra=large)
+        self.assertEqual(len(self.rows(result)), 8)
+        self.assertIn("by formulas", result.stdout)
+
+    def test_what_cannot_be_run_is_an_error_here_too(self):
+        self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")
+        self.assert_error(self.dry_run("--resume"), 2, "--dry-run")
+
+    def test_speaks_for_rank_0_of_ranks_that_were_started(self):
+        env = {"WORLD_SIZE": "4", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+        first = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "0"})
+        self.assertEqual(len(self.rows(first)), 4)
+        other = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "3"})
+        self.assertEqual((other.returncode, other.stdout), (0, ""))
+
+
 class CustomLayer(Case):
     REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
