@@ -25,6 +25,7 @@
 #include "dynmo/train/dry_run.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/report.h"
+#include "dynmo/train/slow_rank.h"
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/tags.h"
@@ -48,6 +49,7 @@ struct Run {
   std::unique_ptr<observe::RecordWriter> records;
   RunSeries series;  // on every rank alike, but for the times of its own clock
   std::deque<StepTrace> traces;
+  SlowRankDetector slow;
 };
 
 Expected<void> barrier(Transport& transport) {
@@ -345,6 +347,10 @@ class Trainer {
                       report.moved_layers, format_bytes(report.moved_bytes),
                       format_seconds(report.migrate_s), plan::to_string(run.pipeline->plan()),
                       report.decision->reason));
+    }
+    if (const auto slow = run.slow.add(report.layers, run.pipeline->plan())) {
+      say(fmt::format("step {:5}  rank {} is slow: all its layers take {:.1f} x as long as before",
+                      report.step, slow->rank, slow->factor));
     }
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -119,6 +120,20 @@ class BadInput(Case):
             port = taken.getsockname()[1]
             env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.assert_error(self.run_command(self.command(), env=env), 2, str(port), "in use")
+
+    def test_too_few_open_files(self):
+        def limited(hard, soft):
+            return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        start = {"capture_output": True, "text": True, "timeout": 60, "stdin": subprocess.DEVNULL, "cwd": self.folder}
+        done = subprocess.run(self.command("-n", "8"), preexec_fn=limited(40, 40), **start)
+        self.assert_error(done, 2, "at most 40 open files", "wanted 48", "ulimit -n 48")
+        # A rank wants more than a launcher of as many.
+        env = {**os.environ, "RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        done = subprocess.run(self.command(), preexec_fn=limited(60, 60), env=env, **start)
+        self.assert_error(done, 2, "rank 0 of 8", "at most 60 open files", "wanted 96")
+        # A soft limit is raised.
+        done = subprocess.run(self.command("-n", "2", "--steps", "1", run="raised"), preexec_fn=limited(100, 30), **start)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_broken_rank_environment(self):
         env = {"RANK": "two", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -329,6 +344,22 @@ class Emulated(Case):
         # 8 micro-batches through 4 ranks of two layers of 2 ms: at least their work and the fill.
         for record in records:
             self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
+
+    def test_a_rank_that_becomes_slow_is_named_once(self):
+        layer = {"forward_s": 0.002, "backward_input_s": 0.001, "backward_weight_s": 0.001, "parameter_bytes": 1 << 10}
+        slowed = [0.002] * 2 + [0.008] * 2 + [0.002] * 4  # those of rank 1
+        trace = self.folder / "slow.jsonl"
+        trace.write_text("".join(json.dumps(line) + "\n" for line in (
+            {"format": "dynmo-load-trace-1", "layers": [{"name": f"layer{i}", **layer} for i in range(8)]},
+            {"step": 0}, {"step": 25, "forward_s": slowed})))
+        command = self.command(extra=[f"emulated.trace={trace}", "pipeline.cut=[2,2,2,2]", "balance.enabled=false",
+                                      "batch.micro_batches=2"])
+        command[command.index("--steps") + 1] = "60"
+        result = self.run_command(command)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = [line for line in result.stdout.splitlines() if "is slow" in line]
+        self.assertEqual(len(said), 1, said)
+        self.assertRegex(said[0], r"step +2[789]  rank 1 is slow: all its layers take [2-5]\.\d x as long as before")
 
     def test_what_is_missing_or_wrong(self):
         self.assert_error(self.run_command(self.command()), 2, "emulated.profile")
