@@ -13,7 +13,7 @@ export CCACHE_MAXSIZE ?= 2G
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-peers unit check format soak fuzz bench install clean
+.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers install clean
 
 help:
 	@echo 'make demo      train a small model twice, static and balanced, and compare'
@@ -27,6 +27,7 @@ help:
 	@echo 'make soak      run the tests of several ranks REPEAT=20 times'
 	@echo 'make fuzz      feed every reader EXECUTIONS=1000000 damaged inputs, under ASan and UBSan'
 	@echo 'make bench     run the benchmarks'
+	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PEERS=FLAGS)'
 	@echo 'make install   install to PREFIX=/usr/local'
 	@echo 'make clean     remove the builds'
 
@@ -82,6 +83,10 @@ bench:
 	@cmake --preset bench >/dev/null
 	@cmake --build --preset bench
 	@build/bench/bench/core_bench
+
+# Against a Python with PyTorch; the script says how to get one.
+bench-peers: build
+	@bench/peers/compare.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --out build/bench-peers.json $(PEERS)
 
 install: build
 	@cmake --build --preset $(PRESET)

@@ -15,30 +15,33 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// `path` itself if it is a checkpoint, otherwise the newest of the run.
-Expected<fs::path> checkpoint_of(const fs::path& path) {
+bool is_checkpoint(const fs::path& path) {
   std::error_code fault;
-  if (fs::exists(path / "manifest.json", fault)) return path;
-  DYNMO_ASSIGN(const auto found, checkpoint::list_checkpoints(path / "checkpoints"));
-  if (found.empty()) {
-    return make_error(ErrorCode::kNoCheckpoint,
-                      "'{}' is no checkpoint and has none in checkpoints/: wanted the folder of a "
-                      "run or of a checkpoint",
-                      path.string());
-  }
-  return found.front().path;
+  return fs::exists(path / "manifest.json", fault);
+}
+
+// `path` itself if it is a checkpoint, otherwise the newest of the run that verifies; `passed` gets
+// a line for each that does not.
+Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const fs::path& path,
+                                                         std::vector<Error>* passed) {
+  if (!is_checkpoint(path)) return checkpoint::newest_verified(path / "checkpoints", passed);
+  auto manifest = checkpoint::verify(path);
+  if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
+  return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
 }
 
 Expected<int> inspect(const fs::path& path) {
-  DYNMO_ASSIGN(const fs::path found, checkpoint_of(path));
-  DYNMO_ASSIGN(const checkpoint::Manifest manifest, checkpoint::read_manifest(found));
+  std::vector<Error> passed;
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path, &passed));
+  for (const Error& error : passed) fmt::print("passed over: {}\n", error.message);
+  const checkpoint::Manifest& manifest = found.manifest;
   Bytes total;
   for (const auto& entry : manifest.files) total += entry.bytes;
-  fmt::print("checkpoint {}\nstep       {}\nlayers     {}, {}\n", found.string(), manifest.step,
-             manifest.files.size(), format_bytes(total));
+  fmt::print("checkpoint {}\nstep       {}\nlayers     {}, {}\n", found.path.string(),
+             manifest.step, manifest.files.size(), format_bytes(total));
   if (manifest.state.contains("plan")) fmt::print("plan       {}\n", manifest.state["plan"].dump());
   for (const auto& entry : manifest.files) {
-    DYNMO_ASSIGN(const auto file, checkpoint::read_layer({found, manifest}, entry.layer));
+    DYNMO_ASSIGN(const auto file, checkpoint::read_layer(found, entry.layer));
     for (const auto& tensor : file.tensors()) {
       fmt::print("{:5}  {:4} {:>16}  {}\n", entry.layer.value, checkpoint::name(tensor.dtype),
                  fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.name);
@@ -47,12 +50,13 @@ Expected<int> inspect(const fs::path& path) {
   return 0;
 }
 
+// Those of a run that are damaged and newer than the one that verifies, then that one.
 Expected<int> verify(const fs::path& path) {
-  DYNMO_ASSIGN(const fs::path found, checkpoint_of(path));
-  const auto manifest = checkpoint::verify(found);
-  if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
-  fmt::print("{}: step {}, {} files, all digests match\n", found.string(), manifest->step,
-             manifest->files.size());
+  std::vector<Error> passed;
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path, &passed));
+  for (const Error& error : passed) fmt::print("DAMAGED: {}\n", error.message);
+  fmt::print("{}: step {}, {} files, all digests match\n", found.path.string(), found.manifest.step,
+             found.manifest.files.size());
   return 0;
 }
 
@@ -60,6 +64,15 @@ Expected<int> export_hf(const fs::path& path, const fs::path& out) {
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(path));
   DYNMO_TRY(train::export_hugging_face(model, out));
   fmt::print("{}: model.safetensors and config.json of step {}\n", out.string(), model.step);
+  return 0;
+}
+
+Expected<int> import_hf(const fs::path& directory, const fs::path& run) {
+  DYNMO_TRY(train::import_hugging_face(directory, run));
+  fmt::print(
+      "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
+      "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",
+      run.string());
   return 0;
 }
 
@@ -86,6 +99,15 @@ void add_checkpoint_command(CLI::App& app, Command& chosen) {
   hugging_face->add_option("--out", *out, "Folder to write")->required();
   hugging_face->callback(
       [path, out, &chosen] { chosen = [path, out] { return export_hf(*path, *out); }; });
+  CLI::App* import = command->add_subcommand(
+      "import-hf", "Make a run's folder of a model that Hugging Face's transformers saved");
+  import->add_option("directory", *path, "Folder of config.json and safetensors")->required();
+  import->add_option("run", *out, "Folder to make")->required();
+  import->callback(
+      [path, out, &chosen] { chosen = [path, out] { return import_hf(*path, *out);
+};
+}  // namespace dynmo::app
+);
 }
 
 }  // namespace dynmo::app

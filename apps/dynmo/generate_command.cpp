@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/dynmo/generate_command.h"
 
+#include <ATen/core/Tensor.h>
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <span>
 
+#include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/data/tokenizer.h"
 #include "dynmo/train/trained_model.h"
 
@@ -13,24 +19,56 @@ namespace {
 
 struct GenerateFlags {
   std::string path;
-  std::string prompt;
+  std::optional<std::string> prompt;
+  std::vector<std::int64_t> prompt_tokens;
+  std::string scores;
   train::Sampling sampling;
 };
 
+// Tokens in and out, for models whose tokenizer is somewhere else.
+Expected<int> continue_tokens(const train::TrainedModel& model, const GenerateFlags& flags) {
+  DYNMO_ASSIGN(const auto made, train::generate(model, flags.prompt_tokens, flags.sampling));
+  fmt::print("{}\n", fmt::join(made, " "));
+  if (flags.scores.empty()) return 0;
+  std::vector<std::int64_t> all = flags.prompt_tokens;
+  all.insert(all.end(), made.begin(), made.end());
+  DYNMO_ASSIGN(const at::Tensor logits, train::logits(model, all));
+  const auto bytes = [](const auto* data, std::size_t count) {
+    return std::as_bytes(std::span(data, count));
+  };
+  const std::vector<checkpoint::TensorView> tensors = {
+      {.name = "logits",
+       .dtype = checkpoint::DType::kF32,
+       .shape = {logits.size(0), logits.size(1)},
+       .bytes = bytes(logits.const_data_ptr<float>(), static_cast<std::size_t>(logits.numel()))},
+      {.name = "tokens",
+       .dtype = checkpoint::DType::kI64,
+       .shape = {std::ssize(all)},
+       .bytes = bytes(all.data(), all.size())}};
+  DYNMO_TRY(checkpoint::write_safetensors(flags.scores, tensors));
+  return 0;
+}
+
 Expected<int> run_generate(const GenerateFlags& flags) {
+  if (flags.prompt.has_value() == !flags.prompt_tokens.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "wanted one of --prompt TEXT and --prompt-tokens 1,2,...");
+  }
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
-  if (model.config.vocabulary != data::kByteVocabulary) {
+  if (!flags.prompt) return continue_tokens(model, flags);
+  if (const auto vocabulary = model::sizes(model.config).vocabulary;
+      vocabulary != data::kByteVocabulary) {
     return make_error(ErrorCode::kBadInput,
                       "'{}' has a vocabulary of {}, wanted {}: only models of bytes can be given "
                       "text so far",
-                      model.checkpoint.string(), model.config.vocabulary, data::kByteVocabulary);
+                      model.checkpoint.string(), vocabulary, data::kByteVocabulary);
   }
   std::vector<std::uint16_t> bytes;
-  data::encode_bytes(flags.prompt, bytes);
+  data::encode_bytes(*flags.prompt, bytes);
   train::Sampling sampling = flags.sampling;
   sampling.end = data::kEndOfDocument;
   // Written byte by byte as it is made: a character of several bytes comes out whole in the end.
-  std::string waiting = flags.prompt;  // printed once it is sure that something follows
+  std::string waiting = *flags.prompt;  // printed once it is sure that something follows
   const auto print = [&](std::string_view text) {
     waiting += text;
     std::fwrite(waiting.data(), 1, waiting.size(), stdout);
@@ -50,7 +88,16 @@ void add_generate_command(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
   const auto flags = std::make_shared<GenerateFlags>();
   command->add_option("model", flags->path, "Folder of a run or of a checkpoint")->required();
-  command->add_option("--prompt", flags->prompt, "Text to continue")->required();
+  command->add_option("--prompt", flags->prompt, "Text to continue");
+  command
+      ->add_option("--prompt-tokens", flags->prompt_tokens,
+                   "Instead: token ids to continue; ids are printed")
+      ->delimiter(',');
+  command
+      ->add_option("--scores", flags->scores,
+                   "With --prompt-tokens: safetensors file to write the scores behind every "
+                   "token to")
+      ->option_text("FILE");
   command->add_option("--tokens", flags->sampling.tokens, "Tokens to make at most")
       ->capture_default_str();
   command

@@ -13,6 +13,7 @@
 #include "apps/dynmo/data_command.h"
 #include "apps/dynmo/generate_command.h"
 #include "apps/dynmo/plan_command.h"
+#include "apps/dynmo/report_command.h"
 #include "apps/dynmo/simulate_command.h"
 #include "apps/dynmo/trace_command.h"
 #include "apps/dynmo/train_command.h"
@@ -61,6 +62,7 @@ int parse(int argc, char** argv, Command& chosen) {
   dynmo::app::add_train_command(app, {argv, argv + argc}, chosen);
   dynmo::app::add_generate_command(app, chosen);
   dynmo::app::add_checkpoint_command(app, chosen);
+  dynmo::app::add_report_command(app, chosen);
   dynmo::app::add_trace_command(app, chosen);
   try {
     app.parse(argc, argv);

@@ -99,7 +99,8 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
   command->add_option("--set", flags->settings, "Change one key, such as --set train.steps=100")
       ->option_text("KEY=VALUE")
       ->take_all();
-  command->add_option("-n,--ranks", flags->ranks, "Ranks to start; default min(4, usable cores)");
+  command->add_option("-n,--ranks", flags->ranks,
+                      "Ranks to start for each replica; default min(4, usable cores)");
   command->add_option("--steps", flags->steps, "Same as --set train.steps=N");
   command->add_option("--data", flags->data, "Folder made by `dynmo data prepare`");
   command->add_option("--out", flags->out,

@@ -59,6 +59,18 @@ Expected<std::vector<std::string>> names_in(const fs::path& folder) {
   return names;
 }
 
+// What has a checkpoint's name, newest first.
+Expected<std::vector<CheckpointFolder>> folders_in(const fs::path& root) {
+  DYNMO_ASSIGN(const auto names, names_in(root));
+  std::vector<CheckpointFolder> folders;
+  for (const std::string& name : names) {
+    if (const auto step = step_of(name)) folders.push_back({.step = *step, .path = root / name});
+  }
+  std::sort(folders.begin(), folders.end(),
+            [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
+  return folders;
+}
+
 // A removal under way is a ".tmp" like a checkpoint under way: never listed, cleared by the next.
 Expected<void> remove_checkpoint(const fs::path& root, const CheckpointFolder& checkpoint) {
   const fs::path doomed = checkpoint.path.string() + ".removed" + std::string(kPending);
@@ -185,22 +197,17 @@ Expected<Manifest> verify(const fs::path& checkpoint) {
 }
 
 Expected<std::vector<CheckpointFolder>> list_checkpoints(const fs::path& root) {
-  DYNMO_ASSIGN(const auto names, names_in(root));
-  std::vector<CheckpointFolder> checkpoints;
-  for (const std::string& name : names) {
-    const auto step = step_of(name);
+  DYNMO_ASSIGN(auto checkpoints, folders_in(root));
+  std::erase_if(checkpoints, [](const CheckpointFolder& checkpoint) {
     std::error_code ignored;
-    if (step && fs::exists(root / name / kManifestName, ignored)) {
-      checkpoints.push_back({.step = *step, .path = root / name});
-    }
-  }
-  std::sort(checkpoints.begin(), checkpoints.end(),
-            [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
+    return !fs::exists(checkpoint.path / kManifestName, ignored);
+  });
   return checkpoints;
 }
 
 Expected<VerifiedCheckpoint> newest_verified(const fs::path& root, std::vector<Error>* skipped) {
-  DYNMO_ASSIGN(const auto checkpoints, list_checkpoints(root));
+  // Folders that lost their manifest, too: they are passed over like others, by name.
+  DYNMO_ASSIGN(const auto checkpoints, folders_in(root));
   std::string newest;
   for (const CheckpointFolder& checkpoint : checkpoints) {
     auto manifest = verify(checkpoint.path);

@@ -48,6 +48,9 @@ std::string read(const toml::node& node, bool* field) {
   *field = node.as_boolean()->get();
   return "";
 }
+std::string read(const toml::node& node, std::optional<bool>* field) {
+  return read(node, &field->emplace());
+}
 std::string read(const toml::node& node, std::string* field) {
   if (!node.is_string()) return "a string";
   *field = node.as_string()->get();
@@ -231,6 +234,10 @@ Expected<toml::table> parse(std::string_view text, std::string_view origin) {
 std::string written(const int* value) { return fmt::format("{}", *value); }
 std::string written(const std::int64_t* value) { return fmt::format("{}", *value); }
 std::string written(const bool* value) { return *value ? "true" : "false"; }
+std::string written(const std::optional<bool>* value) {
+  const bool given = value->value_or(false);
+  return written(&given);
+}
 std::string written(const double* value) {
   const std::string text = fmt::format("{}", *value);
   return text.find_first_of(".enf") == std::string::npos ? text + ".0" : text;
@@ -299,6 +306,8 @@ std::string to_toml(std::span<const TomlKey> keys) {
   std::string text;
   std::string table;
   for (const TomlKey& key : keys) {
+    const auto* optional = std::get_if<std::optional<bool>*>(&key.field);
+    if (optional != nullptr && !(*optional)->has_value()) continue;
     const auto dot = key.name.find('.');
     if (dot == std::string::npos) {
       top += fmt::format("{} = {}\n", key.name, toml_value(key.field));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,9 +38,10 @@ struct TomlTables {
   std::function<std::vector<std::vector<TomlKey>>()> all;  // those there are
 };
 
-using TomlField =
-    std::variant<int*, std::int64_t*, double*, bool*, std::string*, std::vector<std::int64_t>*,
-                 std::vector<std::string>*, Bytes*, TomlSeconds, TomlBandwidth, TomlTables>;
+// An optional is not written while it has no value.
+using TomlField = std::variant<int*, std::int64_t*, double*, bool*, std::optional<bool>*,
+                               std::string*, std::vector<std::int64_t>*, std::vector<std::string>*,
+                               Bytes*, TomlSeconds, TomlBandwidth, TomlTables>;
 
 // `name` is dotted, "table.key"; keys of one table follow one another. The field outlives its use.
 struct TomlKey {

@@ -36,6 +36,7 @@ LayerCost read_layer(JsonObject& object, std::size_t index) {
   layer.parameter_bytes = amount(object, "parameter_bytes");
   layer.gradient_bytes = amount(object, "gradient_bytes");
   layer.optimizer_bytes = amount(object, "optimizer_bytes");
+  layer.copy_bytes = amount(object, "copy_bytes");
   layer.activation_bytes = amount(object, "activation_bytes");
   layer.boundary_bytes = amount(object, "boundary_bytes");
   layer.frozen = object.boolean("frozen", false);
@@ -122,6 +123,7 @@ Json profile_json(const ModelCost& model) {
     element["parameter_bytes"] = layer.parameter_bytes.value;
     element["gradient_bytes"] = layer.gradient_bytes.value;
     element["optimizer_bytes"] = layer.optimizer_bytes.value;
+    if (layer.copy_bytes != Bytes{0}) element["copy_bytes"] = layer.copy_bytes.value;
     element["activation_bytes"] = layer.activation_bytes.value;
     element["boundary_bytes"] = layer.boundary_bytes.value;
     element["frozen"] = layer.frozen;

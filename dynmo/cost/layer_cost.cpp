@@ -32,10 +32,11 @@ Expected<void> validate(const LayerCost& layer, std::size_t index) {
                         field, seconds, kMostSeconds);
     }
   }
-  const std::array<std::pair<std::string_view, Bytes>, 5> amounts = {{
+  const std::array<std::pair<std::string_view, Bytes>, 6> amounts = {{
       {"parameter_bytes", layer.parameter_bytes},
       {"gradient_bytes", layer.gradient_bytes},
       {"optimizer_bytes", layer.optimizer_bytes},
+      {"copy_bytes", layer.copy_bytes},
       {"activation_bytes", layer.activation_bytes},
       {"boundary_bytes", layer.boundary_bytes},
   }};
@@ -103,8 +104,8 @@ std::vector<double> layer_work_s(const ModelCost& model, int micro_batches) {
 }
 
 Bytes state_bytes(const LayerCost& layer) {
-  if (layer.frozen) return layer.parameter_bytes;
-  return layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes;
+  if (layer.frozen) return layer.parameter_bytes + layer.copy_bytes;
+  return layer.parameter_bytes + layer.copy_bytes + layer.gradient_bytes + layer.optimizer_bytes;
 }
 
 }  // namespace dynmo::cost

@@ -22,6 +22,7 @@ struct LayerCost {
   Bytes parameter_bytes;
   Bytes gradient_bytes;
   Bytes optimizer_bytes;
+  Bytes copy_bytes;        // parameters rounded to 16 bits: held, frozen or not; never moved
   Bytes activation_bytes;  // stash of one micro-batch, from the start of F to the end of W
   Bytes boundary_bytes;    // output sent to the next layer, one micro-batch
   bool frozen = false;     // runs forward only if all layers before it are frozen too
@@ -54,7 +55,8 @@ inline constexpr Bytes kMostBytes{std::int64_t{1} << 50};
 // work_s of every layer, in one pass.
 [[nodiscard]] std::vector<double> layer_work_s(const ModelCost& model, int micro_batches);
 
-// Parameters, gradients and optimizer state as the rank holds them (frozen: parameters only).
+// Parameters, gradients and optimizer state as the rank holds them (frozen: parameters and their
+// copy only).
 [[nodiscard]] Bytes state_bytes(const LayerCost& layer);
 
 }  // namespace dynmo::cost

@@ -225,8 +225,8 @@ std::vector<LayerWork> transformer_work(const TransformerShape& shape, double by
   layers.reserve(static_cast<std::size_t>(2 * shape.blocks + 2));
   layers.push_back(embedding(shape, n));
   for (int block = 0; block < shape.blocks; ++block) {
-    first.name = fmt::format("block{}.attention", block);
-    second.name = fmt::format("block{}.{}", block, sparse ? "moe" : "mlp");
+    first.name = fmt::format("blocks.{}.attention", block);
+    second.name = fmt::format("blocks.{}.{}", block, sparse ? "moe" : "mlp");
     layers.push_back(first);
     layers.push_back(second);
   }

@@ -51,7 +51,7 @@ enum class LayerKind { kEmbedding, kAttention, kMlp, kMoe, kHead };
 // One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. Amounts are
 // of the forward pass of one micro-batch; the backward passes follow from them (`layer_cost`).
 struct LayerWork {
-  std::string name;  // "embedding", "block0.attention", "block0.mlp" or ".moe", ..., "head"
+  std::string name;  // "embedding", "blocks.0.attention", "blocks.0.mlp" or ".moe", ..., "head"
   LayerKind kind = LayerKind::kMlp;
   double matrix_flops = 0;   // products with weights: once each in F, I and W
   double core_flops = 0;     // attention's scores and values: F once, `core_backward` times in I

@@ -33,10 +33,11 @@ struct Amount {
   const char* key;
   Bytes cost::LayerCost::*field;
 };
-constexpr std::array<Amount, 5> kAmounts = {{
+constexpr std::array<Amount, 6> kAmounts = {{
     {"parameter_bytes", &cost::LayerCost::parameter_bytes},
     {"gradient_bytes", &cost::LayerCost::gradient_bytes},
     {"optimizer_bytes", &cost::LayerCost::optimizer_bytes},
+    {"copy_bytes", &cost::LayerCost::copy_bytes},
     {"activation_bytes", &cost::LayerCost::activation_bytes},
     {"boundary_bytes", &cost::LayerCost::boundary_bytes},
 }};

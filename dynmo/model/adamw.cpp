@@ -74,6 +74,9 @@ void update(LayerState& state, const AdamWOptions& options) {
   ++state.optimizer_steps;
   update_group(parameters_that(state, true), state.optimizer_steps, options.weight_decay, options);
   update_group(parameters_that(state, false), state.optimizer_steps, 0, options);
+  for (Parameter& parameter : state.parameters) {
+    if (parameter.rounded.defined()) parameter.rounded.copy_(parameter.value);
+  }
 }
 
 void zero_gradients(LayerState& state) {

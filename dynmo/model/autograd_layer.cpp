@@ -53,7 +53,7 @@ class AutogradLayer final : public Layer {
     auto graph = std::make_unique<Graph>();
     if (input.defined()) graph->input = leaf(input, true);
     for (const Parameter& parameter : state.parameters) {
-      graph->parameters.push_back(leaf(parameter.value, !state.frozen));
+      graph->parameters.push_back(leaf(operand(parameter), !state.frozen));
     }
     const at::Tensor output = function_(graph->parameters, graph->input, context, state);
     if (output.requires_grad()) graph->output = autograd::impl::gradient_edge(output);
@@ -98,7 +98,7 @@ class AutogradLayer final : public Layer {
   static std::vector<at::Tensor> values(const LayerState& state) {
     std::vector<at::Tensor> result;
     result.reserve(state.parameters.size());
-    for (const Parameter& parameter : state.parameters) result.push_back(parameter.value);
+    for (const Parameter& parameter : state.parameters) result.push_back(operand(parameter));
     return result;
   }
 

@@ -87,24 +87,30 @@ class HandWritten : public Layer {
   std::vector<ParameterSpec> specs_;
 };
 
+// What the layer computes with, of its parameter i.
 inline const at::Tensor& value(const LayerState& state, std::size_t i) {
-  return state.parameters[i].value;
+  return operand(state.parameters[i]);
 }
 
-// gradient += dy^T x, in place: one product, no temporary.
+// gradient += dy^T x, in place: one product, no temporary. In bf16 the product of a micro-batch is
+// rounded before it is added in fp32: libtorch exports no CPU product of bf16 into fp32.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
-  parameter.gradient.addmm_(dy_NO.t(), x_NI);
+  if (dy_NO.scalar_type() == at::kBFloat16) {
+    parameter.gradient.add_(at::mm(dy_NO.t(), x_NI));
+  } else {
+    parameter.gradient.addmm_(dy_NO.t(), x_NI);
+  }
 }
 
-template <typename Scalar>
+template <typename Sum, typename Scalar = Sum>
 void add_rows_of(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& rows_ND) {
   const std::int64_t width = gradient_VD.size(1);
   const auto* token = tokens.const_data_ptr<std::int64_t>();
   const auto* from = rows_ND.const_data_ptr<Scalar>();
-  auto* table = gradient_VD.data_ptr<Scalar>();
+  auto* table = gradient_VD.data_ptr<Sum>();
   for (std::int64_t n = 0; n < tokens.numel(); ++n, from += width) {
-    Scalar* to = table + token[n] * width;
-    for (std::int64_t d = 0; d < width; ++d) to[d] += from[d];
+    Sum* to = table + token[n] * width;
+    for (std::int64_t d = 0; d < width; ++d) to[d] += static_cast<Sum>(from[d]);
   }
 }
 
@@ -113,6 +119,8 @@ void add_rows_of(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Te
 inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from) {
   if (gradient_VD.scalar_type() == at::kDouble) {
     add_rows_of<double>(gradient_VD, tokens.contiguous(), from.contiguous());
+  } else if (from.scalar_type() == at::kBFloat16) {
+    add_rows_of<float, at::BFloat16>(gradient_VD, tokens.contiguous(), from.contiguous());
   } else {
     add_rows_of<float>(gradient_VD, tokens.contiguous(), from.contiguous());
   }

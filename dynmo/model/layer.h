@@ -10,6 +10,7 @@
 // run input and weight gradients apart.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -31,8 +32,8 @@ struct ParameterSpec {
   bool decays = true;    // weight decay applies (matrices: yes; norms: no)
 };
 
-// One parameter with what training keeps beside it. All tensors fp32, contiguous, of one shape. A
-// frozen layer has undefined gradient and moments: their memory is freed.
+// One parameter with what training keeps beside it. All tensors but `rounded` fp32, contiguous, of
+// one shape. A frozen layer has undefined gradient and moments: their memory is freed.
 struct Parameter {
   std::string name;
   at::Tensor value;
@@ -40,7 +41,15 @@ struct Parameter {
   at::Tensor first_moment;   // AdamW's exp_avg
   at::Tensor second_moment;  // AdamW's exp_avg_sq
   bool decays = true;
+  // `value` in bf16 where the layer computes in it (precision.h), else undefined. Derived: neither
+  // a migration nor a checkpoint carries it; see round_values.
+  at::Tensor rounded = {};
 };
+
+// What a layer computes with.
+[[nodiscard]] inline const at::Tensor& operand(const Parameter& parameter) {
+  return parameter.rounded.defined() ? parameter.rounded : parameter.value;
+}
 
 struct LayerState {
   LayerId id;
@@ -72,11 +81,13 @@ class Layer {
 
   [[nodiscard]] virtual std::string name() const = 0;  // "blocks.3.attention"
   [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const = 0;
+  // Of operands and hidden tensors: fp32, or bf16 as precision.h makes it.
+  [[nodiscard]] virtual at::ScalarType compute_type() const { return at::kFloat; }
 
   // input: hidden_BTD of the layer before (undefined for the embedding). Returns hidden_BTD; the
   // head returns the mean loss of the micro-batch, a scalar. `stash` is null where no gradient will
   // be asked for (frozen prefix, validation): nothing is kept and no graph is built. A layer uses
-  // `state`'s parameters, never its gradients.
+  // the operands of `state`'s parameters, never its gradients.
   [[nodiscard]] virtual at::Tensor forward(const LayerState& state, const at::Tensor& input,
                                            const LayerContext& context,
                                            std::unique_ptr<Stash>* stash) const = 0;
@@ -107,7 +118,7 @@ struct Tie {
 };
 
 // A layer that is one function, differentiated by autograd: the start of every new layer, and the
-// oracle of hand-written ones. `parameters` are the values of `specs` in order. Autograd computes
+// oracle of hand-written ones. `parameters` are the operands of `specs` in order. Autograd computes
 // both gradients in one pass at input_gradient; weight_gradient only adds them up.
 using AutogradFunction =
     std::function<at::Tensor(const std::vector<at::Tensor>& parameters, const at::Tensor& input,
@@ -119,6 +130,10 @@ using AutogradFunction =
 // Initial state: every value from philox under (seed, layer, parameter), so it does not depend on
 // who makes it.
 [[nodiscard]] LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed);
+
+// Makes `rounded` of every parameter from its value, where the layer computes in bf16. Due after
+// values were written from outside (a migration, a checkpoint); make_state and update do it.
+void round_values(const Layer& layer, LayerState& state);
 
 // Frees gradients and moments; the layer runs forward only from now on (and keeps its values).
 void freeze(LayerState& state);

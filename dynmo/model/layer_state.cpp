@@ -64,7 +64,15 @@ LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed) {
     allocate_training(parameter);
     state.parameters.push_back(std::move(parameter));
   }
+  round_values(layer, state);
   return state;
+}
+
+void round_values(const Layer& layer, LayerState& state) {
+  if (layer.compute_type() == at::kFloat) return;
+  for (Parameter& parameter : state.parameters) {
+    parameter.rounded = parameter.value.to(layer.compute_type());
+  }
 }
 
 void freeze(LayerState& state) {

@@ -3,9 +3,8 @@
 
 // A decoder of the Llama family (Touvron et al., 2023) as a list of movable layers: embedding, two
 // half blocks a block (attention, then MLP, each x + dropout(f(rms_norm(x)))), and final norm +
-// head, untied from the embedding, whose output is the mean cross-entropy of the micro-batch.
-// Parameters carry Hugging Face's names and are separate tensors, so that a checkpoint is written
-// as it is.
+// head, whose output is the mean cross-entropy of the micro-batch. Parameters carry Hugging Face's
+// names and are separate tensors, so that a checkpoint is written as it is.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,6 +32,7 @@ struct LlamaConfig {
   // by sqrt(2 x blocks), as in GPT-2 (Radford et al., 2019, section 2.3).
   double deviation = 0.02;
   double dropout = 0;
+  bool tied_embeddings = false;  // the head's matrix is that of the embedding
 
   [[nodiscard]] std::int64_t head_size() const { return hidden / heads; }
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;

@@ -47,7 +47,9 @@ Tensor through_norm_and_residual(T& kept, const Tensor& n_gradient_ND, const Ten
       norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, norm_weight_D, wanted);
   kept.norm_gradient_D = std::move(norm.weight_D);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
-  return norm.x_ND.add_(rows(output_gradient)).view(output_gradient.sizes());
+  return norm.x_ND.add_(rows(output_gradient))
+      .to(output_gradient.scalar_type())
+      .view(output_gradient.sizes());
 }
 
 struct AttentionKept : Kept {
@@ -198,7 +200,8 @@ struct HeadKept : Kept {
   std::vector<std::int64_t> shape;  // of the input
   Tensor x_ND;
   Tensor inverse_N1;
-  Tensor scores_NV;  // log-probabilities; from input_gradient on, gradient of the scores
+  Tensor scores_NV;  // log-probabilities, fp32 also in bf16; from input_gradient on, gradient of
+                     // the scores
   Tensor targets_N1;
   Tensor norm_gradient_D;
 };
@@ -217,7 +220,8 @@ class HeadLayer final : public HandWritten<HeadKept> {
     kept.x_ND = rows(x_BTD);
     kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1);
+    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1,
+                                     statistics_type(n_ND.scalar_type()));
     kept.targets_N1 = context.targets_BT.reshape({-1, 1});
     return kept.scores_NV.gather(1, kept.targets_N1).mean().neg_();
   }
@@ -230,12 +234,13 @@ class HeadLayer final : public HandWritten<HeadKept> {
                                 at::full_like(kept.targets_N1, -1, kept.scores_NV.options()));
     kept.scores_NV.mul_(output_gradient / kept.targets_N1.numel());
     kept.targets_N1.reset();
+    kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
     const Tensor n_gradient_ND = at::mm(kept.scores_NV, value(state, kHead));
     NormGradient norm =
         norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
     kept.norm_gradient_D = std::move(norm.weight_D);
     if (wanted == InputGradient::kNotWanted) return {};
-    return norm.x_ND.view(kept.shape);
+    return norm.x_ND.to(kept.x_ND.scalar_type()).view(kept.shape);
   }
 
   void accumulate(LayerState& state, HeadKept& kept) const override {

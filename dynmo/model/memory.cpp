@@ -46,30 +46,62 @@ Bytes parameter_bytes(const Layer& layer) {
   return Bytes{total};
 }
 
-Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences) {
-  return Bytes{kFloat * sequences * config.sequence * config.hidden};
+Bytes copy_bytes(const Layer& layer) {
+  if (layer.compute_type() == at::kFloat) return Bytes{0};
+  const auto element = static_cast<std::int64_t>(c10::elementSize(layer.compute_type()));
+  return Bytes{parameter_bytes(layer).value / kFloat * element};
+}
+
+Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precision precision) {
+  const auto element = static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
+  return Bytes{element * sequences * config.sequence * config.hidden};
 }
 
 // Dimensions as in operations.h. Per token, with D and V = kv_heads x head_size:
 //   attention: x, rotated q, output (3 D), rotated k, v (2 V), 1 / rms, log-sum-exp (heads)
 //   mlp: x (D), gate, up (2 F), 1 / rms
 //   head: x (D), log-probabilities, 1 / rms
-// and one byte of dropout mask for each output of a half block. What weight gradients need beside
+// and one byte of dropout mask for each output of a half block. In bf16 all take half as much but
+// 1 / rms, log-sum-exp and log-probabilities, which stay fp32. What weight gradients need beside
 // it (the normed input, the product of gate and up) is computed again.
-Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences) {
+Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
+                       Precision precision) {
+  const std::int64_t last = 2 * config.blocks + 1;
+  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const std::int64_t tokens = sequences * config.sequence;
+  const auto element = static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
+  const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
+  if (layer.value == 0) return Bytes{0};
+  if (layer.value == last) {
+    return Bytes{tokens * (element * config.hidden + kFloat * (config.vocabulary + 1))};
+  }
+  if (layer.value % 2 == 1) {
+    const std::int64_t kv = config.kv_heads * config.head_size();
+    return Bytes{tokens *
+                 (element * (3 * config.hidden + 2 * kv) + kFloat * (1 + config.heads) + mask)};
+  }
+  return Bytes{tokens * (element * (config.hidden + 2 * config.intermediate) + kFloat + mask)};
+}
+
+Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences) {
+  return Bytes{kFloat * sequences * config.sequence * config.hidden};
+}
+
+// Per token, with D and F as in operations.h:
+//   embedding: a mask where dropout acts
+//   attention: x, query, key, value, output (5 D), mean, 1 / deviation, log-sum-exp (heads)
+//   mlp: x (D), input of gelu (F), mean, 1 / deviation
+//   head: x (D), log-probabilities, mean, 1 / deviation
+Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences) {
   const std::int64_t last = 2 * config.blocks + 1;
   DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
-  if (layer.value == 0) return Bytes{0};
-  if (layer.value == last) {
-    return Bytes{tokens * (kFloat * (config.hidden + config.vocabulary + 1))};
-  }
-  if (layer.value % 2 == 1) {
-    const std::int64_t kv = config.kv_heads * config.head_size();
-    return Bytes{tokens * (kFloat * (3 * config.hidden + 2 * kv + 1 + config.heads) + mask)};
-  }
-  return Bytes{tokens * (kFloat * (config.hidden + 2 * config.intermediate + 1) + mask)};
+  const std::int64_t D = config.hidden;
+  if (layer.value == 0) return Bytes{tokens * mask};
+  if (layer.value == last) return Bytes{tokens * kFloat * (D + config.vocabulary + 2)};
+  const std::int64_t own = layer.value % 2 == 1 ? 4 * D + config.heads : config.intermediate;
+  return Bytes{tokens * (kFloat * (D + own + 2) + mask)};
 }
 
 StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::Tensor& input,

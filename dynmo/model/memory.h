@@ -8,22 +8,32 @@
 
 #include "dynmo/core/ids.h"
 #include "dynmo/core/units.h"
+#include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 
 namespace dynmo::model {
 
 // fp32 values of a layer; its gradients take as much, its AdamW moments twice as much.
 [[nodiscard]] Bytes parameter_bytes(const Layer& layer);
 
-// The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden, fp32.
-[[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences);
+// The rounded copies of the same (Parameter::rounded): half as much in bf16, else 0.
+[[nodiscard]] Bytes copy_bytes(const Layer& layer);
 
-// What the stash of one of make_llama's layers holds between forward and input_gradient, for a
-// micro-batch of `sequences` x config.sequence tokens: exact. Includes the layer's input; not its
-// parameters, and not tokens and targets, which belong to the batch. From then to weight_gradient
-// gradients take the place of activations: about as much.
+// The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden.
+[[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences,
+                                   Precision precision = Precision::kFp32);
+[[nodiscard]] Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences);
+
+// What the stash of one of make_llama's or make_gpt2's layers holds between forward and
+// input_gradient, for a micro-batch of `sequences` x config.sequence tokens: exact. Includes the
+// layer's input; not its parameters, and not tokens and targets, which belong to the batch. From
+// then to weight_gradient gradients take the place of activations: about as much.
 [[nodiscard]] Bytes activation_bytes(const LlamaConfig& config, LayerId layer,
+                                     std::int64_t sequences,
+                                     Precision precision = Precision::kFp32);
+[[nodiscard]] Bytes activation_bytes(const Gpt2Config& config, LayerId layer,
                                      std::int64_t sequences);
 
 // The same for any layer, by running its forward once: bytes allocated and not freed, less the

@@ -11,21 +11,22 @@
 namespace dynmo::model {
 namespace {
 
-template <typename Scalar>
+// `Angle` is the type of table and arithmetic.
+template <typename Scalar, typename Angle = Scalar>
 void rotate_rows(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, Turn turn) {
   const std::int64_t half = x.size(3) / 2;
-  const Scalar sign = turn == Turn::kForward ? Scalar{1} : Scalar{-1};
+  const Angle sign = turn == Turn::kForward ? Angle{1} : Angle{-1};
   Scalar* row = x.data_ptr<Scalar>();
   for (std::int64_t b = 0; b < x.size(0); ++b) {
     for (std::int64_t t = 0; t < x.size(1); ++t) {
-      const Scalar* c = cosine.const_data_ptr<Scalar>() + t * half;
-      const Scalar* s = sine.const_data_ptr<Scalar>() + t * half;
+      const Angle* c = cosine.const_data_ptr<Angle>() + t * half;
+      const Angle* s = sine.const_data_ptr<Angle>() + t * half;
       for (std::int64_t h = 0; h < x.size(2); ++h, row += 2 * half) {
         for (std::int64_t k = 0; k < half; ++k) {
-          const Scalar first = row[k];
-          const Scalar second = row[k + half];
-          row[k] = first * c[k] - sign * s[k] * second;
-          row[k + half] = second * c[k] + sign * s[k] * first;
+          const Angle first = row[k];
+          const Angle second = row[k + half];
+          row[k] = static_cast<Scalar>(first * c[k] - sign * s[k] * second);
+          row[k + half] = static_cast<Scalar>(second * c[k] + sign * s[k] * first);
         }
       }
     }
@@ -51,9 +52,14 @@ at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
 
 }  // namespace
 
+at::ScalarType statistics_type(at::ScalarType type) {
+  return type == at::kBFloat16 ? at::kFloat : type;
+}
+
 at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon) {
   DYNMO_CHECK(x_ND.dim() == 2, "rows to normalise, got {} dimensions", x_ND.dim());
-  return at::linalg_vector_norm(x_ND, 2, at::IntArrayRef{-1}, true)
+  return at::linalg_vector_norm(x_ND, 2, at::IntArrayRef{-1}, true,
+                                statistics_type(x_ND.scalar_type()))
       .square_()
       .div_(x_ND.size(-1))
       .add_(epsilon)
@@ -62,7 +68,7 @@ at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon) {
 
 at::Tensor normed(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                   const at::Tensor& weight_D) {
-  return at::mul(x_ND, inverse_N1).mul_(weight_D);
+  return at::mul(x_ND, inverse_N1).mul_(weight_D).to(x_ND.scalar_type());
 }
 
 // With u = x * inverse: dweight = sum_N(dy * u), dx = inverse * (dy * w - u * mean_D(dy * w * u)).
@@ -73,8 +79,9 @@ NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND
   const at::Tensor product_ND = at::mul(gradient_ND, unit_ND);
   NormGradient gradient{.x_ND = {}, .weight_D = product_ND.sum(0)};
   if (wanted == Layer::InputGradient::kWanted) {
-    const at::Tensor mean_N1 = at::mv(product_ND, weight_D).div_(weight_D.numel()).unsqueeze_(-1);
-    gradient.x_ND = at::mul(gradient_ND, weight_D).addcmul_(unit_ND, mean_N1, -1).mul_(inverse_N1);
+    const at::Tensor factor_D = weight_D.to(unit_ND.scalar_type());
+    const at::Tensor mean_N1 = at::mv(product_ND, factor_D).div_(factor_D.numel()).unsqueeze_(-1);
+    gradient.x_ND = at::mul(gradient_ND, factor_D).addcmul_(unit_ND, mean_N1, -1).mul_(inverse_N1);
   }
   return gradient;
 }
@@ -108,6 +115,8 @@ void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn) {
               2 * table.cosine.size(1), x_BTHK.size(1), x_BTHK.size(3));
   if (x_BTHK.scalar_type() == at::kDouble) {
     rotate_rows<double>(x_BTHK, table.cosine, table.sine, turn);
+  } else if (x_BTHK.scalar_type() == at::kBFloat16) {
+    rotate_rows<at::BFloat16, float>(x_BTHK, table.cosine_float, table.sine_float, turn);
   } else {
     rotate_rows<float>(x_BTHK, table.cosine_float, table.sine_float, turn);
   }

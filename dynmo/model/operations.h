@@ -4,11 +4,13 @@
 // Building blocks of hand-written transformer layers for CPU tensors, each with its gradient as a
 // function beside it: no autograd, so that a layer decides itself what it keeps and when its weight
 // gradients run. Each computes in the type of its arguments, so that tests can run a whole layer in
-// fp64.
+// fp64; of bf16 arguments the norm's statistics, angles and sums are fp32, and results are rounded
+// once.
 //
 // Dimensions: B sequences, T tokens, N = B x T, D hidden, H heads, K head size.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
@@ -16,13 +18,16 @@
 
 namespace dynmo::model {
 
+// fp32 for bf16, the type itself otherwise.
+[[nodiscard]] at::ScalarType statistics_type(at::ScalarType type);
+
 // Root mean square layer normalization (Zhang and Sennrich, 2019): normed(x) = x * inverse * weight
 // with inverse = 1 / sqrt(mean_D(x^2) + epsilon).
 [[nodiscard]] at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon);  // [N, 1]
 [[nodiscard]] at::Tensor normed(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                                 const at::Tensor& weight_D);
-struct NormGradient {
-  at::Tensor x_ND;  // undefined unless wanted
+struct NormGradient {  // both of statistics_type
+  at::Tensor x_ND;     // undefined unless wanted
   at::Tensor weight_D;
 };
 [[nodiscard]] NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,

@@ -47,6 +47,8 @@ Json record_json(const StepRecord& record) {
           {"migrate_s", measured(record.migrate_s)},
           {"moved_layers", record.moved_layers},
           {"moved_bytes", record.moved_bytes.value},
+          {"checkpoint_s", measured(record.checkpoint_s)},
+          {"sent_bytes", record.sent_bytes.value},
           {"gradient_norm", measured(record.gradient_norm)},
           {"learning_rate", measured(record.learning_rate)}};
 }
@@ -78,6 +80,8 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   record.migrate_s = number("migrate_s");
   record.moved_layers = count(object, "moved_layers");
   record.moved_bytes = object.bytes("moved_bytes", Bytes{0});
+  record.checkpoint_s = number("checkpoint_s");
+  record.sent_bytes = object.bytes("sent_bytes", Bytes{0});
   record.gradient_norm = number("gradient_norm");
   record.learning_rate = number("learning_rate");
   DYNMO_TRY(object.finish());

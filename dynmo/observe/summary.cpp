@@ -2,6 +2,8 @@
 #include "dynmo/observe/summary.h"
 
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "dynmo/observe/number_impl.h"
 
@@ -13,6 +15,47 @@ constexpr std::string_view kFormat = "dynmo-summary-1";
 using internal::measured;
 using internal::read_measured;
 
+Json traffic_json(const std::vector<TrafficRow>& rows) {
+  Json json = Json::array();
+  for (const TrafficRow& row : rows) {
+    json.push_back({{"from", row.from},
+                    {"to", row.to},
+                    {"purpose", row.purpose},
+                    {"messages", row.messages},
+                    {"bytes", row.bytes.value}});
+  }
+  return json;
+}
+
+int rank_of(JsonObject& object, const std::string& key, int ranks) {
+  const std::int64_t rank = object.integer(key);
+  if (rank >= 0 && rank < ranks) return static_cast<int>(rank);
+  object.fail(key, fmt::format("is {}, wanted a rank below {}", rank, ranks));
+  return 0;
+}
+
+std::int64_t count(JsonObject& object, const std::string& key, std::optional<std::int64_t> absent) {
+  const std::int64_t value = object.integer(key, absent);
+  if (value < 0) object.fail(key, fmt::format("is {}, wanted 0 or more", value));
+  return value;
+}
+
+Expected<std::vector<TrafficRow>> read_traffic(JsonObject& run, const Json& json, int ranks) {
+  std::vector<TrafficRow> rows;
+  if (!json.is_object() || !json.contains("traffic")) return rows;
+  for (JsonObject& object : run.objects("traffic")) {
+    TrafficRow row;
+    row.from = rank_of(object, "from", ranks);
+    row.to = rank_of(object, "to", ranks);
+    row.purpose = object.string("purpose");
+    row.messages = count(object, "messages", {});
+    row.bytes = object.bytes("bytes");
+    DYNMO_TRY(object.finish());
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
 Json run_json(const RunSummary& run) {
   return {{"name", run.name},
           {"tokens_per_s", measured(run.tokens_per_s)},
@@ -22,10 +65,29 @@ Json run_json(const RunSummary& run) {
           {"loss_digest", run.loss_digest},
           {"bubble", measured(run.bubble)},
           {"imbalance", measured(run.imbalance)},
-          {"ranks", run.ranks}};
+          {"ranks", run.ranks},
+          {"steps", run.steps},
+          {"seconds", measured(run.seconds)},
+          {"validation_step", run.validation_step},
+          {"validation_loss", measured(run.validation_loss)},
+          {"migrations", run.migrations},
+          {"moved_layers", run.moved_layers},
+          {"moved_bytes", run.moved_bytes.value},
+          {"profile_s", measured(run.profile_s)},
+          {"plan_s", measured(run.plan_s)},
+          {"migrate_s", measured(run.migrate_s)},
+          {"replicas", run.replicas},
+          {"reduction_s", measured(run.reduction_s)},
+          {"predicted_steps", run.predicted_steps},
+          {"prediction_error_median", measured(run.prediction_error_median)},
+          {"prediction_error_worst", measured(run.prediction_error_worst)},
+          {"checkpoints_written", run.checkpoints_written},
+          {"checkpoints_failed", run.checkpoints_failed},
+          {"checkpoint_s", measured(run.checkpoint_s)},
+          {"traffic", traffic_json(run.traffic)}};
 }
 
-RunSummary read_run(JsonObject& object, const Json& json) {
+Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   RunSummary run;
   run.name = object.string("name");
   run.tokens_per_s = read_measured(object, json, "tokens_per_s");
@@ -41,6 +103,27 @@ RunSummary read_run(JsonObject& object, const Json& json) {
   } else {
     run.ranks = static_cast<int>(ranks);
   }
+  const auto number = [&](const char* key) { return read_measured(object, json, key, 0.0); };
+  run.steps = count(object, "steps", 0);
+  run.seconds = number("seconds");
+  run.validation_step = count(object, "validation_step", 0);
+  run.validation_loss = number("validation_loss");
+  run.migrations = count(object, "migrations", 0);
+  run.moved_layers = count(object, "moved_layers", 0);
+  run.moved_bytes = object.bytes("moved_bytes", Bytes{0});
+  run.profile_s = number("profile_s");
+  run.plan_s = number("plan_s");
+  run.migrate_s = number("migrate_s");
+  run.replicas = count(object, "replicas", 1);
+  run.reduction_s = number("reduction_s");
+  run.predicted_steps = count(object, "predicted_steps", 0);
+  run.prediction_error_median = number("prediction_error_median");
+  run.prediction_error_worst = number("prediction_error_worst");
+  run.checkpoints_written = count(object, "checkpoints_written", 0);
+  run.checkpoints_failed = count(object, "checkpoints_failed", 0);
+  run.checkpoint_s = number("checkpoint_s");
+  DYNMO_ASSIGN(run.traffic, read_traffic(object, json, run.ranks));
+  DYNMO_TRY(object.finish());
   return run;
 }
 
@@ -90,8 +173,8 @@ Expected<Summary> parse_summary(const Json& json, std::string_view origin) {
   summary.measured_step_time_s = read_measured(root, json, "measured_step_time_s");
   DYNMO_TRY(root.finish());
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    summary.runs.push_back(read_run(runs[i], json.at("runs").at(i)));
-    DYNMO_TRY(runs[i].finish());
+    DYNMO_ASSIGN(RunSummary run, read_run(runs[i], json.at("runs").at(i)));
+    summary.runs.push_back(std::move(run));
   }
   return summary;
 }

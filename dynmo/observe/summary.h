@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a comparison of runs came to ("dynmo-summary-1", docs/formats.md): speed, bubble, the losses
-// that show that the runs learned the same, and what balancing itself cost.
+// What a run or a comparison of runs came to ("dynmo-summary-1", docs/formats.md): speed, bubble,
+// the losses that show that the runs learned the same, and what balancing itself cost.
 
 #include <cstdint>
 #include <filesystem>
@@ -12,9 +12,21 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::observe {
 
+// Messages of one purpose from one rank to another, over the whole run.
+struct TrafficRow {
+  int from = 0;
+  int to = 0;
+  std::string purpose;  // "activation", "gradient", "reduction", "migration", "control"
+  std::int64_t messages = 0;
+  Bytes bytes;
+  friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
+};
+
+// In a file, what stands after `ranks` may be absent.
 struct RunSummary {
   std::string name;  // "static", "dynmo"
   double tokens_per_s = 0;
@@ -25,6 +37,26 @@ struct RunSummary {
   double bubble = 0;        // mean
   double imbalance = 0;     // mean
   int ranks = 0;
+  std::int64_t steps = 0;            // run here: of a resumed run those after the checkpoint
+  double seconds = 0;                // of these steps, checkpoints and validation not included
+  std::int64_t validation_step = 0;  // steps done at the last validation; 0: none
+  double validation_loss = 0;
+  std::int64_t migrations = 0;
+  std::int64_t moved_layers = 0;
+  Bytes moved_bytes;
+  double profile_s = 0;  // spent by balancing
+  double plan_s = 0;
+  double migrate_s = 0;
+  std::int64_t replicas = 1;
+  double reduction_s = 0;  // summing gradients over the replicas, not hidden by the steps
+  // |predicted - measured| / measured step time: median and largest of so many steps.
+  std::int64_t predicted_steps = 0;
+  double prediction_error_median = 0;
+  double prediction_error_worst = 0;
+  std::int64_t checkpoints_written = 0;
+  std::int64_t checkpoints_failed = 0;
+  double checkpoint_s = 0;  // that training stood still for them
+  std::vector<TrafficRow> traffic;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;
 };
 

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "dynmo/core/json.h"
+#include "dynmo/schedule/lowering.h"
 #include "dynmo/schedule/text.h"
 
 namespace dynmo::observe {
@@ -55,6 +56,7 @@ Nanoseconds length(const TracedStep& step) {
   for (const auto& actions : step.timeline.ranks) {
     for (const TimedAction& timed : actions) end = std::max(end, timed.end);
   }
+  for (const TracedSpan& span : step.spans) end = std::max(end, span.end);
   return end;
 }
 
@@ -70,8 +72,9 @@ class TraceText {
       const Nanoseconds duration = length(step);
       slice(fmt::format("step {}", step.step), "step", kStepTrack, origin, duration,
             fmt::format(R"({{"step":{}}})", step.step));
-      add_actions(step, origin, lanes);
-      add_arrows(step, origin);
+      const Messages messages = add_actions(step, origin, lanes);
+      add_spans(step, origin);
+      add_arrows(step, origin, messages);
       add_memory(step, origin);
       origin += duration;
     }
@@ -108,21 +111,37 @@ class TraceText {
     }
   }
 
-  // `lanes` grows to the number of message tracks of each rank.
-  void add_actions(const TracedStep& step, Nanoseconds origin, std::vector<std::size_t>& lanes) {
+  struct Place {
+    int track = 0;
+    const TimedAction* timed = nullptr;
+  };
+  using Messages = std::map<schedule::Action, Place>;
+
+  // `lanes` grows to the number of message tracks of each rank. Where each message was drawn.
+  Messages add_actions(const TracedStep& step, Nanoseconds origin,
+                       std::vector<std::size_t>& lanes) {
+    Messages drawn;
     lanes.resize(std::max(lanes.size(), step.timeline.ranks.size()), 0);
     for (std::size_t r = 0; r < step.timeline.ranks.size(); ++r) {
       Lanes messages;
       for (const TimedAction& timed : step.timeline.ranks[r]) {
-        const int track = schedule::is_compute(timed.action.kind)
-                              ? compute_track(r)
-                              : message_track(r, messages.place(timed));
+        const bool compute = schedule::is_compute(timed.action.kind);
+        const int track = compute ? compute_track(r) : message_track(r, messages.place(timed));
+        if (!compute) drawn[timed.action] = {track, &timed};
         slice(schedule::to_string(timed.action), schedule::name(timed.action.kind), track,
               origin + timed.start, timed.end - timed.start,
               fmt::format(R"({{"stage":{},"micro_batch":{},"step":{}}})", timed.action.stage,
                           timed.action.micro_batch, step.step));
       }
       lanes[r] = std::max(lanes[r], messages.count());
+    }
+    return drawn;
+  }
+
+  void add_spans(const TracedStep& step, Nanoseconds origin) {
+    for (const TracedSpan& span : step.spans) {
+      slice(span.name, "beside", compute_track(span.rank), origin + span.start,
+            span.end - span.start, fmt::format(R"({{"step":{}}})", step.step));
     }
   }
 
@@ -136,14 +155,9 @@ class TraceText {
     }
   }
 
-  struct Place {
-    int track = 0;
-    const TimedAction* timed = nullptr;
-  };
-
   // An activation goes from F of a stage to F of the next, a gradient from B or I to that of the
   // stage before; drawn where the two are on different ranks.
-  void add_arrows(const TracedStep& step, Nanoseconds origin) {
+  void add_arrows(const TracedStep& step, Nanoseconds origin, const Messages& messages) {
     std::map<std::tuple<bool, int, int>, Place> places;  // (is forward, stage, micro-batch)
     for (std::size_t r = 0; r < step.timeline.ranks.size(); ++r) {
       for (const TimedAction& timed : step.timeline.ranks[r]) {
@@ -157,11 +171,19 @@ class TraceText {
       const auto& [forward, stage, micro_batch] = key;
       const auto to = places.find({forward, forward ? stage + 1 : stage - 1, micro_batch});
       if (to == places.end() || to->second.track == from.track) continue;
-      arrow(forward ? "activation" : "gradient", from, to->second, origin);
+      const ActionKind kind = forward ? ActionKind::kSendActivation : ActionKind::kSendGradient;
+      const schedule::Action send{kind, StageId(stage), MicroBatchId(micro_batch)};
+      std::vector<Place> on_the_way;
+      for (const schedule::Action& message : {send, schedule::peer(send)}) {
+        const auto found = messages.find(message);
+        if (found != messages.end()) on_the_way.push_back(found->second);
+      }
+      arrow(forward ? "activation" : "gradient", from, on_the_way, to->second, origin);
     }
   }
 
-  void arrow(std::string_view name, const Place& from, const Place& to, Nanoseconds origin) {
+  void arrow(std::string_view name, const Place& from, const std::vector<Place>& on_the_way,
+             const Place& to, Nanoseconds origin) {
     ++arrows_;
     // Inside the slice it leaves, or the viewer would not know which one is meant.
     const Nanoseconds leaves = std::max(from.timed->start, from.timed->end - Nanoseconds{1});
@@ -171,6 +193,11 @@ class TraceText {
           name, arrows_, process_, track, microseconds(origin + time)));
     };
     end(R"("s")", from.track, leaves);
+    for (const Place& message : on_the_way) {
+      // Where it ends: a receive is posted before its value exists.
+      const TimedAction& timed = *message.timed;
+      end(R"("t")", message.track, std::max(timed.start, timed.end - Nanoseconds{1}));
+    }
     end(R"("f","bp":"e")", to.track, to.timed->start);
   }
 

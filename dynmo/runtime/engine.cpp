@@ -29,6 +29,7 @@ double seconds(Clock::time_point from, Clock::time_point to) {
 struct Message {
   at::Tensor tensor;
   std::unique_ptr<transport::Operation> operation;
+  std::size_t record;  // its place in StepOutput::messages
 };
 
 // What a trained stage keeps of a micro-batch from F to the end of W, by layer of the stage.
@@ -43,7 +44,7 @@ class Interpreter {
       : transport_(transport), lane_(lane), model_(model), input_(input), states_(states) {}
 
   Expected<StepOutput> run() {
-    const Clock::time_point start = Clock::now();
+    const Clock::time_point start = start_ = Clock::now();
     output_.start_ns = std::chrono::duration_cast<Nanoseconds>(start.time_since_epoch()).count();
     for (const Action& action : input_.lowered.ranks[transport_.rank().index()]) {
       if (!schedule::is_compute(action.kind)) {
@@ -55,7 +56,7 @@ class Interpreter {
       compute(action);
       output_.actions.push_back({action, begin - start, Clock::now() - start});
     }
-    for (Message& message : sent_) DYNMO_TRY(message.operation->wait());
+    for (Message& message : sent_) DYNMO_TRY(wait(message));
     DYNMO_CHECK(stashes_.empty() && activations_.empty() && gradients_.empty() && values_.empty(),
                 "a schedule that uses all it makes");
     return std::move(output_);
@@ -72,25 +73,40 @@ class Interpreter {
     const StageId behind(action.stage.value + 1);
     switch (action.kind) {
       case ActionKind::kSendActivation:
-        return send(stage(behind).rank, tag, take(values_, key));
+        return send(action, stage(behind).rank, tag, take(values_, key));
       case ActionKind::kSendGradient:
-        return send(stage(before).rank, tag, take(values_, key));
+        return send(action, stage(before).rank, tag, take(values_, key));
       case ActionKind::kReceiveActivation:
-        return receive(stage(before).rank, tag, activations_, key);
+        return receive(action, stage(before).rank, tag, activations_);
       default:
-        return receive(stage(behind).rank, tag, gradients_, key);
+        return receive(action, stage(behind).rank, tag, gradients_);
     }
   }
 
-  void send(Rank to, transport::Tag tag, at::Tensor tensor) {
-    auto operation = transport_.send(to, tag, bytes_of(tensor));
-    sent_.push_back({std::move(tensor), std::move(operation)});
+  std::size_t record(const Action& action) {
+    const Nanoseconds now = Clock::now() - start_;
+    output_.messages.push_back({action, now, now});
+    return output_.messages.size() - 1;
   }
 
-  void receive(Rank from, transport::Tag tag, std::map<Key, Message>& received, Key key) {
+  Expected<void> wait(Message& message) {
+    DYNMO_TRY(message.operation->wait());
+    output_.messages[message.record].end = Clock::now() - start_;
+    return {};
+  }
+
+  void send(const Action& action, Rank to, transport::Tag tag, at::Tensor tensor) {
+    const std::size_t place = record(action);
+    auto operation = transport_.send(to, tag, bytes_of(tensor));
+    sent_.push_back({std::move(tensor), std::move(operation), place});
+  }
+
+  void receive(const Action& action, Rank from, transport::Tag tag,
+               std::map<Key, Message>& received) {
     at::Tensor tensor = at::empty(input_.boundary_shape, input_.boundary_type);
+    const std::size_t place = record(action);
     auto operation = transport_.receive(from, tag, bytes_of(tensor));
-    received[key] = {std::move(tensor), std::move(operation)};
+    received[{action.stage, action.micro_batch}] = {std::move(tensor), std::move(operation), place};
   }
 
   // Waits for the message that an action needs; its time is not the action's.
@@ -99,7 +115,7 @@ class Interpreter {
     auto& received = action.kind == ActionKind::kForward ? activations_ : gradients_;
     const auto found = received.find({action.stage, action.micro_batch});
     if (found == received.end()) return {};
-    DYNMO_TRY(found->second.operation->wait());
+    DYNMO_TRY(wait(found->second));
     arrived_ = std::move(found->second.tensor);
     received.erase(found);
     return {};
@@ -134,15 +150,28 @@ class Interpreter {
     }
   }
 
+  int micro_batches() const { return input_.lowered.shape.micro_batches; }
+  int step_micro_batches() const {
+    return input_.step_micro_batches > 0 ? input_.step_micro_batches : micro_batches();
+  }
+  MicroBatchId in_step(MicroBatchId id) const {
+    return MicroBatchId(input_.first_micro_batch + id.value);
+  }
+
+  // Weight gradients are in micro-batch order in every schedule.
+  void weight_gradient_done(LayerId layer, MicroBatchId id) {
+    if (input_.gradient_ready && id.value + 1 == micro_batches()) input_.gradient_ready(layer);
+  }
+
   model::LayerContext context_of(Key key) const {
     model::LayerContext context;
     context.step = input_.step;
-    context.micro_batch = key.second;
+    context.micro_batch = in_step(key.second);
     context.training = input_.training;
     const bool first = key.first.value == 0;
     const bool last = key.first.value + 1 == stages();
     if (first || last) {
-      MicroBatch batch = input_.batch(key.second);
+      MicroBatch batch = input_.batch(context.micro_batch);
       if (first) context.tokens_BT = std::move(batch.tokens_BT);
       if (last) context.targets_BT = std::move(batch.targets_BT);
     }
@@ -203,7 +232,7 @@ class Interpreter {
     if (key.first.value + 1 < stages()) {
       gradient = input_of(key, StageId(key.first.value + 1));
     } else {
-      gradient = at::full({}, 1.0 / input_.lowered.shape.micro_batches, loss_type_);
+      gradient = at::full({}, 1.0 / step_micro_batches(), loss_type_);
     }
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
@@ -224,6 +253,7 @@ class Interpreter {
         model_[id.index()]->weight_gradient(state, kept);
         stash.layers[static_cast<std::size_t>(i)].reset();
         time.weight_gradient_s = seconds(middle, Clock::now());
+        weight_gradient_done(id, key.second);
       }
     }
     if (weights == Weights::kNow) stashes_.erase(key);
@@ -242,6 +272,7 @@ class Interpreter {
       model_[id.index()]->weight_gradient(states_.at(id),
                                           *stash.layers[static_cast<std::size_t>(i)]);
       time_of(id, key.second).weight_gradient_s = seconds(begin, Clock::now());
+      weight_gradient_done(id, key.second);
     }
   }
 
@@ -251,6 +282,7 @@ class Interpreter {
   const StepInput& input_;
   LayerStates& states_;
 
+  Clock::time_point start_;  // of the step
   StepOutput output_;
   std::map<Key, StageStash> stashes_;
   std::map<Key, Message> activations_;  // receives posted, not yet used

@@ -43,12 +43,19 @@ struct StepInput {
   std::int64_t step = 0;
   int frozen_layers =
       0;  // length of the frozen prefix; equals the number of layers for a forward-only schedule
-  bool training = true;                      // dropout is on
+  bool training = true;  // dropout is on
+  // Where the schedule is a part of the step (one of several rounds, or replicas): the number of
+  // its first micro-batch in the step, and how many the step has (0: those of the schedule).
+  int first_micro_batch = 0;
+  int step_micro_batches = 0;
   bool meter_stashes = false;                // fill StepOutput::stash_bytes (slower)
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
   at::ScalarType boundary_type = at::kFloat;
-  // Called with a micro-batch when its first or last stage runs here.
+  // Called with a micro-batch of the step when its first or last stage runs here.
   std::function<MicroBatch(MicroBatchId)> batch;
+  // Called when the layer's last weight gradient of the schedule is done. Its time is no layer's,
+  // but lies within an action.
+  std::function<void(LayerId)> gradient_ready = {};
 };
 
 struct StepOutput {
@@ -56,12 +63,16 @@ struct StepOutput {
   std::map<LayerId, std::vector<LayerTime>> layer_times;  // by micro-batch
   std::map<LayerId, Bytes> stash_bytes;                   // of one micro-batch, where metered
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
-  std::int64_t start_ns = 0;                   // steady clock, comparable on one host
+  // Sends and receives, from being posted until this rank saw that they are done: a receive when it
+  // needs the message, a send at the end of the step.
+  std::vector<schedule::TimedAction> messages;
+  std::int64_t start_ns = 0;  // steady clock, comparable on one host
 };
 
 // Runs the actions of transport.rank(). Gradients are added to `states`; the gradient of the loss
-// is 1 / M per micro-batch. Tags are those of `lane` (transport/tags.h). kPeerLost where a message
-// failed; after an error the states' gradients are unfinished and the group is finished.
+// is 1 / (micro-batches of the step) per micro-batch. Tags are those of `lane` (transport/tags.h).
+// kPeerLost where a message failed; after an error the states' gradients are unfinished and the
+// group is finished.
 [[nodiscard]] Expected<StepOutput> run_schedule(transport::Transport& transport, int lane,
                                                 const model::Model& model, const StepInput& input,
                                                 LayerStates& states);

@@ -100,6 +100,7 @@ Expected<ReceivedLayer> receive_layer(Transport& transport, Rank from, const mod
   }
   DYNMO_TRY(operations.back()->wait());
 
+  model::round_values(layer, received.state);
   std::string why = take_header(header, received.state);
   if (digester.digest() != trailer.digest) {
     why =
@@ -125,21 +126,21 @@ Expected<std::string> vote(Transport& transport, Tag tag, const std::string& ref
 
 }  // namespace
 
-Expected<MigrationReport> migrate(Transport& transport, Tag vote_tag, const model::Model& model,
-                                  const plan::Migration& migration, LayerStates& states,
-                                  int frozen_layers) {
+Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vote_tag,
+                                  const model::Model& model, const plan::Migration& migration,
+                                  LayerStates& states, int frozen_layers) {
   const auto start = std::chrono::steady_clock::now();
   MigrationReport report;
   LayerStates shadows;
   std::string refusal;
   // All ranks go through the moves in one order, so no two wait for each other.
   for (const plan::LayerMove& move : migration.moves) {
-    if (move.from == transport.rank()) {
-      DYNMO_ASSIGN(const Bytes sent, send_layer(transport, move.to, states.at(move.layer)));
+    if (move.from == pipeline.rank()) {
+      DYNMO_ASSIGN(const Bytes sent, send_layer(pipeline, move.to, states.at(move.layer)));
       report.sent += sent;
-    } else if (move.to == transport.rank()) {
+    } else if (move.to == pipeline.rank()) {
       DYNMO_ASSIGN(ReceivedLayer received,
-                   receive_layer(transport, move.from, *model[move.layer.index()], move.layer,
+                   receive_layer(pipeline, move.from, *model[move.layer.index()], move.layer,
                                  move.layer.value < frozen_layers ? model::Frozen::kYes
                                                                   : model::Frozen::kNo));
       report.received += model::tensor_bytes(received.state);
@@ -147,11 +148,11 @@ Expected<MigrationReport> migrate(Transport& transport, Tag vote_tag, const mode
       shadows.emplace(move.layer, std::move(received.state));
     }
   }
-  DYNMO_ASSIGN(report.refusal, vote(transport, vote_tag, refusal));
+  DYNMO_ASSIGN(report.refusal, vote(voters, vote_tag, refusal));
   report.committed = report.refusal.empty();
   if (report.committed) {
     for (const plan::LayerMove& move : migration.moves) {
-      if (move.from == transport.rank()) states.erase(move.layer);
+      if (move.from == pipeline.rank()) states.erase(move.layer);
     }
     states.merge(shadows);
     DYNMO_CHECK(shadows.empty(), "no layer that is already here");

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -12,7 +13,9 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
@@ -61,6 +64,7 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     known.name = layer->name();
     known.parameter_bytes = known.gradient_bytes = model::parameter_bytes(*layer);
     known.optimizer_bytes = known.parameter_bytes * 2;
+    known.copy_bytes = model::copy_bytes(*layer);
     known.boundary_bytes = Bytes{boundary};
     costs.layers.push_back(std::move(known));
   }
@@ -71,11 +75,37 @@ model::LayerState copy_of(const model::LayerState& state) {
   model::LayerState copy = state;
   for (model::Parameter& parameter : copy.parameters) {
     for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment}) {
-      *tensor = tensor->clone();
+                               &parameter.second_moment, &parameter.rounded}) {
+      if (tensor->defined()) *tensor = tensor->clone();
     }
   }
   return copy;
+}
+
+// Adds what one more round of a step's schedule did; `first` is the number of its first micro-batch
+// among this replica's.
+void append(StepOutput& step, StepOutput round, int first) {
+  if (step.start_ns == 0) {
+    step = std::move(round);
+    return;
+  }
+  step.losses.insert(step.losses.end(), round.losses.begin(), round.losses.end());
+  for (const auto& [layer, times] : round.layer_times) {
+    auto& all = step.layer_times[layer];
+    all.insert(all.end(), times.begin(), times.end());
+  }
+  const Nanoseconds later{round.start_ns - step.start_ns};
+  const auto append_to = [&](std::vector<schedule::TimedAction>& all,
+                             const std::vector<schedule::TimedAction>& more) {
+    for (schedule::TimedAction timed : more) {
+      timed.action.micro_batch = MicroBatchId(first + timed.action.micro_batch.value);
+      timed.start += later;
+      timed.end += later;
+      all.push_back(timed);
+    }
+  };
+  append_to(step.actions, round.actions);
+  append_to(step.messages, round.messages);
 }
 
 schedule::Schedule checked(const schedule::Schedule& compute) {
@@ -92,7 +122,7 @@ schedule::Schedule checked(const schedule::Schedule& compute) {
 struct Pipeline::Exchange {
   std::vector<LayerSample> layers;
   std::vector<double> squared_norms;  // of the gradients, by layer
-  std::vector<double> losses;         // by micro-batch
+  std::vector<double> losses;         // by micro-batch of the step
   std::vector<double> busy_s;         // by rank
   double overhead_s = 0;              // least of any rank: the others' contains their waiting
   double plan_s = 0;                  // largest of any rank
@@ -116,24 +146,45 @@ transport::Tag Pipeline::control(int use) const {
 
 Pipeline::Pipeline(transport::Transport& transport, model::Model model, PipelineOptions options,
                    plan::Plan plan, LayerStates states, std::int64_t first_step)
-    : transport_(transport),
+    : grid_(transport, options.replicas),
       model_(std::move(model)),
       options_(std::move(options)),
       plan_(std::move(plan)),
       states_(std::move(states)),
       step_(first_step),
-      cluster_(cost::equal_ranks(transport.size())),
+      cluster_(cost::equal_ranks(grid_.ranks(), options_.memory)),
       profiler_(known_costs(model_, options_), options_.profile_window),
       last_change_(first_step) {
   const auto valid = plan::validate(plan_, static_cast<int>(model_.size()));
-  DYNMO_CHECK(valid.has_value() && plan_.ranks == transport_.size(),
-              "a plan for this model and group, got {}: {}", plan::to_string(plan_),
-              valid.has_value() ? "" : valid.error().message);
+  DYNMO_CHECK(valid.has_value() && plan_.ranks == grid_.ranks(),
+              "a plan for this model and {} ranks, got {}: {}", grid_.ranks(),
+              plan::to_string(plan_), valid.has_value() ? "" : valid.error().message);
   const auto tied = check_ties(options_.ties, model_, options_.freezing.has_value());
   DYNMO_CHECK(tied.has_value(), "ties of this model: {}", tied.error().message);
   freeze_prefix();
   planned_frozen_ = frozen_;
   build_schedules();
+  if (options_.recompute == plan::Recompute::kWhole) {
+    recompute(recomputed_under(plan_).value());
+  } else {
+    running_ = model_;
+  }
+}
+
+// Of costs that all ranks have alike; none before anything was measured (kAuto).
+Expected<plan::LayerSet> Pipeline::recomputed_under(const plan::Plan& plan) const {
+  auto known = profiler_.costs(frozen_);
+  if (!known && options_.recompute != plan::Recompute::kWhole) return plan::LayerSet();
+  if (!known) known = dynamism::freeze_prefix(profiler_.known(), frozen_);
+  return plan::recomputed_layers(options_.recompute, plan, *known, cluster_,
+                                 options_.micro_batches);
+}
+
+void Pipeline::recompute(plan::LayerSet layers) {
+  recomputed_ = std::move(layers);
+  running_ = model_;
+  for (const LayerId id : recomputed_) running_[id.index()] = model::recomputed(model_[id.index()]);
+  prediction_due_ = true;
 }
 
 // The frozen prefix is a function of the step, so all ranks agree on it without a message.
@@ -159,19 +210,31 @@ void Pipeline::build_schedules() {
 
 std::optional<cost::ModelCost> Pipeline::costs() const { return profiler_.costs(frozen_); }
 
+// Costs under which `accumulation` replays of the schedule take as long as a step: the update, once
+// a step, is shared out over them.
+std::optional<cost::ModelCost> Pipeline::round_costs() const {
+  auto model = costs();
+  if (!model) return model;
+  for (cost::LayerCost& layer : model->layers) layer.update_s /= options_.accumulation;
+  return model;
+}
+
 void Pipeline::predict() {
   prediction_due_ = false;
   predicted_s_ = 0;
-  if (const auto model = costs()) {
-    const auto evaluation = plan::evaluate(plan_, *model, cluster_, options_.micro_batches);
-    if (evaluation) predicted_s_ = evaluation->step_time_s + overhead_s_;
+  if (const auto model = round_costs()) {
+    const auto evaluation = plan::evaluate(plan_, plan::recomputed(*model, recomputed_), cluster_,
+                                           options_.micro_batches);
+    if (evaluation) predicted_s_ = options_.accumulation * evaluation->step_time_s + overhead_s_;
   }
 }
 
 Expected<void> Pipeline::balance(StepReport& report) {
   if (options_.balancing == Balancing::kNever || profiler_.steps() < 3) return {};
   auto start = Clock::now();
-  const auto model = costs();
+  // Plans are compared with the layers recomputed that are now; the one taken gets its own set.
+  auto model = round_costs();
+  if (model) model = plan::recomputed(*std::move(model), recomputed_);
   const double noise = profiler_.relative_noise();
   report.profile_s = seconds_since(start);
   // A search takes about a second: only where something has changed since the last one.
@@ -191,15 +254,25 @@ Expected<void> Pipeline::balance(StepReport& report) {
       .relative_noise = noise,
       .cluster = cluster_,
       .micro_batches = options_.micro_batches,
-      .horizon_steps = std::min(left, std::max(lasted, 10.0)),
+      .horizon_steps = options_.accumulation * std::min(left, std::max(lasted, 10.0)),
       .bytes_per_s =
           migrate_cost_s_ > 0 ? static_cast<double>(migrated_.value) / migrate_cost_s_ : 0,
       .fixed_cost_s = plan_cost_s_,
       .change = frozen_ == planned_frozen_ ? plan::Change::kMeasured : plan::Change::kKnown};
   DYNMO_ASSIGN(report.decision, plan::decide(input, options_.policy));
+  for (double* time : {&report.decision->current_step_s, &report.decision->planned_step_s,
+                       &report.decision->noise_s}) {
+    *time *= options_.accumulation;
+  }
   planned_for_ = *model;
   report.plan_s = own_plan_s_ = seconds_since(start);
   if (!report.decision->migrate) return {};
+  if (const auto layers = recomputed_under(report.decision->plan); !layers) {
+    report.decision->migrate = false;
+    report.decision->reason =
+        fmt::format("keep {}: {}", plan::to_string(plan_), layers.error().message);
+    return {};
+  }
   start = Clock::now();
   const plan::Migration migration = plan::difference(plan_, report.decision->plan, *model);
   DYNMO_ASSIGN(const bool moved, apply(report.decision->plan));
@@ -215,74 +288,91 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   DYNMO_TRY(plan::validate(plan, static_cast<int>(model_.size())));
   DYNMO_TRY(plan::schedule_of(plan, options_.micro_batches, frozen_));
   // Every rank derived the plan by itself; a difference is a defect, caught before anything moves.
-  const std::string mine = plan::digest(plan).hex();
-  DYNMO_ASSIGN(const auto all,
-               transport::all_gather(transport_, control(kDigest), std::as_bytes(std::span(mine))));
+  DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan));
+  std::string agreed = plan::digest(plan).hex();
+  for (const LayerId id : layers) agreed += fmt::format(" recompute {}", id);
+  const std::string mine = digest_of(agreed).hex();
+  DYNMO_ASSIGN(const auto all, transport::all_gather(grid_.world(), control(kDigest),
+                                                     std::as_bytes(std::span(mine))));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::string_view theirs(reinterpret_cast<const char*>(all[rank].data()),
                                   all[rank].size());
     if (theirs != mine) {
       return make_error(ErrorCode::kInternal, "rank {} derived plan {}, rank {} derived {}",
-                        transport_.rank(), mine, rank, theirs);
+                        grid_.world().rank(), mine, rank, theirs);
     }
   }
   const plan::Migration migration =
       plan::difference(plan_, plan, dynamism::freeze_prefix(profiler_.known(), frozen_));
-  DYNMO_ASSIGN(migration_,
-               migrate(transport_, control(kVote), model_, migration, states_, frozen_));
+  DYNMO_ASSIGN(migration_, migrate(grid_.pipeline(), grid_.world(), control(kVote), model_,
+                                   migration, states_, frozen_));
   if (!migration_.committed) return false;
   migrated_ = migration.bytes();
   plan_ = plan;
   last_change_ = step_;
   planned_frozen_ = frozen_;
-  prediction_due_ = true;
   build_schedules();
+  recompute(std::move(layers));
   return true;
 }
 
 Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
   const std::size_t layers = model_.size();
-  const auto micro_batches = static_cast<std::size_t>(options_.micro_batches);
+  const auto micro_batches =
+      static_cast<std::size_t>(options_.accumulation * options_.micro_batches);  // of a replica
   constexpr std::size_t kPerLayer = 6;
   std::vector<double> mine(kPerLayer * layers + micro_batches + 4, 0.0);
   for (const auto& [id, state] : states_) {
     double* layer = &mine[kPerLayer * id.index()];
     const auto times = output.layer_times.find(id);
-    const LayerTime time =
-        times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
+    LayerTime time = times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
+    // The second forward and the small stash are the plan's doing, not the layer's cost.
+    const bool again = std::binary_search(recomputed_.begin(), recomputed_.end(), id);
+    if (again) time.input_gradient_s = std::max(0.0, time.input_gradient_s - time.forward_s);
     layer[0] = time.forward_s;
     layer[1] = time.input_gradient_s;
     layer[2] = time.weight_gradient_s;
     layer[3] = update_s_[id];
     layer[4] = state.frozen ? 0.0 : squared_norm(options_.ties, state);
     const auto stash = output.stash_bytes.find(id);
-    layer[5] = stash == output.stash_bytes.end() ? 0.0 : static_cast<double>(stash->second.value);
+    const bool metered = stash != output.stash_bytes.end() && !again;
+    layer[5] = metered ? static_cast<double>(stash->second.value) : 0.0;
   }
   std::copy(output.losses.begin(), output.losses.end(),
             mine.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers));
   double* own = &mine[kPerLayer * layers + micro_batches];
-  own[0] = busy_time(output.actions) + update_total_s_;
+  own[0] = busy_time(output.actions) - reducing_s_ + update_total_s_;
   own[1] = step_s_ - update_total_s_;
   own[2] = own_plan_s_;
   own[3] = migration_.seconds;
 
   DYNMO_ASSIGN(const auto gathered,
-               transport::all_gather(transport_, control(kExchange), as_bytes(mine)));
+               transport::all_gather(grid_.world(), control(kExchange), as_bytes(mine)));
   std::vector<std::vector<double>> all;
   for (const auto& bytes : gathered) all.push_back(as_doubles(bytes));
 
+  const auto of = [&](int replica, Rank rank) -> const std::vector<double>& {
+    return all[grid_.world_rank(replica, rank).index()];
+  };
   Exchange exchange;
   for (std::size_t i = 0; i < layers; ++i) {
-    const double* layer = &all[plan_.owner(LayerId(static_cast<int>(i))).index()][kPerLayer * i];
-    exchange.layers.push_back({.time = {layer[0], layer[1], layer[2]},
-                               .update_s = layer[3],
-                               .stash_bytes = Bytes{static_cast<std::int64_t>(layer[5])}});
-    exchange.squared_norms.push_back(layer[4]);
+    // Times are means over the replicas; the gradients are the same in all.
+    std::array<double, kPerLayer> sum{};
+    for (int replica = 0; replica < grid_.replicas(); ++replica) {
+      const double* layer = &of(replica, plan_.owner(LayerId(static_cast<int>(i))))[kPerLayer * i];
+      for (std::size_t k = 0; k < kPerLayer; ++k) sum[k] += layer[k];
+    }
+    for (double& value : sum) value /= grid_.replicas();
+    exchange.layers.push_back({.time = {sum[0], sum[1], sum[2]},
+                               .update_s = sum[3],
+                               .stash_bytes = Bytes{static_cast<std::int64_t>(sum[5])}});
+    exchange.squared_norms.push_back(
+        of(0, plan_.owner(LayerId(static_cast<int>(i))))[kPerLayer * i + 4]);
   }
-  const std::vector<double>& last = all[plan_.stages.back().rank.index()];
-  exchange.losses.assign(
-      last.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers),
-      last.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers + micro_batches));
+  for (int replica = 0; replica < grid_.replicas(); ++replica) {
+    const auto* losses = &of(replica, plan_.stages.back().rank)[kPerLayer * layers];
+    exchange.losses.insert(exchange.losses.end(), losses, losses + micro_batches);
+  }
   exchange.overhead_s = all[0][kPerLayer * layers + micro_batches + 1];
   for (const auto& rank : all) {
     const double* theirs = &rank[kPerLayer * layers + micro_batches];
@@ -333,30 +423,55 @@ void Pipeline::update(StepReport& report) {
   update_total_s_ = seconds_since(start);
 }
 
-Expected<StepOutput> Pipeline::run_step(const Batches& batches, bool meter_stashes) {
-  const StepInput input{
-      .lowered = training_,
-      .plan = plan_,
-      .step = step_,
-      .frozen_layers = frozen_,
-      .meter_stashes = meter_stashes,
-      .boundary_shape = options_.boundary_shape,
-      .boundary_type = options_.boundary_type,
-      .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
-  DYNMO_ASSIGN(StepOutput output, run_schedule(transport_, options_.lane, model_, input, states_));
-  DYNMO_TRY(add_tied_gradients(transport_, options_.ties, plan_, states_));
+StepInput Pipeline::round_input(const schedule::Schedule& lowered, const Batches& batches,
+                                int round) const {
+  const int of_replica = options_.accumulation * options_.micro_batches;
+  return {.lowered = lowered,
+          .plan = plan_,
+          .step = step_,
+          .frozen_layers = frozen_,
+          .first_micro_batch = grid_.replica() * of_replica + round * options_.micro_batches,
+          .step_micro_batches = grid_.replicas() * of_replica,
+          .boundary_shape = options_.boundary_shape,
+          .boundary_type = options_.boundary_type,
+          .batch = [&batches, step = step_](MicroBatchId id) { return batches(step, id); }};
+}
+
+Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
+  const auto start = Clock::now();
+  Reduction reduction(grid_.peers(), states_);
+  StepOutput output;
+  for (int round = 0; round < options_.accumulation; ++round) {
+    StepInput input = round_input(training_, batches, round);
+    if (round + 1 == options_.accumulation) {
+      input.gradient_ready = [&](LayerId layer) { reduction.start(layer); };
+    }
+    DYNMO_ASSIGN(StepOutput part,
+                 run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
+    append(output, std::move(part), round * options_.micro_batches);
+  }
+  reducing_s_ = reduction.seconds();
+  schedule_s_ = seconds_since(start) - reducing_s_;
+  DYNMO_TRY(reduction.finish());
+  reduction_s_ = reduction.seconds();
+  DYNMO_TRY(add_tied_gradients(grid_.pipeline(), options_.ties, plan_, states_));
   return output;
 }
 
-void Pipeline::use(const Profiler& measured) {
+Expected<void> Pipeline::use(const Profiler& measured) {
   profiler_ = measured;
-  prediction_due_ = true;
+  DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
+  recompute(std::move(layers));
+  return {};
 }
 
 Expected<void> Pipeline::measure(const Batches& batches, int steps) {
   for (int i = 0; i < steps; ++i) {
     // The first one warms up caches and allocators: it is metered, not timed.
-    DYNMO_ASSIGN(const StepOutput output, run_step(batches, /*meter_stashes=*/i == 0));
+    StepInput input = round_input(training_, batches, 0);
+    input.meter_stashes = i == 0;
+    DYNMO_ASSIGN(const StepOutput output,
+                 run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
     for (auto& [id, state] : states_) {
       if (state.frozen) continue;
       model::zero_gradients(state);
@@ -372,26 +487,31 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     profiler_.add(exchanged.layers);
     if (i == 0) profiler_.forget_times();
   }
-  prediction_due_ = true;
+  DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
+  recompute(std::move(layers));
   return {};
 }
 
 Expected<StepReport> Pipeline::step(const Batches& batches) {
-  check_context() = {transport_.rank().value, step_};
+  check_context() = {grid_.world().rank().value, step_};
   const auto start = Clock::now();
   StepReport report;
   report.step = step_;
   const int frozen_before = frozen_;
   freeze_prefix();
   DYNMO_TRY(balance(report));
-  if (frozen_ != frozen_before) build_schedules();
+  if (frozen_ != frozen_before) {
+    build_schedules();
+    DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
+    recompute(std::move(layers));
+  }
   if (prediction_due_) predict();
   report.predicted_s = predicted_s_;
   report.frozen_layers = frozen_;
   const auto ready = Clock::now();
 
   DYNMO_ASSIGN(StepOutput output, accumulate(batches));
-  const double schedule_s = seconds_since(ready);
+  report.reduction_s = reduction_s_;
   DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
   double squared = 0;
   for (const double layer : exchanged.squared_norms) squared += layer;
@@ -402,7 +522,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   update(report);
 
   report.step_s = seconds_since(start);
-  step_s_ = seconds_since(ready) - schedule_s;
+  step_s_ = seconds_since(ready) - schedule_s_;
   overhead_s_ = exchanged.overhead_s;
   plan_cost_s_ = exchanged.plan_s;
   migrate_cost_s_ = exchanged.migrate_s;
@@ -413,27 +533,33 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.bubble = 1 - mean(report.busy_s) / report.step_s;
   report.layers = exchanged.layers;
   report.actions = std::move(output.actions);
+  report.messages = std::move(output.messages);
   report.start_ns = output.start_ns;
   ++step_;
   return report;
 }
 
 Expected<double> Pipeline::validate(const Batches& batches) {
-  const StepInput input{
-      .lowered = validation_,
-      .plan = plan_,
-      .step = step_,
-      .frozen_layers = static_cast<int>(model_.size()),
-      .training = false,
-      .boundary_shape = options_.boundary_shape,
-      .boundary_type = options_.boundary_type,
-      .batch = [&](MicroBatchId micro_batch) { return batches(step_, micro_batch); }};
-  DYNMO_ASSIGN(const StepOutput output,
-               run_schedule(transport_, options_.lane, model_, input, states_));
-  std::vector<double> losses(static_cast<std::size_t>(options_.micro_batches), 0.0);
-  std::copy(output.losses.begin(), output.losses.end(), losses.begin());
-  DYNMO_ASSIGN(const auto all, transport::all_gather(transport_, control(kLoss), as_bytes(losses)));
-  return mean(as_doubles(all[plan_.stages.back().rank.index()]));
+  std::vector<double> losses(
+      static_cast<std::size_t>(options_.accumulation * options_.micro_batches), 0.0);
+  for (int round = 0; round < options_.accumulation; ++round) {
+    StepInput input = round_input(validation_, batches, round);
+    input.frozen_layers = static_cast<int>(model_.size());
+    input.training = false;
+    DYNMO_ASSIGN(const StepOutput output,
+                 run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
+    std::copy(output.losses.begin(), output.losses.end(),
+              losses.begin() + round * options_.micro_batches);
+  }
+  DYNMO_ASSIGN(const auto all,
+               transport::all_gather(grid_.world(), control(kLoss), as_bytes(losses)));
+  std::vector<double> of_step;
+  for (int replica = 0; replica < grid_.replicas(); ++replica) {
+    const auto theirs =
+        as_doubles(all[grid_.world_rank(replica, plan_.stages.back().rank).index()]);
+    of_step.insert(of_step.end(), theirs.begin(), theirs.end());
+  }
+  return mean(of_step);
 }
 
 }  // namespace dynmo::runtime

@@ -5,6 +5,10 @@
 // apply. Every rank constructs one with equal arguments and calls the same functions in the same
 // order; all decisions follow from values that every rank has, so no rank waits for another's
 // opinion.
+//
+// The group may be several replicas of one pipeline (runtime/grid.h), which share one plan, move
+// layers together and add up their gradients (runtime/reduction.h). A step has replicas x
+// accumulation x micro_batches micro-batches, numbered in this order, the last one fastest.
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +25,9 @@
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/policy.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/grid.h"
 #include "dynmo/runtime/migrate.h"
 #include "dynmo/runtime/profiler.h"
 #include "dynmo/transport/transport.h"
@@ -40,7 +46,9 @@ struct PipelineOptions {
   std::uint64_t seed = 1;
   std::int64_t steps =
       0;  // of the whole run: horizon of the policy, end of learning rate and freezing
-  int micro_batches = 1;
+  int micro_batches = 1;                     // of one round of the schedule
+  int accumulation = 1;                      // rounds of the schedule before an update
+  int replicas = 1;                          // pipelines in the group
   std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
   at::ScalarType boundary_type = at::kFloat;
   std::vector<model::Tie> ties;  // as runtime/ties.h accepts them
@@ -51,8 +59,10 @@ struct PipelineOptions {
   std::optional<dynamism::FreezingSchedule> freezing;
   Balancing balancing = Balancing::kAutomatic;
   plan::PolicyOptions policy;
-  int profile_window = 5;  // steps
-  int lane = 0;            // pipelines of one group that run in turn need different ones
+  plan::Recompute recompute = plan::Recompute::kNone;
+  Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
+  int profile_window = 5;                 // steps
+  int lane = 0;  // pipelines of one group that run in turn need different ones
 };
 
 // What one step did; equal on all ranks except where said.
@@ -65,9 +75,10 @@ struct StepReport {
   double step_s = 0;  // this rank's clock, balancing included
   double predicted_s =
       0;  // from costs measured before the last change of plan or frozen prefix; 0: none yet
-  std::vector<double> busy_s;  // by rank: computing and updating
+  std::vector<double> busy_s;  // by rank of the group: computing and updating
   double imbalance = 0;        // max / mean - 1 of busy_s, over all ranks
   double bubble = 0;           // 1 - sum of busy_s / (ranks x step_s), of this rank's clock
+  double reduction_s = 0;      // exposed: this rank's time in summing gradients over the replicas
   double profile_s = 0;        // this rank's own
   double plan_s = 0;
   double migrate_s = 0;
@@ -75,32 +86,36 @@ struct StepReport {
   bool skipped = false;                    // no update: loss or norm were no numbers (OnNan::kSkip)
   int moved_layers = 0;
   Bytes moved_bytes;
-  std::vector<LayerSample> layers;             // by LayerId, as measured in this step
-  std::vector<schedule::TimedAction> actions;  // this rank's
-  std::int64_t start_ns = 0;                   // steady clock, of `actions`
+  std::vector<LayerSample> layers;              // by LayerId, as measured in this step
+  std::vector<schedule::TimedAction> actions;   // this rank's, compute
+  std::vector<schedule::TimedAction> messages;  // this rank's (StepOutput::messages)
+  std::int64_t start_ns = 0;                    // steady clock, of `actions`
 };
 
 class Pipeline {
  public:
+  // A micro-batch by its number in the step.
   using Batches = std::function<MicroBatch(std::int64_t step, MicroBatchId)>;
 
-  // Takes initial or restored states of the layers `plan` gives this rank; `first_step` is the next
-  // step to run. Requires a plan valid for the model and transport.size() ranks.
+  // Takes initial or restored states of the layers `plan` gives this rank of its replica;
+  // `first_step` is the next step to run. Requires a plan valid for the model and the ranks of a
+  // replica: transport.size() / replicas.
   Pipeline(transport::Transport& transport, model::Model model, PipelineOptions options,
            plan::Plan plan, LayerStates states, std::int64_t first_step = 0);
 
-  // Runs the next step's schedule and leaves its gradients in states(); no update, no exchange.
-  [[nodiscard]] Expected<StepOutput> accumulate(const Batches& batches) {
-    return run_step(batches, false);
-  }
+  // Runs the next step's schedule and leaves its gradients, summed over replicas and ties, in
+  // states(); no update, no exchange.
+  [[nodiscard]] Expected<StepOutput> accumulate(const Batches& batches);
   // Runs `steps` steps forward and backward without an update, so that costs are known before the
   // first step.
   [[nodiscard]] Expected<void> measure(const Batches& batches, int steps);
   // Starts from costs that another pipeline of the same model and group has measured.
-  void use(const Profiler& measured);
+  // kInfeasible (Recompute::kAuto): the plan does not fit the memory with every layer recomputed.
+  [[nodiscard]] Expected<void> use(const Profiler& measured);
   // Runs one training step: freeze, plan and move if it pays, run the schedule, clip, update.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
-  // Mean loss over `batches` micro-batches of held-out data, forward only, through the pipeline.
+  // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
+  // the replicas like those of a step.
   [[nodiscard]] Expected<double> validate(const Batches& batches);
   // Moves to `plan` now. False where a copy was refused and the old plan runs on.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
@@ -109,7 +124,11 @@ class Pipeline {
   // measured.
   [[nodiscard]] std::optional<cost::ModelCost> costs() const;
   [[nodiscard]] const Profiler& profiler() const { return profiler_; }
+  [[nodiscard]] const Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return plan_; }
+  // Layers that keep their input only, under the plan in force: chosen anew with every plan, every
+  // longer frozen prefix and the first costs, alike on all ranks.
+  [[nodiscard]] const plan::LayerSet& recomputed() const { return recomputed_; }
   [[nodiscard]] const LayerStates& states() const { return states_; }
   [[nodiscard]] LayerStates& states() { return states_; }
   [[nodiscard]] std::int64_t next_step() const { return step_; }
@@ -120,9 +139,14 @@ class Pipeline {
   struct Exchange;  // what all ranks tell each other at the end of a step
 
   [[nodiscard]] transport::Tag control(int use) const;
-  [[nodiscard]] Expected<StepOutput> run_step(const Batches& batches, bool meter_stashes);
+  // What the rounds of a step have in common with those of validation.
+  [[nodiscard]] StepInput round_input(const schedule::Schedule& lowered, const Batches& batches,
+                                      int round) const;
+  [[nodiscard]] std::optional<cost::ModelCost> round_costs() const;
   void freeze_prefix();
   void build_schedules();
+  [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan) const;
+  void recompute(plan::LayerSet layers);
   void predict();
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange(const StepOutput& output);
@@ -130,7 +154,7 @@ class Pipeline {
                                              const std::vector<double>& squared_norms) const;
   void update(StepReport& report);
 
-  transport::Transport& transport_;
+  Grid grid_;
   model::Model model_;
   PipelineOptions options_;
   plan::Plan plan_;
@@ -142,10 +166,15 @@ class Pipeline {
 
   cost::Cluster cluster_;
   Profiler profiler_;
+  plan::LayerSet recomputed_;
+  model::Model running_;           // model_, those of recomputed_ wrapped
   schedule::Schedule training_;    // lowered
   schedule::Schedule validation_;  // lowered, forward only
   std::map<LayerId, double> update_s_;
   double update_total_s_ = 0;  // of this rank, last step
+  double schedule_s_ = 0;      // of this rank, last step: its rounds without reducing
+  double reduction_s_ = 0;     // of this rank, last step
+  double reducing_s_ = 0;      // the part of it that lies within actions
   double overhead_s_ =
       0;               // of a step beside its schedule and update, smoothed, agreed by all ranks
   double step_s_ = 0;  // of this rank, last step, without balancing

@@ -11,7 +11,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/state_bytes.h"
-#include "dynmo/transport/gather.h"
 
 namespace dynmo::train {
 namespace {
@@ -19,31 +18,8 @@ namespace {
 constexpr const char* kFirstMoment = "optimizer.exp_avg.";
 constexpr const char* kSecondMoment = "optimizer.exp_avg_sq.";
 
-constexpr const char* kFolder = "checkpoints";
-
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorName& name) {
-  checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
-  const auto add = [&](std::string tensor_name, const at::Tensor& tensor) {
-    file.tensors.push_back({.name = std::move(tensor_name),
-                            .dtype = checkpoint::DType::kF32,
-                            .shape = tensor.sizes().vec(),
-                            .bytes = bytes_of(tensor)});
-  };
-  for (const model::Parameter& parameter : state.parameters) {
-    const std::string full = name(state.id, parameter.name);
-    add(full, parameter.value);
-    if (state.frozen) continue;
-    add(kFirstMoment + full, parameter.first_moment);
-    add(kSecondMoment + full, parameter.second_moment);
-  }
-  file.metadata["optimizer_steps"] = fmt::format("{}", state.optimizer_steps);
-  file.metadata["random_key"] = fmt::format("{}", state.random_key);
-  file.metadata["frozen"] = state.frozen ? "true" : "false";
-  return file;
 }
 
 // What the bits of a run depend on beside its config.
@@ -51,65 +27,6 @@ Json machine_json() {
   return {{"threads", at::get_num_threads()},
           {"instruction_set", at::get_cpu_capability()},
           {"torch", TORCH_VERSION}};
-}
-
-Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
-  Json cut = Json::array();
-  for (const plan::PlanStage& stage : pipeline.plan().stages) {
-    cut.push_back({{"rank", stage.rank.value}, {"layers", stage.layers.count}});
-  }
-  return {{"step", pipeline.next_step()},
-          {"identity", identity(config)},
-          {"plan",
-           {{"ranks", pipeline.plan().ranks},
-            {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
-            {"generation", pipeline.plan().generation},
-            {"stages", std::move(cut)}}},
-          {"machine", machine_json()},
-          {"config", to_toml(config)}};
-}
-
-// Every rank's result as text: what it gave, or "!" and its error's message.
-template <typename T, typename Encode>
-std::string encode_result(const Expected<T>& result, Encode encode) {
-  return result.has_value() ? "." + encode(*result) : "!" + result.error().message;
-}
-
-Expected<std::vector<std::string>> agree(transport::Transport& transport, transport::Tag tag,
-                                         const std::string& mine) {
-  DYNMO_ASSIGN(std::vector<std::string> all, transport::gather_texts(transport, tag, mine));
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].starts_with('!')) {
-      return make_error(ErrorCode::kBadInput, "rank {} cannot write a checkpoint: {}", rank,
-                        all[rank].substr(1));
-    }
-    all[rank].erase(0, 1);
-  }
-  return all;
-}
-
-Expected<std::string> write_layers(const std::filesystem::path& pending,
-                                   const runtime::LayerStates& states, const TensorName& name) {
-  std::vector<checkpoint::FileEntry> entries;
-  for (const auto& [id, state] : states) {
-    DYNMO_ASSIGN(checkpoint::FileEntry entry,
-                 checkpoint::write_layer(pending, layer_file(state, name)));
-    entries.push_back(std::move(entry));
-  }
-  return checkpoint::encode_entries(entries);
-}
-
-Expected<std::string> commit(const std::filesystem::path& root, const runtime::Pipeline& pipeline,
-                             const Config& config, const std::vector<std::string>& texts) {
-  std::vector<checkpoint::FileEntry> entries;
-  for (const std::string& text : texts) {
-    DYNMO_ASSIGN(const auto some, checkpoint::decode_entries(text));
-    entries.insert(entries.end(), some.begin(), some.end());
-  }
-  DYNMO_TRY(checkpoint::commit_checkpoint(root, pipeline.next_step(), entries,
-                                          state_json(pipeline, config)));
-  DYNMO_TRY(checkpoint::prune(root, static_cast<int>(config.checkpoint.keep)));
-  return std::string();
 }
 
 Expected<plan::Plan> parse_plan(JsonObject json) {
@@ -176,39 +93,54 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
     DYNMO_TRY(copy_tensor(file, kFirstMoment + full, parameter.first_moment));
     DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
   }
+  model::round_values(layer, state);
   return state;
 }
 
 }  // namespace
 
-Expected<void> save(transport::Transport& transport, transport::Tag tag,
-                    const runtime::Pipeline& pipeline, const std::filesystem::path& run_directory,
-                    const Config& config, const TensorName& name) {
-  const std::filesystem::path root = run_directory / kFolder;
-  const bool leads = transport.rank() == Rank(0);
-  std::string mine = ".";
-  if (leads) {
-    mine = encode_result(checkpoint::begin_checkpoint(root, pipeline.next_step()),
-                         [](const auto&) { return std::string(); });
+checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorName& name) {
+  checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
+  const auto add = [&](std::string tensor_name, const at::Tensor& tensor) {
+    file.tensors.push_back({.name = std::move(tensor_name),
+                            .dtype = checkpoint::DType::kF32,
+                            .shape = tensor.sizes().vec(),
+                            .bytes = bytes_of(tensor)});
+  };
+  for (const model::Parameter& parameter : state.parameters) {
+    const std::string full = name(state.id, parameter.name);
+    add(full, parameter.value);
+    if (state.frozen) continue;
+    add(kFirstMoment + full, parameter.first_moment);
+    add(kSecondMoment + full, parameter.second_moment);
   }
-  DYNMO_TRY(agree(transport, tag, mine));
-  const auto pending = checkpoint::pending_folder(root, pipeline.next_step());
-  mine = encode_result(write_layers(pending, pipeline.states(), name),
-                       [](const auto& text) { return text; });
-  DYNMO_ASSIGN(const std::vector<std::string> entries, agree(transport, tag, mine));
-  mine = ".";
-  if (leads)
-    mine = encode_result(commit(root, pipeline, config, entries),
-                         [](const auto& text) { return text; });
-  DYNMO_TRY(agree(transport, tag, mine));
-  return {};
+  file.metadata["optimizer_steps"] = fmt::format("{}", state.optimizer_steps);
+  file.metadata["random_key"] = fmt::format("{}", state.random_key);
+  file.metadata["frozen"] = state.frozen ? "true" : "false";
+  return file;
+}
+
+Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
+  Json cut = Json::array();
+  for (const plan::PlanStage& stage : pipeline.plan().stages) {
+    cut.push_back({{"rank", stage.rank.value}, {"layers", stage.layers.count}});
+  }
+  return {{"step", pipeline.next_step()},
+          {"identity", identity(config)},
+          {"plan",
+           {{"ranks", pipeline.plan().ranks},
+            {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
+            {"generation", pipeline.plan().generation},
+            {"stages", std::move(cut)}}},
+          {"machine", machine_json()},
+          {"config", to_toml(config)}};
 }
 
 Expected<Restored> restore(const Config& config) {
   std::vector<Error> skipped;
-  DYNMO_ASSIGN(
-      checkpoint::VerifiedCheckpoint found,
-      checkpoint::newest_verified(std::filesystem::path(config.run.directory) / kFolder, &skipped));
+  DYNMO_ASSIGN(checkpoint::VerifiedCheckpoint found,
+               checkpoint::newest_verified(
+                   std::filesystem::path(config.run.directory) / kCheckpointFolder, &skipped));
   Restored restored{.checkpoint = std::move(found), .step = 0, .plan = {}, .notes = {}};
   for (const Error& error : skipped) {
     restored.notes.push_back(fmt::format("passed over a damaged checkpoint: {}", error.message));
@@ -217,6 +149,12 @@ Expected<Restored> restore(const Config& config) {
   JsonObject state(restored.checkpoint.manifest.state, origin, "/state");
   restored.step = state.integer("step");
   const std::string trained = state.string("identity");
+  if (trained == kImportedIdentity) {
+    return make_error(ErrorCode::kBadInput,
+                      "checkpoint '{}' holds imported weights without optimizer state: start from "
+                      "it with train.init={} and another run.directory",
+                      restored.checkpoint.path.string(), config.run.directory);
+  }
   state.ignore("config");
   state.ignore("machine");
   auto plan = state.object("plan");
@@ -225,7 +163,8 @@ Expected<Restored> restore(const Config& config) {
     return make_error(
         ErrorCode::kBadInput,
         "checkpoint '{}' is of another training: model, batch, optimizer, freezing, train.seed or "
-        "train.steps differ; use the config.toml of its run",
+        "train.steps differ, or the micro-batches of a step (replicas x accumulation x "
+        "micro_batches); use the config.toml of its run",
         restored.checkpoint.path.string());
   }
   if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);

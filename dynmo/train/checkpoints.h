@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run's checkpoints in terms of pipelines: every rank writes the layers it owns, rank 0 commits;
-// any number of ranks, any cut reads them back (dynmo/checkpoint has the format and the protocol).
+// A run's checkpoints in terms of pipelines: what a layer's file holds, and how any number of ranks
+// and replicas, any cut reads them back (checkpointer.h writes them, dynmo/checkpoint has the
+// format).
 
 #include <filesystem>
 #include <functional>
@@ -12,23 +13,28 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/config.h"
-#include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
+
+// In the folder of a run.
+inline constexpr const char* kCheckpointFolder = "checkpoints";
 
 // The name in a file of a layer's parameter: Hugging Face's for the families that have one.
 using TensorName = std::function<std::string(LayerId, std::string_view parameter)>;
 
-// Called by all ranks between steps; writes to run_directory/checkpoints. Where one cannot write,
-// all fail with its error, and the checkpoints that are there stay as they are.
-[[nodiscard]] Expected<void> save(transport::Transport& transport, transport::Tag tag,
-                                  const runtime::Pipeline& pipeline,
-                                  const std::filesystem::path& run_directory, const Config& config,
-                                  const TensorName& name);
+// A layer's file: its parameters, moments, counts. The bytes are the state's own.
+[[nodiscard]] checkpoint::LayerFile layer_file(const model::LayerState& state,
+                                               const TensorName& name);
+// What a manifest says beside the files: step, plan, config, what the bits depend on.
+[[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const Config& config);
+
+// In the manifest of weights without optimizer state, which no run continues.
+inline constexpr const char* kImportedIdentity = "imported";
 
 struct Restored {
   checkpoint::VerifiedCheckpoint checkpoint;

@@ -13,11 +13,13 @@
 namespace dynmo::train {
 namespace {
 
-// Costs of one step as measured in it.
-cost::ModelCost costs_of(const StepEntry& step, const cost::ModelCost& known) {
+// Costs of one step as measured in it; of a step of several rounds, one round's.
+cost::ModelCost costs_of(const StepEntry& step, const cost::ModelCost& known, int rounds) {
   runtime::Profiler profiler(known, 1);
   profiler.add(step.layers);
-  return *profiler.costs(step.frozen_layers);
+  cost::ModelCost costs = *profiler.costs(step.frozen_layers);
+  for (cost::LayerCost& layer : costs.layers) layer.update_s /= rounds;
+  return costs;
 }
 
 // What best_by_simulation knows all cuts of.
@@ -43,6 +45,7 @@ void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
   profile_s += report.profile_s;
   plan_s += report.plan_s;
   migrate_s += report.migrate_s;
+  reduction_s += report.reduction_s;
   moved_layers += report.moved_layers;
   moved_bytes += report.moved_bytes;
 }
@@ -77,7 +80,8 @@ PredictionError prediction_error(const RunSeries& run) {
 }
 
 Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
-                             const cost::ModelCost& known, int micro_batches, int ranks) {
+                             const cost::ModelCost& known, int micro_batches, int accumulation,
+                             int ranks) {
   Comparison comparison{.speedup = balanced.tokens_per_s() / baseline.tokens_per_s()};
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   double baseline_s = 0;
@@ -85,12 +89,13 @@ Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balance
   const std::size_t steps = std::min(baseline.steps.size(), balanced.steps.size());
   for (std::size_t i = 0; i < steps; ++i) {
     const StepEntry& step = baseline.steps[i];
-    DYNMO_ASSIGN(const plan::Evaluation evaluation,
-                 plan::evaluate(step.plan, costs_of(step, known), cluster, micro_batches));
+    DYNMO_ASSIGN(
+        const plan::Evaluation evaluation,
+        plan::evaluate(step.plan, costs_of(step, known, accumulation), cluster, micro_batches));
     baseline_s += evaluation.step_time_s;
     if (!one_stage_a_rank(step.plan.schedule)) continue;
     DYNMO_ASSIGN(const plan::BestCut best,
-                 plan::best_by_simulation(costs_of(balanced.steps[i], known), cluster,
+                 plan::best_by_simulation(costs_of(balanced.steps[i], known, accumulation), cluster,
                                           micro_batches, step.plan.schedule));
     best_s += best.step_time_s;
   }

@@ -34,13 +34,19 @@ struct StepEntry {
 struct RunSeries {
   std::string name;
   std::int64_t tokens_per_step = 0;
+  int replicas = 1;
   std::vector<StepEntry> steps;
   double profile_s = 0;
   double plan_s = 0;
   double migrate_s = 0;
+  double reduction_s = 0;  // exposed
   int moved_layers = 0;
   Bytes moved_bytes;
   std::vector<std::pair<std::int64_t, double>> validation;  // step, loss
+  int checkpoints_written = 0;
+  int checkpoints_failed = 0;
+  double checkpoint_s = 0;                   // that rank 0 stood still for them
+  std::vector<observe::TrafficRow> traffic;  // of all steps, once the run is over
 
   void add(const runtime::StepReport& report, const plan::Plan& plan);
   [[nodiscard]] double seconds() const;  // all steps
@@ -64,12 +70,13 @@ struct Comparison {
 // Best possible, step by step: the baseline's cut simulated with the costs measured in its own run,
 // over the best of all cuts with the costs measured in the balanced run. Two sets of costs, because
 // a rank that waits leaves caches, memory bandwidth and power to the others: a layer takes longer
-// where all ranks are busy, whatever the cut. `known` gives names and bytes.
+// where all ranks are busy, whatever the cut. `known` gives names and bytes; `ranks` are those of
+// one replica.
 [[nodiscard]] Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
                                            const cost::ModelCost& known, int micro_batches,
-                                           int ranks);
+                                           int accumulation, int ranks);
 
-// Fields of "dynmo-summary-1" of one run.
+// Fields of "dynmo-summary-1" of one run; `ranks` of one replica.
 [[nodiscard]] observe::RunSummary summarize(const RunSeries& run, int ranks);
 // Digest over the bits of all losses: equal numbers, equal digest.
 [[nodiscard]] std::string loss_digest(const RunSeries& run);

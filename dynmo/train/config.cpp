@@ -7,8 +7,11 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/freezing.h"
+#include "dynmo/model/decoder.h"
 #include "dynmo/model/learning_rate.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::train {
@@ -17,6 +20,8 @@ namespace {
 // The one list of keys: reading, --set, saving and the nearest-key message all follow it.
 std::vector<TomlKey> keys_of(Config& c) {
   return {
+      {"model.family", &c.model.family},
+      {"model.vocabulary", &c.model.vocabulary},
       {"model.hidden", &c.model.hidden},
       {"model.blocks", &c.model.blocks},
       {"model.heads", &c.model.heads},
@@ -25,9 +30,14 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"model.sequence", &c.model.sequence},
       {"model.dropout", &c.model.dropout},
       {"model.rope_theta", &c.model.rope_theta},
+      {"model.precision", &c.model.precision},
+      {"model.positions", &c.model.positions},
+      {"model.norm_epsilon", &c.model.norm_epsilon},
+      {"model.tied_embeddings", &c.model.tied_embeddings},
       {"data.path", &c.data.path},
       {"batch.micro_batches", &c.batch.micro_batches},
       {"batch.micro_batch_size", &c.batch.micro_batch_size},
+      {"batch.accumulation", &c.batch.accumulation},
       {"optimizer.learning_rate", &c.optimizer.learning_rate},
       {"optimizer.minimum_learning_rate", &c.optimizer.minimum_learning_rate},
       {"optimizer.warmup_steps", &c.optimizer.warmup_steps},
@@ -40,16 +50,20 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"optimizer.clip_norm", &c.optimizer.clip_norm},
       {"train.steps", &c.train.steps},
       {"train.seed", &c.train.seed},
+      {"train.init", &c.train.init},
       {"train.on_nan", &c.train.on_nan},
       {"train.validation_every", &c.train.validation_every},
       {"train.validation_steps", &c.train.validation_steps},
       {"pipeline.ranks", &c.pipeline.ranks},
+      {"pipeline.replicas", &c.pipeline.replicas},
       {"pipeline.schedule", &c.pipeline.schedule},
       {"pipeline.stages_per_rank", &c.pipeline.stages_per_rank},
       {"pipeline.balancer", &c.pipeline.balancer},
       {"pipeline.cut", &c.pipeline.cut},
       {"pipeline.measure_steps", &c.pipeline.measure_steps},
       {"pipeline.pin", &c.pipeline.pin},
+      {"pipeline.recompute", &c.pipeline.recompute},
+      {"pipeline.memory", &c.pipeline.memory},
       {"pipeline.timeout_s", &c.pipeline.timeout_s},
       {"balance.enabled", &c.balance.enabled},
       {"balance.balancer", &c.balance.balancer},
@@ -63,13 +77,25 @@ std::vector<TomlKey> keys_of(Config& c) {
       {"freezing.every", &c.freezing.every},
       {"checkpoint.every", &c.checkpoint.every},
       {"checkpoint.keep", &c.checkpoint.keep},
+      {"checkpoint.asynchronous", &c.checkpoint.asynchronous},
+      {"checkpoint.memory", &c.checkpoint.memory},
       {"emulated.profile", &c.emulated.profile},
       {"emulated.trace", &c.emulated.trace},
       {"emulated.memory_scale", &c.emulated.memory_scale},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device},
       {"run.trace_steps", &c.run.trace_steps},
+      {"run.load_trace", &c.run.load_trace},
   };
+}
+
+// With what follows from other keys filled in, so that it means the same where defaults change.
+Config resolved(Config config) {
+  const auto family = model::parse_family(config.model.family);
+  if (family && !config.model.tied_embeddings) {
+    config.model.tied_embeddings = *family == model::Family::kGpt2;
+  }
+  return config;
 }
 
 template <typename T>
@@ -100,10 +126,28 @@ Expected<void> validate(const Config& c) {
   const auto in = [](std::int64_t value, std::int64_t low) {
     return value >= low && value <= kLarge;
   };
+  const auto family = model::parse_family(c.model.family);
+  if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
+  DYNMO_TRY(require(c.model.vocabulary >= 0, "model.vocabulary", c.model.vocabulary,
+                    "1 or more, or 0 for that of the data"));
+  DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
+                    "1 or more, or 0 for model.sequence"));
+  DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,
+                    "nothing with run.device = emulated"));
   DYNMO_TRY(require(in(c.batch.micro_batches, 1), "batch.micro_batches", c.batch.micro_batches,
                     "1 or more"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
                     c.batch.micro_batch_size, "1 or more"));
+  DYNMO_TRY(require(in(c.batch.accumulation, 1), "batch.accumulation", c.batch.accumulation,
+                    "1 or more"));
+  DYNMO_TRY(require(c.pipeline.replicas >= 1 && c.pipeline.replicas <= 4096, "pipeline.replicas",
+                    c.pipeline.replicas, "1 to 4096"));
+  if (step_micro_batches(c) > kLarge) {
+    return make_error(ErrorCode::kBadInput,
+                      "pipeline.replicas x batch.accumulation x batch.micro_batches is {}, wanted "
+                      "at most {}",
+                      step_micro_batches(c), kLarge);
+  }
   DYNMO_TRY(require(in(c.train.steps, 1), "train.steps", c.train.steps, "1 or more"));
   DYNMO_TRY(require(c.train.seed >= 0, "train.seed", c.train.seed, "0 or more"));
   DYNMO_TRY(require(in(c.train.validation_every, 0), "train.validation_every",
@@ -118,6 +162,13 @@ Expected<void> validate(const Config& c) {
                     "0 to optimizer.learning_rate"));
   DYNMO_TRY(require(in(c.optimizer.warmup_steps, 0), "optimizer.warmup_steps",
                     c.optimizer.warmup_steps, "0 or more"));
+  const auto precision = model::parse_precision(c.model.precision);
+  if (!precision) {
+    return make_error(ErrorCode::kBadInput, "model.precision: {}", precision.error().message);
+  }
+  DYNMO_TRY(require(!emulates(c) || *precision == model::Precision::kFp32, "model.precision",
+                    c.model.precision,
+                    "fp32 with run.device = emulated: its costs say how many bytes pass"));
   const auto decay = model::parse_decay(c.optimizer.decay);
   if (!decay) {
     return make_error(ErrorCode::kBadInput, "optimizer.decay: {}", decay.error().message);
@@ -151,6 +202,16 @@ Expected<void> validate(const Config& c) {
   }
   DYNMO_TRY(require(in(c.pipeline.stages_per_rank, 1), "pipeline.stages_per_rank",
                     c.pipeline.stages_per_rank, "1 or more"));
+  const auto recompute = plan::parse_recompute(c.pipeline.recompute);
+  if (!recompute) {
+    return make_error(ErrorCode::kBadInput, "pipeline.recompute: {}", recompute.error().message);
+  }
+  DYNMO_TRY(require(!emulates(c) || *recompute == plan::Recompute::kNone, "pipeline.recompute",
+                    c.pipeline.recompute,
+                    "none with run.device = emulated: its layers keep no activations"));
+  DYNMO_TRY(require(*recompute != plan::Recompute::kAuto || c.pipeline.memory > Bytes{0},
+                    "pipeline.memory", c.pipeline.memory.value,
+                    "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
   DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
   DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,
@@ -165,6 +226,9 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.checkpoint.every, 0), "checkpoint.every", c.checkpoint.every,
                     "0 (none) or more"));
   DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
+  DYNMO_TRY(require(c.checkpoint.memory >= Bytes{0}, "checkpoint.memory", c.checkpoint.memory.value,
+                    "0 bytes or more"));
+  DYNMO_TRY(require(in(c.run.load_trace, 0), "run.load_trace", c.run.load_trace, "0 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
   DYNMO_TRY(
@@ -178,12 +242,28 @@ Expected<void> validate(const Config& c) {
 }
 
 std::string to_toml(const Config& config) {
-  Config copy = config;
+  Config copy = resolved(config);
   return dynmo::to_toml(keys_of(copy));
 }
 
+std::int64_t step_micro_batches(const Config& config) {
+  return config.pipeline.replicas * config.batch.accumulation * config.batch.micro_batches;
+}
+
+Expected<int> pipeline_ranks(const Config& config, int world) {
+  if (world % config.pipeline.replicas == 0) {
+    return static_cast<int>(world / config.pipeline.replicas);
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "{} ranks were started for pipeline.replicas = {}: wanted a multiple of it; "
+                    "start more or fewer, or set pipeline.replicas to a divisor of {}",
+                    world, config.pipeline.replicas, world);
+}
+
 std::string identity(const Config& config) {
-  Config copy = config;
+  Config copy = resolved(config);
+  copy.batch.micro_batches = step_micro_batches(config);
+  copy.batch.accumulation = 1;
   std::string text;
   for (const TomlKey& key : keys_of(copy)) {
     const std::string table = key.name.substr(0, key.name.find('.'));

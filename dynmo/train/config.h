@@ -7,24 +7,32 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::train {
 
 struct Config {
   struct Model {
+    std::string family = "llama";  // or gpt2
+    std::int64_t vocabulary = 0;   // 0: the data's; more: with tokens that the data does not use
     std::int64_t hidden = 256;
     std::int64_t blocks = 8;  // two layers (half blocks) each
     std::int64_t heads = 4;
-    std::int64_t kv_heads = 2;
+    std::int64_t kv_heads = 2;  // llama
     std::int64_t intermediate = 688;
     std::int64_t sequence = 128;
     double dropout = 0;
-    double rope_theta = 10000;
+    double rope_theta = 10000;   // llama
+    std::int64_t positions = 0;  // gpt2: that have a learned vector; 0: as many as sequence
+    double norm_epsilon = 1e-5;
+    std::optional<bool> tied_embeddings;  // default: what the family does, true for gpt2 alone
+    std::string precision = "fp32";       // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
     std::string path;  // folder made by `dynmo data prepare`
@@ -32,6 +40,7 @@ struct Config {
   struct Batch {
     std::int64_t micro_batches = 8;
     std::int64_t micro_batch_size = 4;  // sequences
+    std::int64_t accumulation = 1;      // rounds of micro_batches before an update
   } batch;
   struct Optimizer {
     double learning_rate = 1e-3;
@@ -48,18 +57,24 @@ struct Config {
   struct Train {
     std::int64_t steps = 200;
     std::int64_t seed = 1;
+    // A run, a checkpoint or a Hugging Face folder whose weights the first step starts from, with a
+    // new optimizer; its decoder must be that of [model].
+    std::string init;
     std::string on_nan = "stop";  // or skip: go on without the update of a step that is no number
     std::int64_t validation_every = 50;  // 0: never
     std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
   } train;
   struct Pipeline {
-    std::int64_t ranks = 0;            // 0: min(4, usable cores), at least 2
+    std::int64_t ranks = 0;            // of one replica; 0: min(4, usable cores), at least 2
+    std::int64_t replicas = 1;         // pipelines that train on different micro-batches
     std::string schedule = "1f1b";     // or "auto": of the first plan, the best of all by replay
     std::int64_t stages_per_rank = 2;  // of interleaved
     std::string balancer = "optimal";  // of the first plan, on costs measured before the first step
     std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
     std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
     bool pin = true;                 // each rank to a core of its own, where there are enough
+    std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs
+    Bytes memory;                    // of a rank, for plans; 0: unlimited
     double timeout_s = 300;  // of one message; a lost rank is noticed in seconds by the watchdog
   } pipeline;
   struct Balance {
@@ -77,8 +92,10 @@ struct Config {
     std::int64_t every = 1;  // steps between changes
   } freezing;
   struct Checkpoint {
-    std::int64_t every = 0;  // steps; 0: none
-    std::int64_t keep = 2;   // newest ones kept
+    std::int64_t every = 0;               // steps; 0: none
+    std::int64_t keep = 2;                // newest ones kept
+    bool asynchronous = true;             // written while training goes on
+    Bytes memory{std::int64_t{2} << 30};  // a rank copies at most; the rest is written at once
   } checkpoint;
   // run.device = "emulated": what the layers cost (model/emulated.h). One of the two files.
   struct Emulated {
@@ -90,6 +107,7 @@ struct Config {
     std::string directory = "runs/default";
     std::string device = "cpu";    // or "emulated"
     std::int64_t trace_steps = 4;  // last steps in the trace
+    std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
   } run;
 };
 
@@ -106,9 +124,14 @@ struct Config {
 [[nodiscard]] bool emulates(const Config& config);
 // The resolved form; apply_file reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Config& config);
-// Digest text of what decides the numbers of a run (model, data, batch, optimizer,
-// train.seed/steps, freezing): a checkpoint continues only a run with an equal one. The number of
-// ranks, cuts and balancing are not part of it.
+// Micro-batches of a step: replicas x accumulation x micro_batches.
+[[nodiscard]] std::int64_t step_micro_batches(const Config& config);
+// Ranks of one replica where `world` ranks were started. kBadInput where replicas do not divide it.
+[[nodiscard]] Expected<int> pipeline_ranks(const Config& config, int world);
+// Digest text of what decides the numbers of a run (model, data, micro-batches of a step and their
+// size, optimizer, train.seed/steps, freezing): a checkpoint continues only a run with an equal
+// one. The number of ranks, cuts and balancing are not part of it; nor is how the micro-batches of
+// a step are grouped in replicas, which changes the last bits.
 [[nodiscard]] std::string identity(const Config& config);
 
 }  // namespace dynmo::train

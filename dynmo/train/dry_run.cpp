@@ -47,6 +47,8 @@ cost::ModelCost known_costs(const DryRun& dry_run) {
   const auto group = transport::make_in_process_group(1);
   runtime::PipelineOptions options = dry_run.pipeline;
   options.freezing.reset();
+  options.replicas = options.accumulation = 1;
+  options.ties.clear();
   const auto all =
       plan::make_plan({static_cast<int>(dry_run.layers.size())}, schedule::ScheduleKind::k1F1B);
   return runtime::Pipeline(*group.front(), dry_run.layers, options, all, {}).profiler().known();
@@ -61,13 +63,18 @@ Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
   shape.kv_heads = m.kv_heads;
   shape.head_size = m.hidden / m.heads;
   shape.intermediate = m.intermediate;
-  shape.gated_mlp = true;
+  const bool gpt2 = m.family == "gpt2";
+  if (gpt2) shape.kv_heads = m.heads;
+  shape.gated_mlp = !gpt2;
+  shape.learned_positions = shape.norm_biases = shape.qkv_biases = shape.projection_biases =
+      shape.mlp_biases = gpt2;
+  shape.positions = m.sequence;
   shape.vocabulary = dry_run.vocabulary;
   shape.sequence = m.sequence;
   shape.micro_batch_size = dry_run.config.batch.micro_batch_size;
   shape.dropout = m.dropout > 0;
   DYNMO_ASSIGN(cost::Device device, cost::find_device("cpu"));
-  device.bytes_per_element = 4;
+  device.bytes_per_element = m.precision == "bf16" ? 2 : 4;
   return cost::transformer_costs(shape, device);
 }
 
@@ -103,7 +110,9 @@ Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost 
   const auto group = transport::make_in_process_group(1);
   runtime::PipelineOptions options = dry_run.pipeline;
   options.freezing.reset();
-  options.ties.clear();  // of layers that are not all here
+  options.replicas = options.accumulation = 1;
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
+  options.ties.clear();                        // of layers that are not all here
   options.micro_batches = kMicroBatches;
   const auto plan =
       plan::make_plan({static_cast<int>(one_each.size())}, schedule::ScheduleKind::k1F1B);
@@ -170,6 +179,31 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
                "take too long, or more than half of the free memory"};
 }
 
+struct Planned {
+  plan::Plan plan;
+  plan::Evaluation evaluation;
+  int recomputed = 0;  // layers
+};
+
+Expected<Planned> plan_run(const Config& config, const cost::ModelCost& costs, int ranks) {
+  if (config.pipeline.cut.empty()) {
+    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, ranks));
+    return Planned{std::move(proposed.proposal.plan), std::move(proposed.proposal.evaluation),
+                   static_cast<int>(proposed.layers.size())};
+  }
+  const int micro_batches = static_cast<int>(config.batch.micro_batches);
+  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
+  const std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
+  plan::Plan plan = plan::make_plan(cut, first_schedule(config));
+  DYNMO_TRY(plan::schedule_of(plan, micro_batches, 0));
+  DYNMO_ASSIGN(const plan::LayerSet again,
+               plan::recomputed_layers(plan::parse_recompute(config.pipeline.recompute).value(),
+                                       plan, costs, cluster, micro_batches));
+  DYNMO_ASSIGN(plan::Evaluation evaluation,
+               plan::evaluate(plan, plan::recomputed(costs, again), cluster, micro_batches));
+  return Planned{std::move(plan), std::move(evaluation), static_cast<int>(again.size())};
+}
+
 // State and stashes of each rank, as a table.
 std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
                          const sim::SimResult& result) {
@@ -203,41 +237,44 @@ std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
 
 }  // namespace
 
-Expected<plan::Plan> first_plan_of(const Config& config, const cost::ModelCost& costs, int ranks) {
-  const int micro_batches = static_cast<int>(config.batch.micro_batches);
+Bytes rank_memory(const Config& config) {
+  return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
+}
+
+schedule::ScheduleKind first_schedule(const Config& config) {
+  if (config.pipeline.schedule == "auto") return schedule::ScheduleKind::k1F1B;
+  return schedule::parse_schedule_kind(config.pipeline.schedule).value();
+}
+
+Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+                                                     const cost::ModelCost& costs, int ranks) {
   const bool best = config.pipeline.schedule == "auto";
-  const auto kind = best ? schedule::ScheduleKind::k1F1B
-                         : schedule::parse_schedule_kind(config.pipeline.schedule).value();
-  if (!config.pipeline.cut.empty()) {
-    const std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-    plan::Plan given = plan::make_plan(cut, kind);
-    DYNMO_TRY(plan::schedule_of(given, micro_batches, 0));
-    return given;
-  }
-  const cost::Cluster cluster = cost::equal_ranks(ranks);
-  DYNMO_ASSIGN(plan::Proposal proposal,
-               plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
-                             {.model = costs,
-                              .cluster = cluster,
-                              .micro_batches = micro_batches,
-                              .schedule = kind,
-                              .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
-                             {.schedules = best ? plan::ScheduleChoice::kBest
-                                                : plan::ScheduleChoice::kAsGiven}));
-  return std::move(proposal.plan);
+  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
+  return plan::propose(
+      plan::parse_balancer(config.pipeline.balancer).value(),
+      {.model = costs,
+       .cluster = cluster,
+       .micro_batches = static_cast<int>(config.batch.micro_batches),
+       .schedule = first_schedule(config),
+       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
+      {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven},
+      plan::parse_recompute(config.pipeline.recompute).value());
 }
 
 Expected<std::string> describe(const DryRun& dry_run) {
   const Bytes process = observe::resident_memory();  // before anything is measured
   DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
   const Config& config = dry_run.config;
-  DYNMO_ASSIGN(const plan::Plan plan, first_plan_of(config, costs.model, dry_run.ranks));
-  const int micro_batches = static_cast<int>(config.batch.micro_batches);
-  DYNMO_ASSIGN(const plan::Evaluation evaluation,
-               plan::evaluate(plan, costs.model, cost::equal_ranks(dry_run.ranks), micro_batches));
+  DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.ranks));
+  const auto& [plan, evaluation, recomputed] = planned;
   std::string text = fmt::format(
-      "plan     {} layers on {} ranks, {}: {}\ncosts    {}\n", dry_run.layers.size(), dry_run.ranks,
-      schedule::name(plan.schedule), plan::to_string(plan), costs.source);
+      "plan     {} layers on {} ranks{}, {}: {}\n", dry_run.layers.size(), dry_run.ranks,
+      config.pipeline.replicas > 1
+          ? fmt::format(" of each of {} replicas", config.pipeline.replicas)
+          : "",
+      schedule::name(plan.schedule), plan::to_string(plan));
+  if (recomputed > 0) text += fmt::format("         {} layers computed again\n", recomputed);
+  text += fmt::format("costs    {}\n", costs.source);
   text += fmt::format(
       "step     {} predicted ({:.3f} x ideal), bubble {:.0f} %, imbalance {:.2f}; no time for "
       "messages\n",

@@ -10,16 +10,23 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
-#include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/config.h"
 
 namespace dynmo::train {
 
-// The first plan of a run from what its layers cost: pipeline.cut where it is given, else what
-// pipeline.balancer and pipeline.schedule make of the costs. kBadInput, kInfeasible.
-[[nodiscard]] Expected<plan::Plan> first_plan_of(const Config& config, const cost::ModelCost& costs,
-                                                 int ranks);
+// Of a rank, as pipeline.memory says.
+[[nodiscard]] Bytes rank_memory(const Config& config);
+
+// Of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is found.
+[[nodiscard]] schedule::ScheduleKind first_schedule(const Config& config);
+
+// The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
+// recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
+[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+                                                                   const cost::ModelCost& costs,
+                                                                   int ranks);
 
 struct DryRun {
   const Config& config;
@@ -27,7 +34,7 @@ struct DryRun {
   runtime::PipelineOptions pipeline;  // as for a run
   runtime::Pipeline::Batches batches;
   std::int64_t vocabulary = 0;
-  int ranks = 1;
+  int ranks = 1;  // of a replica
 };
 
 // Lines of text. Where costs come from is said in them:

@@ -74,23 +74,27 @@ Expected<void> run_rank(const RankProcess& process) {
 
 int ranks_to_start(const Config& config) {
   if (config.pipeline.ranks > 0) return static_cast<int>(config.pipeline.ranks);
-  return std::clamp(runtime::usable_processors().usable(), 2, 4);
+  const auto replicas = static_cast<int>(config.pipeline.replicas);
+  return std::clamp(runtime::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);
 }
 
 Expected<std::string> say_dry_run(const TrainOptions& options) {
   DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
   if (environment && environment->rank != Rank(0)) return std::string();
   at::set_num_threads(1);
-  return dry_run(options, environment ? environment->size : ranks_to_start(options.config));
+  if (!environment) return dry_run(options, ranks_to_start(options.config));
+  DYNMO_ASSIGN(const int ranks, pipeline_ranks(options.config, environment->size));
+  return dry_run(options, ranks);
 }
 
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));
-  runtime::LaunchOptions launch_options{.ranks = ranks, .command = command};
+  const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
+  runtime::LaunchOptions launch_options{.ranks = world, .command = command};
   if (options.config.pipeline.pin) {
     const std::vector<int> cores = runtime::usable_processors().to_pin();
-    if (static_cast<int>(cores.size()) >= ranks) launch_options.cores = cores;
+    if (static_cast<int>(cores.size()) >= world) launch_options.cores = cores;
   }
   return runtime::launch_ranks(launch_options);
 }

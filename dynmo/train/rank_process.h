@@ -31,15 +31,16 @@ struct RankProcess {
 // of tensor operations. The caller prints the error and ends the process by runtime::quit.
 [[nodiscard]] Expected<void> run_rank(const RankProcess& process);
 
-// pipeline.ranks, or where that is 0 min(4, usable cores), at least 2.
+// Of one replica: pipeline.ranks, or where that is 0 min(4, usable cores of each replica), at least
+// 2 (with several replicas 1).
 [[nodiscard]] int ranks_to_start(const Config& config);
 
 // dry_run (trainer.h) for the ranks that `launch` would start, or that somebody has started: then
 // rank 0 has the text, the others have an empty one.
 [[nodiscard]] Expected<std::string> say_dry_run(const TrainOptions& options);
 
-// Checks the inputs once for all ranks, then runs `command` as that many ranks of this host until
-// all have ended. Returns the exit code of the run.
+// Checks the inputs once for all ranks, then runs `command` as that many ranks of this host for
+// each replica until all have ended. Returns the exit code of the run.
 [[nodiscard]] Expected<int> launch(const TrainOptions& options,
                                    const std::vector<std::string>& command);
 

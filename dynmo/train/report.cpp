@@ -4,16 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <tuple>
 
-#include "dynmo/observe/chart.h"
+#include "dynmo/observe/run_report.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/runtime/profiler.h"
 
 namespace dynmo::train {
 namespace {
-
-constexpr int kChartWidth = 72;
 
 // Tokens a second over the last steps: what a progress line should show.
 double recent_tokens_per_s(const RunSeries& run) {
@@ -49,63 +47,9 @@ double last_loss(const RunSeries& run) {
   return count > 0 ? sum / static_cast<double>(count) : 0;
 }
 
-double share(double part, const RunSeries& run) {
-  return run.seconds() > 0 ? 100 * part / run.seconds() : 0;
-}
-
 int migrations(const RunSeries& run) {
   return static_cast<int>(std::count_if(run.steps.begin(), run.steps.end(),
                                         [](const StepEntry& s) { return s.moved; }));
-}
-
-std::vector<std::string> run_lines(const RunSeries& run) {
-  std::vector<std::string> lines;
-  lines.push_back(fmt::format(
-      "{:<11}{:>9.0f} tokens/s   loss {:.4f} -> {:.4f}   imbalance {:.2f}   bubble {:.0f} %",
-      run.name, run.tokens_per_s(), first_loss(run), last_loss(run),
-      mean_of(run, &StepEntry::imbalance), 100 * mean_of(run, &StepEntry::bubble)));
-  if (!run.validation.empty()) {
-    lines.push_back(fmt::format("{:<11}validation loss {:.4f} after step {}", "",
-                                run.validation.back().second, run.validation.back().first));
-  }
-  return lines;
-}
-
-std::vector<std::string> decision_lines(const RunSeries& run) {
-  const double all = run.profile_s + run.plan_s + run.migrate_s;
-  std::vector<std::string> lines;
-  lines.push_back(fmt::format("moved      {} layers in {} migrations, {}", run.moved_layers,
-                              migrations(run), format_bytes(run.moved_bytes)));
-  lines.push_back(fmt::format(
-      "overhead   {:.2f} % of the time: profiling {}, planning {}, moving {}", share(all, run),
-      format_seconds(run.profile_s), format_seconds(run.plan_s), format_seconds(run.migrate_s)));
-  return lines;
-}
-
-std::string prediction_line(const RunSeries& run) {
-  const PredictionError error = prediction_error(run);
-  return fmt::format(
-      "predicted  step time: median error {:.1f} %, worst {:.1f} %, over {} steps {}",
-      100 * error.median, 100 * error.worst, error.steps,
-      migrations(run) > 0 ? "from the first move on" : "");
-}
-
-std::vector<std::string> chart_lines(const std::vector<const RunSeries*>& runs) {
-  std::vector<std::string> lines;
-  for (const auto& [title, field] :
-       {std::pair{"imbalance (max / mean - 1 of the ranks' busy time)", &StepEntry::imbalance},
-        std::pair{"bubble (idle share of the ranks)", &StepEntry::bubble}}) {
-    std::vector<observe::Series> series;
-    for (const RunSeries* run : runs) series.push_back({run->name, values_of(*run, field)});
-    lines.emplace_back(title);
-    const std::string chart = observe::chart(series, {.width = kChartWidth, .height = 4});
-    for (std::size_t from = 0; from < chart.size();) {
-      const std::size_t end = std::min(chart.find('\n', from), chart.size());
-      lines.push_back(chart.substr(from, end - from));
-      from = end + 1;
-    }
-  }
-  return lines;
 }
 
 }  // namespace
@@ -117,8 +61,10 @@ std::string progress_line(std::int64_t step, std::int64_t steps,
   for (const RunSeries* run : runs) {
     line += fmt::format("  {} {:.0f} tokens/s", run->name, recent_tokens_per_s(*run));
   }
-  line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}  plan {}",
-                      newest.imbalance, 100 * newest.bubble, newest.frozen_layers, plan.ranks,
+  const int replicas = runs.back()->replicas;
+  line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}{}  plan {}",
+                      newest.imbalance, 100 * newest.bubble, newest.frozen_layers,
+                      replicas > 1 ? fmt::format("{} x ", replicas) : "", plan.ranks,
                       plan::to_string(plan));
   return line;
 }
@@ -134,60 +80,58 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.loss_digest = loss_digest(run);
   summary.bubble = mean_of(run, &StepEntry::bubble);
   summary.imbalance = mean_of(run, &StepEntry::imbalance);
-  summary.ranks = ranks;
+  summary.ranks = ranks * run.replicas;
+  summary.replicas = run.replicas;
+  summary.reduction_s = run.reduction_s;
+  summary.steps = std::ssize(run.steps);
+  summary.seconds = run.seconds();
+  if (!run.validation.empty()) {
+    std::tie(summary.validation_step, summary.validation_loss) = run.validation.back();
+  }
+  summary.migrations = migrations(run);
+  summary.moved_layers = run.moved_layers;
+  summary.moved_bytes = run.moved_bytes;
+  summary.profile_s = run.profile_s;
+  summary.plan_s = run.plan_s;
+  summary.migrate_s = run.migrate_s;
+  const PredictionError error = prediction_error(run);
+  summary.predicted_steps = error.steps;
+  summary.prediction_error_median = error.median;
+  summary.prediction_error_worst = error.worst;
+  summary.checkpoints_written = run.checkpoints_written;
+  summary.checkpoints_failed = run.checkpoints_failed;
+  summary.checkpoint_s = run.checkpoint_s;
+  summary.traffic = run.traffic;
   return summary;
 }
 
 Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
                              const cost::ModelCost& known, const Config& config, int ranks) {
-  Report report;
   observe::Summary summary;
-  const RunSeries& last = *runs.back();
+  std::vector<observe::RunCurves> curves;
   for (const RunSeries* run : runs) {
     summary.runs.push_back(summarize(*run, ranks));
-    for (std::string& line : run_lines(*run)) report.lines.push_back(std::move(line));
+    curves.push_back({.imbalance = values_of(*run, &StepEntry::imbalance),
+                      .bubble = values_of(*run, &StepEntry::bubble)});
   }
-  if (last.steps.empty()) {
-    report.lines.emplace_back("nothing left to do: the run had finished");
-    report.summary = observe::summary_json(summary);
-    return report;
-  }
-  if (runs.size() == 2) {
-    DYNMO_ASSIGN(
-        const Comparison comparison,
-        compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches), ranks));
+  const RunSeries& last = *runs.back();
+  const observe::RunSummary& end = summary.runs.back();
+  if (runs.size() == 2 && !last.steps.empty()) {
+    DYNMO_ASSIGN(const Comparison comparison,
+                 compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches),
+                         static_cast<int>(config.batch.accumulation), ranks));
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;
-    const bool same = summary.runs[0].loss_digest == summary.runs[1].loss_digest;
-    report.lines.push_back(fmt::format(
-        "losses     {} (digest {} and {})",
-        same ? "the same numbers, bit for bit" : "NOT THE SAME NUMBERS",
-        summary.runs[0].loss_digest.substr(0, 12), summary.runs[1].loss_digest.substr(0, 12)));
-    std::string line = fmt::format("speed-up   {:.3f} x", comparison.speedup);
-    if (std::isfinite(comparison.best_speedup)) {
-      line += fmt::format(
-          "; best possible {:.3f} x (simulated: the best of all cuts at every step, "
-          "from measured costs); reached {:.2f} of the gain",
-          comparison.best_speedup, (comparison.speedup - 1) / (comparison.best_speedup - 1));
-    }
-    report.lines.push_back(std::move(line));
   }
-  for (std::string& line : decision_lines(last)) report.lines.push_back(std::move(line));
-  report.lines.push_back(prediction_line(last));
-  for (std::string& line : chart_lines(runs)) report.lines.push_back(std::move(line));
-  report.lines.push_back(fmt::format(
-      "left in    {0}/: summary.json, config.toml, {1}records/, {1}trace.json (ui.perfetto.dev), "
-      "{1}profile.json",
-      config.run.directory, runs.size() > 1 ? "NAME/" : ""));
-
-  summary.layers_moved = last.moved_layers;
-  summary.overhead = {share(last.profile_s, last) / 100, share(last.plan_s, last) / 100,
-                      share(last.migrate_s, last) / 100};
-  std::vector<double> predicted = values_of(last, &StepEntry::predicted_s);
-  summary.predicted_step_time_s = runtime::median(std::move(predicted));
-  summary.measured_step_time_s = summary.runs.back().step_time_s;
-  report.summary = observe::summary_json(summary);
-  return report;
+  if (end.seconds > 0) {
+    summary.overhead = {end.profile_s / end.seconds, end.plan_s / end.seconds,
+                        end.migrate_s / end.seconds};
+  }
+  summary.layers_moved = end.moved_layers;
+  summary.predicted_step_time_s = runtime::median(values_of(last, &StepEntry::predicted_s));
+  summary.measured_step_time_s = end.step_time_s;
+  return Report{.lines = observe::report_lines(summary, curves, config.run.directory),
+                .summary = observe::summary_json(summary)};
 }
 
 }  // namespace dynmo::train

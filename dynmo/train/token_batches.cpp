@@ -38,7 +38,7 @@ TokenBatches::TokenBatches(std::optional<data::Sampler> training,
                            std::int64_t vocabulary)
     : training_(std::move(training)),
       validation_(std::move(validation)),
-      micro_batches_(config.batch.micro_batches),
+      micro_batches_(step_micro_batches(config)),
       rows_(config.batch.micro_batch_size),
       vocabulary_(vocabulary) {}
 

@@ -21,7 +21,7 @@ class TokenBatches {
   [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
-  // Global sample index: (step x micro-batches + micro-batch) x micro-batch size + row.
+  // Global sample index: (step x micro-batches of a step + micro-batch) x micro-batch size + row.
   [[nodiscard]] runtime::MicroBatch training(std::int64_t step, MicroBatchId micro_batch) const;
   // Held-out data: the same micro-batches for the same `step` at every validation.
   [[nodiscard]] runtime::MicroBatch validation(std::int64_t step, MicroBatchId micro_batch) const;
@@ -34,7 +34,7 @@ class TokenBatches {
 
   std::optional<data::Sampler> training_;  // none: emulated
   std::optional<data::Sampler> validation_;
-  std::int64_t micro_batches_;
+  std::int64_t micro_batches_;  // of a step
   std::int64_t rows_;
   std::int64_t vocabulary_;
 };

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/train/traces.h"
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "dynmo/core/files.h"
 #include "dynmo/observe/trace.h"
+#include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/gather.h"
 
 namespace dynmo::train {
 namespace {
 
-static_assert(std::is_trivially_copyable_v<schedule::TimedAction>);
+static_assert(std::is_trivially_copyable_v<schedule::TimedAction> &&
+              std::is_trivially_copyable_v<TraceSpan>);
 
 // Ranks are of one build: the bytes of the values are the format.
 template <typename T>
@@ -26,13 +30,26 @@ T take(std::string_view& bytes) {
   return value;
 }
 
+template <typename T>
+void put_all(std::string& bytes, const std::vector<T>& values) {
+  put(bytes, static_cast<std::uint64_t>(values.size()));
+  for (const T& value : values) put(bytes, value);
+}
+
+template <typename T>
+std::vector<T> take_all(std::string_view& bytes) {
+  std::vector<T> values(take<std::uint64_t>(bytes));
+  for (T& value : values) value = take<T>(bytes);
+  return values;
+}
+
 std::string encode(const std::deque<StepTrace>& steps) {
   std::string bytes;
   for (const StepTrace& step : steps) {
     put(bytes, step.step);
     put(bytes, step.start_ns);
-    put(bytes, static_cast<std::uint64_t>(step.actions.size()));
-    for (const schedule::TimedAction& action : step.actions) put(bytes, action);
+    put_all(bytes, step.actions);
+    put_all(bytes, step.spans);
   }
   return bytes;
 }
@@ -40,42 +57,111 @@ std::string encode(const std::deque<StepTrace>& steps) {
 std::vector<StepTrace> decode(std::string_view bytes) {
   std::vector<StepTrace> steps;
   while (!bytes.empty()) {
-    StepTrace step;
+    StepTrace& step = steps.emplace_back();
     step.step = take<std::int64_t>(bytes);
     step.start_ns = take<std::int64_t>(bytes);
-    const auto count = take<std::uint64_t>(bytes);
-    for (std::uint64_t i = 0; i < count; ++i)
-      step.actions.push_back(take<schedule::TimedAction>(bytes));
-    steps.push_back(std::move(step));
+    step.actions = take_all<schedule::TimedAction>(bytes);
+    step.spans = take_all<TraceSpan>(bytes);
   }
   return steps;
 }
 
+const char* name(SpanKind kind) {
+  switch (kind) {
+    case SpanKind::kProfile:
+      return "profile";
+    case SpanKind::kPlan:
+      return "plan";
+    case SpanKind::kMigrate:
+      return "migrate";
+    case SpanKind::kValidation:
+      return "validation";
+    case SpanKind::kCheckpoint:
+      break;
+  }
+  return "checkpoint";
+}
+
+// A rank learns that its sends are done at the end of the step; the receivers know better.
+void end_sends_with_their_receives(schedule::Timeline& timeline) {
+  std::map<schedule::Action, Nanoseconds> arrivals;
+  for (const auto& rank : timeline.ranks) {
+    for (const auto& timed : rank) arrivals[timed.action] = timed.end;
+  }
+  for (auto& rank : timeline.ranks) {
+    for (auto& [action, start, end] : rank) {
+      const bool sends = action.kind == schedule::ActionKind::kSendActivation ||
+                         action.kind == schedule::ActionKind::kSendGradient;
+      if (!sends) continue;
+      const auto arrival = arrivals.find(schedule::peer(action));
+      if (arrival != arrivals.end()) end = std::max(start, std::min(end, arrival->second));
+    }
+  }
+}
+
+// One clock for the step: every rank's actions relative to the first rank to start.
+observe::TracedStep traced(const std::vector<std::vector<StepTrace>>& ranks, std::size_t i) {
+  std::int64_t start = ranks[0][i].start_ns;
+  for (const auto& rank : ranks) {
+    start = std::min(start, rank[i].start_ns);
+    for (const TraceSpan& span : rank[i].spans) start = std::min(start, span.start_ns);
+  }
+  observe::TracedStep step{.step = ranks[0][i].step, .timeline = {}};
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const Nanoseconds shift{ranks[r][i].start_ns - start};
+    auto& actions = step.timeline.ranks.emplace_back(ranks[r][i].actions);
+    for (schedule::TimedAction& action : actions) {
+      action.start += shift;
+      action.end += shift;
+    }
+    for (const TraceSpan& span : ranks[r][i].spans) {
+      step.spans.push_back({.rank = r,
+                            .name = name(span.kind),
+                            .start = Nanoseconds{span.start_ns - start},
+                            .end = Nanoseconds{span.end_ns - start}});
+    }
+  }
+  end_sends_with_their_receives(step.timeline);
+  return step;
+}
+
 }  // namespace
 
+StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns) {
+  StepTrace trace{report.step, report.start_ns, report.actions};
+  trace.actions.insert(trace.actions.end(), report.messages.begin(), report.messages.end());
+  std::stable_sort(trace.actions.begin(), trace.actions.end(),
+                   [](const auto& a, const auto& b) { return a.start < b.start; });
+  std::int64_t from = begin_ns;
+  const auto add = [&](SpanKind kind, double seconds) {
+    if (seconds <= 0) return;
+    const std::int64_t to = from + to_nanoseconds(seconds).count();
+    trace.spans.push_back({kind, from, to});
+    from = to;
+  };
+  add(SpanKind::kProfile, report.profile_s);
+  add(SpanKind::kPlan, report.plan_s);
+  add(SpanKind::kMigrate, report.migrate_s);
+  return trace;
+}
+
 Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
-                           const std::deque<StepTrace>& mine, const std::filesystem::path& path) {
+                           const std::deque<StepTrace>& mine, int replicas,
+                           const std::filesystem::path& path) {
   DYNMO_ASSIGN(const auto texts, transport::gather_texts(transport, tag, encode(mine)));
   if (transport.rank() != Rank(0) || mine.empty()) return {};
   std::vector<std::vector<StepTrace>> ranks;
   for (const std::string& text : texts) ranks.push_back(decode(text));
-  observe::TraceProcess process{.name = "measured", .steps = {}};
-  for (std::size_t i = 0; i < ranks[0].size(); ++i) {
-    // One clock for the step: every rank's actions relative to the first rank to start.
-    std::int64_t start = ranks[0][i].start_ns;
-    for (const auto& rank : ranks) start = std::min(start, rank[i].start_ns);
-    observe::TracedStep step{.step = ranks[0][i].step, .timeline = {}};
-    for (const auto& rank : ranks) {
-      const Nanoseconds shift{rank[i].start_ns - start};
-      step.timeline.ranks.push_back(rank[i].actions);
-      for (schedule::TimedAction& action : step.timeline.ranks.back()) {
-        action.start += shift;
-        action.end += shift;
-      }
-    }
-    process.steps.push_back(std::move(step));
+  std::vector<observe::TraceProcess> processes;
+  const std::ptrdiff_t size = std::ssize(ranks) / replicas;
+  for (int replica = 0; replica < replicas; ++replica) {
+    const auto first = ranks.begin() + replica * size;
+    const std::vector<std::vector<StepTrace>> own(first, first + size);
+    auto& process = processes.emplace_back();
+    process.name = replicas > 1 ? fmt::format("measured, replica {}", replica) : "measured";
+    for (std::size_t i = 0; i < own[0].size(); ++i) process.steps.push_back(traced(own, i));
   }
-  return write_file_durably(path, observe::trace_json(std::span(&process, 1)));
+  return write_file_durably(path, observe::trace_json(processes));
 }
 
 }  // namespace dynmo::train

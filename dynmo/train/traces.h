@@ -9,21 +9,37 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/timeline.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
 
+// What a rank does beside its schedule; the names are those of the trace.
+enum class SpanKind { kProfile, kPlan, kMigrate, kValidation, kCheckpoint };
+
+struct TraceSpan {
+  SpanKind kind = SpanKind::kCheckpoint;
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
 // One step of one rank. `start_ns` is the steady clock, which ranks of one host share.
 struct StepTrace {
   std::int64_t step = 0;
   std::int64_t start_ns = 0;
-  std::vector<schedule::TimedAction> actions;
+  std::vector<schedule::TimedAction> actions;  // compute and messages
+  std::vector<TraceSpan> spans = {};           // before it and after it
 };
 
-// Called by all ranks with the same steps; rank 0 writes the file.
+// The trace of a step that began at `begin_ns` (steady clock) with balancing.
+[[nodiscard]] StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns);
+
+// Called by all ranks with the same steps; rank 0 writes the file, with a process for each of the
+// replicas, whose ranks are neighbours. A send is drawn until its
+// receiver had the message: that is when it mattered.
 [[nodiscard]] Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
-                                         const std::deque<StepTrace>& mine,
+                                         const std::deque<StepTrace>& mine, int replicas,
                                          const std::filesystem::path& path);
 
 }  // namespace dynmo::train

@@ -6,44 +6,45 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/model/state_bytes.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
-#include "dynmo/train/trainer.h"
+#include "dynmo/train/hugging_face.h"
+#include "dynmo/train/model_config.h"
+#include "dynmo/train/weights.h"
 
 namespace dynmo::train {
 namespace {
 
-Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path) {
-  std::error_code fault;
-  if (std::filesystem::exists(path / "manifest.json", fault)) {
-    auto manifest = checkpoint::verify(path);
-    if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
-    return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
-  }
-  return checkpoint::newest_verified(path / "checkpoints", nullptr);
-}
-
-// The next token's scores, [vocabulary], in fp64.
-std::vector<double> scores_of(const TrainedModel& model, const std::vector<std::int64_t>& tokens) {
-  const auto length =
-      std::min(std::ssize(tokens), static_cast<std::ptrdiff_t>(model.config.sequence));
+// Of `tokens`, at most the model's longest input: [T, D] before the head.
+at::Tensor hidden_of(const TrainedModel& model, std::span<const std::int64_t> tokens) {
+  const auto length = static_cast<std::int64_t>(tokens.size());
   model::LayerContext context;
   context.training = false;
   context.tokens_BT = at::empty({1, length}, at::kLong);
-  std::copy(tokens.end() - length, tokens.end(), context.tokens_BT.data_ptr<std::int64_t>());
+  std::ranges::copy(tokens, context.tokens_BT.data_ptr<std::int64_t>());
   at::Tensor hidden;
   for (std::size_t i = 0; i + 1 < model.layers.size(); ++i) {
     hidden = model.layers[i]->forward(model.states[i], hidden, context, nullptr);
   }
-  const at::Tensor last_V =
-      model::llama_logits(model.config, model.states.back(), hidden.narrow(1, length - 1, 1))
-          .flatten()
-          .to(at::kDouble);
+  return hidden;
+}
+
+// The next token's scores, [vocabulary], in fp64.
+std::vector<double> scores_of(const TrainedModel& model, const std::vector<std::int64_t>& tokens) {
+  const auto longest = static_cast<std::size_t>(model::sizes(model.config).sequence);
+  const at::Tensor hidden_BTD =
+      hidden_of(model, std::span(tokens).last(std::min(tokens.size(), longest)));
+  const at::Tensor last_V = model::logits(model.config, model.states.back(),
+                                          hidden_BTD.narrow(1, hidden_BTD.size(1) - 1, 1))
+                                .flatten()
+                                .to(at::kDouble);
   return {last_V.data_ptr<double>(), last_V.data_ptr<double>() + last_V.numel()};
 }
 
@@ -72,16 +73,20 @@ std::int64_t draw(const std::vector<double>& scores, const Sampling& sampling, R
   return static_cast<std::int64_t>(order[chosen]);
 }
 
-Expected<void> check(const TrainedModel& model, const std::vector<std::int64_t>& prompt,
-                     const Sampling& sampling) {
-  if (prompt.empty()) {
+Expected<void> check_tokens(const TrainedModel& model, const std::vector<std::int64_t>& tokens) {
+  if (tokens.empty()) {
     return make_error(ErrorCode::kBadInput, "the prompt is empty, wanted at least one token");
   }
-  for (const std::int64_t token : prompt) {
-    if (token >= 0 && token < model.config.vocabulary) continue;
+  const std::int64_t vocabulary = model::sizes(model.config).vocabulary;
+  for (const std::int64_t token : tokens) {
+    if (token >= 0 && token < vocabulary) continue;
     return make_error(ErrorCode::kBadInput, "the prompt has token {}, wanted 0 to {}", token,
-                      model.config.vocabulary - 1);
+                      vocabulary - 1);
   }
+  return {};
+}
+
+Expected<void> check_sampling(const Sampling& sampling) {
   if (sampling.tokens < 0) {
     return make_error(ErrorCode::kBadInput, "{} tokens to make, wanted 0 or more", sampling.tokens);
   }
@@ -96,72 +101,65 @@ Expected<void> check(const TrainedModel& model, const std::vector<std::int64_t>&
   return {};
 }
 
-// Keys of transformers' LlamaConfig.
-Json hugging_face_config(const model::LlamaConfig& config) {
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
-          {"vocab_size", config.vocabulary},
-          {"hidden_size", config.hidden},
-          {"intermediate_size", config.intermediate},
-          {"num_hidden_layers", config.blocks},
-          {"num_attention_heads", config.heads},
-          {"num_key_value_heads", config.kv_heads},
-          {"head_dim", config.head_size()},
-          {"max_position_embeddings", config.sequence},
-          {"rope_theta", config.rope_theta},
-          {"rms_norm_eps", config.rms_epsilon},
-          {"hidden_act", "silu"},
-          {"tie_word_embeddings", false},
-          {"attention_bias", false},
-          {"mlp_bias", false},
-          {"torch_dtype", "float32"}};
+checkpoint::TensorView view_of(const model::DecoderConfig& config, LayerId layer,
+                               const model::Parameter& parameter) {
+  return {.name = model::checkpoint_name(config, layer, parameter.name),
+          .dtype = checkpoint::DType::kF32,
+          .shape = parameter.value.sizes().vec(),
+          .bytes = {static_cast<const std::byte*>(parameter.value.const_data_ptr()),
+                    parameter.value.nbytes()}};
+}
+
+// fp32 tensors by full name, of every layer; not the second of a tied pair.
+std::vector<checkpoint::TensorView> exported(const TrainedModel& model) {
+  const std::vector<model::Tie> ties = model::ties(model.config);
+  std::vector<checkpoint::TensorView> tensors;
+  for (const model::LayerState& state : model.states) {
+    for (const model::Parameter& parameter : state.parameters) {
+      const bool second = std::ranges::any_of(ties, [&](const model::Tie& tie) {
+        return tie.second == state.id && tie.second_parameter == parameter.name;
+      });
+      if (second) continue;
+      tensors.push_back(view_of(model.config, state.id, parameter));
+    }
+  }
+  return tensors;
 }
 
 }  // namespace
 
 Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
-  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path));
-  const std::string origin = (found.path / "manifest.json").string();
-  JsonObject state(found.manifest.state, origin, "/state");
-  TrainedModel trained{.checkpoint = found.path,
-                       .step = state.integer("step"),
-                       .config = {},
-                       .layers = {},
+  DYNMO_ASSIGN(const Weights weights, read_weights(path));
+  TrainedModel trained{.checkpoint = weights.origin,
+                       .step = weights.step,
+                       .config = weights.config,
+                       .layers = model::make_decoder(weights.config),
                        .states = {}};
-  const std::string text = state.string("config");
-  for (const char* other : {"identity", "plan", "machine"}) state.ignore(other);
-  DYNMO_TRY(state.finish());
-  Config config;
-  DYNMO_TRY(apply_text(config, text, origin));
-  DYNMO_ASSIGN(const auto embedding, checkpoint::read_layer(found, LayerId{0}));
-  const auto* table = embedding.find("model.embed_tokens.weight");
-  if (table == nullptr || table->shape.size() != 2) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "checkpoint '{}' has no tensor model.embed_tokens.weight: wanted a model that "
-        "`dynmo train` makes of its config",
-        found.path.string());
+  for (std::size_t i = 0; i < trained.layers.size(); ++i) {
+    // (A frozen layer has values alone.)
+    trained.states.push_back(model::allocate_like(*trained.layers[i], LayerId(static_cast<int>(i)),
+                                                  model::Frozen::kYes));
+    load_values(weights, weights.config, trained.states.back());
   }
-  trained.config = llama_config(config, table->shape[0]);
-  DYNMO_TRY(model::validate(trained.config));
-  trained.layers = model::make_llama(trained.config);
-  const TensorName name = [&](LayerId layer, std::string_view parameter) {
-    return model::checkpoint_name(trained.config, layer, parameter);
-  };
-  const plan::Plan whole =
-      plan::make_plan({static_cast<int>(trained.layers.size())}, schedule::ScheduleKind::k1F1B);
-  const Restored restored{.checkpoint = found, .step = trained.step, .plan = whole, .notes = {}};
-  DYNMO_ASSIGN(runtime::LayerStates states,
-               load_states(restored, trained.layers, whole, Rank{0}, name));
-  for (auto& [id, layer] : states) trained.states.push_back(std::move(layer));
   return trained;
+}
+
+Expected<at::Tensor> logits(const TrainedModel& model, const std::vector<std::int64_t>& tokens) {
+  DYNMO_TRY(check_tokens(model, tokens));
+  const std::int64_t longest = model::sizes(model.config).sequence;
+  if (std::ssize(tokens) > longest) {
+    return make_error(ErrorCode::kBadInput, "{} tokens, wanted at most the model's {}",
+                      tokens.size(), longest);
+  }
+  return model::logits(model.config, model.states.back(), hidden_of(model, tokens)).squeeze(0);
 }
 
 Expected<std::vector<std::int64_t>> generate(const TrainedModel& model,
                                              std::vector<std::int64_t> prompt,
                                              const Sampling& sampling,
                                              const std::function<void(std::int64_t)>& made) {
-  DYNMO_TRY(check(model, prompt, sampling));
+  DYNMO_TRY(check_tokens(model, prompt));
+  DYNMO_TRY(check_sampling(sampling));
   Rng rng(mix_key({sampling.seed, 0x67656e}));
   std::vector<std::int64_t> result;
   for (std::int64_t i = 0; i < sampling.tokens; ++i) {
@@ -179,20 +177,45 @@ Expected<std::vector<std::int64_t>> generate(const TrainedModel& model,
 Expected<void> export_hugging_face(const TrainedModel& model,
                                    const std::filesystem::path& directory) {
   DYNMO_TRY(make_directories(directory));
-  std::vector<checkpoint::TensorView> tensors;
-  for (const model::LayerState& state : model.states) {
-    for (const model::Parameter& parameter : state.parameters) {
-      tensors.push_back({.name = model::checkpoint_name(model.config, state.id, parameter.name),
-                         .dtype = checkpoint::DType::kF32,
-                         .shape = parameter.value.sizes().vec(),
-                         .bytes = {static_cast<const std::byte*>(parameter.value.data_ptr()),
-                                   parameter.value.nbytes()}});
-    }
-  }
-  DYNMO_TRY(
-      checkpoint::write_safetensors(directory / "model.safetensors", tensors, {{"format", "pt"}}));
+  DYNMO_TRY(checkpoint::write_safetensors(directory / "model.safetensors", exported(model),
+                                          {{"format", "pt"}}));
   return write_file_durably(directory / "config.json",
                             hugging_face_config(model.config).dump(2) + "\n");
+}
+
+Expected<void> import_hugging_face(const std::filesystem::path& directory,
+                                   const std::filesystem::path& run) {
+  std::error_code fault;
+  if (!std::filesystem::exists(directory / "config.json", fault)) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has no config.json: wanted a folder that transformers' "
+                      "save_pretrained writes",
+                      directory.string());
+  }
+  DYNMO_ASSIGN(const TrainedModel model, open_trained(directory));
+  const std::filesystem::path root = run / "checkpoints";
+  DYNMO_ASSIGN(const auto there, checkpoint::list_checkpoints(root));
+  if (!there.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has checkpoints already, the newest of step {}: wanted a new folder",
+                      run.string(), there.front().step);
+  }
+  const std::string config = to_toml(config_of(model.config));
+  DYNMO_TRY(make_directories(root));
+  DYNMO_ASSIGN(const std::filesystem::path pending, checkpoint::begin_checkpoint(root, 0));
+  std::vector<checkpoint::FileEntry> entries;
+  for (const model::LayerState& state : model.states) {
+    checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
+    for (const model::Parameter& parameter : state.parameters) {
+      file.tensors.push_back(view_of(model.config, state.id, parameter));
+    }
+    DYNMO_ASSIGN(checkpoint::FileEntry entry, checkpoint::write_layer(pending, file));
+    entries.push_back(std::move(entry));
+  }
+  DYNMO_TRY(checkpoint::commit_checkpoint(
+      root, 0, std::move(entries),
+      {{"step", 0}, {"identity", kImportedIdentity}, {"config", config}}));
+  return write_file_durably(run / "config.toml", config);
 }
 
 }  // namespace dynmo::train

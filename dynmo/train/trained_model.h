@@ -10,21 +10,20 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
-#include "dynmo/model/llama.h"
 
 namespace dynmo::train {
 
 struct TrainedModel {
   std::filesystem::path checkpoint;
   std::int64_t step = 0;
-  model::LlamaConfig config;
+  model::DecoderConfig config;
   model::Model layers;
-  std::vector<model::LayerState> states;  // by LayerId
+  std::vector<model::LayerState> states;  // by LayerId; values only
 };
 
-// `path` is a run's folder, whose newest verified checkpoint is taken, or one checkpoint's.
-// kNoCheckpoint: there is none. kBadInput: a file is damaged, or not of one of our own models.
+// `path` and errors are those of read_weights (weights.h).
 [[nodiscard]] Expected<TrainedModel> open_trained(const std::filesystem::path& path);
 
 struct Sampling {
@@ -38,15 +37,27 @@ struct Sampling {
   std::int64_t end = -1;  // a token that ends the text; -1: none does
 };
 
-// Continues `prompt`; the model sees the last `config.sequence` tokens. Calls `made` with every
-// token. Deterministic. kBadInput: an empty prompt, a token outside the vocabulary, options outside
-// their range.
+// Scores before softmax of every token that may follow each of `tokens`, [T, vocabulary].
+// kBadInput: none or more than the model's longest input, a token outside the vocabulary.
+[[nodiscard]] Expected<at::Tensor> logits(const TrainedModel& model,
+                                          const std::vector<std::int64_t>& tokens);
+
+// Continues `prompt`; the model sees as many of the last tokens as its longest input has. Calls
+// `made` with every token. Deterministic. kBadInput: an empty prompt, a token outside the
+// vocabulary, options outside their range.
 [[nodiscard]] Expected<std::vector<std::int64_t>> generate(
     const TrainedModel& model, std::vector<std::int64_t> prompt, const Sampling& sampling,
     const std::function<void(std::int64_t)>& made = {});
 
-// Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM reads.
+// Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM or
+// GPT2LMHeadModel reads. A tied pair is written once, under the embedding's name, as they do.
 [[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,
                                                  const std::filesystem::path& directory);
+
+// Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
+// Hugging Face folder: `dynmo generate` works on it, and a run starts from it with train.init. It
+// has no optimizer state. kBadInput: as read_weights, or `run` has checkpoints already.
+[[nodiscard]] Expected<void> import_hugging_face(const std::filesystem::path& directory,
+                                                 const std::filesystem::path& run);
 
 }  // namespace dynmo::train

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <memory>
@@ -13,22 +14,29 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/model/llama.h"
+#include "dynmo/model/decoder.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/checkpointer.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/dry_run.h"
 #include "dynmo/train/emulation.h"
+#include "dynmo/train/load_trace_writer.h"
+#include "dynmo/train/model_config.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/slow_rank.h"
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
+#include "dynmo/train/weights.h"
 #include "dynmo/transport/tags.h"
+#include "dynmo/transport/traffic.h"
 
 namespace dynmo::train {
 namespace {
@@ -37,7 +45,7 @@ using runtime::Pipeline;
 using transport::Transport;
 
 // Control uses of the trainer; those of the pipelines follow (runtime/pipeline.h).
-enum Use { kBarrier, kCheckpoint, kTraces };
+enum Use { kBarrier, kCheckpoint, kTraces, kTraffic };
 
 const std::vector<std::string> kComparable = {"static", "balanced"};
 
@@ -45,12 +53,40 @@ const std::vector<std::string> kComparable = {"static", "balanced"};
 struct Run {
   std::string name;
   std::filesystem::path directory;
+  std::unique_ptr<transport::CountingTransport> transport;  // the group's; outlives what uses it
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<observe::RecordWriter> records;
   RunSeries series;  // on every rank alike, but for the times of its own clock
   std::deque<StepTrace> traces;
   SlowRankDetector slow;
+  std::unique_ptr<Checkpointer> checkpointer;   // null: no checkpoints
+  std::unique_ptr<LoadTraceWriter> load_trace;  // null: none, or not rank 0
+  Bytes recorded_bytes;                         // sent, in step records so far
+  double recorded_pause_s = 0;                  // of the checkpoints'
 };
+
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// What it takes to say who sent what.
+std::vector<observe::TrafficRow> rows_of(const transport::Traffic& traffic) {
+  std::vector<observe::TrafficRow> rows;
+  for (int from = 0; from < traffic.ranks(); ++from) {
+    for (int to = 0; to < traffic.ranks(); ++to) {
+      for (const transport::Purpose purpose : transport::kPurposes) {
+        const transport::MessageCount& count = traffic.at(Rank(from), Rank(to), purpose);
+        if (count.messages == 0) continue;
+        rows.push_back({.from = from,
+                        .to = to,
+                        .purpose = std::string(transport::name(purpose)),
+                        .messages = count.messages,
+                        .bytes = count.bytes});
+      }
+    }
+  }
+  return rows;
+}
 
 Expected<void> barrier(Transport& transport) {
   const std::byte nothing{};
@@ -59,52 +95,86 @@ Expected<void> barrier(Transport& transport) {
   return {};
 }
 
-// The layers of a run and the shape of what passes between them.
+// The layers of a run, which of their parameters are one, and the shape of what passes between
+// them.
 struct MadeModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
+  std::vector<model::Tie> ties = {};
+  std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
+  std::optional<Weights> weights = {};               // to start from
 };
 
 Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
   const Config& c = options.config;
   if (emulates(c)) {
     DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
-    return MadeModel{std::move(emulated.layers), std::move(emulated.boundary_shape)};
+    return MadeModel{.layers = std::move(emulated.layers),
+                     .boundary_shape = std::move(emulated.boundary_shape)};
   }
   MadeModel made{.layers = {},
                  .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+  DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
+    if (!c.train.init.empty()) {
+      return make_error(ErrorCode::kBadInput,
+                        "train.init is '{}', wanted nothing with a model of your own",
+                        c.train.init);
+    }
     DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
+    made.layers = model::in_precision(std::move(made.layers), precision);
     return made;
   }
-  const model::LlamaConfig config = llama_config(c, vocabulary);
-  DYNMO_TRY(model::validate(config));
-  made.layers = model::make_llama(config);
+  made.decoder = decoder_config(c, vocabulary);
+  if (model::sizes(*made.decoder).vocabulary < vocabulary) {
+    return make_error(ErrorCode::kBadInput,
+                      "model.vocabulary is {}, wanted at least the {} tokens of '{}', or 0",
+                      c.model.vocabulary, vocabulary, c.data.path);
+  }
+  DYNMO_TRY(model::validate(*made.decoder));
+  made.layers = model::in_precision(model::make_decoder(*made.decoder), precision);
+  made.ties = model::ties(*made.decoder);
+  if (c.freezing.enabled && !made.ties.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "freezing.enabled is true with tied embeddings: freezing would stop one of "
+                      "the two copies; set model.tied_embeddings=false or freezing.enabled=false");
+  }
+  if (c.train.init.empty()) return made;
+  auto weights = read_weights(c.train.init);
+  if (weights) {
+    const auto same = check_same_decoder(*weights, *made.decoder);
+    if (!same) weights = same.error();
+  }
+  if (!weights) {
+    return make_error(weights.error().code, "train.init: {}", weights.error().message);
+  }
+  made.weights = std::move(*weights);
   return made;
 }
 
 // Hugging Face's names for the decoder of the config, the layer's own for a model of the user's.
-TensorName tensor_names(const TrainOptions& options, const model::Model& model,
-                        std::int64_t vocabulary) {
-  if (!options.make_model && !emulates(options.config)) {
-    return [config = llama_config(options.config, vocabulary)](LayerId layer,
-                                                               std::string_view parameter) {
+TensorName tensor_names(const MadeModel& made) {
+  if (made.decoder) {
+    return [config = *made.decoder](LayerId layer, std::string_view parameter) {
       return model::checkpoint_name(config, layer, parameter);
     };
   }
-  return [model](LayerId layer, std::string_view parameter) {
+  return [model = made.layers](LayerId layer, std::string_view parameter) {
     return fmt::format("{}.{}", model[layer.index()]->name(), parameter);
   };
 }
 
-runtime::PipelineOptions pipeline_options(const Config& c,
-                                          const std::vector<std::int64_t>& boundary_shape, int lane,
+runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made, int lane,
                                           runtime::Balancing balancing) {
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);
   options.steps = c.train.steps;
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
-  options.boundary_shape = boundary_shape;
+  options.accumulation = static_cast<int>(c.batch.accumulation);
+  options.replicas = static_cast<int>(c.pipeline.replicas);
+  options.boundary_shape = made.boundary_shape;
+  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
+  options.ties = made.ties;
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;
@@ -131,6 +201,8 @@ runtime::PipelineOptions pipeline_options(const Config& c,
   if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
     options.policy.propose.schedules = plan::ScheduleChoice::kBest;
   }
+  options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
+  options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
   return options;
@@ -171,11 +243,12 @@ struct FirstPlan {
 Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, const Config& config,
                                const Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());
-  DYNMO_TRY(check_cut(config, transport.size(), layers));
+  const runtime::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
+  DYNMO_TRY(check_cut(config, grid.ranks(), layers));
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(transport.size());
+  const cost::Cluster cluster = cost::equal_ranks(grid.ranks(), rank_memory(config));
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -184,15 +257,23 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
                            {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
-  runtime::PipelineOptions options =
-      pipeline_options(config, made.boundary_shape, 0, runtime::Balancing::kNever);
+  runtime::PipelineOptions options = pipeline_options(config, made, 0, runtime::Balancing::kNever);
   options.freezing.reset();
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  Pipeline measuring(transport, made.layers, options, first.plan,
-                     runtime::initial_states(made.layers, first.plan, transport.rank(), seed));
+  Pipeline measuring(
+      transport, made.layers, options, first.plan,
+      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed, made.ties));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
-  DYNMO_ASSIGN(first.plan, first_plan_of(config, *measuring.costs(), transport.size()));
+  if (given) {
+    first.plan.schedule = first_schedule(config);
+    DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
+    return first;
+  }
+  const cost::ModelCost costs = *measuring.costs();
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, grid.ranks()));
+  first.plan = std::move(proposed.proposal.plan);
   return first;
 }
 
@@ -203,7 +284,7 @@ observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,
   record.rank = transport.rank().value;
   record.generation = run.pipeline->plan().generation;
   for (const plan::PlanStage& stage : run.pipeline->plan().stages) {
-    if (stage.rank != transport.rank()) continue;
+    if (stage.rank != run.pipeline->grid().pipeline().rank()) continue;
     if (record.layers == 0) record.first_layer = stage.layers.first.value;
     record.layers += stage.layers.count;
   }
@@ -236,8 +317,9 @@ class Trainer {
         config_(options.config),
         reporter_(reporter),
         batches_(std::move(batches)),
+        grid_(transport, static_cast<int>(config_.pipeline.replicas)),
         model_(std::move(model)),
-        tensor_name_(tensor_names(options, model_.layers, batches_.vocabulary())) {}
+        tensor_name_(tensor_names(model_)) {}
 
   Expected<void> run() {
     DYNMO_TRY(start());
@@ -271,14 +353,18 @@ class Trainer {
     // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
     // anew.
     std::optional<FirstPlan> first;
-    // (An adaptive order is made for costs, which a checkpoint does not hold.)
-    if (restored && restored->plan.ranks == transport_.size() &&
+    // (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint does
+    // not hold.)
+    if (restored && config_.pipeline.recompute != "auto" && restored->plan.ranks == grid_.ranks() &&
         restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
       first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
       DYNMO_ASSIGN(first, first_plan(transport_, model_, config_, training()));
     }
     first_step_ = restored ? restored->step : 0;
+    if (model_.weights && !restored) {
+      say(fmt::format("weights  of {}", model_.weights->origin.string()));
+    }
     for (std::size_t i = 0; i < names.size(); ++i)
       DYNMO_TRY(add_run(names[i], static_cast<int>(i), *first, restored));
     if (emulates(config_)) {
@@ -288,8 +374,16 @@ class Trainer {
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
-    say(fmt::format("plan     {} layers on {} ranks, {}: {}", model_.layers.size(),
-                    transport_.size(), schedule::name(first->plan.schedule),
+    if (const auto& again = runs_.front().pipeline->recomputed(); !again.empty()) {
+      say(
+          fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
+                      "(pipeline.recompute = {})",
+                      again.size(), model_.layers.size(), config_.pipeline.recompute));
+    }
+    const std::string replicas =
+        grid_.replicas() > 1 ? fmt::format("each of {} x ", grid_.replicas()) : "";
+    say(fmt::format("plan     {} layers on {}{} ranks, {}: {}", model_.layers.size(), replicas,
+                    grid_.ranks(), schedule::name(first->plan.schedule),
                     plan::to_string(first->plan)));
     return {};
   }
@@ -303,27 +397,49 @@ class Trainer {
     if (!name.empty()) run.directory /= name;
     runtime::LayerStates states;
     if (restored) {
-      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan, transport_.rank(),
-                                       tensor_name_));
+      DYNMO_ASSIGN(states, load_states(*restored, model_.layers, first.plan,
+                                       grid_.pipeline().rank(), tensor_name_));
     } else {
-      states = runtime::initial_states(model_.layers, first.plan, transport_.rank(),
-                                       static_cast<std::uint64_t>(config_.train.seed));
+      states = runtime::initial_states(model_.layers, first.plan, grid_.pipeline().rank(),
+                                       static_cast<std::uint64_t>(config_.train.seed), model_.ties);
+      if (model_.weights) {
+        for (auto& [id, state] : states) {
+          load_values(*model_.weights, *model_.decoder, state);
+          model::round_values(*model_.layers[id.index()], state);
+        }
+      }
     }
+    run.transport = std::make_unique<transport::CountingTransport>(transport_);
     run.pipeline = std::make_unique<Pipeline>(
-        transport_, model_.layers,
-        pipeline_options(config_, model_.boundary_shape, lane,
+        *run.transport, model_.layers,
+        pipeline_options(config_, model_, lane,
                          balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever),
         first.plan, std::move(states), first_step_);
-    if (first.profiler) run.pipeline->use(*first.profiler);
+    if (first.profiler) DYNMO_TRY(run.pipeline->use(*first.profiler));
     run.series.name = run.name;
+    run.series.replicas = grid_.replicas();
     run.series.tokens_per_step =
-        config_.batch.micro_batches * config_.batch.micro_batch_size * config_.model.sequence;
+        step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.sequence;
     DYNMO_TRY(make_directories(run.directory / "records"));
     const auto records =
         run.directory / "records" / fmt::format("rank-{}.jsonl", transport_.rank());
     const auto from = first_step_ > 0 ? observe::RecordWriterOptions::Start::kAppend
                                       : observe::RecordWriterOptions::Start::kEmpty;
     DYNMO_ASSIGN(run.records, observe::RecordWriter::open(records, {.start = from}));
+    if (config_.checkpoint.every > 0) {
+      // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
+      const Waiting waiting = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways;
+      run.checkpointer =
+          std::make_unique<Checkpointer>(*run.transport, transport::control_tag(kCheckpoint),
+                                         run.directory, config_, tensor_name_, waiting);
+    }
+    if (first_rank() && config_.run.load_trace > 0) {
+      // A resumed run goes on in a file of its own.
+      const std::string file =
+          first_step_ > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step_) : "load-trace.jsonl";
+      DYNMO_ASSIGN(run.load_trace,
+                   LoadTraceWriter::open(run.directory / file, config_.run.load_trace));
+    }
     runs_.push_back(std::move(run));
     return {};
   }
@@ -331,11 +447,15 @@ class Trainer {
   // One step of one run, with what hangs on it. The barrier charges every run its own time only.
   Expected<void> advance(Run& run) {
     if (runs_.size() > 1) DYNMO_TRY(barrier(transport_));
-    DYNMO_ASSIGN(runtime::StepReport report, run.pipeline->step(training()));
-    run.records->write(record_of(run, report, transport_));
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_ASSIGN(const runtime::StepReport report, run.pipeline->step(training()));
+    write_record(run, report);
     run.series.add(report, run.pipeline->plan());
+    if (run.load_trace) {
+      run.load_trace->add(report.step, report.frozen_layers, run.pipeline->profiler());
+    }
     if (config_.run.trace_steps > 0) {
-      run.traces.push_back({report.step, report.start_ns, std::move(report.actions)});
+      run.traces.push_back(step_trace(report, begin_ns));
       if (std::ssize(run.traces) > config_.run.trace_steps) run.traces.pop_front();
     }
     if (report.skipped) {
@@ -355,12 +475,42 @@ class Trainer {
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
     if (config_.train.validation_every > 0 && (done % config_.train.validation_every == 0 || last))
-      DYNMO_TRY(validate(run));
-    if (config_.checkpoint.every > 0 && (done % config_.checkpoint.every == 0 || last)) {
-      DYNMO_TRY(save(transport_, transport::control_tag(kCheckpoint), *run.pipeline, run.directory,
-                     config_, tensor_name_));
+      DYNMO_TRY(traced(run, SpanKind::kValidation, [&] { return validate(run); }));
+    if (run.checkpointer) {
+      const bool due = done % config_.checkpoint.every == 0 || last;
+      if (due || run.checkpointer->active())
+        DYNMO_TRY(traced(run, SpanKind::kCheckpoint, [&] { return checkpoint(run, due); }));
     }
     return {};
+  }
+
+  // Where in the trace it was.
+  template <typename Work>
+  Expected<void> traced(Run& run, SpanKind kind, Work work) {
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_TRY(work());
+    if (!run.traces.empty()) run.traces.back().spans.push_back({kind, begin_ns, now_ns()});
+    return {};
+  }
+
+  Expected<void> checkpoint(Run& run, bool due) {
+    DYNMO_TRY(run.checkpointer->poll());
+    if (due) DYNMO_TRY(run.checkpointer->start(*run.pipeline));
+    for (const std::string& note : run.checkpointer->take_notes()) say(note);
+    return {};
+  }
+
+  void write_record(Run& run, const runtime::StepReport& report) {
+    observe::StepRecord record = record_of(run, report, transport_);
+    const Bytes sent = run.transport->sent_bytes();
+    record.sent_bytes = sent - run.recorded_bytes;
+    run.recorded_bytes = sent;
+    if (run.checkpointer) {
+      const double pause_s = run.checkpointer->totals().pause_s;
+      record.checkpoint_s = pause_s - run.recorded_pause_s;
+      run.recorded_pause_s = pause_s;
+    }
+    run.records->write(record);
   }
 
   Expected<void> validate(Run& run) {
@@ -386,20 +536,49 @@ class Trainer {
 
   Expected<void> finish() {
     for (Run& run : runs_) {
+      DYNMO_TRY(finish_checkpoints(run));
       DYNMO_TRY(run.records->close());
+      DYNMO_ASSIGN(const transport::Traffic traffic,
+                   transport::gather_traffic(transport_, transport::control_tag(kTraffic),
+                                             run.transport->sent()));
+      run.series.traffic = rows_of(traffic);
+      if (run.load_trace) {
+        if (const auto closed = run.load_trace->close(); !closed) say(closed.error().message);
+      }
       DYNMO_TRY(write_trace(transport_, transport::control_tag(kTraces), run.traces,
-                            run.directory / "trace.json"));
+                            grid_.replicas(), run.directory / "trace.json"));
       if (!first_rank()) continue;
       const auto costs = run.pipeline->costs();
       if (costs)
         DYNMO_TRY(write_file_durably(run.directory / "profile.json",
                                      cost::profile_json(*costs).dump(2) + "\n"));
     }
-    if (!first_rank()) return {};
+    if (first_rank()) DYNMO_TRY(report());
+    for (const Run& run : runs_) {
+      if (!run.checkpointer || !run.checkpointer->failure()) continue;
+      return make_error(ErrorCode::kNoCheckpoint,
+                        "the run is done, but its last checkpoint could not be written: {}",
+                        run.checkpointer->failure()->message);
+    }
+    return {};
+  }
+
+  Expected<void> finish_checkpoints(Run& run) {
+    if (!run.checkpointer) return {};
+    DYNMO_TRY(traced(run, SpanKind::kCheckpoint, [&] { return run.checkpointer->finish(); }));
+    for (const std::string& note : run.checkpointer->take_notes()) say(note);
+    const CheckpointTotals& totals = run.checkpointer->totals();
+    run.series.checkpoints_written = totals.written;
+    run.series.checkpoints_failed = totals.failed;
+    run.series.checkpoint_s = totals.pause_s;
+    return {};
+  }
+
+  Expected<void> report() const {
     std::vector<const RunSeries*> series;
     for (const Run& run : runs_) series.push_back(&run.series);
     DYNMO_ASSIGN(const Report report, make_report(series, runs_.back().pipeline->profiler().known(),
-                                                  config_, transport_.size()));
+                                                  config_, grid_.ranks()));
     DYNMO_TRY(write_file_durably(std::filesystem::path(config_.run.directory) / "summary.json",
                                  report.summary.dump(2) + "\n"));
     for (const std::string& line : report.lines) reporter_.line(line);
@@ -411,6 +590,7 @@ class Trainer {
   const Config& config_;
   const Reporter& reporter_;
   TokenBatches batches_;
+  runtime::Grid grid_;
   MadeModel model_;
   TensorName tensor_name_;
   std::int64_t first_step_ = 0;
@@ -428,21 +608,6 @@ Expected<void> check_names(const std::vector<std::string>& names) {
 
 }  // namespace
 
-model::LlamaConfig llama_config(const Config& config, std::int64_t vocabulary) {
-  const Config::Model& m = config.model;
-  model::LlamaConfig llama;
-  llama.vocabulary = vocabulary;
-  llama.hidden = m.hidden;
-  llama.blocks = m.blocks;
-  llama.heads = m.heads;
-  llama.kv_heads = m.kv_heads;
-  llama.intermediate = m.intermediate;
-  llama.sequence = m.sequence;
-  llama.dropout = m.dropout;
-  llama.rope_theta = m.rope_theta;
-  return llama;
-}
-
 Expected<void> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_TRY(validate(options.config));
   DYNMO_TRY(check_names(options.compare));
@@ -459,6 +624,7 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
   DYNMO_TRY(validate(options.config));
+  DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
   const std::filesystem::path directory = options.config.run.directory;
@@ -479,8 +645,7 @@ Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
   return describe(
       {.config = options.config,
        .layers = model.layers,
-       .pipeline =
-           pipeline_options(options.config, model.boundary_shape, 0, runtime::Balancing::kNever),
+       .pipeline = pipeline_options(options.config, model, 0, runtime::Balancing::kNever),
        .batches = [&](std::int64_t step, MicroBatchId id) { return batches.training(step, id); },
        .vocabulary = batches.vocabulary(),
        .ranks = ranks});

@@ -12,7 +12,6 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/model/layer.h"
-#include "dynmo/model/llama.h"
 #include "dynmo/train/config.h"
 #include "dynmo/transport/transport.h"
 
@@ -30,14 +29,12 @@ struct TrainOptions {
   // config says. The first is the baseline.
   std::vector<std::string> compare;
   bool resume = false;  // continue from the newest checkpoint that verifies, in run.directory
-  // The layers of the model for a vocabulary; default: a Llama-style decoder as the config says.
+  // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.
   std::function<Expected<model::Model>(const Config&, std::int64_t vocabulary)> make_model;
 };
 
-// What can be known before any rank starts: config, data, names, ranks against layers. kBadInput.
-// The decoder of the config's [model] table.
-[[nodiscard]] model::LlamaConfig llama_config(const Config& config, std::int64_t vocabulary);
-
+// What can be known before any rank starts: config, data, names, ranks (of a replica) against
+// layers, weights to start from. kBadInput.
 [[nodiscard]] Expected<void> check_inputs(const TrainOptions& options, int ranks);
 
 // What the run would be, in lines of text (dry_run.h). Starts no rank and writes no file.

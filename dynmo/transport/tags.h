@@ -5,11 +5,14 @@
 //
 //   control     agreeing on plans, gathering loads, checkpoint entries
 //   migration   one tag a layer that moves
-//   reduction   one tag a layer whose gradients are added up over data-parallel replicas
+//   reduction   one tag a layer whose gradients are added up over data-parallel replicas, or with
+//   those
+//               of a tied parameter
 //   schedule    activations and gradients: one block of tags a lane, one tag a schedule channel
 //
-// A lane is one pipeline of the group (a data-parallel replica), so that several pipelines can run
-// in one group. Messages of one (source, destination, tag) are ordered; nothing orders two tags.
+// A lane is one of several runs that share a group. (Replicas share a lane: no message passes
+// between two of them on its tags.) Messages of one (source, destination, tag) are ordered; nothing
+// orders two tags.
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/ids.h"

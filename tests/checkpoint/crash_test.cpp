@@ -16,6 +16,7 @@
 #include <array>
 #include <functional>
 
+#include "dynmo/checkpoint/background_writer.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "tests/support/temp_folder.h"
@@ -24,7 +25,7 @@ namespace {
 
 constexpr int kCrashed = 77;
 
-// Of this process; the tests of this program have one thread.
+// Of this process. Where a thread writes, the others wait for it meanwhile.
 struct Watch {
   int crash_at = -1;  // die instead of this operation; -1: never
   int done = 0;
@@ -95,6 +96,28 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The same by a writer's thread, the commit too; all of it copied, or nothing.
+Expected<void> save_behind(const fs::path& root, std::int64_t step, std::string_view weights,
+                           Bytes memory) {
+  DYNMO_ASSIGN(const fs::path pending, begin_checkpoint(root, step));
+  BackgroundWriter writer(memory);
+  const auto size = static_cast<std::int64_t>(weights.size());
+  for (const int layer : {0, 1}) {
+    writer.add_layer(
+        pending,
+        {LayerId(layer), {{"w", DType::kU8, {size}, std::as_bytes(std::span(weights))}}, {}});
+    writer.wait();
+  }
+  DYNMO_ASSIGN(auto entries, writer.finish());
+  writer.add_task([&]() -> Expected<void> {
+    DYNMO_TRY(commit_checkpoint(root, step, std::move(entries), {{"weights", weights}}));
+    DYNMO_TRY(prune(root, 2));
+    return {};
+  });
+  DYNMO_TRY(writer.finish());
+  return {};
+}
+
 Expected<fs::path> save(const fs::path& root, std::int64_t step, std::string_view weights) {
   DYNMO_ASSIGN(const fs::path pending, begin_checkpoint(root, step));
   std::vector<FileEntry> entries;
@@ -125,13 +148,18 @@ bool crashes(int crash_at, const std::function<bool()>& work) {
 
 // The newest is the older or the newer one, whole, at every crash, and never the older one again
 // after the newer was seen.
-void expect_old_or_new(std::int64_t new_step) {
+using Save = std::function<bool(const fs::path& root, std::int64_t step)>;
+
+void expect_old_or_new(
+    std::int64_t new_step, const Save& save_new = [](const fs::path& root, std::int64_t step) {
+      return save(root, step, "new").has_value();
+    }) {
   int operations = 0;
   bool committed = false;
   for (bool crashed = true; crashed; ++operations) {
     const TempFolder folder;
     ASSERT_TRUE(save(folder.path(), 1, "old"));
-    crashed = crashes(operations, [&] { return save(folder.path(), new_step, "new").has_value(); });
+    crashed = crashes(operations, [&] { return save_new(folder.path(), new_step); });
     SCOPED_TRACE(fmt::format("crash before operation {}", operations));
     const auto newest = newest_verified(folder.path(), nullptr);
     ASSERT_TRUE(newest) << newest.error().message;
@@ -153,6 +181,17 @@ void expect_old_or_new(std::int64_t new_step) {
 TEST(Crash, BeforeAnyOperationLeavesThePreviousCheckpointOrTheNewOne) { expect_old_or_new(2); }
 
 TEST(Crash, WhileReplacingACheckpointOfTheSameStepLeavesOneOfTheTwo) { expect_old_or_new(1); }
+
+TEST(Crash, OfAWriterBehindTrainingLeavesThePreviousCheckpointOrTheNewOne) {
+  for (const std::int64_t memory : {0, 1 << 20}) {
+    for (const std::int64_t step : {1, 2}) {
+      SCOPED_TRACE(fmt::format("memory {}, step {}", memory, step));
+      expect_old_or_new(step, [&](const fs::path& root, std::int64_t at) {
+        return save_behind(root, at, "new", Bytes{memory}).has_value();
+      });
+    }
+  }
+}
 
 TEST(Crash, WhilePruningLeavesTheNewestAndNothingHalf) {
   bool crashed = true;

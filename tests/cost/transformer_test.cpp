@@ -131,7 +131,7 @@ TEST(Transformer, SharedKeysAndGatesChangeTheStash) {
   // Inputs of norm and router, gates, and of each of two experts input, output and 3 x 2Tf.
   EXPECT_DOUBLE_EQ(layers[2].activation_bytes,
                    t * (2 * 2 * 4096.0 + 4 * 8 + 12 * 2 + 2 * (2 * 2 * 4096.0 + 3 * 2 * 14336.0)));
-  EXPECT_EQ(layers[2].name, "block0.moe");
+  EXPECT_EQ(layers[2].name, "blocks.0.moe");
   EXPECT_EQ(layers[2].matrix_flops, 2 * t * (4096 * 8.0 + 2 * 3 * 4096.0 * 14336));
 }
 

@@ -45,8 +45,8 @@ inline at::Tensor random_tokens(std::int64_t sequences, std::int64_t tokens,
   return tensor;
 }
 
-inline LayerContext random_context(const LlamaConfig& config, std::int64_t sequences,
-                                   std::uint64_t key) {
+template <typename Config>
+LayerContext random_context(const Config& config, std::int64_t sequences, std::uint64_t key) {
   LayerContext context;
   context.tokens_BT = random_tokens(sequences, config.sequence, config.vocabulary, 2 * key);
   context.targets_BT = random_tokens(sequences, config.sequence, config.vocabulary, 2 * key + 1);

@@ -55,6 +55,8 @@ StepRecord random_record(Rng& rng, std::int64_t step) {
   record.migrate_s = rng.uniform();
   record.moved_layers = static_cast<int>(rng.below(10));
   record.moved_bytes = Bytes{static_cast<std::int64_t>(rng.below(1 << 30))};
+  record.checkpoint_s = rng.uniform();
+  record.sent_bytes = Bytes{static_cast<std::int64_t>(rng.below(1 << 30))};
   record.gradient_norm = rng.uniform();
   record.learning_rate = rng.uniform() * 1e-4;
   return record;

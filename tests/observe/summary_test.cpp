@@ -21,6 +21,25 @@ RunSummary run(const std::string& name, double step_time_s) {
   summary.bubble = 0.3;
   summary.imbalance = 0.1;
   summary.ranks = 4;
+  summary.steps = 20;
+  summary.seconds = 4.25;
+  summary.validation_step = 10;
+  summary.validation_loss = 3.5;
+  summary.migrations = 2;
+  summary.moved_layers = 7;
+  summary.moved_bytes = Bytes{1 << 20};
+  summary.profile_s = 0.001;
+  summary.plan_s = 0.002;
+  summary.migrate_s = 0.003;
+  summary.replicas = 2;
+  summary.reduction_s = 0.25;
+  summary.predicted_steps = 19;
+  summary.prediction_error_median = 0.04;
+  summary.prediction_error_worst = 0.3;
+  summary.checkpoints_written = 3;
+  summary.checkpoints_failed = 1;
+  summary.checkpoint_s = 0.5;
+  summary.traffic = {{0, 1, "activation", 160, Bytes{163840}}, {1, 0, "control", 20, Bytes{20}}};
   return summary;
 }
 
@@ -43,6 +62,34 @@ TEST(Summary, ReadsBackExactly) {
   EXPECT_EQ(*read, example());
 }
 
+TEST(Summary, OfBeforeThereWasMoreToSayIsStillRead) {
+  Json json = summary_json(example());
+  Summary expected = example();
+  for (std::size_t i = 0; i < 2; ++i) {
+    Json run;
+    for (const char* key : {"name", "tokens_per_s", "step_time_s", "loss_first", "loss_last",
+                            "loss_digest", "bubble", "imbalance", "ranks"}) {
+      run[key] = json["runs"][i][key];
+    }
+    json["runs"][i] = run;
+    RunSummary& left = expected.runs[i];
+    RunSummary bare;
+    bare.name = left.name;
+    bare.tokens_per_s = left.tokens_per_s;
+    bare.step_time_s = left.step_time_s;
+    bare.loss_first = left.loss_first;
+    bare.loss_last = left.loss_last;
+    bare.loss_digest = left.loss_digest;
+    bare.bubble = left.bubble;
+    bare.imbalance = left.imbalance;
+    bare.ranks = left.ranks;
+    left = bare;
+  }
+  const auto read = parse_summary(json, "s.json");
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(*read, expected);
+}
+
 TEST(Summary, ALossThatDivergedReadsBackAsNaN) {
   Summary summary = example();
   summary.runs[1].loss_last = std::nan("");
@@ -63,6 +110,9 @@ TEST(Summary, FaultsNameTheirPlace) {
   json = summary_json(example());
   json["overhead"]["plna"] = 1;
   EXPECT_EQ(error(json), "s.json: /overhead/plna is not a known key, did you mean 'plan'?");
+  json = summary_json(example());
+  json["runs"][0]["traffic"][1]["to"] = 4;
+  EXPECT_EQ(error(json), "s.json: /runs/0/traffic/1/to is 4, wanted a rank below 4");
   json = summary_json(example());
   json.erase("overhead");
   EXPECT_EQ(error(json), "s.json: /overhead is missing");

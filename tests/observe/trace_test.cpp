@@ -156,6 +156,77 @@ TEST(Trace, ArrowsJoinTheSlicesTheyMean) {
                                            "2B1>1B1", "1B0>0B0", "1B1>0B1"}));
 }
 
+// The slice of a track that an event lies in; "none".
+std::string slice_at(const Json& trace, const Json& event) {
+  for (const Json& slice : trace["traceEvents"]) {
+    if (slice["ph"] == "X" && slice["tid"] == event["tid"] && slice["ts"] <= event["ts"] &&
+        event["ts"].get<double>() < slice["ts"].get<double>() + slice["dur"].get<double>()) {
+      return slice["name"];
+    }
+  }
+  return "none";
+}
+
+TEST(Trace, EverySendIsTiedToItsReceive) {
+  for (const int ranks : {2, 4}) {
+    const schedule::Timeline timeline = simulated(ranks, 3);
+    const Json json = parsed({{.name = "a", .steps = {{.step = 0, .timeline = timeline}}}});
+    // By flow: the slices it passes, in time.
+    std::map<int, std::vector<std::string>> flows;
+    std::map<int, double> reached;
+    for (const Json& event : json["traceEvents"]) {
+      if (event["ph"] != "s" && event["ph"] != "t" && event["ph"] != "f") continue;
+      flows[event["id"]].push_back(slice_at(json, event));
+      EXPECT_GE(event["ts"].get<double>(), reached[event["id"]]);
+      reached[event["id"]] = event["ts"];
+    }
+    std::set<std::pair<std::string, std::string>> tied;
+    for (const auto& [id, slices] : flows) {
+      ASSERT_EQ(slices.size(), 4U);
+      EXPECT_TRUE(tied.emplace(slices[1], slices[2]).second) << slices[1];
+    }
+    std::set<std::pair<std::string, std::string>> expected;
+    for (const auto& rank : timeline.ranks) {
+      for (const auto& timed : rank) {
+        const schedule::ActionKind kind = timed.action.kind;
+        if (kind != schedule::ActionKind::kSendActivation &&
+            kind != schedule::ActionKind::kSendGradient) {
+          continue;
+        }
+        expected.emplace(schedule::to_string(timed.action),
+                         schedule::to_string(schedule::peer(timed.action)));
+      }
+    }
+    EXPECT_EQ(expected.size(), static_cast<std::size_t>(2 * 3 * (ranks - 1)));
+    EXPECT_EQ(tied, expected);
+  }
+}
+
+TEST(Trace, WhatRanksDoBesideTheScheduleIsASliceAndPartOfTheStep) {
+  TracedStep step{.step = 4, .timeline = simulated(2, 2)};
+  step.spans = {{.rank = 1,
+                 .name = "checkpoint",
+                 .start = Nanoseconds(1'000'000),
+                 .end = Nanoseconds(1'500'000)}};
+  const Json json = parsed({{.name = "a", .steps = {step, step}}});
+  std::vector<std::pair<double, double>> found;
+  std::set<std::string> tracks;
+  std::map<std::int64_t, std::string> names;
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] == "M" && event["name"] == "thread_name") {
+      names[event["tid"]] = event["args"]["name"];
+    }
+  }
+  for (const Json& event : json["traceEvents"]) {
+    if (event["ph"] != "X" || event["name"] != "checkpoint") continue;
+    found.emplace_back(event["ts"], event["dur"]);
+    tracks.insert(names.at(event["tid"]));
+    EXPECT_EQ(event["args"]["step"], 4);
+  }
+  EXPECT_EQ(found, (std::vector<std::pair<double, double>>{{1000, 500}, {2500, 500}}));
+  EXPECT_EQ(tracks, std::set<std::string>{"rank 1"});
+}
+
 TEST(Trace, ProcessesAreNamedAndAnyNameIsValid) {
   const Json json =
       parsed({{.name = "measured \"a\"\n\xff", .steps = {}},

@@ -17,6 +17,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/precision.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
@@ -43,17 +44,37 @@ inline model::LlamaConfig small_model() {
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;
+  int accumulation = 1;
+  int replicas = 1;
   std::vector<int> cut = {};  // layers a rank, one stage each
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   std::optional<plan::Plan> plan = {};  // instead of the two
   std::optional<dynamism::FreezingSchedule> freezing = {};
   Balancing balancing = Balancing::kNever;
   OnNan on_nan = OnNan::kStop;
+  std::vector<model::Tie> ties = {};
+  at::ScalarType type = at::kFloat;  // of parameters and everything else
+  model::Model layers = {};          // of another decoder of small_model()'s sizes
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
   std::vector<transport::Fault> faults = {};  // of every rank
+  std::optional<Rank> faulty = {};            // or of this one only
+  model::Precision precision = model::Precision::kFp32;
+  plan::Recompute recompute = plan::Recompute::kNone;
 };
+
+inline LayerStates in_type(LayerStates states, at::ScalarType type) {
+  for (auto& [id, state] : states) {
+    for (model::Parameter& parameter : state.parameters) {
+      for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
+                                 &parameter.second_moment}) {
+        *tensor = tensor->to(type);
+      }
+    }
+  }
+  return states;
+}
 
 struct RunResult {
   Expected<void> status;
@@ -61,7 +82,16 @@ struct RunResult {
   std::vector<double> gradient_norms;    // by step
   std::map<int, std::string> states;     // by layer: digest of values, moments, step count, key
   std::map<int, std::string> gradients;  // by layer: of one more batch with the final weights
-  std::map<int, int> owners;             // of each layer, by how many ranks: always 1
+  std::map<int, int> owners;             // of each layer, by how many ranks: 1 a replica
+  int different = 0;                     // layers whose state or gradient differs between replicas
+  std::map<int, std::vector<at::Tensor>> values;           // of `states`
+  std::map<int, std::vector<at::Tensor>> gradient_values;  // of `gradients`
+
+  // What one replica has found; all have the same.
+  void keep(std::map<int, std::string>& digests, int layer, const std::string& digest) {
+    const auto [found, fresh] = digests.try_emplace(layer, digest);
+    different += found->second == digest ? 0 : 1;
+  }
 };
 
 inline MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, std::int64_t step,
@@ -82,7 +112,12 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.seed = run.seed;
   options.steps = run.steps;
   options.micro_batches = run.micro_batches;
+  options.accumulation = run.accumulation;
+  options.replicas = run.replicas;
+  options.ties = run.ties;
   options.boundary_shape = {2, config.sequence, config.hidden};
+  options.boundary_type =
+      run.precision == model::Precision::kFp32 ? run.type : model::scalar_type(run.precision);
   options.optimizer.learning_rate = 1e-2;
   options.learning_rate.peak = 1e-2;
   options.learning_rate.warmup_steps = 3;
@@ -90,13 +125,15 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.freezing = run.freezing;
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
+  options.recompute = run.recompute;
   return options;
 }
 
-// Runs `run.steps` steps on run.cut.size() ranks.
+// Runs `run.steps` steps on the ranks of the plan, for each replica.
 inline RunResult run_pipeline(const RunOptions& run) {
   const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
+  const model::Model layers = model::in_precision(
+      run.layers.empty() ? model::make_llama(config) : run.layers, run.precision);
   const PipelineOptions options = pipeline_options(config, run);
   const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;
@@ -104,12 +141,16 @@ inline RunResult run_pipeline(const RunOptions& run) {
   const auto batches = [&](std::int64_t step, MicroBatchId id) {
     return batch(config, run.seed, step, id);
   };
-  result.status =
-      transport::run_ranks(plan.ranks, [&](transport::Transport& inner) -> Expected<void> {
+  result.status = transport::run_ranks(
+      plan.ranks * run.replicas, [&](transport::Transport& inner) -> Expected<void> {
         at::set_num_threads(1);
-        const auto transport = transport::with_faults(inner, run.faults);
-        Pipeline pipeline(*transport, layers, options, plan,
-                          initial_states(layers, plan, transport->rank(), run.seed));
+        const bool faulty = run.faulty.value_or(inner.rank()) == inner.rank();
+        const auto transport =
+            transport::with_faults(inner, faulty ? run.faults : std::vector<transport::Fault>());
+        const Rank rank(inner.rank().value % plan.ranks);
+        Pipeline pipeline(
+            *transport, layers, options, plan,
+            in_type(initial_states(layers, plan, rank, run.seed, run.ties), run.type));
         for (int step = 0; step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
@@ -122,8 +163,12 @@ inline RunResult run_pipeline(const RunOptions& run) {
         {
           const std::lock_guard lock(mutex);
           for (const auto& [id, state] : pipeline.states()) {
-            result.states[id.value] = model::digest(state).hex();
+            result.keep(result.states, id.value, model::digest(state).hex());
             ++result.owners[id.value];
+            if (pipeline.grid().replica() > 0) continue;
+            for (const auto& parameter : state.parameters) {
+              result.values[id.value].push_back(parameter.value.clone());
+            }
           }
         }
         DYNMO_TRY(pipeline.accumulate(batches));
@@ -132,10 +177,11 @@ inline RunResult run_pipeline(const RunOptions& run) {
           Digester digester;
           for (const auto& parameter : state.parameters) {
             if (!parameter.gradient.defined()) continue;
-            digester.update(std::span(static_cast<const std::byte*>(parameter.gradient.data_ptr()),
-                                      parameter.gradient.nbytes()));
+            digester.update(bytes_of(parameter.gradient));
+            if (pipeline.grid().replica() > 0) continue;
+            result.gradient_values[id.value].push_back(parameter.gradient.clone());
           }
-          result.gradients[id.value] = digester.digest().hex();
+          result.keep(result.gradients, id.value, digester.digest().hex());
         }
         return {};
       });

@@ -6,6 +6,7 @@ DYNMO is the program, FAULT_PROGRAM one that kills a rank at a scripted message.
 import json
 import os
 import pathlib
+import random
 import re
 import resource
 import shutil
@@ -103,6 +104,17 @@ class BadInput(Case):
     def test_corpus_shorter_than_a_sequence(self):
         self.assert_error(self.run_command(self.command("--set", "model.sequence=10000000")), 2, "tokens", "10000000")
 
+    def test_unknown_precision(self):
+        self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
+                          "fp32 or bf16")
+
+    def test_recompute_without_a_limit_and_with_an_impossible_one(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
+                          "none, whole or auto")
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=auto")), 2, "pipeline.memory", "2GiB")
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.recompute=auto", "--set",
+                                                        "pipeline.memory=1KiB")), 3, "memory")
+
     def test_unknown_flag_and_run_name(self):
         self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
         self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
@@ -191,6 +203,33 @@ class Resume(Case):
             self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
 
+    def test_bf16_resumes_with_the_same_bits_and_in_bf16_only(self):
+        def train(run, ranks, *words):
+            return self.train(run, ranks, *words) + ["--set", "model.precision=bf16"]
+
+        undisturbed = self.run_command(train("bf16", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference, run = self.folder / "bf16", self.folder / "bf16-resumed"
+        shutil.copytree(reference, run)
+        for step in (50, 60):
+            shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+        resumed = self.run_command(train(run.name, 3, "--resume"))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertIn("step 40", resumed.stdout)
+        self.assertEqual(losses(run), losses(reference))
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)))
+
+        # What fp32 tools open: every tensor fp32 under its own name, no rounded copy.
+        layer = (run / "checkpoints" / "step-00000060" / "layer-0007.safetensors").read_bytes()
+        header = json.loads(layer[8:8 + int.from_bytes(layer[:8], "little")])
+        names = ["model.norm.weight", "lm_head.weight"]
+        moments = [f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
+        self.assertEqual(sorted(set(header) - {"__metadata__"}), sorted(names + moments))
+        self.assertEqual({header[name]["dtype"] for name in names + moments}, {"F32"})
+        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assert_error(self.run_command(self.train(run.name, 2, "--resume")), 2, "checkpoint", "model")
+
     def test_corrupted_checkpoints(self):
         run = self.folder / "damaged"
         done = self.run_command(self.train("damaged", 2))
@@ -236,9 +275,10 @@ class Interrupt(Case):
 
 
 class LostRank(Case):
-    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer; with and without our launcher."""
+    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer, in summing gradients over two replicas;
+    with and without our launcher."""
 
-    RANKS = 3
+    RANKS = {"forward": 3, "backward": 3, "migration": 3, "reduction": 4}
 
     def start(self, where, victim, run, launcher):
         words = [FAULT_PROGRAM, where, str(victim), str(self.data), str(run)]
@@ -249,8 +289,8 @@ class LostRank(Case):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         processes = []
-        for rank in range(self.RANKS):
-            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS), "MASTER_ADDR": "127.0.0.1",
+        for rank in range(self.RANKS[where]):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS[where]), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
             processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
                                               stdin=subprocess.DEVNULL))
@@ -301,6 +341,79 @@ class LostRank(Case):
         for victim, launcher in ((0, True), (0, False), (1, True), (1, False)):
             with self.subTest(victim=victim, launcher=launcher):
                 self.check("migration", victim, launcher)
+
+
+    def test_in_one_replica(self):
+        for victim, launcher in ((3, True), (1, False), (2, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("reduction", victim, launcher)
+
+
+class Replicas(Case):
+    """Two replicas of a pipeline: the same numbers on any number of ranks, and after a restart."""
+
+    SETTINGS = ("train.steps=12", "checkpoint.every=4", "checkpoint.keep=3", "freezing.enabled=true", "freezing.every=4",
+                "train.validation_every=6", "train.validation_steps=1")
+
+    def train(self, run, *extra, words=()):
+        result = self.run_command(self.command(*words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def validation_line(self, text):
+        return next(line for line in text.splitlines() if "validation loss" in line).split()
+
+    def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
+        two = self.train("two", "pipeline.replicas=2", "pipeline.ranks=2")
+        one = self.train("one", "pipeline.replicas=2", "pipeline.ranks=1")
+        reference = self.folder / "two"
+        self.assertIn("each of 2 x 2 ranks", two)
+        self.assertIn("ranks 2 x 2", two)
+        self.assertEqual(losses(self.folder / "one"), losses(reference))
+        self.assertEqual(len(losses(reference)), 12)
+        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+        self.assertEqual(self.validation_line(one), self.validation_line(two))
+        summary = json.loads((reference / "summary.json").read_text())
+        self.assertEqual(summary["runs"][0]["ranks"], 4)
+        for rank in range(4):
+            record = json.loads((reference / "records" / f"rank-{rank}.jsonl").read_text().splitlines()[0])
+            self.assertEqual(record["rank"], rank)
+            self.assertEqual(record["tokens"], 2 * 4 * 2 * 16)
+            self.assertEqual(record["first_layer"] > 0, rank % 2 == 1)
+        trace = json.loads((reference / "trace.json").read_text())
+        names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+        self.assertEqual(names - {"steps"}, {f"rank {rank}" for rank in range(4)})
+
+        for run, extra in (("three", ("pipeline.replicas=2", "pipeline.ranks=3")),
+                           ("alone", ("pipeline.replicas=1", "pipeline.ranks=2", "batch.accumulation=2"))):
+            shutil.copytree(reference, self.folder / run)
+            shutil.rmtree(self.folder / run / "checkpoints" / "step-00000012")
+            resumed = self.train(run, *extra, words=("--resume",))
+            self.assertIn("step 8 of 12", resumed)
+            found = losses(self.folder / run)
+            if run == "three":
+                self.assertEqual(found, losses(reference))
+                self.assertEqual(digests(newest_manifest(self.folder / run)), digests(newest_manifest(reference)))
+                continue
+            # The same samples in another grouping of the sums: the last bits differ.
+            for step, loss in losses(reference).items():
+                self.assertAlmostEqual(found[step], loss, places=4)
+        self.assert_error(self.run_command(self.command("--resume", run="two", extra=(
+            *self.SETTINGS, "pipeline.replicas=1", "pipeline.ranks=2"))), 2, "accumulation")
+
+    def test_accumulated_rounds_equal_one_round(self):
+        self.train("at-once", "pipeline.ranks=2")
+        self.train("rounds", "pipeline.ranks=2", "batch.micro_batches=2", "batch.accumulation=2")
+        self.assertEqual(losses(self.folder / "at-once"), losses(self.folder / "rounds"))
+        self.assertEqual(digests(newest_manifest(self.folder / "at-once")), digests(newest_manifest(self.folder / "rounds")))
+
+    def test_ranks_that_do_not_divide(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "1 ranks",
+                          "pipeline.replicas = 2")
 
 
 class Schedules(Case):
@@ -475,6 +588,263 @@ class DryRun(Case):
         self.assertEqual(len(self.rows(first)), 4)
         other = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "3"})
         self.assertEqual((other.returncode, other.stdout), (0, ""))
+
+
+class Checkpoints(Case):
+    """What fails while checkpoints are written, and what is said of damaged ones."""
+
+    SETTINGS = ("train.steps=30", "checkpoint.every=10", "run.trace_steps=0")
+
+    def train(self, run, *words, **options):
+        return subprocess.run(self.command("-n", "2", *words, run=run, extra=self.SETTINGS), capture_output=True, text=True,
+                              timeout=120, stdin=subprocess.DEVNULL, cwd=self.folder, **options)
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def test_a_full_disk_stops_no_training(self):
+        reference = self.train("reference")
+        self.assertEqual(reference.returncode, 0, reference.stderr)
+        largest = max(path.stat().st_size for path in (self.folder / "reference/checkpoints").glob("*/layer-*"))
+
+        def limit():
+            # Writes beyond it fail like those to a full disk; all files of a run but the layers' are smaller.
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, largest - 1))
+
+        full = self.train("full", preexec_fn=limit, restore_signals=False)
+        self.assertEqual(losses(self.folder / "full"), losses(self.folder / "reference"), full.stdout + full.stderr)
+        alarms = [line for line in full.stdout.splitlines() if line.startswith("ALARM")]
+        self.assertEqual(len(alarms), 3, full.stdout)
+        for step, line in zip((10, 20, 30), alarms):
+            self.assertIn(f"no checkpoint of step {step}", line)
+            self.assertIn("File too large", line)
+            self.assertIn("checkpoints/step-", line)
+            self.assertIn("no good one yet", line)
+        self.assertIn("0 checkpoints, 3 FAILED", full.stdout)
+        # The trained model is lost: that is said, and by the exit code, too.
+        self.assertEqual(full.returncode, 4)
+        self.assertIn("its last checkpoint could not be written", full.stderr)
+        self.assertEqual(list((self.folder / "full/checkpoints").iterdir()), [], "a failed one leaves room")
+
+        # Where an older one is good, it stays and is named, and training can go on from it.
+        shutil.copytree(self.folder / "reference", self.folder / "older")
+        shutil.rmtree(self.folder / "older/checkpoints/step-00000030")
+        older = self.train("older", "--resume", preexec_fn=limit, restore_signals=False)
+        self.assertIn("still good: ", older.stdout + older.stderr)
+        self.assertIn("checkpoints/step-00000020", older.stdout)
+        again = self.train("older", "--resume")
+        self.assertEqual(again.returncode, 0, again.stdout + again.stderr)
+        self.assertEqual(digests(newest_manifest(self.folder / "older")), digests(newest_manifest(self.folder / "reference")))
+
+    def test_a_disk_without_room(self):
+        """A real file system of 200 KiB, where the kernel lets this user mount one."""
+        if shutil.which("unshare") is None or subprocess.run(
+                ["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode != 0:
+            self.skipTest("this user may not mount anything")
+        run = self.folder / "small-disk"
+        (run / "checkpoints").mkdir(parents=True)
+        command = self.command("-n", "2", run="small-disk", extra=self.SETTINGS)
+        script = 'mount -t tmpfs -o size=200k none "$0" && exec "$@"'
+        result = self.run_command(["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(run / "checkpoints"), *command])
+        if "mount:" in result.stderr:
+            self.skipTest(f"this user may not mount a tmpfs: {result.stderr.strip()}")
+        self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+        self.assertEqual(result.stdout.count("No space left on device"), 3, result.stdout)
+        self.assertEqual(len(losses(run)), 30)
+
+    def test_verify_and_inspect_walk_back(self):
+        self.assertEqual(self.train("walk").returncode, 0)
+        run = self.folder / "walk"
+        self.assertIn("step-00000030: step 30, 8 files, all digests match", self.dynmo("checkpoint", "verify", run).stdout)
+        newest = run / "checkpoints" / "step-00000030"
+        layer = newest / "layer-0004.safetensors"
+        layer.write_bytes(layer.read_bytes()[:-5])
+        (run / "checkpoints" / "step-00000040").mkdir()  # lost its manifest, or is somebody else's
+        verified = self.dynmo("checkpoint", "verify", run)
+        self.assertEqual(verified.returncode, 0, verified.stderr)
+        lines = verified.stdout.splitlines()
+        self.assertIn("step-00000040", lines[0])
+        self.assertIn("DAMAGED", lines[0])
+        self.assertIn("layer-0004.safetensors has", lines[1])
+        self.assertIn("step-00000020: step 20", lines[2])
+        inspected = self.dynmo("checkpoint", "inspect", run)
+        self.assertEqual(inspected.returncode, 0, inspected.stderr)
+        self.assertIn("passed over: ", inspected.stdout)
+        self.assertIn("step       20", inspected.stdout)
+        resumed = self.train("walk", "--resume")
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertIn("layer-0004.safetensors", resumed.stdout)
+        self.assertIn("step 20 of 30", resumed.stdout)
+
+        for manifest in (run / "checkpoints").glob("*/manifest.json"):
+            manifest.write_text('{"format": "something-else"}')
+        for words in (("verify", run), ("inspect", run)):
+            self.assert_error(self.dynmo("checkpoint", *words), 4, "no usable checkpoint", "manifest.json")
+
+    def test_killed_while_writing(self):
+        """Killed at random moments, many of them in the middle of a checkpoint: what is listed verifies, resume is exact."""
+        extra = ("train.steps=120", "checkpoint.every=2", "run.trace_steps=0")
+        undisturbed = self.run_command(self.command("-n", "2", run="steady", extra=extra))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        run = self.folder / "hunted"
+        draw = random.Random(5)
+        half_written = 0
+
+        def committed():
+            return max((path.name for path in (run / "checkpoints").glob("step-*[0-9]")), default="")
+
+        for _ in range(6):
+            before = committed()
+            words = ["--resume"] if before else []
+            process = subprocess.Popen(self.command("-n", "2", *words, run="hunted", extra=extra), cwd=self.folder,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+            deadline = time.monotonic() + 60
+            while process.poll() is None and committed() <= before and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(draw.uniform(0, 0.2))
+            process.kill()
+            process.wait(timeout=10)
+            deadline = time.monotonic() + 10
+            while rank_processes(str(run)):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+            half_written += len(list((run / "checkpoints").glob("step-*.tmp")))
+            verified = self.dynmo("checkpoint", "verify", run)
+            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+            self.assertNotIn("DAMAGED", verified.stdout)
+        self.assertGreater(half_written, 0, "no kill came while a checkpoint was written")
+        resumed = self.run_command(self.command("-n", "3", "--resume", run="hunted", extra=extra))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))
+
+
+class Report(Case):
+    def test_says_again_what_the_run_said_with_layers_and_traffic(self):
+        result = self.run_command(self.command("-n", "2", "--steps", "24", run="told", extra=[
+            "pipeline.cut=[4,4]", "balance.enabled=false", "train.validation_every=12", "train.validation_steps=1",
+            "checkpoint.every=12"]))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        run = self.folder / "told"
+        report = self.run_command([DYNMO, "report", str(run)])
+        self.assertEqual(report.returncode, 0, report.stderr)
+        said = result.stdout[result.stdout.index("\nrun  ") + 1:]
+        self.assertTrue(report.stdout.startswith(said), said + "\n---\n" + report.stdout)
+        self.assertRegex(said, r"predicted  step time: median error [0-9.]+ %, worst [0-9.]+ %, over 2[0-9] steps")
+        self.assertIn("2 checkpoints", said)
+        for layer in ("embed", "blocks.2.mlp", "head", "all"):
+            self.assertIn(layer, report.stdout)
+
+        # 24 steps and 2 validations of 4 micro-batches over one boundary of 2 x 16 x 32 floats.
+        summary = json.loads((run / "summary.json").read_text())
+        traffic = {(row["from"], row["to"], row["purpose"]): (row["messages"], row["bytes"])
+                   for row in summary["runs"][0]["traffic"]}
+        boundary = 2 * 16 * 32 * 4
+        self.assertEqual(traffic[0, 1, "activation"], ((24 + 2) * 4, (24 + 2) * 4 * boundary))
+        self.assertEqual(traffic[1, 0, "gradient"], (24 * 4, 24 * 4 * boundary))
+        self.assertEqual({key[2] for key in traffic}, {"activation", "gradient", "control"})
+        sent = sum(json.loads(line)["sent_bytes"] for line in (run / "records/rank-1.jsonl").read_text().splitlines())
+        of_rank_1 = sum(row[1] for key, row in traffic.items() if key[0] == 1)
+        self.assertLessEqual(sent, of_rank_1)
+        self.assertGreater(sent, 24 * 4 * boundary)
+
+        # The trace ties every send to its receive; validation and checkpoint are in it.
+        events = json.loads((run / "trace.json").read_text())["traceEvents"]
+        slices = [event for event in events if event["ph"] == "X"]
+        self.assertLessEqual({"validation", "checkpoint"}, {event["name"] for event in slices})
+        flows = {}
+        for event in events:
+            if event["ph"] in "stf":
+                flows.setdefault(event["id"], []).append(event)
+        sends = [event for event in slices if "SEND" in event["name"]]
+        self.assertEqual(len(sends), 4 * 2 * 4)  # steps x directions x micro-batches
+        self.assertEqual(len(flows), len(sends))
+
+        def at(event):
+            return [s["name"] for s in slices if s["tid"] == event["tid"] and s["ts"] <= event["ts"] < s["ts"] + s["dur"]]
+
+        for flow in flows.values():
+            self.assertEqual([event["ph"] for event in flow], ["s", "t", "t", "f"])
+            (send,), (receive,) = at(flow[1]), at(flow[2])
+            stage, kind, micro_batch = re.fullmatch(r"(\d+)SEND_([FB])(\d+)", send).groups()
+            self.assertEqual(receive, f"{int(stage) + (1 if kind == 'F' else -1)}RECV_{kind}{micro_batch}")
+
+        # What the layers cost over the run, as a simulation and emulated ranks read it.
+        trace = run / "load-trace.jsonl"
+        self.assertEqual([json.loads(line)["step"] for line in trace.read_text().splitlines()[1:]], [0, 10, 20])
+        emulated = self.run_command([DYNMO, "train", "--out", str(self.folder / "again"), "-n", "2", "--steps", "4", *settings(
+            ["run.device=emulated", f"emulated.trace={trace}", "train.validation_every=0", "pipeline.pin=false"])])
+        self.assertEqual(emulated.returncode, 0, emulated.stderr)
+        self.assertIn("EMULATED", emulated.stdout)
+
+    def test_of_what_is_no_run(self):
+        self.assert_error(self.run_command([DYNMO, "report", "nowhere"]), 2, "nowhere/summary.json")
+
+
+class Families(Case):
+    """Both families by the command line: train, hand to transformers and take back, start from weights."""
+
+    FAMILIES = {"llama": ["model.tied_embeddings=true"], "gpt2": ["model.family=gpt2", "model.positions=24"]}
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        for family, extra in cls.FAMILIES.items():
+            subprocess.run([DYNMO, "train", "--data", str(cls.data), "--out", str(cls.folder / family), *settings([*TINY, *extra]),
+                            "-n", "2", "--steps", "20", *settings(["checkpoint.every=20", "optimizer.learning_rate=1e-2"])],
+                           check=True, timeout=240, capture_output=True)
+
+    def start(self, family, init, run, *extra):
+        return self.command("-n", "2", "--steps", "4", run=run,
+                            extra=[*self.FAMILIES[family], f"train.init={init}", *extra])
+
+    def test_exported_and_imported_weights_start_the_same_run(self):
+        for family in self.FAMILIES:
+            exported, imported = self.folder / f"{family}-hf", self.folder / f"{family}-imported"
+            for words in (["export-hf", self.folder / family, "--out", exported], ["import-hf", exported, imported]):
+                done = self.run_command([DYNMO, "checkpoint", *map(str, words)])
+                self.assertEqual(done.returncode, 0, done.stderr)
+            data = (exported / "model.safetensors").read_bytes()
+            self.assertNotIn(b"lm_head.weight", data[:8 + int.from_bytes(data[:8], "little")])
+            found = {}
+            for source in (family, exported.name, imported.name):
+                done = self.run_command(self.start(family, self.folder / source, f"from-{source}"))
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("weights  of", done.stdout)
+                found[source] = losses(self.folder / f"from-{source}")
+            self.assertEqual(found[family], found[exported.name])
+            self.assertEqual(found[family], found[imported.name])
+            # It goes on from what was learned.
+            self.assertLess(found[family][0], losses(self.folder / family)[0] - 0.5)
+            words = ["--prompt", "line 1", "--tokens", "8"]  # not beyond the shortest of their longest inputs
+            texts = {self.run_command([DYNMO, "generate", str(self.folder / source), *words]).stdout
+                     for source in (family, exported.name, imported.name)}
+            self.assertEqual(len(texts), 1, texts)
+            self.assert_error(self.run_command(self.command("-n", "2", "--resume", run=imported.name)), 2, "train.init")
+            self.assert_error(self.run_command([DYNMO, "checkpoint", "import-hf", str(exported), str(imported)]), 2,
+                              "has checkpoints already")
+
+    def test_weights_of_another_decoder(self):
+        gpt2 = self.folder / "gpt2"
+        self.assert_error(self.run_command(self.start("gpt2", gpt2, "wrong", "model.hidden=64")), 2, "train.init", "model.hidden")
+        self.assert_error(self.run_command(self.start("llama", gpt2, "wrong")), 2, "train.init", "model.family = gpt2")
+        self.assert_error(self.run_command(self.start("gpt2", self.folder / "nowhere", "wrong")), 4, "train.init", "nowhere")
+
+    def test_a_family_that_does_not_exist(self):
+        self.assert_error(self.run_command(self.command("--set", "model.family=gpt-2")), 2, "model.family", "gpt2")
+        self.assert_error(self.run_command(self.command("--set", "model.familly=gpt2")), 2, "model.family")
+
+    def test_freezing_with_tied_embeddings(self):
+        frozen = self.command("--set", "model.family=gpt2", "--set", "freezing.enabled=true")
+        self.assert_error(self.run_command(frozen), 2, "tied_embeddings")
+
+    def test_tokens_in_and_out(self):
+        run = str(self.folder / "gpt2")
+        done = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "5"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(done.stdout.split()), 5)
+        self.assert_error(self.run_command([DYNMO, "generate", run]), 2, "--prompt-tokens")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
 
 
 class CustomLayer(Case):

@@ -46,7 +46,7 @@ TEST(Comparison, SpeedupIsThatOfTokensASecond) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
   const RunSeries slow = run("static", plan, 4, 10, 0.3);
   const RunSeries fast = run("balanced", plan, 4, 10, 0.2);
-  const auto compared = compare(slow, fast, known(), kMicroBatches, kRanks);
+  const auto compared = compare(slow, fast, known(), kMicroBatches, 1, kRanks);
   ASSERT_TRUE(compared.has_value()) << compared.error().message;
   EXPECT_NEAR(compared->speedup, 1.5, 1e-12);
 }
@@ -54,7 +54,7 @@ TEST(Comparison, SpeedupIsThatOfTokensASecond) {
 TEST(Comparison, BestIsTheSimulatedOptimumOverAllCuts) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
   const RunSeries series = run("static", plan, 4, 6, 0.3);
-  const auto compared = compare(series, series, known(), kMicroBatches, kRanks);
+  const auto compared = compare(series, series, known(), kMicroBatches, 1, kRanks);
   ASSERT_TRUE(compared.has_value()) << compared.error().message;
   // Brute force over the seven cuts with the same costs.
   cost::ModelCost model = known();

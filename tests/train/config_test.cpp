@@ -138,6 +138,24 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);
 }
 
+TEST(Config, TiesFollowTheFamilyUnlessTheyAreGiven) {
+  const auto tied = [](const std::vector<std::string>& settings) {
+    Config config;
+    EXPECT_TRUE(apply_settings(config, settings));
+    EXPECT_TRUE(validate(config));
+    const std::string text = to_toml(config);
+    return text.find("tied_embeddings = true") != std::string::npos;
+  };
+  EXPECT_FALSE(tied({}));
+  EXPECT_TRUE(tied({"model.family=gpt2"}));
+  EXPECT_TRUE(tied({"model.tied_embeddings=true"}));
+  EXPECT_FALSE(tied({"model.family=gpt2", "model.tied_embeddings=false"}));
+  Config config;
+  config.model.family = "gpt-2";
+  EXPECT_EQ(validate(config).error().message,
+            "model.family: 'gpt-2' is no family of models, did you mean 'gpt2'?");
+}
+
 // Whatever bytes are in the file: an error or a config, never a crash.
 TEST_F(ConfigFile, MutatedFilesNeverCrash) {
   const std::string good = to_toml(Config{});

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains like `dynmo train`, but one rank kills itself at a scripted message: in forward, in
-// backward, or in the middle of the pieces of a migrating layer of 64 MiB.
+// backward, in the middle of the pieces of a migrating layer of 64 MiB, or, of two replicas, in
+// summing gradients.
 //
-//   fault_program forward|backward|migration VICTIM DATA RUN [launch]     ranks from the
-//   environment, or launched here fault_program verify 0 DATA RUN is there a checkpoint that
-//   verifies?
+//   fault_program forward|backward|migration|reduction VICTIM DATA RUN [launch]
+//                                            ranks from the environment, or launched here
+//   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -39,6 +40,10 @@ train::Config config_for(const std::string& where, const std::string& data,
   config.checkpoint.every = 5;
   config.pipeline.cut = {2, 3, 3};
   config.balance.enabled = false;
+  if (where == "reduction") {
+    config.pipeline.replicas = 2;
+    config.pipeline.cut = {4, 4};
+  }
   if (where == "migration") {
     // An MLP layer of 3 x 512 x 3640 parameters: 64 MiB with its two moments. The cut is so uneven
     // that it must move.
@@ -69,6 +74,11 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
   fault.first = 250;
   if (where == "forward") fault.peer = Rank(victim + 1);
   if (where == "backward") fault.peer = Rank(victim - 1);
+  if (where == "reduction") {
+    fault.first_tag = transport::reduction_tag(LayerId(0));
+    fault.last_tag = transport::reduction_tag(LayerId(7));
+    fault.first = 1000;
+  }
   if (where == "migration") {
     fault.first_tag = transport::migration_tag(LayerId(0));
     fault.last_tag = transport::migration_tag(LayerId(7));
@@ -96,7 +106,7 @@ int main(int argc, char** argv) {
     if (inner->rank() != Rank(victim)) return inner;
     return transport::with_faults(std::move(inner), {fault_for(where, victim, run)});
   };
-  process.options.config.pipeline.ranks = 3;
+  process.options.config.pipeline.ranks = where == "reduction" ? 2 : 3;
   process.options.config.pipeline.pin = false;
   if (argc == 6) {
     const auto code = train::launch(process.options, {argv, argv + argc - 1});

@@ -1,0 +1,334 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Speed and memory of `dynmo train` beside torch.distributed.pipelining on two ranks of one core each.
+
+Same decoder, batch, precision, optimizer and cores. Every schedule of both sides runs once; the best
+--keep of each side then run in interleaved rounds. A round pairs our best schedule with the peer's best
+one; what is reported is the median of the paired ratios and their spread. Memory is VmHWM, the largest
+resident size of a rank, read from outside for both.
+
+    bench/peers/compare.py --dynmo build/release/apps/dynmo/dynmo --out build/bench-peers.json
+
+Needs a Python with PyTorch 2.11 for the peer: --python, or $DYNMO_CACHE/peers/bin/python.
+"""
+
+import argparse
+import array
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RANKS = 2
+# The models of docs/performance.md. `steps` are timed; cuts are blocks a stage of the peer, one list for
+# one stage a rank, one for two (the head of the medium model weighs more than a block).
+MODELS = {
+    "small": {
+        "model": {"hidden": 256, "blocks": 8, "heads": 4, "kv_heads": 4, "intermediate": 688, "sequence": 128},
+        "vocabulary": 257, "micro_batches": 8, "micro_batch_size": 4, "warmup": 2, "steps": 6,
+        "cuts": {1: [[4, 4]], 2: [[2, 2, 2, 2]]},
+    },
+    "medium": {
+        "model": {"hidden": 512, "blocks": 12, "heads": 8, "kv_heads": 8, "intermediate": 1376, "sequence": 256},
+        "vocabulary": 8192, "micro_batches": 8, "micro_batch_size": 2, "warmup": 1, "steps": 3,
+        "cuts": {1: [[6, 6], [7, 5]], 2: [[3, 3, 3, 3], [3, 3, 4, 2]]},
+    },
+}
+PEER_SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2}  # stages a rank
+OUR_SCHEDULES = ("1f1b", "zb-h1", "auto")
+OPTIMIZER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+ROPE_THETA, DEVIATION, SEED = 10000.0, 0.02, 1
+
+
+class Failed(Exception):
+    pass
+
+
+def write_data(folder, vocabulary, tokens=2_000_000):
+    """A prepared folder of synthetic tokens, some far likelier than others, so that losses fall."""
+    folder.mkdir(parents=True)
+    draw = random.Random(SEED)
+    stream = array.array("H", (min(int(vocabulary ** draw.random()) - 1, vocabulary - 1) for _ in range(tokens)))
+    summary = {"bin_digest": "0" * 32, "idx_digest": "0" * 32}  # train does not read them
+    for name, content in (("train", stream), ("validation", array.array("H"))):
+        (folder / f"{name}.bin").write_bytes(content.tobytes())
+        sizes = [len(content)] if content else []
+        header = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + bytes([8])  # version, uint16
+        header += len(sizes).to_bytes(8, "little") + (len(sizes) + 1).to_bytes(8, "little")
+        index = array.array("i", sizes).tobytes() + array.array("q", [0] * len(sizes)).tobytes()
+        (folder / f"{name}.idx").write_bytes(header + index + array.array("q", range(len(sizes) + 1)).tobytes())
+    description = {"format": "dynmo-dataset-1", "tokenizer": "synthetic", "vocabulary": vocabulary,
+                   "end_of_document": 0, "seed": SEED, "validation_share": 0.0}
+    for name, content in (("train", stream), ("validation", ())):
+        description[name] = {"documents": 1 if content else 0, "tokens": len(content), **summary}
+    (folder / "dataset.json").write_text(json.dumps(description))
+
+
+def descendants(pid):
+    """Processes below `pid`, itself included."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path(f"/proc/{entry}/stat").read_text()
+        except OSError:
+            continue
+        parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found, left = [], [pid]
+    while left:
+        found.append(left.pop())
+        left += parents.get(found[-1], [])
+    return found
+
+
+def peak_bytes(pid):
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def run_processes(commands):
+    """Runs (command, environment, core) at once. Returns the outputs and the largest peak of any process."""
+    files = [tempfile.TemporaryFile("w+") for _ in commands]
+    processes = []
+    for (command, environment, core), file in zip(commands, files):
+        pin = (lambda c=core: os.sched_setaffinity(0, {c})) if core is not None else None
+        processes.append(subprocess.Popen(command, env={**os.environ, **environment}, stdout=file,
+                                          stderr=subprocess.STDOUT, preexec_fn=pin))
+    peaks = {}
+    while any(p.poll() is None for p in processes):
+        for process in processes:
+            for pid in descendants(process.pid):
+                peaks[pid] = max(peaks.get(pid, 0), peak_bytes(pid))
+        if any(p.returncode not in (None, 0) for p in processes):
+            for process in processes:
+                process.kill()
+        time.sleep(0.5)
+    outputs = []
+    for file in files:
+        file.seek(0)
+        outputs.append(file.read())
+    if any(p.returncode != 0 for p in processes):
+        raise Failed("\n".join(o.strip().splitlines()[-1] for o in outputs if o.strip()))
+    return outputs, max(peaks.values())
+
+
+def run_peer(options, shape, data, schedule, cut):
+    config = {**OPTIMIZER, "schedule": schedule, "cut": cut, "precision": options.precision, "seed": SEED,
+              "data": str(data / "train.bin"), "steps": shape["steps"], "warmup_steps": shape["warmup"],
+              "micro_batches": shape["micro_batches"], "micro_batch_size": shape["micro_batch_size"],
+              "model": {**shape["model"], "vocabulary": shape["vocabulary"], "rope_theta": ROPE_THETA,
+                        "deviation": DEVIATION}}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    commands = []
+    for rank, core in enumerate(options.cores):
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                       "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+        command = [options.python, str(HERE / "pipelining_peer.py"), json.dumps(config)]
+        commands.append((command, environment, core))
+    outputs, peak = run_processes(commands)
+    reports = [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith("{")]
+    losses = next(r["losses"] for r in reports if "losses" in r)
+    return {"step_s": max(r["seconds"] for r in reports) / shape["steps"], "peak_bytes": peak, "losses": losses}
+
+
+def toml(values):
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()) + "\n"
+
+
+def run_ours(options, shape, data, schedule, folder):
+    steps = shape["warmup"] + shape["steps"]
+    config = "[model]\n" + toml({**shape["model"], "rope_theta": ROPE_THETA})
+    config += "[data]\n" + toml({"path": str(data)})
+    config += "[batch]\n" + toml({k: shape[k] for k in ("micro_batches", "micro_batch_size")})
+    config += "[optimizer]\n" + toml({**OPTIMIZER, "minimum_learning_rate": OPTIMIZER["learning_rate"],
+                                      "warmup_steps": 0, "clip_norm": 0})
+    config += "[train]\n" + toml({"steps": steps, "seed": SEED, "validation_every": 0})
+    if options.precision != "fp32":
+        config += toml({"precision": options.precision})
+    config += "[pipeline]\n" + toml({"ranks": RANKS, "schedule": schedule, "pin": True})
+    config += "[balance]\nenabled = false\n[run]\n" + toml({"directory": str(folder / "run")})
+    (folder / "config.toml").write_text(config)
+    command = ["taskset", "-c", ",".join(map(str, options.cores)), options.dynmo, "train", "--config", str(folder / "config.toml")]
+    _, peak = run_processes([(command, {}, None)])
+    seconds, losses, cut = [], [], []
+    for rank in range(RANKS):
+        lines = (folder / "run" / "records" / f"rank-{rank}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        seconds.append(sum(r["step_s"] for r in records[shape["warmup"]:]))
+        losses = [r["loss"] for r in records] if records[0]["loss"] is not None else losses
+        cut.append(records[-1]["layers"])
+    return {"step_s": max(seconds) / shape["steps"], "peak_bytes": peak, "losses": losses, "cut": cut}
+
+
+class Contest:
+    """The runs of one model: who runs, what each run said."""
+
+    def __init__(self, options, name, folder):
+        self.options, self.name, self.shape = options, name, MODELS[name]
+        self.folder = folder
+        self.data = folder / f"{name}-data"
+        write_data(self.data, self.shape["vocabulary"])
+        self.tokens = self.shape["micro_batches"] * self.shape["micro_batch_size"] * self.shape["model"]["sequence"]
+        self.runs = {}      # (side, schedule, cut) -> list of results
+        self.failures = {}  # the same -> last line of what it said
+
+    def entries(self):
+        peer = [("peer", s, tuple(cut)) for s, a_rank in PEER_SCHEDULES.items() if s in self.options.peer_schedules
+                for cut in self.shape["cuts"][a_rank]]
+        return [("dynmo", s, ()) for s in self.options.schedules] + peer
+
+    def run(self, entry):
+        side, schedule, cut = entry
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            result = (run_ours(self.options, self.shape, self.data, schedule, Path(scratch)) if side == "dynmo"
+                      else run_peer(self.options, self.shape, self.data, schedule, list(cut)))
+        self.runs.setdefault(entry, []).append(result)
+        say(f"{self.name:7} {label(entry):28} {self.tokens / result['step_s']:9.0f} tokens/s  "
+            f"{result['peak_bytes'] / 2**20:6.0f} MiB  loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
+
+    def try_all(self):
+        for entry in self.entries():
+            try:
+                self.run(entry)
+            except Failed as why:
+                self.failures[entry] = str(why)
+                say(f"{self.name:7} {label(entry):28} does not run: {str(why)[:150]}")
+
+    def best(self, side, count):
+        ran = [e for e in self.runs if e[0] == side]
+        if not ran:
+            sys.exit(f"compare.py: no schedule of {side} ran")
+        return sorted(ran, key=lambda e: statistics.median(r["step_s"] for r in self.runs[e]))[:count]
+
+    def compare(self):
+        self.try_all()
+        kept = self.best("dynmo", self.options.keep) + self.best("peer", self.options.keep)
+        for entry in kept:
+            self.runs[entry].clear()
+        for index in range(self.options.rounds):
+            for entry in kept if index % 2 == 0 else reversed(kept):
+                self.run(entry)
+        self.runs = {e: self.runs[e] for e in kept}
+        return self.result(self.best("dynmo", 1)[0], self.best("peer", 1)[0])
+
+    def result(self, ours, theirs):
+        a, b = self.runs[ours], self.runs[theirs]
+        ratios = sorted(y["step_s"] / x["step_s"] for x, y in zip(a, b))
+        peak = [statistics.median(r["peak_bytes"] for r in runs) for runs in (a, b)]
+        return {"model": self.name, "precision": self.options.precision, "rounds": len(ratios),
+                "dynmo": label(ours), "peer": label(theirs),
+                "dynmo_tokens_per_s": self.tokens / statistics.median(r["step_s"] for r in a),
+                "peer_tokens_per_s": self.tokens / statistics.median(r["step_s"] for r in b),
+                "ratio_median": statistics.median(ratios), "ratio_min": ratios[0], "ratio_max": ratios[-1],
+                "ratio_quartiles": [quantile(ratios, 0.25), quantile(ratios, 0.75)],
+                "dynmo_peak_bytes": peak[0], "peer_peak_bytes": peak[1], "memory_ratio": peak[0] / peak[1],
+                "losses": {"dynmo": a[0]["losses"], "peer": b[0]["losses"]}, "dynmo_cut": a[0]["cut"],
+                "does_not_run": {label(e): why for e, why in self.failures.items()},
+                "runs": {label(e): self.runs[e] for e in self.runs}}
+
+
+def quantile(ordered, share):
+    return ordered[round(share * (len(ordered) - 1))]
+
+
+def label(entry):
+    side, schedule, cut = entry
+    return f"{side} {schedule}" + (f" ({'+'.join(map(str, cut))})" if cut else "")
+
+
+def say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+def machine():
+    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                  if line.startswith("model name")), platform.machine())
+    return {"processor": model, "cores": os.cpu_count(), "kernel": platform.release(), "load_before": os.getloadavg()[0]}
+
+
+def commit():
+    done = subprocess.run(["git", "-C", str(HERE), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def table(results):
+    lines = ["| model | precision | dynmo tokens/s | peer tokens/s | ratio (median, quartiles, range) | peak of a rank | memory ratio | rounds |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for r in results:
+        low, high = r["ratio_quartiles"]
+        lines.append(
+            f"| {r['model']} | {r['precision']} | {r['dynmo_tokens_per_s']:.0f} ({r['dynmo']}) | {r['peer_tokens_per_s']:.0f} "
+            f"({r['peer']}) | {r['ratio_median']:.2f} ({low:.2f} to {high:.2f}; {r['ratio_min']:.2f} to {r['ratio_max']:.2f}) | "
+            f"{r['dynmo_peak_bytes'] / 2**20:.0f} / {r['peer_peak_bytes'] / 2**20:.0f} MiB | {r['memory_ratio']:.2f} | {r['rounds']} |")
+    return "\n".join(lines)
+
+
+def parse():
+    cache = Path(os.environ.get("DYNMO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynmo")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = lambda text: text.split(",")
+    parser.add_argument("--dynmo", required=True, help="the dynmo program of a release build")
+    parser.add_argument("--python", default=str(cache / "peers/bin/python"), help="a Python with PyTorch 2.11 (%(default)s)")
+    parser.add_argument("--models", type=names, default=list(MODELS), help="of " + ",".join(MODELS))
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: the peer under autocast")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--keep", type=int, default=1, help="schedules of each side that run in the rounds")
+    parser.add_argument("--schedules", type=names, default=list(OUR_SCHEDULES), help="ours to try")
+    parser.add_argument("--peer-schedules", type=names, default=list(PEER_SCHEDULES), help="the peer's to try")
+    parser.add_argument("--cores", type=lambda text: [int(c) for c in text.split(",")], help="two cores to pin to")
+    parser.add_argument("--out", type=Path, help="JSON file for everything that was measured")
+    options = parser.parse_args()
+    for given, known, what in ((options.models, MODELS, "--models"), (options.peer_schedules, PEER_SCHEDULES, "--peer-schedules")):
+        for name in given:
+            if name not in known:
+                parser.error(f"{what} has '{name}', wanted some of {', '.join(known)}")
+    if not os.access(options.dynmo, os.X_OK):
+        parser.error(f"--dynmo '{options.dynmo}' is not a program: build it by `make build`")
+    probe = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True,
+                           check=False) if os.access(options.python, os.X_OK) else None
+    if probe is None or probe.returncode != 0:
+        parser.error(f"'{options.python}' has no PyTorch: make one by `python3 -m venv {cache}/peers && {cache}/peers/bin/pip "
+                     "install torch==2.11.0 numpy`, or give another by --python")
+    options.torch = probe.stdout.strip()
+    options.cores = options.cores or sorted(os.sched_getaffinity(0))[:RANKS]
+    if len(options.cores) != RANKS:
+        parser.error(f"{len(options.cores)} cores, wanted {RANKS}")
+    if options.rounds < 1 or options.keep < 1:
+        parser.error("--rounds and --keep: wanted 1 or more")
+    return options
+
+
+def main():
+    options = parse()
+    results = []
+    about = {"format": "dynmo-peers-1", "commit": commit(), "machine": machine(), "torch": options.torch, "cores": options.cores,
+             "command": " ".join(sys.argv)}
+    with tempfile.TemporaryDirectory(prefix="dynmo-peers-") as folder:
+        for name in options.models:
+            results.append(Contest(options, name, Path(folder)).compare())
+    about["results"] = results
+    about["machine"]["load_after"] = os.getloadavg()[0]
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(about, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

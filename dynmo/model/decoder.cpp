@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/decoder.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+
+#include "dynmo/core/nearest.h"
+
+namespace dynmo::model {
+namespace {
+
+// In the order of the enumerators.
+const std::vector<std::string>& family_names() {
+  static const std::vector<std::string> names = {"llama", "gpt2"};
+  return names;
+}
+
+Model make(const LlamaConfig& config) { return make_llama(config); }
+Model make(const Gpt2Config& config) { return make_gpt2(config); }
+
+at::Tensor scores(const LlamaConfig& config, const LayerState& head, const at::Tensor& hidden_BTD) {
+  return llama_logits(config, head, hidden_BTD);
+}
+at::Tensor scores(const Gpt2Config& config, const LayerState& head, const at::Tensor& hidden_BTD) {
+  return gpt2_logits(config, head, hidden_BTD);
+}
+
+const char* embedding_name(const LlamaConfig&) { return "embed_tokens.weight"; }
+const char* embedding_name(const Gpt2Config&) { return "wte.weight"; }
+
+}  // namespace
+
+std::string_view name(Family family) { return family_names()[static_cast<std::size_t>(family)]; }
+
+Expected<Family> parse_family(std::string_view name) {
+  for (std::size_t i = 0; i < family_names().size(); ++i) {
+    if (family_names()[i] == name) return static_cast<Family>(i);
+  }
+  return make_error(ErrorCode::kBadInput, "'{}' is no family of models{}", name,
+                    suggestion(name, family_names()));
+}
+
+Family family(const DecoderConfig& config) { return static_cast<Family>(config.index()); }
+
+DecoderSizes sizes(const DecoderConfig& config) {
+  return std::visit(
+      [](const auto& c) {
+        return DecoderSizes{.vocabulary = c.vocabulary,
+                            .hidden = c.hidden,
+                            .blocks = c.blocks,
+                            .heads = c.heads,
+                            .intermediate = c.intermediate,
+                            .sequence = c.sequence,
+                            .tied_embeddings = c.tied_embeddings};
+      },
+      config);
+}
+
+Expected<void> validate(const DecoderConfig& config) {
+  return std::visit([](const auto& c) { return validate(c); }, config);
+}
+
+Model make_decoder(const DecoderConfig& config) {
+  return std::visit([](const auto& c) { return make(c); }, config);
+}
+
+std::vector<Tie> ties(const DecoderConfig& config) {
+  return std::visit(
+      [](const auto& c) -> std::vector<Tie> {
+        if (!c.tied_embeddings) return {};
+        return {{.first = LayerId(0),
+                 .first_parameter = embedding_name(c),
+                 .second = LayerId(static_cast<int>(2 * c.blocks + 1)),
+                 .second_parameter = "lm_head.weight"}};
+      },
+      config);
+}
+
+std::string checkpoint_name(const DecoderConfig& config, LayerId layer,
+                            std::string_view parameter) {
+  return std::visit([&](const auto& c) { return checkpoint_name(c, layer, parameter); }, config);
+}
+
+at::Tensor logits(const DecoderConfig& config, const LayerState& head,
+                  const at::Tensor& hidden_BTD) {
+  return std::visit([&](const auto& c) { return scores(c, head, hidden_BTD); }, config);
+}
+
+}  // namespace dynmo::model

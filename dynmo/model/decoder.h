@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A decoder of any of the families there are: what training, checkpoints and generation need of
+// one, whichever it is.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/units.h"
+#include "dynmo/model/gpt2.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/llama.h"
+
+namespace dynmo::model {
+
+using DecoderConfig = std::variant<LlamaConfig, Gpt2Config>;
+
+enum class Family { kLlama, kGpt2 };
+[[nodiscard]] std::string_view name(Family family);  // "llama", "gpt2"
+// kBadInput, with the nearest name.
+[[nodiscard]] Expected<Family> parse_family(std::string_view name);
+[[nodiscard]] Family family(const DecoderConfig& config);
+
+// What the families have in common.
+struct DecoderSizes {
+  std::int64_t vocabulary = 0;
+  std::int64_t hidden = 0;
+  std::int64_t blocks = 0;
+  std::int64_t heads = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t sequence = 0;
+  bool tied_embeddings = false;
+};
+[[nodiscard]] DecoderSizes sizes(const DecoderConfig& config);
+
+[[nodiscard]] Expected<void> validate(const DecoderConfig& config);
+// 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
+// config.
+[[nodiscard]] Model make_decoder(const DecoderConfig& config);
+// The embedding's and the head's matrix, where they are one; else none.
+[[nodiscard]] std::vector<Tie> ties(const DecoderConfig& config);
+// Hugging Face's full name of a layer's parameter.
+[[nodiscard]] std::string checkpoint_name(const DecoderConfig& config, LayerId layer,
+                                          std::string_view parameter);
+// The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.
+[[nodiscard]] at::Tensor logits(const DecoderConfig& config, const LayerState& head,
+                                const at::Tensor& hidden_BTD);
+
+}  // namespace dynmo::model

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A decoder of the GPT-2 family (Radford et al., 2019) as a list of movable layers: embedding of
+// tokens and positions, two half blocks a block (attention, then MLP, each
+// x + dropout(f(layer_norm(x)))), and final norm + head, whose output is the mean cross-entropy of
+// the micro-batch. Parameters have Hugging Face's names and shapes, so that a checkpoint is written
+// as it is: matrices of half blocks are [in, out] there, query, key and value one matrix.
+//
+// Dropout acts on the embedding and on what half blocks add; dropout of attention's probabilities
+// is not supported.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/model/layer.h"
+
+namespace dynmo::model {
+
+struct Gpt2Config {
+  std::int64_t vocabulary = 257;  // bytes and an end of text
+  std::int64_t hidden = 256;
+  std::int64_t blocks = 8;  // layers in Hugging Face's sense; two of ours each
+  std::int64_t heads = 8;
+  std::int64_t intermediate = 1024;
+  std::int64_t sequence = 128;   // longest input, in tokens
+  std::int64_t positions = 128;  // that have a learned vector; at least sequence
+  double norm_epsilon = 1e-5;
+  // Of the normal initial values; that of the two projections into the residual stream is divided
+  // by sqrt(2 x blocks) (Radford et al., 2019, section 2.3).
+  double deviation = 0.02;
+  double dropout = 0;
+  bool tied_embeddings = true;  // the head's matrix is that of the embedding
+
+  [[nodiscard]] std::int64_t head_size() const { return hidden / heads; }
+  friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
+};
+
+// kBadInput naming the field, what it is, and what it must be.
+[[nodiscard]] Expected<void> validate(const Gpt2Config& config);
+
+// 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
+// config.
+[[nodiscard]] Model make_gpt2(const Gpt2Config& config);
+
+// Hugging Face's full name of a layer's parameter: {layer 3, "attn.c_attn.weight"} is
+// "transformer.h.1.attn.c_attn.weight".
+[[nodiscard]] std::string checkpoint_name(const Gpt2Config& config, LayerId layer,
+                                          std::string_view parameter);
+
+// The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.
+[[nodiscard]] at::Tensor gpt2_logits(const Gpt2Config& config, const LayerState& head,
+                                     const at::Tensor& hidden_BTD);
+
+}  // namespace dynmo::model

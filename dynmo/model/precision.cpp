@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/precision.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::model {
+namespace {
+
+class Bf16Layer final : public Layer {
+ public:
+  explicit Bf16Layer(std::shared_ptr<const Layer> inner) : inner_(std::move(inner)) {}
+
+  std::string name() const override { return inner_->name(); }
+  std::vector<ParameterSpec> parameters() const override { return inner_->parameters(); }
+  at::ScalarType compute_type() const override { return at::kBFloat16; }
+
+  at::Tensor forward(const LayerState& state, const at::Tensor& input, const LayerContext& context,
+                     std::unique_ptr<Stash>* stash) const override {
+    // Whoever fills a state has to round it; without copies the layer would compute in fp32.
+    for (const Parameter& parameter : state.parameters) {
+      DYNMO_CHECK(parameter.rounded.defined(), "round_values() before layer {} ('{}') runs",
+                  state.id, name());
+    }
+    return inner_->forward(state, input, context, stash);
+  }
+  at::Tensor input_gradient(const LayerState& state, Stash& stash,
+                            const at::Tensor& output_gradient,
+                            InputGradient wanted) const override {
+    return inner_->input_gradient(state, stash, output_gradient, wanted);
+  }
+  void weight_gradient(LayerState& state, Stash& stash) const override {
+    inner_->weight_gradient(state, stash);
+  }
+
+ private:
+  std::shared_ptr<const Layer> inner_;
+};
+
+}  // namespace
+
+Expected<Precision> parse_precision(std::string_view name) {
+  if (name == "fp32") return Precision::kFp32;
+  if (name == "bf16") return Precision::kBf16;
+  return make_error(ErrorCode::kBadInput, "'{}' is no precision, wanted fp32 or bf16", name);
+}
+
+at::ScalarType scalar_type(Precision precision) {
+  return precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+Model in_precision(Model model, Precision precision) {
+  if (precision == Precision::kFp32) return model;
+  for (auto& layer : model) layer = std::make_shared<Bf16Layer>(std::move(layer));
+  return model;
+}
+
+}  // namespace dynmo::model

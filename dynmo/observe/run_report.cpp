@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/run_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/observe/chart.h"
+#include "dynmo/observe/step_record.h"
+#include "dynmo/observe/table.h"
+
+namespace dynmo::observe {
+namespace {
+
+constexpr int kChartWidth = 72;
+constexpr std::array kPurposes = {"activation", "gradient", "reduction", "migration", "control"};
+
+using Lines = std::vector<std::string>;
+
+void add_run(Lines& lines, const RunSummary& run) {
+  lines.push_back(fmt::format(
+      "{:<11}{:>9.0f} tokens/s   loss {:.4f} -> {:.4f}   imbalance {:.2f}   bubble {:.0f} %",
+      run.name, run.tokens_per_s, run.loss_first, run.loss_last, run.imbalance, 100 * run.bubble));
+  if (run.validation_step > 0) {
+    lines.push_back(fmt::format("{:<11}validation loss {:.4f} after step {}", "",
+                                run.validation_loss, run.validation_step));
+  }
+}
+
+void add_comparison(Lines& lines, const Summary& summary) {
+  const std::string& first = summary.runs[0].loss_digest;
+  const std::string& second = summary.runs[1].loss_digest;
+  lines.push_back(
+      fmt::format("losses     {} (digest {} and {})",
+                  first == second ? "the same numbers, bit for bit" : "NOT THE SAME NUMBERS",
+                  first.substr(0, 12), second.substr(0, 12)));
+  std::string line = fmt::format("speed-up   {:.3f} x", summary.speedup);
+  if (std::isfinite(summary.best_speedup)) {
+    line += fmt::format(
+        "; best possible {:.3f} x (simulated: the best of all cuts at every step, "
+        "from measured costs); reached {:.2f} of the gain",
+        summary.best_speedup, (summary.speedup - 1) / (summary.best_speedup - 1));
+  }
+  lines.push_back(std::move(line));
+}
+
+void add_decisions(Lines& lines, const RunSummary& run) {
+  lines.push_back(fmt::format("moved      {} layers in {} migrations, {}", run.moved_layers,
+                              run.migrations, format_bytes(run.moved_bytes)));
+  const double all = run.profile_s + run.plan_s + run.migrate_s;
+  lines.push_back(
+      fmt::format("overhead   {:.2f} % of the time: profiling {}, planning {}, moving {}",
+                  run.seconds > 0 ? 100 * all / run.seconds : 0, format_seconds(run.profile_s),
+                  format_seconds(run.plan_s), format_seconds(run.migrate_s)));
+  if (run.replicas > 1) {
+    lines.push_back(
+        fmt::format("reduction  {:.2f} % of the time: summing gradients over {} replicas, "
+                    "beside what the steps hid",
+                    run.seconds > 0 ? 100 * run.reduction_s / run.seconds : 0, run.replicas));
+  }
+  lines.push_back(
+      fmt::format("predicted  step time: median error {:.1f} %, worst {:.1f} %, over {} steps {}",
+                  100 * run.prediction_error_median, 100 * run.prediction_error_worst,
+                  run.predicted_steps, run.migrations > 0 ? "from the first move on" : ""));
+}
+
+void add_checkpoints(Lines& lines, const RunSummary& run) {
+  const std::int64_t all = run.checkpoints_written + run.checkpoints_failed;
+  if (all == 0) return;
+  std::string line = fmt::format("saved      {} checkpoints", run.checkpoints_written);
+  if (run.checkpoints_failed > 0) line += fmt::format(", {} FAILED", run.checkpoints_failed);
+  lines.push_back(line + fmt::format("; training stood still {} for each",
+                                     format_seconds(run.checkpoint_s / static_cast<double>(all))));
+}
+
+double steps_of(const RunSummary& run) {
+  return static_cast<double>(std::max<std::int64_t>(run.steps, 1));
+}
+
+std::string bytes_a_step(const RunSummary& run, Bytes bytes) {
+  return format_bytes(Bytes{std::llround(static_cast<double>(bytes.value) / steps_of(run))});
+}
+
+void add_traffic(Lines& lines, const RunSummary& run) {
+  std::string line;
+  for (const char* purpose : kPurposes) {
+    Bytes sum;
+    for (const TrafficRow& row : run.traffic) {
+      if (row.purpose == purpose) sum += row.bytes;
+    }
+    if (sum == Bytes{0}) continue;
+    line += fmt::format("{}{} {}", line.empty() ? "" : ", ", purpose, bytes_a_step(run, sum));
+  }
+  if (!line.empty()) lines.push_back("traffic    a step: " + line);
+}
+
+void add_charts(Lines& lines, const Summary& summary, std::span<const RunCurves> curves) {
+  for (const auto& [title, field] :
+       {std::pair{"imbalance (max / mean - 1 of the ranks' busy time)", &RunCurves::imbalance},
+        std::pair{"bubble (idle share of the ranks)", &RunCurves::bubble}}) {
+    std::vector<Series> series;
+    for (std::size_t i = 0; i < curves.size(); ++i) {
+      series.push_back({summary.runs[i].name, curves[i].*field});
+    }
+    lines.emplace_back(title);
+    const std::string drawn = chart(series, {.width = kChartWidth, .height = 4});
+    for (std::size_t from = 0; from < drawn.size();) {
+      const std::size_t end = std::min(drawn.find('\n', from), drawn.size());
+      lines.push_back(drawn.substr(from, end - from));
+      from = end + 1;
+    }
+  }
+}
+
+}  // namespace
+
+Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
+                   const std::string& folder) {
+  DYNMO_CHECK(curves.size() == summary.runs.size() && !curves.empty(), "curves of {} runs, got {}",
+              summary.runs.size(), curves.size());
+  Lines lines;
+  for (const RunSummary& run : summary.runs) add_run(lines, run);
+  const RunSummary& last = summary.runs.back();
+  if (curves.back().bubble.empty()) {
+    lines.emplace_back("nothing left to do: the run had finished");
+    return lines;
+  }
+  if (summary.runs.size() == 2) add_comparison(lines, summary);
+  add_decisions(lines, last);
+  add_checkpoints(lines, last);
+  add_traffic(lines, last);
+  add_charts(lines, summary, curves);
+  lines.push_back(fmt::format(
+      "left in    {0}/: summary.json, config.toml, {1}records/, {1}trace.json (ui.perfetto.dev), "
+      "{1}profile.json, {1}load-trace.jsonl",
+      folder, summary.runs.size() > 1 ? "NAME/" : ""));
+  return lines;
+}
+
+std::string layer_table(const cost::ModelCost& model) {
+  using Align = Column::Align;
+  const std::array<Column, 10> columns = {{{"layer", Align::kRight},
+                                           {"name", Align::kLeft},
+                                           {"F"},
+                                           {"I"},
+                                           {"W"},
+                                           {"update"},
+                                           {"state"},
+                                           {"stash"},
+                                           {"output"},
+                                           {"", Align::kLeft}}};
+  std::vector<std::vector<std::string>> rows;
+  cost::LayerCost sum;
+  Bytes states;
+  const auto add = [&](std::string id, const cost::LayerCost& layer, Bytes state,
+                       const std::string& output) {
+    rows.push_back({std::move(id), layer.name, format_seconds(layer.forward_s),
+                    format_seconds(layer.backward_input_s), format_seconds(layer.backward_weight_s),
+                    format_seconds(layer.update_s), format_bytes(state),
+                    format_bytes(layer.activation_bytes), output, layer.frozen ? "frozen" : ""});
+  };
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    const cost::LayerCost& layer = model.layers[i];
+    const Bytes state = layer.parameter_bytes +
+                        (layer.frozen ? Bytes{0} : layer.gradient_bytes + layer.optimizer_bytes);
+    add(fmt::format("{}", i), layer, state, format_bytes(layer.boundary_bytes));
+    sum.forward_s += layer.forward_s;
+    sum.backward_input_s += layer.backward_input_s;
+    sum.backward_weight_s += layer.backward_weight_s;
+    sum.update_s += layer.update_s;
+    sum.activation_bytes += layer.activation_bytes;
+    states += state;
+  }
+  sum.name = "all";
+  add("", sum, states, "");
+  return table(columns, rows);
+}
+
+std::string traffic_table(const RunSummary& run, std::size_t most) {
+  struct Pair {
+    std::string from;
+    std::string to;
+    std::map<std::string, Bytes> bytes;  // by purpose
+    Bytes all;
+    std::int64_t messages = 0;
+  };
+  std::map<std::pair<int, int>, Pair> by_ranks;
+  for (const TrafficRow& row : run.traffic) {
+    Pair& pair = by_ranks[{row.from, row.to}];
+    pair.from = fmt::format("{}", row.from);
+    pair.to = fmt::format("{}", row.to);
+    pair.bytes[row.purpose] += row.bytes;
+    pair.all += row.bytes;
+    pair.messages += row.messages;
+  }
+  if (by_ranks.empty()) return "";
+  std::vector<Pair> pairs;
+  for (auto& [ranks, pair] : by_ranks) pairs.push_back(std::move(pair));
+  if (pairs.size() > most) {
+    std::stable_sort(pairs.begin(), pairs.end(),
+                     [](const Pair& a, const Pair& b) { return a.all > b.all; });
+    Pair others{.from = "other", .to = "pairs", .bytes = {}, .all = {}, .messages = 0};
+    for (std::size_t i = most; i < pairs.size(); ++i) {
+      for (const auto& [purpose, bytes] : pairs[i].bytes) others.bytes[purpose] += bytes;
+      others.all += pairs[i].all;
+      others.messages += pairs[i].messages;
+    }
+    pairs.resize(most);
+    pairs.push_back(std::move(others));
+  }
+  std::vector<Column> columns = {{"from"}, {"to"}};
+  for (const char* purpose : kPurposes) columns.push_back({purpose});
+  columns.push_back({"bytes a step"});
+  columns.push_back({"messages a step"});
+  std::vector<std::vector<std::string>> rows;
+  for (Pair& pair : pairs) {
+    rows.push_back({pair.from, pair.to});
+    for (const char* purpose : kPurposes) {
+      rows.back().push_back(bytes_a_step(run, pair.bytes[purpose]));
+    }
+    rows.back().push_back(bytes_a_step(run, pair.all));
+    rows.back().push_back(
+        fmt::format("{:.1f}", static_cast<double>(pair.messages) / steps_of(run)));
+  }
+  return table(columns, rows);
+}
+
+Expected<std::string> read_report(const std::filesystem::path& folder) {
+  DYNMO_ASSIGN(const Summary summary, read_summary(folder / "summary.json"));
+  if (summary.runs.empty()) {
+    return make_error(ErrorCode::kBadInput, "{}: /runs is empty, wanted a run",
+                      (folder / "summary.json").string());
+  }
+  const auto home = [&](const RunSummary& run) {
+    return summary.runs.size() > 1 ? folder / run.name : folder;
+  };
+  std::vector<RunCurves> curves;
+  for (const RunSummary& run : summary.runs) {
+    DYNMO_ASSIGN(const auto records, read_records(home(run) / "records" / "rank-0.jsonl"));
+    // A step that was run twice, before and after a resume, counts as it was run last.
+    std::map<std::int64_t, const StepRecord*> by_step;
+    for (const StepRecord& record : records) by_step[record.step] = &record;
+    RunCurves& curve = curves.emplace_back();
+    for (const auto& [step, record] : by_step) {
+      curve.imbalance.push_back(record->imbalance);
+      curve.bubble.push_back(record->bubble);
+    }
+  }
+  std::string text;
+  for (const std::string& line : report_lines(summary, curves, folder.string())) {
+    text += line + "\n";
+  }
+  const RunSummary& last = summary.runs.back();
+  DYNMO_ASSIGN(const cost::ModelCost model, cost::read_profile(home(last) / "profile.json"));
+  text += fmt::format(
+      "layers of {}: medians over the last steps; F, I, W, stash and output of a "
+      "micro-batch; state: parameters, gradients, moments\n{}",
+      last.name, layer_table(model));
+  if (const std::string table = traffic_table(last); !table.empty()) {
+    text += fmt::format(
+        "messages of {} over {} steps, everything between the first step and the "
+        "last\n{}",
+        last.name, last.steps, table);
+  }
+  return text;
+}
+
+}  // namespace dynmo::observe

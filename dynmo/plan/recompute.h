@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Activation recomputation (Chen et al., "Training deep nets with sublinear memory cost", 2016): a
+// layer that is recomputed keeps its input alone from F on and runs forward once more at the start
+// of its input gradient. Which layers do is not part of a plan but a function of plan and costs
+// (docs/decisions/007-recomputed-layers-follow-from-plan-and-costs.md).
+
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/propose.h"
+
+namespace dynmo::plan {
+
+enum class Recompute {
+  kNone,
+  kWhole,  // every layer but the first, which has no input to start from
+  kAuto,   // as few as make every rank's memory do, at the least time
+};
+// "none", "whole", "auto". kBadInput naming them.
+[[nodiscard]] Expected<Recompute> parse_recompute(std::string_view name);
+
+using LayerSet = std::vector<LayerId>;  // ascending, none twice
+
+// Costs with those layers recomputed: their forward time added to the input gradient's, their stash
+// the layer's input. The rest of the planner takes them as any costs. Layers of the frozen prefix
+// have nothing to recompute and stay as they are.
+[[nodiscard]] cost::ModelCost recomputed(cost::ModelCost model, const LayerSet& layers);
+
+// By rank, the most bytes held at once: state, stashes as the replay counts them, and the stashes
+// that a second forward brings back: of one layer at a time in B, of a stage from I to W where
+// these are apart. Of no layers it is the replay's peak_memory. kBadInput as schedule_of says.
+[[nodiscard]] Expected<std::vector<Bytes>> peak_memory(const Plan& plan,
+                                                       const cost::ModelCost& model,
+                                                       int micro_batches, const LayerSet& layers);
+
+// The layers that `plan` recomputes, given costs without recomputation. kAuto: on every rank the
+// set with the least sum of forward times that fits its memory. A rank's memory depends on its own
+// layers and the order of its own list alone, and no step is faster if a stage is slower, so with
+// one stage a rank no set gives a shorter step; with several stages a rank the work added to the
+// rank is least. Exact by branch and bound; a rank on which that would take more than a fixed
+// number of steps gets the best set found by then. Deterministic.
+//
+// kBadInput: a plan that does not fit model or cluster. kInfeasible (kAuto) naming rank and bytes:
+// not even recomputing all of a rank's layers fits.
+[[nodiscard]] Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
+                                                   const cost::ModelCost& model,
+                                                   const cost::Cluster& cluster, int micro_batches);
+
+// A plan to run with `choice`, from costs without recomputation. kAuto: without recomputation if
+// the balancer finds a plan that fits the memory so, else with as little as fits on the balancer's
+// cut for layers that are all recomputed. Errors as propose and recomputed_layers.
+struct RecomputeProposal {
+  Proposal proposal;  // its evaluation is of the recomputed costs
+  LayerSet layers;
+};
+[[nodiscard]] Expected<RecomputeProposal> propose(Balancer balancer, const BalanceProblem& problem,
+                                                  const ProposeOptions& options, Recompute choice);
+
+}  // namespace dynmo::plan

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/checkpointer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <utility>
+
+#include "dynmo/transport/gather.h"
+
+namespace dynmo::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A result as text: what it gave, or "!" and its error's message.
+std::string encode(const Expected<std::string>& result) {
+  return result.has_value() ? "." + *result : "!" + result.error().message;
+}
+
+Expected<std::string> entries_text(Expected<std::vector<checkpoint::FileEntry>> entries) {
+  DYNMO_ASSIGN(const auto list, std::move(entries));
+  return checkpoint::encode_entries(list);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
+                           const std::filesystem::path& run_directory, const Config& config,
+                           TensorName name, Waiting waiting)
+    : transport_(transport),
+      tag_(tag),
+      root_(run_directory / kCheckpointFolder),
+      config_(config),
+      name_(std::move(name)),
+      waiting_(waiting),
+      writer_(config.checkpoint.asynchronous ? config.checkpoint.memory : Bytes{0}) {}
+
+Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
+  const auto begin = Clock::now();
+  DYNMO_TRY(advance(Waiting::kAlways));
+  failure_.reset();
+  step_ = pipeline.next_step();
+  state_ = state_json(pipeline, config_);
+  Expected<std::string> begun = std::string();
+  if (leads()) {
+    if (const auto made = checkpoint::begin_checkpoint(root_, step_); !made) begun = made.error();
+  }
+  // The others may write when the folder is there.
+  DYNMO_TRY(exchange(begun));
+  if (failure_) {
+    give_up();
+  } else {
+    // The other replicas have the same bits.
+    const bool writes = pipeline.grid().replica() == 0;
+    const auto pending = checkpoint::pending_folder(root_, step_);
+    for (const auto& [id, state] : pipeline.states()) {
+      if (writes) writer_.add_layer(pending, layer_file(state, name_));
+    }
+    phase_ = Phase::kWriting;
+  }
+  const bool waits = waiting_ == Waiting::kAlways || !config_.checkpoint.asynchronous;
+  if (waits) DYNMO_TRY(advance(Waiting::kAlways));
+  totals_.pause_s += seconds_since(begin);
+  return {};
+}
+
+Expected<void> Checkpointer::timed_advance(Waiting waiting) {
+  if (!active()) return {};
+  const auto begin = Clock::now();
+  DYNMO_TRY(advance(waiting));
+  totals_.pause_s += seconds_since(begin);
+  return {};
+}
+
+Expected<void> Checkpointer::advance(Waiting waiting) {
+  while (active()) {
+    if (waiting == Waiting::kAlways) writer_.wait();
+    DYNMO_ASSIGN(const bool ready, all_ready());
+    if (!ready) return {};
+    DYNMO_TRY(phase_ == Phase::kWriting ? commit() : conclude());
+  }
+  return {};
+}
+
+Expected<bool> Checkpointer::all_ready() {
+  const std::byte mine{writer_.busy() ? std::byte{0} : std::byte{1}};
+  DYNMO_ASSIGN(const auto all, transport::all_gather(transport_, tag_, std::span(&mine, 1)));
+  for (const auto& theirs : all) {
+    if (theirs.front() == std::byte{0}) return false;
+  }
+  return true;
+}
+
+Expected<std::vector<std::string>> Checkpointer::exchange(const Expected<std::string>& mine) {
+  DYNMO_ASSIGN(auto all, transport::gather_texts(transport_, tag_, encode(mine)));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].starts_with('!') && !failure_) {
+      failure_ = make_error(ErrorCode::kNoCheckpoint, "rank {}: {}", rank, all[rank].substr(1));
+    }
+    all[rank].erase(0, 1);
+  }
+  return all;
+}
+
+// All files are on the disk, or one rank could not write.
+Expected<void> Checkpointer::commit() {
+  DYNMO_ASSIGN(std::vector<std::string> texts, exchange(entries_text(writer_.finish())));
+  if (failure_) {
+    give_up();
+    return {};
+  }
+  phase_ = Phase::kCommitting;
+  if (!leads()) return {};
+  writer_.add_task([this, texts = std::move(texts)]() -> Expected<void> {
+    std::vector<checkpoint::FileEntry> entries;
+    for (const std::string& text : texts) {
+      DYNMO_ASSIGN(const auto some, checkpoint::decode_entries(text));
+      entries.insert(entries.end(), some.begin(), some.end());
+    }
+    DYNMO_TRY(checkpoint::commit_checkpoint(root_, step_, std::move(entries), state_));
+    const auto pruned = checkpoint::prune(root_, static_cast<int>(config_.checkpoint.keep));
+    not_removed_ = pruned ? "" : pruned.error().message;
+    return {};
+  });
+  return {};
+}
+
+// Makes room for the next attempt and finds out what is still good.
+void Checkpointer::give_up() {
+  phase_ = Phase::kCommitting;
+  if (!leads()) return;
+  writer_.add_task([this]() -> Expected<void> {
+    // It failed already: that clearing up fails, too, is no news.
+    [[maybe_unused]] const auto cleared = checkpoint::discard_pending(root_);
+    const auto good = checkpoint::newest_verified(root_, nullptr);
+    still_good_ = good ? good->path.string() : "";
+    return {};
+  });
+}
+
+Expected<void> Checkpointer::conclude() {
+  Expected<std::string> mine = std::string();
+  const bool had_failed = failure_.has_value();
+  if (const auto done = writer_.finish(); !done) mine = done.error();
+  DYNMO_TRY(exchange(mine));
+  if (failure_ && !had_failed) {
+    give_up();
+    return {};
+  }
+  phase_ = Phase::kIdle;
+  ++(failure_ ? totals_.failed : totals_.written);
+  if (!leads()) return {};
+  if (failure_) {
+    notes_.push_back(fmt::format(
+        "ALARM    no checkpoint of step {}: {}; {}; {}", step_, failure_->message,
+        step_ < config_.train.steps ? "training goes on, the next one is tried all the same"
+                                    : "it was the last",
+        still_good_.empty() ? "there is no good one yet" : "still good: " + still_good_));
+  }
+  if (!not_removed_.empty()) {
+    notes_.push_back(
+        fmt::format("ALARM    older checkpoints stay: {}", std::exchange(not_removed_, {})));
+  }
+  return {};
+}
+
+std::vector<std::string> Checkpointer::take_notes() { return std::exchange(notes_, {}); }
+
+}  // namespace dynmo::train

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Writes a run's checkpoints while training goes on. At a checkpoint's step every rank (of the
+// first replica) copies the layers it owns (checkpoint/background_writer.h); threads write the
+// copies; when, at a later step boundary, all ranks say that their files are on the disk, rank 0's
+// thread commits them. Nobody waits for a disk unless the next checkpoint is due before the last
+// one is done, or the run ends.
+//
+// A checkpoint that cannot be written stops nothing: a line says why and which one is still good,
+// and the next one is tried as if nothing had happened.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dynmo/checkpoint/background_writer.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/checkpoints.h"
+#include "dynmo/train/config.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+enum class Waiting { kNever, kAlways };  // kAlways: start() returns when it is written or failed
+
+// What a run's checkpoints came to; equal on all ranks but for `pause_s`.
+struct CheckpointTotals {
+  int written = 0;
+  int failed = 0;
+  double pause_s = 0;  // this rank's training stood still for them
+};
+
+// All ranks of the group call the same functions at the same step boundaries. Errors returned are
+// the transport's, and final; those of the disk are notes.
+class Checkpointer {
+ public:
+  // `config` and `transport` outlive it. Writes to run_directory/checkpoints.
+  Checkpointer(transport::Transport& transport, transport::Tag tag,
+               const std::filesystem::path& run_directory, const Config& config, TensorName name,
+               Waiting waiting);
+
+  // Begins the checkpoint of the pipeline's state as it is now; waits for the one under way.
+  [[nodiscard]] Expected<void> start(const runtime::Pipeline& pipeline);
+  // Goes on with what is under way, if all ranks are ready to; a message of one byte a rank if
+  // something is, nothing otherwise.
+  [[nodiscard]] Expected<void> poll() { return timed_advance(Waiting::kNever); }
+  // Waits for the one under way.
+  [[nodiscard]] Expected<void> finish() { return timed_advance(Waiting::kAlways); }
+
+  [[nodiscard]] bool active() const { return phase_ != Phase::kIdle; }
+  [[nodiscard]] const CheckpointTotals& totals() const { return totals_; }
+  // Why the newest attempt failed; none if it did not.
+  [[nodiscard]] const std::optional<Error>& failure() const { return failure_; }
+  // Lines for people, on rank 0, since the last call.
+  [[nodiscard]] std::vector<std::string> take_notes();
+
+ private:
+  enum class Phase { kIdle, kWriting, kCommitting };
+
+  [[nodiscard]] Expected<void> timed_advance(Waiting waiting);
+  [[nodiscard]] Expected<void> advance(Waiting waiting);
+  [[nodiscard]] Expected<bool> all_ready();
+  // Every rank's text or its error; the first error, with its rank's number, becomes failure_.
+  [[nodiscard]] Expected<std::vector<std::string>> exchange(const Expected<std::string>& mine);
+  [[nodiscard]] Expected<void> commit();
+  void give_up();
+  [[nodiscard]] Expected<void> conclude();
+  [[nodiscard]] bool leads() const { return transport_.rank() == Rank(0); }
+
+  transport::Transport& transport_;
+  transport::Tag tag_;
+  std::filesystem::path root_;
+  const Config& config_;
+  TensorName name_;
+  Waiting waiting_;
+
+  Phase phase_ = Phase::kIdle;
+  std::int64_t step_ = 0;  // of the checkpoint under way
+  Json state_;
+  std::optional<Error> failure_;
+  CheckpointTotals totals_;
+  std::vector<std::string> notes_;
+  // Of rank 0's thread, read when it has finished.
+  std::string still_good_;
+  std::string not_removed_;
+  checkpoint::BackgroundWriter writer_;  // last: its tasks use the above
+};
+
+}  // namespace dynmo::train

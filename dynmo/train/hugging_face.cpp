@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/hugging_face.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "dynmo/cost/hugging_face.h"
+#include "dynmo/data/tokenizer.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;
+
+Json without_nulls(const Json& json) {
+  Json kept = Json::object();
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_null()) kept[key] = value;
+  }
+  return kept;
+}
+
+// Fails unless a key is absent or one of the values that are implemented.
+void require(JsonObject& config, const Json& json, const std::string& key,
+             const std::vector<Json>& wanted) {
+  const auto found = json.find(key);
+  if (found == json.end() || std::ranges::find(wanted, *found) != wanted.end()) return;
+  std::vector<std::string> texts;
+  for (const Json& value : wanted) texts.push_back(value.dump());
+  config.fail(key, fmt::format("is {}, implemented is {}", found->dump(), fmt::join(texts, ", ")));
+}
+
+void forbid(JsonObject& config, const Json& json, const std::string& key) {
+  if (json.contains(key)) config.fail(key, "is given, which is not implemented");
+}
+
+// rope_theta stands by itself, or with what scales it: in rope_parameters since version 5 of the
+// library, in rope_scaling before.
+double rope_theta(JsonObject& config, const Json& json) {
+  double theta = config.number("rope_theta", 10000.0);
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const auto found = json.find(key);
+    if (found == json.end()) continue;
+    if (!found->is_object()) {
+      config.fail(key, fmt::format("is {}, wanted an object", found->dump()));
+      return theta;
+    }
+    for (const auto& [name, value] : found->items()) {
+      const bool plain = ((name == "rope_type" || name == "type") && value == "default") ||
+                         (name == "partial_rotary_factor" && value == 1.0) || value.is_null();
+      if (name == "rope_theta" && value.is_number()) {
+        theta = value.get<double>();
+      } else if (!plain) {
+        config.fail(
+            fmt::format("{}/{}", key, name),
+            fmt::format("is {}, implemented are rotary positions without scaling", value.dump()));
+      }
+    }
+  }
+  return theta;
+}
+
+model::LlamaConfig llama(JsonObject& config, const Json& json,
+                         const cost::TransformerShape& shape) {
+  require(config, json, "hidden_act", {"silu"});
+  require(config, json, "attention_bias", {false});
+  require(config, json, "mlp_bias", {false});
+  require(config, json, "partial_rotary_factor", {1.0});
+  // A table of angles is made for every position.
+  if (shape.positions > kMostPositions) {
+    config.fail("max_position_embeddings",
+                fmt::format("is {}, implemented are at most {}", shape.positions, kMostPositions));
+  }
+  model::LlamaConfig llama;
+  llama.kv_heads = shape.kv_heads;
+  llama.rope_theta = rope_theta(config, json);
+  llama.rms_epsilon = config.number("rms_norm_eps", 1e-6);
+  return llama;
+}
+
+model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::TransformerShape& shape) {
+  require(config, json, "activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+  require(config, json, "scale_attn_weights", {true});
+  require(config, json, "scale_attn_by_inverse_layer_idx", {false});
+  require(config, json, "reorder_and_upcast_attn", {false});
+  require(config, json, "add_cross_attention", {false});
+  model::Gpt2Config gpt2;
+  gpt2.positions = shape.positions;
+  gpt2.norm_epsilon = config.number("layer_norm_epsilon", 1e-5);
+  return gpt2;
+}
+
+template <typename Decoder>
+Decoder with_sizes(Decoder decoder, const cost::TransformerShape& shape) {
+  decoder.vocabulary = shape.vocabulary;
+  decoder.hidden = shape.hidden;
+  decoder.blocks = shape.blocks;
+  decoder.heads = shape.heads;
+  decoder.intermediate = shape.intermediate;
+  decoder.sequence = shape.positions;
+  decoder.tied_embeddings = shape.tied_embedding;
+  return decoder;
+}
+
+// What both families' files say of tokens that have a meaning; a file without them would take the
+// library's defaults, which are ordinary tokens here.
+void add_special_tokens(Json& json, std::int64_t vocabulary) {
+  json["bos_token_id"] = nullptr;
+  json["eos_token_id"] =
+      vocabulary == data::kByteVocabulary ? Json(data::kEndOfDocument) : Json(nullptr);
+}
+
+Json config_of(const model::LlamaConfig& config) {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"vocab_size", config.vocabulary},
+          {"hidden_size", config.hidden},
+          {"intermediate_size", config.intermediate},
+          {"num_hidden_layers", config.blocks},
+          {"num_attention_heads", config.heads},
+          {"num_key_value_heads", config.kv_heads},
+          {"head_dim", config.head_size()},
+          {"max_position_embeddings", config.sequence},
+          {"rope_theta", config.rope_theta},
+          {"rope_parameters", {{"rope_theta", config.rope_theta}, {"rope_type", "default"}}},
+          {"rms_norm_eps", config.rms_epsilon},
+          {"hidden_act", "silu"},
+          {"tie_word_embeddings", config.tied_embeddings},
+          {"attention_bias", false},
+          {"mlp_bias", false},
+          {"torch_dtype", "float32"}};
+}
+
+Json config_of(const model::Gpt2Config& config) {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"vocab_size", config.vocabulary},
+          {"n_positions", config.positions},
+          {"n_embd", config.hidden},
+          {"n_layer", config.blocks},
+          {"n_head", config.heads},
+          {"n_inner", config.intermediate},
+          {"activation_function", "gelu_new"},
+          {"layer_norm_epsilon", config.norm_epsilon},
+          {"embd_pdrop", config.dropout},
+          {"resid_pdrop", config.dropout},
+          {"attn_pdrop", 0.0},
+          {"tie_word_embeddings", config.tied_embeddings},
+          {"torch_dtype", "float32"}};
+}
+
+}  // namespace
+
+Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_view origin) {
+  // Sizes, and what holds for them, as the planner reads them.
+  DYNMO_ASSIGN(const cost::TransformerShape shape, cost::parse_config(json, origin, 1));
+  const Json kept = without_nulls(json);
+  JsonObject config(kept, std::string(origin));
+  require(config, kept, "model_type", {"llama", "gpt2"});
+  forbid(config, kept, "quantization_config");
+  if (shape.head_size * shape.heads != shape.hidden) {
+    config.fail("head_dim", fmt::format("is {}, implemented is hidden size / heads = {} / {}",
+                                        shape.head_size, shape.hidden, shape.heads));
+  }
+  model::DecoderConfig decoder;
+  if (config.string("model_type") == "gpt2") {
+    decoder = with_sizes(gpt2(config, kept, shape), shape);
+  } else {
+    decoder = with_sizes(llama(config, kept, shape), shape);
+  }
+  for (const auto& [key, value] : kept.items()) config.ignore(key);  // their file, their keys
+  DYNMO_TRY(config.finish());
+  const auto valid = model::validate(decoder);
+  if (!valid) return make_error(ErrorCode::kBadInput, "{}: {}", origin, valid.error().message);
+  return decoder;
+}
+
+Json hugging_face_config(const model::DecoderConfig& config) {
+  Json json = std::visit([](const auto& c) { return config_of(c); }, config);
+  add_special_tokens(json, model::sizes(config).vocabulary);
+  return json;
+}
+
+Expected<std::vector<checkpoint::Safetensors>> open_hugging_face(
+    const std::filesystem::path& directory) {
+  std::vector<checkpoint::Safetensors> files;
+  std::error_code fault;
+  if (std::filesystem::exists(directory / "model.safetensors", fault)) {
+    DYNMO_ASSIGN(checkpoint::Safetensors file,
+                 checkpoint::Safetensors::open(directory / "model.safetensors"));
+    files.push_back(std::move(file));
+    return files;
+  }
+  const std::filesystem::path index = directory / "model.safetensors.index.json";
+  if (!std::filesystem::exists(index, fault)) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has neither model.safetensors nor model.safetensors.index.json: wanted "
+                      "a folder that transformers' save_pretrained writes",
+                      directory.string());
+  }
+  DYNMO_ASSIGN(const Json json, read_json(index));
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (map == json.end() || !map->is_object()) {
+    return make_error(ErrorCode::kBadInput, "{}: /weight_map is missing, wanted an object",
+                      index.string());
+  }
+  std::map<std::string, std::size_t> opened;
+  for (const auto& [tensor, file] : map->items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (name.empty() || std::filesystem::path(name).filename() != name) {
+      return make_error(ErrorCode::kBadInput, "{}: /weight_map/{} is {}, wanted a file beside it",
+                        index.string(), tensor, file.dump());
+    }
+    if (!opened.contains(name)) {
+      DYNMO_ASSIGN(checkpoint::Safetensors shard, checkpoint::Safetensors::open(directory / name));
+      opened.emplace(name, files.size());
+      files.push_back(std::move(shard));
+    }
+    if (files[opened.at(name)].find(tensor) == nullptr) {
+      return make_error(ErrorCode::kBadInput, "{}: tensor '{}' is not in {}", index.string(),
+                        tensor, name);
+    }
+  }
+  return files;
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/load_trace_writer.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace dynmo::train {
+
+Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(const std::filesystem::path& path,
+                                                                 std::int64_t every) {
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) {
+    return make_error(ErrorCode::kBadInput, "cannot create '{}': {}", path.string(),
+                      std::strerror(errno));
+  }
+  return std::unique_ptr<LoadTraceWriter>(new LoadTraceWriter(path, file, every));
+}
+
+void LoadTraceWriter::fail(const char* reason) {
+  if (error_) return;
+  error_ = make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path_.string(), reason);
+}
+
+void LoadTraceWriter::add(std::int64_t step, int frozen_layers, const runtime::Profiler& profiler) {
+  const bool change = frozen_layers_ && *frozen_layers_ != frozen_layers;
+  if (error_ || (step < next_ && !change)) return;
+  const auto costs = profiler.costs(frozen_layers);
+  if (!costs) return;
+  frozen_layers_ = frozen_layers;
+  next_ = step + every_;
+  const auto line = lines_.add(step, change, *costs);
+  if (!line) {
+    error_ = line.error();
+    return;
+  }
+  if (std::fwrite(line->data(), 1, line->size(), file_.get()) != line->size()) {
+    fail(std::strerror(errno));
+  }
+}
+
+Expected<void> LoadTraceWriter::close() {
+  if (file_ != nullptr && std::fclose(file_.release()) != 0) fail(std::strerror(errno));
+  if (error_) return *error_;
+  return {};
+}
+
+}  // namespace dynmo::train

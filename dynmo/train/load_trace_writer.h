@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Writes down what a run's layers cost over its steps ("dynmo-load-trace-1", dynamism/trace.h), so
+// that `dynmo simulate` and run.device = "emulated" can replay it.
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/trace.h"
+#include "dynmo/runtime/profiler.h"
+
+namespace dynmo::train {
+
+// A line every `every` steps, and at each step at which layers froze. One thread.
+class LoadTraceWriter {
+ public:
+  // kBadInput, naming the path. Requires every >= 1.
+  [[nodiscard]] static Expected<std::unique_ptr<LoadTraceWriter>> open(
+      const std::filesystem::path& path, std::int64_t every);
+
+  // Costs as the profiler knows them after `step`, of which so many layers were frozen. After an
+  // error nothing more is written.
+  void add(std::int64_t step, int frozen_layers, const runtime::Profiler& profiler);
+  // The first error of writing.
+  [[nodiscard]] Expected<void> close();
+
+ private:
+  struct CloseFile {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  LoadTraceWriter(std::filesystem::path path, std::FILE* file, std::int64_t every)
+      : path_(std::move(path)), file_(file), every_(every) {}
+  void fail(const char* reason);
+
+  std::filesystem::path path_;
+  std::unique_ptr<std::FILE, CloseFile> file_;
+  std::int64_t every_;
+  std::int64_t next_ = 0;  // step of the next line
+  std::optional<int> frozen_layers_;
+  dynamism::TraceLines lines_;
+  std::optional<Error> error_;
+};
+
+}  // namespace dynmo::train

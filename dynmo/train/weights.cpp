@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/weights.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/check.h"
+#include "dynmo/core/json.h"
+#include "dynmo/train/config.h"
+#include "dynmo/train/hugging_face.h"
+#include "dynmo/train/model_config.h"
+
+namespace dynmo::train {
+namespace {
+
+using checkpoint::DType;
+using checkpoint::TensorView;
+
+constexpr const char* kHead = "lm_head.weight";
+
+Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path) {
+  std::error_code fault;
+  if (std::filesystem::exists(path / "manifest.json", fault)) {
+    auto manifest = checkpoint::verify(path);
+    if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
+    return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
+  }
+  return checkpoint::newest_verified(path / "checkpoints", nullptr);
+}
+
+// The parameters of a decoder by their full names.
+std::map<std::string, model::ParameterSpec> parameters_of(model::DecoderConfig config) {
+  // No parameter depends on it, but a table of angles of its length would be made.
+  if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->sequence = 1;
+  std::map<std::string, model::ParameterSpec> parameters;
+  const model::Model layers = model::make_decoder(config);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (model::ParameterSpec& spec : layers[i]->parameters()) {
+      std::string name = model::checkpoint_name(config, LayerId(static_cast<int>(i)), spec.name);
+      parameters.emplace(std::move(name), std::move(spec));
+    }
+  }
+  return parameters;
+}
+
+// The vocabulary is the data's, which may be gone: taken from the embedding, whatever its family
+// calls it.
+Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found) {
+  DYNMO_ASSIGN(const auto file, checkpoint::read_layer(found, LayerId(0)));
+  for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
+    const TensorView* table = file.find(name);
+    if (table != nullptr && table->shape.size() == 2) return table->shape[0];
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "checkpoint '{}' has no embedding of a family that there is: wanted a model "
+                    "that `dynmo train` makes of its config",
+                    found.path.string());
+}
+
+Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path));
+  const std::string origin = (found.path / "manifest.json").string();
+  JsonObject state(found.manifest.state, origin, "/state");
+  Weights weights{.origin = found.path,
+                  .step = state.integer("step"),
+                  .config = {},
+                  .tensors = {},
+                  .files = {}};
+  const std::string text = state.string("config");
+  for (const auto& [key, value] : found.manifest.state.items()) state.ignore(key);
+  DYNMO_TRY(state.finish());
+  Config config;
+  DYNMO_TRY(apply_text(config, text, origin));
+  DYNMO_TRY(validate(config));
+  DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(found));
+  weights.config = decoder_config(config, vocabulary);
+  for (std::size_t i = 0; i < found.manifest.files.size(); ++i) {
+    DYNMO_ASSIGN(checkpoint::Safetensors file,
+                 checkpoint::read_layer(found, LayerId(static_cast<int>(i))));
+    for (const TensorView& tensor : file.tensors()) {
+      if (!tensor.name.starts_with("optimizer.")) weights.tensors.emplace(tensor.name, tensor);
+    }
+    weights.files.push_back(std::move(file));
+  }
+  return weights;
+}
+
+// Buffers that older versions of the library saved with the weights.
+bool is_buffer(model::Family family, std::string_view name) {
+  if (family == model::Family::kLlama) return name.ends_with(".rotary_emb.inv_freq");
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+
+Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
+  DYNMO_ASSIGN(const Json json, read_json(directory / "config.json"));
+  Weights weights{.origin = directory, .step = 0, .config = {}, .tensors = {}, .files = {}};
+  DYNMO_ASSIGN(weights.config, parse_hugging_face(json, (directory / "config.json").string()));
+  DYNMO_ASSIGN(weights.files, open_hugging_face(directory));
+  const model::Family family = model::family(weights.config);
+  for (const checkpoint::Safetensors& file : weights.files) {
+    for (const TensorView& tensor : file.tensors()) {
+      if (is_buffer(family, tensor.name)) continue;
+      // Files of the bare decoder, such as the first GPT-2's, leave out the name it has in the
+      // model with a head.
+      const std::string prefix = family == model::Family::kGpt2 ? "transformer." : "model.";
+      const bool bare = tensor.name != kHead && !tensor.name.starts_with(prefix);
+      weights.tensors.emplace(bare ? prefix + tensor.name : tensor.name, tensor);
+    }
+  }
+  return weights;
+}
+
+// Both of a tied pair, which files may hold once.
+Expected<void> complete_tie(Weights& weights) {
+  const std::vector<model::Tie> ties = model::ties(weights.config);
+  if (ties.empty()) return {};
+  const auto embedding = weights.tensors.find(
+      model::checkpoint_name(weights.config, ties[0].first, ties[0].first_parameter));
+  if (embedding == weights.tensors.end()) return {};  // which check_tensors says
+  const TensorView& first = embedding->second;
+  const TensorView& second = weights.tensors.emplace(kHead, first).first->second;
+  if (first.dtype == second.dtype && first.shape == second.shape &&
+      std::ranges::equal(first.bytes, second.bytes)) {
+    return {};
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "'{}': the embeddings are tied, but {} differs from {}: wanted them equal, or "
+                    "a config that says they are not tied",
+                    weights.origin.string(), kHead, embedding->first);
+}
+
+// Every parameter, of its shape; nothing else.
+Expected<void> check_tensors(const Weights& weights) {
+  const auto parameters = parameters_of(weights.config);
+  const std::string origin = weights.origin.string();
+  for (const auto& [name, spec] : parameters) {
+    const auto found = weights.tensors.find(name);
+    if (found == weights.tensors.end()) {
+      return make_error(ErrorCode::kBadInput, "'{}': tensor '{}' is missing", origin, name);
+    }
+    const TensorView& tensor = found->second;
+    if (!std::ranges::equal(tensor.shape, spec.shape)) {
+      return make_error(ErrorCode::kBadInput,
+                        "'{}': tensor '{}' has shape [{}], wanted [{}] by its config", origin, name,
+                        fmt::join(tensor.shape, ", "), fmt::join(spec.shape, ", "));
+    }
+    if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kF16 &&
+        tensor.dtype != DType::kBF16) {
+      return make_error(ErrorCode::kBadInput, "'{}': tensor '{}' is {}, wanted F32, F16 or BF16",
+                        origin, name, checkpoint::name(tensor.dtype));
+    }
+  }
+  for (const auto& [name, tensor] : weights.tensors) {
+    if (parameters.contains(name)) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "'{}': tensor '{}' is none of the model that its config describes", origin,
+                      name);
+  }
+  return {};
+}
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+    default:
+      return at::kFloat;
+  }
+}
+
+}  // namespace
+
+Expected<Weights> read_weights(const std::filesystem::path& path) {
+  std::error_code fault;
+  const bool hugging_face = std::filesystem::exists(path / "config.json", fault) &&
+                            !std::filesystem::exists(path / "manifest.json", fault);
+  DYNMO_ASSIGN(Weights weights, hugging_face ? read_hugging_face(path) : read_checkpoint(path));
+  DYNMO_TRY(model::validate(weights.config));
+  DYNMO_TRY(complete_tie(weights));
+  DYNMO_TRY(check_tensors(weights));
+  return weights;
+}
+
+Expected<void> check_same_decoder(const Weights& weights, const model::DecoderConfig& config) {
+  const auto theirs = settings_of(weights.config);
+  const auto ours = settings_of(config);
+  for (std::size_t i = 0; i < theirs.size(); ++i) {
+    // (The families' keys differ in the last ones only, behind that of the family.)
+    if (ours[i] == theirs[i]) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has {} = {}, this run {}: wanted the same; set {}={}",
+                      weights.origin.string(), theirs[i].first, theirs[i].second, ours[i].second,
+                      theirs[i].first, theirs[i].second);
+  }
+  if (model::sizes(config).tied_embeddings && !model::sizes(weights.config).tied_embeddings) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has two matrices for embedding and head, this run one: wanted the "
+                      "same; set model.tied_embeddings=false",
+                      weights.origin.string());
+  }
+  return {};
+}
+
+void load_values(const Weights& weights, const model::DecoderConfig& config,
+                 model::LayerState& state) {
+  for (model::Parameter& parameter : state.parameters) {
+    const std::string name = model::checkpoint_name(config, state.id, parameter.name);
+    const auto found = weights.tensors.find(name);
+    DYNMO_CHECK(found != weights.tensors.end(), "a tensor '{}'", name);
+    const TensorView& tensor = found->second;
+    // By way of a tensor of its own: in a file of others the bytes need not be aligned.
+    at::Tensor stored = at::empty(parameter.value.sizes(), scalar_type(tensor.dtype));
+    DYNMO_CHECK(stored.nbytes() == tensor.bytes.size(), "{} bytes of '{}', got {}", stored.nbytes(),
+                name, tensor.bytes.size());
+    std::memcpy(stored.data_ptr(), tensor.bytes.data(), tensor.bytes.size());
+    parameter.value.copy_(stored);
+  }
+}
+
+}  // namespace dynmo::train

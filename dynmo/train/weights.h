@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The values of a decoder's parameters, whoever wrote them: one of our checkpoints or Hugging
+// Face's transformers.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/checkpoint/safetensors.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/model/decoder.h"
+#include "dynmo/model/layer.h"
+
+namespace dynmo::train {
+
+struct Weights {
+  std::filesystem::path origin;  // folder they were read from
+  std::int64_t step = 0;         // of a checkpoint
+  model::DecoderConfig config;
+  // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
+  std::map<std::string, checkpoint::TensorView, std::less<>> tensors;
+  std::vector<checkpoint::Safetensors> files;  // that hold their bytes
+};
+
+// `path` is a Hugging Face folder (config.json), a run's (its newest verified checkpoint is taken)
+// or one checkpoint's. kNoCheckpoint: it is none of them. kBadInput: a file is damaged, a tensor
+// missing, of another shape or number type, or not of the model, or the model is not implemented
+// (hugging_face.h).
+[[nodiscard]] Expected<Weights> read_weights(const std::filesystem::path& path);
+
+// kBadInput unless a run of `config` may start from them, naming the first key of [model] that
+// differs and its value there. Whether embeddings are tied may differ if they are tied there.
+[[nodiscard]] Expected<void> check_same_decoder(const Weights& weights,
+                                                const model::DecoderConfig& config);
+
+// Fills the values of a layer of a decoder that check_same_decoder accepted.
+void load_values(const Weights& weights, const model::DecoderConfig& config,
+                 model::LayerState& state);
+
+}  // namespace dynmo::train

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/transport/subset.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::transport {
+namespace {
+
+class Subset final : public Transport {
+ public:
+  Subset(Transport& group, std::vector<Rank> members, Rank rank)
+      : group_(group), members_(std::move(members)), rank_(rank) {}
+
+  [[nodiscard]] Rank rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
+  void abort(const Error& why) override { group_.abort(why); }
+
+  std::unique_ptr<Operation> send(Rank to, Tag tag, std::span<const std::byte> bytes) override {
+    return group_.send(member(to), tag, bytes);
+  }
+  std::unique_ptr<Operation> receive(Rank from, Tag tag, std::span<std::byte> bytes) override {
+    return group_.receive(member(from), tag, bytes);
+  }
+
+ private:
+  Rank member(Rank peer) const {
+    DYNMO_CHECK(peer.value >= 0 && peer.value < size(), "a peer in a subset of {}, got {}", size(),
+                peer);
+    return members_[peer.index()];
+  }
+
+  Transport& group_;
+  std::vector<Rank> members_;
+  Rank rank_;  // in the subset
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> subset(Transport& group, std::vector<Rank> members) {
+  const std::set<Rank> different(members.begin(), members.end());
+  const auto self = std::find(members.begin(), members.end(), group.rank());
+  DYNMO_CHECK(self != members.end() && different.size() == members.size() &&
+                  different.begin()->value >= 0 && different.rbegin()->value < group.size(),
+              "different ranks of a group of {}, {} among them", group.size(), group.rank());
+  const Rank rank(static_cast<int>(self - members.begin()));
+  return std::make_unique<Subset>(group, std::move(members), rank);
+}
+
+}  // namespace dynmo::transport

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Who sends how much to whom, and what for: a decorator that counts what its rank sends, and the
+// matrix of all ranks.
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::transport {
+
+// What a message is for, as its tag says (transport/tags.h).
+enum class Purpose { kActivation, kGradient, kReduction, kMigration, kControl };
+inline constexpr std::array kPurposes = {Purpose::kActivation, Purpose::kGradient,
+                                         Purpose::kReduction, Purpose::kMigration,
+                                         Purpose::kControl};
+[[nodiscard]] std::string_view name(Purpose purpose);  // "activation"
+[[nodiscard]] Purpose purpose_of(Tag tag);             // requires a tag of transport/tags.h
+
+struct MessageCount {
+  std::int64_t messages = 0;
+  Bytes bytes;
+  friend bool operator==(const MessageCount&, const MessageCount&) = default;
+};
+
+// Messages by sender, receiver and purpose. A value.
+class Traffic {
+ public:
+  explicit Traffic(int ranks = 0);
+  [[nodiscard]] int ranks() const { return ranks_; }
+  // Requires ranks below ranks().
+  [[nodiscard]] MessageCount& at(Rank from, Rank to, Purpose purpose);
+  [[nodiscard]] const MessageCount& at(Rank from, Rank to, Purpose purpose) const;
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+
+ private:
+  [[nodiscard]] std::size_t place(Rank from, Rank to, Purpose purpose) const;
+  int ranks_;
+  std::vector<MessageCount> counts_;
+};
+
+// Passes everything on to `inner`, which outlives it, and counts a message when its send is posted.
+// The same threads may use it as `inner`.
+class CountingTransport final : public Transport {
+ public:
+  explicit CountingTransport(Transport& inner);
+
+  [[nodiscard]] Rank rank() const override { return inner_.rank(); }
+  [[nodiscard]] int size() const override { return inner_.size(); }
+  [[nodiscard]] std::unique_ptr<Operation> send(Rank to, Tag tag,
+                                                std::span<const std::byte> bytes) override;
+  [[nodiscard]] std::unique_ptr<Operation> receive(Rank from, Tag tag,
+                                                   std::span<std::byte> bytes) override {
+    return inner_.receive(from, tag, bytes);
+  }
+  void abort(const Error& why) override { inner_.abort(why); }
+
+  [[nodiscard]] const Traffic& sent() const { return sent_; }  // by this rank
+  [[nodiscard]] Bytes sent_bytes() const { return bytes_; }
+
+ private:
+  Transport& inner_;
+  Traffic sent_;
+  Bytes bytes_;
+};
+
+// The sum of what all ranks give; called by all. Its own messages are in none of them.
+[[nodiscard]] Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& mine);
+
+}  // namespace dynmo::transport

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/run_report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "dynmo/cost/files.h"
+#include "dynmo/observe/step_record.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::observe {
+namespace {
+
+RunSummary run_summary(const std::string& name) {
+  RunSummary run;
+  run.name = name;
+  run.tokens_per_s = 1234;
+  run.loss_first = 5;
+  run.loss_last = 3;
+  run.loss_digest = "0123456789abcdef";
+  run.ranks = 2;
+  run.steps = 10;
+  run.seconds = 2;
+  run.migrations = 1;
+  run.moved_layers = 3;
+  run.plan_s = 0.02;
+  run.predicted_steps = 9;
+  run.prediction_error_median = 0.041;
+  run.prediction_error_worst = 0.3;
+  return run;
+}
+
+Summary one_run() {
+  Summary summary;
+  summary.runs = {run_summary("run")};
+  return summary;
+}
+
+cost::ModelCost two_layers() {
+  cost::ModelCost model;
+  model.layers.push_back({.name = "embed",
+                          .forward_s = 1e-3,
+                          .backward_input_s = 0,
+                          .backward_weight_s = 2e-3,
+                          .update_s = 3e-3,
+                          .parameter_bytes = Bytes{1024},
+                          .gradient_bytes = Bytes{1024},
+                          .optimizer_bytes = Bytes{2048},
+                          .activation_bytes = Bytes{512},
+                          .boundary_bytes = Bytes{100},
+                          .frozen = true});
+  model.layers.push_back(model.layers[0]);
+  model.layers[1].name = "head";
+  model.layers[1].frozen = false;
+  return model;
+}
+
+// The words of the line of `text` that begins with `first`.
+std::vector<std::string> words_of(const std::string& text, const std::string& first) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::vector<std::string> found{std::istream_iterator<std::string>(words), {}};
+    if (!found.empty() && found.front() == first) return found;
+  }
+  return {};
+}
+
+TEST(RunReport, SaysSpeedPredictionAndOverheadOfAnyRun) {
+  const Summary summary = one_run();
+  const RunCurves curves{{0.1, 0.2}, {0.3, 0.2}};
+  const auto lines = report_lines(summary, std::span(&curves, 1), "runs/a");
+  const auto has = [&](const std::string& wanted) {
+    return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return line.find(wanted) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(has("1234 tokens/s"));
+  EXPECT_TRUE(has("median error 4.1 %, worst 30.0 %, over 9 steps"));
+  EXPECT_TRUE(has("moved      3 layers in 1 migrations"));
+  EXPECT_TRUE(has("overhead   1.00 % of the time"));
+  EXPECT_TRUE(has("runs/a/: summary.json"));
+  EXPECT_FALSE(has("saved")) << "no checkpoints, nothing said of them";
+  EXPECT_FALSE(has("speed-up"));
+}
+
+TEST(RunReport, SaysWhichCheckpointsFailed) {
+  Summary summary = one_run();
+  summary.runs[0].checkpoints_written = 3;
+  summary.runs[0].checkpoints_failed = 1;
+  summary.runs[0].checkpoint_s = 0.008;
+  const RunCurves curves{{0.1}, {0.3}};
+  const auto lines = report_lines(summary, std::span(&curves, 1), "a");
+  EXPECT_NE(std::find(lines.begin(), lines.end(),
+                      "saved      3 checkpoints, 1 FAILED; training stood still 2.00 ms for each"),
+            lines.end())
+      << fmt::format("{}", lines[3]);
+}
+
+TEST(RunReport, LayersAreListedWithTheirSums) {
+  const std::string table = layer_table(two_layers());
+  // A frozen layer holds its parameters alone.
+  EXPECT_NE(table.find("1.0 KiB"), std::string::npos) << table;
+  EXPECT_EQ(words_of(table, "0").back(), "frozen");
+  const auto all = words_of(table, "all");
+  ASSERT_FALSE(all.empty()) << table;
+  EXPECT_EQ(all[1], "2.00") << "two forwards of 1 ms" << table;
+  EXPECT_NE(table.find("5.0 KiB"), std::string::npos) << "1 of the frozen, 4 of the other" << table;
+}
+
+TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {
+  RunSummary run = run_summary("run");
+  run.traffic = {{0, 1, "activation", 40, Bytes{40960}},
+                 {0, 1, "control", 20, Bytes{1000}},
+                 {1, 0, "gradient", 40, Bytes{20480}}};
+  const std::string table = traffic_table(run);
+  EXPECT_EQ(words_of(table, "0"),
+            (std::vector<std::string>{"0", "1", "4.0", "KiB", "0", "B", "0", "B", "0", "B", "100",
+                                      "B", "4.1", "KiB", "6.0"}));
+  EXPECT_EQ(words_of(table, "1"),
+            (std::vector<std::string>{"1", "0", "0", "B", "2.0", "KiB", "0", "B", "0", "B", "0",
+                                      "B", "2.0", "KiB", "4.0"}));
+  run.traffic.clear();
+  EXPECT_EQ(traffic_table(run), "");
+  // Of many pairs the largest, and the rest together.
+  for (int to = 1; to < 5; ++to) {
+    run.traffic.push_back({0, to, "activation", 10, Bytes{10240 * to}});
+  }
+  const std::string few = traffic_table(run, 2);
+  EXPECT_EQ(words_of(few, "0")[1], "4");
+  EXPECT_EQ(words_of(few, "other")[2], "3.0") << few;
+}
+
+TEST(RunReport, ReadsARunsFolder) {
+  const TempFolder folder;
+  Summary summary = one_run();
+  summary.runs[0].traffic = {{0, 1, "activation", 40, Bytes{40960}}};
+  std::string records;
+  // Steps 0..9, 5..9 of them a second time after a resume.
+  for (const int step : {0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9}) {
+    StepRecord record;
+    record.step = step;
+    record.imbalance = 0.5;
+    record.bubble = 0.25;
+    records += record_json(record).dump() + "\n";
+  }
+  folder.write("records/rank-0.jsonl", records);
+  const auto missing = read_report(folder.path());
+  ASSERT_FALSE(missing);
+  EXPECT_NE(missing.error().message.find("summary.json"), std::string::npos);
+  folder.write("summary.json", summary_json(summary).dump());
+  folder.write("profile.json", cost::profile_json(two_layers()).dump());
+  const auto text = read_report(folder.path());
+  ASSERT_TRUE(text) << text.error().message;
+  const std::vector<RunCurves> curves = {
+      {std::vector<double>(10, 0.5), std::vector<double>(10, 0.25)}};
+  std::string printed;
+  for (const auto& line : report_lines(summary, curves, folder.path().string())) {
+    printed += line + "\n";
+  }
+  EXPECT_TRUE(text->starts_with(printed)) << *text;
+  EXPECT_NE(text->find(layer_table(two_layers())), std::string::npos) << *text;
+  EXPECT_NE(text->find(traffic_table(summary.runs[0])), std::string::npos) << *text;
+}
+
+}  // namespace
+}  // namespace dynmo::observe

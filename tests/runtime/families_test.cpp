@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both families with tied embeddings: pipelined = one rank, and moved = never moved, bit for bit.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "dynmo/model/decoder.h"
+#include "pipeline_fixture.h"
+
+namespace dynmo::runtime::testing {
+namespace {
+
+constexpr int kLayers = 8;
+
+constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
+                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
+                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
+
+// Of small_model()'s sizes, tied.
+model::DecoderConfig tied(model::Family family) {
+  const model::LlamaConfig sizes = small_model();
+  if (family == model::Family::kLlama) {
+    model::LlamaConfig config = sizes;
+    config.tied_embeddings = true;
+    return config;
+  }
+  model::Gpt2Config config;
+  config.vocabulary = sizes.vocabulary;
+  config.hidden = sizes.hidden;
+  config.blocks = sizes.blocks;
+  config.heads = sizes.heads;
+  config.intermediate = sizes.intermediate;
+  config.sequence = sizes.sequence;
+  config.positions = sizes.sequence + 3;
+  config.dropout = sizes.dropout;
+  return config;
+}
+
+class Families : public ::testing::TestWithParam<model::Family> {
+ protected:
+  [[nodiscard]] RunOptions options(int steps, int micro_batches) const {
+    const model::DecoderConfig config = tied(GetParam());
+    RunOptions options;
+    options.steps = steps;
+    options.micro_batches = micro_batches;
+    options.layers = model::make_decoder(config);
+    options.ties = model::ties(config);
+    return options;
+  }
+
+  static void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
+    ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
+    ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
+    EXPECT_EQ(a.losses, b.losses) << what;
+    EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
+    EXPECT_EQ(a.states, b.states) << what;
+    EXPECT_EQ(a.gradients, b.gradients) << what;
+    EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
+  }
+};
+
+TEST_P(Families, AnyScheduleOnUpToThreeRanksEqualsOneRankBitForBit) {
+  constexpr std::uint64_t kSeed = 41;
+  for (const int ranks : {2, 3}) {
+    RunOptions single = options(8, 2 * ranks);  // what interleaved takes
+    single.cut = {kLayers};
+    const RunResult expected = run_pipeline(single);
+    Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(ranks)}));
+    for (const auto kind : kKinds) {
+      RunOptions pipelined = options(8, 2 * ranks);
+      pipelined.plan = random_plan(rng, kind, kLayers, ranks, 2 * ranks);
+      expect_same(expected, run_pipeline(pipelined),
+                  fmt::format("seed {}, {} {}", kSeed, schedule::name(kind),
+                              plan::to_string(*pipelined.plan)));
+    }
+  }
+}
+
+TEST_P(Families, RandomChangesOfPlanEveryThreeStepsChangeNoBit) {
+  constexpr std::uint64_t kSeed = 43;
+  constexpr int kRanks = 3;
+  constexpr int kMicroBatches = 6;
+  RunOptions moving = options(60, kMicroBatches);
+  moving.cut = {3, 2, 3};
+  RunOptions still = moving;
+  std::set<schedule::ScheduleKind> seen;
+  std::set<Rank> owners_of_head;
+  std::mutex mutex;
+  moving.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step % 3 != 2) return {};
+    Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(step)}));
+    const auto kind = kKinds[rng.below(kKinds.size())];
+    DYNMO_ASSIGN(const bool moved,
+                 pipeline.apply(random_plan(rng, kind, kLayers, kRanks, kMicroBatches,
+                                            pipeline.plan().generation + 1)));
+    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
+    const std::lock_guard lock(mutex);
+    seen.insert(kind);
+    owners_of_head.insert(pipeline.plan().owner(LayerId(kLayers - 1)));
+    return {};
+  };
+  expect_same(run_pipeline(still), run_pipeline(moving), fmt::format("seed {}", kSeed));
+  EXPECT_EQ(seen.size(), kKinds.size());
+  EXPECT_GT(owners_of_head.size(), 1U);
+}
+
+// That the tie is there, and does something.
+TEST_P(Families, WithoutTheirTieTrainDifferently) {
+  RunOptions run = options(4, 4);
+  run.cut = {3, 2, 3};
+  const RunResult tied_run = run_pipeline(run);
+  run.ties.clear();
+  const RunResult untied_run = run_pipeline(run);
+  ASSERT_TRUE(tied_run.status.has_value() && untied_run.status.has_value());
+  EXPECT_NE(tied_run.losses, untied_run.losses);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tied, Families,
+                         ::testing::Values(model::Family::kLlama, model::Family::kGpt2),
+                         [](const auto& test) { return std::string(model::name(test.param)); });
+
+}  // namespace
+}  // namespace dynmo::runtime::testing

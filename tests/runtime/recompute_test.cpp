@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recomputed layers in a whole pipeline: no bit changes, stashes are as small as predicted.
+#include "dynmo/plan/recompute.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "dynmo/model/recompute.h"
+#include "dynmo/schedule/lowering.h"
+#include "pipeline_fixture.h"
+
+namespace dynmo::runtime::testing {
+namespace {
+
+constexpr int kLayers = 8;
+
+void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
+  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
+  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
+  EXPECT_EQ(a.losses, b.losses) << what;
+  EXPECT_EQ(a.states, b.states) << what;
+  EXPECT_EQ(a.gradients, b.gradients) << what;
+}
+
+TEST(RecomputePipeline, WholeChangesNoBitUnderAnyScheduleFreezingAndMoves) {
+  for (const auto kind : {schedule::ScheduleKind::k1F1B, schedule::ScheduleKind::kZbH1}) {
+    RunOptions options{.steps = 12, .cut = {3, 2, 3}, .schedule = kind};
+    options.freezing = {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
+    const RunResult none = run_pipeline(options);
+    options.recompute = plan::Recompute::kWhole;
+    options.before_step = [](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+      EXPECT_EQ(std::ssize(pipeline.recomputed()), kLayers - std::max(1, pipeline.frozen_layers()));
+      if (step != 4) return {};
+      DYNMO_TRY(pipeline.apply(plan::make_plan({2, 3, 3}, pipeline.plan().schedule, 1)));
+      return {};
+    };
+    expect_same(none, run_pipeline(options), std::string(schedule::name(kind)));
+  }
+}
+
+// The engine's own metering of every layer, and the sum over a rank at its peak.
+TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
+  constexpr int kRanks = 2;
+  const model::LlamaConfig config = small_model();
+  const model::Model layers = model::make_llama(config);
+  const plan::Plan plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
+  RunOptions run{.cut = {4, 4}};
+  const PipelineOptions plain = pipeline_options(config, run);
+  const auto batches = [&](std::int64_t step, MicroBatchId id) {
+    return batch(config, run.seed, step, id);
+  };
+  std::mutex mutex;
+  std::map<int, std::vector<double>> losses;  // by choice
+  const auto status =
+      transport::run_ranks(kRanks, [&](transport::Transport& transport) -> Expected<void> {
+        at::set_num_threads(1);
+        const Rank rank = transport.rank();
+        const auto states = [&] { return initial_states(layers, plan, rank, run.seed); };
+        Pipeline none(transport, layers, plain, plan, states());
+        DYNMO_TRY(none.measure(batches, 2));
+        const cost::ModelCost costs = *none.costs();
+        const auto all = plan::peak_memory(plan, costs, run.micro_batches, {}).value();
+
+        PipelineOptions limited = plain;
+        limited.recompute = plan::Recompute::kAuto;
+        limited.memory = Bytes{std::max(all[0], all[1]).value * 85 / 100};
+        Pipeline tight(transport, layers, limited, plan, states());
+        DYNMO_TRY(tight.use(none.profiler()));
+        const plan::LayerSet set = tight.recomputed();
+        EXPECT_FALSE(set.empty());
+        EXPECT_LT(std::ssize(set), kLayers - 1);
+        const auto peaks = plan::peak_memory(plan, costs, run.micro_batches, set).value();
+        for (const Bytes peak : peaks) EXPECT_LE(peak, limited.memory);
+
+        // A step of the schedule with that set: each layer's stash is what the costs predict.
+        const cost::ModelCost predicted = plan::recomputed(costs, set);
+        model::Model running = layers;
+        for (const LayerId id : set) running[id.index()] = model::recomputed(layers[id.index()]);
+        const auto lowered = schedule::lower(plan::schedule_of(plan, run.micro_batches, 0).value());
+        const StepInput input{.lowered = lowered,
+                              .plan = plan,
+                              .meter_stashes = true,
+                              .boundary_shape = plain.boundary_shape,
+                              .batch = [&](MicroBatchId id) { return batches(0, id); }};
+        LayerStates fresh = states();
+        DYNMO_ASSIGN(const StepOutput output, run_schedule(transport, 0, running, input, fresh));
+        for (const auto& [id, bytes] : output.stash_bytes) {
+          EXPECT_EQ(bytes, predicted.layers[id.index()].activation_bytes) << "layer " << id;
+        }
+
+        limited.memory = Bytes{1000};
+        Pipeline impossible(transport, layers, limited, plan, states());
+        const auto refused = impossible.use(none.profiler());
+        EXPECT_FALSE(refused.has_value());
+        if (!refused) {
+          EXPECT_EQ(refused.error().code, ErrorCode::kInfeasible);
+        }
+
+        for (Pipeline* pipeline : {&none, &tight}) {
+          for (int step = 0; step < 4; ++step) {
+            DYNMO_ASSIGN(const StepReport report, pipeline->step(batches));
+            const std::lock_guard lock(mutex);
+            if (rank == Rank(0)) losses[pipeline == &none ? 0 : 1].push_back(report.loss);
+          }
+        }
+        // What the profiler says of a layer does not depend on whether it is recomputed.
+        for (const LayerId id : set) {
+          EXPECT_EQ(tight.costs()->layers[id.index()].activation_bytes,
+                    costs.layers[id.index()].activation_bytes);
+        }
+        return {};
+      });
+  ASSERT_TRUE(status.has_value()) << status.error().message;
+  EXPECT_EQ(losses[0].size(), 4U);
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
+}  // namespace
+}  // namespace dynmo::runtime::testing

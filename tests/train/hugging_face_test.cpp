@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models that transformers saved and what it computes from them (tests/peers/make_goldens.py).
+#include "dynmo/train/hugging_face.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "dynmo/core/files.h"
+#include "dynmo/cost/hugging_face.h"
+#include "dynmo/cost/transformer.h"
+#include "dynmo/train/model_config.h"
+#include "dynmo/train/trained_model.h"
+#include "dynmo/train/weights.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::train {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Safetensors;
+using checkpoint::TensorView;
+
+const fs::path kGoldens = GOLDENS;
+
+at::Tensor tensor_of(const TensorView& view, at::ScalarType type) {
+  at::Tensor tensor = at::empty(view.shape, type);
+  EXPECT_EQ(tensor.nbytes(), view.bytes.size());
+  std::memcpy(tensor.data_ptr(), view.bytes.data(), view.bytes.size());
+  return tensor;
+}
+
+std::vector<std::int64_t> tokens_of(const TensorView& view) {
+  const at::Tensor tensor = tensor_of(view, at::kLong);
+  return {tensor.data_ptr<std::int64_t>(), tensor.data_ptr<std::int64_t>() + tensor.numel()};
+}
+
+// All tensors of a folder's files in fp32, by name.
+std::map<std::string, at::Tensor> tensors_of(const fs::path& folder) {
+  std::map<std::string, at::Tensor> tensors;
+  const std::vector<Safetensors> files = open_hugging_face(folder).value();
+  for (const Safetensors& file : files) {
+    for (const TensorView& view : file.tensors()) {
+      const at::ScalarType type = view.dtype == checkpoint::DType::kF16    ? at::kHalf
+                                  : view.dtype == checkpoint::DType::kBF16 ? at::kBFloat16
+                                                                           : at::kFloat;
+      tensors[view.name] = tensor_of(view, type).to(at::kFloat);
+    }
+  }
+  return tensors;
+}
+
+class Golden : public ::testing::TestWithParam<const char*> {
+ protected:
+  [[nodiscard]] fs::path folder() const { return kGoldens / GetParam(); }
+  [[nodiscard]] Safetensors expected() const {
+    return Safetensors::open(folder() / "expected.safetensors").value();
+  }
+  // Logits of two inputs, and a greedy continuation.
+  void check(const TrainedModel& model) const {
+    const Safetensors file = expected();
+    const at::Tensor ids = tensor_of(*file.find("ids"), at::kLong);
+    const at::Tensor wanted = tensor_of(*file.find("logits"), at::kFloat);
+    for (std::int64_t row = 0; row < ids.size(0); ++row) {
+      const at::Tensor line = ids[row].contiguous();
+      const auto* data = line.data_ptr<std::int64_t>();
+      const auto scores = logits(model, {data, data + line.numel()});
+      ASSERT_TRUE(scores.has_value()) << scores.error().message;
+      EXPECT_LE((*scores - wanted[row]).abs().max().item<double>(), 1e-4) << "input " << row;
+      EXPECT_GT(wanted[row].abs().max().item<double>(), 1) << "scores to compare";
+    }
+    const auto greedy = tokens_of(*file.find("greedy"));
+    const auto made = generate(model, tokens_of(*file.find("prompt")),
+                               {.tokens = static_cast<std::int64_t>(greedy.size())});
+    ASSERT_TRUE(made.has_value()) << made.error().message;
+    EXPECT_EQ(*made, greedy);
+  }
+
+  TempFolder scratch_;
+};
+
+TEST_P(Golden, HasTheLogitsAndTheGreedyTokensOfTransformers) {
+  const auto model = open_trained(folder());
+  ASSERT_TRUE(model.has_value()) << model.error().message;
+  check(*model);
+}
+
+TEST_P(Golden, ImportedAndExportedIsTheSameTensorByTensor) {
+  const fs::path run = scratch_.path() / "run";
+  const auto imported = import_hugging_face(folder(), run);
+  ASSERT_TRUE(imported.has_value()) << imported.error().message;
+  const auto model = open_trained(run);
+  ASSERT_TRUE(model.has_value()) << model.error().message;
+  EXPECT_EQ(model->step, 0);
+  check(*model);
+  const fs::path out = scratch_.path() / "out";
+  ASSERT_TRUE(export_hugging_face(*model, out));
+  const auto before = tensors_of(folder());
+  const auto after = tensors_of(out);
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& [name, tensor] : before) {
+    ASSERT_TRUE(after.contains(name)) << name;
+    EXPECT_TRUE(at::equal(tensor, after.at(name))) << name;
+  }
+  const auto again = open_trained(out);
+  ASSERT_TRUE(again.has_value()) << again.error().message;
+  EXPECT_EQ(again->config, model->config);
+  EXPECT_EQ(import_hugging_face(folder(), run).error().code, ErrorCode::kBadInput);
+}
+
+// The planner's reading of the same file: as many layers of the same parameters.
+TEST_P(Golden, HasTheParametersThatThePlannerCounts) {
+  const auto shape = cost::read_config(folder() / "config.json", 16).value();
+  const auto work = cost::transformer_work(shape);
+  const auto config = read_weights(folder()).value().config;
+  const model::Model layers = model::make_decoder(config);
+  ASSERT_EQ(work.size(), layers.size());
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    double parameters = 0;
+    for (const model::ParameterSpec& spec : layers[i]->parameters()) {
+      double count = 1;
+      for (const std::int64_t size : spec.shape) count *= static_cast<double>(size);
+      parameters += count;
+    }
+    EXPECT_EQ(work[i].parameters + work[i].copied_parameters, parameters) << layers[i]->name();
+    EXPECT_EQ(work[i].name, layers[i]->name());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, Golden,
+                         ::testing::Values("gpt2-tied", "gpt2-untied-f16", "llama-tied",
+                                           "llama-untied-shards", "llama-bf16"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
+Json config_json(const char* golden) {
+  return read_json(kGoldens / golden / "config.json").value();
+}
+
+std::string refusal(const char* golden, const std::string& key, const Json& value) {
+  Json json = config_json(golden);
+  json[key] = value;
+  const auto result = parse_hugging_face(json, "config.json");
+  return result ? std::string() : result.error().message;
+}
+
+TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
+  EXPECT_EQ(refusal("llama-tied", "attention_bias", true),
+            "config.json: /attention_bias is true, implemented is false");
+  EXPECT_EQ(refusal("llama-tied", "hidden_act", "gelu"),
+            "config.json: /hidden_act is \"gelu\", implemented is \"silu\"");
+  EXPECT_EQ(refusal("llama-tied", "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
+            "config.json: /rope_scaling/type is \"linear\", implemented are rotary positions "
+            "without scaling");
+  EXPECT_EQ(refusal("llama-tied", "rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "yarn"}}),
+            "config.json: /rope_parameters/rope_type is \"yarn\", implemented are rotary positions "
+            "without scaling");
+  EXPECT_EQ(refusal("llama-tied", "head_dim", 16),
+            "config.json: /head_dim is 16, implemented is hidden size / heads = 32 / 4");
+  EXPECT_EQ(refusal("llama-tied", "model_type", "mistral"),
+            "config.json: /model_type is \"mistral\", implemented is \"llama\", \"gpt2\"");
+  EXPECT_EQ(refusal("llama-tied", "quantization_config", {{"bits", 4}}),
+            "config.json: /quantization_config is given, which is not implemented");
+  EXPECT_EQ(refusal("gpt2-tied", "activation_function", "relu"),
+            "config.json: /activation_function is \"relu\", implemented is \"gelu_new\", "
+            "\"gelu_pytorch_tanh\"");
+  EXPECT_EQ(refusal("gpt2-tied", "scale_attn_by_inverse_layer_idx", true),
+            "config.json: /scale_attn_by_inverse_layer_idx is true, implemented is false");
+  EXPECT_EQ(refusal("gpt2-tied", "n_head", 5).substr(0, 22), "config.json: /n_head i");
+}
+
+TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {
+  const auto theta = [](const Json& json) {
+    return std::get<model::LlamaConfig>(parse_hugging_face(json, "config.json").value()).rope_theta;
+  };
+  Json json = config_json("llama-tied");
+  EXPECT_EQ(theta(json), 500000);
+  json.erase("rope_parameters");
+  EXPECT_EQ(theta(json), 10000);
+  json["rope_theta"] = 20000;
+  EXPECT_EQ(theta(json), 20000);
+  json["rope_scaling"] = nullptr;
+  EXPECT_EQ(theta(json), 20000);
+}
+
+TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
+  model::LlamaConfig llama;
+  llama.kv_heads = 2;
+  llama.rope_theta = 123456;
+  llama.tied_embeddings = true;
+  model::Gpt2Config gpt2;
+  gpt2.sequence = gpt2.positions = 77;
+  gpt2.norm_epsilon = 1e-3;
+  gpt2.tied_embeddings = false;
+  for (const model::DecoderConfig& config :
+       {model::DecoderConfig(llama), model::DecoderConfig(gpt2)}) {
+    EXPECT_EQ(parse_hugging_face(hugging_face_config(config), "config.json").value(), config);
+    EXPECT_EQ(decoder_config(config_of(config), 5), config);
+  }
+}
+
+// A golden whose files a test may change.
+class Changed : public ::testing::Test {
+ protected:
+  fs::path copy(const char* golden) {
+    const fs::path folder = scratch_.path() / golden;
+    fs::copy(kGoldens / golden, folder, fs::copy_options::recursive);
+    return folder;
+  }
+  // Writes the tensors of model.safetensors anew, changed.
+  static void rewrite(const fs::path& folder,
+                      const std::function<void(std::vector<TensorView>&)>& change) {
+    const Safetensors file = Safetensors::open(folder / "model.safetensors").value();
+    std::vector<TensorView> tensors = file.tensors();
+    change(tensors);
+    const fs::path fresh = folder / "fresh.safetensors";
+    ASSERT_TRUE(checkpoint::write_safetensors(fresh, tensors));
+    fs::rename(fresh, folder / "model.safetensors");
+  }
+  static std::string error(const fs::path& folder) {
+    const auto result = read_weights(folder);
+    return result ? std::string() : result.error().message;
+  }
+  static bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  }
+
+  TempFolder scratch_;
+};
+
+TEST_F(Changed, TensorsThatAreMissingUnknownOrOfAnotherShapeAreNamed) {
+  const fs::path folder = copy("gpt2-tied");
+  rewrite(folder, [](auto& tensors) {
+    tensors.push_back({.name = "transformer.h.0.extra",
+                       .dtype = checkpoint::DType::kF32,
+                       .shape = {0},
+                       .bytes = {}});
+  });
+  EXPECT_PRED2(contains, error(folder), "tensor 'transformer.h.0.extra' is none of the model");
+  rewrite(folder, [](auto& tensors) {
+    std::erase_if(tensors, [](const auto& t) { return t.name == "transformer.ln_f.bias"; });
+  });
+  EXPECT_PRED2(contains, error(folder), "tensor 'transformer.ln_f.bias' is missing");
+  const fs::path other = copy("llama-tied");
+  rewrite(other, [](auto& tensors) {
+    for (auto& t : tensors) {
+      if (t.name == "model.norm.weight") t.shape = {4, 8};
+    }
+  });
+  EXPECT_PRED2(contains, error(other),
+               "tensor 'model.norm.weight' has shape [4, 8], wanted [32] by its config");
+}
+
+TEST_F(Changed, NamesAndBuffersOfOlderFilesAreUnderstood) {
+  const fs::path folder = copy("gpt2-tied");
+  const std::vector<float> buffer(4, 1.0F);
+  rewrite(folder, [&](auto& tensors) {
+    for (auto& t : tensors) t.name = t.name.substr(std::string("transformer.").size());
+    tensors.push_back({.name = "h.0.attn.bias",
+                       .dtype = checkpoint::DType::kF32,
+                       .shape = {1, 1, 2, 2},
+                       .bytes = std::as_bytes(std::span(buffer))});
+  });
+  EXPECT_EQ(error(folder), "");
+}
+
+TEST_F(Changed, ATiedPairThatDiffersIsRefusedAndOneThatIsEqualTaken) {
+  const fs::path folder = copy("llama-tied");
+  std::vector<float> head(71 * 32, 0.5F);
+  const auto add = [&](auto& tensors) {
+    tensors.push_back({.name = "lm_head.weight",
+                       .dtype = checkpoint::DType::kF32,
+                       .shape = {71, 32},
+                       .bytes = std::as_bytes(std::span(head))});
+  };
+  rewrite(folder, add);
+  EXPECT_PRED2(contains, error(folder), "lm_head.weight differs from model.embed_tokens.weight");
+  const fs::path equal = scratch_.path() / "equal";
+  fs::copy(kGoldens / "llama-tied", equal, fs::copy_options::recursive);
+  rewrite(equal, [&](auto& tensors) {
+    for (const auto& t : tensors) {
+      if (t.name == "model.embed_tokens.weight") {
+        std::memcpy(head.data(), t.bytes.data(), t.bytes.size());
+      }
+    }
+    add(tensors);
+  });
+  EXPECT_EQ(error(equal), "");
+}
+
+TEST_F(Changed, AnIndexThatLeavesItsFolderOrNamesWhatIsNotThereIsRefused) {
+  const fs::path folder = copy("llama-untied-shards");
+  const fs::path index = folder / "model.safetensors.index.json";
+  const Json good = read_json(index).value();
+  const auto with = [&](const std::string& tensor, const std::string& file) {
+    Json json = good;
+    json["weight_map"][tensor] = file;
+    std::ofstream(index) << json.dump();
+    return error(folder);
+  };
+  EXPECT_PRED2(contains, with("lm_head.weight", "../model.safetensors"), "a file beside it");
+  EXPECT_PRED2(contains, with("none", "model-00001-of-00004.safetensors"),
+               "tensor 'none' is not in");
+  fs::remove(index);
+  EXPECT_PRED2(contains, error(folder), "has neither model.safetensors nor");
+}
+
+TEST(Weights, ARunOfAnotherDecoderMayNotStartFromThem) {
+  const Weights weights = read_weights(kGoldens / "llama-tied").value();
+  const auto message = [&](auto change) {
+    Config config = config_of(weights.config);
+    change(config.model);
+    const auto result = check_same_decoder(weights, decoder_config(config, 5));
+    if (result) return std::string();
+    return result.error().message.substr(result.error().message.find("has "));
+  };
+  EXPECT_EQ(message([](Config::Model&) {}), "");
+  EXPECT_EQ(message([](Config::Model& m) { m.sequence = 9; }), "");
+  EXPECT_EQ(message([](Config::Model& m) { m.tied_embeddings = false; }), "");
+  EXPECT_EQ(message([](Config::Model& m) { m.hidden = 64; }),
+            "has model.hidden = 32, this run 64: wanted the same; set model.hidden=32");
+  EXPECT_EQ(message([](Config::Model& m) { m.rope_theta = 10000; }),
+            "has model.rope_theta = 500000, this run 10000: wanted the same; set "
+            "model.rope_theta=500000");
+  EXPECT_EQ(message([](Config::Model& m) { m.vocabulary = 0; }),
+            "has model.vocabulary = 71, this run 5: wanted the same; set model.vocabulary=71");
+  EXPECT_EQ(message([](Config::Model& m) { m.family = "gpt2"; }),
+            "has model.family = llama, this run gpt2: wanted the same; set model.family=llama");
+  const Weights untied = read_weights(kGoldens / "llama-bf16").value();
+  Config config = config_of(untied.config);
+  config.model.tied_embeddings = true;
+  EXPECT_FALSE(check_same_decoder(untied, decoder_config(config, 5)));
+}
+
+}  // namespace
+}  // namespace dynmo::train
