@@ -24,6 +24,7 @@ struct TrainFlags {
   std::string out;
   std::vector<std::string> compare;
   bool resume = false;
+  bool dry_run = false;
 };
 
 // File first, then --set, then the flags that have names of their own.
@@ -72,6 +73,11 @@ train::Reporter terminal_reporter(std::int64_t steps) {
 
 Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>& arguments) {
   DYNMO_ASSIGN(train::TrainOptions options, options_of(flags));
+  if (flags.dry_run) {
+    DYNMO_ASSIGN(const std::string text, train::say_dry_run(options));
+    fmt::print("{}", text);
+    return 0;
+  }
   DYNMO_ASSIGN(const bool rank, train::is_rank_process());
   if (rank) be_a_rank(std::move(options));
   std::vector<std::string> command = arguments;
@@ -84,8 +90,10 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
 }  // namespace
 
 void add_train_command(CLI::App& app, const std::vector<std::string>& arguments, Command& chosen) {
-  CLI::App* command = app.add_subcommand(
-      "train", "Train a language model on a pipeline of ranks; starts them unless RANK is set");
+  CLI::App* command =
+      app.add_subcommand("train",
+                         "Train a language model on a pipeline of ranks; joins those that "
+                         "torchrun, mpirun or srun started, else starts them");
   const auto flags = std::make_shared<TrainFlags>();
   command->add_option("-c,--config", flags->config, "TOML file; defaults for all it leaves out");
   command->add_option("--set", flags->settings, "Change one key, such as --set train.steps=100")
@@ -102,6 +110,8 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
                    "Advance several runs in turn: static (the first plan, kept), balanced")
       ->delimiter(',');
   command->add_flag("--resume", flags->resume, "Continue from the newest checkpoint in --out");
+  command->add_flag("--dry-run", flags->dry_run,
+                    "Print plan, memory of each rank and predicted step time; start nothing");
   command->callback([flags, arguments, &chosen] {
     chosen = [flags, arguments] { return run_train(*flags, arguments); };
   });

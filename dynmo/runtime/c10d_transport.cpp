@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/runtime/descriptors.h"
 #include "dynmo/runtime/sockets_impl.h"
 #include "dynmo/runtime/watchdog.h"
 
@@ -522,7 +523,11 @@ GroupOptions group_options(const RankEnvironment& environment) {
 Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
   DYNMO_CHECK(options.size >= 1 && options.rank.value >= 0 && options.rank.value < options.size,
               "a rank of the group, got {} of {}", options.rank, options.size);
-  if (options.size > 1) std::signal(SIGPIPE, SIG_IGN);
+  if (options.size > 1) {
+    std::signal(SIGPIPE, SIG_IGN);
+    DYNMO_TRY(allow_descriptors(descriptors_of_rank(options.size),
+                                fmt::format("rank {} of {}", options.rank, options.size)));
+  }
   return Joining(options).run();
 }
 

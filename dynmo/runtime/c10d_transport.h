@@ -71,9 +71,10 @@ class Group : public transport::Transport {
 // Joins the group of `options`; returns when all its ranks have. Ignores SIGPIPE from then on (a
 // killed peer raises it). A group of one needs nobody and opens nothing.
 //
-// kBadInput: the port is in use, the address does not resolve, two processes are the same rank, or
-// were started for different numbers of ranks. kPeerLost: not all ranks came in time, naming the
-// missing, or one was lost while joining. The error of one rank ends the joining of all.
+// kBadInput: too few files may be open (descriptors.h), the port is in use, the address does not
+// resolve, two processes are the same rank, or were started for different numbers of ranks.
+// kPeerLost: not all ranks came in time, naming the missing, or one was lost while joining. The
+// error of one rank ends the joining of all.
 //
 // Destroying a group that has neither failed nor been left is abort("rank 1 has left the group").
 [[nodiscard]] Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options);

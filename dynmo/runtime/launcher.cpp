@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/runtime/descriptors.h"
 #include "dynmo/runtime/line_merger_impl.h"
 #include "dynmo/runtime/sockets_impl.h"
 #include "dynmo/runtime/spawn_impl.h"
@@ -178,6 +179,8 @@ class Launch {
 };
 
 Expected<void> Launch::start() {
+  DYNMO_TRY(allow_descriptors(descriptors_of_launcher(options_.ranks),
+                              fmt::format("the launcher of {} ranks", options_.ranks)));
   DYNMO_ASSIGN(const std::string program, find_program(options_.command.front()));
   DYNMO_ASSIGN(const UniqueFd store, listen_on("127.0.0.1", 0));
   for (int rank = 0; rank < options_.ranks; ++rank) {

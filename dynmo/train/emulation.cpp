@@ -44,4 +44,9 @@ Expected<EmulatedModel> emulated_model(const Config& config) {
   return emulated;
 }
 
+Expected<cost::ModelCost> emulated_costs(const Config& config) {
+  DYNMO_ASSIGN(const Costs costs, costs_of(config.emulated));
+  return costs(0);
+}
+
 }  // namespace dynmo::train

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/train/config.h"
 
@@ -19,5 +20,8 @@ struct EmulatedModel {
 
 // kBadInput: the profile or trace cannot be read or is none (file and place are named).
 [[nodiscard]] Expected<EmulatedModel> emulated_model(const Config& config);
+
+// What its layers cost in the first step.
+[[nodiscard]] Expected<cost::ModelCost> emulated_costs(const Config& config);
 
 }  // namespace dynmo::train

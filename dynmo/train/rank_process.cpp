@@ -78,6 +78,15 @@ int ranks_to_start(const Config& config) {
   return std::clamp(runtime::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);
 }
 
+Expected<std::string> say_dry_run(const TrainOptions& options) {
+  DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
+  if (environment && environment->rank != Rank(0)) return std::string();
+  at::set_num_threads(1);
+  if (!environment) return dry_run(options, ranks_to_start(options.config));
+  DYNMO_ASSIGN(const int ranks, pipeline_ranks(options.config, environment->size));
+  return dry_run(options, ranks);
+}
+
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));

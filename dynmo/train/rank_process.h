@@ -35,6 +35,10 @@ struct RankProcess {
 // 2 (with several replicas 1).
 [[nodiscard]] int ranks_to_start(const Config& config);
 
+// dry_run (trainer.h) for the ranks that `launch` would start, or that somebody has started: then
+// rank 0 has the text, the others have an empty one.
+[[nodiscard]] Expected<std::string> say_dry_run(const TrainOptions& options);
+
 // Checks the inputs once for all ranks, then runs `command` as that many ranks of this host for
 // each replica until all have ended. Returns the exit code of the run.
 [[nodiscard]] Expected<int> launch(const TrainOptions& options,

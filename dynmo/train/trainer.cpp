@@ -26,10 +26,12 @@
 #include "dynmo/train/checkpointer.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
+#include "dynmo/train/dry_run.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/load_trace_writer.h"
 #include "dynmo/train/model_config.h"
 #include "dynmo/train/report.h"
+#include "dynmo/train/slow_rank.h"
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/train/weights.h"
@@ -56,6 +58,7 @@ struct Run {
   std::unique_ptr<observe::RecordWriter> records;
   RunSeries series;  // on every rank alike, but for the times of its own clock
   std::deque<StepTrace> traces;
+  SlowRankDetector slow;
   std::unique_ptr<Checkpointer> checkpointer;   // null: no checkpoints
   std::unique_ptr<LoadTraceWriter> load_trace;  // null: none, or not rank 0
   Bytes recorded_bytes;                         // sent, in step records so far
@@ -161,10 +164,6 @@ TensorName tensor_names(const MadeModel& made) {
   };
 }
 
-Bytes rank_memory(const Config& c) {
-  return c.pipeline.memory > Bytes{0} ? c.pipeline.memory : cost::kUnlimitedMemory;
-}
-
 runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made, int lane,
                                           runtime::Balancing balancing) {
   runtime::PipelineOptions options;
@@ -267,25 +266,13 @@ Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, cons
       runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed, made.ties));
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
-  const bool best = config.pipeline.schedule == "auto";
-  const auto kind = best ? schedule::ScheduleKind::k1F1B
-                         : schedule::parse_schedule_kind(config.pipeline.schedule).value();
   if (given) {
-    first.plan.schedule = kind;
+    first.plan.schedule = first_schedule(config);
     DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
     return first;
   }
   const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::RecomputeProposal proposed,
-               plan::propose(plan::parse_balancer(config.pipeline.balancer).value(),
-                             {.model = costs,
-                              .cluster = cluster,
-                              .micro_batches = micro_batches,
-                              .schedule = kind,
-                              .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
-                             {.schedules = best ? plan::ScheduleChoice::kBest
-                                                : plan::ScheduleChoice::kAsGiven},
-                             plan::parse_recompute(config.pipeline.recompute).value()));
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, grid.ranks()));
   first.plan = std::move(proposed.proposal.plan);
   return first;
 }
@@ -481,6 +468,10 @@ class Trainer {
                       format_seconds(report.migrate_s), plan::to_string(run.pipeline->plan()),
                       report.decision->reason));
     }
+    if (const auto slow = run.slow.add(report.layers, run.pipeline->plan())) {
+      say(fmt::format("step {:5}  rank {} is slow: all its layers take {:.1f} x as long as before",
+                      report.step, slow->rank, slow->factor));
+    }
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
     if (config_.train.validation_every > 0 && (done % config_.train.validation_every == 0 || last))
@@ -641,6 +632,23 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
   if (transport.rank() == Rank(0))
     DYNMO_TRY(write_file_durably(directory / "config.toml", to_toml(options.config)));
   return Trainer(transport, options, reporter, std::move(batches), std::move(model)).run();
+}
+
+Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
+  if (options.resume) {
+    return make_error(ErrorCode::kBadInput,
+                      "--resume with --dry-run: wanted one of them; a dry run starts at step 0");
+  }
+  DYNMO_TRY(check_inputs(options, ranks));
+  DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  return describe(
+      {.config = options.config,
+       .layers = model.layers,
+       .pipeline = pipeline_options(options.config, model, 0, runtime::Balancing::kNever),
+       .batches = [&](std::int64_t step, MicroBatchId id) { return batches.training(step, id); },
+       .vocabulary = batches.vocabulary(),
+       .ranks = ranks});
 }
 
 }  // namespace dynmo::train

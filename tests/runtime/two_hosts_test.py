@@ -48,6 +48,9 @@ class Host:
         hosts = folder / f"hosts-{number}"
         hosts.write_text(f"127.0.0.1 localhost\n{'127.0.1.1' if number == 0 else ADDRESSES[0]} {NAME}\n")
         self.run("mount", "--bind", str(hosts), "/etc/hosts")
+        # Full shared memory, as in a container with a small /dev/shm: nothing of ours, of libtorch or of Gloo needs it.
+        self.run("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm")
+        self.run("sh", "-c", "head -c 4096 /dev/zero >/dev/shm/full; test \"$(df --output=avail /dev/shm | tail -n 1)\" -eq 0")
         self.run("ip", "link", "set", "lo", "up")
 
     def inside(self, *words):

@@ -134,6 +134,20 @@ class BadInput(Case):
             env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.assert_error(self.run_command(self.command(), env=env), 2, str(port), "in use")
 
+    def test_too_few_open_files(self):
+        def limited(hard, soft):
+            return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        start = {"capture_output": True, "text": True, "timeout": 60, "stdin": subprocess.DEVNULL, "cwd": self.folder}
+        done = subprocess.run(self.command("-n", "8"), preexec_fn=limited(40, 40), **start)
+        self.assert_error(done, 2, "at most 40 open files", "wanted 48", "ulimit -n 48")
+        # A rank wants more than a launcher of as many.
+        env = {**os.environ, "RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        done = subprocess.run(self.command(), preexec_fn=limited(60, 60), env=env, **start)
+        self.assert_error(done, 2, "rank 0 of 8", "at most 60 open files", "wanted 96")
+        # A soft limit is raised.
+        done = subprocess.run(self.command("-n", "2", "--steps", "1", run="raised"), preexec_fn=limited(100, 30), **start)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_broken_rank_environment(self):
         env = {"RANK": "two", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         self.assert_error(self.run_command(self.command(), env=env), 2, "RANK", "two")
@@ -448,6 +462,22 @@ class Emulated(Case):
         for record in records:
             self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
 
+    def test_a_rank_that_becomes_slow_is_named_once(self):
+        layer = {"forward_s": 0.002, "backward_input_s": 0.001, "backward_weight_s": 0.001, "parameter_bytes": 1 << 10}
+        slowed = [0.002] * 2 + [0.008] * 2 + [0.002] * 4  # those of rank 1
+        trace = self.folder / "slow.jsonl"
+        trace.write_text("".join(json.dumps(line) + "\n" for line in (
+            {"format": "dynmo-load-trace-1", "layers": [{"name": f"layer{i}", **layer} for i in range(8)]},
+            {"step": 0}, {"step": 25, "forward_s": slowed})))
+        command = self.command(extra=[f"emulated.trace={trace}", "pipeline.cut=[2,2,2,2]", "balance.enabled=false",
+                                      "batch.micro_batches=2"])
+        command[command.index("--steps") + 1] = "60"
+        result = self.run_command(command)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = [line for line in result.stdout.splitlines() if "is slow" in line]
+        self.assertEqual(len(said), 1, said)
+        self.assertRegex(said[0], r"step +2[789]  rank 1 is slow: all its layers take [2-5]\.\d x as long as before")
+
     def test_what_is_missing_or_wrong(self):
         self.assert_error(self.run_command(self.command()), 2, "emulated.profile")
         self.assert_error(self.run_command(self.command(extra=["emulated.profile=nowhere.json"])), 2, "nowhere.json")
@@ -508,6 +538,60 @@ class TrainedModel(Case):
         self.assertEqual(len(names), 1 + 3 * 9 + 2)
         self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
         self.assertFalse(any(name.startswith("optimizer") for name in names))
+
+
+class DryRun(Case):
+    def dry_run(self, *words, extra=()):
+        return self.run_command(self.command("--dry-run", *words, run="never", extra=extra))
+
+    def rows(self, result):
+        """Words of the table, by rank."""
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertFalse((self.folder / "never").exists())
+        lines = result.stdout.splitlines()
+        head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["rank", "layers"])
+        return [re.sub(r" (?=[KMG]?i?B)", "", line).split() for line in lines[head + 1:]]
+
+    @staticmethod
+    def kibibytes(count):
+        return f"{count / 1024:.1f}KiB"
+
+    def test_says_what_a_run_holds(self):
+        cut = [3, 2, 3]
+        done = self.run_command(self.command("-n", "3", "--steps", "2", run="real", extra=["pipeline.cut=[3,2,3]"]))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        layers = json.loads((self.folder / "real" / "profile.json").read_text())["layers"]
+        result = self.dry_run("-n", "3", extra=["pipeline.cut=[3,2,3]"])
+        rows = self.rows(result)
+        self.assertIn("measured here, one layer of each of 4 kinds", result.stdout)
+        self.assertRegex(result.stdout, r"step +[0-9.]+ [mun]?s predicted")
+        first = 0
+        for rank, count in enumerate(cut):
+            own = layers[first:first + count]
+            parameters = sum(layer["parameter_bytes"] for layer in own)
+            stashes = min(4, 3 - rank) * sum(layer["activation_bytes"] for layer in own)  # 1F1B, 4 micro-batches
+            self.assertEqual(rows[rank], [str(rank), f"{first}-{first + count - 1}", self.kibibytes(parameters),
+                                          self.kibibytes(parameters), self.kibibytes(2 * parameters), self.kibibytes(stashes),
+                                          self.kibibytes(4 * parameters + stashes)])
+            first += count
+
+    def test_uses_formulas_for_what_it_cannot_measure(self):
+        large = ["model.hidden=8192", "model.heads=64", "model.kv_heads=8", "model.intermediate=28672", "model.blocks=80",
+                 "model.sequence=4096"]
+        result = self.dry_run("-n", "8", extra=large)
+        self.assertEqual(len(self.rows(result)), 8)
+        self.assertIn("by formulas", result.stdout)
+
+    def test_what_cannot_be_run_is_an_error_here_too(self):
+        self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")
+        self.assert_error(self.dry_run("--resume"), 2, "--dry-run")
+
+    def test_speaks_for_rank_0_of_ranks_that_were_started(self):
+        env = {"WORLD_SIZE": "4", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+        first = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "0"})
+        self.assertEqual(len(self.rows(first)), 4)
+        other = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "3"})
+        self.assertEqual((other.returncode, other.stdout), (0, ""))
 
 
 class Checkpoints(Case):

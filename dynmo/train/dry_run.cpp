@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/dry_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/transformer.h"
+#include "dynmo/observe/resident_memory.h"
+#include "dynmo/observe/table.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/propose.h"
+#include "dynmo/train/emulation.h"
+#include "dynmo/transport/in_process.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr double kMostMeasuring = 10;  // seconds
+constexpr int kMicroBatches = 2;       // of a step that is measured
+constexpr int kSteps = 4;              // the first of which warms up
+
+// Index of the first layer of the same kind, by layer.
+std::vector<std::size_t> kinds_of(const model::Model& layers) {
+  std::map<std::string, std::size_t> first;
+  std::vector<std::size_t> kinds;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const model::Layer& layer = *layers[i];
+    std::string key = typeid(layer).name();
+    for (const model::ParameterSpec& spec : layer.parameters()) {
+      key += fmt::format(" {}{}", spec.name, fmt::join(spec.shape, "x"));
+    }
+    kinds.push_back(first.emplace(std::move(key), i).first->second);
+  }
+  return kinds;
+}
+
+// Names and bytes of the layers, as the engine will count them.
+cost::ModelCost known_costs(const DryRun& dry_run) {
+  const auto group = transport::make_in_process_group(1);
+  runtime::PipelineOptions options = dry_run.pipeline;
+  options.freezing.reset();
+  options.replicas = options.accumulation = 1;
+  options.ties.clear();
+  const auto all =
+      plan::make_plan({static_cast<int>(dry_run.layers.size())}, schedule::ScheduleKind::k1F1B);
+  return runtime::Pipeline(*group.front(), dry_run.layers, options, all, {}).profiler().known();
+}
+
+Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
+  const Config::Model& m = dry_run.config.model;
+  cost::TransformerShape shape;
+  shape.blocks = static_cast<int>(m.blocks);
+  shape.hidden = m.hidden;
+  shape.heads = m.heads;
+  shape.kv_heads = m.kv_heads;
+  shape.head_size = m.hidden / m.heads;
+  shape.intermediate = m.intermediate;
+  const bool gpt2 = m.family == "gpt2";
+  if (gpt2) shape.kv_heads = m.heads;
+  shape.gated_mlp = !gpt2;
+  shape.learned_positions = shape.norm_biases = shape.qkv_biases = shape.projection_biases =
+      shape.mlp_biases = gpt2;
+  shape.positions = m.sequence;
+  shape.vocabulary = dry_run.vocabulary;
+  shape.sequence = m.sequence;
+  shape.micro_batch_size = dry_run.config.batch.micro_batch_size;
+  shape.dropout = m.dropout > 0;
+  DYNMO_ASSIGN(cost::Device device, cost::find_device("cpu"));
+  device.bytes_per_element = m.precision == "bf16" ? 2 : 4;
+  return cost::transformer_costs(shape, device);
+}
+
+void take_times(cost::LayerCost& layer, const cost::LayerCost& from) {
+  layer.forward_s = from.forward_s;
+  layer.backward_input_s = from.backward_input_s;
+  layer.backward_weight_s = from.backward_weight_s;
+  layer.update_s = from.update_s;
+  layer.activation_bytes = from.activation_bytes;
+}
+
+// Bytes that programs may still take on this host; 0 where the system does not tell.
+double free_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  double kibibytes = 0;
+  while (file >> word) {
+    if (word == "MemAvailable:" && file >> kibibytes) return 1024 * kibibytes;
+  }
+  return 0;
+}
+
+// A model of one layer a kind, in their order, trained for a few steps on one rank.
+Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost known,
+                                         const std::vector<std::size_t>& kinds) {
+  model::Model one_each;
+  std::vector<std::size_t> place(kinds.size(), 0);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i] != i) continue;
+    place[i] = one_each.size();
+    one_each.push_back(dry_run.layers[i]);
+  }
+  const auto group = transport::make_in_process_group(1);
+  runtime::PipelineOptions options = dry_run.pipeline;
+  options.freezing.reset();
+  options.replicas = options.accumulation = 1;
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
+  options.ties.clear();                        // of layers that are not all here
+  options.micro_batches = kMicroBatches;
+  const auto plan =
+      plan::make_plan({static_cast<int>(one_each.size())}, schedule::ScheduleKind::k1F1B);
+  runtime::Pipeline pipeline(
+      *group.front(), one_each, options, plan,
+      runtime::initial_states(one_each, plan, Rank(0), dry_run.pipeline.seed));
+  DYNMO_TRY(pipeline.measure(dry_run.batches, kSteps));
+  const cost::ModelCost measured = *pipeline.costs();
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    take_times(known.layers[i], measured.layers[place[kinds[i]]]);
+  }
+  return known;
+}
+
+struct Costs {
+  cost::ModelCost model;
+  std::string source;
+};
+
+Expected<Costs> costs_of(const DryRun& dry_run) {
+  cost::ModelCost known = known_costs(dry_run);
+  const Config& config = dry_run.config;
+  if (emulates(config)) {
+    DYNMO_ASSIGN(const cost::ModelCost given, emulated_costs(config));
+    for (std::size_t i = 0; i < known.layers.size(); ++i) {
+      take_times(known.layers[i], given.layers[i]);
+    }
+    return Costs{std::move(known),
+                 fmt::format("EMULATED: those of {}", config.emulated.profile.empty()
+                                                          ? config.emulated.trace
+                                                          : config.emulated.profile)};
+  }
+  const std::vector<std::size_t> kinds = kinds_of(dry_run.layers);
+  DYNMO_ASSIGN(const cost::ModelCost analytic, analytic_costs(dry_run));
+  double seconds = 0;
+  double bytes = 0;
+  int layers = 0;
+  const bool comparable = analytic.layers.size() == known.layers.size();
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i] != i) continue;
+    ++layers;
+    // State, its copy for the update, and the draws of its initial values.
+    bytes += 8.0 * static_cast<double>(known.layers[i].parameter_bytes.value);
+    if (!comparable) continue;
+    const cost::LayerCost& layer = analytic.layers[i];
+    bytes += kMicroBatches * static_cast<double>(layer.activation_bytes.value);
+    seconds += kSteps * (kMicroBatches *
+                             (layer.forward_s + layer.backward_input_s + layer.backward_weight_s) +
+                         layer.update_s);
+  }
+  const double room = free_memory() / 2;
+  if (!comparable || (seconds < kMostMeasuring && (room == 0 || bytes < room))) {
+    DYNMO_ASSIGN(cost::ModelCost measured, measured_costs(dry_run, std::move(known), kinds));
+    return Costs{std::move(measured),
+                 fmt::format("measured here, one layer of each of {} kinds by itself; ranks that "
+                             "share a host are slower",
+                             layers)};
+  }
+  for (std::size_t i = 0; i < known.layers.size(); ++i) {
+    take_times(known.layers[i], analytic.layers[i]);
+  }
+  return Costs{std::move(known),
+               "by formulas for the device preset 'cpu' (docs/costs.md): to measure them would "
+               "take too long, or more than half of the free memory"};
+}
+
+struct Planned {
+  plan::Plan plan;
+  plan::Evaluation evaluation;
+  int recomputed = 0;  // layers
+};
+
+Expected<Planned> plan_run(const Config& config, const cost::ModelCost& costs, int ranks) {
+  if (config.pipeline.cut.empty()) {
+    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, ranks));
+    return Planned{std::move(proposed.proposal.plan), std::move(proposed.proposal.evaluation),
+                   static_cast<int>(proposed.layers.size())};
+  }
+  const int micro_batches = static_cast<int>(config.batch.micro_batches);
+  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
+  const std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
+  plan::Plan plan = plan::make_plan(cut, first_schedule(config));
+  DYNMO_TRY(plan::schedule_of(plan, micro_batches, 0));
+  DYNMO_ASSIGN(const plan::LayerSet again,
+               plan::recomputed_layers(plan::parse_recompute(config.pipeline.recompute).value(),
+                                       plan, costs, cluster, micro_batches));
+  DYNMO_ASSIGN(plan::Evaluation evaluation,
+               plan::evaluate(plan, plan::recomputed(costs, again), cluster, micro_batches));
+  return Planned{std::move(plan), std::move(evaluation), static_cast<int>(again.size())};
+}
+
+// State and stashes of each rank, as a table.
+std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
+                         const sim::SimResult& result) {
+  std::vector<std::vector<std::string>> rows;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    std::vector<std::string> layers;
+    Bytes parameters, gradients, optimizer;
+    for (const plan::PlanStage& stage : plan.stages) {
+      if (stage.rank != Rank(rank)) continue;
+      layers.push_back(fmt::format("{}-{}", stage.layers.first.value, stage.layers.end() - 1));
+      for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
+        const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
+        parameters = parameters + layer.parameter_bytes;
+        gradients = gradients + layer.gradient_bytes;
+        optimizer = optimizer + layer.optimizer_bytes;
+      }
+    }
+    const Bytes activations = result.ranks[static_cast<std::size_t>(rank)].peak_activation;
+    rows.push_back({fmt::format("{}", rank), fmt::format("{}", fmt::join(layers, ",")),
+                    format_bytes(parameters), format_bytes(gradients), format_bytes(optimizer),
+                    format_bytes(activations),
+                    format_bytes(parameters + gradients + optimizer + activations)});
+  }
+  using observe::Column;
+  const std::vector<Column> columns = {{"rank"},       {"layers", Column::Align::kLeft},
+                                       {"parameters"}, {"gradients"},
+                                       {"optimizer"},  {"activations"},
+                                       {"together"}};
+  return observe::table(columns, rows);
+}
+
+}  // namespace
+
+Bytes rank_memory(const Config& config) {
+  return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
+}
+
+schedule::ScheduleKind first_schedule(const Config& config) {
+  if (config.pipeline.schedule == "auto") return schedule::ScheduleKind::k1F1B;
+  return schedule::parse_schedule_kind(config.pipeline.schedule).value();
+}
+
+Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+                                                     const cost::ModelCost& costs, int ranks) {
+  const bool best = config.pipeline.schedule == "auto";
+  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
+  return plan::propose(
+      plan::parse_balancer(config.pipeline.balancer).value(),
+      {.model = costs,
+       .cluster = cluster,
+       .micro_batches = static_cast<int>(config.batch.micro_batches),
+       .schedule = first_schedule(config),
+       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
+      {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven},
+      plan::parse_recompute(config.pipeline.recompute).value());
+}
+
+Expected<std::string> describe(const DryRun& dry_run) {
+  const Bytes process = observe::resident_memory();  // before anything is measured
+  DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
+  const Config& config = dry_run.config;
+  DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.ranks));
+  const auto& [plan, evaluation, recomputed] = planned;
+  std::string text = fmt::format(
+      "plan     {} layers on {} ranks{}, {}: {}\n", dry_run.layers.size(), dry_run.ranks,
+      config.pipeline.replicas > 1
+          ? fmt::format(" of each of {} replicas", config.pipeline.replicas)
+          : "",
+      schedule::name(plan.schedule), plan::to_string(plan));
+  if (recomputed > 0) text += fmt::format("         {} layers computed again\n", recomputed);
+  text += fmt::format("costs    {}\n", costs.source);
+  text += fmt::format(
+      "step     {} predicted ({:.3f} x ideal), bubble {:.0f} %, imbalance {:.2f}; no time for "
+      "messages\n",
+      format_seconds(evaluation.step_time_s), evaluation.step_time_s / evaluation.ideal_step_time_s,
+      100 * evaluation.result.bubble, evaluation.imbalance);
+  text += fmt::format("memory   of each rank at its peak, besides {} of the process itself:\n",
+                      format_bytes(process));
+  return text + memory_table(plan, costs.model, evaluation.result);
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a run would be, said without starting it: the first plan, the memory of every rank, the
+// predicted time of a step. One process, no rank, no file.
+
+#include <cstdint>
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/config.h"
+
+namespace dynmo::train {
+
+// Of a rank, as pipeline.memory says.
+[[nodiscard]] Bytes rank_memory(const Config& config);
+
+// Of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is found.
+[[nodiscard]] schedule::ScheduleKind first_schedule(const Config& config);
+
+// The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
+// recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
+[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+                                                                   const cost::ModelCost& costs,
+                                                                   int ranks);
+
+struct DryRun {
+  const Config& config;
+  const model::Model& layers;
+  runtime::PipelineOptions pipeline;  // as for a run
+  runtime::Pipeline::Batches batches;
+  std::int64_t vocabulary = 0;
+  int ranks = 1;  // of a replica
+};
+
+// Lines of text. Where costs come from is said in them:
+//  - emulated: the profile, or the first step of the trace;
+//  - else one layer of each kind (same class, same parameters), run here by itself if that takes
+//    less than about 10 s and fits half of the memory that is free;
+//  - else the formulas of cost/transformer.h with the cpu preset, float32.
+// kInfeasible: no plan.
+[[nodiscard]] Expected<std::string> describe(const DryRun& dry_run);
+
+}  // namespace dynmo::train
