@@ -111,7 +111,7 @@ Decoder with_sizes(Decoder decoder, const cost::TransformerShape& shape) {
 void add_special_tokens(Json& json, std::int64_t vocabulary) {
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] =
-      vocabulary == data::kByteVocabulary ? Json(data::kEndOfDocument) : Json(nullptr);
+      vocabulary == data::kByteVocabulary ? Json(data::kByteEndOfDocument) : Json(nullptr);
 }
 
 Json config_of(const model::LlamaConfig& config) {
