@@ -58,6 +58,11 @@ inline constexpr std::size_t kHeaderBytes = 48;
 enum class Frozen { kNo, kYes };
 // A state whose values and moments are to be filled through tensors(); gradients are zero.
 [[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, Frozen frozen);
+// The same in two halves, for who has better things to do first: a state without gradients, and
+// the rest, which also makes the system back all of its memory now. Threads may fill the tensors
+// meanwhile.
+[[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id, Frozen frozen);
+void complete_memory(LayerState& state);
 // The same for a header that arrived; takes over its numbers. kBadInput if its layout is not that
 // of `layer` (another model or version at the other end).
 [[nodiscard]] Expected<LayerState> allocate_like(const Layer& layer, const StateHeader& header);

@@ -7,6 +7,9 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <list>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "dynmo/core/check.h"
@@ -20,6 +23,9 @@ namespace {
 using transport::Operation;
 using transport::Tag;
 using transport::Transport;
+
+// Layers that a rank has begun to move: one is verified while the next one's pieces arrive.
+constexpr std::size_t kUnderWay = 2;
 
 struct Trailer {
   Digest digest;  // of header and tensors, as the source holds them
@@ -41,28 +47,51 @@ std::vector<std::span<std::byte>> layer_pieces(model::LayerState& state) {
   return pieces;
 }
 
-// Sends one layer. The digest is computed while its pieces are on the wire.
-// Header, pieces and trailer travel on the layer's tag, in this order.
-Expected<Bytes> send_layer(Transport& transport, Rank to, model::LayerState& state) {
-  const Tag tag = transport::migration_tag(state.id);
-  const auto pieces = layer_pieces(state);
-  const auto header = model::pack(model::header(state));
-  std::vector<std::unique_ptr<Operation>> operations;
-  operations.push_back(transport.send(to, tag, header));
-  for (const auto piece : pieces) operations.push_back(transport.send(to, tag, piece));
+// A layer on its way, at one of its ends: header, pieces and trailer travel on the layer's tag, in
+// this order. Does not move, as the transport knows where its members are.
+struct Transfer {
+  LayerId layer;
+  Rank from;
+  bool receives = false;
+  model::LayerState copy = {};  // the receiver's, in its final memory
+  std::vector<std::span<std::byte>> pieces = {};
+  std::array<std::byte, model::kHeaderBytes> header{};
+  Trailer trailer = {};
+  std::vector<std::unique_ptr<Operation>> operations = {};  // gone before what they fill
+};
+
+// Posts everything. The digest is computed while the pieces are on the wire, each while it is in
+// the cache.
+void start_sending(Transport& transport, Rank to, model::LayerState& state, Transfer& transfer) {
+  const Tag tag = transport::migration_tag(transfer.layer);
+  transfer.pieces = layer_pieces(state);
+  transfer.header = model::pack(model::header(state));
+  auto& operations = transfer.operations;
+  operations.push_back(transport.send(to, tag, transfer.header));
   Digester digester;
-  digester.update(header);
-  for (const auto piece : pieces) digester.update(piece);
-  Trailer trailer{digester.digest()};
-  operations.push_back(transport.send(to, tag, bytes_of(trailer)));
-  for (const auto& operation : operations) DYNMO_TRY(operation->wait());
-  return model::tensor_bytes(state);
+  digester.update(transfer.header);
+  for (const auto piece : transfer.pieces) {
+    operations.push_back(transport.send(to, tag, piece));
+    digester.update(piece);
+  }
+  transfer.trailer.digest = digester.digest();
+  operations.push_back(transport.send(to, tag, bytes_of(transfer.trailer)));
 }
 
-struct ReceivedLayer {
-  model::LayerState state;
-  std::string refusal = {};  // "" if what arrived is what was sent
-};
+// Posts everything; new memory is gone through while the first pieces arrive.
+void start_receiving(Transport& transport, const model::Layer& layer, model::Frozen frozen,
+                     Transfer& transfer) {
+  const Tag tag = transport::migration_tag(transfer.layer);
+  transfer.copy = model::allocate_tensors_like(layer, transfer.layer, frozen);
+  transfer.pieces = layer_pieces(transfer.copy);
+  auto& operations = transfer.operations;
+  operations.push_back(transport.receive(transfer.from, tag, transfer.header));
+  for (const auto piece : transfer.pieces) {
+    operations.push_back(transport.receive(transfer.from, tag, piece));
+  }
+  operations.push_back(transport.receive(transfer.from, tag, bytes_of(transfer.trailer)));
+  model::complete_memory(transfer.copy);
+}
 
 // Takes over the numbers of a header that describes this very layer.
 std::string take_header(std::span<const std::byte> bytes, model::LayerState& state) {
@@ -78,36 +107,31 @@ std::string take_header(std::span<const std::byte> bytes, model::LayerState& sta
   return "";
 }
 
-Expected<ReceivedLayer> receive_layer(Transport& transport, Rank from, const model::Layer& layer,
-                                      LayerId id, model::Frozen frozen) {
-  const Tag tag = transport::migration_tag(id);
-  ReceivedLayer received{.state = model::allocate_like(layer, id, frozen)};
-  const auto pieces = layer_pieces(received.state);
-  std::array<std::byte, model::kHeaderBytes> header{};
-  Trailer trailer;
-  std::vector<std::unique_ptr<Operation>> operations;
-  operations.push_back(transport.receive(from, tag, header));
-  for (const auto piece : pieces) operations.push_back(transport.receive(from, tag, piece));
-  operations.push_back(transport.receive(from, tag, bytes_of(trailer)));
-
+// Waits until all has arrived; the refusal, "" if what arrived is what was sent.
+Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& transfer) {
   // The digest is that of the final memory, taken piece by piece as they arrive.
   Digester digester;
-  DYNMO_TRY(operations.front()->wait());
-  digester.update(header);
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    DYNMO_TRY(operations[i + 1]->wait());
-    digester.update(pieces[i]);
+  DYNMO_TRY(transfer.operations.front()->wait());
+  digester.update(transfer.header);
+  for (std::size_t i = 0; i < transfer.pieces.size(); ++i) {
+    DYNMO_TRY(transfer.operations[i + 1]->wait());
+    digester.update(transfer.pieces[i]);
   }
-  DYNMO_TRY(operations.back()->wait());
+  DYNMO_TRY(transfer.operations.back()->wait());
 
-  model::round_values(layer, received.state);
-  std::string why = take_header(header, received.state);
-  if (digester.digest() != trailer.digest) {
-    why =
-        fmt::format("checksum {} where {} was sent", digester.digest().hex(), trailer.digest.hex());
+  model::round_values(layer, transfer.copy);
+  std::string why = take_header(transfer.header, transfer.copy);
+  const Digest sent = transfer.trailer.digest;
+  if (digester.digest() != sent) {
+    why = fmt::format("checksum {} where {} was sent", digester.digest().hex(), sent.hex());
   }
-  if (!why.empty()) received.refusal = fmt::format("layer {} from rank {}: {}", id, from, why);
-  return received;
+  if (why.empty()) return why;
+  return fmt::format("layer {} from rank {}: {}", transfer.layer, transfer.from, why);
+}
+
+Expected<void> finish_sending(Transfer& transfer) {
+  for (const auto& operation : transfer.operations) DYNMO_TRY(operation->wait());
+  return {};
 }
 
 // Every rank's verdict; "" if all agree to commit. The text has a fixed size because both ends must
@@ -133,21 +157,39 @@ Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vo
   MigrationReport report;
   LayerStates shadows;
   std::string refusal;
-  // All ranks go through the moves in one order, so no two wait for each other.
-  for (const plan::LayerMove& move : migration.moves) {
-    if (move.from == pipeline.rank()) {
-      DYNMO_ASSIGN(const Bytes sent, send_layer(pipeline, move.to, states.at(move.layer)));
-      report.sent += sent;
-    } else if (move.to == pipeline.rank()) {
-      DYNMO_ASSIGN(ReceivedLayer received,
-                   receive_layer(pipeline, move.from, *model[move.layer.index()], move.layer,
-                                 move.layer.value < frozen_layers ? model::Frozen::kYes
-                                                                  : model::Frozen::kNo));
-      report.received += model::tensor_bytes(received.state);
-      if (refusal.empty()) refusal = received.refusal;
-      shadows.emplace(move.layer, std::move(received.state));
+  std::list<Transfer> under_way;
+  const auto finish_first = [&]() -> Expected<void> {
+    Transfer& transfer = under_way.front();
+    if (transfer.receives) {
+      DYNMO_ASSIGN(std::string why, finish_receiving(*model[transfer.layer.index()], transfer));
+      if (refusal.empty()) refusal = std::move(why);
+      shadows.emplace(transfer.layer, std::move(transfer.copy));
+    } else {
+      DYNMO_TRY(finish_sending(transfer));
     }
+    under_way.pop_front();
+    return {};
+  };
+  // All ranks go through the moves in one order, and wait for those they have begun in that order:
+  // both ends of the earliest that is not finished have begun it, so no two wait for each other.
+  for (const plan::LayerMove& move : migration.moves) {
+    const bool sends = move.from == pipeline.rank();
+    if (!sends && move.to != pipeline.rank()) continue;
+    Transfer& transfer = under_way.emplace_back(
+        Transfer{.layer = move.layer, .from = move.from, .receives = !sends});
+    if (sends) {
+      model::LayerState& state = states.at(move.layer);
+      start_sending(pipeline, move.to, state, transfer);
+      report.sent += model::tensor_bytes(state);
+    } else {
+      start_receiving(pipeline, *model[move.layer.index()],
+                      move.layer.value < frozen_layers ? model::Frozen::kYes : model::Frozen::kNo,
+                      transfer);
+      report.received += model::tensor_bytes(transfer.copy);
+    }
+    if (under_way.size() == kUnderWay) DYNMO_TRY(finish_first());
   }
+  while (!under_way.empty()) DYNMO_TRY(finish_first());
   DYNMO_ASSIGN(report.refusal, vote(voters, vote_tag, refusal));
   report.committed = report.refusal.empty();
   if (report.committed) {

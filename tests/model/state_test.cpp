@@ -125,6 +125,31 @@ TEST_F(StateBytes, AHeaderSurvivesPackingAndOthersAreRefused) {
   EXPECT_FALSE(unpack(bytes));
 }
 
+TEST_F(StateBytes, CompletingMemoryLeavesWhatHasArrived) {
+  // Above and below the size of a large page.
+  const auto layer = autograd_layer(
+      "two", {{.name = "large", .shape = {1200, 1000}}, {.name = "small", .shape = {3}}}, {});
+  for (const Frozen frozen : {Frozen::kNo, Frozen::kYes}) {
+    LayerState state = allocate_tensors_like(*layer, LayerId{0}, frozen);
+    for (const NamedTensor& tensor : tensors(state)) {
+      for (std::size_t i = 0; i < tensor.bytes.size(); ++i) tensor.bytes[i] = std::byte(i % 251);
+    }
+    complete_memory(state);
+    for (const NamedTensor& tensor : tensors(state)) {
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < tensor.bytes.size(); ++i) {
+        wrong += tensor.bytes[i] != std::byte(i % 251) ? 1 : 0;
+      }
+      EXPECT_EQ(wrong, 0) << tensor.name;
+    }
+    for (const Parameter& parameter : state.parameters) {
+      ASSERT_EQ(parameter.gradient.defined(), frozen == Frozen::kNo);
+      if (!parameter.gradient.defined()) continue;
+      EXPECT_EQ(parameter.gradient.count_nonzero().item<int>(), 0);
+    }
+  }
+}
+
 TEST_F(StateBytes, AHeaderOfAnotherModelIsRefused) {
   LlamaConfig other = config_;
   other.intermediate += 1;
