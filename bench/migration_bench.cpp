@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long training stands still while layers change ranks, beside the bare transfer of the same
+// pieces: two processes over Gloo on loopback, in turn in one run, forth and back.
+// migration_bench [ROUNDS]. A table: medians and quartiles of the pauses and of the paired ratios,
+// after one round that is not counted.
+//
+// The pause is all of Pipeline::apply: agreeing on the plan, new memory, checksums at both ends,
+// the vote, new schedules. The bare transfer goes from the same memory into memory that was used
+// before. Both are those of the rank that took longer. The last column is the ratio of the
+// processor time that all threads of both ranks took, which a loaded machine changes less.
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/model/emulated.h"
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/runtime/launcher.h"
+#include "dynmo/runtime/pieces.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/transport/tags.h"
+
+namespace {
+
+using namespace dynmo;  // NOLINT: a program
+using Clock = std::chrono::steady_clock;
+using transport::Transport;
+
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+const transport::Tag kStart = transport::control_tag(1000);
+const transport::Tag kTimes = transport::control_tag(1001);
+const transport::Tag kRaw = transport::migration_tag(LayerId(1000));
+
+struct Case {
+  int layers;
+  std::int64_t mib;  // of a layer's state: values and two moments
+};
+constexpr Case kCases[] = {{1, 1}, {1, 16}, {1, 64}, {4, 16}};
+
+// The layers that move, between two small ones that stay.
+model::Model layers_of(const Case& moved) {
+  cost::ModelCost costs;
+  costs.layers.resize(static_cast<std::size_t>(moved.layers) + 2);
+  for (cost::LayerCost& layer : costs.layers) {
+    layer.name = "layer";
+    layer.parameter_bytes = Bytes{moved.mib * kMiB / 3};
+    layer.boundary_bytes = Bytes{64};
+  }
+  costs.layers.front().parameter_bytes = costs.layers.back().parameter_bytes = Bytes{4096};
+  return model::make_emulated({.costs = [=](std::int64_t) { return costs; }}).value();
+}
+
+plan::Plan plan_of(const Case& moved, bool forth, int generation) {
+  return plan::make_plan(
+      forth ? std::vector{1, moved.layers + 1} : std::vector{moved.layers + 1, 1},
+      schedule::ScheduleKind::k1F1B, static_cast<Generation>(generation));
+}
+
+struct Sample {
+  double wall_s = 0;  // of the rank that took longer
+  double cpu_s = 0;   // of both, all threads
+};
+
+double cpu_s() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// What `work` took; both ranks begin together.
+template <typename Work>
+Expected<Sample> timed(Transport& transport, Work work) {
+  const std::byte here{1};
+  DYNMO_TRY(transport::all_gather(transport, kStart, std::span(&here, 1)));
+  const auto start = Clock::now();
+  const double cpu_start = cpu_s();
+  DYNMO_TRY(work());
+  const Sample mine{std::chrono::duration<double>(Clock::now() - start).count(),
+                    cpu_s() - cpu_start};
+  DYNMO_ASSIGN(const auto all,
+               transport::all_gather(transport, kTimes, std::as_bytes(std::span(&mine, 1))));
+  Sample both;
+  for (const auto& bytes : all) {
+    Sample theirs;
+    std::memcpy(&theirs, bytes.data(), sizeof theirs);
+    both.wall_s = std::max(both.wall_s, theirs.wall_s);
+    both.cpu_s += theirs.cpu_s;
+  }
+  return both;
+}
+
+Expected<void> transfer(Transport& transport, const std::vector<std::span<std::byte>>& pieces,
+                        bool sends) {
+  const Rank peer(1 - transport.rank().value);
+  std::vector<std::unique_ptr<transport::Operation>> operations;
+  for (const auto piece : pieces) {
+    operations.push_back(sends ? transport.send(peer, kRaw, piece)
+                               : transport.receive(peer, kRaw, piece));
+  }
+  for (const auto& operation : operations) DYNMO_TRY(operation->wait());
+  return {};
+}
+
+std::string spread(std::vector<double> values, double unit, int digits) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return fmt::format("{:>7.{}f} ({:.{}f} to {:.{}f})", unit * values[n / 2], digits,
+                     unit * values[n / 4], digits, unit * values[n - 1 - n / 4], digits);
+}
+
+Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
+  const model::Model model = layers_of(moved);
+  runtime::PipelineOptions options;
+  options.steps = 1;
+  options.boundary_shape = {16};
+  options.learning_rate.total_steps = 1;
+  options.balancing = runtime::Balancing::kNever;
+  const plan::Plan first = plan_of(moved, false, 0);
+  runtime::Pipeline pipeline(transport, model, options, first,
+                             runtime::initial_states(model, first, transport.rank(), 1));
+  // The same bytes wherever the layers are; what arrives is compared with what was made.
+  std::vector<model::LayerState> made;
+  std::vector<std::span<std::byte>> bare;
+  for (int i = 1; i <= moved.layers; ++i) {
+    made.push_back(model::make_state(*model[static_cast<std::size_t>(i)], LayerId(i), 1));
+    Rng rng(static_cast<std::uint64_t>(i));
+    for (const auto& tensor : model::tensors(made.back())) {
+      for (std::byte& byte : tensor.bytes) byte = static_cast<std::byte>(rng.next());
+      const auto pieces = runtime::pieces_of(tensor.bytes);
+      bare.insert(bare.end(), pieces.begin(), pieces.end());
+    }
+    const auto here = pipeline.states().find(LayerId(i));
+    if (here == pipeline.states().end()) continue;
+    auto from = model::tensors(made.back());
+    auto into = model::tensors(here->second);
+    for (std::size_t t = 0; t < from.size(); ++t) {
+      std::memcpy(into[t].bytes.data(), from[t].bytes.data(), from[t].bytes.size());
+    }
+  }
+  std::vector<Digest> wanted;
+  for (const auto& state : made) wanted.push_back(model::digest(state));
+
+  std::vector<double> raw;
+  std::vector<double> pause;
+  std::vector<double> ratio;
+  std::vector<double> cpu_ratio;
+  for (int move = 0; move < 2 * (rounds + 1); ++move) {
+    const bool forth = move % 2 == 0;
+    const bool sends = transport.rank() == Rank(forth ? 0 : 1);
+    Sample bare_sample;
+    Sample move_sample;
+    for (int k = 0; k < 2; ++k) {
+      if ((k + move / 2) % 2 == 0) {
+        DYNMO_ASSIGN(bare_sample,
+                     timed(transport, [&] { return transfer(transport, bare, sends); }));
+      } else {
+        DYNMO_ASSIGN(move_sample, timed(transport, [&]() -> Expected<void> {
+                       DYNMO_ASSIGN(const bool moved_all,
+                                    pipeline.apply(plan_of(moved, forth, move + 1)));
+                       if (moved_all) return {};
+                       return make_error(ErrorCode::kInternal, "a copy was refused: {}",
+                                         pipeline.last_migration().refusal);
+                     }));
+      }
+    }
+    for (int i = 1; i <= moved.layers; ++i) {
+      const auto here = pipeline.states().find(LayerId(i));
+      const bool right =
+          sends ? here == pipeline.states().end()
+                : here != pipeline.states().end() &&
+                      model::digest(here->second) == wanted[static_cast<std::size_t>(i) - 1];
+      if (!right) return make_error(ErrorCode::kInternal, "layer {} did not move whole", i);
+    }
+    if (move < 2) continue;
+    raw.push_back(bare_sample.wall_s);
+    pause.push_back(move_sample.wall_s);
+    ratio.push_back(move_sample.wall_s / bare_sample.wall_s);
+    cpu_ratio.push_back(move_sample.cpu_s / bare_sample.cpu_s);
+  }
+  if (transport.rank() != Rank(0)) return {};
+  std::vector<double> sorted = raw;
+  std::nth_element(sorted.begin(), sorted.begin() + std::ssize(sorted) / 2, sorted.end());
+  const double mib = static_cast<double>(moved.layers * moved.mib);
+  fmt::print("{:>2} x {:>2} MiB {:<28}{:<28}{:<24}{:>8.0f}{}\n", moved.layers, moved.mib,
+             spread(raw, 1e3, 2), spread(pause, 1e3, 2), spread(ratio, 1, 2),
+             mib / sorted[sorted.size() / 2], spread(cpu_ratio, 1, 2));
+  std::fflush(stdout);
+  return {};
+}
+
+Expected<void> run_rank(const runtime::RankEnvironment& environment, int rounds) {
+  DYNMO_ASSIGN(const auto group, runtime::join_group(runtime::group_options(environment)));
+  if (group->rank() == Rank(0)) {
+    fmt::print("{} moves each way, raw and moved in turn; median (quartiles)\n", rounds);
+    fmt::print("{:<12}{:<28}{:<28}{:<24}{:<11}{}\n", "layers", "   raw, ms", "   pause, ms",
+               "   pause / raw", "raw MiB/s", "processor time");
+  }
+  for (const Case& moved : kCases) DYNMO_TRY(measure(*group, moved, rounds));
+  return group->leave();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 12;
+  const auto environment = runtime::rank_environment();
+  const auto done = [&]() -> Expected<int> {
+    if (!environment) return environment.error();
+    if (!*environment) {
+      return runtime::launch_ranks(
+          {.ranks = 2, .command = {"/proc/self/exe", std::to_string(rounds)}});
+    }
+    DYNMO_TRY(run_rank(**environment, rounds));
+    return 0;
+  }();
+  if (!done) fmt::print(stderr, "migration_bench: {}\n", done.error().message);
+  const int code = done ? *done : 1;
+  if (environment && *environment) runtime::quit(code);
+  return code;
+}
