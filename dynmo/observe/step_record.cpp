@@ -47,6 +47,7 @@ Json record_json(const StepRecord& record) {
           {"migrate_s", measured(record.migrate_s)},
           {"moved_layers", record.moved_layers},
           {"moved_bytes", record.moved_bytes.value},
+          {"reduction_s", measured(record.reduction_s)},
           {"checkpoint_s", measured(record.checkpoint_s)},
           {"sent_bytes", record.sent_bytes.value},
           {"gradient_norm", measured(record.gradient_norm)},
@@ -80,6 +81,7 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   record.migrate_s = number("migrate_s");
   record.moved_layers = count(object, "moved_layers");
   record.moved_bytes = object.bytes("moved_bytes", Bytes{0});
+  record.reduction_s = number("reduction_s");
   record.checkpoint_s = number("checkpoint_s");
   record.sent_bytes = object.bytes("sent_bytes", Bytes{0});
   record.gradient_norm = number("gradient_norm");

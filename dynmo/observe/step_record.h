@@ -38,6 +38,7 @@ struct StepRecord {
   double migrate_s = 0;     // and moving
   int moved_layers = 0;     // of the model, before this step
   Bytes moved_bytes;
+  double reduction_s = 0;   // this rank's, summing gradients over replicas, not hidden by compute
   double checkpoint_s = 0;  // this rank stood still for checkpoints, since the step before
   Bytes sent_bytes;         // by this rank since the end of the step before
   double gradient_norm = 0;

@@ -300,6 +300,7 @@ observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,
   record.imbalance = report.imbalance;
   record.bubble = report.bubble;
   record.memory_bytes = observe::resident_memory();
+  record.reduction_s = report.reduction_s;
   record.profile_s = report.profile_s;
   record.plan_s = report.plan_s;
   record.migrate_s = report.migrate_s;

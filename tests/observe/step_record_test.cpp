@@ -55,6 +55,7 @@ StepRecord random_record(Rng& rng, std::int64_t step) {
   record.migrate_s = rng.uniform();
   record.moved_layers = static_cast<int>(rng.below(10));
   record.moved_bytes = Bytes{static_cast<std::int64_t>(rng.below(1 << 30))};
+  record.reduction_s = rng.uniform();
   record.checkpoint_s = rng.uniform();
   record.sent_bytes = Bytes{static_cast<std::int64_t>(rng.below(1 << 30))};
   record.gradient_norm = rng.uniform();
