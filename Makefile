@@ -26,7 +26,7 @@ help:
 	@echo 'make format    format all sources'
 	@echo 'make soak      run the tests of several ranks REPEAT=20 times'
 	@echo 'make fuzz      feed every reader EXECUTIONS=1000000 damaged inputs, under ASan and UBSan'
-	@echo 'make bench     run the benchmarks'
+	@echo 'make bench     time data, planner, schedules and simulator (the others: docs/performance.md)'
 	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PEERS=FLAGS)'
 	@echo 'make install   install to PREFIX=/usr/local'
 	@echo 'make clean     remove the builds'
