@@ -781,6 +781,12 @@ class Report(Case):
         self.assertEqual(emulated.returncode, 0, emulated.stderr)
         self.assertIn("EMULATED", emulated.stdout)
 
+        # Resumed when nothing is left to do, a run keeps what it said at its end.
+        nothing = self.run_command([DYNMO, "train", "--config", str(run / "config.toml"), "--resume", "-n", "2"])
+        self.assertEqual(nothing.returncode, 0, nothing.stderr)
+        self.assertIn("nothing left to do", nothing.stdout)
+        self.assertEqual(json.loads((run / "summary.json").read_text()), summary)
+
     def test_of_what_is_no_run(self):
         self.assert_error(self.run_command([DYNMO, "report", "nowhere"]), 2, "nowhere/summary.json")
 
