@@ -603,10 +603,15 @@ class Trainer {
 };
 
 Expected<void> check_names(const std::vector<std::string>& names) {
-  for (const std::string& name : names) {
-    if (std::find(kComparable.begin(), kComparable.end(), name) != kComparable.end()) continue;
-    return make_error(ErrorCode::kBadInput, "--compare '{}' is not a known run{}", name,
-                      suggestion(name, kComparable));
+  for (auto name = names.begin(); name != names.end(); ++name) {
+    if (std::find(kComparable.begin(), kComparable.end(), *name) == kComparable.end()) {
+      return make_error(ErrorCode::kBadInput, "--compare '{}' is not a known run{}", *name,
+                        suggestion(*name, kComparable));
+    }
+    // Each has a folder of its name.
+    if (std::find(names.begin(), name, *name) == name) continue;
+    return make_error(ErrorCode::kBadInput, "--compare names '{}' twice: wanted each run once",
+                      *name);
   }
   return {};
 }

@@ -119,6 +119,7 @@ class BadInput(Case):
     def test_unknown_flag_and_run_name(self):
         self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
         self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
+        self.assert_error(self.run_command(self.command("--compare", "static,static")), 2, "'static' twice")
 
     def test_cut_that_does_not_fit(self):
         self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut", "8")
