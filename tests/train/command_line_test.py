@@ -514,6 +514,8 @@ class TrainedModel(Case):
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--top-p", 2), 2, "top-p of 2")
         self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "checkpoint")
+        scores = self.folder / "scores"
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--scores", scores), 2, "--prompt-tokens")
 
     def test_inspect_and_verify(self):
         inspected = self.dynmo("checkpoint", "inspect", self.run_folder)
