@@ -23,6 +23,7 @@ struct PrepareFlags {
   std::vector<std::filesystem::path> paths;
   data::PrepareOptions options;
   std::optional<std::int32_t> vocabulary;
+  std::optional<std::string> algorithm;
 };
 
 // One line that is written over, where somebody watches.
@@ -101,6 +102,15 @@ Expected<int> run_prepare(PrepareFlags flags) {
     }
     flags.options.training.vocabulary = *flags.vocabulary;
   }
+  if (flags.algorithm) {
+    if (flags.options.tokenizer != data::kSentencePieceTokenizer) {
+      return make_error(ErrorCode::kBadInput,
+                        "--algorithm is {}, but --tokenizer {} is not trained: leave --algorithm "
+                        "out, or train one by --tokenizer sentencepiece",
+                        *flags.algorithm, flags.options.tokenizer);
+    }
+    flags.options.training.algorithm = *flags.algorithm;
+  }
   Expected<data::PrepareReport> report = [&] {
     ProgressLine line;
     flags.options.progress = [&](const data::PrepareProgress& progress) { line.show(progress); };
@@ -134,8 +144,7 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
                    "model, such as a Hugging Face tokenizer.model")
       ->capture_default_str();
   prepare->add_option("--vocab", flags->vocabulary, "Tokens of the tokenizer to train [8000]");
-  prepare->add_option("--algorithm", options.training.algorithm, "Of that: bpe or unigram")
-      ->capture_default_str();
+  prepare->add_option("--algorithm", flags->algorithm, "Of that: bpe or unigram [bpe]");
   prepare->add_option("--jobs,-j", options.jobs, "Threads; the result is the same for any number")
       ->capture_default_str();
   prepare

@@ -56,6 +56,10 @@ Expected<int> run_generate(const GenerateFlags& flags) {
     return make_error(ErrorCode::kBadInput,
                       "wanted one of --prompt TEXT and --prompt-tokens 1,2,...");
   }
+  if (!flags.scores.empty() && flags.prompt) {
+    return make_error(ErrorCode::kBadInput,
+                      "--scores with --prompt: wanted --prompt-tokens 1,2,... beside it");
+  }
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
   if (!flags.prompt) return continue_tokens(model, flags);
   DYNMO_ASSIGN(const auto tokenizer, train::tokenizer_of(model, flags.tokenizer));

@@ -132,6 +132,7 @@ Expected<void> validate(const Config& c) {
   if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
   DYNMO_TRY(require(c.model.vocabulary >= 0, "model.vocabulary", c.model.vocabulary,
                     "1 or more, or 0 for that of the data"));
+  DYNMO_TRY(require(in(c.model.sequence, 1), "model.sequence", c.model.sequence, "1 to 16777216"));
   DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
                     "1 or more, or 0 for model.sequence"));
   DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,

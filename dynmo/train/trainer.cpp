@@ -580,8 +580,13 @@ class Trainer {
     for (const Run& run : runs_) series.push_back(&run.series);
     DYNMO_ASSIGN(const Report report, make_report(series, runs_.back().pipeline->profiler().known(),
                                                   config_, grid_.ranks()));
-    DYNMO_TRY(write_file_durably(std::filesystem::path(config_.run.directory) / "summary.json",
-                                 report.summary.dump(2) + "\n"));
+    // A finished run that is resumed has no steps to tell: what it said at its end stays.
+    const std::filesystem::path path =
+        std::filesystem::path(config_.run.directory) / "summary.json";
+    std::error_code fault;
+    if (!runs_.back().series.steps.empty() || !std::filesystem::exists(path, fault)) {
+      DYNMO_TRY(write_file_durably(path, report.summary.dump(2) + "\n"));
+    }
     for (const std::string& line : report.lines) reporter_.line(line);
     return {};
   }
@@ -599,10 +604,15 @@ class Trainer {
 };
 
 Expected<void> check_names(const std::vector<std::string>& names) {
-  for (const std::string& name : names) {
-    if (std::find(kComparable.begin(), kComparable.end(), name) != kComparable.end()) continue;
-    return make_error(ErrorCode::kBadInput, "--compare '{}' is not a known run{}", name,
-                      suggestion(name, kComparable));
+  for (auto name = names.begin(); name != names.end(); ++name) {
+    if (std::find(kComparable.begin(), kComparable.end(), *name) == kComparable.end()) {
+      return make_error(ErrorCode::kBadInput, "--compare '{}' is not a known run{}", *name,
+                        suggestion(*name, kComparable));
+    }
+    // Each has a folder of its name.
+    if (std::find(names.begin(), name, *name) == name) continue;
+    return make_error(ErrorCode::kBadInput, "--compare names '{}' twice: wanted each run once",
+                      *name);
   }
   return {};
 }

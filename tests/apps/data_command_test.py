@@ -62,6 +62,7 @@ class Prepare(Case):
         self.assert_error(self.prepare(text, *trained, 60000), "--vocab is 60000", "at most")
         self.assert_error(self.prepare(text, *trained, 100), "--vocab is 100", "260")
         self.assert_error(self.prepare(text, "--vocab", 100), "--tokenizer bytes has a vocabulary of its own")
+        self.assert_error(self.prepare(text, "--algorithm", "unigram"), "--tokenizer bytes is not trained")
         self.assert_error(self.prepare(text, "--tokenizer", "none.model"), "none.model")
         self.assert_error(self.prepare(text, "--tokenizer", text / "1.txt"), "not a SentencePiece model")
         self.assert_error(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON", "tokenizer.model")

@@ -119,6 +119,7 @@ class BadInput(Case):
     def test_unknown_flag_and_run_name(self):
         self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
         self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
+        self.assert_error(self.run_command(self.command("--compare", "static,static")), 2, "'static' twice")
 
     def test_cut_that_does_not_fit(self):
         self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut", "8")
@@ -513,6 +514,8 @@ class TrainedModel(Case):
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--top-p", 2), 2, "top-p of 2")
         self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "checkpoint")
+        scores = self.folder / "scores"
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--scores", scores), 2, "--prompt-tokens")
 
     def test_inspect_and_verify(self):
         inspected = self.dynmo("checkpoint", "inspect", self.run_folder)
@@ -780,6 +783,12 @@ class Report(Case):
             ["run.device=emulated", f"emulated.trace={trace}", "train.validation_every=0", "pipeline.pin=false"])])
         self.assertEqual(emulated.returncode, 0, emulated.stderr)
         self.assertIn("EMULATED", emulated.stdout)
+
+        # Resumed when nothing is left to do, a run keeps what it said at its end.
+        nothing = self.run_command([DYNMO, "train", "--config", str(run / "config.toml"), "--resume", "-n", "2"])
+        self.assertEqual(nothing.returncode, 0, nothing.stderr)
+        self.assertIn("nothing left to do", nothing.stdout)
+        self.assertEqual(json.loads((run / "summary.json").read_text()), summary)
 
     def test_of_what_is_no_run(self):
         self.assert_error(self.run_command([DYNMO, "report", "nowhere"]), 2, "nowhere/summary.json")

@@ -159,6 +159,9 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   config.batch.micro_batches = 0;
   EXPECT_EQ(validate(config).error().message, "batch.micro_batches is 0, wanted 1 or more");
   config = {};
+  config.model.sequence = 0;
+  EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
+  config = {};
   config.pipeline.schedule = "1f2b";
   EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);
 }
