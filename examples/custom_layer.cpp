@@ -5,7 +5,8 @@
 
 #include <cstdio>
 
-#include "dynmo/model/llama.h"
+#include "dynmo/model/decoder.h"
+#include "dynmo/train/model_config.h"
 #include "dynmo/train/trainer.h"
 #include "dynmo/transport/in_process.h"
 
@@ -30,9 +31,9 @@ std::shared_ptr<const model::Layer> squared_relu(std::string name, std::int64_t 
 // The usual decoder with the MLP of every block replaced. Layers: embedding, (attention, MLP) a
 // block, head.
 Expected<model::Model> primer(const train::Config& config, std::int64_t vocabulary) {
-  model::LlamaConfig llama = train::llama_config(config, vocabulary);
-  DYNMO_TRY(model::validate(llama));
-  model::Model layers = model::make_llama(llama);
+  const model::DecoderConfig decoder = train::decoder_config(config, vocabulary);
+  DYNMO_TRY(model::validate(decoder));
+  model::Model layers = model::make_decoder(decoder);
   for (std::size_t i = 2; i + 1 < layers.size(); i += 2) {
     layers[i] = squared_relu(layers[i]->name(), config.model.hidden);
   }

@@ -31,8 +31,8 @@ struct Config {
     double rope_theta = 10000;   // llama
     std::int64_t positions = 0;  // gpt2: that have a learned vector; 0: as many as sequence
     double norm_epsilon = 1e-5;
-    std::optional<bool> tied_embeddings;  // default: what the family does, true for gpt2 alone
-    std::string precision = "fp32";       // or bf16: computes in it, keeps parameters in fp32
+    std::optional<bool> tied_embeddings = {};  // default: what the family does, true for gpt2 alone
+    std::string precision = "fp32";            // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
     // Folder made by `dynmo data prepare`; or token shards without a description, such as

@@ -50,6 +50,7 @@ std::vector<std::string> seeds() {
                             .parameter_bytes = Bytes{4096},
                             .gradient_bytes = Bytes{4096},
                             .optimizer_bytes = Bytes{8192},
+                            .copy_bytes = Bytes{},
                             .activation_bytes = Bytes{65536},
                             .boundary_bytes = Bytes{1024},
                             .frozen = i == 0});

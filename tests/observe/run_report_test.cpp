@@ -48,6 +48,7 @@ cost::ModelCost two_layers() {
                           .parameter_bytes = Bytes{1024},
                           .gradient_bytes = Bytes{1024},
                           .optimizer_bytes = Bytes{2048},
+                          .copy_bytes = Bytes{},
                           .activation_bytes = Bytes{512},
                           .boundary_bytes = Bytes{100},
                           .frozen = true});

@@ -31,6 +31,7 @@ class FreezingLoad final : public dynamism::LoadModel {
                               .parameter_bytes = Bytes{1000},
                               .gradient_bytes = Bytes{1'000'000},
                               .optimizer_bytes = Bytes{3000},
+                              .copy_bytes = Bytes{},
                               .activation_bytes = Bytes{1},
                               .boundary_bytes = Bytes{0}});
     }
