@@ -6,6 +6,7 @@ PRESET ?= release
 PREFIX ?= /usr/local
 REPEAT ?= 20
 EXECUTIONS ?= 1000000
+PRECISION ?= fp32
 
 export DYNMO_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynmo
 export CCACHE_DIR ?= $(DYNMO_CACHE)/ccache
@@ -27,7 +28,7 @@ help:
 	@echo 'make soak      run the tests of several ranks REPEAT=20 times'
 	@echo 'make fuzz      feed every reader EXECUTIONS=1000000 damaged inputs, under ASan and UBSan'
 	@echo 'make bench     time data, planner, schedules and simulator (the others: docs/performance.md)'
-	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PEERS=FLAGS)'
+	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PRECISION=bf16, PEERS=FLAGS)'
 	@echo 'make install   install to PREFIX=/usr/local'
 	@echo 'make clean     remove the builds'
 
@@ -86,7 +87,7 @@ bench:
 
 # Against a Python with PyTorch; the script says how to get one.
 bench-peers: build
-	@bench/peers/compare.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --out build/bench-peers.json $(PEERS)
+	@bench/peers/compare.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --precision $(PRECISION) --out build/bench-peers.json $(PEERS)
 
 install: build
 	@cmake --build --preset $(PRESET)

@@ -117,10 +117,39 @@ void run_products(benchmark::State& state, const Shape& shape, int index) {
   count_products(state, *setup.layer, setup.tokens, 3);
 }
 
-void run_update(benchmark::State& state, const Shape& shape, int index) {
+// Clipping, AdamW and zeroing; beside it libtorch's, one after the other.
+enum class By { kOnePass, kLibtorch };
+
+void update_by_libtorch(LayerState& state, const AdamWOptions& options, double scale) {
+  const at::NoGradGuard no_graph;
+  for (Parameter& p : state.parameters) {
+    p.gradient.mul_(scale);
+    at::_fused_adamw_({p.value}, {p.gradient}, {p.first_moment}, {p.second_moment}, {},
+                      {at::scalar_tensor(1, at::kFloat)}, options.learning_rate, options.beta1,
+                      options.beta2, p.decays ? options.weight_decay : 0, options.epsilon,
+                      /*amsgrad=*/false, /*maximize=*/false);
+    p.gradient.zero_();
+  }
+}
+
+void run_update(benchmark::State& state, const Shape& shape, int index, By by) {
   Setup setup(shape, index);
-  for (Parameter& p : setup.state.parameters) p.gradient.normal_();
-  for (auto _ : state) update(setup.state, {});
+  std::int64_t updates = 0;
+  for (auto _ : state) {
+    if (updates++ % 64 == 0) {  // without gradients moments would fall until they are denormal
+      state.PauseTiming();
+      for (Parameter& p : setup.state.parameters) {
+        p.first_moment.fill_(1e-3);
+        p.second_moment.fill_(1e-3);
+      }
+      state.ResumeTiming();
+    }
+    if (by == By::kOnePass) {
+      update(setup.state, {}, 0.5);
+    } else {
+      update_by_libtorch(setup.state, {}, 0.5);
+    }
+  }
   double elements = 0;
   for (const Parameter& p : setup.state.parameters)
     elements += static_cast<double>(p.value.numel());
@@ -143,7 +172,10 @@ int main(int argc, char** argv) {
       };
       add("layer", run_layer);
       add("products", run_products);
-      add("update", run_update);
+      add("update",
+          [](auto& state, const Shape& s, int i) { run_update(state, s, i, By::kOnePass); });
+      add("libtorch's update",
+          [](auto& state, const Shape& s, int i) { run_update(state, s, i, By::kLibtorch); });
     }
   }
   benchmark::Initialize(&argc, argv);

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed and memory of `dynmo train` beside torch.distributed.pipelining on two ranks of one core each.
 
-Same decoder, batch, precision, optimizer and cores. Every schedule of both sides runs once; the best
---keep of each side then run in interleaved rounds. A round pairs our best schedule with the peer's best
-one; what is reported is the median of the paired ratios and their spread. Memory is VmHWM, the largest
-resident size of a rank, read from outside for both.
+Same decoder, batch, precision, optimizer and cores. Every schedule of both sides runs once, the peer's
+with its first cut, then the peer's fastest one with its other cuts; the best --keep of each side then run
+in interleaved rounds. A round pairs our best schedule with the peer's best one; what is reported is the
+median of the paired ratios and their spread. Memory is VmHWM, the largest resident size of a rank, read
+from outside for both.
 
     bench/peers/compare.py --dynmo build/release/apps/dynmo/dynmo --out build/bench-peers.json
 
@@ -28,18 +29,24 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RANKS = 2
-# The models of docs/performance.md. `steps` are timed; cuts are blocks a stage of the peer, one list for
-# one stage a rank, one for two (the head of the medium model weighs more than a block).
+# The models of docs/performance.md, and one to try this program with. `steps` are timed, after `warmup`
+# steps of the peer; ours has warmed up by measuring its cut. Cuts are blocks a stage of the peer, lists
+# for one stage a rank and for two, the likeliest first (the medium model's head weighs more than a block).
 MODELS = {
+    "tiny": {
+        "model": {"hidden": 64, "blocks": 4, "heads": 2, "kv_heads": 2, "intermediate": 128, "sequence": 32},
+        "vocabulary": 257, "micro_batches": 4, "micro_batch_size": 2, "warmup": 1, "steps": 5,
+        "cuts": {1: [[2, 2]], 2: [[1, 1, 1, 1]]},
+    },
     "small": {
         "model": {"hidden": 256, "blocks": 8, "heads": 4, "kv_heads": 4, "intermediate": 688, "sequence": 128},
-        "vocabulary": 257, "micro_batches": 8, "micro_batch_size": 4, "warmup": 1, "steps": 5,
+        "vocabulary": 257, "micro_batches": 8, "micro_batch_size": 4, "warmup": 1, "steps": 3,
         "cuts": {1: [[4, 4]], 2: [[2, 2, 2, 2]]},
     },
     "medium": {
         "model": {"hidden": 512, "blocks": 12, "heads": 8, "kv_heads": 8, "intermediate": 1376, "sequence": 256},
-        "vocabulary": 8192, "micro_batches": 8, "micro_batch_size": 2, "warmup": 1, "steps": 2,
-        "cuts": {1: [[6, 6], [7, 5]], 2: [[3, 3, 3, 3], [3, 3, 4, 2]]},
+        "vocabulary": 8192, "micro_batches": 8, "micro_batch_size": 2, "warmup": 1, "steps": 1,
+        "cuts": {1: [[7, 5], [6, 6]], 2: [[3, 3, 4, 2], [3, 3, 3, 3]]},
     },
 }
 PEER_SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2}  # stages a rank
@@ -65,7 +72,7 @@ def write_data(folder, vocabulary, tokens=2_000_000):
         header += len(sizes).to_bytes(8, "little") + (len(sizes) + 1).to_bytes(8, "little")
         index = array.array("i", sizes).tobytes() + array.array("q", [0] * len(sizes)).tobytes()
         (folder / f"{name}.idx").write_bytes(header + index + array.array("q", range(len(sizes) + 1)).tobytes())
-    description = {"format": "dynmo-dataset-1", "tokenizer": "synthetic", "vocabulary": vocabulary,
+    description = {"format": "dynmo-dataset-1", "tokenizer": "bytes", "vocabulary": vocabulary,
                    "end_of_document": 0, "seed": SEED, "validation_share": 0.0}
     for name, content in (("train", stream), ("validation", ())):
         description[name] = {"documents": 1 if content else 0, "tokens": len(content), **summary}
@@ -152,14 +159,13 @@ def toml(values):
 
 
 def run_ours(options, shape, data, schedule, folder):
-    steps = shape["warmup"] + shape["steps"]
     config = "[model]\n" + toml({**shape["model"], "rope_theta": ROPE_THETA, "precision": options.precision})
     config += "[data]\n" + toml({"path": str(data)})
     config += "[batch]\n" + toml({k: shape[k] for k in ("micro_batches", "micro_batch_size")})
     config += "[optimizer]\n" + toml({**OPTIMIZER, "minimum_learning_rate": OPTIMIZER["learning_rate"],
                                       "warmup_steps": 0, "clip_norm": 0})
-    config += "[train]\n" + toml({"steps": steps, "seed": SEED, "validation_every": 0})
-    config += "[pipeline]\n" + toml({"ranks": RANKS, "schedule": schedule, "pin": True})
+    config += "[train]\n" + toml({"steps": shape["steps"], "seed": SEED, "validation_every": 0})
+    config += "[pipeline]\n" + toml({"ranks": RANKS, "schedule": schedule, "pin": True, "measure_steps": 2})
     config += "[balance]\nenabled = false\n[run]\n" + toml({"directory": str(folder / "run")})
     (folder / "config.toml").write_text(config)
     command = ["taskset", "-c", ",".join(map(str, options.cores)), options.dynmo, "train", "--config", str(folder / "config.toml")]
@@ -168,7 +174,7 @@ def run_ours(options, shape, data, schedule, folder):
     for rank in range(RANKS):
         lines = (folder / "run" / "records" / f"rank-{rank}.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
-        seconds.append(sum(r["step_s"] for r in records[shape["warmup"]:]))
+        seconds.append(sum(r["step_s"] for r in records))
         losses = [r["loss"] for r in records] if records[0]["loss"] is not None else losses
         cut.append(records[-1]["layers"])
     return {"step_s": max(seconds) / shape["steps"], "peak_bytes": peak, "losses": losses, "cut": cut}
@@ -187,9 +193,12 @@ class Contest:
         self.failures = {}  # the same -> last line of what it said
 
     def entries(self):
-        peer = [("peer", s, tuple(cut)) for s, a_rank in PEER_SCHEDULES.items() if s in self.options.peer_schedules
-                for cut in self.shape["cuts"][a_rank]]
+        peer = [("peer", s, tuple(self.shape["cuts"][PEER_SCHEDULES[s]][0])) for s in self.options.peer_schedules]
         return [("dynmo", s, ()) for s in self.options.schedules] + peer
+
+    def other_cuts(self):
+        _, schedule, _ = self.best("peer", 1)[0]
+        return [("peer", schedule, tuple(cut)) for cut in self.shape["cuts"][PEER_SCHEDULES[schedule]][1:]]
 
     def run(self, entry, steps=None):
         side, schedule, cut = entry
@@ -201,8 +210,8 @@ class Contest:
         say(f"{self.name:7} {label(entry):28} {self.tokens / result['step_s']:9.0f} tokens/s  "
             f"{result['peak_bytes'] / 2**20:6.0f} MiB  loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
 
-    def try_all(self):
-        for entry in self.entries():
+    def try_all(self, entries):
+        for entry in entries:
             try:
                 self.run(entry, steps=1)
             except Failed as why:
@@ -216,7 +225,8 @@ class Contest:
         return sorted(ran, key=lambda e: statistics.median(r["step_s"] for r in self.runs[e]))[:count]
 
     def compare(self):
-        self.try_all()
+        self.try_all(self.entries())
+        self.try_all(self.other_cuts())
         kept = self.best("dynmo", self.options.keep) + self.best("peer", self.options.keep)
         for entry in kept:
             self.runs[entry].clear()
@@ -229,21 +239,23 @@ class Contest:
     def result(self, ours, theirs):
         a, b = self.runs[ours], self.runs[theirs]
         ratios = sorted(y["step_s"] / x["step_s"] for x, y in zip(a, b))
+        memory = sorted(x["peak_bytes"] / y["peak_bytes"] for x, y in zip(a, b))
         peak = [statistics.median(r["peak_bytes"] for r in runs) for runs in (a, b)]
         return {"model": self.name, "precision": self.options.precision, "rounds": len(ratios),
                 "dynmo": label(ours), "peer": label(theirs),
                 "dynmo_tokens_per_s": self.tokens / statistics.median(r["step_s"] for r in a),
                 "peer_tokens_per_s": self.tokens / statistics.median(r["step_s"] for r in b),
-                "ratio_median": statistics.median(ratios), "ratio_min": ratios[0], "ratio_max": ratios[-1],
-                "ratio_quartiles": [quantile(ratios, 0.25), quantile(ratios, 0.75)],
-                "dynmo_peak_bytes": peak[0], "peer_peak_bytes": peak[1], "memory_ratio": peak[0] / peak[1],
+                "tokens_ratio": spread(ratios), "memory_ratio": spread(memory),
+                "dynmo_peak_bytes": peak[0], "peer_peak_bytes": peak[1],
                 "losses": {"dynmo": a[0]["losses"], "peer": b[0]["losses"]}, "dynmo_cut": a[0]["cut"],
                 "does_not_run": {label(e): why for e, why in self.failures.items()},
                 "runs": {label(e): self.runs[e] for e in self.runs}}
 
 
-def quantile(ordered, share):
-    return ordered[round(share * (len(ordered) - 1))]
+def spread(ordered):
+    quantile = lambda share: ordered[round(share * (len(ordered) - 1))]
+    return {"median": statistics.median(ordered), "quartiles": [quantile(0.25), quantile(0.75)],
+            "range": [ordered[0], ordered[-1]]}
 
 
 def label(entry):
@@ -267,15 +279,18 @@ def commit():
 
 
 def table(results):
-    lines = ["| model | precision | dynmo tokens/s | peer tokens/s | ratio (median, quartiles, range) | peak of a rank | memory ratio | rounds |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    rows = [["model", "precision", "what", "dynmo", "peer", "ratio", "quartiles", "range", "rounds"]]
     for r in results:
-        low, high = r["ratio_quartiles"]
-        lines.append(
-            f"| {r['model']} | {r['precision']} | {r['dynmo_tokens_per_s']:.0f} ({r['dynmo']}) | {r['peer_tokens_per_s']:.0f} "
-            f"({r['peer']}) | {r['ratio_median']:.2f} ({low:.2f} to {high:.2f}; {r['ratio_min']:.2f} to {r['ratio_max']:.2f}) | "
-            f"{r['dynmo_peak_bytes'] / 2**20:.0f} / {r['peer_peak_bytes'] / 2**20:.0f} MiB | {r['memory_ratio']:.2f} | {r['rounds']} |")
-    return "\n".join(lines)
+        for what, ours, theirs, ratio in (
+                ("tokens/s", r["dynmo_tokens_per_s"], r["peer_tokens_per_s"], r["tokens_ratio"]),
+                ("peak MiB of a rank", r["dynmo_peak_bytes"] / 2**20, r["peer_peak_bytes"] / 2**20, r["memory_ratio"])):
+            rows.append([r["model"], r["precision"], what, f"{ours:.0f}", f"{theirs:.0f}", f"{ratio['median']:.2f}",
+                         "{:.2f} to {:.2f}".format(*ratio["quartiles"]), "{:.2f} to {:.2f}".format(*ratio["range"]), str(r["rounds"])])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    rows.insert(1, ["-" * width for width in widths])
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
+    lines += [f"{r['model']}: {r['dynmo']} beside {r['peer']}" for r in results]
+    return "\n".join([*lines, "ratio: dynmo / peer of the same round, median; more tokens/s and less memory are better"])
 
 
 def parse():
@@ -284,12 +299,13 @@ def parse():
     names = lambda text: text.split(",")
     parser.add_argument("--dynmo", required=True, help="the dynmo program of a release build")
     parser.add_argument("--python", default=str(cache / "peers/bin/python"), help="a Python with PyTorch 2.11 (%(default)s)")
-    parser.add_argument("--models", type=names, default=list(MODELS), help="of " + ",".join(MODELS))
+    parser.add_argument("--models", type=names, default=["small", "medium"], help="of " + ",".join(MODELS))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: the peer under autocast")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--keep", type=int, default=1, help="schedules of each side that run in the rounds")
     parser.add_argument("--schedules", type=names, default=list(OUR_SCHEDULES), help="ours to try")
-    parser.add_argument("--peer-schedules", type=names, default=list(PEER_SCHEDULES), help="the peer's to try")
+    parser.add_argument("--peer-schedules", type=names, default=[s for s in PEER_SCHEDULES if s != "gpipe"],
+                        help="the peer's to try, of " + ",".join(PEER_SCHEDULES) + " (gpipe waits as long as 1f1b and keeps more)")
     parser.add_argument("--cores", type=lambda text: [int(c) for c in text.split(",")], help="two cores to pin to")
     parser.add_argument("--out", type=Path, help="JSON file for everything that was measured")
     options = parser.parse_args()

@@ -3,42 +3,84 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <span>
-#include <vector>
 
 #include "dynmo/core/check.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define DYNMO_EACH_INSTRUCTION_SET __attribute__((target_clones("default", "fma", "avx512f")))
+#else
+#define DYNMO_EACH_INSTRUCTION_SET
+#endif
 
 namespace dynmo::model {
 namespace {
 
-struct Group {
-  std::vector<at::Tensor> values;
-  std::vector<at::Tensor> gradients;
-  std::vector<at::Tensor> first_moments;
-  std::vector<at::Tensor> second_moments;
+constexpr std::int64_t kPart = 1 << 12;  // elements that are rounded while they are in the cache
+
+// What one step's update multiplies with: the same for all elements of a layer but for decay.
+struct Factors {
+  Factors(std::int64_t step, const AdamWOptions& options, double scale)
+      : gradient(static_cast<float>(scale)),
+        first(static_cast<float>(1 - options.beta1)),
+        second(static_cast<float>(1 - options.beta2)),
+        second_kept(static_cast<float>(options.beta2)),
+        rate(static_cast<float>(-options.learning_rate /
+                                (1 - std::pow(options.beta1, static_cast<double>(step))))),
+        deviation(
+            static_cast<float>(std::sqrt(1 - std::pow(options.beta2, static_cast<double>(step))))),
+        epsilon(static_cast<float>(options.epsilon)) {}
+  float gradient;  // of clipping
+  float first;
+  float second;
+  float second_kept;
+  float rate;  // bias correction of the first moment included
+  float deviation;
+  float epsilon;
 };
 
-Group parameters_that(LayerState& state, bool decay) {
-  Group group;
-  for (Parameter& parameter : state.parameters) {
-    if (parameter.decays != decay) continue;
-    group.values.push_back(parameter.value);
-    group.gradients.push_back(parameter.gradient);
-    group.first_moments.push_back(parameter.first_moment);
-    group.second_moments.push_back(parameter.second_moment);
+struct Elements {
+  float* value;
+  float* gradient;
+  float* first;
+  float* second;
+};
+
+// One pass over memory where scaling, libtorch's fused AdamW and zeroing are three, to their bits
+// (as its build for AVX-512 has them). This file is compiled without contraction (CMakeLists.txt):
+// only the products written here are fused with a sum, and they are with any instruction set.
+DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t begin,
+                                                std::int64_t end, float kept,
+                                                const Factors& factors) {
+  float* __restrict value = at.value;
+  float* __restrict gradient = at.gradient;
+  float* __restrict first = at.first;
+  float* __restrict second = at.second;
+  const Factors f = factors;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const float g = gradient[i] * f.gradient;
+    gradient[i] = 0;
+    const float mean = __builtin_fmaf(f.first, g - first[i], first[i]);
+    const float square = __builtin_fmaf(f.second * g, g, second[i] * f.second_kept);
+    first[i] = mean;
+    second[i] = square;
+    const float deviation = __builtin_sqrtf(square) / f.deviation + f.epsilon;
+    value[i] = value[i] * kept + f.rate * mean / deviation;
   }
-  return group;
 }
 
-void update_group(const Group& group, std::int64_t step, double decay,
-                  const AdamWOptions& options) {
-  if (group.values.empty()) return;
-  const std::vector<at::Tensor> steps(group.values.size(),
-                                      at::scalar_tensor(static_cast<double>(step), at::kFloat));
-  at::_fused_adamw_(group.values, group.gradients, group.first_moments, group.second_moments,
-                    /*max_exp_avg_sqs=*/{}, steps, options.learning_rate, options.beta1,
-                    options.beta2, decay, options.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+// To nearest, ties to even, as libtorch rounds.
+DYNMO_EACH_INSTRUCTION_SET void round_elements(const float* __restrict value,
+                                               std::uint16_t* __restrict rounded,
+                                               std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i) {
+    const auto bits = __builtin_bit_cast(std::uint32_t, value[i]);
+    const std::uint32_t nearest = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+    rounded[i] = static_cast<std::uint16_t>(value[i] == value[i] ? nearest : 0x7FC0U);
+  }
 }
 
 // Eight running sums, added up at the end: vectors without giving up a fixed order.
@@ -68,14 +110,33 @@ double sum_of_squares(const at::Tensor& tensor) {
 
 }  // namespace
 
-void update(LayerState& state, const AdamWOptions& options) {
+void update(LayerState& state, const AdamWOptions& options, double scale) {
   if (state.frozen) return;
-  const at::NoGradGuard no_graph;
   ++state.optimizer_steps;
-  update_group(parameters_that(state, true), state.optimizer_steps, options.weight_decay, options);
-  update_group(parameters_that(state, false), state.optimizer_steps, 0, options);
+  const Factors factors(state.optimizer_steps, options, scale);
   for (Parameter& parameter : state.parameters) {
-    if (parameter.rounded.defined()) parameter.rounded.copy_(parameter.value);
+    for (const at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
+                                     &parameter.second_moment}) {
+      DYNMO_CHECK(tensor->is_contiguous() && tensor->sizes() == parameter.value.sizes(),
+                  "contiguous tensors of one shape for {}", parameter.name);
+    }
+    const Elements elements{parameter.value.mutable_data_ptr<float>(),
+                            parameter.gradient.mutable_data_ptr<float>(),
+                            parameter.first_moment.mutable_data_ptr<float>(),
+                            parameter.second_moment.mutable_data_ptr<float>()};
+    const double decay = parameter.decays ? options.weight_decay : 0;
+    const auto kept = static_cast<float>(1 - options.learning_rate * decay);
+    std::uint16_t* rounded = nullptr;
+    if (parameter.rounded.defined()) {
+      rounded =
+          reinterpret_cast<std::uint16_t*>(parameter.rounded.mutable_data_ptr<at::BFloat16>());
+    }
+    const std::int64_t count = parameter.value.numel();
+    for (std::int64_t begin = 0; begin < count; begin += kPart) {
+      const std::int64_t end = std::min(begin + kPart, count);
+      update_elements(elements, begin, end, kept, factors);
+      if (rounded != nullptr) round_elements(elements.value, rounded, begin, end);
+    }
   }
 }
 

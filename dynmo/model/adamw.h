@@ -17,9 +17,9 @@ struct AdamWOptions {
   double weight_decay = 0.1;  // of parameters that decay
 };
 
-// One update from the accumulated gradients, which stay as they are (zero_gradients). Counts
-// state.optimizer_steps. Nothing for a frozen layer.
-void update(LayerState& state, const AdamWOptions& options);
+// One update from the accumulated gradients times `scale` (clip_factor), in one pass that leaves
+// them zero for the next step. Counts state.optimizer_steps. Nothing for a frozen layer.
+void update(LayerState& state, const AdamWOptions& options, double scale = 1);
 
 void zero_gradients(LayerState& state);
 void scale_gradients(LayerState& state, double factor);

@@ -413,11 +413,11 @@ void Pipeline::update(StepReport& report) {
   for (auto& [id, state] : states_) {
     if (state.frozen) continue;
     const auto begin = Clock::now();
-    if (!report.skipped) {
-      model::scale_gradients(state, factor);
-      model::update(state, optimizer);
+    if (report.skipped) {
+      model::zero_gradients(state);
+    } else {
+      model::update(state, optimizer, factor);
     }
-    model::zero_gradients(state);
     update_s_[id] = seconds_since(begin);
   }
   update_total_s_ = seconds_since(start);
@@ -478,9 +478,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
       // The update is timed on a copy: measuring changes no number of the run.
       model::LayerState copy = copy_of(state);
       const auto begin = Clock::now();
-      model::scale_gradients(copy, 1.0);
       model::update(copy, options_.optimizer);
-      model::zero_gradients(copy);
       update_s_[id] = seconds_since(begin);
     }
     DYNMO_ASSIGN(const Exchange exchanged, exchange(output));

@@ -250,7 +250,6 @@ class Bf16Training : public ::testing::Test {
     if (losses != nullptr) losses->push_back(loss);
     for (LayerState& state : states) {
       update(state, {.learning_rate = learning_rate});
-      zero_gradients(state);
     }
   }
   LlamaConfig config_ = small_config();

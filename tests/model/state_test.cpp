@@ -43,7 +43,6 @@ class StateBytes : public ::testing::Test {
     testing::backward(model_, states, context);
     for (LayerState& state : states) {
       update(state, {.learning_rate = 1e-2});
-      zero_gradients(state);
     }
   }
 

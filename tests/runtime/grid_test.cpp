@@ -131,9 +131,7 @@ class OneRank {
     model::AdamWOptions optimizer = options_.optimizer;
     optimizer.learning_rate = model::learning_rate(options_.learning_rate, step);
     for (auto& [id, state] : states_) {
-      model::scale_gradients(state, model::clip_factor(norm, options_.clip_norm));
-      model::update(state, optimizer);
-      model::zero_gradients(state);
+      model::update(state, optimizer, model::clip_factor(norm, options_.clip_norm));
     }
     return norm;
   }
