@@ -6,6 +6,7 @@
 // done while flags are still being read, and main alone turns errors into messages and exit codes.
 
 #include <functional>
+#include <string>
 
 #include "dynmo/core/expected.h"
 
@@ -14,5 +15,10 @@ namespace dynmo::app {
 // Runs a command whose flags are parsed: its exit code (DESIGN: 0 done, 130 interrupted, ...), or
 // the error that main prints.
 using Command = std::function<Expected<int>()>;
+
+// A check for options of unsigned numbers: CLI11 reads -1 as the largest.
+inline std::string not_negative(const std::string& text) {
+  return text.starts_with('-') ? text + " is below 0, wanted a whole number of at least 0" : "";
+}
 
 }  // namespace dynmo::app

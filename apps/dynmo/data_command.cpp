@@ -121,11 +121,6 @@ Expected<int> run_prepare(PrepareFlags flags) {
   return 0;
 }
 
-// CLI11 reads -1 as the largest unsigned number.
-std::string not_negative(const std::string& text) {
-  return text.starts_with('-') ? text + " is below 0, wanted a whole number of at least 0" : "";
-}
-
 void add_prepare_command(CLI::App& data, Command& chosen) {
   CLI::App* prepare = data.add_subcommand(
       "prepare", "Turn text files, folders of them and JSON lines into token shards");

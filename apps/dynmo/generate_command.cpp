@@ -94,7 +94,11 @@ void add_generate_command(CLI::App& app, Command& chosen) {
   command
       ->add_option("--prompt-tokens", flags->prompt_tokens,
                    "Instead: token ids to continue; ids are printed")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("an empty token, wanted whole numbers such as 5,17")
+                            : std::string();
+      });
   command
       ->add_option("--scores", flags->scores,
                    "With --prompt-tokens: safetensors file to write the scores behind every "
@@ -112,7 +116,9 @@ void add_generate_command(CLI::App& app, Command& chosen) {
       ->add_option("--top-p", flags->sampling.top_p,
                    "Draw from the likeliest tokens whose probabilities sum to this")
       ->capture_default_str();
-  command->add_option("--seed", flags->sampling.seed, "Of the draws")->capture_default_str();
+  command->add_option("--seed", flags->sampling.seed, "Of the draws")
+      ->check(not_negative)
+      ->capture_default_str();
   command->callback([flags, &chosen] { chosen = [flags] { return run_generate(*flags); }; });
 }
 

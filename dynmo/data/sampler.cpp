@@ -91,7 +91,7 @@ void Sampler::check_tokens(std::int64_t first, std::span<const std::int32_t> tok
   bool good = true;
   for (const std::int32_t token : tokens) good &= token >= 0 && token < options_.vocabulary;
   if (good) return;
-  throw std::runtime_error(fmt::format(
+  throw ForeignShard(fmt::format(
       "{}: a token within {} of token {} is not below the vocabulary of {}: the shard belongs "
       "to another tokenizer, or has changed",
       shards_.file_of(first), tokens.size(), first, options_.vocabulary));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/data/token_shards.h"
@@ -17,6 +18,11 @@ struct SamplerOptions {
   std::int64_t sequence = 0;    // T: inputs a sample
   std::int32_t vocabulary = 0;  // every token must be below it
   std::uint64_t seed = 0;
+};
+
+// A token that the model does not have: the shard belongs to another tokenizer, or has changed.
+struct ForeignShard : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 // A pass over the data visits W = (N - 1) / T windows of T + 1 tokens once each; neighbours share
@@ -42,8 +48,7 @@ class Sampler {
   [[nodiscard]] std::int64_t position(std::int64_t index) const;
 
   // The T + 1 tokens of sample `index`: inputs are the first T, targets the last T. Throws
-  // std::runtime_error naming the shard if a token is not below the vocabulary (the shard belongs
-  // to another tokenizer or has changed since it was verified).
+  // ForeignShard, naming the shard, if a token is not below the vocabulary.
   void sample(std::int64_t index, std::span<std::int32_t> tokens) const;
   void sample(std::int64_t index, std::span<std::int64_t> tokens) const;
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "dynmo/core/check.h"
+#include "dynmo/data/sampler.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/launcher.h"
 #include "dynmo/runtime/processors.h"
@@ -42,6 +43,8 @@ Expected<void> train_guarded(transport::Transport& transport, const RankProcess&
     return train(transport, process.options, process.reporter);
   } catch (const CheckFailure& failure) {
     return make_error(ErrorCode::kInternal, "{}", failure.what());
+  } catch (const data::ForeignShard& fault) {
+    return make_error(ErrorCode::kBadInput, "{}", fault.what());
   } catch (const std::exception& fault) {
     std::string what = fault.what();
     return make_error(ErrorCode::kInternal, "{}", what.substr(0, what.find('\n')));

@@ -617,6 +617,26 @@ Expected<void> check_names(const std::vector<std::string>& names) {
   return {};
 }
 
+// Its checkpoints would be taken for the new run's: the newest to keep, to resume and to generate
+// with.
+Expected<void> check_folder_is_free(const TrainOptions& options) {
+  if (options.resume || options.config.checkpoint.every == 0) return {};
+  std::vector<std::string> runs = options.compare;
+  if (runs.empty()) runs = {""};
+  for (const std::string& run : runs) {
+    const std::filesystem::path folder =
+        std::filesystem::path(options.config.run.directory) / run / kCheckpointFolder;
+    DYNMO_ASSIGN(const auto found, checkpoint::list_checkpoints(folder));
+    if (found.empty()) continue;
+    return make_error(
+        ErrorCode::kBadInput,
+        "'{}' holds {} checkpoints of an earlier run: wanted --resume to continue it, "
+        "another --out, or that folder removed",
+        folder.string(), found.size());
+  }
+  return {};
+}
+
 }  // namespace
 
 Expected<void> check_inputs(const TrainOptions& options, int ranks) {
@@ -630,7 +650,7 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
   DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.layers.size())));
   if (options.resume) DYNMO_TRY(restore(options.config));
-  return {};
+  return check_folder_is_free(options);
 }
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
@@ -639,6 +659,7 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
   const std::filesystem::path directory = options.config.run.directory;
+  DYNMO_TRY(check_folder_is_free(options));
   DYNMO_TRY(make_directories(directory));
   if (transport.rank() == Rank(0))
     DYNMO_TRY(write_file_durably(directory / "config.toml", to_toml(options.config)));

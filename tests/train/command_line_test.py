@@ -663,6 +663,8 @@ class Checkpoints(Case):
     def test_verify_and_inspect_walk_back(self):
         self.assertEqual(self.train("walk").returncode, 0)
         run = self.folder / "walk"
+        # Another run in its folder would take these for its own.
+        self.assert_error(self.train("walk"), 2, "walk/checkpoints", "--resume", "--out")
         self.assertIn("step-00000030: step 30, 8 files, all digests match", self.dynmo("checkpoint", "verify", run).stdout)
         newest = run / "checkpoints" / "step-00000030"
         layer = newest / "layer-0004.safetensors"
@@ -858,6 +860,8 @@ class Families(Case):
         self.assertEqual(len(done.stdout.split()), 5)
         self.assert_error(self.run_command([DYNMO, "generate", run]), 2, "--prompt-tokens")
         self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", ""]), 2, "--prompt-tokens")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt", "a", "--seed", "-1"]), 2, "--seed")
 
 
 class SentencePiece(Case):
