@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 
 #include "dynmo/checkpoint/background_writer.h"
@@ -25,13 +26,13 @@ namespace {
 
 constexpr int kCrashed = 77;
 
-// Of this process. Where a thread writes, the others wait for it meanwhile.
+// Of this process; set while no other thread writes.
 struct Watch {
   int crash_at = -1;  // die instead of this operation; -1: never
-  int done = 0;
   std::vector<std::string>* log = nullptr;
 };
 Watch watch;
+std::atomic<int> operations = 0;  // of any thread, so far
 
 std::string path_of(int file) {
   std::array<char, 4096> path{};
@@ -48,7 +49,7 @@ bool is_file_or_folder(int file) {
 template <typename Half>
 void step(const std::string& what, Half half) {
   if (watch.log != nullptr) watch.log->push_back(what);
-  if (watch.done++ == watch.crash_at) {
+  if (operations.fetch_add(1) == watch.crash_at) {
     half();
     ::_exit(kCrashed);
   }
@@ -136,6 +137,7 @@ bool crashes(int crash_at, const std::function<bool()>& work) {
   const pid_t child = ::fork();
   if (child == 0) {
     watch = {.crash_at = crash_at};
+    operations = 0;
     ::_exit(work() ? 0 : 1);
   }
   int status = 0;
