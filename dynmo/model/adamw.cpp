@@ -72,6 +72,27 @@ DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t
   }
 }
 
+// The same in fp64, for models that tests compute in it: plain, not fast.
+void update_doubles(const Parameter& parameter, std::int64_t step, const AdamWOptions& options,
+                    double scale) {
+  auto* value = parameter.value.mutable_data_ptr<double>();
+  auto* gradient = parameter.gradient.mutable_data_ptr<double>();
+  auto* first = parameter.first_moment.mutable_data_ptr<double>();
+  auto* second = parameter.second_moment.mutable_data_ptr<double>();
+  const auto steps = static_cast<double>(step);
+  const double rate = options.learning_rate / (1 - std::pow(options.beta1, steps));
+  const double deviation = std::sqrt(1 - std::pow(options.beta2, steps));
+  const double decay = parameter.decays ? options.weight_decay : 0;
+  for (std::int64_t i = 0; i < parameter.value.numel(); ++i) {
+    const double g = gradient[i] * scale;
+    gradient[i] = 0;
+    first[i] += (1 - options.beta1) * (g - first[i]);
+    second[i] = options.beta2 * second[i] + (1 - options.beta2) * g * g;
+    value[i] = value[i] * (1 - options.learning_rate * decay) -
+               rate * first[i] / (std::sqrt(second[i]) / deviation + options.epsilon);
+  }
+}
+
 // To nearest, ties to even, as libtorch rounds.
 DYNMO_EACH_INSTRUCTION_SET void round_elements(const float* __restrict value,
                                                std::uint16_t* __restrict rounded,
@@ -119,6 +140,10 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
                                      &parameter.second_moment}) {
       DYNMO_CHECK(tensor->is_contiguous() && tensor->sizes() == parameter.value.sizes(),
                   "contiguous tensors of one shape for {}", parameter.name);
+    }
+    if (parameter.value.scalar_type() == at::kDouble) {
+      update_doubles(parameter, state.optimizer_steps, options, scale);
+      continue;
     }
     const Elements elements{parameter.value.mutable_data_ptr<float>(),
                             parameter.gradient.mutable_data_ptr<float>(),
