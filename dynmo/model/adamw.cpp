@@ -72,25 +72,18 @@ DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t
   }
 }
 
-// The same in fp64, for models that tests compute in it: plain, not fast.
-void update_doubles(const Parameter& parameter, std::int64_t step, const AdamWOptions& options,
+// In fp64, which is for tests of whole models: by libtorch, in three passes.
+void update_doubles(Parameter& parameter, std::int64_t step, const AdamWOptions& options,
                     double scale) {
-  auto* value = parameter.value.mutable_data_ptr<double>();
-  auto* gradient = parameter.gradient.mutable_data_ptr<double>();
-  auto* first = parameter.first_moment.mutable_data_ptr<double>();
-  auto* second = parameter.second_moment.mutable_data_ptr<double>();
-  const auto steps = static_cast<double>(step);
-  const double rate = options.learning_rate / (1 - std::pow(options.beta1, steps));
-  const double deviation = std::sqrt(1 - std::pow(options.beta2, steps));
-  const double decay = parameter.decays ? options.weight_decay : 0;
-  for (std::int64_t i = 0; i < parameter.value.numel(); ++i) {
-    const double g = gradient[i] * scale;
-    gradient[i] = 0;
-    first[i] += (1 - options.beta1) * (g - first[i]);
-    second[i] = options.beta2 * second[i] + (1 - options.beta2) * g * g;
-    value[i] = value[i] * (1 - options.learning_rate * decay) -
-               rate * first[i] / (std::sqrt(second[i]) / deviation + options.epsilon);
-  }
+  const at::NoGradGuard no_graph;
+  parameter.gradient.mul_(scale);
+  at::_fused_adamw_({parameter.value}, {parameter.gradient}, {parameter.first_moment},
+                    {parameter.second_moment}, /*max_exp_avg_sqs=*/{},
+                    {at::scalar_tensor(static_cast<double>(step), at::kFloat)},
+                    options.learning_rate, options.beta1, options.beta2,
+                    parameter.decays ? options.weight_decay : 0, options.epsilon,
+                    /*amsgrad=*/false, /*maximize=*/false);
+  parameter.gradient.zero_();
 }
 
 // To nearest, ties to even, as libtorch rounds.
@@ -168,12 +161,6 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
 void zero_gradients(LayerState& state) {
   for (Parameter& parameter : state.parameters) {
     if (parameter.gradient.defined()) parameter.gradient.zero_();
-  }
-}
-
-void scale_gradients(LayerState& state, double factor) {
-  for (Parameter& parameter : state.parameters) {
-    if (parameter.gradient.defined()) parameter.gradient.mul_(factor);
   }
 }
 

@@ -22,7 +22,6 @@ struct AdamWOptions {
 void update(LayerState& state, const AdamWOptions& options, double scale = 1);
 
 void zero_gradients(LayerState& state);
-void scale_gradients(LayerState& state, double factor);
 
 // Sum of the squares of all gradients, accumulated in fp64 in one fixed order: the same value on
 // every rank, instruction set and thread count. 0 for a frozen layer. To get the model's norm, add
