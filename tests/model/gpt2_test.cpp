@@ -234,18 +234,23 @@ TEST(Gpt2, AnInputGradientNobodyWantsChangesNoWeightGradient) {
 }
 
 TEST(Gpt2, ComputedStashesAreThoseMeasured) {
-  for (const double p : {0.0, 0.1}) {
-    Gpt2Config config = tiny_gpt2();
-    config.dropout = p;
-    const Model model = make_gpt2(config);
-    const LayerContext context = testing::random_context(config, 3, 4);
-    const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
-    for (std::size_t i = 0; i < model.size(); ++i) {
-      const LayerId id{static_cast<int>(i)};
-      const LayerState state = make_state(*model[i], id, 3);
-      const StashBytes bytes = measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
-      EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3).value)
-          << model[i]->name() << " dropout " << p;
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    for (const double p : {0.0, 0.1}) {
+      Gpt2Config config = tiny_gpt2();
+      config.dropout = p;
+      const Model model = in_precision(make_gpt2(config), precision);
+      const LayerContext context = testing::random_context(config, 3, 4);
+      const at::Tensor x = random_tensor({3, 10, 24}, 8, scalar_type(precision));
+      EXPECT_EQ(boundary_bytes(config, 3, precision).value,
+                static_cast<std::int64_t>(x.nbytes()));
+      for (std::size_t i = 0; i < model.size(); ++i) {
+        const LayerId id{static_cast<int>(i)};
+        const LayerState state = make_state(*model[i], id, 3);
+        const StashBytes bytes =
+            measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
+        EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3, precision).value)
+            << model[i]->name() << " dropout " << p << ' ' << x.scalar_type();
+      }
     }
   }
 }
