@@ -73,30 +73,31 @@ Expected<void> validate(const Gpt2Config& config) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
   for (const auto& [field, value] : counts) {
     if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
+      return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", field, value,
                         kLargest);
     }
   }
   if (config.hidden % config.heads != 0) {
-    return make_error(
-        ErrorCode::kBadInput, "model: hidden is {}, wanted a multiple of heads ({}), such as {}",
-        config.hidden, config.heads, (config.hidden / config.heads + 1) * config.heads);
+    return make_error(ErrorCode::kBadInput,
+                      "model.hidden is {}, wanted a multiple of model.heads ({}), such as {}",
+                      config.hidden, config.heads,
+                      (config.hidden / config.heads + 1) * config.heads);
   }
   if (config.positions < config.sequence) {
     return make_error(ErrorCode::kBadInput,
-                      "model: positions is {}, wanted at least the sequence of {} tokens",
+                      "model.positions is {}, wanted at least the {} tokens of model.sequence",
                       config.positions, config.sequence);
   }
   const std::pair<const char*, double> amounts[] = {{"norm_epsilon", config.norm_epsilon},
                                                     {"deviation", config.deviation}};
   for (const auto& [field, value] : amounts) {
     if (!(std::isfinite(value) && value > 0)) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {:g}, wanted above 0", field, value);
+      return make_error(ErrorCode::kBadInput, "model.{} is {:g}, wanted above 0", field, value);
     }
   }
   if (!(config.dropout >= 0 && config.dropout < 1)) {
     return make_error(ErrorCode::kBadInput,
-                      "model: dropout is {:g}, wanted 0 or more and less than 1", config.dropout);
+                      "model.dropout is {:g}, wanted 0 or more and less than 1", config.dropout);
   }
   return {};
 }

@@ -52,7 +52,7 @@ std::vector<ParameterSpec> head_specs(const LlamaConfig& config) {
 }
 
 Error fault(std::string_view field, double given, std::string_view wanted) {
-  return make_error(ErrorCode::kBadInput, "model: {} is {:g}, wanted {}", field, given, wanted);
+  return make_error(ErrorCode::kBadInput, "model.{} is {:g}, wanted {}", field, given, wanted);
 }
 
 }  // namespace
@@ -66,29 +66,31 @@ Expected<void> validate(const LlamaConfig& config) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
   for (const auto& [field, value] : counts) {
     if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
+      return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", field, value,
                         kLargest);
     }
   }
   if (config.hidden % config.heads != 0) {
-    return make_error(
-        ErrorCode::kBadInput, "model: hidden is {}, wanted a multiple of heads ({}), such as {}",
-        config.hidden, config.heads, (config.hidden / config.heads + 1) * config.heads);
+    return make_error(ErrorCode::kBadInput,
+                      "model.hidden is {}, wanted a multiple of model.heads ({}), such as {}",
+                      config.hidden, config.heads,
+                      (config.hidden / config.heads + 1) * config.heads);
   }
   if (config.head_size() % 2 != 0) {
     return make_error(ErrorCode::kBadInput,
-                      "model: hidden / heads is {} / {} = {}, wanted an even head size for rotary "
-                      "positions, such as hidden {}",
+                      "model.hidden / model.heads is {} / {} = {}, wanted an even head size for "
+                      "rotary positions, such as model.hidden={}",
                       config.hidden, config.heads, config.head_size(),
                       config.heads * (config.head_size() + 1));
   }
   if (config.heads % config.kv_heads != 0) {
-    return make_error(ErrorCode::kBadInput, "model: kv_heads is {}, wanted a divisor of heads ({})",
-                      config.kv_heads, config.heads);
+    return make_error(ErrorCode::kBadInput,
+                      "model.kv_heads is {}, wanted a divisor of model.heads ({})", config.kv_heads,
+                      config.heads);
   }
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(config.rope_theta)) return fault("rope_theta", config.rope_theta, "above 0");
-  if (!positive(config.rms_epsilon)) return fault("rms_epsilon", config.rms_epsilon, "above 0");
+  if (!positive(config.rms_epsilon)) return fault("norm_epsilon", config.rms_epsilon, "above 0");
   if (!positive(config.deviation)) return fault("deviation", config.deviation, "above 0");
   if (!(config.dropout >= 0 && config.dropout < 1)) {
     return fault("dropout", config.dropout, "0 or more and less than 1");

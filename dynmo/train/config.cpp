@@ -217,8 +217,11 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(*recompute != plan::Recompute::kAuto || c.pipeline.memory > Bytes{0},
                     "pipeline.memory", c.pipeline.memory.value,
                     "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
-  DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
-  DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
+  for (const auto& [key, name] : {std::pair{"pipeline.balancer", &c.pipeline.balancer},
+                                  {"balance.balancer", &c.balance.balancer}}) {
+    const auto balancer = plan::parse_balancer(*name);
+    if (!balancer) return make_error(ErrorCode::kBadInput, "{}: {}", key, balancer.error().message);
+  }
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,
                     "0 or more"));
   DYNMO_TRY(require(c.balance.noise_factor >= 0, "balance.noise_factor", c.balance.noise_factor,
@@ -241,6 +244,8 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
                     "run.device", c.run.device,
                     "one of emulated.profile and emulated.trace beside it"));
+  DYNMO_TRY(require(c.emulated.memory_scale > 0 && c.emulated.memory_scale <= 1,
+                    "emulated.memory_scale", c.emulated.memory_scale, "above 0 and at most 1"));
   DYNMO_TRY(require(!emulates(c) || c.train.validation_every == 0, "train.validation_every",
                     c.train.validation_every, "0 with run.device = emulated: it has no losses"));
   return {};

@@ -59,13 +59,13 @@ TEST(Gpt2, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
   };
   EXPECT_EQ(message([](Gpt2Config&) {}), "");
   EXPECT_EQ(message([](Gpt2Config& c) { c.hidden = 250; }),
-            "model: hidden is 250, wanted a multiple of heads (8), such as 256");
+            "model.hidden is 250, wanted a multiple of model.heads (8), such as 256");
   EXPECT_EQ(message([](Gpt2Config& c) { c.positions = 100; }),
-            "model: positions is 100, wanted at least the sequence of 128 tokens");
+            "model.positions is 100, wanted at least the 128 tokens of model.sequence");
   EXPECT_EQ(message([](Gpt2Config& c) { c.norm_epsilon = 0; }),
-            "model: norm_epsilon is 0, wanted above 0");
+            "model.norm_epsilon is 0, wanted above 0");
   EXPECT_EQ(message([](Gpt2Config& c) { c.dropout = 1; }),
-            "model: dropout is 1, wanted 0 or more and less than 1");
+            "model.dropout is 1, wanted 0 or more and less than 1");
 }
 
 struct Case {
@@ -241,8 +241,7 @@ TEST(Gpt2, ComputedStashesAreThoseMeasured) {
       const Model model = in_precision(make_gpt2(config), precision);
       const LayerContext context = testing::random_context(config, 3, 4);
       const at::Tensor x = random_tensor({3, 10, 24}, 8, scalar_type(precision));
-      EXPECT_EQ(boundary_bytes(config, 3, precision).value,
-                static_cast<std::int64_t>(x.nbytes()));
+      EXPECT_EQ(boundary_bytes(config, 3, precision).value, static_cast<std::int64_t>(x.nbytes()));
       for (std::size_t i = 0; i < model.size(); ++i) {
         const LayerId id{static_cast<int>(i)};
         const LayerState state = make_state(*model[i], id, 3);

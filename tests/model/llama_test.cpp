@@ -42,18 +42,18 @@ TEST(Llama, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
   };
   EXPECT_EQ(message([](LlamaConfig&) {}), "");
   EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 250; }),
-            "model: hidden is 250, wanted a multiple of heads (8), such as 256");
+            "model.hidden is 250, wanted a multiple of model.heads (8), such as 256");
   EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 248; }),
-            "model: hidden / heads is 248 / 8 = 31, wanted an even head size for rotary positions, "
-            "such as hidden 256");
+            "model.hidden / model.heads is 248 / 8 = 31, wanted an even head size for rotary "
+            "positions, such as model.hidden=256");
   EXPECT_EQ(message([](LlamaConfig& c) { c.kv_heads = 3; }),
-            "model: kv_heads is 3, wanted a divisor of heads (8)");
+            "model.kv_heads is 3, wanted a divisor of model.heads (8)");
   EXPECT_EQ(message([](LlamaConfig& c) { c.blocks = 0; }),
-            "model: blocks is 0, wanted 1 to 1073741824");
+            "model.blocks is 0, wanted 1 to 1073741824");
   EXPECT_EQ(message([](LlamaConfig& c) { c.dropout = 1; }),
-            "model: dropout is 1, wanted 0 or more and less than 1");
+            "model.dropout is 1, wanted 0 or more and less than 1");
   EXPECT_EQ(message([](LlamaConfig& c) { c.rms_epsilon = NAN; }),
-            "model: rms_epsilon is nan, wanted above 0");
+            "model.norm_epsilon is nan, wanted above 0");
 }
 
 TEST(Llama, InitialLossIsThatOfAUniformGuess) {

@@ -484,7 +484,7 @@ class Emulated(Case):
         self.assert_error(self.run_command(self.command(extra=["emulated.profile=nowhere.json"])), 2, "nowhere.json")
         self.assert_error(self.run_command(self.command(extra=["run.device=gpu"])), 2, "run.device", "emulated")
         scale = [f"emulated.profile={self.profile()}", "emulated.memory_scale=3"]
-        self.assert_error(self.run_command(self.command(extra=scale)), 2, "memory_scale is 3")
+        self.assert_error(self.run_command(self.command(extra=scale)), 2, "emulated.memory_scale is 3")
 
 
 class TrainedModel(Case):

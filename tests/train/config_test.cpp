@@ -164,6 +164,22 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   config = {};
   config.pipeline.schedule = "1f2b";
   EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);
+  config = {};
+  config.pipeline.balancer = "optimum";
+  EXPECT_EQ(validate(config).error().message,
+            "pipeline.balancer: balancer 'optimum' is not known, did you mean 'optimal'?");
+  config = {};
+  config.balance.balancer = "tyme";
+  EXPECT_EQ(validate(config).error().message,
+            "balance.balancer: balancer 'tyme' is not known, did you mean 'time'?");
+  config = {};
+  config.freezing.start = 0.9;
+  EXPECT_EQ(validate(config).error().message,
+            "freezing.start is 0.9, wanted at most freezing.end, which is 0.7");
+  config = {};
+  config.emulated.memory_scale = 0;
+  EXPECT_EQ(validate(config).error().message,
+            "emulated.memory_scale is 0, wanted above 0 and at most 1");
 }
 
 TEST(Config, TiesFollowTheFamilyUnlessTheyAreGiven) {
