@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/decoder_limits_impl.h"
 #include "dynmo/model/gpt2_impl.h"
 
 namespace dynmo::model {
@@ -63,20 +64,14 @@ Specs head_specs(const Gpt2Config& config) {
 }  // namespace
 
 Expected<void> validate(const Gpt2Config& config) {
-  const std::pair<const char*, std::int64_t> counts[] = {{"vocabulary", config.vocabulary},
-                                                         {"hidden", config.hidden},
-                                                         {"blocks", config.blocks},
-                                                         {"heads", config.heads},
-                                                         {"intermediate", config.intermediate},
-                                                         {"sequence", config.sequence},
-                                                         {"positions", config.positions}};
-  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  for (const auto& [field, value] : counts) {
-    if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", field, value,
-                        kLargest);
-    }
-  }
+  const SizeLimit sizes[] = {{"vocabulary", config.vocabulary, kMostTokens},
+                             {"hidden", config.hidden, kMostHidden},
+                             {"blocks", config.blocks, kMostBlocks},
+                             {"heads", config.heads, kMostHidden},
+                             {"intermediate", config.intermediate, kMostIntermediate},
+                             {"sequence", config.sequence, kMostTokens},
+                             {"positions", config.positions, kMostTokens}};
+  DYNMO_TRY(check_sizes(sizes));
   if (config.hidden % config.heads != 0) {
     return make_error(ErrorCode::kBadInput,
                       "model.hidden is {}, wanted a multiple of model.heads ({}), such as {}",

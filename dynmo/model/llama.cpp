@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/decoder_limits_impl.h"
 #include "dynmo/model/llama_impl.h"
 
 namespace dynmo::model {
@@ -58,18 +59,14 @@ Error fault(std::string_view field, double given, std::string_view wanted) {
 }  // namespace
 
 Expected<void> validate(const LlamaConfig& config) {
-  const std::pair<const char*, std::int64_t> counts[] = {
-      {"vocabulary", config.vocabulary}, {"hidden", config.hidden},
-      {"blocks", config.blocks},         {"heads", config.heads},
-      {"kv_heads", config.kv_heads},     {"intermediate", config.intermediate},
-      {"sequence", config.sequence}};
-  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  for (const auto& [field, value] : counts) {
-    if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", field, value,
-                        kLargest);
-    }
-  }
+  const SizeLimit sizes[] = {{"vocabulary", config.vocabulary, kMostTokens},
+                             {"hidden", config.hidden, kMostHidden},
+                             {"blocks", config.blocks, kMostBlocks},
+                             {"heads", config.heads, kMostHidden},
+                             {"kv_heads", config.kv_heads, kMostHidden},
+                             {"intermediate", config.intermediate, kMostIntermediate},
+                             {"sequence", config.sequence, kMostTokens}};
+  DYNMO_TRY(check_sizes(sizes));
   if (config.hidden % config.heads != 0) {
     return make_error(ErrorCode::kBadInput,
                       "model.hidden is {}, wanted a multiple of model.heads ({}), such as {}",
@@ -87,6 +84,12 @@ Expected<void> validate(const LlamaConfig& config) {
     return make_error(ErrorCode::kBadInput,
                       "model.kv_heads is {}, wanted a divisor of model.heads ({})", config.kv_heads,
                       config.heads);
+  }
+  if (config.sequence * config.head_size() > kMostAngles) {
+    return make_error(ErrorCode::kBadInput,
+                      "model.sequence x model.hidden / model.heads is {} x {}, wanted at most {}: a "
+                      "table of that many angles is made",
+                      config.sequence, config.head_size(), kMostAngles);
   }
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(config.rope_theta)) return fault("rope_theta", config.rope_theta, "above 0");

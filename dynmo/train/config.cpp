@@ -130,15 +130,17 @@ Expected<void> validate(const Config& c) {
   };
   const auto family = model::parse_family(c.model.family);
   if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
-  DYNMO_TRY(require(c.model.vocabulary >= 0, "model.vocabulary", c.model.vocabulary,
+  DYNMO_TRY(require(in(c.model.vocabulary, 0), "model.vocabulary", c.model.vocabulary,
                     "1 or more, or 0 for that of the data"));
   DYNMO_TRY(require(in(c.model.sequence, 1), "model.sequence", c.model.sequence, "1 to 16777216"));
   DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
                     "1 or more, or 0 for model.sequence"));
   DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,
                     "nothing with run.device = emulated"));
-  DYNMO_TRY(require(in(c.batch.micro_batches, 1), "batch.micro_batches", c.batch.micro_batches,
-                    "1 or more"));
+  // As many as the planner takes: each is a few actions of the schedule.
+  DYNMO_TRY(require(c.batch.micro_batches >= 1 && c.batch.micro_batches <= 65536,
+                    "batch.micro_batches", c.batch.micro_batches,
+                    "1 to 65536 (more of a step: batch.accumulation)"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
                     c.batch.micro_batch_size, "1 or more"));
   DYNMO_TRY(require(in(c.data.vocabulary, 0), "data.vocabulary", c.data.vocabulary,
@@ -147,6 +149,11 @@ Expected<void> validate(const Config& c) {
                     "1 or more"));
   DYNMO_TRY(require(c.pipeline.replicas >= 1 && c.pipeline.replicas <= 4096, "pipeline.replicas",
                     c.pipeline.replicas, "1 to 4096"));
+  // A micro-batch's tokens, so that those of a step can be counted.
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+  const std::int64_t tokens = c.batch.micro_batch_size * c.model.sequence;
+  DYNMO_TRY(require(tokens <= kMostTokens, "batch.micro_batch_size x model.sequence", tokens,
+                    "at most 1073741824 tokens"));
   if (step_micro_batches(c) > kLarge) {
     return make_error(ErrorCode::kBadInput,
                       "pipeline.replicas x batch.accumulation x batch.micro_batches is {}, wanted "

@@ -93,6 +93,7 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));
+  DYNMO_TRY(check_host_memory(options));
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   runtime::LaunchOptions launch_options{.ranks = world, .command = command};
   if (options.config.pipeline.pin) {

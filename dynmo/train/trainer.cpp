@@ -15,6 +15,7 @@
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/model/decoder.h"
+#include "dynmo/model/memory.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
@@ -651,6 +652,26 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.layers.size())));
   if (options.resume) DYNMO_TRY(restore(options.config));
   return check_folder_is_free(options);
+}
+
+Expected<void> check_host_memory(const TrainOptions& options) {
+  DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  Bytes states;
+  for (const auto& layer : model.layers) {
+    // Values, gradients, two moments, and copies where it computes in bf16.
+    states += model::parameter_bytes(*layer) * 4 + model::copy_bytes(*layer);
+  }
+  const std::int64_t replicas = options.config.pipeline.replicas;
+  const Bytes host = observe::host_memory();
+  if (host == Bytes{0} || states <= Bytes{host.value / replicas}) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "the model's parameters with gradients and moments take {}{}, this host has "
+                    "{}: wanted a smaller model (model.hidden, model.blocks), or ranks on more "
+                    "hosts (docs/clusters.md)",
+                    format_bytes(states),
+                    replicas > 1 ? fmt::format(" in each of {} replicas", replicas) : "",
+                    format_bytes(host));
 }
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {

@@ -98,6 +98,20 @@ class BadInput(Case):
     def test_missing_data(self):
         self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2, "nowhere")
 
+    def test_sizes_that_no_machine_has(self):
+        for words in ([], ["--dry-run"]):
+            for size, most in ("blocks=100000000", 4096), ("hidden=16777216", 131072), ("intermediate=99999999", 1048576):
+                result = self.run_command(self.command("-n", "2", "--set", f"model.{size}", *words), timeout=20)
+                self.assert_error(result, 2, f"model.{size.replace('=', ' is ')}", f"1 to {most}")
+        tokens = ["batch.micro_batch_size=16777216", "model.sequence=1024"]
+        self.assert_error(self.run_command(self.command(extra=tokens)), 2, "batch.micro_batch_size x model.sequence")
+        # A model that some cluster may hold, but not this host; what it would be is answered all the same.
+        large = ["model.hidden=65536", "model.blocks=400"]
+        self.assert_error(self.run_command(self.command("-n", "2", extra=large), timeout=30), 2, "this host has", "model.hidden")
+        result = self.run_command(self.command("-n", "2", "--dry-run", extra=large), timeout=60)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("TiB", result.stdout)
+
     def test_more_ranks_than_layers(self):
         self.assert_error(self.run_command(self.command("-n", "9")), 2, "9 ranks", "8 layers")
 

@@ -157,7 +157,8 @@ TEST(Config, ReplicasAndAccumulationMultiplyTheMicroBatchesOfAStep) {
 TEST(Config, ValidateNamesKeyValueAndRange) {
   Config config;
   config.batch.micro_batches = 0;
-  EXPECT_EQ(validate(config).error().message, "batch.micro_batches is 0, wanted 1 or more");
+  EXPECT_EQ(validate(config).error().message,
+            "batch.micro_batches is 0, wanted 1 to 65536 (more of a step: batch.accumulation)");
   config = {};
   config.model.sequence = 0;
   EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
