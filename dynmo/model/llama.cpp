@@ -86,10 +86,11 @@ Expected<void> validate(const LlamaConfig& config) {
                       config.heads);
   }
   if (config.sequence * config.head_size() > kMostAngles) {
-    return make_error(ErrorCode::kBadInput,
-                      "model.sequence x model.hidden / model.heads is {} x {}, wanted at most {}: a "
-                      "table of that many angles is made",
-                      config.sequence, config.head_size(), kMostAngles);
+    return make_error(
+        ErrorCode::kBadInput,
+        "model.sequence x model.hidden / model.heads is {} x {}, wanted at most {}: a "
+        "table of that many angles is made",
+        config.sequence, config.head_size(), kMostAngles);
   }
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(config.rope_theta)) return fault("rope_theta", config.rope_theta, "above 0");

@@ -272,9 +272,9 @@ Expected<int> pipeline_ranks(const Config& config, int world) {
     return static_cast<int>(world / config.pipeline.replicas);
   }
   return make_error(ErrorCode::kBadInput,
-                    "{} ranks were started for pipeline.replicas = {}: wanted a multiple of it; "
+                    "{} {} started for pipeline.replicas = {}: wanted a multiple of it; "
                     "start more or fewer, or set pipeline.replicas to a divisor of {}",
-                    world, config.pipeline.replicas, world);
+                    world, world == 1 ? "rank was" : "ranks were", config.pipeline.replicas, world);
 }
 
 std::string identity(const Config& config) {

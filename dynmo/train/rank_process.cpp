@@ -61,6 +61,9 @@ Expected<bool> is_rank_process() {
 Expected<void> run_rank(const RankProcess& process) {
   DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
+  // Before joining, which waits for all others.
+  DYNMO_TRY(validate(process.options.config));
+  DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
   runtime::GroupOptions options = runtime::group_options(*environment);
@@ -84,6 +87,7 @@ int ranks_to_start(const Config& config) {
 Expected<std::string> say_dry_run(const TrainOptions& options) {
   DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
   if (environment && environment->rank != Rank(0)) return std::string();
+  DYNMO_TRY(validate(options.config));
   at::set_num_threads(1);
   if (!environment) return dry_run(options, ranks_to_start(options.config));
   DYNMO_ASSIGN(const int ranks, pipeline_ranks(options.config, environment->size));
@@ -91,6 +95,7 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
 }
 
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
+  DYNMO_TRY(validate(options.config));
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));
   DYNMO_TRY(check_host_memory(options));

@@ -430,9 +430,17 @@ class Replicas(Case):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "1 ranks",
+        # The other two are not there: said without waiting for them.
+        env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env, timeout=20), 2, "3 ranks",
                           "pipeline.replicas = 2")
+
+    def test_no_replicas(self):
+        env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        for started in {}, env:
+            for words in (), ("--dry-run",):
+                command = self.command("--set", "pipeline.replicas=0", *words)
+                self.assert_error(self.run_command(command, env=started, timeout=20), 2, "pipeline.replicas is 0")
 
 
 class Schedules(Case):
