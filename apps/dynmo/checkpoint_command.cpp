@@ -15,24 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_checkpoint(const fs::path& path) {
-  std::error_code fault;
-  return fs::exists(path / "manifest.json", fault);
-}
-
-// `path` itself if it is a checkpoint, otherwise the newest of the run that verifies; `passed` gets
-// a line for each that does not.
-Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const fs::path& path,
-                                                         std::vector<Error>* passed) {
-  if (!is_checkpoint(path)) return checkpoint::newest_verified(path / "checkpoints", passed);
-  auto manifest = checkpoint::verify(path);
-  if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
-  return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
-}
-
 Expected<int> inspect(const fs::path& path) {
   std::vector<Error> passed;
-  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path, &passed));
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
+               checkpoint::find_checkpoint(path, &passed));
   for (const Error& error : passed) fmt::print("passed over: {}\n", error.message);
   const checkpoint::Manifest& manifest = found.manifest;
   Bytes total;
@@ -53,7 +39,8 @@ Expected<int> inspect(const fs::path& path) {
 // Those of a run that are damaged and newer than the one that verifies, then that one.
 Expected<int> verify(const fs::path& path) {
   std::vector<Error> passed;
-  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path, &passed));
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
+               checkpoint::find_checkpoint(path, &passed));
   for (const Error& error : passed) fmt::print("DAMAGED: {}\n", error.message);
   fmt::print("{}: step {}, {} files, all digests match\n", found.path.string(), found.manifest.step,
              found.manifest.files.size());

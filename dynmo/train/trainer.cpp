@@ -147,7 +147,9 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
     if (!same) weights = same.error();
   }
   if (!weights) {
-    return make_error(weights.error().code, "train.init: {}", weights.error().message);
+    const bool none = weights.error().code == ErrorCode::kNoCheckpoint;
+    return make_error(weights.error().code, "train.init: {}{}", weights.error().message,
+                      none ? "; or a folder with config.json and safetensors of Hugging Face" : "");
   }
   made.weights = std::move(*weights);
   return made;
@@ -647,8 +649,16 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
     return make_error(ErrorCode::kBadInput,
                       "--resume with --compare: wanted one of them; a comparison starts at step 0");
   }
-  DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
-  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  const auto batches = TokenBatches::open(options.config);
+  if (!batches && options.resume) {
+    return make_error(
+        batches.error().code,
+        "{}; --resume goes on with the data of the run, whose settings are in '{}'",
+        batches.error().message,
+        (std::filesystem::path(options.config.run.directory) / "config.toml").string());
+  }
+  if (!batches) return batches.error();
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches->vocabulary()));
   DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.layers.size())));
   if (options.resume) DYNMO_TRY(restore(options.config));
   return check_folder_is_free(options);
