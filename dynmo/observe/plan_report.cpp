@@ -134,9 +134,10 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
               "an evaluation of {} stages on {} ranks, got {} on {}", report.plan.stages.size(),
               report.cluster.size(), report.evaluation.in_flight.size(),
               report.evaluation.result.ranks.size());
-  std::string text = fmt::format("{} layers on {} ranks, {} micro-batches; schedule {}; {}\n\n",
-                                 report.model.size(), report.plan.ranks, report.micro_batches,
-                                 schedule::name(report.plan.schedule), report.made_by);
+  std::string text = fmt::format(
+      "{} on {}, {} micro-batch{}; schedule {}; {}\n\n", format_count(report.model.size(), "layer"),
+      format_count(report.plan.ranks, "rank"), report.micro_batches,
+      report.micro_batches == 1 ? "" : "es", schedule::name(report.plan.schedule), report.made_by);
   text += stage_table(report) + '\n';
   text += step_lines(report) + bubble_line(report.evaluation) + imbalance_line(report);
   text += memory_line(report) + idle_ranks_line(report.plan);

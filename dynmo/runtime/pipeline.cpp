@@ -394,8 +394,8 @@ Expected<void> Pipeline::check_numbers(StepReport& report,
   for (std::size_t i = 0; i < squared_norms.size(); ++i) {
     if (std::isfinite(squared_norms[i])) continue;
     const LayerId layer(static_cast<std::int32_t>(i));
-    where = fmt::format(", first in the gradient of layer {} ('{}') on rank {}", layer,
-                        model_[i]->name(), plan_.owner(layer));
+    where = fmt::format(", first in the gradient of layer {} ('{}') on {}", layer,
+                        model_[i]->name(), grid_.name_of(plan_.owner(layer)));
     break;
   }
   return make_error(ErrorCode::kBadInput,

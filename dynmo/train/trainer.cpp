@@ -20,6 +20,7 @@
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
+#include "dynmo/observe/table.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/plan/recompute.h"
@@ -384,11 +385,12 @@ class Trainer {
                       "(pipeline.recompute = {})",
                       again.size(), model_.layers.size(), config_.pipeline.recompute));
     }
-    const std::string replicas =
-        grid_.replicas() > 1 ? fmt::format("each of {} x ", grid_.replicas()) : "";
-    say(fmt::format("plan     {} layers on {}{} ranks, {}: {}", model_.layers.size(), replicas,
-                    grid_.ranks(), schedule::name(first->plan.schedule),
-                    plan::to_string(first->plan)));
+    const std::string ranks =
+        grid_.replicas() > 1 ? fmt::format("each of {} x {} ranks", grid_.replicas(), grid_.ranks())
+                             : observe::format_count(grid_.ranks(), "rank");
+    say(fmt::format("plan     {} on {}, {}: {}",
+                    observe::format_count(std::ssize(model_.layers), "layer"), ranks,
+                    schedule::name(first->plan.schedule), plan::to_string(first->plan)));
     return {};
   }
 
@@ -473,8 +475,10 @@ class Trainer {
                       report.decision->reason));
     }
     if (const auto slow = run.slow.add(report.layers, run.pipeline->plan())) {
-      say(fmt::format("step {:5}  rank {} is slow: all its layers take {:.1f} x as long as before",
-                      report.step, slow->rank, slow->factor));
+      // (Times are means over the replicas.)
+      say(fmt::format("step {:5}  {}{} is slow: all its layers take {:.1f} x as long as before",
+                      report.step, grid_.replicas() > 1 ? "one of " : "", grid_.name_of(slow->rank),
+                      slow->factor));
     }
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
