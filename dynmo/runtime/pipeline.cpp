@@ -511,6 +511,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   DYNMO_ASSIGN(StepOutput output, accumulate(batches));
   report.reduction_s = reduction_s_;
   DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
+  const auto met = Clock::now();
   double squared = 0;
   for (const double layer : exchanged.squared_norms) squared += layer;
   report.loss = mean(exchanged.losses);
@@ -528,7 +529,11 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.busy_s = exchanged.busy_s;
   report.imbalance =
       *std::max_element(report.busy_s.begin(), report.busy_s.end()) / mean(report.busy_s) - 1;
-  report.bubble = 1 - mean(report.busy_s) / report.step_s;
+  // What busy_s is of: the time between two exchanges, where all ranks meet. The update before the
+  // schedule lies in it, that behind it does not.
+  const double between_s = after_exchange_s_ + std::chrono::duration<double>(met - start).count();
+  after_exchange_s_ = seconds_since(met);
+  report.bubble = 1 - mean(report.busy_s) / between_s;
   report.layers = exchanged.layers;
   report.actions = std::move(output.actions);
   report.messages = std::move(output.messages);

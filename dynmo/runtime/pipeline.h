@@ -75,11 +75,13 @@ struct StepReport {
   double step_s = 0;  // this rank's clock, balancing included
   double predicted_s =
       0;  // from costs measured before the last change of plan or frozen prefix; 0: none yet
-  std::vector<double> busy_s;  // by rank of the group: computing and updating
-  double imbalance = 0;        // max / mean - 1 of busy_s, over all ranks
-  double bubble = 0;           // 1 - sum of busy_s / (ranks x step_s), of this rank's clock
-  double reduction_s = 0;      // exposed: this rank's time in summing gradients over the replicas
-  double profile_s = 0;        // this rank's own
+  // By rank of the group: computing in this step and updating at the end of the one before, all
+  // between the exchanges of the two steps.
+  std::vector<double> busy_s;
+  double imbalance = 0;    // max / mean - 1 of busy_s, over all ranks
+  double bubble = 0;       // 1 - mean of busy_s / time between the exchanges, by this clock
+  double reduction_s = 0;  // exposed: this rank's time in summing gradients over the replicas
+  double profile_s = 0;    // this rank's own
   double plan_s = 0;
   double migrate_s = 0;
   std::optional<plan::Decision> decision;  // what the policy said this step, where it was asked
@@ -178,6 +180,7 @@ class Pipeline {
   double overhead_s_ =
       0;               // of a step beside its schedule and update, smoothed, agreed by all ranks
   double step_s_ = 0;  // of this rank, last step, without balancing
+  double after_exchange_s_ = 0;  // of this rank, last step
   double predicted_s_ = 0;
   bool prediction_due_ = true;
   MigrationReport migration_;
