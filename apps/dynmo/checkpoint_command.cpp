@@ -55,11 +55,12 @@ Expected<int> export_hf(const fs::path& path, const fs::path& out) {
 }
 
 Expected<int> import_hf(const fs::path& directory, const fs::path& run) {
-  DYNMO_TRY(train::import_hugging_face(directory, run));
+  DYNMO_ASSIGN(const std::string left_out, train::import_hugging_face(directory, run));
   fmt::print(
       "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
       "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",
       run.string());
+  if (!left_out.empty()) fmt::print("{}\n", left_out);
   return 0;
 }
 

@@ -179,6 +179,21 @@ Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_
   return decoder;
 }
 
+std::string left_out(const Json& json) {
+  if (!json.is_object()) return "";
+  std::vector<std::string> found;
+  for (const char* key : {"attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+    const auto value = json.find(key);
+    if (value == json.end() || value->is_null() || *value == 0) continue;
+    found.push_back(fmt::format("{} = {}", key, value->dump()));
+  }
+  if (found.empty()) return "";
+  return fmt::format(
+      "its {} is not taken over: set model.dropout for what half blocks add (that of attention's "
+      "probabilities is not implemented)",
+      fmt::join(found, ", "));
+}
+
 Json hugging_face_config(const model::DecoderConfig& config) {
   Json json = std::visit([](const auto& c) { return config_of(c); }, config);
   add_special_tokens(json, model::sizes(config).vocabulary);

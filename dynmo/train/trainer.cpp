@@ -368,7 +368,9 @@ class Trainer {
     }
     first_step_ = restored ? restored->step : 0;
     if (model_.weights && !restored) {
-      say(fmt::format("weights  of {}", model_.weights->origin.string()));
+      const std::string& left_out = model_.weights->left_out;
+      say(fmt::format("weights  of {}{}{}", model_.weights->origin.string(),
+                      left_out.empty() ? "" : "; ", left_out));
     }
     for (std::size_t i = 0; i < names.size(); ++i)
       DYNMO_TRY(add_run(names[i], static_cast<int>(i), *first, restored));

@@ -97,6 +97,7 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
                   .tensors = {},
                   .files = {}};
   DYNMO_ASSIGN(weights.config, parse_hugging_face(json, (directory / "config.json").string()));
+  weights.left_out = left_out(json);
   DYNMO_ASSIGN(weights.files, open_hugging_face(directory));
   const model::Family family = model::family(weights.config);
   for (const checkpoint::Safetensors& file : weights.files) {

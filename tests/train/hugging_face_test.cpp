@@ -175,6 +175,17 @@ TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   EXPECT_EQ(refusal("gpt2-tied", "n_head", 5).substr(0, 22), "config.json: /n_head i");
 }
 
+TEST(HuggingFaceConfig, DropoutThatIsNotTakenOverIsNamed) {
+  EXPECT_EQ(left_out(config_json("llama-tied")), "");  // attention_dropout is 0
+  const std::string said = left_out(config_json("gpt2-tied"));
+  EXPECT_TRUE(said.starts_with("its attn_pdrop = 0.1, embd_pdrop = 0.1, resid_pdrop = 0.1 is not"))
+      << said;
+  const TempFolder scratch;
+  EXPECT_EQ(import_hugging_face(kGoldens / "gpt2-tied", scratch.path() / "run").value(), said);
+  EXPECT_EQ(read_weights(kGoldens / "gpt2-tied")->left_out, said);
+  EXPECT_EQ(left_out(Json::array()), "");
+}
+
 TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {
   const auto theta = [](const Json& json) {
     return std::get<model::LlamaConfig>(parse_hugging_face(json, "config.json").value()).rope_theta;
