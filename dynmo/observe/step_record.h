@@ -43,6 +43,7 @@ struct StepRecord {
   Bytes sent_bytes;         // by this rank since the end of the step before
   double gradient_norm = 0;
   double learning_rate = 0;
+  bool emulated = false;  // the layers slept for given times
   friend bool operator==(const StepRecord&, const StepRecord&) = default;
 };
 

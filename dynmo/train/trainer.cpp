@@ -445,8 +445,10 @@ class Trainer {
       // A resumed run goes on in a file of its own.
       const std::string file =
           first_step_ > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step_) : "load-trace.jsonl";
+      using Device = dynamism::TraceLines::Device;
       DYNMO_ASSIGN(run.load_trace,
-                   LoadTraceWriter::open(run.directory / file, config_.run.load_trace));
+                   LoadTraceWriter::open(run.directory / file, config_.run.load_trace,
+                                         emulates(config_) ? Device::kEmulated : Device::kReal));
     }
     runs_.push_back(std::move(run));
     return {};
@@ -512,6 +514,7 @@ class Trainer {
 
   void write_record(Run& run, const runtime::StepReport& report) {
     observe::StepRecord record = record_of(run, report, transport_);
+    record.emulated = emulates(config_);
     const Bytes sent = run.transport->sent_bytes();
     record.sent_bytes = sent - run.recorded_bytes;
     run.recorded_bytes = sent;
@@ -541,7 +544,8 @@ class Trainer {
     std::vector<const RunSeries*> series;
     for (const Run& run : runs_) series.push_back(&run.series);
     const Run& newest = runs_.back();
-    reporter_.progress(progress_line(step, config_.train.steps, series, newest.pipeline->plan()));
+    reporter_.progress(progress_line(step, config_.train.steps, series, newest.pipeline->plan()) +
+                       (emulates(config_) ? "  EMULATED" : ""));
   }
 
   Expected<void> finish() {
@@ -556,12 +560,14 @@ class Trainer {
         if (const auto closed = run.load_trace->close(); !closed) say(closed.error().message);
       }
       DYNMO_TRY(write_trace(transport_, transport::control_tag(kTraces), run.traces,
-                            grid_.replicas(), run.directory / "trace.json"));
+                            grid_.replicas(), emulates(config_) ? "emulated" : "measured",
+                            run.directory / "trace.json"));
       if (!first_rank()) continue;
       const auto costs = run.pipeline->costs();
-      if (costs)
-        DYNMO_TRY(write_file_durably(run.directory / "profile.json",
-                                     cost::profile_json(*costs).dump(2) + "\n"));
+      if (!costs) continue;
+      Json profile = cost::profile_json(*costs);
+      if (emulates(config_)) profile["emulated"] = true;
+      DYNMO_TRY(write_file_durably(run.directory / "profile.json", profile.dump(2) + "\n"));
     }
     if (first_rank()) DYNMO_TRY(report());
     for (const Run& run : runs_) {

@@ -485,10 +485,25 @@ class Emulated(Case):
     def test_ranks_sleep_for_their_layers_and_say_so(self):
         result = self.run_command(self.command(extra=[f"emulated.profile={self.profile()}", "emulated.memory_scale=0.01"]))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("EMULATED", result.stdout)
+        # Every output says so, what the run prints at its end and what `report` says of it.
+        folder = self.folder / "emulated"
+        self.assertIn("device   EMULATED", result.stdout)
+        self.assertRegex(result.stdout, r"step +6/6 .* EMULATED\n")
+        self.assertIn("device     EMULATED", result.stdout)
+        self.assertIn("device     EMULATED", self.run_command([DYNMO, "report", str(folder)]).stdout)
+        self.assertEqual(json.loads((folder / "summary.json").read_text())["device"], "emulated")
+        self.assertTrue(json.loads((folder / "profile.json").read_text())["emulated"])
+        self.assertTrue(json.loads((folder / "load-trace.jsonl").read_text().splitlines()[0])["emulated"])
+        self.assertIn('"emulated"', (folder / "trace.json").read_text())
+        self.assertIn("EMULATED", self.run_command(self.command(
+            "--dry-run", extra=[f"emulated.profile={self.profile()}"])).stdout)
+        for name in "profile=profile.json", "trace=load-trace.jsonl":  # which are read back
+            read = self.run_command(self.command("--dry-run", extra=["emulated." + name.replace("=", f"={folder}/")]))
+            self.assertEqual(read.returncode, 0, read.stderr)
         records = [json.loads(line) for line in (self.folder / "emulated/records/rank-0.jsonl").read_text().splitlines()]
         # 8 micro-batches through 4 ranks of two layers of 2 ms: at least their work and the fill.
         for record in records:
+            self.assertTrue(record["emulated"])
             self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
 
     def test_a_rank_that_becomes_slow_is_named_once(self):
