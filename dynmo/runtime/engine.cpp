@@ -57,6 +57,7 @@ class Interpreter {
       output_.actions.push_back({action, begin - start, Clock::now() - start});
     }
     for (Message& message : sent_) DYNMO_TRY(wait(message));
+    output_.seconds = seconds(start, Clock::now());
     DYNMO_CHECK(stashes_.empty() && activations_.empty() && gradients_.empty() && values_.empty(),
                 "a schedule that uses all it makes");
     return std::move(output_);
@@ -90,8 +91,11 @@ class Interpreter {
   }
 
   Expected<void> wait(Message& message) {
+    const Clock::time_point begin = Clock::now();
     DYNMO_TRY(message.operation->wait());
-    output_.messages[message.record].end = Clock::now() - start_;
+    const Clock::time_point end = Clock::now();
+    output_.messages[message.record].end = end - start_;
+    output_.waiting_s += seconds(begin, end);
     return {};
   }
 
@@ -188,7 +192,9 @@ class Interpreter {
     const plan::LayerRange layers = stage(key.first).layers;
     at::Tensor hidden;
     if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
+    const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
+    const double fetch_s = seconds(fetching, Clock::now());
     const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
     StageStash stash;
     if (trained) stash.layers.resize(static_cast<std::size_t>(layers.count));
@@ -215,6 +221,11 @@ class Interpreter {
       hidden = std::move(output);
     }
     if (trained) stashes_[key] = std::move(stash);
+    if (key.first.value == 0) {
+      time_of(layers.first, key.second).forward_s += fetch_s;
+    } else if (key.first.value + 1 == stages()) {
+      time_of(LayerId(layers.end() - 1), key.second).forward_s += fetch_s;
+    }
     if (key.first.value + 1 < stages()) {
       values_[key] = std::move(hidden);
       return;

@@ -15,6 +15,7 @@
 #include "dynmo/model/memory.h"
 #include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/check.h"
@@ -32,7 +33,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 // Control uses of a pipeline, from kFirstPipelineUse + kUses * lane on.
-enum Use { kExchange, kDigest, kLoss, kVote, kUses };
+enum Use { kExchange, kDigest, kLoss, kVote, kPing, kUses };
 
 std::span<const std::byte> as_bytes(const std::vector<double>& values) {
   return std::as_bytes(std::span(values));
@@ -89,6 +90,8 @@ void append(StepOutput& step, StepOutput round, int first) {
     step = std::move(round);
     return;
   }
+  step.seconds += round.seconds;
+  step.waiting_s += round.waiting_s;
   step.losses.insert(step.losses.end(), round.losses.begin(), round.losses.end());
   for (const auto& [layer, times] : round.layer_times) {
     auto& all = step.layer_times[layer];
@@ -108,6 +111,57 @@ void append(StepOutput& step, StepOutput round, int first) {
   append_to(step.messages, round.messages);
 }
 
+// Seconds of a rank's actions that no layer took, nor waiting.
+double beside_layers_s(const StepOutput& output) {
+  double layers = 0;
+  for (const auto& [layer, times] : output.layer_times) {
+    for (const LayerTime& time : times) {
+      layers += time.forward_s + time.input_gradient_s + time.weight_gradient_s;
+    }
+  }
+  return output.seconds - output.waiting_s - layers;
+}
+
+// What a rank says of itself in an exchange; 0: not measured.
+struct Own {
+  double busy_s = 0;
+  double overhead_s = 0;
+  double plan_s = 0;
+  double migrate_s = 0;
+  double beside_s = 0;  // in its actions, beside layers and waiting
+  double actions = 0;
+  double message_s = 0;
+  double reduction_bytes_per_s = 0;
+};
+constexpr std::size_t kOwn = sizeof(Own) / sizeof(double);
+
+// What all ranks make of it alike.
+StepSample step_sample(const std::vector<Own>& ranks) {
+  StepSample sample;
+  const auto least = [&](double Own::*field) {
+    std::optional<double> found;
+    for (const Own& own : ranks) {
+      if (own.*field > 0) found = std::min(found.value_or(own.*field), own.*field);
+    }
+    return found;
+  };
+  sample.overhead_s = least(&Own::overhead_s);  // that of the others has their waiting in it
+  sample.reduction_bytes_per_s = least(&Own::reduction_bytes_per_s);
+  double seconds = 0;
+  double actions = 0;
+  double messages_s = 0;
+  int measured = 0;
+  for (const Own& own : ranks) {
+    seconds += own.beside_s;
+    actions += own.actions;
+    messages_s += own.message_s;
+    measured += own.message_s > 0 ? 1 : 0;
+  }
+  if (actions > 0) sample.action_s = seconds / actions;
+  if (measured > 0) sample.message_s = messages_s / measured;
+  return sample;
+}
+
 schedule::Schedule checked(const schedule::Schedule& compute) {
   schedule::Schedule lowered = schedule::lower(compute);
   const auto facts = schedule::check(lowered);
@@ -124,8 +178,8 @@ struct Pipeline::Exchange {
   std::vector<double> squared_norms;  // of the gradients, by layer
   std::vector<double> losses;         // by micro-batch of the step
   std::vector<double> busy_s;         // by rank
-  double overhead_s = 0;              // least of any rank: the others' contains their waiting
-  double plan_s = 0;                  // largest of any rank
+  StepSample beside;
+  double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
 };
 
@@ -219,13 +273,27 @@ std::optional<cost::ModelCost> Pipeline::round_costs() const {
   return model;
 }
 
+// What was measured beside the layers, for all that is predicted from now on.
+void Pipeline::take_measures() {
+  const StepSample& beside = profiler_.beside();
+  cluster_.action_s = beside.action_s.value_or(0);
+  cluster_.inside_node.latency_s = beside.message_s.value_or(0);
+  if (!beside.reduction_bytes_per_s) return;
+  cluster_.replicas = grid_.replicas();
+  // Of `accumulation` replays of the schedule one reduces.
+  cluster_.between_replicas.bandwidth_bytes_per_s =
+      options_.accumulation * *beside.reduction_bytes_per_s;
+}
+
 void Pipeline::predict() {
   prediction_due_ = false;
   predicted_s_ = 0;
   if (const auto model = round_costs()) {
     const auto evaluation = plan::evaluate(plan_, plan::recomputed(*model, recomputed_), cluster_,
                                            options_.micro_batches);
-    if (evaluation) predicted_s_ = options_.accumulation * evaluation->step_time_s + overhead_s_;
+    if (evaluation)
+      predicted_s_ = options_.accumulation * evaluation->step_time_s +
+                     profiler_.beside().overhead_s.value_or(0);
   }
 }
 
@@ -321,7 +389,7 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
   const auto micro_batches =
       static_cast<std::size_t>(options_.accumulation * options_.micro_batches);  // of a replica
   constexpr std::size_t kPerLayer = 6;
-  std::vector<double> mine(kPerLayer * layers + micro_batches + 4, 0.0);
+  std::vector<double> mine(kPerLayer * layers + micro_batches + kOwn, 0.0);
   for (const auto& [id, state] : states_) {
     double* layer = &mine[kPerLayer * id.index()];
     const auto times = output.layer_times.find(id);
@@ -340,11 +408,15 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
   }
   std::copy(output.losses.begin(), output.losses.end(),
             mine.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers));
-  double* own = &mine[kPerLayer * layers + micro_batches];
-  own[0] = busy_time(output.actions) - reducing_s_ + update_total_s_;
-  own[1] = step_s_ - update_total_s_;
-  own[2] = own_plan_s_;
-  own[3] = migration_.seconds;
+  const Own own{.busy_s = busy_time(output.actions) - reducing_s_ + update_total_s_,
+                .overhead_s = own_overhead_s_,
+                .plan_s = own_plan_s_,
+                .migrate_s = migration_.seconds,
+                .beside_s = std::max(0.0, beside_layers_s(output) - reducing_s_),
+                .actions = static_cast<double>(output.actions.size()),
+                .message_s = own_message_s_,
+                .reduction_bytes_per_s = own_reduction_bytes_per_s_};
+  std::memcpy(&mine[kPerLayer * layers + micro_batches], &own, sizeof(own));
 
   DYNMO_ASSIGN(const auto gathered,
                transport::all_gather(grid_.world(), control(kExchange), as_bytes(mine)));
@@ -373,14 +445,15 @@ Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
     const auto* losses = &of(replica, plan_.stages.back().rank)[kPerLayer * layers];
     exchange.losses.insert(exchange.losses.end(), losses, losses + micro_batches);
   }
-  exchange.overhead_s = all[0][kPerLayer * layers + micro_batches + 1];
+  std::vector<Own> owns;
   for (const auto& rank : all) {
-    const double* theirs = &rank[kPerLayer * layers + micro_batches];
-    exchange.busy_s.push_back(theirs[0]);
-    exchange.overhead_s = std::min(exchange.overhead_s, theirs[1]);
-    exchange.plan_s = std::max(exchange.plan_s, theirs[2]);
-    exchange.migrate_s = std::max(exchange.migrate_s, theirs[3]);
+    void* own_of_rank = &owns.emplace_back();
+    std::memcpy(own_of_rank, &rank[kPerLayer * layers + micro_batches], sizeof(Own));
+    exchange.busy_s.push_back(owns.back().busy_s);
+    exchange.plan_s = std::max(exchange.plan_s, owns.back().plan_s);
+    exchange.migrate_s = std::max(exchange.migrate_s, owns.back().migrate_s);
   }
+  exchange.beside = step_sample(owns);
   return exchange;
 }
 
@@ -465,6 +538,50 @@ Expected<void> Pipeline::use(const Profiler& measured) {
   return {};
 }
 
+// Messages of a boundary's size to and from the next rank, both ends posted, one pair of ranks
+// after the other.
+Expected<void> Pipeline::measure_messages() {
+  constexpr int kTrips = 9;
+  transport::Transport& pipeline = grid_.pipeline();
+  const at::Tensor there = at::zeros(options_.boundary_shape, options_.boundary_type);
+  const at::Tensor back = at::empty_like(there);
+  for (int first = 0; first + 1 < pipeline.size(); ++first) {
+    const bool asks = pipeline.rank() == Rank(first);
+    if (!asks && pipeline.rank() != Rank(first + 1)) continue;
+    const Rank peer(asks ? first + 1 : first);
+    std::vector<double> seconds;
+    for (int trip = 0; trip < kTrips; ++trip) {
+      const auto start = Clock::now();
+      const auto receive = pipeline.receive(peer, control(kPing), bytes_of(back));
+      if (!asks) DYNMO_TRY(receive->wait());
+      DYNMO_TRY(pipeline.send(peer, control(kPing), bytes_of(there))->wait());
+      if (asks) DYNMO_TRY(receive->wait());
+      seconds.push_back(seconds_since(start) / 2);
+    }
+    // (The first one meets a rank that is not there yet, others may meet a busy processor.)
+    if (asks) own_message_s_ = median(std::move(seconds));
+  }
+  return {};
+}
+
+// The gradients of all layers at once, as at the end of a step.
+Expected<void> Pipeline::measure_reduction() {
+  if (grid_.replicas() == 1) return {};
+  double bytes = 0;
+  const auto start = Clock::now();
+  Reduction reduction(grid_.peers(), states_);
+  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
+    for (const model::Parameter& parameter : state->second.parameters) {
+      if (parameter.gradient.defined()) bytes += static_cast<double>(parameter.gradient.nbytes());
+    }
+    if (!state->second.frozen) reduction.start(state->first);
+  }
+  DYNMO_TRY(reduction.finish());
+  const double replicas = grid_.replicas();
+  own_reduction_bytes_per_s_ = 2 * (replicas - 1) / replicas * bytes / seconds_since(start);
+  return {};
+}
+
 Expected<void> Pipeline::measure(const Batches& batches, int steps) {
   for (int i = 0; i < steps; ++i) {
     // The first one warms up caches and allocators: it is metered, not timed.
@@ -472,6 +589,8 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     input.meter_stashes = i == 0;
     DYNMO_ASSIGN(const StepOutput output,
                  run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
+    DYNMO_TRY(measure_messages());
+    DYNMO_TRY(measure_reduction());
     for (auto& [id, state] : states_) {
       if (state.frozen) continue;
       model::zero_gradients(state);
@@ -481,8 +600,10 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
       model::update(copy, options_.optimizer);
       update_s_[id] = seconds_since(begin);
     }
+    const auto begin = Clock::now();
     DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
-    profiler_.add(exchanged.layers);
+    own_overhead_s_ = seconds_since(begin);
+    profiler_.add(exchanged.layers, exchanged.beside);
     if (i == 0) profiler_.forget_times();
   }
   DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
@@ -497,13 +618,18 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.step = step_;
   const int frozen_before = frozen_;
   freeze_prefix();
+  take_measures();
   DYNMO_TRY(balance(report));
   if (frozen_ != frozen_before) {
     build_schedules();
     DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
     recompute(std::move(layers));
   }
-  if (prediction_due_) predict();
+  if (prediction_due_ || step_ % options_.profile_window == 0) {
+    const auto predicting = Clock::now();
+    predict();
+    report.plan_s += seconds_since(predicting);
+  }
   report.predicted_s = predicted_s_;
   report.frozen_layers = frozen_;
   const auto ready = Clock::now();
@@ -521,11 +647,11 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   update(report);
 
   report.step_s = seconds_since(start);
-  step_s_ = seconds_since(ready) - schedule_s_;
-  overhead_s_ = exchanged.overhead_s;
+  own_overhead_s_ = seconds_since(ready) - schedule_s_ - update_total_s_;
+  if (cluster_.replicas > 1) own_overhead_s_ -= reduction_s_;  // which the replay knows
   plan_cost_s_ = exchanged.plan_s;
   migrate_cost_s_ = exchanged.migrate_s;
-  profiler_.add(exchanged.layers);
+  profiler_.add(exchanged.layers, exchanged.beside);
   report.busy_s = exchanged.busy_s;
   report.imbalance =
       *std::max_element(report.busy_s.begin(), report.busy_s.end()) / mean(report.busy_s) - 1;

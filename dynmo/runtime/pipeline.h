@@ -73,8 +73,9 @@ struct StepReport {
   double learning_rate = 0;
   int frozen_layers = 0;
   double step_s = 0;  // this rank's clock, balancing included
-  double predicted_s =
-      0;  // from costs measured before the last change of plan or frozen prefix; 0: none yet
+  // By replay of the plan, from costs of the steps before: at each change of plan or frozen prefix,
+  // and every profile_window steps. 0: none yet.
+  double predicted_s = 0;
   // By rank of the group: computing in this step and updating at the end of the one before, all
   // between the exchanges of the two steps.
   std::vector<double> busy_s;
@@ -149,7 +150,10 @@ class Pipeline {
   void build_schedules();
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan) const;
   void recompute(plan::LayerSet layers);
+  void take_measures();
   void predict();
+  [[nodiscard]] Expected<void> measure_messages();
+  [[nodiscard]] Expected<void> measure_reduction();
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange(const StepOutput& output);
   [[nodiscard]] Expected<void> check_numbers(StepReport& report,
@@ -177,9 +181,10 @@ class Pipeline {
   double schedule_s_ = 0;      // of this rank, last step: its rounds without reducing
   double reduction_s_ = 0;     // of this rank, last step
   double reducing_s_ = 0;      // the part of it that lies within actions
-  double overhead_s_ =
-      0;               // of a step beside its schedule and update, smoothed, agreed by all ranks
-  double step_s_ = 0;  // of this rank, last step, without balancing
+  // Of this rank, as it measured last (StepSample); 0: not yet.
+  double own_overhead_s_ = 0;
+  double own_message_s_ = 0;
+  double own_reduction_bytes_per_s_ = 0;
   double after_exchange_s_ = 0;  // of this rank, last step
   double predicted_s_ = 0;
   bool prediction_due_ = true;
