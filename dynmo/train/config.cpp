@@ -203,8 +203,8 @@ Expected<void> validate(const Config& c) {
                     c.pipeline.ranks, "1 to 4096, or 0 for the usable cores"));
   DYNMO_TRY(require(in(c.pipeline.measure_steps, 2), "pipeline.measure_steps",
                     c.pipeline.measure_steps, "2 or more"));
-  DYNMO_TRY(require(c.pipeline.timeout_s > 0, "pipeline.timeout_s", c.pipeline.timeout_s,
-                    "more than 0 seconds"));
+  DYNMO_TRY(require(c.pipeline.timeout_s >= 0.1 && c.pipeline.timeout_s <= 1e6,
+                    "pipeline.timeout_s", c.pipeline.timeout_s, "0.1 to 1e6 seconds"));
   if (c.pipeline.schedule != "auto") {
     const auto kind = schedule::parse_schedule_kind(c.pipeline.schedule);
     if (!kind) {

@@ -136,7 +136,9 @@ class BadInput(Case):
         self.assert_error(self.run_command(self.command("--compare", "static,static")), 2, "'static' twice")
 
     def test_cut_that_does_not_fit(self):
-        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut", "8")
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut is [3, 3]", "8")
+        huge = self.command("-n", "2", "--set", "pipeline.cut=[9223372036854775807,1]")
+        self.assert_error(self.run_command(huge), 2, "pipeline.cut is [9223372036854775807, 1]")
 
     def test_resume_without_a_checkpoint(self):
         self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "--resume: no usable checkpoint",

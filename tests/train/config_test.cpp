@@ -178,6 +178,10 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message,
             "freezing.start is 0.9, wanted at most freezing.end, which is 0.7");
   config = {};
+  config.pipeline.timeout_s = 1e300;
+  EXPECT_EQ(validate(config).error().message,
+            "pipeline.timeout_s is 1e+300, wanted 0.1 to 1e6 seconds");
+  config = {};
   config.emulated.memory_scale = 0;
   EXPECT_EQ(validate(config).error().message,
             "emulated.memory_scale is 0, wanted above 0 and at most 1");

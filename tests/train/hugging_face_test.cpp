@@ -153,6 +153,12 @@ std::string refusal(const char* golden, const std::string& key, const Json& valu
 TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   EXPECT_EQ(refusal("llama-tied", "attention_bias", true),
             "config.json: /attention_bias is true, implemented is false");
+  EXPECT_EQ(refusal("llama-tied", "rms_norm_eps", 0.0),
+            "config.json: /rms_norm_eps is 0, wanted above 0");
+  EXPECT_EQ(refusal("gpt2-tied", "layer_norm_epsilon", -1),
+            "config.json: /layer_norm_epsilon is -1, wanted above 0");
+  EXPECT_EQ(refusal("llama-tied", "num_hidden_layers", 1 << 29),
+            "config.json: model: blocks is 536870912, wanted 1 to 100000");
   EXPECT_EQ(refusal("llama-tied", "hidden_act", "gelu"),
             "config.json: /hidden_act is \"gelu\", implemented is \"silu\"");
   EXPECT_EQ(refusal("llama-tied", "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
