@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/files.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/launcher.h"
@@ -99,6 +100,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));
   DYNMO_TRY(check_host_memory(options));
+  DYNMO_TRY(make_directories(options.config.run.directory));  // where it cannot, one says so
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   runtime::LaunchOptions launch_options{.ranks = world, .command = command};
   if (options.config.pipeline.pin) {

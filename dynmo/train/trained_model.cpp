@@ -88,8 +88,10 @@ Expected<void> check_tokens(const TrainedModel& model, const std::vector<std::in
 }
 
 Expected<void> check_sampling(const Sampling& sampling) {
-  if (sampling.tokens < 0) {
-    return make_error(ErrorCode::kBadInput, "{} tokens to make, wanted 0 or more", sampling.tokens);
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
+  if (sampling.tokens < 0 || sampling.tokens > kMostTokens) {
+    return make_error(ErrorCode::kBadInput, "{} tokens to make, wanted 0 to {}", sampling.tokens,
+                      kMostTokens);
   }
   if (!(std::isfinite(sampling.temperature) && sampling.temperature >= 0)) {
     return make_error(ErrorCode::kBadInput, "a temperature of {}, wanted 0 or more",

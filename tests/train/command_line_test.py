@@ -96,7 +96,16 @@ class BadInput(Case):
         self.assert_error(self.run_command(self.command("--config", "none.toml")), 2, "none.toml")
 
     def test_missing_data(self):
-        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2, "nowhere")
+        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2,
+                          "data.path is 'nowhere', which does not exist", "dynmo data prepare")
+        self.assert_error(self.run_command([DYNMO, "train", "--data", "corpus", "--out", "x"]), 2,
+                          "data.path is 'corpus', which has no dataset.json")
+
+    def test_no_folder_for_the_run(self):
+        (self.folder / "taken").write_text("")
+        for out in "taken", "taken/below":
+            self.assert_error(self.run_command(self.command(run=out)), 2, f"cannot make folder '{self.folder}/{out}'")
+        self.assert_error(self.run_command([DYNMO, "train", "--data", str(self.data), "--out", ""]), 2, "run.directory is ''")
 
     def test_sizes_that_no_machine_has(self):
         for words in ([], ["--dry-run"]):
