@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/family_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -69,13 +70,13 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precisio
 // it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const std::int64_t last = 2 * config.blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const LayerId head = head_of(config.blocks);
+  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t element = element_bytes(precision);
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   if (layer.value == 0) return Bytes{0};
-  if (layer.value == last) {
+  if (layer == head) {
     return Bytes{tokens * (element * config.hidden + kFloat * (config.vocabulary + 1))};
   }
   if (layer.value % 2 == 1) {
@@ -99,14 +100,14 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision
 // log-sum-exp) and log-probabilities, which stay fp32.
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const std::int64_t last = 2 * config.blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const LayerId head = head_of(config.blocks);
+  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   const std::int64_t element = element_bytes(precision);
   const std::int64_t normed = element * config.hidden + kFloat * 2;  // what every norm keeps
   if (layer.value == 0) return Bytes{tokens * mask};
-  if (layer.value == last) return Bytes{tokens * (normed + kFloat * config.vocabulary)};
+  if (layer == head) return Bytes{tokens * (normed + kFloat * config.vocabulary)};
   const std::int64_t own = layer.value % 2 == 1
                                ? element * 4 * config.hidden + kFloat * config.heads
                                : element * config.intermediate;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/attention_impl.h"
 #include "dynmo/model/kernels_impl.h"
 
 namespace dynmo::model {
@@ -203,10 +204,12 @@ void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn) {
   });
 }
 
-// libtorch's fused kernel: as fast as explicit products on one thread at T = 128 and 256, bit-equal
-// from call to call and for 1 or 2 threads, and it keeps no T x T probabilities.
+// Where libtorch has no BLAS to call, its fused kernel: it, too, keeps no T x T probabilities.
 Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                            const at::Tensor& v_BTHK) {
+  if (has_blocked_attention(q_BTHK.scalar_type())) {
+    return blocked_attention(q_BTHK, k_BTHK, v_BTHK);
+  }
   const std::int64_t heads = q_BTHK.size(2);
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       q_BTHK.transpose(1, 2), repeated_heads(k_BTHK, heads).transpose(1, 2),
@@ -217,6 +220,9 @@ Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
 AttentionGradient causal_attention_gradient(const at::Tensor& gradient_BTHK,
                                             const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                             const at::Tensor& v_BTHK, const Attention& attention) {
+  if (has_blocked_attention(q_BTHK.scalar_type())) {
+    return blocked_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
+  }
   const std::int64_t heads = q_BTHK.size(2);
   const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       gradient_BTHK.transpose(1, 2), q_BTHK.transpose(1, 2),

@@ -4,10 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "dynmo/core/check.h"
@@ -21,6 +19,7 @@
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::runtime {
@@ -34,16 +33,6 @@ double seconds_since(Clock::time_point start) {
 
 // Control uses of a pipeline, from kFirstPipelineUse + kUses * lane on.
 enum Use { kExchange, kDigest, kLoss, kVote, kPing, kUses };
-
-std::span<const std::byte> as_bytes(const std::vector<double>& values) {
-  return std::as_bytes(std::span(values));
-}
-
-std::vector<double> as_doubles(const std::vector<std::byte>& bytes) {
-  std::vector<double> values(bytes.size() / sizeof(double));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(double));
-  return values;
-}
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -122,46 +111,6 @@ double beside_layers_s(const StepOutput& output) {
   return output.seconds - output.waiting_s - layers;
 }
 
-// What a rank says of itself in an exchange; 0: not measured.
-struct Own {
-  double busy_s = 0;
-  double overhead_s = 0;
-  double plan_s = 0;
-  double migrate_s = 0;
-  double beside_s = 0;  // in its actions, beside layers and waiting
-  double actions = 0;
-  double message_s = 0;
-  double reduction_bytes_per_s = 0;
-};
-constexpr std::size_t kOwn = sizeof(Own) / sizeof(double);
-
-// What all ranks make of it alike.
-StepSample step_sample(const std::vector<Own>& ranks) {
-  StepSample sample;
-  const auto least = [&](double Own::*field) {
-    std::optional<double> found;
-    for (const Own& own : ranks) {
-      if (own.*field > 0) found = std::min(found.value_or(own.*field), own.*field);
-    }
-    return found;
-  };
-  sample.overhead_s = least(&Own::overhead_s);  // that of the others has their waiting in it
-  sample.reduction_bytes_per_s = least(&Own::reduction_bytes_per_s);
-  double seconds = 0;
-  double actions = 0;
-  double messages_s = 0;
-  int measured = 0;
-  for (const Own& own : ranks) {
-    seconds += own.beside_s;
-    actions += own.actions;
-    messages_s += own.message_s;
-    measured += own.message_s > 0 ? 1 : 0;
-  }
-  if (actions > 0) sample.action_s = seconds / actions;
-  if (measured > 0) sample.message_s = messages_s / measured;
-  return sample;
-}
-
 schedule::Schedule checked(const schedule::Schedule& compute) {
   schedule::Schedule lowered = schedule::lower(compute);
   const auto facts = schedule::check(lowered);
@@ -170,18 +119,6 @@ schedule::Schedule checked(const schedule::Schedule& compute) {
 }
 
 }  // namespace
-
-// One vector of doubles a rank: six of every layer and the losses (read from their owner), then the
-// rank's own.
-struct Pipeline::Exchange {
-  std::vector<LayerSample> layers;
-  std::vector<double> squared_norms;  // of the gradients, by layer
-  std::vector<double> losses;         // by micro-batch of the step
-  std::vector<double> busy_s;         // by rank
-  StepSample beside;
-  double plan_s = 0;  // largest of any rank
-  double migrate_s = 0;
-};
 
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
                            std::uint64_t seed, const std::vector<model::Tie>& ties) {
@@ -384,77 +321,32 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   return true;
 }
 
-Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
-  const std::size_t layers = model_.size();
-  const auto micro_batches =
-      static_cast<std::size_t>(options_.accumulation * options_.micro_batches);  // of a replica
-  constexpr std::size_t kPerLayer = 6;
-  std::vector<double> mine(kPerLayer * layers + micro_batches + kOwn, 0.0);
+Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
+  OwnFigures own;
   for (const auto& [id, state] : states_) {
-    double* layer = &mine[kPerLayer * id.index()];
     const auto times = output.layer_times.find(id);
     LayerTime time = times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
     // The second forward and the small stash are the plan's doing, not the layer's cost.
     const bool again = std::binary_search(recomputed_.begin(), recomputed_.end(), id);
     if (again) time.input_gradient_s = std::max(0.0, time.input_gradient_s - time.forward_s);
-    layer[0] = time.forward_s;
-    layer[1] = time.input_gradient_s;
-    layer[2] = time.weight_gradient_s;
-    layer[3] = update_s_[id];
-    layer[4] = state.frozen ? 0.0 : squared_norm(options_.ties, state);
     const auto stash = output.stash_bytes.find(id);
     const bool metered = stash != output.stash_bytes.end() && !again;
-    layer[5] = metered ? static_cast<double>(stash->second.value) : 0.0;
+    own.layers[id] = {.sample = {.time = time,
+                                 .update_s = update_s_[id],
+                                 .stash_bytes = metered ? stash->second : Bytes{0}},
+                      .squared_norm = state.frozen ? 0.0 : squared_norm(options_.ties, state)};
   }
-  std::copy(output.losses.begin(), output.losses.end(),
-            mine.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers));
-  const Own own{.busy_s = busy_time(output.actions) - reducing_s_ + update_total_s_,
-                .overhead_s = own_overhead_s_,
-                .plan_s = own_plan_s_,
-                .migrate_s = migration_.seconds,
-                .beside_s = std::max(0.0, beside_layers_s(output) - reducing_s_),
-                .actions = static_cast<double>(output.actions.size()),
-                .message_s = own_message_s_,
-                .reduction_bytes_per_s = own_reduction_bytes_per_s_};
-  std::memcpy(&mine[kPerLayer * layers + micro_batches], &own, sizeof(own));
-
-  DYNMO_ASSIGN(const auto gathered,
-               transport::all_gather(grid_.world(), control(kExchange), as_bytes(mine)));
-  std::vector<std::vector<double>> all;
-  for (const auto& bytes : gathered) all.push_back(as_doubles(bytes));
-
-  const auto of = [&](int replica, Rank rank) -> const std::vector<double>& {
-    return all[grid_.world_rank(replica, rank).index()];
-  };
-  Exchange exchange;
-  for (std::size_t i = 0; i < layers; ++i) {
-    // Times are means over the replicas; the gradients are the same in all.
-    std::array<double, kPerLayer> sum{};
-    for (int replica = 0; replica < grid_.replicas(); ++replica) {
-      const double* layer = &of(replica, plan_.owner(LayerId(static_cast<int>(i))))[kPerLayer * i];
-      for (std::size_t k = 0; k < kPerLayer; ++k) sum[k] += layer[k];
-    }
-    for (double& value : sum) value /= grid_.replicas();
-    exchange.layers.push_back({.time = {sum[0], sum[1], sum[2]},
-                               .update_s = sum[3],
-                               .stash_bytes = Bytes{static_cast<std::int64_t>(sum[5])}});
-    exchange.squared_norms.push_back(
-        of(0, plan_.owner(LayerId(static_cast<int>(i))))[kPerLayer * i + 4]);
-  }
-  for (int replica = 0; replica < grid_.replicas(); ++replica) {
-    const auto* losses = &of(replica, plan_.stages.back().rank)[kPerLayer * layers];
-    exchange.losses.insert(exchange.losses.end(), losses, losses + micro_batches);
-  }
-  std::vector<Own> owns;
-  for (const auto& rank : all) {
-    void* own_of_rank = &owns.emplace_back();
-    std::memcpy(own_of_rank, &rank[kPerLayer * layers + micro_batches], sizeof(Own));
-    exchange.busy_s.push_back(owns.back().busy_s);
-    exchange.plan_s = std::max(exchange.plan_s, owns.back().plan_s);
-    exchange.migrate_s = std::max(exchange.migrate_s, owns.back().migrate_s);
-  }
-  exchange.beside = step_sample(owns);
-  return exchange;
+  own.losses = output.losses;
+  own.busy_s = busy_time(output.actions) - reducing_s_ + update_total_s_;
+  own.overhead_s = own_overhead_s_;
+  own.plan_s = own_plan_s_;
+  own.migrate_s = migration_.seconds;
+  own.beside_s = std::max(0.0, beside_layers_s(output) - reducing_s_);
+  own.actions = static_cast<double>(output.actions.size());
+  own.message_s = own_message_s_;
+  own.reduction_bytes_per_s = own_reduction_bytes_per_s_;
+  return exchange(grid_, control(kExchange), plan_, options_.accumulation * options_.micro_batches,
+                  own);
 }
 
 // Every rank has the same loss and norms, so all stop or skip alike.
@@ -601,7 +493,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
       update_s_[id] = seconds_since(begin);
     }
     const auto begin = Clock::now();
-    DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
+    DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
     own_overhead_s_ = seconds_since(begin);
     profiler_.add(exchanged.layers, exchanged.beside);
     if (i == 0) profiler_.forget_times();
@@ -636,7 +528,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
 
   DYNMO_ASSIGN(StepOutput output, accumulate(batches));
   report.reduction_s = reduction_s_;
-  DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
+  DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
   const auto met = Clock::now();
   double squared = 0;
   for (const double layer : exchanged.squared_norms) squared += layer;
@@ -680,12 +572,10 @@ Expected<double> Pipeline::validate(const Batches& batches) {
     std::copy(output.losses.begin(), output.losses.end(),
               losses.begin() + round * options_.micro_batches);
   }
-  DYNMO_ASSIGN(const auto all,
-               transport::all_gather(grid_.world(), control(kLoss), as_bytes(losses)));
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(grid_.world(), control(kLoss), losses));
   std::vector<double> of_step;
   for (int replica = 0; replica < grid_.replicas(); ++replica) {
-    const auto theirs =
-        as_doubles(all[grid_.world_rank(replica, plan_.stages.back().rank).index()]);
+    const auto& theirs = all[grid_.world_rank(replica, plan_.stages.back().rank).index()];
     of_step.insert(of_step.end(), theirs.begin(), theirs.end());
   }
   return mean(of_step);
