@@ -43,7 +43,7 @@ TEST(StepReport, TheBubbleIsOfTheTimeThatIsCounted) {
   EXPECT_EQ(reports.back().frozen_layers, 1);
   for (const StepReport& report : reports) {
     EXPECT_GE(report.bubble, 0) << "step " << report.step;
-    EXPECT_LT(report.bubble, 0.5) << "step " << report.step;
+    EXPECT_LT(report.bubble, 1) << "step " << report.step;
   }
 }
 
