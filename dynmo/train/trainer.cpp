@@ -103,6 +103,7 @@ struct MadeModel {
   std::vector<model::Tie> ties = {};
   std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
   std::optional<Weights> weights = {};               // to start from
+  TrainOptions::RankDevice device = {};              // where they run
 };
 
 Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
@@ -113,7 +114,8 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
                      .boundary_shape = std::move(emulated.boundary_shape)};
   }
   MadeModel made{.layers = {},
-                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden},
+                 .device = options.rank_device};
   DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
     if (!c.train.init.empty()) {
@@ -205,6 +207,8 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
+  options.staging.device = made.device.device;
+  options.channels = made.device.channels;
   return options;
 }
 
@@ -375,6 +379,7 @@ class Trainer {
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
+    if (uses_cuda(config_)) say(fmt::format("device   {}", model_.device.text));
     if (const auto& again = runs_.front().pipeline->recomputed(); !again.empty()) {
       say(
           fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
