@@ -82,21 +82,12 @@ void prepare(benchmark::State& state, const char* tokenizer) {
   state.SetBytesProcessed(bytes);
 }
 
-BENCHMARK_CAPTURE(prepare, bytes, "bytes")
-    ->ArgName("jobs")
-    ->Arg(1)
-    ->Arg(2)
-    ->Arg(4)
-    ->Arg(8)
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(prepare, sentencepiece, "sentencepiece")
-    ->ArgName("jobs")
-    ->Arg(1)
-    ->Arg(2)
-    ->Arg(4)
-    ->Arg(8)
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
+void jobs(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgName("jobs")->RangeMultiplier(2)->Range(1, 8)->UseRealTime();
+  benchmark->Unit(benchmark::kMillisecond);
+}
+
+BENCHMARK_CAPTURE(prepare, bytes, "bytes")->Apply(jobs);
+BENCHMARK_CAPTURE(prepare, sentencepiece, "sentencepiece")->Apply(jobs);
 
 }  // namespace

@@ -21,6 +21,17 @@ if(DYNMO_FUZZ)
   target_compile_options(dynmo_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# What a unity build compiles as one: six sources of a folder at most, so that a change does not cost much, nor much memory.
+# So names local to a file of dynmo::core are the only ones of their kind in its folder.
+function(dynmo_group folder)
+  set(count 0)
+  foreach(source IN LISTS ARGN)
+    math(EXPR group "${count} / 6")
+    math(EXPR count "${count} + 1")
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${folder}_${group}")
+  endforeach()
+endfunction()
+
 # dynmo_library(NAME FOLDER...): target dynmo_NAME, alias dynmo::NAME, of the sources and headers in dynmo/FOLDER. Headers
 # ending in _impl.h are private.
 function(dynmo_library name)
@@ -29,6 +40,7 @@ function(dynmo_library name)
   foreach(folder IN LISTS ARGN)
     file(GLOB found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/${folder}/*.cpp")
     list(APPEND sources ${found})
+    dynmo_group(${folder} ${found})
     file(GLOB found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/${folder}/*.h")
     list(FILTER found EXCLUDE REGEX "_impl\\.h$")
     list(APPEND headers ${found})
@@ -36,7 +48,8 @@ function(dynmo_library name)
   add_library(dynmo_${name} STATIC ${sources})
   add_library(dynmo::${name} ALIAS dynmo_${name})
   # The second makes the target all_verify_interface_header_sets, which compiles each public header alone.
-  set_target_properties(dynmo_${name} PROPERTIES EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON)
+  set_target_properties(dynmo_${name} PROPERTIES EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON
+    UNITY_BUILD_MODE GROUP)
   target_sources(dynmo_${name} PUBLIC FILE_SET HEADERS BASE_DIRS "${CMAKE_SOURCE_DIR}" FILES ${headers})
   target_compile_features(dynmo_${name} PUBLIC cxx_std_20)
   target_link_libraries(dynmo_${name} PRIVATE $<BUILD_INTERFACE:dynmo_options>)
@@ -48,11 +61,11 @@ function(dynmo_precompile_core target)
   target_precompile_headers(${target} PRIVATE <fmt/format.h> <nlohmann/json.hpp> <string> <vector>)
 endfunction()
 
-# dynmo_test(NAME LABELS... SOURCES... [LINK...] [TIMEOUT SECONDS] [PROCESSORS COUNT] [SHARE_PRECOMPILED]): a GoogleTest
+# dynmo_test(NAME LABELS... SOURCES... [LINK...] [TIMEOUT SECONDS] [PROCESSORS COUNT] [PRECOMPILED TARGET]): a GoogleTest
 # program; each of its tests is one of ctest's. A test labelled `ranks` counts as 4 processors, others as 1.
-# SHARE_PRECOMPILED: links nothing but dynmo::core, and uses one precompiled header with all others that do so.
+# PRECOMPILED: whose precompiled header it uses; it links all that this one links.
 function(dynmo_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SHARE_PRECOMPILED" "TIMEOUT;PROCESSORS" "LABELS;SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS;PRECOMPILED" "LABELS;SOURCES;LINK")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -65,9 +78,13 @@ function(dynmo_test name)
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE dynmo_options ${arg_LINK} GTest::gtest GTest::gtest_main)
-  target_compile_options(${name} PRIVATE ${dynmo_test_optimization})
-  if(arg_SHARE_PRECOMPILED)
-    target_precompile_headers(${name} REUSE_FROM dynmo_test_precompiled)
+  target_compile_options(${name} PRIVATE ${dynmo_quick_to_compile})
+  if(arg_PRECOMPILED)
+    target_precompile_headers(${name} REUSE_FROM ${arg_PRECOMPILED})
+  endif()
+  # Tests of dynmo::core only: those with libtorch have most of what they include precompiled, and name things alike.
+  if("dynmo::runtime" IN_LIST arg_LINK)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
   endif()
   include(GoogleTest)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS})
@@ -79,14 +96,14 @@ function(dynmo_test name)
 endfunction()
 
 # Tests are compiled more often than they are waited for.
-set(dynmo_test_optimization $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
+set(dynmo_quick_to_compile $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
 
-# The target behind SHARE_PRECOMPILED.
+# dynmo_test_precompiled, for tests of dynmo::core.
 function(dynmo_add_test_precompiled)
   file(GENERATE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/test_precompiled.cpp" CONTENT "")
   add_library(dynmo_test_precompiled OBJECT "${CMAKE_CURRENT_BINARY_DIR}/test_precompiled.cpp")
   target_link_libraries(dynmo_test_precompiled PRIVATE dynmo_options dynmo::core GTest::gtest)
-  target_compile_options(dynmo_test_precompiled PRIVATE ${dynmo_test_optimization})
+  target_compile_options(dynmo_test_precompiled PRIVATE ${dynmo_quick_to_compile})
   dynmo_precompile_core(dynmo_test_precompiled)
   target_precompile_headers(dynmo_test_precompiled PRIVATE <gtest/gtest.h>)
 endfunction()

@@ -15,7 +15,11 @@
 namespace dynmo::dynamism {
 namespace {
 
-enum Draw : std::uint64_t { kHazard = 0x45584954, kDrift, kBatch };  // keys of this model
+enum ExitDraw : std::uint64_t {
+  kExitHazard = 0x45584954,
+  kExitDrift,
+  kExitBatch
+};  // keys of this model
 
 Expected<void> validate(const EarlyExitParameters& p) {
   return check_ranges("early-exit",
@@ -49,8 +53,8 @@ std::vector<double> hazards(const EarlyExitParameters& p, int blocks, std::uint6
   for (int b = 0; b < blocks; ++b) {
     if (!has_exit(p, b, blocks)) continue;
     const auto id = static_cast<std::uint64_t>(b);
-    const double own = p.exit_spread * Rng(mix_key({kHazard, seed, id})).normal();
-    const double moved = p.drift * drift(mix_key({kDrift, seed, id}), position);
+    const double own = p.exit_spread * Rng(mix_key({kExitHazard, seed, id})).normal();
+    const double moved = p.drift * drift(mix_key({kExitDrift, seed, id}), position);
     sum += hazard[id] = std::exp(own + moved);
   }
   for (double& one : hazard) one /= std::max(sum, 1e-300);
@@ -159,7 +163,7 @@ std::vector<double> survivors(const EarlyExitParameters& parameters, int blocks,
     const double mean = std::exp(-whole * passed);
     double noise = 0;
     if (hazard[id] > 0) {
-      const auto key = mix_key({kBatch, seed, id, static_cast<std::uint64_t>(step)});
+      const auto key = mix_key({kExitBatch, seed, id, static_cast<std::uint64_t>(step)});
       noise = std::sqrt(mean * (1 - mean) / counted) * step_noise(key);
     }
     const double next = hazard[id] > 0 ? mean + noise : rho.back();

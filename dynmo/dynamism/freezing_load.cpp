@@ -14,8 +14,12 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::int64_t kMostChecks = 10'000'000;                     // of all blocks
-enum Draw : std::uint64_t { kRate = 0x465245455A, kSlope, kOrder };  // keys of this model
+constexpr std::int64_t kMostChecks = 10'000'000;  // of all blocks
+enum FreezingDraw : std::uint64_t {
+  kFreezingRate = 0x465245455A,
+  kFreezingSlope,
+  kFreezingOrder
+};  // keys of this model
 
 Expected<void> validate(const FreezingParameters& p) {
   DYNMO_TRY(check_ranges("freezing", {{"check_every", static_cast<double>(p.check_every), 1, 1e9},
@@ -38,7 +42,7 @@ int most_blocks(const FreezingParameters& p, int blocks) {
 double rate_of(const FreezingParameters& p, int block, int blocks, std::uint64_t seed) {
   const double depth = blocks > 1 ? static_cast<double>(block) / (blocks - 1) : 0;
   const double mean = p.front_rate * std::pow(p.back_rate / p.front_rate, depth);
-  const auto key = mix_key({kRate, seed, static_cast<std::uint64_t>(block)});
+  const auto key = mix_key({kFreezingRate, seed, static_cast<std::uint64_t>(block)});
   return mean * std::exp(p.rate_spread * Rng(key).normal());
 }
 
@@ -51,8 +55,8 @@ std::int64_t still_step(const FreezingParameters& p, int block, int blocks, std:
   int below = 0;
   for (std::int64_t step = first; step < steps; step += p.check_every) {
     const double share = static_cast<double>(step) / static_cast<double>(steps);
-    const auto key = mix_key(
-        {kSlope, seed, static_cast<std::uint64_t>(block), static_cast<std::uint64_t>(step)});
+    const auto key = mix_key({kFreezingSlope, seed, static_cast<std::uint64_t>(block),
+                              static_cast<std::uint64_t>(step)});
     const double slope = std::exp(-rate * share) + p.slope_noise * step_noise(key);
     below = slope < p.tolerance ? below + 1 : 0;
     if (below == p.patience) return step;
@@ -88,7 +92,7 @@ class Freezing final : public LoadModel {
   std::vector<std::int64_t> random_steps(int blocks, std::uint64_t seed) const {
     std::vector<int> order(static_cast<std::size_t>(blocks));
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-    Rng rng(mix_key({kOrder, seed}));
+    Rng rng(mix_key({kFreezingOrder, seed}));
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
     std::vector<std::int64_t> at(order.size(), steps_);
     const int most = most_blocks(parameters_, blocks);

@@ -16,8 +16,13 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::int64_t kMostExperts = 10'000'000;                         // of the model
-enum Draw : std::uint64_t { kSkew = 0x4D4F45, kOrder, kDrift, kCounts };  // keys of this model
+constexpr std::int64_t kMostExperts = 10'000'000;  // of the model
+enum MoeDraw : std::uint64_t {
+  kMoeSkew = 0x4D4F45,
+  kMoeOrder,
+  kMoeDrift,
+  kMoeCounts
+};  // keys of this model
 
 Expected<void> validate(const MoeParameters& p, const cost::TransformerShape& shape) {
   DYNMO_TRY(check_ranges(
@@ -74,7 +79,7 @@ class Moe final : public LoadModel {
   bool changes_at(std::int64_t /*step*/) const override { return false; }
 
  private:
-  std::uint64_t key(Draw draw, int layer, std::uint64_t more = 0) const {
+  std::uint64_t key(MoeDraw draw, int layer, std::uint64_t more = 0) const {
     return mix_key({draw, seed_, static_cast<std::uint64_t>(layer), more});
   }
 
@@ -82,7 +87,7 @@ class Moe final : public LoadModel {
   std::vector<std::size_t> order_of(int layer) const {
     std::vector<std::size_t> order(experts_);
     std::iota(order.begin(), order.end(), std::size_t{0});
-    Rng rng(key(kOrder, layer));
+    Rng rng(key(kMoeOrder, layer));
     for (std::size_t i = experts_; i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
     return order;
   }
@@ -90,7 +95,7 @@ class Moe final : public LoadModel {
   std::vector<double> popularity(int layer, std::int64_t step) const {
     const MoeParameters& p = parameters_;
     const double settled =
-        p.least_skew + (p.most_skew - p.least_skew) * Rng(key(kSkew, layer)).uniform();
+        p.least_skew + (p.most_skew - p.least_skew) * Rng(key(kMoeSkew, layer)).uniform();
     const double early = std::exp(-static_cast<double>(step) / static_cast<double>(p.settle_steps));
     const std::vector<double> by_place =
         zipf(static_cast<int>(experts_), settled * (1 + p.early_skew * early));
@@ -98,7 +103,7 @@ class Moe final : public LoadModel {
     std::vector<double> share(experts_);
     for (std::size_t e = 0; e < experts_; ++e) {
       share[e] = by_place[orders_[static_cast<std::size_t>(layer)][e]] *
-                 std::exp(p.drift * drift(key(kDrift, layer, e), position));
+                 std::exp(p.drift * drift(key(kMoeDrift, layer, e), position));
     }
     const double sum = std::accumulate(share.begin(), share.end(), 0.0);
     for (double& s : share) s /= sum;
@@ -128,7 +133,7 @@ class Moe final : public LoadModel {
         parameters_.capacity_factor > 0
             ? std::ceil(parameters_.capacity_factor * assignments_ / static_cast<double>(experts_))
             : assignments_;
-    Rng rng(key(kCounts, layer, static_cast<std::uint64_t>(step)));
+    Rng rng(key(kMoeCounts, layer, static_cast<std::uint64_t>(step)));
     Phi result = {.mean = 0, .largest = 0};
     for (int i = 0; i < parameters_.sampled_micro_batches; ++i) {
       const double one =

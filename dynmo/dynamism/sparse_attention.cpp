@@ -15,7 +15,11 @@
 namespace dynmo::dynamism {
 namespace {
 
-enum Draw : std::uint64_t { kSkew = 0x5350415253, kDrift, kMicroBatch };  // keys of this model
+enum AttentionDraw : std::uint64_t {
+  kAttentionSkew = 0x5350415253,
+  kAttentionDrift,
+  kAttentionMicroBatch
+};  // keys of this model
 
 Expected<void> validate(const SparseAttentionParameters& p) {
   return check_ranges(
@@ -47,7 +51,7 @@ class SparseAttention final : public LoadModel {
   bool changes_at(std::int64_t /*step*/) const override { return false; }
 
  private:
-  std::uint64_t key(Draw draw, int layer, std::int64_t step = 0) const {
+  std::uint64_t key(AttentionDraw draw, int layer, std::int64_t step = 0) const {
     return mix_key(
         {draw, seed_, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(step)});
   }
@@ -56,10 +60,10 @@ class SparseAttention final : public LoadModel {
   double share(int layer, std::int64_t step) const {
     const SparseAttentionParameters& p = parameters_;
     const double own =
-        p.least_skew + (p.most_skew - p.least_skew) * Rng(key(kSkew, layer)).uniform();
+        p.least_skew + (p.most_skew - p.least_skew) * Rng(key(kAttentionSkew, layer)).uniform();
     const double position = static_cast<double>(step) / static_cast<double>(p.drift_steps);
-    const double now = own + p.drift * drift(key(kDrift, layer), position);
-    Rng rng(key(kMicroBatch, layer, step));
+    const double now = own + p.drift * drift(key(kAttentionDrift, layer), position);
+    Rng rng(key(kAttentionMicroBatch, layer, step));
     double sum = 0;
     for (int i = 0; i < p.sampled_micro_batches; ++i) {
       const double skew = std::clamp(now + p.micro_batch_noise * rng.normal(), 0.0, 1.0);

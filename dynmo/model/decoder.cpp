@@ -6,6 +6,7 @@
 #include <array>
 
 #include "dynmo/core/nearest.h"
+#include "dynmo/model/family_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -71,7 +72,7 @@ std::vector<Tie> ties(const DecoderConfig& config) {
         if (!c.tied_embeddings) return {};
         return {{.first = LayerId(0),
                  .first_parameter = embedding_name(c),
-                 .second = LayerId(static_cast<int>(2 * c.blocks + 1)),
+                 .second = head_of(c.blocks),
                  .second_parameter = "lm_head.weight"}};
       },
       config);

@@ -3,31 +3,12 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
-#include <utility>
-
 #include "dynmo/core/check.h"
+#include "dynmo/model/family_impl.h"
 #include "dynmo/model/gpt2_impl.h"
 
 namespace dynmo::model {
 namespace {
-
-ParameterSpec constant(std::string name, std::int64_t size, double value) {
-  return {.name = std::move(name), .shape = {size}, .deviation = 0, .mean = value, .decays = false};
-}
-
-ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, double deviation) {
-  return {.name = std::move(name),
-          .shape = {rows, columns},
-          .deviation = deviation,
-          .mean = 0,
-          .decays = true};
-}
-
-// Of the two projections into the residual stream.
-double residual_deviation(const Gpt2Config& config) {
-  return config.deviation / std::sqrt(2.0 * static_cast<double>(config.blocks));
-}
 
 Specs embedding_specs(const Gpt2Config& config) {
   return {matrix("wte.weight", config.vocabulary, config.hidden, config.deviation),
@@ -40,7 +21,7 @@ Specs attention_specs(const Gpt2Config& config) {
           constant("ln_1.bias", D, 0),
           matrix("attn.c_attn.weight", D, 3 * D, config.deviation),
           constant("attn.c_attn.bias", 3 * D, 0),
-          matrix("attn.c_proj.weight", D, D, residual_deviation(config)),
+          matrix("attn.c_proj.weight", D, D, residual_deviation(config.deviation, config.blocks)),
           constant("attn.c_proj.bias", D, 0)};
 }
 
@@ -51,7 +32,7 @@ Specs mlp_specs(const Gpt2Config& config) {
           constant("ln_2.bias", D, 0),
           matrix("mlp.c_fc.weight", D, F, config.deviation),
           constant("mlp.c_fc.bias", F, 0),
-          matrix("mlp.c_proj.weight", F, D, residual_deviation(config)),
+          matrix("mlp.c_proj.weight", F, D, residual_deviation(config.deviation, config.blocks)),
           constant("mlp.c_proj.bias", D, 0)};
 }
 
@@ -63,42 +44,22 @@ Specs head_specs(const Gpt2Config& config) {
 }  // namespace
 
 Expected<void> validate(const Gpt2Config& config) {
-  const std::pair<const char*, std::int64_t> counts[] = {{"vocabulary", config.vocabulary},
-                                                         {"hidden", config.hidden},
-                                                         {"blocks", config.blocks},
-                                                         {"heads", config.heads},
-                                                         {"intermediate", config.intermediate},
-                                                         {"sequence", config.sequence},
-                                                         {"positions", config.positions}};
-  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  for (const auto& [field, value] : counts) {
-    if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
-                        kLargest);
-    }
-  }
-  if (config.hidden % config.heads != 0) {
-    return make_error(
-        ErrorCode::kBadInput, "model: hidden is {}, wanted a multiple of heads ({}), such as {}",
-        config.hidden, config.heads, (config.hidden / config.heads + 1) * config.heads);
-  }
+  DYNMO_TRY(check_counts({{"vocabulary", config.vocabulary},
+                          {"hidden", config.hidden},
+                          {"blocks", config.blocks},
+                          {"heads", config.heads},
+                          {"intermediate", config.intermediate},
+                          {"sequence", config.sequence},
+                          {"positions", config.positions}}));
+  DYNMO_TRY(check_heads(config.hidden, config.heads));
   if (config.positions < config.sequence) {
     return make_error(ErrorCode::kBadInput,
                       "model: positions is {}, wanted at least the sequence of {} tokens",
                       config.positions, config.sequence);
   }
-  const std::pair<const char*, double> amounts[] = {{"norm_epsilon", config.norm_epsilon},
-                                                    {"deviation", config.deviation}};
-  for (const auto& [field, value] : amounts) {
-    if (!(std::isfinite(value) && value > 0)) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {:g}, wanted above 0", field, value);
-    }
-  }
-  if (!(config.dropout >= 0 && config.dropout < 1)) {
-    return make_error(ErrorCode::kBadInput,
-                      "model: dropout is {:g}, wanted 0 or more and less than 1", config.dropout);
-  }
-  return {};
+  DYNMO_TRY(
+      check_positive({{"norm_epsilon", config.norm_epsilon}, {"deviation", config.deviation}}));
+  return check_dropout(config.dropout);
 }
 
 Model make_gpt2(const Gpt2Config& config) {
@@ -116,13 +77,7 @@ Model make_gpt2(const Gpt2Config& config) {
 }
 
 std::string checkpoint_name(const Gpt2Config& config, LayerId layer, std::string_view parameter) {
-  const std::int64_t last = 2 * config.blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
-  if (layer.value > 0 && layer.value < last) {
-    return fmt::format("transformer.h.{}.{}", (layer.value - 1) / 2, parameter);
-  }
-  return parameter == "lm_head.weight" ? std::string(parameter)
-                                       : fmt::format("transformer.{}", parameter);
+  return checkpoint_name("transformer", "h", config.blocks, layer, parameter);
 }
 
 at::Tensor gpt2_logits(const Gpt2Config& config, const LayerState& head,

@@ -7,14 +7,12 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "dynmo/model/family_impl.h"
 #include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
-
-using Specs = std::vector<ParameterSpec>;
 
 // dropout(tokens + positions); parameters: tokens, positions.
 [[nodiscard]] std::shared_ptr<const Layer> gpt2_embedding_layer(Specs specs,

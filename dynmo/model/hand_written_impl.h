@@ -17,6 +17,7 @@
 #include "dynmo/model/generic_impl.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/operations.h"
+#include "dynmo/model/products_impl.h"
 
 namespace dynmo::model {
 
@@ -94,13 +95,15 @@ inline const at::Tensor& value(const LayerState& state, std::size_t i) {
   return operand(state.parameters[i]);
 }
 
-// gradient += dy^T x, in place: one product, no temporary. In bf16 the product of a micro-batch is
-// rounded before it is added in fp32: libtorch exports no CPU product of bf16 into fp32.
+// gradient += dy^T x, in place: one product, no temporary. Where there is no product of bf16 into
+// fp32, that of a micro-batch is rounded before it is added.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
-  if (dy_NO.scalar_type() == at::kBFloat16) {
-    parameter.gradient.add_(at::mm(dy_NO.t(), x_NI));
-  } else {
+  if (dy_NO.scalar_type() != at::kBFloat16) {
     parameter.gradient.addmm_(dy_NO.t(), x_NI);
+  } else if (dy_NO.is_cpu() && has_products<c10::BFloat16>()) {
+    add_product(parameter.gradient, dy_NO, x_NI);
+  } else {
+    parameter.gradient.add_(at::mm(dy_NO.t(), x_NI));
   }
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "dynmo/model/kernels_impl.h"
 
@@ -56,6 +57,26 @@ DYNMO_INLINE Sum sum_of(std::int64_t count, Term term) {
 template <typename Element>
 DYNMO_INLINE Wide<Element> wide(Element x) {
   return static_cast<Wide<Element>>(x);
+}
+
+template <typename E>
+DYNMO_INLINE Wide<E> highest_of(const E* x, std::int64_t count) {
+  Wide<E> lanes[kLanes];
+  std::fill_n(lanes, kLanes, wide(x[0]));
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const Wide<E> element = wide(x[i + lane]);
+      lanes[lane] = lanes[lane] < element ? element : lanes[lane];
+    }
+  }
+  for (; i < count; ++i) lanes[0] = std::max(lanes[0], wide(x[i]));
+  for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::int64_t lane = 0; lane < half; ++lane) {
+      lanes[lane] = lanes[lane] < lanes[lane + half] ? lanes[lane + half] : lanes[lane];
+    }
+  }
+  return lanes[0];
 }
 
 template <typename E>
@@ -157,17 +178,7 @@ DYNMO_INLINE double cross_entropy_rows(E* scores, const std::int64_t* targets, s
                                        std::int64_t width) {
   double total = 0;
   for (std::int64_t n = 0; n < rows; ++n, scores += width) {
-    Wide<E> lanes[kLanes];
-    std::fill_n(lanes, kLanes, wide(scores[0]));
-    std::int64_t v = 0;
-    for (; v + kLanes <= width; v += kLanes) {
-      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-        const Wide<E> score = wide(scores[v + lane]);
-        lanes[lane] = lanes[lane] < score ? score : lanes[lane];
-      }
-    }
-    for (; v < width; ++v) lanes[0] = std::max(lanes[0], wide(scores[v]));
-    const Wide<E> highest = *std::max_element(lanes, lanes + kLanes);
+    const Wide<E> highest = highest_of(scores, width);
     const Wide<E> target = wide(scores[targets[n]]) - highest;
     Wide<E> sum;
     if constexpr (std::is_same_v<E, Wide<E>>) {
@@ -221,44 +232,130 @@ DYNMO_INLINE void rotate_heads(E* x, const Wide<E>* __restrict cosine,
   }
 }
 
+// What a row does not see weighs less than a sum's last bit: whole rows are faster than parts.
+template <typename E>
+DYNMO_INLINE void causal_softmax_rows(Wide<E>* scores, std::int64_t rows, std::int64_t seen,
+                                      std::int64_t width, E* probabilities, Wide<E>* log_sum_exp) {
+  for (std::int64_t t = 0; t < rows; ++t, scores += width, probabilities += width) {
+    const std::int64_t count = seen + t + 1;
+    std::fill(scores + count, scores + width, -std::numeric_limits<Wide<E>>::infinity());
+    const Wide<E> highest = highest_of(scores, width);
+    const auto sum = sum_of<Wide<E>>(
+        width, [ scores, highest ](std::int64_t i) __attribute__((always_inline)) {
+          return scores[i] = exponential(scores[i] - highest);
+        });
+    const Wide<E> inverse = Wide<E>(1) / sum;
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < count; ++i) probabilities[i] = static_cast<E>(scores[i] * inverse);
+    std::fill(probabilities + count, probabilities + width, E(0));
+    log_sum_exp[t] = highest + std::log(sum);
+  }
+}
+
+template <typename E>
+DYNMO_INLINE void causal_softmax_gradient_rows(const Wide<E>* scores, const Wide<E>* gradient,
+                                               const Wide<E>* log_sum_exp,
+                                               const Wide<E>* correction, std::int64_t rows,
+                                               std::int64_t seen, std::int64_t width,
+                                               E* probabilities, E* score_gradient) {
+  for (std::int64_t t = 0; t < rows; ++t) {
+    const std::int64_t count = seen + t + 1;
+    const Wide<E> shift = log_sum_exp[t];
+    const Wide<E> less = correction[t];
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Wide<E> p = exponential(scores[i] - shift);
+      const Wide<E> slope = p * (gradient[i] - less);
+      probabilities[i] = static_cast<E>(p);
+      score_gradient[i] = static_cast<E>(slope);
+    }
+    std::fill(probabilities + count, probabilities + width, E(0));
+    std::fill(score_gradient + count, score_gradient + width, E(0));
+    scores += width;
+    gradient += width;
+    probabilities += width;
+    score_gradient += width;
+  }
+}
+
+template <typename E>
+DYNMO_INLINE void row_products_rows(const E* a, std::int64_t a_stride, const E* b,
+                                    std::int64_t b_stride, std::int64_t rows, std::int64_t width,
+                                    Wide<E>* sums) {
+  for (std::int64_t t = 0; t < rows; ++t, a += a_stride, b += b_stride) {
+    sums[t] = sum_of<Wide<E>>(
+        width, [ a, b ](std::int64_t k)
+                   __attribute__((always_inline)) { return wide(a[k]) * wide(b[k]); });
+  }
+}
+
+template <typename E>
+DYNMO_INLINE void rounded_rows(const Wide<E>* __restrict x, std::int64_t rows, std::int64_t width,
+                               E* __restrict y, std::int64_t stride) {
+  for (std::int64_t t = 0; t < rows; ++t, x += width, y += stride) {
+    for (std::int64_t k = 0; k < width; ++k) y[k] = static_cast<E>(x[k]);
+  }
+}
+
 }  // namespace
 
-#define DYNMO_DEFINE_KERNELS(E)                                                                  \
-  DYNMO_EACH_INSTRUCTION_SET void inverse_rms(const E* x, std::int64_t rows, std::int64_t width, \
-                                              double epsilon, Wide<E>* inverse) {                \
-    inverse_rms_rows(x, rows, width, epsilon, inverse);                                          \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET void normed(const E* x, const Wide<E>* inverse, const E* weight,    \
-                                         std::int64_t rows, std::int64_t width, E* y) {          \
-    normed_rows(x, inverse, weight, rows, width, y);                                             \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET void norm_gradient(                                                 \
-      const E* gradient, const E* x, const Wide<E>* inverse, const E* weight, const E* residual, \
-      std::int64_t rows, std::int64_t width, E* x_gradient, Wide<E>* weight_gradient,            \
-      Wide<E>* partial) {                                                                        \
-    norm_gradient_rows(gradient, x, inverse, weight, residual, rows, width, x_gradient,          \
-                       weight_gradient, partial);                                                \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET void silu_times(const E* gate, const E* up, std::int64_t count,     \
-                                             E* product) {                                       \
-    silu_times_loop(gate, up, count, product);                                                   \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET void silu_times_gradient(E* gate, E* up, E* product,                \
-                                                      std::int64_t count) {                      \
-    silu_times_gradient_loop(gate, up, product, count);                                          \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET double cross_entropy(E* scores, const std::int64_t* targets,        \
-                                                  std::int64_t rows, std::int64_t width) {       \
-    return cross_entropy_rows(scores, targets, rows, width);                                     \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET void cross_entropy_gradient(E* scores, const std::int64_t* targets, \
-                                                         std::int64_t rows, std::int64_t width,  \
-                                                         double scale) {                         \
-    cross_entropy_gradient_rows(scores, targets, rows, width, scale);                            \
-  }                                                                                              \
-  DYNMO_EACH_INSTRUCTION_SET void rotate(E* x, const Wide<E>* cosine, const Wide<E>* sine,       \
-                                         Wide<E> sign, std::int64_t heads, std::int64_t half) {  \
-    rotate_heads(x, cosine, sine, sign, heads, half);                                            \
+#define DYNMO_DEFINE_KERNELS(E)                                                                    \
+  DYNMO_EACH_INSTRUCTION_SET void inverse_rms(const E* x, std::int64_t rows, std::int64_t width,   \
+                                              double epsilon, Wide<E>* inverse) {                  \
+    inverse_rms_rows(x, rows, width, epsilon, inverse);                                            \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void normed(const E* x, const Wide<E>* inverse, const E* weight,      \
+                                         std::int64_t rows, std::int64_t width, E* y) {            \
+    normed_rows(x, inverse, weight, rows, width, y);                                               \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void norm_gradient(                                                   \
+      const E* gradient, const E* x, const Wide<E>* inverse, const E* weight, const E* residual,   \
+      std::int64_t rows, std::int64_t width, E* x_gradient, Wide<E>* weight_gradient,              \
+      Wide<E>* partial) {                                                                          \
+    norm_gradient_rows(gradient, x, inverse, weight, residual, rows, width, x_gradient,            \
+                       weight_gradient, partial);                                                  \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void silu_times(const E* gate, const E* up, std::int64_t count,       \
+                                             E* product) {                                         \
+    silu_times_loop(gate, up, count, product);                                                     \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void silu_times_gradient(E* gate, E* up, E* product,                  \
+                                                      std::int64_t count) {                        \
+    silu_times_gradient_loop(gate, up, product, count);                                            \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET double cross_entropy(E* scores, const std::int64_t* targets,          \
+                                                  std::int64_t rows, std::int64_t width) {         \
+    return cross_entropy_rows(scores, targets, rows, width);                                       \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void cross_entropy_gradient(E* scores, const std::int64_t* targets,   \
+                                                         std::int64_t rows, std::int64_t width,    \
+                                                         double scale) {                           \
+    cross_entropy_gradient_rows(scores, targets, rows, width, scale);                              \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void rotate(E* x, const Wide<E>* cosine, const Wide<E>* sine,         \
+                                         Wide<E> sign, std::int64_t heads, std::int64_t half) {    \
+    rotate_heads(x, cosine, sine, sign, heads, half);                                              \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void causal_softmax(Wide<E>* scores, std::int64_t rows,               \
+                                                 std::int64_t seen, std::int64_t width,            \
+                                                 E* probabilities, Wide<E>* log_sum_exp) {         \
+    causal_softmax_rows(scores, rows, seen, width, probabilities, log_sum_exp);                    \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void causal_softmax_gradient(                                         \
+      const Wide<E>* scores, const Wide<E>* gradient, const Wide<E>* log_sum_exp,                  \
+      const Wide<E>* correction, std::int64_t rows, std::int64_t seen, std::int64_t width,         \
+      E* probabilities, E* score_gradient) {                                                       \
+    causal_softmax_gradient_rows(scores, gradient, log_sum_exp, correction, rows, seen, width,     \
+                                 probabilities, score_gradient);                                   \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void row_products(const E* a, std::int64_t a_stride, const E* b,      \
+                                               std::int64_t b_stride, std::int64_t rows,           \
+                                               std::int64_t width, Wide<E>* sums) {                \
+    row_products_rows(a, a_stride, b, b_stride, rows, width, sums);                                \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void rounded(const Wide<E>* x, std::int64_t rows, std::int64_t width, \
+                                          E* y, std::int64_t stride) {                             \
+    rounded_rows(x, rows, width, y, stride);                                                       \
   }
 
 DYNMO_DEFINE_KERNELS(float)

@@ -22,32 +22,51 @@ template <typename Element>
 using Wide = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
 // The functions for one type of element; kernels.cpp has them for three.
-#define DYNMO_MODEL_KERNELS(Element)                                                             \
-  /* inverse[n] = 1 / sqrt(mean_D(x^2) + epsilon). */                                            \
-  void inverse_rms(const Element* x, std::int64_t rows, std::int64_t width, double epsilon,      \
-                   Wide<Element>* inverse);                                                      \
-  /* y = x * inverse * weight. */                                                                \
-  void normed(const Element* x, const Wide<Element>* inverse, const Element* weight,             \
-              std::int64_t rows, std::int64_t width, Element* y);                                \
-  /* Gradients of normed(): weight_gradient[D] is set; x_gradient, where it is not null, is set  \
-     to the gradient of x plus `residual`, where that is not null. `partial` is room for D. */   \
-  void norm_gradient(const Element* gradient, const Element* x, const Wide<Element>* inverse,    \
-                     const Element* weight, const Element* residual, std::int64_t rows,          \
-                     std::int64_t width, Element* x_gradient, Wide<Element>* weight_gradient,    \
-                     Wide<Element>* partial);                                                    \
-  /* product = silu(gate) * up. */                                                               \
-  void silu_times(const Element* gate, const Element* up, std::int64_t count, Element* product); \
-  /* From gate, up and the gradient of product to their gradients and the product, in place. */  \
-  void silu_times_gradient(Element* gate, Element* up, Element* product, std::int64_t count);    \
-  /* From scores to probabilities, in place. Returns the sum of -log(probability of target). */  \
-  double cross_entropy(Element* scores, const std::int64_t* targets, std::int64_t rows,          \
-                       std::int64_t width);                                                      \
-  /* From probabilities to scale * (probabilities - one-hot of target), in place. */             \
-  void cross_entropy_gradient(Element* scores, const std::int64_t* targets, std::int64_t rows,   \
-                              std::int64_t width, double scale);                                 \
-  /* One token's heads: pairs (k, k + half) turned by the angle of cosine[k], sign * sine[k]. */ \
-  void rotate(Element* x, const Wide<Element>* cosine, const Wide<Element>* sine,                \
-              Wide<Element> sign, std::int64_t heads, std::int64_t half);
+#define DYNMO_MODEL_KERNELS(Element)                                                              \
+  /* inverse[n] = 1 / sqrt(mean_D(x^2) + epsilon). */                                             \
+  void inverse_rms(const Element* x, std::int64_t rows, std::int64_t width, double epsilon,       \
+                   Wide<Element>* inverse);                                                       \
+  /* y = x * inverse * weight. */                                                                 \
+  void normed(const Element* x, const Wide<Element>* inverse, const Element* weight,              \
+              std::int64_t rows, std::int64_t width, Element* y);                                 \
+  /* Gradients of normed(): weight_gradient[D] is set; x_gradient, where it is not null, is set   \
+     to the gradient of x plus `residual`, where that is not null. `partial` is room for D. */    \
+  void norm_gradient(const Element* gradient, const Element* x, const Wide<Element>* inverse,     \
+                     const Element* weight, const Element* residual, std::int64_t rows,           \
+                     std::int64_t width, Element* x_gradient, Wide<Element>* weight_gradient,     \
+                     Wide<Element>* partial);                                                     \
+  /* product = silu(gate) * up. */                                                                \
+  void silu_times(const Element* gate, const Element* up, std::int64_t count, Element* product);  \
+  /* From gate, up and the gradient of product to their gradients and the product, in place. */   \
+  void silu_times_gradient(Element* gate, Element* up, Element* product, std::int64_t count);     \
+  /* From scores to probabilities, in place. Returns the sum of -log(probability of target). */   \
+  double cross_entropy(Element* scores, const std::int64_t* targets, std::int64_t rows,           \
+                       std::int64_t width);                                                       \
+  /* From probabilities to scale * (probabilities - one-hot of target), in place. */              \
+  void cross_entropy_gradient(Element* scores, const std::int64_t* targets, std::int64_t rows,    \
+                              std::int64_t width, double scale);                                  \
+  /* One token's heads: pairs (k, k + half) turned by the angle of cosine[k], sign * sine[k]. */  \
+  void rotate(Element* x, const Wide<Element>* cosine, const Wide<Element>* sine,                 \
+              Wide<Element> sign, std::int64_t heads, std::int64_t half);                         \
+  /* Causal softmax of `rows` rows of scores, of which row t sees the first `seen` + t + 1 of     \
+     `width`: sets the probabilities (zero where not seen; they may lie in the scores' memory)    \
+     and the logarithm of each row's sum of exponentials. Scores are lost. */                     \
+  void causal_softmax(Wide<Element>* scores, std::int64_t rows, std::int64_t seen,                \
+                      std::int64_t width, Element* probabilities, Wide<Element>* log_sum_exp);    \
+  /* Recomputes the probabilities p from scores and log_sum_exp, and from their gradient g makes  \
+     that of the scores: p * (g - correction[t]). Both results may lie in the memory of what      \
+     they are made from. */                                                                       \
+  void causal_softmax_gradient(const Wide<Element>* scores, const Wide<Element>* gradient,        \
+                               const Wide<Element>* log_sum_exp, const Wide<Element>* correction, \
+                               std::int64_t rows, std::int64_t seen, std::int64_t width,          \
+                               Element* probabilities, Element* score_gradient);                  \
+  /* sums[t] = sum_K(a * b), of rows that lie `a_stride` and `b_stride` apart. */                 \
+  void row_products(const Element* a, std::int64_t a_stride, const Element* b,                    \
+                    std::int64_t b_stride, std::int64_t rows, std::int64_t width,                 \
+                    Wide<Element>* sums);                                                         \
+  /* Rows of y, `stride` apart, from those of x, which lie together. */                           \
+  void rounded(const Wide<Element>* x, std::int64_t rows, std::int64_t width, Element* y,         \
+               std::int64_t stride);
 
 DYNMO_MODEL_KERNELS(float)
 DYNMO_MODEL_KERNELS(double)

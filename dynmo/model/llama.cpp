@@ -3,78 +3,47 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
-#include <utility>
-
 #include "dynmo/core/check.h"
+#include "dynmo/model/family_impl.h"
 #include "dynmo/model/llama_impl.h"
 
 namespace dynmo::model {
 namespace {
 
-ParameterSpec norm(std::string name, std::int64_t size) {
-  return {.name = std::move(name), .shape = {size}, .deviation = 0, .mean = 1, .decays = false};
-}
-
-ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, double deviation) {
-  return {.name = std::move(name),
-          .shape = {rows, columns},
-          .deviation = deviation,
-          .mean = 0,
-          .decays = true};
-}
-
-double residual_deviation(const LlamaConfig& config) {
-  return config.deviation / std::sqrt(2.0 * static_cast<double>(config.blocks));
-}
-
-std::vector<ParameterSpec> attention_specs(const LlamaConfig& config) {
+Specs attention_specs(const LlamaConfig& config) {
   const std::int64_t kv = config.kv_heads * config.head_size();
-  return {
-      norm("input_layernorm.weight", config.hidden),
-      matrix("self_attn.q_proj.weight", config.hidden, config.hidden, config.deviation),
-      matrix("self_attn.k_proj.weight", kv, config.hidden, config.deviation),
-      matrix("self_attn.v_proj.weight", kv, config.hidden, config.deviation),
-      matrix("self_attn.o_proj.weight", config.hidden, config.hidden, residual_deviation(config))};
+  return {constant("input_layernorm.weight", config.hidden, 1),
+          matrix("self_attn.q_proj.weight", config.hidden, config.hidden, config.deviation),
+          matrix("self_attn.k_proj.weight", kv, config.hidden, config.deviation),
+          matrix("self_attn.v_proj.weight", kv, config.hidden, config.deviation),
+          matrix("self_attn.o_proj.weight", config.hidden, config.hidden,
+                 residual_deviation(config.deviation, config.blocks))};
 }
 
-std::vector<ParameterSpec> mlp_specs(const LlamaConfig& config) {
-  return {norm("post_attention_layernorm.weight", config.hidden),
+Specs mlp_specs(const LlamaConfig& config) {
+  return {constant("post_attention_layernorm.weight", config.hidden, 1),
           matrix("mlp.gate_proj.weight", config.intermediate, config.hidden, config.deviation),
           matrix("mlp.up_proj.weight", config.intermediate, config.hidden, config.deviation),
           matrix("mlp.down_proj.weight", config.hidden, config.intermediate,
-                 residual_deviation(config))};
+                 residual_deviation(config.deviation, config.blocks))};
 }
 
-std::vector<ParameterSpec> head_specs(const LlamaConfig& config) {
-  return {norm("norm.weight", config.hidden),
+Specs head_specs(const LlamaConfig& config) {
+  return {constant("norm.weight", config.hidden, 1),
           matrix("lm_head.weight", config.vocabulary, config.hidden, config.deviation)};
-}
-
-Error fault(std::string_view field, double given, std::string_view wanted) {
-  return make_error(ErrorCode::kBadInput, "model: {} is {:g}, wanted {}", field, given, wanted);
 }
 
 }  // namespace
 
 Expected<void> validate(const LlamaConfig& config) {
-  const std::pair<const char*, std::int64_t> counts[] = {
-      {"vocabulary", config.vocabulary}, {"hidden", config.hidden},
-      {"blocks", config.blocks},         {"heads", config.heads},
-      {"kv_heads", config.kv_heads},     {"intermediate", config.intermediate},
-      {"sequence", config.sequence}};
-  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  for (const auto& [field, value] : counts) {
-    if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
-                        kLargest);
-    }
-  }
-  if (config.hidden % config.heads != 0) {
-    return make_error(
-        ErrorCode::kBadInput, "model: hidden is {}, wanted a multiple of heads ({}), such as {}",
-        config.hidden, config.heads, (config.hidden / config.heads + 1) * config.heads);
-  }
+  DYNMO_TRY(check_counts({{"vocabulary", config.vocabulary},
+                          {"hidden", config.hidden},
+                          {"blocks", config.blocks},
+                          {"heads", config.heads},
+                          {"kv_heads", config.kv_heads},
+                          {"intermediate", config.intermediate},
+                          {"sequence", config.sequence}}));
+  DYNMO_TRY(check_heads(config.hidden, config.heads));
   if (config.head_size() % 2 != 0) {
     return make_error(ErrorCode::kBadInput,
                       "model: hidden / heads is {} / {} = {}, wanted an even head size for rotary "
@@ -86,14 +55,10 @@ Expected<void> validate(const LlamaConfig& config) {
     return make_error(ErrorCode::kBadInput, "model: kv_heads is {}, wanted a divisor of heads ({})",
                       config.kv_heads, config.heads);
   }
-  const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
-  if (!positive(config.rope_theta)) return fault("rope_theta", config.rope_theta, "above 0");
-  if (!positive(config.rms_epsilon)) return fault("rms_epsilon", config.rms_epsilon, "above 0");
-  if (!positive(config.deviation)) return fault("deviation", config.deviation, "above 0");
-  if (!(config.dropout >= 0 && config.dropout < 1)) {
-    return fault("dropout", config.dropout, "0 or more and less than 1");
-  }
-  return {};
+  DYNMO_TRY(check_positive({{"rope_theta", config.rope_theta},
+                            {"rms_epsilon", config.rms_epsilon},
+                            {"deviation", config.deviation}}));
+  return check_dropout(config.dropout);
 }
 
 Model make_llama(const LlamaConfig& config) {
@@ -113,13 +78,7 @@ Model make_llama(const LlamaConfig& config) {
 }
 
 std::string checkpoint_name(const LlamaConfig& config, LayerId layer, std::string_view parameter) {
-  const std::int64_t last = 2 * config.blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
-  if (layer.value > 0 && layer.value < last) {
-    return fmt::format("model.layers.{}.{}", (layer.value - 1) / 2, parameter);
-  }
-  return parameter == "lm_head.weight" ? std::string(parameter)
-                                       : fmt::format("model.{}", parameter);
+  return checkpoint_name("model", "layers", config.blocks, layer, parameter);
 }
 
 at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,

@@ -6,15 +6,13 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "dynmo/model/family_impl.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/model/operations.h"
 
 namespace dynmo::model {
-
-using Specs = std::vector<ParameterSpec>;
 
 [[nodiscard]] std::shared_ptr<const Layer> embedding_layer(Specs specs);
 // x + dropout(attention(rms_norm(x))); parameters: norm, q, k, v, o.

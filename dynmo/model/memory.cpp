@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/family_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -73,13 +74,13 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precisio
 // it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const std::int64_t last = 2 * config.blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const LayerId head = head_of(config.blocks);
+  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
   const std::int64_t tokens = sequences * config.sequence;
   const auto element = static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   if (layer.value == 0) return Bytes{0};
-  if (layer.value == last) {
+  if (layer == head) {
     return Bytes{tokens * (element * config.hidden + kFloat * (config.vocabulary + 1))};
   }
   if (layer.value % 2 == 1) {
@@ -100,13 +101,13 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences) {
 //   mlp: x (D), input of gelu (F), mean, 1 / deviation
 //   head: x (D), probabilities, mean, 1 / deviation
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences) {
-  const std::int64_t last = 2 * config.blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= last, "layer 0 to {}, got {}", last, layer.value);
+  const LayerId head = head_of(config.blocks);
+  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   const std::int64_t D = config.hidden;
   if (layer.value == 0) return Bytes{tokens * mask};
-  if (layer.value == last) return Bytes{tokens * kFloat * (D + config.vocabulary + 2)};
+  if (layer == head) return Bytes{tokens * kFloat * (D + config.vocabulary + 2)};
   const std::int64_t own = layer.value % 2 == 1 ? 4 * D + config.heads : config.intermediate;
   return Bytes{tokens * (kFloat * (D + own + 2) + mask)};
 }

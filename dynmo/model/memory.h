@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How many bytes layers hold: computed for the planner, measured for any layer.
+// How many bytes layers hold: computed for those of the families, measured for any layer.
 
 #include <c10/core/DeviceType.h>
 

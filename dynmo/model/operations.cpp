@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/attention_impl.h"
 #include "dynmo/model/generic_impl.h"
 #include "dynmo/model/kernels_impl.h"
 
@@ -242,10 +243,12 @@ void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn) {
   });
 }
 
-// libtorch's fused kernel: as fast as explicit products on one thread at T = 128 and 256, bit-equal
-// from call to call and for 1 or 2 threads, and it keeps no T x T probabilities.
+// Where libtorch has no BLAS to call, its fused kernel: it, too, keeps no T x T probabilities.
 Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                            const at::Tensor& v_BTHK) {
+  if (q_BTHK.is_cpu() && has_blocked_attention(q_BTHK.scalar_type())) {
+    return blocked_attention(q_BTHK, k_BTHK, v_BTHK);
+  }
   const std::int64_t heads = q_BTHK.size(2);
   const at::Tensor keys_BTHK = repeated_heads(k_BTHK, heads);
   const at::Tensor values_BTHK = repeated_heads(v_BTHK, heads);
@@ -259,6 +262,9 @@ Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
 AttentionGradient causal_attention_gradient(const at::Tensor& gradient_BTHK,
                                             const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                             const at::Tensor& v_BTHK, const Attention& attention) {
+  if (q_BTHK.is_cpu() && has_blocked_attention(q_BTHK.scalar_type())) {
+    return blocked_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
+  }
   const std::int64_t heads = q_BTHK.size(2);
   const at::Tensor keys_BTHK = repeated_heads(k_BTHK, heads);
   const at::Tensor values_BTHK = repeated_heads(v_BTHK, heads);

@@ -10,11 +10,11 @@
 namespace dynmo::observe {
 namespace {
 
-constexpr std::string_view kFormat = "dynmo-step-1";
+constexpr std::string_view kStepFormat = "dynmo-step-1";
 
 using internal::measured;
 
-int count(JsonObject& object, const std::string& key) {
+int count_of(JsonObject& object, const std::string& key) {
   const std::int64_t value = object.integer(key, 0);
   if (value < 0 || value > std::numeric_limits<int>::max()) {
     object.fail(key, fmt::format("is {}, wanted a whole number from 0 to 2^31 - 1", value));
@@ -26,7 +26,7 @@ int count(JsonObject& object, const std::string& key) {
 }  // namespace
 
 Json record_json(const StepRecord& record) {
-  return {{"format", kFormat},
+  return {{"format", kStepFormat},
           {"step", record.step},
           {"rank", record.rank},
           {"generation", record.generation},
@@ -59,10 +59,10 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   const auto number = [&](const char* key) {
     return internal::read_measured(object, json, key, 0.0);
   };
-  object.expect_format(kFormat);
+  object.expect_format(kStepFormat);
   StepRecord record;
   record.step = object.integer("step");
-  record.rank = count(object, "rank");
+  record.rank = count_of(object, "rank");
   record.generation = object.integer("generation", 0);
   record.loss = number("loss");
   record.tokens = object.integer("tokens", 0);
@@ -70,16 +70,16 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   record.predicted_s = number("predicted_s");
   record.busy_s = number("busy_s");
   record.idle_s = number("idle_s");
-  record.first_layer = count(object, "first_layer");
-  record.layers = count(object, "layers");
-  record.frozen_layers = count(object, "frozen_layers");
+  record.first_layer = count_of(object, "first_layer");
+  record.layers = count_of(object, "layers");
+  record.frozen_layers = count_of(object, "frozen_layers");
   record.imbalance = number("imbalance");
   record.bubble = number("bubble");
   record.memory_bytes = object.bytes("memory_bytes", Bytes{0});
   record.profile_s = number("profile_s");
   record.plan_s = number("plan_s");
   record.migrate_s = number("migrate_s");
-  record.moved_layers = count(object, "moved_layers");
+  record.moved_layers = count_of(object, "moved_layers");
   record.moved_bytes = object.bytes("moved_bytes", Bytes{0});
   record.reduction_s = number("reduction_s");
   record.checkpoint_s = number("checkpoint_s");

@@ -10,7 +10,7 @@
 namespace dynmo::observe {
 namespace {
 
-constexpr std::string_view kFormat = "dynmo-summary-1";
+constexpr std::string_view kSummaryFormat = "dynmo-summary-1";
 
 using internal::measured;
 using internal::read_measured;
@@ -147,7 +147,7 @@ Expected<Overhead> read_overhead(JsonObject& root, const Json& json) {
 Json summary_json(const Summary& summary) {
   Json runs = Json::array();
   for (const RunSummary& run : summary.runs) runs.push_back(run_json(run));
-  return {{"format", kFormat},
+  return {{"format", kSummaryFormat},
           {"runs", std::move(runs)},
           {"speedup", measured(summary.speedup)},
           {"best_speedup", measured(summary.best_speedup)},
@@ -162,7 +162,7 @@ Json summary_json(const Summary& summary) {
 
 Expected<Summary> parse_summary(const Json& json, std::string_view origin) {
   JsonObject root(json, std::string(origin));
-  root.expect_format(kFormat);
+  root.expect_format(kSummaryFormat);
   Summary summary;
   auto runs = root.objects("runs");
   summary.speedup = read_measured(root, json, "speedup");

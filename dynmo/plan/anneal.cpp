@@ -10,7 +10,7 @@
 namespace dynmo::plan::internal {
 namespace {
 
-__extension__ typedef __int128 Wide;
+__extension__ typedef __int128 SignedWide;
 
 using schedule::DuePolicy;
 constexpr int kWhole = DuePolicy::kWhole;
@@ -55,7 +55,7 @@ class Exponential {
 
 // `first` x 2^(-halvings x step / steps), linear between whole powers.
 std::int64_t cooled(std::int64_t first, int halvings, std::int64_t step, std::int64_t steps) {
-  const auto x = static_cast<std::int64_t>(Wide{halvings} * kWhole * step / steps);
+  const auto x = static_cast<std::int64_t>(SignedWide{halvings} * kWhole * step / steps);
   return first / (2 * kWhole) * (2 * kWhole - x % kWhole) >> (x / kWhole);
 }
 
@@ -101,7 +101,7 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
   const int layers = model_.layers();
   int layer = 0;
   for (int s = 1; s <= stages; ++s) {
-    const auto target = static_cast<std::int64_t>(Wide{work(layers)} * s / stages);
+    const auto target = static_cast<std::int64_t>(SignedWide{work(layers)} * s / stages);
     while (layer < layers && work(layer) + work(layer + 1) < 2 * target) ++layer;
     now_.bounds[static_cast<std::size_t>(s)] = s == stages ? layers : layer;
   }
@@ -123,7 +123,7 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, int evennes
   need_.assign(ranks, 0);
   const auto stages = static_cast<std::int64_t>(now_.placement.size());
   std::int64_t total = 0;
-  Wide squares = 0;
+  SignedWide squares = 0;
   for (std::size_t s = 0; s < now_.placement.size(); ++s) {
     const auto i = static_cast<std::size_t>(bounds[s]);
     const auto j = static_cast<std::size_t>(bounds[s + 1]);
@@ -135,22 +135,22 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, int evennes
     load_[rank] += work;
     need_[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i];
     total += work;
-    squares += Wide{work} * work;
+    squares += SignedWide{work} * work;
   }
-  Wide score = *std::max_element(load_.begin(), load_.end());
+  SignedWide score = *std::max_element(load_.begin(), load_.end());
   if (total > 0) {
-    const Wide mean_load = total / static_cast<std::int64_t>(ranks);
+    const SignedWide mean_load = total / static_cast<std::int64_t>(ranks);
     score += evenness * mean_load * (squares * stages / total - total) / total / 100;
   }
-  Wide overflow = 0;
+  SignedWide overflow = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
-    overflow += std::max<Wide>(0, Wide{need_[r]} - cluster_.ranks[r].memory.value);
+    overflow += std::max<SignedWide>(0, SignedWide{need_[r]} - cluster_.ranks[r].memory.value);
   }
   if (overflow > 0) {
-    const Wide whole = Wide{model_.state.back()} + model_.stash.back();
-    score += total / 8 + Wide{total} * 16 * overflow / whole;
+    const SignedWide whole = SignedWide{model_.state.back()} + model_.stash.back();
+    score += total / 8 + SignedWide{total} * 16 * overflow / whole;
   }
-  return static_cast<std::int64_t>(std::min<Wide>(score, kInfeasible / 4));
+  return static_cast<std::int64_t>(std::min<SignedWide>(score, kInfeasible / 4));
 }
 
 void Annealer::balance_cut(int evenness) {
@@ -166,7 +166,8 @@ void Annealer::balance_cut(int evenness) {
     move_bounds(trial);
     const std::int64_t heat = cooled(mean / 32, 10, i, kSteps);
     const std::int64_t next = balance_score(trial, evenness);
-    if (next - score > static_cast<std::int64_t>(Wide{heat} * exponential.draw(rng_) / kWhole)) {
+    if (next - score >
+        static_cast<std::int64_t>(SignedWide{heat} * exponential.draw(rng_) / kWhole)) {
       continue;
     }
     bounds = std::move(trial);
@@ -332,7 +333,7 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   now_ = best_;
   now_time_ = best_time_;
   if (now_time_ == kInfeasible) return;
-  const auto first_heat = static_cast<std::int64_t>(Wide{best_time_} * heat >> 20);
+  const auto first_heat = static_cast<std::int64_t>(SignedWide{best_time_} * heat >> 20);
   Layout trial = now_;
   while (spent_ - start < actions) {
     trial = now_;
@@ -346,7 +347,7 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
     }
     const std::int64_t warm = cooled(first_heat, 6, spent_ - start, actions);
     const std::int64_t bound =
-        now_time_ + static_cast<std::int64_t>(Wide{warm} * exponential.draw(rng_) / kWhole);
+        now_time_ + static_cast<std::int64_t>(SignedWide{warm} * exponential.draw(rng_) / kWhole);
     const std::int64_t time = time_of(trial, bound);
     if (time > bound) continue;
     std::swap(now_, trial);

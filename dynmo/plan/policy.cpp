@@ -18,7 +18,7 @@ namespace {
 constexpr double kAssumedBytesPerSecond = 1e9;
 
 Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) {
-  const std::array<std::pair<std::string_view, double>, 10> values = {{
+  const std::array<std::pair<std::string_view, double>, 9> values = {{
       {"relative_noise", input.relative_noise},
       {"horizon_steps", input.horizon_steps},
       {"bytes_per_s", input.bytes_per_s},
@@ -26,7 +26,6 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
       {"minimum_gain", options.minimum_gain},
       {"noise_factor", options.noise_factor},
       {"known_change_noise_factor", options.known_change_noise_factor},
-      {"profile_cost_s", input.profile_cost_s},
       {"pack_slack", options.pack_slack},
       {"head_room", options.head_room},
   }};
@@ -38,11 +37,6 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
   if (options.head_room >= 1) {
     return make_error(ErrorCode::kBadInput, "policy: head_room is {}, wanted less than 1",
                       options.head_room);
-  }
-  if (input.planned_for != nullptr && input.planned_for->size() != input.model.size()) {
-    return make_error(ErrorCode::kBadInput,
-                      "policy: planned_for has {} layers, wanted the model's {}",
-                      input.planned_for->size(), input.model.size());
   }
   return {};
 }
@@ -214,15 +208,6 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
   decision.imbalance_before = decision.imbalance_after = rivals.current.imbalance;
 
   decision.ranks_before = decision.ranks_after = ranks_used(input.current);
-  const bool fits = fits_memory(rivals.current.result, input.cluster);
-  if (fits && input.change == Change::kMeasured && input.planned_for != nullptr &&
-      !costs_moved(*input.planned_for, input.model, input.current, input.micro_batches,
-                   input.relative_noise, options.noise_factor)) {
-    return keep(std::move(decision),
-                fmt::format("keep {}: no cost has moved by more than {:.3g} x its noise since it "
-                            "was planned",
-                            to_string(input.current), options.noise_factor));
-  }
   auto found = proposed(input, options);
   if (!found && found.error().code == ErrorCode::kInfeasible) {
     return keep(std::move(decision),
@@ -245,8 +230,8 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
   decision.migration = difference(input.current, rivals.plan, input.model);
   decision.gain_s = gain_of_step(decision) * input.horizon_steps;
   const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
-  decision.cost_s = static_cast<double>(decision.migration.bytes().value) / bandwidth +
-                    input.fixed_cost_s + input.profile_cost_s;
+  decision.cost_s =
+      static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
   decision.noise_s =
       input.relative_noise * input.micro_batches *
       std::sqrt(bottleneck_squares(input.current, input) + bottleneck_squares(rivals.plan, input));

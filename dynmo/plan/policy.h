@@ -2,7 +2,7 @@
 #pragma once
 
 // When to move. Autonomous: it acts when costs have changed by more than their noise and the gain
-// over the expected horizon exceeds the measured cost of profiling, planning and moving.
+// over the expected horizon exceeds the measured cost of planning and moving.
 // Deterministic, so every rank decides alike.
 
 #include <string>
@@ -57,10 +57,6 @@ struct PolicyInput {
   double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
   Change change = Change::kMeasured;
-  double profile_cost_s = 0;  // measured cost of the profile behind `model`, where it costs time
-  // Costs that the current plan was made for. If given and no layer's nor rank's work has moved by
-  // more than its noise since then (costs_moved), nothing is planned.
-  const cost::ModelCost* planned_for = nullptr;
 };
 
 struct Decision {
@@ -69,7 +65,7 @@ struct Decision {
   double current_step_s = 0;  // predicted, by replay
   double planned_step_s = 0;  // of the best plan found, taken or not
   double gain_s = 0;          // over the horizon; of fewer ranks: in time of all current ranks
-  double cost_s = 0;          // of the move: bytes / bandwidth + fixed + profile
+  double cost_s = 0;          // of the move: bytes / bandwidth + fixed
   double noise_s = 0;         // deviation of current_step_s - planned_step_s
   Migration migration;        // of the plan proposed, taken or not
   double imbalance_before = 0;
@@ -81,7 +77,8 @@ struct Decision {
 
 // Whether the work of a layer, or of a rank of `plan`, differs between two costs of one model by
 // more than `noise_factor` deviations of what measuring both with `relative_noise` would make of
-// it. Requires models of as many layers as the plan, and one micro-batch or more.
+// it: where it does not, and a proposal takes long (search), planning again can be spared.
+// Requires models of as many layers as the plan, and one micro-batch or more.
 [[nodiscard]] bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now,
                                const Plan& plan, int micro_batches, double relative_noise,
                                double noise_factor);

@@ -14,7 +14,7 @@ namespace dynmo::plan {
 namespace {
 
 // A number, not a time, so that all ranks stop at the same set.
-constexpr int kMostNodes = 50'000;
+constexpr int kMostSets = 50'000;
 
 // What a layer keeps that is recomputed. Tokens belong to the batch.
 Bytes input_bytes(const cost::ModelCost& model, std::size_t layer) {
@@ -217,7 +217,7 @@ class LeastTime {
   }
 
   void extend(std::size_t next, double seconds) {
-    if (++nodes_ > kMostNodes) return;
+    if (++nodes_ > kMostSets) return;
     if (rank_.peak(chosen_) <= limit_) {
       if (seconds < best_seconds_) {
         best_seconds_ = seconds;

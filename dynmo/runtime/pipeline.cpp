@@ -4,10 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <set>
 
@@ -22,6 +20,7 @@
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/transport/gather.h"
 #include "dynmo/transport/subset.h"
 #include "dynmo/transport/tags.h"
 
@@ -36,16 +35,6 @@ double seconds_since(Clock::time_point start) {
 
 // Control uses of a pipeline, from kFirstPipelineUse + kUses * lane on.
 enum Use { kExchange, kDigest, kLoss, kVote, kUses };
-
-std::span<const std::byte> as_bytes(const std::vector<double>& values) {
-  return std::as_bytes(std::span(values));
-}
-
-std::vector<double> as_doubles(const std::vector<std::byte>& bytes) {
-  std::vector<double> values(bytes.size() / sizeof(double));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(double));
-  return values;
-}
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -138,18 +127,6 @@ std::set<Channel> channels_of(const schedule::Schedule& lowered, int lane) {
 }
 
 }  // namespace
-
-// One vector of doubles a rank: six of every layer and the losses (read from their owner), then the
-// rank's own.
-struct Pipeline::Exchange {
-  std::vector<LayerSample> layers;
-  std::vector<double> squared_norms;  // of the gradients, by layer
-  std::vector<double> losses;         // by micro-batch of the step
-  std::vector<double> busy_s;         // by rank
-  double overhead_s = 0;              // least of any rank: the others' contains their waiting
-  double plan_s = 0;                  // largest of any rank
-  double migrate_s = 0;
-};
 
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
                            std::uint64_t seed, const std::vector<model::Tie>& ties) {
@@ -365,72 +342,28 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   return true;
 }
 
-Expected<Pipeline::Exchange> Pipeline::exchange(const StepOutput& output) {
-  const std::size_t layers = model_.size();
-  const auto micro_batches =
-      static_cast<std::size_t>(options_.accumulation * options_.micro_batches);  // of a replica
-  constexpr std::size_t kPerLayer = 6;
-  std::vector<double> mine(kPerLayer * layers + micro_batches + 4, 0.0);
+Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
+  OwnFigures own;
   for (const auto& [id, state] : states_) {
-    double* layer = &mine[kPerLayer * id.index()];
     const auto times = output.layer_times.find(id);
     LayerTime time = times == output.layer_times.end() ? LayerTime{} : mean_time(times->second);
     // The second forward and the small stash are the plan's doing, not the layer's cost.
     const bool again = std::binary_search(recomputed_.begin(), recomputed_.end(), id);
     if (again) time.input_gradient_s = std::max(0.0, time.input_gradient_s - time.forward_s);
-    layer[0] = time.forward_s;
-    layer[1] = time.input_gradient_s;
-    layer[2] = time.weight_gradient_s;
-    layer[3] = update_s_[id];
-    layer[4] = state.frozen ? 0.0 : squared_norm(options_.ties, state);
     const auto stash = output.stash_bytes.find(id);
     const bool metered = stash != output.stash_bytes.end() && !again;
-    layer[5] = metered ? static_cast<double>(stash->second.value) : 0.0;
+    own.layers[id] = {.sample = {.time = time,
+                                 .update_s = update_s_[id],
+                                 .stash_bytes = metered ? stash->second : Bytes{0}},
+                      .squared_norm = state.frozen ? 0.0 : squared_norm(options_.ties, state)};
   }
-  std::copy(output.losses.begin(), output.losses.end(),
-            mine.begin() + static_cast<std::ptrdiff_t>(kPerLayer * layers));
-  double* own = &mine[kPerLayer * layers + micro_batches];
-  own[0] = busy_time(output.actions) - reducing_s_ + update_total_s_;
-  own[1] = step_s_ - update_total_s_;
-  own[2] = own_plan_s_;
-  own[3] = migration_.seconds;
-
-  DYNMO_ASSIGN(const auto gathered,
-               transport::all_gather(grid_.world(), control(kExchange), as_bytes(mine)));
-  std::vector<std::vector<double>> all;
-  for (const auto& bytes : gathered) all.push_back(as_doubles(bytes));
-
-  const auto of = [&](int replica, Rank rank) -> const std::vector<double>& {
-    return all[grid_.world_rank(replica, rank).index()];
-  };
-  Exchange exchange;
-  for (std::size_t i = 0; i < layers; ++i) {
-    // Times are means over the replicas; the gradients are the same in all.
-    std::array<double, kPerLayer> sum{};
-    for (int replica = 0; replica < grid_.replicas(); ++replica) {
-      const double* layer = &of(replica, plan_.owner(LayerId(static_cast<int>(i))))[kPerLayer * i];
-      for (std::size_t k = 0; k < kPerLayer; ++k) sum[k] += layer[k];
-    }
-    for (double& value : sum) value /= grid_.replicas();
-    exchange.layers.push_back({.time = {sum[0], sum[1], sum[2]},
-                               .update_s = sum[3],
-                               .stash_bytes = Bytes{static_cast<std::int64_t>(sum[5])}});
-    exchange.squared_norms.push_back(
-        of(0, plan_.owner(LayerId(static_cast<int>(i))))[kPerLayer * i + 4]);
-  }
-  for (int replica = 0; replica < grid_.replicas(); ++replica) {
-    const auto* losses = &of(replica, plan_.stages.back().rank)[kPerLayer * layers];
-    exchange.losses.insert(exchange.losses.end(), losses, losses + micro_batches);
-  }
-  exchange.overhead_s = all[0][kPerLayer * layers + micro_batches + 1];
-  for (const auto& rank : all) {
-    const double* theirs = &rank[kPerLayer * layers + micro_batches];
-    exchange.busy_s.push_back(theirs[0]);
-    exchange.overhead_s = std::min(exchange.overhead_s, theirs[1]);
-    exchange.plan_s = std::max(exchange.plan_s, theirs[2]);
-    exchange.migrate_s = std::max(exchange.migrate_s, theirs[3]);
-  }
-  return exchange;
+  own.losses = output.losses;
+  own.busy_s = busy_time(output.actions) - reducing_s_ + update_total_s_;
+  own.overhead_s = step_s_ - update_total_s_;
+  own.plan_s = own_plan_s_;
+  own.migrate_s = migration_.seconds;
+  return exchange(grid_, control(kExchange), plan_, options_.accumulation * options_.micro_batches,
+                  own);
 }
 
 // Every rank has the same loss and norms, so all stop or skip alike.
@@ -540,7 +473,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
       clock.finish();
       update_s_[id] = clock.seconds(clock.start(), end);
     }
-    DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
+    DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
     profiler_.add(exchanged.layers);
     if (i == 0) profiler_.forget_times();
   }
@@ -569,7 +502,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
 
   DYNMO_ASSIGN(StepOutput output, accumulate(batches));
   report.reduction_s = reduction_s_;
-  DYNMO_ASSIGN(const Exchange exchanged, exchange(output));
+  DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
   double squared = 0;
   for (const double layer : exchanged.squared_norms) squared += layer;
   report.loss = mean(exchanged.losses);
@@ -609,12 +542,10 @@ Expected<double> Pipeline::validate(const Batches& batches) {
     std::copy(output.losses.begin(), output.losses.end(),
               losses.begin() + round * options_.micro_batches);
   }
-  DYNMO_ASSIGN(const auto all,
-               transport::all_gather(grid_.world(), control(kLoss), as_bytes(losses)));
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(grid_.world(), control(kLoss), losses));
   std::vector<double> of_step;
   for (int replica = 0; replica < grid_.replicas(); ++replica) {
-    const auto theirs =
-        as_doubles(all[grid_.world_rank(replica, plan_.stages.back().rank).index()]);
+    const auto& theirs = all[grid_.world_rank(replica, plan_.stages.back().rank).index()];
     of_step.insert(of_step.end(), theirs.begin(), theirs.end());
   }
   return mean(of_step);

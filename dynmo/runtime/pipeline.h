@@ -29,6 +29,7 @@
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/channel_transport.h"
 #include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/exchange.h"
 #include "dynmo/runtime/grid.h"
 #include "dynmo/runtime/migrate.h"
 #include "dynmo/runtime/profiler.h"
@@ -141,8 +142,6 @@ class Pipeline {
   [[nodiscard]] const MigrationReport& last_migration() const { return migration_; }
 
  private:
-  struct Exchange;  // what all ranks tell each other at the end of a step
-
   [[nodiscard]] transport::Tag control(int use) const;
   // What the rounds of a step have in common with those of validation.
   [[nodiscard]] StepInput round_input(const schedule::Schedule& lowered, const Batches& batches,
@@ -155,7 +154,7 @@ class Pipeline {
   void recompute(plan::LayerSet layers);
   void predict();
   [[nodiscard]] Expected<void> balance(StepReport& report);
-  [[nodiscard]] Expected<Exchange> exchange(const StepOutput& output);
+  [[nodiscard]] Expected<Exchange> exchange_figures(const StepOutput& output);
   [[nodiscard]] Expected<void> check_numbers(StepReport& report,
                                              const std::vector<double>& squared_norms) const;
   void update(StepReport& report);

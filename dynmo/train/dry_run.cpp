@@ -14,10 +14,10 @@
 #include "dynmo/cost/transformer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/table.h"
-#include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
-#include "dynmo/plan/propose.h"
 #include "dynmo/train/emulation.h"
+#include "dynmo/train/first_plan.h"
+#include "dynmo/train/pipeline_options.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::train {
@@ -237,30 +237,6 @@ std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
 }
 
 }  // namespace
-
-Bytes rank_memory(const Config& config) {
-  return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
-}
-
-schedule::ScheduleKind first_schedule(const Config& config) {
-  if (config.pipeline.schedule == "auto") return schedule::ScheduleKind::k1F1B;
-  return schedule::parse_schedule_kind(config.pipeline.schedule).value();
-}
-
-Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
-                                                     const cost::ModelCost& costs, int ranks) {
-  const bool best = config.pipeline.schedule == "auto";
-  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
-  return plan::propose(
-      plan::parse_balancer(config.pipeline.balancer).value(),
-      {.model = costs,
-       .cluster = cluster,
-       .micro_batches = static_cast<int>(config.batch.micro_batches),
-       .schedule = first_schedule(config),
-       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
-      {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven},
-      plan::parse_recompute(config.pipeline.recompute).value());
-}
 
 Expected<std::string> describe(const DryRun& dry_run) {
   const Bytes process = observe::resident_memory();  // before anything is measured

@@ -16,18 +16,6 @@
 
 namespace dynmo::train {
 
-// Of a rank, as pipeline.memory says.
-[[nodiscard]] Bytes rank_memory(const Config& config);
-
-// Of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is found.
-[[nodiscard]] schedule::ScheduleKind first_schedule(const Config& config);
-
-// The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
-// recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
-[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
-                                                                   const cost::ModelCost& costs,
-                                                                   int ranks);
-
 struct DryRun {
   const Config& config;
   const model::Model& layers;

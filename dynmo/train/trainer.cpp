@@ -10,26 +10,22 @@
 #include <memory>
 #include <optional>
 
-#include "dynmo/core/check.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/model/decoder.h"
-#include "dynmo/model/precision.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
-#include "dynmo/plan/balance.h"
-#include "dynmo/plan/propose.h"
-#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/dry_run.h"
 #include "dynmo/train/emulation.h"
+#include "dynmo/train/first_plan.h"
 #include "dynmo/train/load_trace_writer.h"
-#include "dynmo/train/model_config.h"
+#include "dynmo/train/made_model.h"
+#include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/slow_rank.h"
 #include "dynmo/train/token_batches.h"
@@ -93,192 +89,6 @@ Expected<void> barrier(Transport& transport) {
   DYNMO_TRY(
       transport::all_gather(transport, transport::control_tag(kBarrier), std::span(&nothing, 1)));
   return {};
-}
-
-// The layers of a run, which of their parameters are one, and the shape of what passes between
-// them.
-struct MadeModel {
-  model::Model layers;
-  std::vector<std::int64_t> boundary_shape;
-  std::vector<model::Tie> ties = {};
-  std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
-  std::optional<Weights> weights = {};               // to start from
-  TrainOptions::RankDevice device = {};              // where they run
-};
-
-Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
-  const Config& c = options.config;
-  if (emulates(c)) {
-    DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
-    return MadeModel{.layers = std::move(emulated.layers),
-                     .boundary_shape = std::move(emulated.boundary_shape)};
-  }
-  MadeModel made{.layers = {},
-                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden},
-                 .device = options.rank_device};
-  DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
-  if (options.make_model) {
-    if (!c.train.init.empty()) {
-      return make_error(ErrorCode::kBadInput,
-                        "train.init is '{}', wanted nothing with a model of your own",
-                        c.train.init);
-    }
-    DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
-    made.layers = model::in_precision(std::move(made.layers), precision);
-    return made;
-  }
-  made.decoder = decoder_config(c, vocabulary);
-  if (model::sizes(*made.decoder).vocabulary < vocabulary) {
-    return make_error(ErrorCode::kBadInput,
-                      "model.vocabulary is {}, wanted at least the {} tokens of '{}', or 0",
-                      c.model.vocabulary, vocabulary, c.data.path);
-  }
-  DYNMO_TRY(model::validate(*made.decoder));
-  made.layers = model::in_precision(model::make_decoder(*made.decoder), precision);
-  made.ties = model::ties(*made.decoder);
-  if (c.freezing.enabled && !made.ties.empty()) {
-    return make_error(ErrorCode::kBadInput,
-                      "freezing.enabled is true with tied embeddings: freezing would stop one of "
-                      "the two copies; set model.tied_embeddings=false or freezing.enabled=false");
-  }
-  if (c.train.init.empty()) return made;
-  auto weights = read_weights(c.train.init);
-  if (weights) {
-    const auto same = check_same_decoder(*weights, *made.decoder);
-    if (!same) weights = same.error();
-  }
-  if (!weights) {
-    return make_error(weights.error().code, "train.init: {}", weights.error().message);
-  }
-  made.weights = std::move(*weights);
-  return made;
-}
-
-// Hugging Face's names for the decoder of the config, the layer's own for a model of the user's.
-TensorName tensor_names(const MadeModel& made) {
-  if (made.decoder) {
-    return [config = *made.decoder](LayerId layer, std::string_view parameter) {
-      return model::checkpoint_name(config, layer, parameter);
-    };
-  }
-  return [model = made.layers](LayerId layer, std::string_view parameter) {
-    return fmt::format("{}.{}", model[layer.index()]->name(), parameter);
-  };
-}
-
-runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made, int lane,
-                                          runtime::Balancing balancing) {
-  runtime::PipelineOptions options;
-  options.seed = static_cast<std::uint64_t>(c.train.seed);
-  options.steps = c.train.steps;
-  options.micro_batches = static_cast<int>(c.batch.micro_batches);
-  options.accumulation = static_cast<int>(c.batch.accumulation);
-  options.replicas = static_cast<int>(c.pipeline.replicas);
-  options.boundary_shape = made.boundary_shape;
-  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
-  options.ties = made.ties;
-  options.optimizer.beta1 = c.optimizer.beta1;
-  options.optimizer.beta2 = c.optimizer.beta2;
-  options.optimizer.epsilon = c.optimizer.epsilon;
-  options.optimizer.weight_decay = c.optimizer.weight_decay;
-  options.learning_rate.peak = c.optimizer.learning_rate;
-  options.learning_rate.minimum = c.optimizer.minimum_learning_rate;
-  options.learning_rate.warmup_steps = c.optimizer.warmup_steps;
-  options.learning_rate.total_steps = c.train.steps;
-  options.learning_rate.decay = model::parse_decay(c.optimizer.decay).value();
-  options.learning_rate.decay_share = c.optimizer.decay_share;
-  options.clip_norm = c.optimizer.clip_norm;
-  options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;
-  if (c.freezing.enabled) {
-    options.freezing = dynamism::FreezingSchedule{.start = c.freezing.start,
-                                                  .end = c.freezing.end,
-                                                  .fraction = c.freezing.fraction,
-                                                  .every = c.freezing.every};
-  }
-  options.balancing = balancing;
-  options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
-  options.policy.minimum_gain = c.balance.minimum_gain;
-  options.policy.noise_factor = c.balance.noise_factor;
-  // A search finds the schedule, too.
-  if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
-    options.policy.propose.schedules = plan::ScheduleChoice::kBest;
-  }
-  options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
-  options.memory = rank_memory(c);
-  options.profile_window = static_cast<int>(c.balance.window);
-  options.lane = lane;
-  options.staging.device = made.device.device;
-  options.channels = made.device.channels;
-  return options;
-}
-
-Expected<void> check_cut(const Config& config, int ranks, int layers) {
-  if (ranks > layers) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "{} ranks for {} layers: wanted at least one layer a rank; use -n {} or more model.blocks",
-        ranks, layers, layers);
-  }
-  const auto& cut = config.pipeline.cut;
-  if (cut.empty()) return {};
-  std::int64_t sum = 0;
-  bool positive = true;
-  for (const std::int64_t count : cut) {
-    positive = positive && count >= 1;
-    sum += count;
-  }
-  if (static_cast<int>(cut.size()) != ranks || !positive || sum != layers) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "pipeline.cut has {} parts of {} layers in all, wanted {} parts of at least one "
-        "layer, {} in all",
-        cut.size(), sum, ranks, layers);
-  }
-  return {};
-}
-
-// The first plan and, unless it was given, the costs it follows from: measured with an even cut and
-// no update.
-struct FirstPlan {
-  plan::Plan plan;
-  std::optional<runtime::Profiler> profiler;
-};
-
-Expected<FirstPlan> first_plan(Transport& transport, const MadeModel& made, const Config& config,
-                               const Pipeline::Batches& batches) {
-  const int layers = static_cast<int>(made.layers.size());
-  const runtime::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
-  DYNMO_TRY(check_cut(config, grid.ranks(), layers));
-  // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
-  const bool given = !config.pipeline.cut.empty();
-  std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(grid.ranks(), rank_memory(config));
-  const int micro_batches = static_cast<int>(config.batch.micro_batches);
-  if (!given) {
-    const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
-    DYNMO_ASSIGN(
-        cut, plan::balance(plan::Balancer::kUniform,
-                           {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
-  }
-  FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
-  runtime::PipelineOptions options = pipeline_options(config, made, 0, runtime::Balancing::kNever);
-  options.freezing.reset();
-  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
-  const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  Pipeline measuring(
-      transport, made.layers, options, first.plan,
-      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed, made.ties));
-  DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
-  first.profiler = measuring.profiler();
-  if (given) {
-    first.plan.schedule = first_schedule(config);
-    DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
-    return first;
-  }
-  const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, grid.ranks()));
-  first.plan = std::move(proposed.proposal.plan);
-  return first;
 }
 
 observe::StepRecord record_of(const Run& run, const runtime::StepReport& report,

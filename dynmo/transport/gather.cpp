@@ -26,4 +26,14 @@ Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
   return texts;
 }
 
+Expected<std::vector<std::vector<double>>> gather_numbers(Transport& transport, Tag tag,
+                                                          std::span<const double> mine) {
+  DYNMO_ASSIGN(const auto all, all_gather(transport, tag, std::as_bytes(mine)));
+  std::vector<std::vector<double>> numbers(all.size(), std::vector<double>(mine.size()));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::memcpy(numbers[i].data(), all[i].data(), mine.size_bytes());
+  }
+  return numbers;
+}
+
 }  // namespace dynmo::transport

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// all_gather for contributions of unequal sizes: two rounds, the first one exchanges the sizes.
+// all_gather of texts, which may be of unequal sizes (two rounds, the first one exchanges the
+// sizes), and of numbers. All ranks call them in the same order.
 
 #include <cstddef>
 #include <span>
@@ -14,8 +15,12 @@
 
 namespace dynmo::transport {
 
-// What every rank gave, by rank; contributions may be empty. All ranks call it in the same order.
+// What every rank gave, by rank; contributions may be empty.
 [[nodiscard]] Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
                                                               std::string_view mine);
+
+// The same of numbers, as many of every rank.
+[[nodiscard]] Expected<std::vector<std::vector<double>>> gather_numbers(
+    Transport& transport, Tag tag, std::span<const double> mine);
 
 }  // namespace dynmo::transport

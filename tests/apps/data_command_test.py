@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dynmo data` as a user meets it: what it prints, its exit codes, what a killed run leaves."""
 import json
-import os
-import pathlib
 import random
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 
-DYNMO = os.environ["DYNMO"]
+from program import DYNMO, FreshFolderCase
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="dynmo-data-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-
+class Case(FreshFolderCase):
     def write(self, name, content):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,19 +25,13 @@ class Case(unittest.TestCase):
         return self.folder / "text"
 
     def dynmo(self, *words):
-        return subprocess.run([DYNMO, "data", *map(str, words)], capture_output=True, text=True, timeout=100, check=False,
-                              stdin=subprocess.DEVNULL, cwd=self.folder)
+        return self.run_program("data", *words)
 
     def prepare(self, *words):
         return self.dynmo("prepare", *words, "--out", "out")
 
-    def assert_error(self, result, *words):
-        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
-        lines = result.stderr.splitlines()
-        self.assertEqual(len(lines), 1, result.stderr)
-        self.assertTrue(lines[0].startswith("dynmo: error: "), lines[0])
-        for word in words:
-            self.assertIn(word, lines[0])
+    def assert_refused(self, result, *words):
+        self.assert_error(result, 2, *words)
 
 
 class Prepare(Case):
@@ -59,20 +45,20 @@ class Prepare(Case):
     def test_wrong_input_is_one_line(self):
         text = self.corpus()
         trained = ["--tokenizer", "sentencepiece", "--vocab"]
-        self.assert_error(self.prepare(text, *trained, 60000), "--vocab is 60000", "at most")
-        self.assert_error(self.prepare(text, *trained, 100), "--vocab is 100", "260")
-        self.assert_error(self.prepare(text, "--vocab", 100), "--tokenizer bytes has a vocabulary of its own")
-        self.assert_error(self.prepare(text, "--algorithm", "unigram"), "--tokenizer bytes is not trained")
-        self.assert_error(self.prepare(text, "--tokenizer", "none.model"), "none.model")
-        self.assert_error(self.prepare(text, "--tokenizer", text / "1.txt"), "not a SentencePiece model")
-        self.assert_error(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON", "tokenizer.model")
-        self.assert_error(self.prepare(text, *trained, 400, "--algorithm", "word"), "bpe or unigram")
-        self.assert_error(self.prepare(text, "--jobs", 0), "--jobs is 0")
-        self.assert_error(self.prepare(self.write("a.jsonl.gz", b"\x1f\x8b")), "compressed")
-        self.assert_error(self.prepare(self.write("a.txt", b"caf\xe9")), "1 binary")
+        self.assert_refused(self.prepare(text, *trained, 60000), "--vocab is 60000", "at most")
+        self.assert_refused(self.prepare(text, *trained, 100), "--vocab is 100", "260")
+        self.assert_refused(self.prepare(text, "--vocab", 100), "--tokenizer bytes has a vocabulary of its own")
+        self.assert_refused(self.prepare(text, "--algorithm", "unigram"), "--tokenizer bytes is not trained")
+        self.assert_refused(self.prepare(text, "--tokenizer", "none.model"), "none.model")
+        self.assert_refused(self.prepare(text, "--tokenizer", text / "1.txt"), "not a SentencePiece model")
+        self.assert_refused(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON", "tokenizer.model")
+        self.assert_refused(self.prepare(text, *trained, 400, "--algorithm", "word"), "bpe or unigram")
+        self.assert_refused(self.prepare(text, "--jobs", 0), "--jobs is 0")
+        self.assert_refused(self.prepare(self.write("a.jsonl.gz", b"\x1f\x8b")), "compressed")
+        self.assert_refused(self.prepare(self.write("a.txt", b"caf\xe9")), "1 binary")
         damaged = '{"text": "good"}\n{"text": "caf\xe9"}'.encode("latin1")
-        self.assert_error(self.prepare(self.write("a.jsonl", damaged)), "a.jsonl:2: damaged text")
-        self.assert_error(self.prepare(self.write("b.jsonl", '{"body": "good"}')), "b.jsonl:1", "--text-key")
+        self.assert_refused(self.prepare(self.write("a.jsonl", damaged)), "a.jsonl:2: damaged text")
+        self.assert_refused(self.prepare(self.write("b.jsonl", '{"body": "good"}')), "b.jsonl:1", "--text-key")
         self.assertFalse((self.folder / "out/dataset.json").exists())
 
     def test_of_a_killed_run_leaves_no_data_set(self):
@@ -96,7 +82,7 @@ class Prepare(Case):
                 self.assertEqual((self.folder / "out/dataset.json").read_text(), before)
                 self.assertEqual(self.dynmo("inspect", "out").returncode, 0, "the older data set is whole")
             else:
-                self.assert_error(self.dynmo("inspect", "out"), "out")
+                self.assert_refused(self.dynmo("inspect", "out"), "out")
 
 
 class Inspect(Case):
@@ -111,12 +97,12 @@ class Inspect(Case):
         self.assertEqual(described["document"], [*("naïve 🎉\n" * 3).encode(), 256])
         self.assertEqual(described["train"], {"shards": 1, "documents": 1, "tokens": 37, "type": "uint16", "least_token": 10,
                                               "most_token": 256})
-        self.assert_error(self.dynmo("inspect", "out", "--document", 1), "no document 1")
-        self.assert_error(self.dynmo("inspect", "out", "--document", -1), "no document -1")
+        self.assert_refused(self.dynmo("inspect", "out", "--document", 1), "no document 1")
+        self.assert_refused(self.dynmo("inspect", "out", "--document", -1), "no document -1")
         data = bytearray((self.folder / "out/train.bin").read_bytes())
         data[3] ^= 1
         self.write("out/train.bin", bytes(data))
-        self.assert_error(self.dynmo("inspect", "out"), "digest")
+        self.assert_refused(self.dynmo("inspect", "out"), "digest")
 
     def test_of_shards_without_a_description(self):
         self.write("text/a.txt", "some text")
@@ -124,7 +110,7 @@ class Inspect(Case):
         (self.folder / "out/dataset.json").unlink()
         self.assertIn("115 111 109 101", self.dynmo("inspect", "out/train").stdout)
         self.assertIn("some text", self.dynmo("inspect", "out/train", "--tokenizer", "bytes").stdout)
-        self.assert_error(self.dynmo("inspect", "nowhere"), "nowhere")
+        self.assert_refused(self.dynmo("inspect", "nowhere"), "nowhere")
 
 
 if __name__ == "__main__":

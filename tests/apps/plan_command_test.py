@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dynmo plan` as a user meets it: every flag error, infeasible problems, what it prints and writes.
 
-DYNMO is the program. Searches run with few evaluations: these tests are of the command, not of the search.
+Searches run with few evaluations: these tests are of the command, not of the search.
 """
 import json
-import os
-import pathlib
-import subprocess
-import tempfile
 import unittest
 
-DYNMO = os.environ["DYNMO"]
+from program import FreshFolderCase
+
 FIELDS = {
     "format", "stages", "step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble", "imbalance",
     "balancer", "schedule", "ranks", "generation", "migration",
@@ -30,11 +27,9 @@ def profile(times, state=1 << 20, stash=1 << 16):
     return {"format": "dynmo-profile-1", "layers": layers}
 
 
-class Case(unittest.TestCase):
+class Case(FreshFolderCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="dynmo-plan-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.write("even.json", profile([1e-3] * 8))
         self.write("uneven.json", profile([1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 2e-3, 3e-3, 4e-3]))
 
@@ -43,8 +38,7 @@ class Case(unittest.TestCase):
         (self.folder / name).write_text(text)
 
     def run_plan(self, *words):
-        return subprocess.run([DYNMO, "plan", *map(str, words)], capture_output=True, text=True, timeout=60, cwd=self.folder,
-                              stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=False)
+        return self.run_program("plan", *words)
 
     def plan(self, *words):
         """The JSON that a plan with `words` prints, checked for what every plan must hold."""
@@ -68,14 +62,6 @@ class Case(unittest.TestCase):
 
     def used(self, plan):
         return {stage["rank"] for stage in plan["stages"]}
-
-    def assert_error(self, result, code, *words):
-        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
-        lines = result.stderr.splitlines()
-        self.assertEqual(len(lines), 1, result.stderr)
-        self.assertTrue(lines[0].startswith("dynmo: error: "), lines[0])
-        for word in words:
-            self.assertIn(word, lines[0])
 
 
 class BadInput(Case):

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dynmo simulate` as a user meets it: its table, its JSON, its trace, and every kind of error.
-
-DYNMO is the program.
-"""
+"""`dynmo simulate` as a user meets it: its table, its JSON, its trace, and every kind of error."""
 import json
-import os
-import pathlib
-import subprocess
-import tempfile
 import unittest
 
-DYNMO = os.environ["DYNMO"]
+from program import FreshFolderCase
+
 SCENARIO = """
 [model]
 blocks = 8
@@ -27,32 +21,25 @@ move_fixed = "1ms"
 """
 
 
-class Case(unittest.TestCase):
+class Case(FreshFolderCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="dynmo-simulate-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.write("s.toml", SCENARIO)
 
     def write(self, name, text):
         (self.folder / name).write_text(text)
 
     def simulate(self, *words):
-        return subprocess.run([DYNMO, "simulate", *map(str, words)], capture_output=True, text=True, timeout=60, cwd=self.folder,
-                              stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=False)
+        return self.run_program("simulate", *words)
 
     def answer(self, *words):
         result = self.simulate(*words)
         self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
         return result.stdout
 
-    def assert_error(self, code, words, *said):
+    def assert_refused(self, code, words, *said):
         result = self.simulate(*words)
-        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
-        lines = result.stderr.splitlines()
-        self.assertEqual(len(lines), 1, result.stderr)
-        for word in ("dynmo: error: ", *said):
-            self.assertIn(word, lines[0])
+        self.assert_error(result, code, *said)
         return result.stdout
 
 
@@ -91,24 +78,24 @@ class Answers(Case):
 class BadInput(Case):
     def test_unknown_keys_name_line_and_nearest(self):
         self.write("bad.toml", "[training]\nstep = 3\n")
-        self.assert_error(2, ["bad.toml"], "bad.toml:2: 'training.step' is not a known key", "did you mean 'training.steps'?")
-        self.assert_error(2, ["s.toml", "--set", "model.blok=3"], "--set model.blok=3", "'model.blocks'")
+        self.assert_refused(2, ["bad.toml"], "bad.toml:2: 'training.step' is not a known key", "did you mean 'training.steps'?")
+        self.assert_refused(2, ["s.toml", "--set", "model.blok=3"], "--set model.blok=3", "'model.blocks'")
 
     def test_wrong_units_name_line_and_unit(self):
         self.write("bad.toml", "[cluster]\n\nmemory = \"80 parsec\"\n")
-        self.assert_error(2, ["bad.toml"], "bad.toml:3: cluster.memory is '80 parsec'", "80GiB")
+        self.assert_refused(2, ["bad.toml"], "bad.toml:3: cluster.memory is '80 parsec'", "80GiB")
 
     def test_missing_files(self):
-        self.assert_error(2, ["none.toml"], "none.toml")
-        self.assert_error(2, ["s.toml", "--set", "dynamism.source=none", "--set", "dynamism.trace=none.jsonl"], "none.jsonl")
-        self.assert_error(2, ["s.toml", "--trace", "no/such/folder.json"], "no/such/folder.json")
+        self.assert_refused(2, ["none.toml"], "none.toml")
+        self.assert_refused(2, ["s.toml", "--set", "dynamism.source=none", "--set", "dynamism.trace=none.jsonl"], "none.jsonl")
+        self.assert_refused(2, ["s.toml", "--trace", "no/such/folder.json"], "no/such/folder.json")
 
     def test_unknown_policies_and_flags(self):
-        self.assert_error(2, ["s.toml", "--compare", "optimul"], "optimul", "optimal")
-        self.assert_error(2, ["s.toml", "--jsn"], "--json")
+        self.assert_refused(2, ["s.toml", "--compare", "optimul"], "optimul", "optimal")
+        self.assert_refused(2, ["s.toml", "--jsn"], "--json")
 
     def test_infeasible_memory_says_so_in_json_too(self):
-        out = self.assert_error(3, ["s.toml", "--set", "cluster.memory=1MiB", "--json", "--compare", "optimal"], "memory")
+        out = self.assert_refused(3, ["s.toml", "--set", "cluster.memory=1MiB", "--json", "--compare", "optimal"], "memory")
         self.assertIn("memory", json.loads(out)["error"])
 
 

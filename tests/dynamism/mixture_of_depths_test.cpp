@@ -10,7 +10,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-MixtureOfDepthsParameters quiet() {
+MixtureOfDepthsParameters without_noise() {
   MixtureOfDepthsParameters p;
   p.noise = 0;
   return p;
@@ -28,7 +28,7 @@ TEST(MixtureOfDepths, RoutesAtLeastOneToken) {
 TEST(MixtureOfDepths, MatchesItsClosedForm) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 2048));
   const auto all = dense(inputs);
-  const auto now = (*make_mixture_of_depths(quiet(), inputs))->at(0);
+  const auto now = (*make_mixture_of_depths(without_noise(), inputs))->at(0);
   const auto work = cost::transformer_work(inputs.shape);
   double linear = 0;
   for (std::size_t block = 0; block < 8; ++block) {
@@ -55,7 +55,7 @@ TEST(MixtureOfDepths, MatchesItsClosedForm) {
 
 TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForTheRouter) {
   const LoadInputs inputs = inputs_of(gpt(4, 512, 512));
-  MixtureOfDepthsParameters p = quiet();
+  MixtureOfDepthsParameters p = without_noise();
   p.capacity = 1;
   p.every = 1;
   const auto now = (*make_mixture_of_depths(p, inputs))->at(0);
@@ -67,7 +67,7 @@ TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForTheRouter) {
 
 TEST(MixtureOfDepths, OnlyNoiseChangesWithTime) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 512), 9);
-  const auto mean = (*make_mixture_of_depths(quiet(), inputs))->at(0);
+  const auto mean = (*make_mixture_of_depths(without_noise(), inputs))->at(0);
   const auto load = make_mixture_of_depths({}, inputs);
   double squares = 0;
   int count = 0;

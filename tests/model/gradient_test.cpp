@@ -2,15 +2,16 @@
 // Every kind of layer against two oracles in fp64: central differences, and a plain composition of
 // libtorch's operations under autograd.
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
+#include "gradients.h"
 #include "helpers.h"
 
 namespace dynmo::model {
 namespace {
 
+using testing::Gradients;
 using testing::random_tensor;
 
 struct Case {
@@ -19,12 +20,6 @@ struct Case {
   double dropout = 0;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
-
-struct Gradients {
-  at::Tensor output;
-  at::Tensor input;
-  std::vector<at::Tensor> parameters;
-};
 
 class LayerGradients : public ::testing::TestWithParam<Case> {
  protected:
@@ -41,16 +36,9 @@ class LayerGradients : public ::testing::TestWithParam<Case> {
     return layer_->forward(state_, input, context_, nullptr);
   }
   Gradients by_layer(const at::Tensor& output_gradient) {
-    std::unique_ptr<Stash> stash;
-    Gradients result;
-    result.output = layer_->forward(state_, input_, context_, &stash);
-    result.input =
-        layer_->input_gradient(state_, *stash, output_gradient, Layer::InputGradient::kWanted);
-    layer_->weight_gradient(state_, *stash);
-    for (const Parameter& p : state_.parameters) result.parameters.push_back(p.gradient);
-    return result;
+    return testing::by_three_calls(*layer_, state_, input_, context_, output_gradient);
   }
-  [[nodiscard]] Gradients by_plain_operations(const at::Tensor& output_gradient) const;
+  [[nodiscard]] at::Tensor plain(const std::vector<at::Tensor>& p, const at::Tensor& x) const;
 
   LlamaConfig config_;
   std::shared_ptr<const Layer> layer_;
@@ -134,55 +122,27 @@ at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p, con
   return (gate * at::sigmoid(gate) * n.matmul(p[2].t())).matmul(p[3].t());
 }
 
-Gradients LayerGradients::by_plain_operations(const at::Tensor& output_gradient) const {
-  std::vector<at::Tensor> leaves;
-  for (const Parameter& p : state_.parameters) {
-    leaves.push_back(p.value.clone().set_requires_grad(true));
-  }
-  const std::vector<at::Tensor> p = leaves;
-  at::Tensor x;
-  if (input_.defined()) leaves.push_back(x = input_.clone().set_requires_grad(true));
-  at::Tensor y;
+at::Tensor LayerGradients::plain(const std::vector<at::Tensor>& p, const at::Tensor& x) const {
   const std::string& kind = GetParam().kind;
-  if (kind == "embedding") {
-    y = p[0].index({context_.tokens_BT});
-  } else if (kind == "head") {
+  if (kind == "embedding") return p[0].index({context_.tokens_BT});
+  if (kind == "head") {
     const at::Tensor logits =
         plain_norm(x, p[0], config_.rms_epsilon).matmul(p[1].t()).view({-1, config_.vocabulary});
-    y = at::cross_entropy_loss(logits, context_.targets_BT.view(-1));
-  } else {
-    const at::Tensor update =
-        kind == "attention" ? plain_attention(config_, p, x) : plain_mlp(config_, p, x);
-    const at::Tensor mask =
-        dropout(at::ones_like(update), config_.dropout, state_, context_, /*salt=*/1);
-    y = x + update * mask;
+    return at::cross_entropy_loss(logits, context_.targets_BT.view(-1));
   }
-  Gradients result;
-  result.output = y.detach();
-  result.parameters = torch::autograd::grad({y}, leaves, {output_gradient});
-  if (input_.defined()) {
-    result.input = result.parameters.back();
-    result.parameters.pop_back();
-  }
-  return result;
+  const at::Tensor update =
+      kind == "attention" ? plain_attention(config_, p, x) : plain_mlp(config_, p, x);
+  const at::Tensor mask =
+      dropout(at::ones_like(update), config_.dropout, state_, context_, /*salt=*/1);
+  return x + update * mask;
 }
 
 TEST_P(LayerGradients, MatchAPlainCompositionOfOperations) {
   const at::Tensor output_gradient = random_tensor(run(input_).sizes(), 51);
-  const Gradients ours = by_layer(output_gradient);
-  const Gradients plain = by_plain_operations(output_gradient);
-  const auto near = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-11);
-  };
-  EXPECT_TRUE(near(ours.output, plain.output));
-  ASSERT_EQ(ours.input.defined(), plain.input.defined());
-  if (ours.input.defined()) {
-    EXPECT_TRUE(near(ours.input, plain.input));
-  }
-  for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
-    EXPECT_TRUE(near(ours.parameters[i], plain.parameters[i])) << state_.parameters[i].name;
-    EXPECT_GT(plain.parameters[i].abs().max().item<double>(), 1e-4) << "a gradient to compare";
-  }
+  const Gradients expected = testing::by_autograd(
+      state_, input_, output_gradient,
+      [&](const std::vector<at::Tensor>& p, const at::Tensor& x) { return plain(p, x); });
+  testing::expect_near(by_layer(output_gradient), expected, state_);
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, LayerGradients,

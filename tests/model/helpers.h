@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
 
@@ -23,6 +24,19 @@ inline LlamaConfig tiny_config() {
   config.kv_heads = 2;
   config.intermediate = 20;
   config.sequence = 10;
+  return config;
+}
+
+// The same of the other family; fewer tokens than positions.
+inline Gpt2Config tiny_gpt2() {
+  Gpt2Config config;
+  config.vocabulary = 19;
+  config.hidden = 24;
+  config.blocks = 2;
+  config.heads = 4;
+  config.intermediate = 20;
+  config.sequence = 10;
+  config.positions = 13;
   return config;
 }
 

@@ -46,24 +46,6 @@ TEST_F(ThreeCalls, ForwardWithoutAStashHasTheSameBits) {
   }
 }
 
-TEST_F(ThreeCalls, AnInputGradientNobodyWantsChangesNoWeightGradient) {
-  const Model model = make_llama(config_);
-  for (const std::size_t i : {1U, 2U}) {
-    std::vector<LayerState> states;
-    for (const auto wanted : {Layer::InputGradient::kWanted, Layer::InputGradient::kNotWanted}) {
-      states.push_back(make_state(*model[i], LayerId{static_cast<int>(i)}, 3));
-      std::unique_ptr<Stash> stash;
-      (void)model[i]->forward(states.back(), x_, context(), &stash);
-      const at::Tensor dx = model[i]->input_gradient(states.back(), *stash, dy_, wanted);
-      EXPECT_EQ(dx.defined(), wanted == Layer::InputGradient::kWanted);
-      model[i]->weight_gradient(states.back(), *stash);
-    }
-    for (std::size_t p = 0; p < states[0].parameters.size(); ++p) {
-      EXPECT_TRUE(same_bits(states[0].parameters[p].gradient, states[1].parameters[p].gradient));
-    }
-  }
-}
-
 TEST_F(ThreeCalls, WeightGradientsMayComeAllAtTheEnd) {
   const Model model = make_llama(config_);
   std::vector<LayerState> at_once = testing::make_states(model, 3);

@@ -15,11 +15,14 @@
 #include "dynmo/model/memory.h"
 #include "dynmo/model/operations.h"
 #include "dynmo/model/state_bytes.h"
+#include "gradients.h"
 #include "helpers.h"
 
 namespace dynmo::model {
 namespace {
 
+using testing::by_three_calls;
+using testing::Gradients;
 using testing::random_tensor;
 using testing::same_bits;
 
@@ -33,24 +36,6 @@ LlamaConfig small_config() {
   config.vocabulary = 51;
   config.sequence = 32;
   return config;
-}
-
-struct Gradients {
-  at::Tensor output;
-  at::Tensor input;
-  std::vector<at::Tensor> parameters;
-};
-
-Gradients run(const Layer& layer, LayerState& state, const at::Tensor& input,
-              const LayerContext& context, const at::Tensor& output_gradient) {
-  std::unique_ptr<Stash> stash;
-  Gradients result;
-  result.output = layer.forward(state, input, context, &stash);
-  result.input =
-      layer.input_gradient(state, *stash, output_gradient, Layer::InputGradient::kWanted);
-  layer.weight_gradient(state, *stash);
-  for (const Parameter& p : state.parameters) result.parameters.push_back(p.gradient);
-  return result;
 }
 
 double relative_error(const at::Tensor& bf16, const at::Tensor& exact) {
@@ -109,10 +94,10 @@ TEST_P(Bf16Layers, MatchTheSameLayerInFp64) {
   const at::Tensor dy = head
                             ? at::full({}, 0.5, at::kFloat)
                             : random_tensor({3, config.sequence, config.hidden}, 22, at::kBFloat16);
-  const Gradients ours = run(*model[index], state, input, context, dy);
+  const Gradients ours = by_three_calls(*model[index], state, input, context, dy);
   const Gradients wanted =
-      run(*plain[index], exact, input.defined() ? input.to(at::kDouble) : input, context,
-          dy.to(at::kDouble));
+      by_three_calls(*plain[index], exact, input.defined() ? input.to(at::kDouble) : input, context,
+                     dy.to(at::kDouble));
   const double forward = 2 * std::sqrt(7) * kRoundoff;
   const double backward = 3 * std::sqrt(14) * kRoundoff;
   EXPECT_EQ(ours.output.scalar_type(), head ? at::kFloat : at::kBFloat16);
@@ -184,7 +169,7 @@ TEST(Bf16, AnAutogradLayerComputesInItToo) {
   LayerState state = make_state(*layer, LayerId{0}, 3);
   const at::Tensor x = random_tensor({4, 8}, 1, at::kBFloat16);
   const at::Tensor dy = random_tensor({4, 8}, 2, at::kBFloat16);
-  const Gradients result = run(*layer, state, x, {}, dy);
+  const Gradients result = by_three_calls(*layer, state, x, {}, dy);
   EXPECT_EQ(result.output.scalar_type(), at::kBFloat16);
   EXPECT_EQ(result.parameters[0].scalar_type(), at::kFloat);
   const at::Tensor exact = dy.to(at::kDouble).t().matmul(x.to(at::kDouble));

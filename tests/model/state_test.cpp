@@ -159,24 +159,6 @@ TEST_F(StateBytes, AHeaderOfAnotherModelIsRefused) {
             "the same model at both ends");
 }
 
-TEST(Memory, ComputedStashesAreThoseMeasured) {
-  for (const double p : {0.0, 0.1}) {
-    LlamaConfig config = testing::tiny_config();
-    config.dropout = p;
-    const Model model = make_llama(config);
-    const LayerContext context = testing::random_context(config, 3, 4);
-    const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
-    for (std::size_t i = 0; i < model.size(); ++i) {
-      const LayerId id{static_cast<int>(i)};
-      const LayerState state = make_state(*model[i], id, 3);
-      const StashBytes bytes = measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
-      EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3).value)
-          << model[i]->name() << " dropout " << p;
-      EXPECT_GE(bytes.peak, bytes.held - boundary_bytes(config, 3));
-    }
-  }
-}
-
 TEST(Memory, ForwardWithoutAStashKeepsItsOutputOnly) {
   const LlamaConfig config = testing::tiny_config();
   const Model model = make_llama(config);

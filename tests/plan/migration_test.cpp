@@ -15,7 +15,7 @@ namespace {
 using schedule::ScheduleKind;
 
 // Any stages on any ranks, some of them idle.
-Plan random_plan(Rng& rng, int layers, int ranks) {
+Plan scattered_plan(Rng& rng, int layers, int ranks) {
   std::vector<int> counts;
   std::vector<Rank> placement;
   for (int left = layers; left > 0; left -= counts.back()) {
@@ -30,8 +30,8 @@ TEST(Migration, AppliedToTheOldOwnersItGivesTheNewOnes) {
     Rng rng(mix_key({0x316, seed}));
     const cost::ModelCost model = whole_number_model(rng, pick(rng, 1, 20));
     const int ranks = pick(rng, 1, 6);
-    const Plan from = random_plan(rng, model.size(), ranks);
-    const Plan to = random_plan(rng, model.size(), ranks);
+    const Plan from = scattered_plan(rng, model.size(), ranks);
+    const Plan to = scattered_plan(rng, model.size(), ranks);
     EXPECT_EQ(difference(from, to, model).apply(owners(from)), owners(to)) << "seed " << seed;
     EXPECT_TRUE(difference(from, from, model).moves.empty());
   }
@@ -47,8 +47,8 @@ TEST(Align, MovesAsFewBytesAsTheBestOfAllPermutations) {
       if (pick(rng, 0, 3) == 0) rank.speed = 2;
       if (pick(rng, 0, 5) == 0) rank.node = 1;
     }
-    const Plan from = random_plan(rng, model.size(), ranks);
-    const Plan to = random_plan(rng, model.size(), ranks);
+    const Plan from = scattered_plan(rng, model.size(), ranks);
+    const Plan to = scattered_plan(rng, model.size(), ranks);
     std::vector<int> name(static_cast<std::size_t>(ranks));
     std::iota(name.begin(), name.end(), 0);
     Bytes least = difference(from, to, model).bytes();

@@ -48,9 +48,9 @@ TEST(Propose, TheBestScheduleIsNoWorseThanAnyOfThem) {
   }
 }
 
-constexpr std::array kKinds = {ScheduleKind::kGpipe,       ScheduleKind::k1F1B,
-                               ScheduleKind::kInterleaved, ScheduleKind::kZbH1,
-                               ScheduleKind::kZbV,         ScheduleKind::kAdaptive};
+constexpr std::array kAllKinds = {ScheduleKind::kGpipe,       ScheduleKind::k1F1B,
+                                  ScheduleKind::kInterleaved, ScheduleKind::kZbH1,
+                                  ScheduleKind::kZbV,         ScheduleKind::kAdaptive};
 
 // Every balancer with every schedule, on problems with memory, speeds, links and frozen layers.
 TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
@@ -63,7 +63,7 @@ TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
     cost::Cluster cluster = cost::equal_ranks(ranks, Bytes{pick(rng, 60, 400)});
     cluster.inside_node = {.latency_s = 0.1, .bandwidth_bytes_per_s = 10};
     for (cost::ClusterRank& rank : cluster.ranks) rank.speed = pick(rng, 1, 2);
-    for (const ScheduleKind kind : kKinds) {
+    for (const ScheduleKind kind : kAllKinds) {
       const BalanceProblem problem{model, cluster, 2 * ranks, kind};
       for (const Balancer balancer : {Balancer::kUniform, Balancer::kParameters, Balancer::kTime,
                                       Balancer::kDiffusionParameters, Balancer::kDiffusionTime,
@@ -95,7 +95,7 @@ TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
 TEST(Propose, TheBalancersInFlightCountsAreTheSchedules) {
   for (int ranks = 1; ranks <= 6; ++ranks) {
     for (const int micro_batches : {ranks, 2 * ranks, 4 * ranks}) {
-      for (const ScheduleKind kind : kKinds) {
+      for (const ScheduleKind kind : kAllKinds) {
         if (kind == ScheduleKind::kAdaptive) continue;
         const cost::ModelCost model = equal_model(4 * ranks, 1e-3);
         const cost::Cluster cluster = cost::equal_ranks(ranks);

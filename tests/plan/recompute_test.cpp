@@ -15,11 +15,11 @@ namespace {
 
 using schedule::ScheduleKind;
 
-constexpr std::array kKinds = {ScheduleKind::kGpipe, ScheduleKind::k1F1B, ScheduleKind::kZbH1,
-                               ScheduleKind::kInterleaved, ScheduleKind::kZbV};
+constexpr std::array kFixedKinds = {ScheduleKind::kGpipe, ScheduleKind::k1F1B, ScheduleKind::kZbH1,
+                                    ScheduleKind::kInterleaved, ScheduleKind::kZbV};
 
 // Layers that differ in everything, the first `frozen` of them frozen.
-cost::ModelCost random_model(Rng& rng, int layers, int frozen) {
+cost::ModelCost model_with_frozen(Rng& rng, int layers, int frozen) {
   cost::ModelCost model;
   for (int i = 0; i < layers; ++i) {
     cost::LayerCost layer;
@@ -81,9 +81,9 @@ TEST(Recompute, WithoutAnyLayerThePeakIsTheReplays) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Rng rng(seed);
     const int layers = pick(rng, 8, 12);
-    const cost::ModelCost model = random_model(rng, layers, pick(rng, 0, 3));
+    const cost::ModelCost model = model_with_frozen(rng, layers, pick(rng, 0, 3));
     const int ranks = pick(rng, 1, 3);
-    for (const ScheduleKind kind : kKinds) {
+    for (const ScheduleKind kind : kFixedKinds) {
       const Plan plan = random_plan(rng, kind, layers, ranks);
       const auto evaluation = evaluate(plan, model, cost::equal_ranks(ranks), 2 * ranks);
       const auto peaks = peak_memory(plan, model, 2 * ranks, {});
@@ -121,7 +121,7 @@ TEST(Recompute, ThePeakCountsWhatASecondForwardBringsBack) {
 
 TEST(Recompute, CostsGainTheForwardTimeAndLoseAllButTheInput) {
   Rng rng(3);
-  const cost::ModelCost model = random_model(rng, 6, 2);
+  const cost::ModelCost model = model_with_frozen(rng, 6, 2);
   const cost::ModelCost now = recomputed(model, {LayerId(1), LayerId(4)});
   EXPECT_EQ(now.layers[1], model.layers[1]) << "a frozen prefix keeps nothing anyway";
   EXPECT_EQ(now.layers[3], model.layers[3]);
@@ -141,8 +141,8 @@ TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
     const int ranks = pick(rng, 1, 3);
     const int layers = pick(rng, 2 * ranks + 1, 9);
     const int micro_batches = 2 * ranks;
-    const cost::ModelCost model = random_model(rng, layers, pick(rng, 0, 2));
-    const ScheduleKind kind = kKinds[rng.below(kKinds.size())];
+    const cost::ModelCost model = model_with_frozen(rng, layers, pick(rng, 0, 2));
+    const ScheduleKind kind = kFixedKinds[rng.below(kFixedKinds.size())];
     const Plan plan = random_plan(rng, kind, layers, ranks);
     cost::Cluster cluster = cost::equal_ranks(ranks);
     const auto most = peak_memory(plan, model, micro_batches, {}).value();
@@ -189,7 +189,7 @@ TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
 
 TEST(Recompute, ManyLayersTakeAFixedNumberOfStepsAndStillFit) {
   Rng rng(5);
-  const cost::ModelCost model = random_model(rng, 96, 0);
+  const cost::ModelCost model = model_with_frozen(rng, 96, 0);
   const Plan plan = make_plan({48, 48}, ScheduleKind::k1F1B);
   cost::Cluster cluster = cost::equal_ranks(2);
   const auto most = peak_memory(plan, model, 8, {}).value();
@@ -202,7 +202,7 @@ TEST(Recompute, ManyLayersTakeAFixedNumberOfStepsAndStillFit) {
 
 TEST(Recompute, NotEnoughMemoryNamesRankAndBytes) {
   Rng rng(5);
-  const cost::ModelCost model = random_model(rng, 4, 0);
+  const cost::ModelCost model = model_with_frozen(rng, 4, 0);
   cost::Cluster cluster = cost::equal_ranks(2);
   cluster.ranks[1].memory = Bytes{10};
   const auto chosen = recomputed_layers(Recompute::kAuto, make_plan({2, 2}, ScheduleKind::k1F1B),
@@ -216,7 +216,7 @@ TEST(Recompute, NotEnoughMemoryNamesRankAndBytes) {
 
 TEST(Recompute, AProposalRecomputesOnlyWhereNothingElseFits) {
   Rng rng(7);
-  const cost::ModelCost model = random_model(rng, 12, 0);
+  const cost::ModelCost model = model_with_frozen(rng, 12, 0);
   const auto proposed = [&](Bytes memory, Recompute choice) {
     const cost::Cluster cluster = cost::equal_ranks(3, memory);
     return propose(Balancer::kOptimal, {.model = model, .cluster = cluster, .micro_batches = 6}, {},

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "dynmo/plan/migration.h"
@@ -11,18 +10,6 @@
 
 namespace dynmo::runtime::testing {
 namespace {
-
-constexpr int kLayers = 8;
-
-void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
-  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
-  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
-  EXPECT_EQ(a.losses, b.losses) << what;
-  EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
-  EXPECT_EQ(a.states, b.states) << what;
-  EXPECT_EQ(a.gradients, b.gradients) << what;
-  EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
-}
 
 class Equivalence : public ::testing::TestWithParam<std::tuple<int, schedule::ScheduleKind>> {};
 
@@ -43,10 +30,6 @@ TEST_P(Equivalence, AnyCutAndPlacementEqualsOneRankBitForBit) {
   }
 }
 
-constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
-                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
-                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
-
 INSTANTIATE_TEST_SUITE_P(
     Ranks, Equivalence, ::testing::Combine(::testing::Values(2, 3, 4), ::testing::ValuesIn(kKinds)),
     [](const auto& test) {
@@ -55,10 +38,6 @@ INSTANTIATE_TEST_SUITE_P(
       std::replace(text.begin(), text.end(), '-', '_');
       return text;
     });
-
-dynamism::FreezingSchedule freezing() {
-  return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
-}
 
 // Moves to a random other cut before every second step; at least one moved layer still has its
 // moments.
@@ -113,22 +92,14 @@ TEST(Migration, RandomChangesOfScheduleAndPlacementChangeNoBit) {
   constexpr int kMicroBatches = 6;
   std::set<schedule::ScheduleKind> seen;
   std::mutex mutex;
-  const auto change = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
-    if (step % 3 != 2) return {};
-    Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(step)}));
-    const auto kind = kKinds[rng.below(kKinds.size())];
-    DYNMO_ASSIGN(const bool moved,
-                 pipeline.apply(random_plan(rng, kind, kLayers, kRanks, kMicroBatches,
-                                            pipeline.plan().generation + 1)));
-    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
+  const auto see = [&](const Pipeline&, schedule::ScheduleKind kind) {
     const std::lock_guard lock(mutex);
     seen.insert(kind);
-    return {};
   };
   RunOptions options{.steps = 60, .micro_batches = kMicroBatches, .cut = {3, 2, 3}};
   options.freezing = freezing();
   const RunResult still = run_pipeline(options);
-  options.before_step = change;
+  options.before_step = random_plans(kSeed, kRanks, kMicroBatches, see);
   const RunResult moving = run_pipeline(options);
   expect_same(still, moving, fmt::format("seed {}", kSeed));
   EXPECT_EQ(seen.size(), kKinds.size());

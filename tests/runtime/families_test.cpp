@@ -2,19 +2,11 @@
 // Both families with tied embeddings: pipelined = one rank, and moved = never moved, bit for bit.
 #include <gtest/gtest.h>
 
-#include <array>
-
 #include "dynmo/model/decoder.h"
 #include "pipeline_fixture.h"
 
 namespace dynmo::runtime::testing {
 namespace {
-
-constexpr int kLayers = 8;
-
-constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
-                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
-                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
 
 // Of small_model()'s sizes, tied.
 model::DecoderConfig tied(model::Family family) {
@@ -47,16 +39,6 @@ class Families : public ::testing::TestWithParam<model::Family> {
     options.ties = model::ties(config);
     return options;
   }
-
-  static void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
-    ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
-    ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
-    EXPECT_EQ(a.losses, b.losses) << what;
-    EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
-    EXPECT_EQ(a.states, b.states) << what;
-    EXPECT_EQ(a.gradients, b.gradients) << what;
-    EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
-  }
 };
 
 TEST_P(Families, AnyScheduleOnUpToThreeRanksEqualsOneRankBitForBit) {
@@ -86,19 +68,12 @@ TEST_P(Families, RandomChangesOfPlanEveryThreeStepsChangeNoBit) {
   std::set<schedule::ScheduleKind> seen;
   std::set<Rank> owners_of_head;
   std::mutex mutex;
-  moving.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
-    if (step % 3 != 2) return {};
-    Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(step)}));
-    const auto kind = kKinds[rng.below(kKinds.size())];
-    DYNMO_ASSIGN(const bool moved,
-                 pipeline.apply(random_plan(rng, kind, kLayers, kRanks, kMicroBatches,
-                                            pipeline.plan().generation + 1)));
-    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
-    const std::lock_guard lock(mutex);
-    seen.insert(kind);
-    owners_of_head.insert(pipeline.plan().owner(LayerId(kLayers - 1)));
-    return {};
-  };
+  moving.before_step = random_plans(
+      kSeed, kRanks, kMicroBatches, [&](const Pipeline& pipeline, schedule::ScheduleKind kind) {
+        const std::lock_guard lock(mutex);
+        seen.insert(kind);
+        owners_of_head.insert(pipeline.plan().owner(LayerId(kLayers - 1)));
+      });
   expect_same(run_pipeline(still), run_pipeline(moving), fmt::format("seed {}", kSeed));
   EXPECT_EQ(seen.size(), kKinds.size());
   EXPECT_GT(owners_of_head.size(), 1U);

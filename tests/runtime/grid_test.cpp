@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "dynmo/runtime/ties.h"
@@ -15,7 +14,6 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-constexpr int kLayers = 8;
 const model::Tie kTie{LayerId(0), "embed_tokens.weight", LayerId(kLayers - 1), "lm_head.weight"};
 
 using Gradients = std::map<LayerId, std::vector<at::Tensor>>;
@@ -152,21 +150,6 @@ class OneRank {
   int frozen_ = 0;
 };
 
-void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
-  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
-  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
-  EXPECT_EQ(a.losses, b.losses) << what;
-  EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
-  EXPECT_EQ(a.states, b.states) << what;
-  EXPECT_EQ(a.gradients, b.gradients) << what;
-  EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
-  EXPECT_EQ(a.different + b.different, 0) << what;
-}
-
-constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
-                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
-                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
-
 class Replicas : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(Replicas, EqualOneRankThatAddsTheirSumsInOrderBitForBit) {
@@ -253,25 +236,6 @@ TEST(Grid, AnyGroupingIsTheSameToTwelveDigitsInFp64) {
       }
     }
   }
-}
-
-dynamism::FreezingSchedule freezing() {
-  return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
-}
-
-// Another random plan before every third step: cut, placement and schedule.
-std::function<Expected<void>(Pipeline&, std::int64_t)> random_plans(std::uint64_t seed, int ranks,
-                                                                    int micro_batches) {
-  return [=](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
-    if (step % 3 != 2) return {};
-    Rng rng(mix_key({seed, static_cast<std::uint64_t>(step)}));
-    const auto kind = kKinds[rng.below(kKinds.size())];
-    DYNMO_ASSIGN(const bool moved,
-                 pipeline.apply(random_plan(rng, kind, kLayers, ranks, micro_batches,
-                                            pipeline.plan().generation + 1)));
-    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
-    return {};
-  };
 }
 
 TEST(Grid, RandomPlansUnderReplicasAndFreezingChangeNoBit) {

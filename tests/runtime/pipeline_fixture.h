@@ -6,7 +6,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -28,17 +30,27 @@
 
 namespace dynmo::runtime::testing {
 
+constexpr int kLayers = 8;
+constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
+                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
+                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
+
 inline model::LlamaConfig small_model() {
   model::LlamaConfig config;
   config.vocabulary = 61;
   config.hidden = 32;
-  config.blocks = 3;  // 8 layers with embedding and head
+  config.blocks = 3;  // kLayers with embedding and head
   config.heads = 4;
   config.kv_heads = 2;
   config.intermediate = 48;
   config.sequence = 12;
   config.dropout = 0.1;  // so that a lost random key shows
   return config;
+}
+
+// Freezes most of the layers within a run, a few steps apart.
+inline dynamism::FreezingSchedule freezing() {
+  return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
 }
 
 struct RunOptions {
@@ -96,6 +108,17 @@ struct RunResult {
     different += found->second == digest ? 0 : 1;
   }
 };
+
+inline void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
+  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
+  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
+  EXPECT_EQ(a.losses, b.losses) << what;
+  EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
+  EXPECT_EQ(a.states, b.states) << what;
+  EXPECT_EQ(a.gradients, b.gradients) << what;
+  EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
+  EXPECT_EQ(a.different + b.different, 0) << what;
+}
 
 inline MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, std::int64_t step,
                         MicroBatchId id) {
@@ -248,6 +271,26 @@ inline plan::Plan random_plan(Rng& rng, schedule::ScheduleKind kind, int layers,
     if (split) run(ActionKind::kWeightGradient, s);
   }
   return plan;
+}
+
+// Another random plan before every third step: cut, placement and schedule. Each rank says which it
+// has moved to.
+using Changed = std::function<void(const Pipeline&, schedule::ScheduleKind)>;
+inline std::function<Expected<void>(Pipeline&, std::int64_t)> random_plans(std::uint64_t seed,
+                                                                           int ranks,
+                                                                           int micro_batches,
+                                                                           Changed changed = {}) {
+  return [=](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step % 3 != 2) return {};
+    Rng rng(mix_key({seed, static_cast<std::uint64_t>(step)}));
+    const auto kind = kKinds[rng.below(kKinds.size())];
+    DYNMO_ASSIGN(const bool moved,
+                 pipeline.apply(random_plan(rng, kind, kLayers, ranks, micro_batches,
+                                            pipeline.plan().generation + 1)));
+    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
+    if (changed) changed(pipeline, kind);
+    return {};
+  };
 }
 
 }  // namespace dynmo::runtime::testing

@@ -2,32 +2,15 @@
 // What equivalence_test.cpp holds in fp32, in bf16: ranks, cuts, schedules and moves change no bit.
 #include <gtest/gtest.h>
 
-#include <array>
-
 #include "dynmo/model/memory.h"
 #include "pipeline_fixture.h"
 
 namespace dynmo::runtime::testing {
 namespace {
 
-constexpr int kLayers = 8;
-constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::ScheduleKind::k1F1B,
-                               schedule::ScheduleKind::kZbH1,  schedule::ScheduleKind::kInterleaved,
-                               schedule::ScheduleKind::kZbV,   schedule::ScheduleKind::kAdaptive};
-
 RunOptions bf16(RunOptions options) {
   options.precision = model::Precision::kBf16;
   return options;
-}
-
-void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
-  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
-  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
-  EXPECT_EQ(a.losses, b.losses) << what;
-  EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
-  EXPECT_EQ(a.states, b.states) << what;
-  EXPECT_EQ(a.gradients, b.gradients) << what;
-  EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
 }
 
 TEST(Bf16Equivalence, AnyRanksCutAndScheduleEqualOneRankBitForBit) {
@@ -54,20 +37,10 @@ TEST(Bf16Equivalence, RandomPlansWithFreezingEqualNeverMovedBitForBit) {
   constexpr std::uint64_t kSeed = 43;
   constexpr int kRanks = 3;
   constexpr int kMicroBatches = 6;
-  const auto change = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
-    if (step % 3 != 2) return {};
-    Rng rng(mix_key({kSeed, static_cast<std::uint64_t>(step)}));
-    const auto kind = kKinds[rng.below(kKinds.size())];
-    DYNMO_ASSIGN(const bool moved,
-                 pipeline.apply(random_plan(rng, kind, kLayers, kRanks, kMicroBatches,
-                                            pipeline.plan().generation + 1)));
-    EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
-    return {};
-  };
   RunOptions options = bf16({.steps = 40, .micro_batches = kMicroBatches, .cut = {3, 2, 3}});
-  options.freezing = {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
+  options.freezing = freezing();
   const RunResult still = run_pipeline(options);
-  options.before_step = change;
+  options.before_step = random_plans(kSeed, kRanks, kMicroBatches);
   expect_same(still, run_pipeline(options), fmt::format("seed {}", kSeed));
 }
 

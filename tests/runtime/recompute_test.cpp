@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-
 #include "dynmo/model/recompute.h"
 #include "dynmo/schedule/lowering.h"
 #include "pipeline_fixture.h"
@@ -13,20 +11,10 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-constexpr int kLayers = 8;
-
-void expect_same(const RunResult& a, const RunResult& b, const std::string& what) {
-  ASSERT_TRUE(a.status.has_value()) << what << ": " << a.status.error().message;
-  ASSERT_TRUE(b.status.has_value()) << what << ": " << b.status.error().message;
-  EXPECT_EQ(a.losses, b.losses) << what;
-  EXPECT_EQ(a.states, b.states) << what;
-  EXPECT_EQ(a.gradients, b.gradients) << what;
-}
-
 TEST(RecomputePipeline, WholeChangesNoBitUnderAnyScheduleFreezingAndMoves) {
   for (const auto kind : {schedule::ScheduleKind::k1F1B, schedule::ScheduleKind::kZbH1}) {
     RunOptions options{.steps = 12, .cut = {3, 2, 3}, .schedule = kind};
-    options.freezing = {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
+    options.freezing = freezing();
     const RunResult none = run_pipeline(options);
     options.recompute = plan::Recompute::kWhole;
     options.before_step = [](Pipeline& pipeline, std::int64_t step) -> Expected<void> {

@@ -23,7 +23,7 @@ constexpr StageCost kStage{.forward = Nanoseconds{kUnit},
                            .activation = Bytes{1},
                            .boundary = {}};
 
-cost::Cluster cluster_of(int ranks) {
+cost::Cluster ranks_of(int ranks) {
   return {.ranks = std::vector<cost::ClusterRank>(static_cast<std::size_t>(ranks)),
           .inside_node = {},
           .between_nodes = {}};
@@ -36,7 +36,7 @@ SimResult replay(ScheduleKind kind, const std::vector<Rank>& placement, int rank
   schedule::PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches, .stages = {}};
   for (const Rank rank : placement) shape.stages.push_back({.rank = rank});
   if (costs.empty()) costs.assign(placement.size(), kStage);
-  return *simulate(lower(*make_schedule(kind, shape, options)), costs, cluster_of(ranks));
+  return *simulate(lower(*make_schedule(kind, shape, options)), costs, ranks_of(ranks));
 }
 
 // Step time in units of F of a stage.
@@ -156,7 +156,7 @@ TEST(Templates, RunToTheEndOnTenThousandRandomPipelines) {
         *time = Nanoseconds{pick(rng, 0, 3) == 0 ? 0 : pick(rng, 1, 1000)};
       }
     }
-    cost::Cluster cluster = cluster_of(shape.ranks);
+    cost::Cluster cluster = ranks_of(shape.ranks);
     cluster.inside_node.latency_s = pick(rng, 0, 200) * 1e-9;
     const auto made = make_schedule(kind, shape, options);
     ASSERT_TRUE(made) << "seed " << seed << ": " << made.error().message;

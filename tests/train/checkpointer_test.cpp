@@ -15,11 +15,12 @@ namespace dynmo::train {
 namespace {
 
 namespace fs = std::filesystem;
+using runtime::testing::kKinds;
+using runtime::testing::kLayers;
 using runtime::testing::random_plan;
 using runtime::testing::RunOptions;
 using runtime::testing::small_model;
 
-constexpr int kLayers = 8;
 constexpr int kSteps = 9;
 constexpr std::uint64_t kSeed = 7;
 
@@ -195,9 +196,6 @@ TEST(Checkpointer, TrainingGoesOnWhereADiskSaysNoAndTheNextOneIsTried) {
 TEST(Checkpointer, AnyPlanLoadsWhatAnyOtherSavedAndGoesOnWithTheSameBits) {
   const TempFolder folder;
   using schedule::ScheduleKind;
-  constexpr std::array kKinds = {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
-                                 ScheduleKind::kZbH1,  ScheduleKind::kInterleaved,
-                                 ScheduleKind::kZbV,   ScheduleKind::kAdaptive};
   constexpr int kMicroBatches = 12;  // what interleaved takes of 1 to 4 ranks
   const Outcome undisturbed =
       train_small({.config = config_for(folder.path() / "whole", true, 1 << 30),

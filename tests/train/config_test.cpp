@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
@@ -193,6 +194,29 @@ TEST(Config, TiesFollowTheFamilyUnlessTheyAreGiven) {
   config.model.family = "gpt-2";
   EXPECT_EQ(validate(config).error().message,
             "model.family: 'gpt-2' is no family of models, did you mean 'gpt2'?");
+}
+
+// "[table]" and "key" lines of TOML, without values and comments.
+std::vector<std::string> keys_in(const std::string& toml) {
+  std::vector<std::string> keys;
+  std::istringstream lines(toml);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string key = line.substr(0, line.find_first_of(" #"));
+    if (!key.empty()) keys.push_back(key);
+  }
+  return keys;
+}
+
+TEST(Config, ThePageHasAllKeysAndTheirDefaults) {
+  const std::string page = read_file(CONFIG_PAGE).value();
+  const std::string fence = "```toml\n";
+  const std::size_t begin = page.find(fence) + fence.size();
+  const std::string toml = page.substr(begin, page.find("```", begin) - begin);
+  Config config;
+  const auto read = apply_text(config, toml, "docs/config.md");
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_EQ(to_toml(config), to_toml(Config{}));
+  EXPECT_EQ(keys_in(toml), keys_in(to_toml(Config{})));
 }
 
 // Whatever bytes are in the file: an error or a config, never a crash.

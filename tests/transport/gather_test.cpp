@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::transport {
@@ -15,6 +17,18 @@ TEST(Gather, ReturnsTextsOfUnequalLengthsByRank) {
     EXPECT_EQ(texts, expected);
     DYNMO_ASSIGN(const auto nothing, gather_texts(transport, 3, ""));
     EXPECT_EQ(nothing, std::vector<std::string>(3));
+    return {};
+  });
+  EXPECT_TRUE(status.has_value()) << status.error().message;
+}
+
+TEST(Gather, ReturnsNumbersByRankBitForBit) {
+  const auto status = run_ranks(3, [](Transport& transport) -> Expected<void> {
+    const std::vector<std::vector<double>> expected = {{0.1, -0.0}, {1e-310, 2}, {1e300, -3}};
+    DYNMO_ASSIGN(const auto numbers,
+                 gather_numbers(transport, 3, expected[transport.rank().index()]));
+    EXPECT_EQ(numbers, expected);
+    EXPECT_TRUE(std::signbit(numbers[0][1]));
     return {};
   });
   EXPECT_TRUE(status.has_value()) << status.error().message;

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/family_impl.h"
+
+namespace dynmo::model {
+
+ParameterSpec constant(std::string name, std::int64_t size, double value) {
+  return {.name = std::move(name), .shape = {size}, .deviation = 0, .mean = value, .decays = false};
+}
+
+ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, double deviation) {
+  return {.name = std::move(name),
+          .shape = {rows, columns},
+          .deviation = deviation,
+          .mean = 0,
+          .decays = true};
+}
+
+double residual_deviation(double deviation, std::int64_t blocks) {
+  return deviation / std::sqrt(2.0 * static_cast<double>(blocks));
+}
+
+Expected<void> check_counts(std::initializer_list<ConfigField<std::int64_t>> fields) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  for (const auto& [field, value] : fields) {
+    if (value < 1 || value > kLargest) {
+      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
+                        kLargest);
+    }
+  }
+  return {};
+}
+
+Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields) {
+  for (const auto& [field, value] : fields) {
+    if (!(std::isfinite(value) && value > 0)) {
+      return make_error(ErrorCode::kBadInput, "model: {} is {:g}, wanted above 0", field, value);
+    }
+  }
+  return {};
+}
+
+Expected<void> check_heads(std::int64_t hidden, std::int64_t heads) {
+  if (hidden % heads == 0) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "model: hidden is {}, wanted a multiple of heads ({}), such as {}", hidden,
+                    heads, (hidden / heads + 1) * heads);
+}
+
+Expected<void> check_dropout(double dropout) {
+  if (dropout >= 0 && dropout < 1) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "model: dropout is {:g}, wanted 0 or more and less than 1", dropout);
+}
+
+LayerId head_of(std::int64_t blocks) { return LayerId(static_cast<std::int32_t>(2 * blocks + 1)); }
+
+std::string checkpoint_name(std::string_view model, std::string_view list, std::int64_t blocks,
+                            LayerId layer, std::string_view parameter) {
+  const LayerId head = head_of(blocks);
+  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
+  if (layer > LayerId(0) && layer < head) {
+    return fmt::format("{}.{}.{}.{}", model, list, (layer.value - 1) / 2, parameter);
+  }
+  return parameter == "lm_head.weight" ? std::string(parameter)
+                                       : fmt::format("{}.{}", model, parameter);
+}
+
+}  // namespace dynmo::model

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the families of decoders have in common: how parameters are described, what any config must
+// satisfy, how Hugging Face names the tensors of a list of blocks.
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/model/layer.h"
+
+namespace dynmo::model {
+
+using Specs = std::vector<ParameterSpec>;
+
+// A vector that starts as `value` everywhere and does not decay: a norm's weight, a bias.
+[[nodiscard]] ParameterSpec constant(std::string name, std::int64_t size, double value);
+[[nodiscard]] ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns,
+                                   double deviation);
+
+// Of the two projections into the residual stream (Radford et al., 2019, section 2.3).
+[[nodiscard]] double residual_deviation(double deviation, std::int64_t blocks);
+
+template <typename T>
+struct ConfigField {
+  std::string_view name;
+  T value;
+};
+// All kBadInput naming the field. Counts: 1 to 2^30.
+[[nodiscard]] Expected<void> check_counts(std::initializer_list<ConfigField<std::int64_t>> fields);
+[[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields);
+[[nodiscard]] Expected<void> check_heads(std::int64_t hidden, std::int64_t heads);
+[[nodiscard]] Expected<void> check_dropout(double dropout);
+
+// The id of the head, after the embedding and two half blocks a block.
+[[nodiscard]] LayerId head_of(std::int64_t blocks);
+
+// "model" and "layers" make {layer 3, "mlp.up_proj.weight"} "model.layers.1.mlp.up_proj.weight".
+// Requires a layer from 0 to head_of(blocks). The head's matrix stands outside of the model.
+[[nodiscard]] std::string checkpoint_name(std::string_view model, std::string_view list,
+                                          std::int64_t blocks, LayerId layer,
+                                          std::string_view parameter);
+
+}  // namespace dynmo::model

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <cstdint>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/products_impl.h"
+
+// What libtorch_cpu.so exports of its BLAS: Fortran's interface, columns first, 32-bit sizes. Weak,
+// as a libtorch without MKL has no product of bf16.
+extern "C" {
+[[gnu::weak]] void sgemm_(const char* a_form, const char* b_form, const std::int32_t* m,
+                          const std::int32_t* n, const std::int32_t* k, const float* alpha,
+                          const float* a, const std::int32_t* a_stride, const float* b,
+                          const std::int32_t* b_stride, const float* beta, float* c,
+                          const std::int32_t* c_stride);
+[[gnu::weak]] void dgemm_(const char* a_form, const char* b_form, const std::int32_t* m,
+                          const std::int32_t* n, const std::int32_t* k, const double* alpha,
+                          const double* a, const std::int32_t* a_stride, const double* b,
+                          const std::int32_t* b_stride, const double* beta, double* c,
+                          const std::int32_t* c_stride);
+[[gnu::weak]] void gemm_bf16bf16f32_(const char* a_form, const char* b_form, const std::int32_t* m,
+                                     const std::int32_t* n, const std::int32_t* k,
+                                     const float* alpha, const c10::BFloat16* a,
+                                     const std::int32_t* a_stride, const c10::BFloat16* b,
+                                     const std::int32_t* b_stride, const float* beta, float* c,
+                                     const std::int32_t* c_stride);
+}
+
+namespace dynmo::model {
+namespace {
+
+std::int32_t narrow(std::int64_t size) {
+  DYNMO_CHECK(size >= 0 && size <= INT32_MAX, "sizes of a product below 2^31, got {}", size);
+  return static_cast<std::int32_t>(size);
+}
+
+// Columns first, the rows of c are columns: c^T = b^T a^T.
+template <typename Function, typename Element, typename Sum>
+void call(Function function, const ProductShape& shape, Sum factor, const MatrixView<Element>& a,
+          const MatrixView<Element>& b, Sum kept, Sum* c, std::int64_t c_stride) {
+  const char a_form = a.transposed ? 'T' : 'N';
+  const char b_form = b.transposed ? 'T' : 'N';
+  const std::int32_t m = narrow(shape.rows);
+  const std::int32_t n = narrow(shape.columns);
+  const std::int32_t k = narrow(shape.depth);
+  const std::int32_t lda = narrow(a.stride);
+  const std::int32_t ldb = narrow(b.stride);
+  const std::int32_t ldc = narrow(c_stride);
+  function(&b_form, &a_form, &n, &m, &k, &factor, b.data, &ldb, a.data, &lda, &kept, c, &ldc);
+}
+
+}  // namespace
+
+template <>
+bool has_products<float>() {
+  return sgemm_ != nullptr;
+}
+template <>
+bool has_products<double>() {
+  return dgemm_ != nullptr;
+}
+template <>
+bool has_products<c10::BFloat16>() {
+#if defined(__x86_64__)
+  // Without the instruction, emulated far below the rate of libtorch's other ways.
+  return gemm_bf16bf16f32_ != nullptr && __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return gemm_bf16bf16f32_ != nullptr;
+#endif
+}
+
+void multiply(const ProductShape& shape, float factor, const MatrixView<float>& a,
+              const MatrixView<float>& b, float kept, float* c, std::int64_t c_stride) {
+  call(sgemm_, shape, factor, a, b, kept, c, c_stride);
+}
+
+void multiply(const ProductShape& shape, double factor, const MatrixView<double>& a,
+              const MatrixView<double>& b, double kept, double* c, std::int64_t c_stride) {
+  call(dgemm_, shape, factor, a, b, kept, c, c_stride);
+}
+
+void multiply(const ProductShape& shape, float factor, const MatrixView<c10::BFloat16>& a,
+              const MatrixView<c10::BFloat16>& b, float kept, float* c, std::int64_t c_stride) {
+  call(gemm_bf16bf16f32_, shape, factor, a, b, kept, c, c_stride);
+}
+
+void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b_KN) {
+  DYNMO_CHECK(sum_MN.is_contiguous() && a_KM.size(0) == b_KN.size(0) &&
+                  sum_MN.size(0) == a_KM.size(1) && sum_MN.size(1) == b_KN.size(1),
+              "matrices that fit, got {} += ({})^T {}", fmt::join(sum_MN.sizes(), "x"),
+              fmt::join(a_KM.sizes(), "x"), fmt::join(b_KN.sizes(), "x"));
+  const at::Tensor a = a_KM.stride(1) == 1 ? a_KM : a_KM.contiguous();
+  const at::Tensor b = b_KN.stride(1) == 1 ? b_KN : b_KN.contiguous();
+  multiply({sum_MN.size(0), sum_MN.size(1), a.size(0)}, 1.0F,
+           {a.const_data_ptr<c10::BFloat16>(), a.stride(0), true},
+           {b.const_data_ptr<c10::BFloat16>(), b.stride(0)}, 1.0F, sum_MN.data_ptr<float>(),
+           sum_MN.size(1));
+}
+
+}  // namespace dynmo::model

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/first_plan.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "dynmo/cost/cluster.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/propose.h"
+#include "dynmo/runtime/grid.h"
+#include "dynmo/train/pipeline_options.h"
+
+namespace dynmo::train {
+
+schedule::ScheduleKind first_schedule(const Config& config) {
+  if (config.pipeline.schedule == "auto") return schedule::ScheduleKind::k1F1B;
+  return schedule::parse_schedule_kind(config.pipeline.schedule).value();
+}
+
+Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+                                                     const cost::ModelCost& costs, int ranks) {
+  const bool best = config.pipeline.schedule == "auto";
+  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
+  return plan::propose(
+      plan::parse_balancer(config.pipeline.balancer).value(),
+      {.model = costs,
+       .cluster = cluster,
+       .micro_batches = static_cast<int>(config.batch.micro_batches),
+       .schedule = first_schedule(config),
+       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
+      {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven},
+      plan::parse_recompute(config.pipeline.recompute).value());
+}
+
+Expected<void> check_cut(const Config& config, int ranks, int layers) {
+  if (ranks > layers) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "{} ranks for {} layers: wanted at least one layer a rank; use -n {} or more model.blocks",
+        ranks, layers, layers);
+  }
+  const auto& cut = config.pipeline.cut;
+  if (cut.empty()) return {};
+  std::int64_t sum = 0;
+  bool positive = true;
+  for (const std::int64_t count : cut) {
+    positive = positive && count >= 1;
+    sum += count;
+  }
+  if (static_cast<int>(cut.size()) != ranks || !positive || sum != layers) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "pipeline.cut has {} parts of {} layers in all, wanted {} parts of at least one "
+        "layer, {} in all",
+        cut.size(), sum, ranks, layers);
+  }
+  return {};
+}
+
+Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
+                               const Config& config, const runtime::Pipeline::Batches& batches) {
+  const int layers = static_cast<int>(made.layers.size());
+  const runtime::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
+  DYNMO_TRY(check_cut(config, grid.ranks(), layers));
+  // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
+  const bool given = !config.pipeline.cut.empty();
+  std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
+  const cost::Cluster cluster = cost::equal_ranks(grid.ranks(), rank_memory(config));
+  const int micro_batches = static_cast<int>(config.batch.micro_batches);
+  if (!given) {
+    const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
+    DYNMO_ASSIGN(
+        cut, plan::balance(plan::Balancer::kUniform,
+                           {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
+  }
+  FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
+  runtime::PipelineOptions options = pipeline_options(config, made, 0, runtime::Balancing::kNever);
+  options.freezing.reset();
+  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  runtime::Pipeline measuring(
+      transport, made.layers, options, first.plan,
+      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed, made.ties));
+  DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
+  first.profiler = measuring.profiler();
+  if (given) {
+    first.plan.schedule = first_schedule(config);
+    DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
+    return first;
+  }
+  const cost::ModelCost costs = *measuring.costs();
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, grid.ranks()));
+  first.plan = std::move(proposed.proposal.plan);
+  return first;
+}
+
+}  // namespace dynmo::train

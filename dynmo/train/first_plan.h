@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The plan that a run starts with: given by pipeline.cut, or made of costs that are measured before
+// the first step.
+
+#include <optional>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/runtime/profiler.h"
+#include "dynmo/schedule/schedule.h"
+#include "dynmo/train/config.h"
+#include "dynmo/train/made_model.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+// Of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is found.
+[[nodiscard]] schedule::ScheduleKind first_schedule(const Config& config);
+
+// The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
+// recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
+[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+                                                                   const cost::ModelCost& costs,
+                                                                   int ranks);
+
+// pipeline.cut against the ranks of a replica and the layers of the model. kBadInput.
+[[nodiscard]] Expected<void> check_cut(const Config& config, int ranks, int layers);
+
+// The first plan and, unless it was given, the costs it follows from: measured with an even cut and
+// no update.
+struct FirstPlan {
+  plan::Plan plan;
+  std::optional<runtime::Profiler> profiler;
+};
+
+// Called by all ranks of the group. kBadInput, kInfeasible; kPeerLost.
+[[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
+                                             const Config& config,
+                                             const runtime::Pipeline::Batches& batches);
+
+}  // namespace dynmo::train

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/pipeline_options.h"
+
+#include <cstdint>
+
+#include "dynmo/cost/cluster.h"
+#include "dynmo/model/precision.h"
+#include "dynmo/plan/balance.h"
+
+namespace dynmo::train {
+
+Bytes rank_memory(const Config& config) {
+  return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
+}
+
+runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made, int lane,
+                                          runtime::Balancing balancing) {
+  runtime::PipelineOptions options;
+  options.seed = static_cast<std::uint64_t>(c.train.seed);
+  options.steps = c.train.steps;
+  options.micro_batches = static_cast<int>(c.batch.micro_batches);
+  options.accumulation = static_cast<int>(c.batch.accumulation);
+  options.replicas = static_cast<int>(c.pipeline.replicas);
+  options.boundary_shape = made.boundary_shape;
+  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
+  options.ties = made.ties;
+  options.optimizer.beta1 = c.optimizer.beta1;
+  options.optimizer.beta2 = c.optimizer.beta2;
+  options.optimizer.epsilon = c.optimizer.epsilon;
+  options.optimizer.weight_decay = c.optimizer.weight_decay;
+  options.learning_rate.peak = c.optimizer.learning_rate;
+  options.learning_rate.minimum = c.optimizer.minimum_learning_rate;
+  options.learning_rate.warmup_steps = c.optimizer.warmup_steps;
+  options.learning_rate.total_steps = c.train.steps;
+  options.learning_rate.decay = model::parse_decay(c.optimizer.decay).value();
+  options.learning_rate.decay_share = c.optimizer.decay_share;
+  options.clip_norm = c.optimizer.clip_norm;
+  options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;
+  if (c.freezing.enabled) {
+    options.freezing = dynamism::FreezingSchedule{.start = c.freezing.start,
+                                                  .end = c.freezing.end,
+                                                  .fraction = c.freezing.fraction,
+                                                  .every = c.freezing.every};
+  }
+  options.balancing = balancing;
+  options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
+  options.policy.minimum_gain = c.balance.minimum_gain;
+  options.policy.noise_factor = c.balance.noise_factor;
+  // A search finds the schedule, too.
+  if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
+    options.policy.propose.schedules = plan::ScheduleChoice::kBest;
+  }
+  options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
+  options.memory = rank_memory(c);
+  options.profile_window = static_cast<int>(c.balance.window);
+  options.lane = lane;
+  options.staging.device = made.device.device;
+  options.channels = made.device.channels;
+  return options;
+}
+
+}  // namespace dynmo::train

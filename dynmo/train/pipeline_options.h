@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Between a run's config and the options of its pipelines.
+
+#include "dynmo/core/units.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/config.h"
+#include "dynmo/train/made_model.h"
+
+namespace dynmo::train {
+
+// Of a rank, as pipeline.memory says.
+[[nodiscard]] Bytes rank_memory(const Config& config);
+
+// Of a valid config; a pipeline of one group that runs in turn with others has a `lane` of its own.
+[[nodiscard]] runtime::PipelineOptions pipeline_options(const Config& config, const MadeModel& made,
+                                                        int lane, runtime::Balancing balancing);
+
+}  // namespace dynmo::train

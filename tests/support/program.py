@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The built program as its tests meet it: where it is, a folder to run it in, how its errors look.
+
+DYNMO is the program.
+"""
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+DYNMO = os.environ["DYNMO"]
+
+
+class ProgramCase(unittest.TestCase):
+    """`self.folder` is where the program runs."""
+
+    def run_program(self, *words, timeout=100):
+        return subprocess.run([DYNMO, *map(str, words)], capture_output=True, text=True, timeout=timeout, check=False,
+                              stdin=subprocess.DEVNULL, cwd=self.folder, env={**os.environ, "LC_ALL": "C"})
+
+    def assert_error(self, result, code, *words):
+        """One line on standard error, with all words."""
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        lines = result.stderr.splitlines()
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(lines[0].startswith("dynmo: error: "), lines[0])
+        for word in words:
+            self.assertIn(word, lines[0])
+
+
+class FreshFolderCase(ProgramCase):
+    """Each test has an empty folder."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="dynmo-test-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints as a user meets them: resume after SIGKILL, disks that say no, damaged files."""
+import json
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+from program import DYNMO
+from run_case import RunCase, digests, losses, newest_manifest, rank_processes
+
+
+class Resume(RunCase):
+    SETTINGS = ("train.steps=60", "checkpoint.every=10", "freezing.enabled=true", "freezing.every=4", "checkpoint.keep=3")
+
+    def train(self, run, ranks, *words):
+        return self.command("-n", str(ranks), *words, run=run, extra=self.SETTINGS)
+
+    def test_killed_and_resumed_on_other_ranks_equals_undisturbed(self):
+        undisturbed = self.run_command(self.train("undisturbed", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference = self.folder / "undisturbed"
+
+        for ranks in (1, 3):
+            run = self.folder / f"killed-{ranks}"
+            process = subprocess.Popen(self.train(run.name, 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                       stdin=subprocess.DEVNULL, cwd=self.folder)
+            deadline = time.monotonic() + 60
+            while not (run / "checkpoints" / "step-00000020").exists():
+                self.assertLess(time.monotonic(), deadline, "no checkpoint within a minute")
+                self.assertIsNone(process.poll(), "the run ended too early to be killed")
+                time.sleep(0.005)
+            process.kill()
+            process.wait(timeout=10)
+            deadline = time.monotonic() + 5
+            while rank_processes(str(run)):
+                self.assertLess(time.monotonic(), deadline, f"left running: {rank_processes(str(run))}")
+                time.sleep(0.02)
+
+            resumed = self.run_command(self.train(run.name, ranks, "--resume"))
+            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            self.assertIn("resume", resumed.stdout)
+            self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
+            self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
+
+    def test_bf16_resumes_with_the_same_bits_and_in_bf16_only(self):
+        def train(run, ranks, *words):
+            return self.train(run, ranks, *words) + ["--set", "model.precision=bf16"]
+
+        undisturbed = self.run_command(train("bf16", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference, run = self.folder / "bf16", self.folder / "bf16-resumed"
+        shutil.copytree(reference, run)
+        for step in (50, 60):
+            shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+        resumed = self.run_command(train(run.name, 3, "--resume"))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertIn("step 40", resumed.stdout)
+        self.assertEqual(losses(run), losses(reference))
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)))
+
+        # What fp32 tools open: every tensor fp32 under its own name, no rounded copy.
+        layer = (run / "checkpoints" / "step-00000060" / "layer-0007.safetensors").read_bytes()
+        header = json.loads(layer[8:8 + int.from_bytes(layer[:8], "little")])
+        names = ["model.norm.weight", "lm_head.weight"]
+        moments = [f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
+        self.assertEqual(sorted(set(header) - {"__metadata__"}), sorted(names + moments))
+        self.assertEqual({header[name]["dtype"] for name in names + moments}, {"F32"})
+        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assert_error(self.run_command(self.train(run.name, 2, "--resume")), 2, "checkpoint", "model")
+
+    def test_corrupted_checkpoints(self):
+        run = self.folder / "damaged"
+        done = self.run_command(self.train("damaged", 2))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        newest, older, oldest = sorted((run / "checkpoints").glob("step-*[0-9]"), reverse=True)
+        layer = newest / "layer-0002.safetensors"
+        content = bytearray(layer.read_bytes())
+        content[len(content) // 2] ^= 1
+        layer.write_bytes(content)
+        resumed = self.run_command(self.train("damaged", 2, "--resume"))
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertIn("layer-0002.safetensors", resumed.stdout + resumed.stderr)
+        self.assertIn("step 50", resumed.stdout)
+
+        for folder in (run / "checkpoints").iterdir():
+            manifest = folder / "manifest.json"
+            manifest.write_text(manifest.read_text()[:-20])
+        self.assert_error(self.run_command(self.train("damaged", 2, "--resume")), 4, "checkpoint")
+
+    def test_resume_of_another_model_is_refused(self):
+        done = self.run_command(self.train("other", 2))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_error(self.run_command(self.train("other", 2, "--resume") + ["--set", "model.hidden=64"]), 2,
+                          "checkpoint")
+
+
+class Checkpoints(RunCase):
+    """What fails while checkpoints are written, and what is said of damaged ones."""
+
+    SETTINGS = ("train.steps=30", "checkpoint.every=10", "run.trace_steps=0")
+
+    def train(self, run, *words, **options):
+        return subprocess.run(self.command("-n", "2", *words, run=run, extra=self.SETTINGS), capture_output=True, text=True,
+                              timeout=120, stdin=subprocess.DEVNULL, cwd=self.folder, **options)
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def test_a_full_disk_stops_no_training(self):
+        reference = self.train("reference")
+        self.assertEqual(reference.returncode, 0, reference.stderr)
+        largest = max(path.stat().st_size for path in (self.folder / "reference/checkpoints").glob("*/layer-*"))
+
+        def limit():
+            # Writes beyond it fail like those to a full disk; all files of a run but the layers' are smaller.
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, largest - 1))
+
+        full = self.train("full", preexec_fn=limit, restore_signals=False)
+        self.assertEqual(losses(self.folder / "full"), losses(self.folder / "reference"), full.stdout + full.stderr)
+        alarms = [line for line in full.stdout.splitlines() if line.startswith("ALARM")]
+        self.assertEqual(len(alarms), 3, full.stdout)
+        for step, line in zip((10, 20, 30), alarms):
+            self.assertIn(f"no checkpoint of step {step}", line)
+            self.assertIn("File too large", line)
+            self.assertIn("checkpoints/step-", line)
+            self.assertIn("no good one yet", line)
+        self.assertIn("0 checkpoints, 3 FAILED", full.stdout)
+        # The trained model is lost: that is said, and by the exit code, too.
+        self.assertEqual(full.returncode, 4)
+        self.assertIn("its last checkpoint could not be written", full.stderr)
+        self.assertEqual(list((self.folder / "full/checkpoints").iterdir()), [], "a failed one leaves room")
+
+        # Where an older one is good, it stays and is named, and training can go on from it.
+        shutil.copytree(self.folder / "reference", self.folder / "older")
+        shutil.rmtree(self.folder / "older/checkpoints/step-00000030")
+        older = self.train("older", "--resume", preexec_fn=limit, restore_signals=False)
+        self.assertIn("still good: ", older.stdout + older.stderr)
+        self.assertIn("checkpoints/step-00000020", older.stdout)
+        again = self.train("older", "--resume")
+        self.assertEqual(again.returncode, 0, again.stdout + again.stderr)
+        self.assertEqual(digests(newest_manifest(self.folder / "older")), digests(newest_manifest(self.folder / "reference")))
+
+    def test_a_disk_without_room(self):
+        """A real file system of 200 KiB, where the kernel lets this user mount one."""
+        if shutil.which("unshare") is None or subprocess.run(
+                ["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode != 0:
+            self.skipTest("this user may not mount anything")
+        run = self.folder / "small-disk"
+        (run / "checkpoints").mkdir(parents=True)
+        command = self.command("-n", "2", run="small-disk", extra=self.SETTINGS)
+        script = 'mount -t tmpfs -o size=200k none "$0" && exec "$@"'
+        result = self.run_command(["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(run / "checkpoints"), *command])
+        if "mount:" in result.stderr:
+            self.skipTest(f"this user may not mount a tmpfs: {result.stderr.strip()}")
+        self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+        self.assertEqual(result.stdout.count("No space left on device"), 3, result.stdout)
+        self.assertEqual(len(losses(run)), 30)
+
+    def test_verify_and_inspect_walk_back(self):
+        self.assertEqual(self.train("walk").returncode, 0)
+        run = self.folder / "walk"
+        # Another run in its folder would take these for its own.
+        self.assert_error(self.train("walk"), 2, "walk/checkpoints", "--resume", "--out")
+        self.assertIn("step-00000030: step 30, 8 files, all digests match", self.dynmo("checkpoint", "verify", run).stdout)
+        newest = run / "checkpoints" / "step-00000030"
+        layer = newest / "layer-0004.safetensors"
+        layer.write_bytes(layer.read_bytes()[:-5])
+        (run / "checkpoints" / "step-00000040").mkdir()  # lost its manifest, or is somebody else's
+        verified = self.dynmo("checkpoint", "verify", run)
+        self.assertEqual(verified.returncode, 0, verified.stderr)
+        lines = verified.stdout.splitlines()
+        self.assertIn("step-00000040", lines[0])
+        self.assertIn("DAMAGED", lines[0])
+        self.assertIn("layer-0004.safetensors has", lines[1])
+        self.assertIn("step-00000020: step 20", lines[2])
+        inspected = self.dynmo("checkpoint", "inspect", run)
+        self.assertEqual(inspected.returncode, 0, inspected.stderr)
+        self.assertIn("passed over: ", inspected.stdout)
+        self.assertIn("step       20", inspected.stdout)
+        resumed = self.train("walk", "--resume")
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertIn("layer-0004.safetensors", resumed.stdout)
+        self.assertIn("step 20 of 30", resumed.stdout)
+
+        for manifest in (run / "checkpoints").glob("*/manifest.json"):
+            manifest.write_text('{"format": "something-else"}')
+        for words in (("verify", run), ("inspect", run)):
+            self.assert_error(self.dynmo("checkpoint", *words), 4, "no usable checkpoint", "manifest.json")
+
+    def test_killed_while_writing(self):
+        """Killed at random moments, many of them in the middle of a checkpoint: what is listed verifies, resume is exact."""
+        extra = ("train.steps=120", "checkpoint.every=2", "run.trace_steps=0")
+        undisturbed = self.run_command(self.command("-n", "2", run="steady", extra=extra))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        run = self.folder / "hunted"
+        draw = random.Random(5)
+        half_written = 0
+
+        def committed():
+            return max((path.name for path in (run / "checkpoints").glob("step-*[0-9]")), default="")
+
+        for _ in range(6):
+            before = committed()
+            words = ["--resume"] if before else []
+            process = subprocess.Popen(self.command("-n", "2", *words, run="hunted", extra=extra), cwd=self.folder,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+            deadline = time.monotonic() + 60
+            while process.poll() is None and committed() <= before and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(draw.uniform(0, 0.2))
+            process.kill()
+            process.wait(timeout=10)
+            deadline = time.monotonic() + 10
+            while rank_processes(str(run)):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+            half_written += len(list((run / "checkpoints").glob("step-*.tmp")))
+            verified = self.dynmo("checkpoint", "verify", run)
+            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+            self.assertNotIn("DAMAGED", verified.stdout)
+        self.assertGreater(half_written, 0, "no kill came while a checkpoint was written")
+        resumed = self.run_command(self.command("-n", "3", "--resume", run="hunted", extra=extra))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))

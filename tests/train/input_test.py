@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a run is said before it starts, and what it would be."""
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+
+from program import DYNMO
+from run_case import RunCase
+
+
+class BadInput(RunCase):
+    def test_unknown_key_names_the_nearest_one(self):
+        self.assert_error(self.run_command(self.command("--set", "model.hiden=3")), 2, "model.hiden", "model.hidden")
+
+    def test_unknown_key_in_a_file_names_the_line(self):
+        config = self.folder / "bad.toml"
+        config.write_text("[train]\nstepps = 3\n")
+        self.assert_error(self.run_command(self.command("--config", str(config))), 2, "bad.toml:2", "train.steps")
+
+    def test_wrong_type(self):
+        self.assert_error(self.run_command(self.command("--set", "train.steps=many")), 2, "train.steps", "whole number")
+
+    def test_missing_config_file(self):
+        self.assert_error(self.run_command(self.command("--config", "none.toml")), 2, "none.toml")
+
+    def test_missing_data(self):
+        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2, "nowhere")
+
+    def test_more_ranks_than_layers(self):
+        self.assert_error(self.run_command(self.command("-n", "9")), 2, "9 ranks", "8 layers")
+
+    def test_corpus_shorter_than_a_sequence(self):
+        self.assert_error(self.run_command(self.command("--set", "model.sequence=10000000")), 2, "tokens", "10000000")
+
+    def test_unknown_precision(self):
+        self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
+                          "fp32 or bf16")
+
+    def test_cuda_without_a_device(self):
+        result = self.run_command(self.command("--set", "run.device=cuda"), env={"CUDA_VISIBLE_DEVICES": ""})
+        self.assert_error(result, 2, "run.device = cuda: ", "set run.device = cpu")
+
+    def test_recompute_without_a_limit_and_with_an_impossible_one(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
+                          "none, whole or auto")
+        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=auto")), 2, "pipeline.memory", "2GiB")
+        result = self.run_command(self.command("-n", "2", "--set", "pipeline.recompute=auto", "--set", "pipeline.memory=1KiB"))
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)  # known after measuring: every rank says so
+        self.assertIn("fits their memory", result.stderr)
+
+    def test_unknown_flag_and_run_name(self):
+        self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
+        self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
+        self.assert_error(self.run_command(self.command("--compare", "static,static")), 2, "'static' twice")
+
+    def test_cut_that_does_not_fit(self):
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut", "8")
+
+    def test_resume_without_a_checkpoint(self):
+        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "checkpoint")
+
+    def test_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.assert_error(self.run_command(self.command(), env=env), 2, str(port), "in use")
+
+    def test_too_few_open_files(self):
+        def limited(hard, soft):
+            return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        start = {"capture_output": True, "text": True, "timeout": 60, "stdin": subprocess.DEVNULL, "cwd": self.folder}
+        done = subprocess.run(self.command("-n", "8"), preexec_fn=limited(40, 40), **start)
+        self.assert_error(done, 2, "at most 40 open files", "wanted 48", "ulimit -n 48")
+        # A rank wants more than a launcher of as many.
+        env = {**os.environ, "RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        done = subprocess.run(self.command(), preexec_fn=limited(60, 60), env=env, **start)
+        self.assert_error(done, 2, "rank 0 of 8", "at most 60 open files", "wanted 96")
+        # A soft limit is raised.
+        done = subprocess.run(self.command("-n", "2", "--steps", "1", run="raised"), preexec_fn=limited(100, 30), **start)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_broken_rank_environment(self):
+        env = {"RANK": "two", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        self.assert_error(self.run_command(self.command(), env=env), 2, "RANK", "two")
+
+
+class DryRun(RunCase):
+    def dry_run(self, *words, extra=()):
+        return self.run_command(self.command("--dry-run", *words, run="never", extra=extra))
+
+    def rows(self, result):
+        """Words of the table, by rank."""
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertFalse((self.folder / "never").exists())
+        lines = result.stdout.splitlines()
+        head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["rank", "layers"])
+        return [re.sub(r" (?=[KMG]?i?B)", "", line).split() for line in lines[head + 1:]]
+
+    @staticmethod
+    def kibibytes(count):
+        return f"{count / 1024:.1f}KiB"
+
+    def test_says_what_a_run_holds(self):
+        cut = [3, 2, 3]
+        done = self.run_command(self.command("-n", "3", "--steps", "2", run="real", extra=["pipeline.cut=[3,2,3]"]))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        layers = json.loads((self.folder / "real" / "profile.json").read_text())["layers"]
+        result = self.dry_run("-n", "3", extra=["pipeline.cut=[3,2,3]"])
+        rows = self.rows(result)
+        self.assertIn("measured here, one layer of each of 4 kinds", result.stdout)
+        self.assertRegex(result.stdout, r"step +[0-9.]+ [mun]?s predicted")
+        first = 0
+        for rank, count in enumerate(cut):
+            own = layers[first:first + count]
+            parameters = sum(layer["parameter_bytes"] for layer in own)
+            stashes = min(4, 3 - rank) * sum(layer["activation_bytes"] for layer in own)  # 1F1B, 4 micro-batches
+            self.assertEqual(rows[rank], [str(rank), f"{first}-{first + count - 1}", self.kibibytes(parameters),
+                                          self.kibibytes(parameters), self.kibibytes(2 * parameters), self.kibibytes(stashes),
+                                          self.kibibytes(4 * parameters + stashes)])
+            first += count
+
+    def test_uses_formulas_for_what_it_cannot_measure(self):
+        large = ["model.hidden=8192", "model.heads=64", "model.kv_heads=8", "model.intermediate=28672", "model.blocks=80",
+                 "model.sequence=4096"]
+        result = self.dry_run("-n", "8", extra=large)
+        self.assertEqual(len(self.rows(result)), 8)
+        self.assertIn("by formulas", result.stdout)
+
+    def test_what_cannot_be_run_is_an_error_here_too(self):
+        self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")
+        self.assert_error(self.dry_run("--resume"), 2, "--dry-run")
+
+    def test_speaks_for_rank_0_of_ranks_that_were_started(self):
+        env = {"WORLD_SIZE": "4", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+        first = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "0"})
+        self.assertEqual(len(self.rows(first)), 4)
+        other = self.run_command(self.command("--dry-run", run="never"), env={**env, "RANK": "3"})
+        self.assertEqual((other.returncode, other.stdout), (0, ""))

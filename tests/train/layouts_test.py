@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas, schedules and emulated ranks: the same numbers, and what is refused."""
+import json
+import shutil
+import socket
+
+from program import DYNMO
+from run_case import RunCase, digests, losses, newest_manifest, settings
+
+
+class Replicas(RunCase):
+    """Two replicas of a pipeline: the same numbers on any number of ranks, and after a restart."""
+
+    SETTINGS = ("train.steps=12", "checkpoint.every=4", "checkpoint.keep=3", "freezing.enabled=true", "freezing.every=4",
+                "train.validation_every=6", "train.validation_steps=1")
+
+    def train(self, run, *extra, words=()):
+        result = self.run_command(self.command(*words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def validation_line(self, text):
+        return next(line for line in text.splitlines() if "validation loss" in line).split()
+
+    def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
+        two = self.train("two", "pipeline.replicas=2", "pipeline.ranks=2")
+        one = self.train("one", "pipeline.replicas=2", "pipeline.ranks=1")
+        reference = self.folder / "two"
+        self.assertIn("each of 2 x 2 ranks", two)
+        self.assertIn("ranks 2 x 2", two)
+        self.assertEqual(losses(self.folder / "one"), losses(reference))
+        self.assertEqual(len(losses(reference)), 12)
+        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+        self.assertEqual(self.validation_line(one), self.validation_line(two))
+        summary = json.loads((reference / "summary.json").read_text())
+        self.assertEqual(summary["runs"][0]["ranks"], 4)
+        for rank in range(4):
+            record = json.loads((reference / "records" / f"rank-{rank}.jsonl").read_text().splitlines()[0])
+            self.assertEqual(record["rank"], rank)
+            self.assertEqual(record["tokens"], 2 * 4 * 2 * 16)
+            self.assertEqual(record["first_layer"] > 0, rank % 2 == 1)
+        trace = json.loads((reference / "trace.json").read_text())
+        names = {(event["name"], event["pid"], event["args"]["name"]) for event in trace["traceEvents"] if event["ph"] == "M"}
+        processes = sorted(name for kind, _, name in names if kind == "process_name")
+        self.assertEqual(processes, ["measured, replica 0", "measured, replica 1"])
+        ranks = [name for kind, _, name in names if kind == "thread_name" and name in ("rank 0", "rank 1")]
+        self.assertEqual(len(ranks), 4, "two ranks of each replica")
+
+        for run, extra in (("three", ("pipeline.replicas=2", "pipeline.ranks=3")),
+                           ("alone", ("pipeline.replicas=1", "pipeline.ranks=2", "batch.accumulation=2"))):
+            shutil.copytree(reference, self.folder / run)
+            shutil.rmtree(self.folder / run / "checkpoints" / "step-00000012")
+            resumed = self.train(run, *extra, words=("--resume",))
+            self.assertIn("step 8 of 12", resumed)
+            found = losses(self.folder / run)
+            if run == "three":
+                self.assertEqual(found, losses(reference))
+                self.assertEqual(digests(newest_manifest(self.folder / run)), digests(newest_manifest(reference)))
+                continue
+            # The same samples in another grouping of the sums: the last bits differ.
+            for step, loss in losses(reference).items():
+                self.assertAlmostEqual(found[step], loss, places=4)
+        self.assert_error(self.run_command(self.command("--resume", run="two", extra=(
+            *self.SETTINGS, "pipeline.replicas=1", "pipeline.ranks=2"))), 2, "accumulation")
+
+    def test_accumulated_rounds_equal_one_round(self):
+        self.train("at-once", "pipeline.ranks=2")
+        self.train("rounds", "pipeline.ranks=2", "batch.micro_batches=2", "batch.accumulation=2")
+        self.assertEqual(losses(self.folder / "at-once"), losses(self.folder / "rounds"))
+        self.assertEqual(digests(newest_manifest(self.folder / "at-once")), digests(newest_manifest(self.folder / "rounds")))
+
+    def test_ranks_that_do_not_divide(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "1 ranks",
+                          "pipeline.replicas = 2")
+
+
+class Schedules(RunCase):
+    def test_all_train_to_the_same_numbers(self):
+        found = {}
+        for schedule in ("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "auto"):
+            result = self.run_command(self.command("-n", "2", "--steps", "4", run=schedule,
+                                                   extra=[f"pipeline.schedule={schedule}"]))
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            found[schedule] = losses(self.folder / schedule)
+            self.assertEqual(len(found[schedule]), 4)
+            self.assertEqual(found[schedule], found["1f1b"], schedule)
+
+    def test_one_that_does_not_exist(self):
+        self.assert_error(self.run_command(self.command("--set", "pipeline.schedule=zbv")), 2, "pipeline.schedule", "zb-v")
+
+    def test_micro_batches_it_cannot_take(self):
+        command = self.command("-n", "3", "--set", "pipeline.schedule=interleaved", "--set", "model.blocks=8")
+        result = self.run_command(command)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("want 3 or 6 micro-batches", result.stderr)
+
+
+class Emulated(RunCase):
+    def profile(self):
+        layers = [{"name": f"layer{i}", "forward_s": 0.002, "backward_input_s": 0.002, "backward_weight_s": 0.002,
+                   "parameter_bytes": 1 << 20, "boundary_bytes": 1 << 16} for i in range(8)]
+        path = self.folder / "profile.json"
+        path.write_text(json.dumps({"format": "dynmo-profile-1", "layers": layers}))
+        return path
+
+    def command(self, *words, extra=()):
+        return [DYNMO, "train", "--out", str(self.folder / "emulated"), "--steps", "6", "-n", "4",
+                *settings(["run.device=emulated", "train.validation_every=0", "pipeline.pin=false", *extra]), *words]
+
+    def test_ranks_sleep_for_their_layers_and_say_so(self):
+        result = self.run_command(self.command(extra=[f"emulated.profile={self.profile()}", "emulated.memory_scale=0.01"]))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("EMULATED", result.stdout)
+        records = [json.loads(line) for line in (self.folder / "emulated/records/rank-0.jsonl").read_text().splitlines()]
+        # 8 micro-batches through 4 ranks of two layers of 2 ms: at least their work and the fill.
+        for record in records:
+            self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
+
+    def test_a_rank_that_becomes_slow_is_named_once(self):
+        layer = {"forward_s": 0.002, "backward_input_s": 0.001, "backward_weight_s": 0.001, "parameter_bytes": 1 << 10}
+        slowed = [0.002] * 2 + [0.008] * 2 + [0.002] * 4  # those of rank 1
+        trace = self.folder / "slow.jsonl"
+        trace.write_text("".join(json.dumps(line) + "\n" for line in (
+            {"format": "dynmo-load-trace-1", "layers": [{"name": f"layer{i}", **layer} for i in range(8)]},
+            {"step": 0}, {"step": 25, "forward_s": slowed})))
+        command = self.command(extra=[f"emulated.trace={trace}", "pipeline.cut=[2,2,2,2]", "balance.enabled=false",
+                                      "batch.micro_batches=2"])
+        command[command.index("--steps") + 1] = "60"
+        result = self.run_command(command)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = [line for line in result.stdout.splitlines() if "is slow" in line]
+        self.assertEqual(len(said), 1, said)
+        self.assertRegex(said[0], r"step +2[789]  rank 1 is slow: all its layers take [2-5]\.\d x as long as before")
+
+    def test_what_is_missing_or_wrong(self):
+        self.assert_error(self.run_command(self.command()), 2, "emulated.profile")
+        self.assert_error(self.run_command(self.command(extra=["emulated.profile=nowhere.json"])), 2, "nowhere.json")
+        self.assert_error(self.run_command(self.command(extra=["run.device=gpu"])), 2, "run.device", "emulated")
+        scale = [f"emulated.profile={self.profile()}", "emulated.memory_scale=3"]
+        self.assert_error(self.run_command(self.command(extra=scale)), 2, "memory_scale is 3")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that end early: by Ctrl-C, and by a rank that dies.
+
+FAULT_PROGRAM kills a rank at a scripted message.
+"""
+import os
+import signal
+import socket
+import subprocess
+import time
+
+from run_case import RunCase, rank_processes
+
+FAULT_PROGRAM = os.environ.get("FAULT_PROGRAM", "")
+
+
+class Interrupt(RunCase):
+    def test_ctrl_c_ends_all_ranks_with_130(self):
+        run = self.folder / "interrupted"
+        process = subprocess.Popen(self.command("-n", "2", run="interrupted", extra=("train.steps=100000",)),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=self.folder,
+                                   text=True)
+        deadline = time.monotonic() + 60
+        records = run / "records" / "rank-1.jsonl"
+        while not records.exists():
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll())
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=15)
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(rank_processes(str(run)), [])
+
+
+class LostRank(RunCase):
+    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer, in summing gradients over two replicas;
+    with and without our launcher."""
+
+    RANKS = {"forward": 3, "backward": 3, "migration": 3, "reduction": 4}
+
+    def start(self, where, victim, run, launcher):
+        words = [FAULT_PROGRAM, where, str(victim), str(self.data), str(run)]
+        if launcher:
+            return [subprocess.Popen([*words, "launch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                     stdin=subprocess.DEVNULL)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        processes = []
+        for rank in range(self.RANKS[where]):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS[where]), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)}
+            processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+                                              stdin=subprocess.DEVNULL))
+        return processes
+
+    def check(self, where, victim, launcher):
+        run = self.folder / f"{where}-{victim}-{launcher}"
+        processes = self.start(where, victim, run, launcher)
+        try:
+            killed = run / "killed"  # written by the victim just before it dies
+            deadline = time.monotonic() + 120
+            while not killed.exists():
+                self.assertLess(time.monotonic(), deadline, "the victim was never killed")
+                if all(process.poll() is not None for process in processes):
+                    self.fail("ended before the kill: " + " ".join(str(p.communicate()) for p in processes))
+                time.sleep(0.005)
+            start = time.monotonic()
+            outputs = [process.communicate(timeout=30) for process in processes]
+            elapsed = time.monotonic() - start
+        finally:
+            for process in processes:
+                process.kill()
+        self.assertLess(elapsed, 5, f"{where}, victim {victim}, launcher {launcher}: {outputs}")
+        for rank, (process, (_, err)) in enumerate(zip(processes, outputs)):
+            if not launcher and rank == victim:
+                self.assertEqual(process.returncode, -signal.SIGKILL)
+                continue
+            self.assertEqual(process.returncode, 5, err)
+            lines = [line for line in err.splitlines() if "error" in line]
+            self.assertEqual(len(lines), 1, err)
+            self.assertIn(f"rank {victim}", lines[0])
+        self.assertEqual(rank_processes(str(run)), [])
+        if where != "migration":
+            verified = self.run_command([FAULT_PROGRAM, "verify", "0", str(self.data), str(run)])
+            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+
+    def test_in_forward(self):
+        for victim, launcher in ((0, True), (1, False), (1, True)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("forward", victim, launcher)
+
+    def test_in_backward(self):
+        for victim, launcher in ((1, True), (2, False), (2, True)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("backward", victim, launcher)
+
+    def test_in_the_middle_of_a_migration(self):
+        for victim, launcher in ((0, True), (0, False), (1, True), (1, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("migration", victim, launcher)
+
+
+    def test_in_one_replica(self):
+        for victim, launcher in ((3, True), (1, False), (2, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("reduction", victim, launcher)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves as a model: text from it, weights in and out of Hugging Face, tokenizers."""
+import json
+import shutil
+import subprocess
+
+from program import DYNMO
+from run_case import TINY, RunCase, losses, settings
+
+
+class TrainedModel(RunCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.run_folder = cls.folder / "run"
+        subprocess.run([DYNMO, "train", "--data", str(cls.data), "--out", str(cls.run_folder), *settings(TINY), "-n", "2", "--steps",
+                        "30", *settings(["checkpoint.every=15", "optimizer.learning_rate=1e-2"])], check=True, timeout=120,
+                       capture_output=True)
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def test_generate_continues_a_prompt(self):
+        greedy = self.dynmo("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40)
+        self.assertEqual(greedy.returncode, 0, greedy.stderr)
+        self.assertTrue(greedy.stdout.startswith("line 1"))
+        self.assertEqual(greedy.stdout, self.dynmo("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40).stdout)
+        # As bytes: what is drawn need not be text.
+        drawn = [subprocess.run([DYNMO, "generate", str(self.run_folder), "--prompt", "line", "--temperature", "1", "--seed",
+                                 str(seed)], capture_output=True, timeout=120) for seed in (1, 1, 2)]
+        self.assertEqual(drawn[0].stdout, drawn[1].stdout)
+        self.assertNotEqual(drawn[0].stdout, drawn[2].stdout)
+
+    def test_generate_with_wrong_input(self):
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--top-p", 2), 2, "top-p of 2")
+        self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "checkpoint")
+        scores = self.folder / "scores"
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--scores", scores), 2, "--prompt-tokens")
+
+    def test_inspect_and_verify(self):
+        inspected = self.dynmo("checkpoint", "inspect", self.run_folder)
+        self.assertIn("model.layers.2.mlp.down_proj.weight", inspected.stdout)
+        verified = self.dynmo("checkpoint", "verify", self.run_folder)
+        self.assertIn("step 30, 8 files", verified.stdout)
+        copy = self.folder / "damaged"
+        shutil.copytree(self.run_folder / "checkpoints" / "step-00000030", copy)
+        layer = copy / "layer-0003.safetensors"
+        layer.write_bytes(layer.read_bytes()[:-1] + b"x")
+        self.assert_error(self.dynmo("checkpoint", "verify", copy), 4, "layer-0003")
+        self.assert_error(self.dynmo("generate", copy, "--prompt", "a"), 4, "layer-0003")
+
+    def test_export_writes_what_transformers_reads(self):
+        out = self.folder / "hugging-face"
+        result = self.dynmo("checkpoint", "export-hf", self.run_folder, "--out", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["model_type"], config["num_hidden_layers"], config["vocab_size"]), ("llama", 3, 257))
+        data = (out / "model.safetensors").read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        names = set(header) - {"__metadata__"}
+        self.assertEqual(len(names), 1 + 3 * 9 + 2)
+        self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
+        self.assertFalse(any(name.startswith("optimizer") for name in names))
+
+
+class Families(RunCase):
+    """Both families by the command line: train, hand to transformers and take back, start from weights."""
+
+    FAMILIES = {"llama": ["model.tied_embeddings=true"], "gpt2": ["model.family=gpt2", "model.positions=24"]}
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        for family, extra in cls.FAMILIES.items():
+            subprocess.run([DYNMO, "train", "--data", str(cls.data), "--out", str(cls.folder / family), *settings([*TINY, *extra]),
+                            "-n", "2", "--steps", "20", *settings(["checkpoint.every=20", "optimizer.learning_rate=1e-2"])],
+                           check=True, timeout=240, capture_output=True)
+
+    def start(self, family, init, run, *extra):
+        return self.command("-n", "2", "--steps", "4", run=run,
+                            extra=[*self.FAMILIES[family], f"train.init={init}", *extra])
+
+    def test_exported_and_imported_weights_start_the_same_run(self):
+        for family in self.FAMILIES:
+            exported, imported = self.folder / f"{family}-hf", self.folder / f"{family}-imported"
+            for words in (["export-hf", self.folder / family, "--out", exported], ["import-hf", exported, imported]):
+                done = self.run_command([DYNMO, "checkpoint", *map(str, words)])
+                self.assertEqual(done.returncode, 0, done.stderr)
+            data = (exported / "model.safetensors").read_bytes()
+            self.assertNotIn(b"lm_head.weight", data[:8 + int.from_bytes(data[:8], "little")])
+            found = {}
+            for source in (family, exported.name, imported.name):
+                done = self.run_command(self.start(family, self.folder / source, f"from-{source}"))
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("weights  of", done.stdout)
+                found[source] = losses(self.folder / f"from-{source}")
+            self.assertEqual(found[family], found[exported.name])
+            self.assertEqual(found[family], found[imported.name])
+            # It goes on from what was learned.
+            self.assertLess(found[family][0], losses(self.folder / family)[0] - 0.5)
+            words = ["--prompt", "line 1", "--tokens", "8"]  # not beyond the shortest of their longest inputs
+            texts = {self.run_command([DYNMO, "generate", str(self.folder / source), *words]).stdout
+                     for source in (family, exported.name, imported.name)}
+            self.assertEqual(len(texts), 1, texts)
+            self.assert_error(self.run_command(self.command("-n", "2", "--resume", run=imported.name)), 2, "train.init")
+            self.assert_error(self.run_command([DYNMO, "checkpoint", "import-hf", str(exported), str(imported)]), 2,
+                              "has checkpoints already")
+
+    def test_weights_of_another_decoder(self):
+        gpt2 = self.folder / "gpt2"
+        self.assert_error(self.run_command(self.start("gpt2", gpt2, "wrong", "model.hidden=64")), 2, "train.init", "model.hidden")
+        self.assert_error(self.run_command(self.start("llama", gpt2, "wrong")), 2, "train.init", "model.family = gpt2")
+        self.assert_error(self.run_command(self.start("gpt2", self.folder / "nowhere", "wrong")), 4, "train.init", "nowhere")
+
+    def test_a_family_that_does_not_exist(self):
+        self.assert_error(self.run_command(self.command("--set", "model.family=gpt-2")), 2, "model.family", "gpt2")
+        self.assert_error(self.run_command(self.command("--set", "model.familly=gpt2")), 2, "model.family")
+
+    def test_freezing_with_tied_embeddings(self):
+        frozen = self.command("--set", "model.family=gpt2", "--set", "freezing.enabled=true")
+        self.assert_error(self.run_command(frozen), 2, "tied_embeddings")
+
+    def test_tokens_in_and_out(self):
+        run = str(self.folder / "gpt2")
+        done = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "5"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(done.stdout.split()), 5)
+        self.assert_error(self.run_command([DYNMO, "generate", run]), 2, "--prompt-tokens")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", ""]), 2, "--prompt-tokens")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt", "a", "--seed", "-1"]), 2, "--seed")
+
+
+class SentencePiece(RunCase):
+    """A model whose tokens are pieces of words, and shards that say nothing of themselves."""
+
+    TRAIN = ["--steps", "25", "-n", "2", *settings(TINY), *settings(["checkpoint.every=25", "optimizer.learning_rate=1e-2"])]
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def test_a_model_continues_text_and_validates(self):
+        words = ["data", "prepare", self.folder / "corpus", "--out", "pieces", "--validation", "0.2", "--tokenizer", "sentencepiece"]
+        made = self.dynmo(*words, "--vocab", 290)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        done = self.dynmo("train", "--data", "pieces", "--out", "run", *self.TRAIN, "--set", "train.validation_every=25")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("validation loss", done.stdout)
+        prompt = "line 3 of été 🎉"
+        spoken = [self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, *more)
+                  for more in ([], ["--tokenizer", "pieces/tokenizer.model"], ["--temperature", 3, "--seed", 4])]
+        for result in spoken:
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertTrue(result.stdout.startswith(prompt), result.stdout)  # decoded as UTF-8 by this test
+            self.assertGreater(len(result.stdout), len(prompt) + 10)
+        self.assertEqual(spoken[0].stdout, spoken[1].stdout)
+        words[words.index("pieces")] = "larger"
+        self.assertEqual(self.dynmo(*words, "--vocab", 294).returncode, 0)
+        self.assert_error(self.dynmo("generate", "run", "--prompt", "a", "--tokenizer", "larger"), 2, "vocabulary of 294", "290")
+        (self.folder / "pieces").rename(self.folder / "moved")
+        self.assert_error(self.dynmo("generate", "run", "--prompt", "a"), 2, "--tokenizer")
+        again = self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, "--tokenizer", "moved")
+        self.assertEqual(again.stdout, spoken[0].stdout)
+
+    def test_shards_without_description_train_to_the_same_numbers(self):
+        done = self.dynmo("train", "--data", self.data, "--out", "described", *self.TRAIN)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        bare = self.folder / "bare"
+        bare.mkdir()
+        for ending in (".bin", ".idx"):
+            shutil.copy(self.data / f"train{ending}", bare / f"part{ending}")
+        for number, path in enumerate((bare, bare / "part")):
+            done = self.dynmo("train", "--data", path, "--out", f"bare-{number}", *self.TRAIN, "--set", "data.vocabulary=257")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(losses(self.folder / f"bare-{number}"), losses(self.folder / "described"))
+        train = ["train", "--data", bare / "part", "--out", "x", *self.TRAIN]
+        self.assert_error(self.dynmo(*train), 2, "data.vocabulary is not set")
+        validated = [*train, "--set", "data.vocabulary=257", "--set", "train.validation_every=25"]
+        self.assert_error(self.dynmo(*validated), 2, "data.validation_path is not set")
+        done = self.dynmo(*validated, "--set", f"data.validation_path={self.data}/validation")
+        self.assertIn("validation loss", done.stdout, done.stderr)
+        self.assert_error(self.dynmo("train", "--data", self.data, "--out", "x", *self.TRAIN, "--set", "data.vocabulary=9"), 2,
+                          "data.vocabulary is 9", "257")
