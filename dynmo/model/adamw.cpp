@@ -10,6 +10,7 @@
 #include <span>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/generic_impl.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DYNMO_EACH_INSTRUCTION_SET __attribute__((target_clones("default", "fma", "avx512f")))
@@ -73,18 +74,20 @@ DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t
   }
 }
 
-// In fp64, which is for tests of whole models: by libtorch, in three passes.
-void update_doubles(Parameter& parameter, std::int64_t step, const AdamWOptions& options,
-                    double scale) {
+// By libtorch, in three passes: in fp64, which is for tests of whole models, and on devices.
+void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOptions& options,
+                        double scale) {
   const at::NoGradGuard no_graph;
   parameter.gradient.mul_(scale);
-  at::_fused_adamw_({parameter.value}, {parameter.gradient}, {parameter.first_moment},
-                    {parameter.second_moment}, /*max_exp_avg_sqs=*/{},
-                    {at::scalar_tensor(static_cast<double>(step), at::kFloat)},
-                    options.learning_rate, options.beta1, options.beta2,
-                    parameter.decays ? options.weight_decay : 0, options.epsilon,
-                    /*amsgrad=*/false, /*maximize=*/false);
+  at::_fused_adamw_(
+      {parameter.value}, {parameter.gradient}, {parameter.first_moment}, {parameter.second_moment},
+      /*max_exp_avg_sqs=*/{},
+      {at::full({}, static_cast<double>(step), parameter.value.options().dtype(at::kFloat))},
+      options.learning_rate, options.beta1, options.beta2,
+      parameter.decays ? options.weight_decay : 0, options.epsilon,
+      /*amsgrad=*/false, /*maximize=*/false);
   parameter.gradient.zero_();
+  if (parameter.rounded.defined()) parameter.rounded.copy_(parameter.value);
 }
 
 // To nearest, ties to even, as libtorch rounds.
@@ -135,8 +138,8 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
       DYNMO_CHECK(tensor->is_contiguous() && tensor->sizes() == parameter.value.sizes(),
                   "contiguous tensors of one shape for {}", parameter.name);
     }
-    if (parameter.value.scalar_type() == at::kDouble) {
-      update_doubles(parameter, state.optimizer_steps, options, scale);
+    if (parameter.value.scalar_type() == at::kDouble || !parameter.value.is_cpu()) {
+      update_by_libtorch(parameter, state.optimizer_steps, options, scale);
       continue;
     }
     const Elements elements{parameter.value.mutable_data_ptr<float>(),
@@ -174,6 +177,7 @@ double squared_norm(const LayerState& state) {
 double squared_norm(const Parameter& parameter) {
   if (!parameter.gradient.defined()) return 0;
   DYNMO_CHECK(parameter.gradient.is_contiguous(), "a contiguous gradient of {}", parameter.name);
+  if (!parameter.gradient.is_cpu()) return generic::sum_of_squares(parameter.gradient);
   return parameter.gradient.scalar_type() == at::kDouble
              ? sum_of_squares<double>(parameter.gradient)
              : sum_of_squares<float>(parameter.gradient);

@@ -24,8 +24,8 @@ void update(LayerState& state, const AdamWOptions& options, double scale = 1);
 void zero_gradients(LayerState& state);
 
 // Sum of the squares of all gradients, accumulated in fp64 in one fixed order: the same value on
-// every rank, instruction set and thread count. 0 for a frozen layer. To get the model's norm, add
-// the layers' values in the order of their ids.
+// every rank, instruction set and thread count (of a device: in its order). 0 for a frozen layer.
+// To get the model's norm, add the layers' values in the order of their ids.
 [[nodiscard]] double squared_norm(const LayerState& state);
 [[nodiscard]] double squared_norm(const Parameter& parameter);
 

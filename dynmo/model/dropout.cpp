@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/generic_impl.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/operations.h"
 
@@ -65,10 +66,11 @@ void keep_tile(std::uint64_t key, std::uint64_t first_block, std::uint32_t thres
 }
 
 at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
+  const auto threshold = static_cast<std::uint32_t>(std::llround(p * 0x1p32));
+  if (!like.is_cpu()) return generic::keep_mask(like, key, threshold);
   at::Tensor mask = at::empty(like.sizes(), like.options().dtype(at::kBool));
   auto* out = reinterpret_cast<std::uint8_t*>(mask.data_ptr<bool>());
   const auto count = static_cast<std::size_t>(mask.numel());
-  const auto threshold = static_cast<std::uint32_t>(std::llround(p * 0x1p32));
   std::array<std::uint8_t, kTile> tile;
   for (std::size_t i = 0; i < count; i += kTile) {
     keep_tile(key, i / 4, threshold, tile.data());

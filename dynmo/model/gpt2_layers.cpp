@@ -66,9 +66,11 @@ struct NormKept : Kept {
 // The first two parameters of every layer with a norm.
 enum { kNormWeight, kNormBias };
 
-// Weight or bias of the norm in the type of its statistics, which libtorch keeps in that of these.
+// Weight or bias of the norm. On the CPU libtorch keeps the statistics in the type of these; on
+// CUDA it wants these in that of x, and keeps the statistics in fp32 by itself.
 Tensor norm_parameter(const LayerState& state, std::size_t i) {
-  return value(state, i).to(statistics_type(value(state, i).scalar_type()));
+  const Tensor& parameter = value(state, i);
+  return parameter.is_cpu() ? parameter.to(statistics_type(parameter.scalar_type())) : parameter;
 }
 
 Tensor normalised(const LayerState& state, double epsilon, const Tensor& x_ND, Tensor* mean_N1,
@@ -111,7 +113,7 @@ Tensor through_norm_and_residual(const LayerState& state, NormKept& kept,
                                  Layer::InputGradient wanted) {
   const Tensor x_ND = through_norm(state, kept, n_gradient_ND, wanted);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
-  return x_ND.add(rows(output_gradient)).view(output_gradient.sizes());
+  return x_ND.add_(rows(output_gradient)).view(output_gradient.sizes());
 }
 
 void add_norm_gradients(LayerState& state, const NormKept& kept) {
@@ -151,7 +153,7 @@ class Gpt2Attention final : public HandWritten<AttentionKept> {
     kept.attention = causal_attention(part(kept, 0, B), part(kept, 1, B), part(kept, 2, B));
     const Tensor update_ND = affine(state, kProjection, mixed(kept));
     kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
+    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
   }
 
   Tensor differentiate(const LayerState& state, AttentionKept& kept, const Tensor& output_gradient,
@@ -213,7 +215,7 @@ class Gpt2Mlp final : public HandWritten<MlpKept> {
     kept.inner_NF = affine(state, kFc, start(state, config_.norm_epsilon, x_BTD, kept));
     const Tensor update_ND = affine(state, kProjection, at::gelu(kept.inner_NF, kTanh));
     kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
+    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
   }
 
   Tensor differentiate(const LayerState& state, MlpKept& kept, const Tensor& output_gradient,
@@ -238,8 +240,7 @@ class Gpt2Mlp final : public HandWritten<MlpKept> {
 
 struct HeadKept : NormKept {
   std::vector<std::int64_t> shape;  // of the input
-  Tensor scores_NV;  // log-probabilities; from input_gradient on, gradient of the scores
-  Tensor targets_N1;
+  LossKept loss;
 };
 
 class Gpt2Head final : public HandWritten<HeadKept> {
@@ -254,30 +255,21 @@ class Gpt2Head final : public HandWritten<HeadKept> {
              HeadKept& kept) const override {
     kept.shape = x_BTD.sizes().vec();
     const Tensor n_ND = start(state, config_.norm_epsilon, x_BTD, kept);
-    kept.scores_NV = at::log_softmax(at::linear(n_ND, value(state, kHead)), -1,
-                                     statistics_type(n_ND.scalar_type()));
-    kept.targets_N1 = context.targets_BT.reshape({-1, 1});
-    return kept.scores_NV.gather(1, kept.targets_N1).mean().neg_();
+    return kept.loss.start(n_ND, value(state, kHead), context);
   }
 
-  // d loss / d scores = (softmax - one-hot) / N, in the buffer that held the log-probabilities.
   Tensor differentiate(const LayerState& state, HeadKept& kept, const Tensor& output_gradient,
                        InputGradient wanted) const override {
-    kept.scores_NV.exp_();
-    kept.scores_NV.scatter_add_(1, kept.targets_N1,
-                                at::full_like(kept.targets_N1, -1, kept.scores_NV.options()));
-    kept.scores_NV.mul_(output_gradient / kept.targets_N1.numel());
-    kept.targets_N1.reset();
-    kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
-    const Tensor x_ND =
-        through_norm(state, kept, at::mm(kept.scores_NV, value(state, kHead)), wanted);
+    const Tensor x_ND = through_norm(
+        state, kept, kept.loss.differentiate(value(state, kHead), output_gradient), wanted);
     if (wanted == InputGradient::kNotWanted) return {};
     return x_ND.view(kept.shape);
   }
 
   void accumulate(LayerState& state, HeadKept& kept) const override {
     add_norm_gradients(state, kept);
-    add_product(state.parameters[kHead], kept.scores_NV, again(state, config_.norm_epsilon, kept));
+    add_product(state.parameters[kHead], kept.loss.scores_NV,
+                again(state, config_.norm_epsilon, kept));
   }
 
   Gpt2Config config_;

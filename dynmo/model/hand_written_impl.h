@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/generic_impl.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/operations.h"
 #include "dynmo/model/products_impl.h"
 
 namespace dynmo::model {
@@ -118,8 +120,9 @@ void add_rows_of(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Te
 }
 
 // Adds each row of `from` to the row of gradient_VD that its token names, row by row in the order
-// of the tokens, whatever the number of threads.
+// of the tokens, whatever the number of threads; on other devices in theirs.
 inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from) {
+  if (!gradient_VD.is_cpu()) return generic::add_rows(gradient_VD, tokens, from);
   if (gradient_VD.scalar_type() == at::kDouble) {
     add_rows_of<double>(gradient_VD, tokens.contiguous(), from.contiguous());
   } else if (from.scalar_type() == at::kBFloat16) {
@@ -128,5 +131,36 @@ inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at
     add_rows_of<float>(gradient_VD, tokens.contiguous(), from.contiguous());
   }
 }
+
+// How a half block ends its forward pass: x + dropout(update), [N, D], in the memory of the update
+// (or of what dropout left of it).
+inline at::Tensor with_residual(const at::Tensor& update_ND, const at::Tensor& mask, double p,
+                                const at::Tensor& x_ND) {
+  return masked(update_ND, mask, p).add_(x_ND);
+}
+
+// The loss at the end of a head: cross entropy of n W^T. What the stash keeps of it.
+struct LossKept {
+  at::Tensor scores_NV;  // probabilities, fp32 also in bf16; from differentiate on, gradient of the
+                         // scores
+  at::Tensor targets_N;
+
+  // The mean over the micro-batch, a scalar.
+  [[nodiscard]] at::Tensor start(const at::Tensor& n_ND, const at::Tensor& weight_VD,
+                                 const LayerContext& context) {
+    scores_NV = at::linear(n_ND, weight_VD).to(statistics_type(n_ND.scalar_type()));
+    targets_N = context.targets_BT.reshape({-1});
+    return cross_entropy(scores_NV, targets_N);
+  }
+  // From the gradient of the loss, a scalar on the CPU, to that of n. d loss / d scores =
+  // (softmax - one-hot) / N, in the buffer that held the probabilities.
+  [[nodiscard]] at::Tensor differentiate(const at::Tensor& weight_VD,
+                                         const at::Tensor& loss_gradient) {
+    cross_entropy_gradient(scores_NV, targets_N, loss_gradient.item<double>());
+    targets_N.reset();
+    scores_NV = scores_NV.to(weight_VD.scalar_type());
+    return at::mm(scores_NV, weight_VD);
+  }
+};
 
 }  // namespace dynmo::model

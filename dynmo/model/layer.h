@@ -33,7 +33,8 @@ struct ParameterSpec {
 };
 
 // One parameter with what training keeps beside it. All tensors but `rounded` fp32, contiguous, of
-// one shape. A frozen layer has undefined gradient and moments: their memory is freed.
+// one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
+// freed.
 struct Parameter {
   std::string name;
   at::Tensor value;
@@ -91,7 +92,8 @@ class Layer {
   [[nodiscard]] virtual at::Tensor forward(const LayerState& state, const at::Tensor& input,
                                            const LayerContext& context,
                                            std::unique_ptr<Stash>* stash) const = 0;
-  // Gradient of the input, given that of the output (of the loss: the scale the engine wants).
+  // Gradient of the input, given that of the output (of the loss: the scale the engine wants, a
+  // scalar in memory of the CPU wherever the layer is, so that it is read without waiting).
   // Undefined where the layer has no input (embedding), or where `wanted` says that nobody will use
   // it (first layer behind a frozen prefix).
   enum class InputGradient { kWanted, kNotWanted };
@@ -134,6 +136,9 @@ using AutogradFunction =
 // Makes `rounded` of every parameter from its value, where the layer computes in bf16. Due after
 // values were written from outside (a migration, a checkpoint); make_state and update do it.
 void round_values(const Layer& layer, LayerState& state);
+
+// The state with all its tensors on `device`: those that are there already are shared.
+[[nodiscard]] LayerState on_device(LayerState state, at::Device device);
 
 // Frees gradients and moments; the layer runs forward only from now on (and keeps its values).
 void freeze(LayerState& state);

@@ -75,6 +75,16 @@ void round_values(const Layer& layer, LayerState& state) {
   }
 }
 
+LayerState on_device(LayerState state, at::Device device) {
+  for (Parameter& parameter : state.parameters) {
+    for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
+                               &parameter.second_moment, &parameter.rounded}) {
+      if (tensor->defined()) *tensor = tensor->to(device);
+    }
+  }
+  return state;
+}
+
 void freeze(LayerState& state) {
   state.frozen = true;
   for (Parameter& parameter : state.parameters) {

@@ -86,7 +86,7 @@ class AttentionLayer final : public HandWritten<AttentionKept> {
     kept.attention = causal_attention(kept.q_BTHK, kept.k_BTHK, kept.v_BTHK);
     const Tensor update_ND = at::linear(mixed(kept), value(state, kO));
     kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
+    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
   }
 
   Tensor differentiate(const LayerState& state, AttentionKept& kept, const Tensor& output_gradient,
@@ -160,7 +160,7 @@ class MlpLayer final : public HandWritten<MlpKept> {
     kept.up_NF = at::linear(n_ND, value(state, kUp));
     const Tensor update_ND = at::linear(silu_times(kept.gate_NF, kept.up_NF), value(state, kDown));
     kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return masked(update_ND, kept.mask, config_.dropout).add_(kept.x_ND).view(x_BTD.sizes());
+    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
   }
 
   Tensor differentiate(const LayerState& state, MlpKept& kept, const Tensor& output_gradient,
@@ -192,9 +192,7 @@ struct HeadKept : Kept {
   std::vector<std::int64_t> shape;  // of the input
   Tensor x_ND;
   Tensor inverse_N1;
-  Tensor scores_NV;  // probabilities, fp32 also in bf16; from input_gradient on, gradient of the
-                     // scores
-  Tensor targets_N;
+  LossKept loss;
   Tensor norm_gradient_D;
 };
 
@@ -212,18 +210,12 @@ class HeadLayer final : public HandWritten<HeadKept> {
     kept.x_ND = rows(x_BTD);
     kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.scores_NV = at::linear(n_ND, value(state, kHead)).to(statistics_type(n_ND.scalar_type()));
-    kept.targets_N = context.targets_BT.reshape({-1});
-    return cross_entropy(kept.scores_NV, kept.targets_N);
+    return kept.loss.start(n_ND, value(state, kHead), context);
   }
 
-  // d loss / d scores = (softmax - one-hot) / N, in the buffer that held the probabilities.
   Tensor differentiate(const LayerState& state, HeadKept& kept, const Tensor& output_gradient,
                        InputGradient wanted) const override {
-    cross_entropy_gradient(kept.scores_NV, kept.targets_N, output_gradient.item<double>());
-    kept.targets_N.reset();
-    kept.scores_NV = kept.scores_NV.to(kept.x_ND.scalar_type());
-    const Tensor n_gradient_ND = at::mm(kept.scores_NV, value(state, kHead));
+    const Tensor n_gradient_ND = kept.loss.differentiate(value(state, kHead), output_gradient);
     NormGradient norm =
         norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
     kept.norm_gradient_D = std::move(norm.weight_D);
@@ -234,7 +226,7 @@ class HeadLayer final : public HandWritten<HeadKept> {
   void accumulate(LayerState& state, HeadKept& kept) const override {
     const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
     state.parameters[kNorm].gradient.add_(kept.norm_gradient_D);
-    add_product(state.parameters[kHead], kept.scores_NV, n_ND);
+    add_product(state.parameters[kHead], kept.loss.scores_NV, n_ND);
   }
 
   LlamaConfig config_;

@@ -21,7 +21,10 @@ std::int64_t element_bytes(Precision precision) {
 
 class Reporter final : public c10::MemoryReportingInfoBase {
  public:
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+  explicit Reporter(c10::DeviceType device) : device_(device) {}
+  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t,
+                         c10::Device device) override {
+    if (device.type() != device_) return;
     held += Bytes{size};
     peak = std::max(peak, held);
   }
@@ -29,16 +32,20 @@ class Reporter final : public c10::MemoryReportingInfoBase {
 
   Bytes held;
   Bytes peak;
+
+ private:
+  c10::DeviceType device_;
 };
 
 }  // namespace
 
 struct AllocationMeter::Impl {
-  std::shared_ptr<Reporter> reporter = std::make_shared<Reporter>();
+  explicit Impl(c10::DeviceType device) : reporter(std::make_shared<Reporter>(device)) {}
+  std::shared_ptr<Reporter> reporter;
   c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, reporter};
 };
 
-AllocationMeter::AllocationMeter() : impl_(std::make_unique<Impl>()) {}
+AllocationMeter::AllocationMeter(c10::DeviceType device) : impl_(std::make_unique<Impl>(device)) {}
 AllocationMeter::~AllocationMeter() = default;
 Bytes AllocationMeter::held() const { return impl_->reporter->held; }
 Bytes AllocationMeter::peak() const { return impl_->reporter->peak; }
@@ -95,9 +102,9 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision
 //   embedding: a mask where dropout acts
 //   attention: x, query, key, value, output (5 D), mean, 1 / deviation, log-sum-exp (heads)
 //   mlp: x (D), input of gelu (F), mean, 1 / deviation
-//   head: x (D), log-probabilities, mean, 1 / deviation
+//   head: x (D), probabilities, mean, 1 / deviation
 // and a mask as above. In bf16 all take half as much but the statistics (mean, 1 / deviation,
-// log-sum-exp) and log-probabilities, which stay fp32.
+// log-sum-exp) and probabilities, which stay fp32.
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
   const LayerId head = head_of(config.blocks);
@@ -119,7 +126,8 @@ StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::
   std::unique_ptr<Stash> stash;
   StashBytes bytes;
   {
-    const AllocationMeter meter;
+    const AllocationMeter meter(
+        state.parameters.empty() ? at::kCPU : state.parameters.front().value.device().type());
     const at::Tensor output = layer.forward(state, input, context, &stash);
     const auto size = [](const at::Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); };
     bytes.held = meter.held() - Bytes{size(output)};

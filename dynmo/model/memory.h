@@ -3,6 +3,8 @@
 
 // How many bytes layers hold: computed for those of the families, measured for any layer.
 
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <memory>
 
@@ -47,11 +49,12 @@ struct StashBytes {
 [[nodiscard]] StashBytes measure_stash(const Layer& layer, const LayerState& state,
                                        const at::Tensor& input, const LayerContext& context);
 
-// Counts what libtorch's CPU allocator gives to and takes back from the thread that made it, while
-// it lives. Not to be nested with libtorch's profiler, whose place it takes. Use on one thread.
+// Counts what libtorch's allocator of one kind of device gives to and takes back from the thread
+// that made it, while it lives. Not to be nested with libtorch's profiler, whose place it takes.
+// Use on one thread.
 class AllocationMeter {
  public:
-  AllocationMeter();
+  explicit AllocationMeter(c10::DeviceType device = c10::DeviceType::CPU);
   ~AllocationMeter();
   AllocationMeter(const AllocationMeter&) = delete;
   AllocationMeter& operator=(const AllocationMeter&) = delete;

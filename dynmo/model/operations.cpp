@@ -4,10 +4,14 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/attention_impl.h"
+#include "dynmo/model/generic_impl.h"
 #include "dynmo/model/kernels_impl.h"
 
 namespace dynmo::model {
@@ -71,12 +75,33 @@ at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
 
 }  // namespace
 
+class RotaryTable::Copies {
+ public:
+  Angles of(const Angles& angles, at::Device device) {
+    const std::lock_guard lock(mutex_);
+    const auto [found, fresh] =
+        copies_.try_emplace({angles.cosine.scalar_type(), device.type(), device.index()});
+    if (fresh) found->second = {angles.cosine.to(device), angles.sine.to(device)};
+    return found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<at::ScalarType, at::DeviceType, at::DeviceIndex>, Angles> copies_;
+};
+
+RotaryTable::Angles RotaryTable::of(const at::Tensor& like) const {
+  const Angles& angles = like.scalar_type() == at::kDouble ? doubles : floats;
+  return like.is_cpu() ? angles : copies->of(angles, like.device());
+}
+
 at::ScalarType statistics_type(at::ScalarType type) {
   return type == at::kBFloat16 ? at::kFloat : type;
 }
 
 at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon) {
   DYNMO_CHECK(x_ND.dim() == 2, "rows to normalise, got {} dimensions", x_ND.dim());
+  if (!x_ND.is_cpu()) return generic::inverse_rms(x_ND, epsilon);
   at::Tensor inverse_N1 =
       at::empty({x_ND.size(0), 1}, x_ND.options().dtype(statistics_type(x_ND.scalar_type())));
   for_element_of(x_ND, [&](auto element) {
@@ -89,6 +114,7 @@ at::Tensor inverse_rms(const at::Tensor& x_ND, double epsilon) {
 
 at::Tensor normed(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                   const at::Tensor& weight_D) {
+  if (!x_ND.is_cpu()) return generic::normed(x_ND, inverse_N1, weight_D);
   at::Tensor y_ND = at::empty_like(x_ND);
   for_element_of(x_ND, [&](auto element) {
     using Element = decltype(element);
@@ -102,6 +128,9 @@ NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND
                            const at::Tensor& inverse_N1, const at::Tensor& weight_D,
                            Layer::InputGradient wanted, const at::Tensor& residual_ND) {
   DYNMO_CHECK(gradient_ND.is_contiguous(), "a contiguous gradient");
+  if (!x_ND.is_cpu()) {
+    return generic::norm_gradient(gradient_ND, x_ND, inverse_N1, weight_D, wanted, residual_ND);
+  }
   const at::Tensor residual = residual_ND.defined() ? residual_ND.contiguous() : residual_ND;
   const auto wide = x_ND.options().dtype(statistics_type(x_ND.scalar_type()));
   NormGradient gradient{.x_ND = {}, .weight_D = at::empty({x_ND.size(1)}, wide)};
@@ -122,6 +151,7 @@ NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND
 
 at::Tensor silu_times(const at::Tensor& gate_NF, const at::Tensor& up_NF) {
   DYNMO_CHECK(up_NF.is_contiguous() && up_NF.sizes() == gate_NF.sizes(), "gate and up alike");
+  if (!gate_NF.is_cpu()) return generic::silu_times(gate_NF, up_NF);
   at::Tensor product_NF = at::empty_like(gate_NF);
   for_element_of(gate_NF, [&](auto element) {
     using Element = decltype(element);
@@ -135,6 +165,7 @@ void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& pro
   DYNMO_CHECK(up_NF.is_contiguous() && product_NF.is_contiguous() &&
                   up_NF.sizes() == gate_NF.sizes() && product_NF.sizes() == gate_NF.sizes(),
               "gate, up and product alike");
+  if (!gate_NF.is_cpu()) return generic::silu_times_gradient(gate_NF, up_NF, product_NF);
   for_element_of(gate_NF, [&](auto element) {
     using Element = decltype(element);
     kernels::silu_times_gradient(data<Element>(gate_NF), data<Element>(up_NF),
@@ -145,9 +176,10 @@ void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& pro
 at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N) {
   const std::int64_t rows = scores_NV.size(0);
   const std::int64_t width = scores_NV.size(1);
-  const auto* targets = data<std::int64_t>(targets_N);
   DYNMO_CHECK(targets_N.is_contiguous() && targets_N.numel() == rows, "{} targets, got {}", rows,
               targets_N.numel());
+  if (!scores_NV.is_cpu()) return generic::cross_entropy(scores_NV, targets_N);
+  const auto* targets = data<std::int64_t>(targets_N);
   for (std::int64_t n = 0; n < rows; ++n) {
     DYNMO_CHECK(targets[n] >= 0 && targets[n] < width, "targets 0 to {}, got {}", width - 1,
                 targets[n]);
@@ -162,6 +194,9 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N) {
 
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient) {
+  if (!probabilities_NV.is_cpu()) {
+    return generic::cross_entropy_gradient(probabilities_NV, targets_N, gradient);
+  }
   const std::int64_t rows = probabilities_NV.size(0);
   for_element_of(probabilities_NV, [&](auto element) {
     kernels::cross_entropy_gradient(data<decltype(element)>(probabilities_NV),
@@ -173,62 +208,77 @@ void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targ
 RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size, double theta) {
   DYNMO_CHECK(head_size % 2 == 0, "an even head size, got {}", head_size);
   const std::int64_t half = head_size / 2;
-  RotaryTable table{.cosine = at::empty({positions, half}, at::kDouble),
-                    .sine = at::empty({positions, half}, at::kDouble),
-                    .cosine_float = {},
-                    .sine_float = {}};
+  RotaryTable table{.doubles = {at::empty({positions, half}, at::kDouble),
+                                at::empty({positions, half}, at::kDouble)},
+                    .floats = {},
+                    .copies = std::make_shared<RotaryTable::Copies>()};
   for (std::int64_t k = 0; k < half; ++k) {
     const double frequency =
         std::pow(theta, -2.0 * static_cast<double>(k) / static_cast<double>(head_size));
     for (std::int64_t t = 0; t < positions; ++t) {
       const double angle = static_cast<double>(t) * frequency;
-      table.cosine.data_ptr<double>()[t * half + k] = std::cos(angle);
-      table.sine.data_ptr<double>()[t * half + k] = std::sin(angle);
+      table.doubles.cosine.data_ptr<double>()[t * half + k] = std::cos(angle);
+      table.doubles.sine.data_ptr<double>()[t * half + k] = std::sin(angle);
     }
   }
-  table.cosine_float = table.cosine.to(at::kFloat);
-  table.sine_float = table.sine.to(at::kFloat);
+  table.floats = {table.doubles.cosine.to(at::kFloat), table.doubles.sine.to(at::kFloat)};
   return table;
 }
 
 void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn) {
-  DYNMO_CHECK(x_BTHK.dim() == 4 && x_BTHK.is_cpu() && x_BTHK.is_contiguous(),
-              "contiguous x_BTHK on the CPU, got {} dimensions", x_BTHK.dim());
-  DYNMO_CHECK(x_BTHK.size(1) <= table.cosine.size(0) && x_BTHK.size(3) == 2 * table.cosine.size(1),
-              "at most {} tokens and a head size of {}, got {} and {}", table.cosine.size(0),
-              2 * table.cosine.size(1), x_BTHK.size(1), x_BTHK.size(3));
-  const bool fp64 = x_BTHK.scalar_type() == at::kDouble;
+  DYNMO_CHECK(x_BTHK.dim() == 4 && x_BTHK.is_contiguous(), "contiguous x_BTHK, got {} dimensions",
+              x_BTHK.dim());
+  const at::Tensor& all = table.doubles.cosine;
+  DYNMO_CHECK(x_BTHK.size(1) <= all.size(0) && x_BTHK.size(3) == 2 * all.size(1),
+              "at most {} tokens and a head size of {}, got {} and {}", all.size(0),
+              2 * all.size(1), x_BTHK.size(1), x_BTHK.size(3));
+  const RotaryTable::Angles angles = table.of(x_BTHK);
+  if (!x_BTHK.is_cpu()) {
+    const std::int64_t tokens = x_BTHK.size(1);
+    return generic::rotate(x_BTHK, angles.cosine.narrow(0, 0, tokens),
+                           angles.sine.narrow(0, 0, tokens), turn);
+  }
   for_element_of(x_BTHK, [&](auto element) {
-    rotate_rows<decltype(element)>(x_BTHK, fp64 ? table.cosine : table.cosine_float,
-                                   fp64 ? table.sine : table.sine_float, turn);
+    rotate_rows<decltype(element)>(x_BTHK, angles.cosine, angles.sine, turn);
   });
 }
 
 // Where libtorch has no BLAS to call, its fused kernel: it, too, keeps no T x T probabilities.
 Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                            const at::Tensor& v_BTHK) {
-  if (has_blocked_attention(q_BTHK.scalar_type())) {
+  if (q_BTHK.is_cpu() && has_blocked_attention(q_BTHK.scalar_type())) {
     return blocked_attention(q_BTHK, k_BTHK, v_BTHK);
   }
   const std::int64_t heads = q_BTHK.size(2);
+  const at::Tensor keys_BTHK = repeated_heads(k_BTHK, heads);
+  const at::Tensor values_BTHK = repeated_heads(v_BTHK, heads);
+  if (!q_BTHK.is_cpu()) return generic::causal_attention(q_BTHK, keys_BTHK, values_BTHK);
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      q_BTHK.transpose(1, 2), repeated_heads(k_BTHK, heads).transpose(1, 2),
-      repeated_heads(v_BTHK, heads).transpose(1, 2), /*dropout_p=*/0.0, /*is_causal=*/true);
+      q_BTHK.transpose(1, 2), keys_BTHK.transpose(1, 2), values_BTHK.transpose(1, 2),
+      /*dropout_p=*/0.0, /*is_causal=*/true);
   return {.out_BTHK = out.transpose(1, 2), .log_sum_exp = std::move(log_sum_exp)};
 }
 
 AttentionGradient causal_attention_gradient(const at::Tensor& gradient_BTHK,
                                             const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                             const at::Tensor& v_BTHK, const Attention& attention) {
-  if (has_blocked_attention(q_BTHK.scalar_type())) {
+  if (q_BTHK.is_cpu() && has_blocked_attention(q_BTHK.scalar_type())) {
     return blocked_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
   }
   const std::int64_t heads = q_BTHK.size(2);
+  const at::Tensor keys_BTHK = repeated_heads(k_BTHK, heads);
+  const at::Tensor values_BTHK = repeated_heads(v_BTHK, heads);
+  if (!q_BTHK.is_cpu()) {
+    AttentionGradient gradient = generic::causal_attention_gradient(
+        gradient_BTHK, q_BTHK, keys_BTHK, values_BTHK, attention);
+    gradient.k_BTHK = summed_heads(gradient.k_BTHK, k_BTHK.size(2));
+    gradient.v_BTHK = summed_heads(gradient.v_BTHK, v_BTHK.size(2));
+    return gradient;
+  }
   const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      gradient_BTHK.transpose(1, 2), q_BTHK.transpose(1, 2),
-      repeated_heads(k_BTHK, heads).transpose(1, 2), repeated_heads(v_BTHK, heads).transpose(1, 2),
-      attention.out_BTHK.transpose(1, 2), attention.log_sum_exp, /*dropout_p=*/0.0,
-      /*is_causal=*/true);
+      gradient_BTHK.transpose(1, 2), q_BTHK.transpose(1, 2), keys_BTHK.transpose(1, 2),
+      values_BTHK.transpose(1, 2), attention.out_BTHK.transpose(1, 2), attention.log_sum_exp,
+      /*dropout_p=*/0.0, /*is_causal=*/true);
   return {.q_BTHK = q.transpose(1, 2).contiguous(),
           .k_BTHK = summed_heads(k.transpose(1, 2), k_BTHK.size(2)),
           .v_BTHK = summed_heads(v.transpose(1, 2), v_BTHK.size(2))};

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Building blocks of hand-written transformer layers for CPU tensors, each with its gradient as a
-// function beside it: no autograd, so that a layer decides itself what it keeps and when its weight
-// gradients run. Each computes in the type of its arguments, so that tests can run a whole layer in
-// fp64; of bf16 arguments the norm's statistics, angles and sums are fp32, and results are rounded
-// once.
+// Building blocks of hand-written transformer layers, each with its gradient as a function beside
+// it: no autograd, so that a layer decides itself what it keeps and when its weight gradients run.
+// Each computes in the type of its arguments, so that tests can run a whole layer in fp64; of bf16
+// arguments the norm's statistics, angles and sums are fp32, and on the CPU results are rounded
+// once. On the CPU by loops of their own, on other devices composed of libtorch's operations, which
+// do not wait for the device; all tensors of a call are on one.
 //
 // Dimensions: B sequences, T tokens, N = B x T, D hidden, F of an MLP, V vocabulary, H heads, K
 // head size.
@@ -13,7 +14,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
+#include <memory>
 
 #include "dynmo/model/layer.h"
 
@@ -45,19 +48,27 @@ struct NormGradient {
 void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 
 // Mean over the rows of -log softmax(scores)[target], a scalar. Turns the scores into
-// probabilities, in place. Targets are int64, 0 to V - 1; a failed check otherwise.
+// probabilities, in place. Targets are int64, 0 to V - 1; a failed check otherwise, on the CPU.
 [[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N);
 // Turns what cross_entropy left into the gradient of the scores, in place, given that of the mean.
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient);
 
 // Cosines and sines of rotary position embedding (Su et al., "RoFormer", 2021): position t turns
-// pair k by the angle t x theta^(-2k / head_size). Immutable; any thread may read it.
+// pair k by the angle t x theta^(-2k / head_size). Any thread may use it; copies share everything.
 struct RotaryTable {
-  at::Tensor cosine;  // fp64 [positions, head_size / 2]
-  at::Tensor sine;
-  at::Tensor cosine_float;  // the same in fp32
-  at::Tensor sine_float;
+  struct Angles {
+    at::Tensor cosine;  // [positions, head_size / 2]
+    at::Tensor sine;
+  };
+  class Copies;  // those on other devices, each made when it is first asked for
+
+  Angles doubles;  // fp64, on the CPU
+  Angles floats;   // the same in fp32
+  std::shared_ptr<Copies> copies;
+
+  // Of `like`'s statistics_type, on its device.
+  [[nodiscard]] Angles of(const at::Tensor& like) const;
 };
 [[nodiscard]] RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size,
                                        double theta);
@@ -73,6 +84,8 @@ struct Attention {
   at::Tensor out_BTHK;
   at::Tensor log_sum_exp;  // of the scores, one a head and token: all that the gradient needs of
                            // the T x T probabilities
+  // What CUDA's operations want back for a dropout that is not used; undefined elsewhere.
+  std::array<at::Tensor, 2> draws = {};
 };
 [[nodiscard]] Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                          const at::Tensor& v_BTHK);

@@ -19,16 +19,10 @@
 #include "dynmo/core/check.h"
 #include "dynmo/runtime/descriptors.h"
 #include "dynmo/runtime/sockets_impl.h"
+#include "dynmo/runtime/store_impl.h"
 #include "dynmo/runtime/watchdog.h"
 
 namespace dynmo::runtime {
-
-class Store {
- public:
-  c10::intrusive_ptr<c10d::Store> keys;
-  std::string address;  // of this rank, as the others reach it
-};
-
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/runtime/device_clock.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/tags.h"
@@ -21,11 +23,7 @@ using schedule::ActionKind;
 using Clock = std::chrono::steady_clock;
 using Key = std::pair<StageId, MicroBatchId>;
 
-double seconds(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
-// A tensor with the operation that sends it or fills it.
+// A tensor, as the transport sees it, with the operation that sends it or fills it.
 struct Message {
   at::Tensor tensor;
   std::unique_ptr<transport::Operation> operation;
@@ -41,23 +39,31 @@ class Interpreter {
  public:
   Interpreter(transport::Transport& transport, int lane, const model::Model& model,
               const StepInput& input, LayerStates& states)
-      : transport_(transport), lane_(lane), model_(model), input_(input), states_(states) {}
+      : transport_(input.device_messages != nullptr ? *input.device_messages : transport),
+        lane_(lane),
+        model_(model),
+        input_(input),
+        states_(states),
+        clock_(input.staging.device) {}
 
   Expected<StepOutput> run() {
-    const Clock::time_point start = start_ = Clock::now();
-    output_.start_ns = std::chrono::duration_cast<Nanoseconds>(start.time_since_epoch()).count();
+    const auto since_epoch = clock_.start().host.time_since_epoch();
+    output_.start_ns = std::chrono::duration_cast<Nanoseconds>(since_epoch).count();
     for (const Action& action : input_.lowered.ranks[transport_.rank().index()]) {
       if (!schedule::is_compute(action.kind)) {
         communicate(action);
         continue;
       }
       DYNMO_TRY(wait_for_input(action));
-      const Clock::time_point begin = Clock::now();
+      const DeviceClock::Mark begin = clock_.mark();
       compute(action);
-      output_.actions.push_back({action, begin - start, Clock::now() - start});
+      action_marks_.emplace_back(begin, clock_.mark());
+      output_.actions.push_back({action, {}, {}});
     }
     for (Message& message : sent_) DYNMO_TRY(wait(message));
-    output_.seconds = seconds(start, Clock::now());
+    clock_.finish();
+    output_.seconds = to_seconds(host_time());
+    read_device();
     DYNMO_CHECK(stashes_.empty() && activations_.empty() && gradients_.empty() && values_.empty(),
                 "a schedule that uses all it makes");
     return std::move(output_);
@@ -84,8 +90,30 @@ class Interpreter {
     }
   }
 
+  // What the device has measured and computed, now that it is done: read once, so that nothing
+  // waits for it on the way.
+  void read_device() {
+    for (const Due& due : due_) *due.seconds = clock_.seconds(due.from, due.to);
+    for (const auto& [seconds, fetch_s] : fetched_) *seconds += fetch_s;
+    const auto since_start = [&](DeviceClock::Mark mark) {
+      return to_nanoseconds(clock_.seconds(clock_.start(), mark));
+    };
+    for (std::size_t i = 0; i < action_marks_.size(); ++i) {
+      output_.actions[i].start = since_start(action_marks_[i].first);
+      output_.actions[i].end = since_start(action_marks_[i].second);
+    }
+    for (const at::Tensor& loss : losses_) output_.losses.push_back(loss.item<double>());
+  }
+
+  // `seconds` will be the time between two marks; it stays where it is.
+  void measure(double& seconds, DeviceClock::Mark from, DeviceClock::Mark to) {
+    due_.push_back({&seconds, from, to});
+  }
+
+  Nanoseconds host_time() const { return Clock::now() - clock_.start().host; }
+
   std::size_t record(const Action& action) {
-    const Nanoseconds now = Clock::now() - start_;
+    const Nanoseconds now = host_time();
     output_.messages.push_back({action, now, now});
     return output_.messages.size() - 1;
   }
@@ -94,22 +122,34 @@ class Interpreter {
     const Clock::time_point begin = Clock::now();
     DYNMO_TRY(message.operation->wait());
     const Clock::time_point end = Clock::now();
-    output_.messages[message.record].end = end - start_;
-    output_.waiting_s += seconds(begin, end);
+    output_.messages[message.record].end = end - clock_.start().host;
+    output_.waiting_s += std::chrono::duration<double>(end - begin).count();
     return {};
   }
 
+  bool by_device() const { return input_.device_messages != nullptr; }
+
+  // Of a message as the transport sees it: in the device's memory or in the host's.
+  std::span<std::byte> message_bytes(const at::Tensor& tensor) const {
+    if (!by_device()) return bytes_of(tensor);
+    return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+  }
+
   void send(const Action& action, Rank to, transport::Tag tag, at::Tensor tensor) {
+    if (!by_device()) tensor = input_.staging.to_host(tensor);
     const std::size_t place = record(action);
-    auto operation = transport_.send(to, tag, bytes_of(tensor));
+    auto operation = transport_.send(to, tag, message_bytes(tensor));
     sent_.push_back({std::move(tensor), std::move(operation), place});
   }
 
   void receive(const Action& action, Rank from, transport::Tag tag,
                std::map<Key, Message>& received) {
-    at::Tensor tensor = at::empty(input_.boundary_shape, input_.boundary_type);
+    at::Tensor tensor =
+        by_device() ? at::empty(input_.boundary_shape,
+                                at::device(input_.staging.device).dtype(input_.boundary_type))
+                    : input_.staging.host_buffer(input_.boundary_shape, input_.boundary_type);
     const std::size_t place = record(action);
-    auto operation = transport_.receive(from, tag, bytes_of(tensor));
+    auto operation = transport_.receive(from, tag, message_bytes(tensor));
     received[{action.stage, action.micro_batch}] = {std::move(tensor), std::move(operation), place};
   }
 
@@ -121,6 +161,7 @@ class Interpreter {
     if (found == received.end()) return {};
     DYNMO_TRY(wait(found->second));
     arrived_ = std::move(found->second.tensor);
+    if (!by_device()) arrived_ = input_.staging.to_device(arrived_);
     received.erase(found);
     return {};
   }
@@ -167,6 +208,11 @@ class Interpreter {
     if (input_.gradient_ready && id.value + 1 == micro_batches()) input_.gradient_ready(layer);
   }
 
+  // (Undefined in emulated runs.) Not waited for: the driver keeps a copy of pageable memory.
+  at::Tensor on_device(const at::Tensor& tensor) const {
+    return tensor.defined() ? tensor.to(input_.staging.device, /*non_blocking=*/true) : tensor;
+  }
+
   model::LayerContext context_of(Key key) const {
     model::LayerContext context;
     context.step = input_.step;
@@ -175,9 +221,9 @@ class Interpreter {
     const bool first = key.first.value == 0;
     const bool last = key.first.value + 1 == stages();
     if (first || last) {
-      MicroBatch batch = input_.batch(context.micro_batch);
-      if (first) context.tokens_BT = std::move(batch.tokens_BT);
-      if (last) context.targets_BT = std::move(batch.targets_BT);
+      const MicroBatch batch = input_.batch(context.micro_batch);
+      if (first) context.tokens_BT = on_device(batch.tokens_BT);
+      if (last) context.targets_BT = on_device(batch.targets_BT);
     }
     return context;
   }
@@ -194,7 +240,7 @@ class Interpreter {
     if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
     const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
-    const double fetch_s = seconds(fetching, Clock::now());
+    const double fetch_s = std::chrono::duration<double>(Clock::now() - fetching).count();
     const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
     StageStash stash;
     if (trained) stash.layers.resize(static_cast<std::size_t>(layers.count));
@@ -202,15 +248,15 @@ class Interpreter {
       const LayerId id(layers.first.value + i);
       const bool keeps = trained && id.value >= input_.frozen_layers;
       std::optional<model::AllocationMeter> meter;
-      if (input_.meter_stashes && keeps) meter.emplace();
+      if (input_.meter_stashes && keeps) meter.emplace(input_.staging.device.type());
       const std::size_t input_bytes = hidden.defined() ? hidden.nbytes() : 0;
-      const Clock::time_point begin = Clock::now();
+      const DeviceClock::Mark begin = clock_.mark();
       at::Tensor output =
           model_[id.index()]
               ->forward(states_.at(id), hidden, context,
                         keeps ? &stash.layers[static_cast<std::size_t>(i)] : nullptr)
               .contiguous();
-      time_of(id, key.second).forward_s = seconds(begin, Clock::now());
+      measure(time_of(id, key.second).forward_s, begin, clock_.mark());
       if (meter) {
         // What stays allocated is the stash and the output; the input, which the stash keeps alive,
         // was there before.
@@ -222,17 +268,17 @@ class Interpreter {
     }
     if (trained) stashes_[key] = std::move(stash);
     if (key.first.value == 0) {
-      time_of(layers.first, key.second).forward_s += fetch_s;
+      fetched_.emplace_back(&time_of(layers.first, key.second).forward_s, fetch_s);
     } else if (key.first.value + 1 == stages()) {
-      time_of(LayerId(layers.end() - 1), key.second).forward_s += fetch_s;
+      fetched_.emplace_back(&time_of(LayerId(layers.end() - 1), key.second).forward_s, fetch_s);
     }
     if (key.first.value + 1 < stages()) {
       values_[key] = std::move(hidden);
       return;
     }
-    output_.losses.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
-    output_.losses[key.second.index()] = hidden.item<double>();
+    losses_.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
     loss_type_ = hidden.scalar_type();
+    losses_[key.second.index()] = std::move(hidden);
   }
 
   enum class Weights { kNow, kLater };
@@ -243,7 +289,7 @@ class Interpreter {
     if (key.first.value + 1 < stages()) {
       gradient = input_of(key, StageId(key.first.value + 1));
     } else {
-      gradient = at::full({}, 1.0 / step_micro_batches(), loss_type_);
+      gradient = at::full({}, 1.0 / step_micro_batches(), loss_type_);  // on the CPU
     }
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
@@ -254,16 +300,16 @@ class Interpreter {
                                                           : model::Layer::InputGradient::kNotWanted;
       model::LayerState& state = states_.at(id);
       model::Stash& kept = *stash.layers[static_cast<std::size_t>(i)];
-      const Clock::time_point begin = Clock::now();
+      const DeviceClock::Mark begin = clock_.mark();
       gradient = model_[id.index()]->input_gradient(state, kept, gradient, wanted);
       if (gradient.defined()) gradient = gradient.contiguous();
-      const Clock::time_point middle = Clock::now();
+      const DeviceClock::Mark middle = clock_.mark();
       LayerTime& time = time_of(id, key.second);
-      time.input_gradient_s = seconds(begin, middle);
+      measure(time.input_gradient_s, begin, middle);
       if (weights == Weights::kNow) {
         model_[id.index()]->weight_gradient(state, kept);
         stash.layers[static_cast<std::size_t>(i)].reset();
-        time.weight_gradient_s = seconds(middle, Clock::now());
+        measure(time.weight_gradient_s, middle, clock_.mark());
         weight_gradient_done(id, key.second);
       }
     }
@@ -279,21 +325,32 @@ class Interpreter {
     for (int i = layers.count - 1; i >= 0; --i) {
       const LayerId id(layers.first.value + i);
       if (id.value < input_.frozen_layers) break;
-      const Clock::time_point begin = Clock::now();
+      const DeviceClock::Mark begin = clock_.mark();
       model_[id.index()]->weight_gradient(states_.at(id),
                                           *stash.layers[static_cast<std::size_t>(i)]);
-      time_of(id, key.second).weight_gradient_s = seconds(begin, Clock::now());
+      measure(time_of(id, key.second).weight_gradient_s, begin, clock_.mark());
       weight_gradient_done(id, key.second);
     }
   }
 
-  transport::Transport& transport_;
+  // A time to be read from the clock at the end.
+  struct Due {
+    double* seconds;
+    DeviceClock::Mark from;
+    DeviceClock::Mark to;
+  };
+
+  transport::Transport& transport_;  // of what passes between stages
   int lane_;
   const model::Model& model_;
   const StepInput& input_;
   LayerStates& states_;
 
-  Clock::time_point start_;  // of the step
+  DeviceClock clock_;
+  std::vector<Due> due_;  // into output_'s layer times, whose places do not change
+  std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> action_marks_;
+  std::vector<std::pair<double*, double>> fetched_;  // forward times, what reading tokens adds
+  std::vector<at::Tensor> losses_;                   // by micro-batch
   StepOutput output_;
   std::map<Key, StageStash> stashes_;
   std::map<Key, Message> activations_;  // receives posted, not yet used

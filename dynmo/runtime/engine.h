@@ -15,6 +15,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/runtime/staging.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/schedule/timeline.h"
 #include "dynmo/transport/transport.h"
@@ -30,8 +31,8 @@ struct MicroBatch {
   at::Tensor targets_BT;
 };
 
-// Seconds of one layer for one micro-batch. A fused B counts as its two halves; reading the tokens
-// counts to the first layer's forward, the targets to the last one's.
+// Seconds of one layer for one micro-batch, of its device. A fused B counts as its two halves;
+// reading the tokens counts to the first layer's forward, the targets to the last one's.
 struct LayerTime {
   double forward_s = 0;
   double input_gradient_s = 0;
@@ -52,6 +53,10 @@ struct StepInput {
   bool meter_stashes = false;                // fill StepOutput::stash_bytes (slower)
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
   at::ScalarType boundary_type = at::kFloat;
+  Staging staging = {};  // of the states, and of what passes between stages
+  // A transport of the same ranks for bytes in the device's memory, whose waits put the device's
+  // work in order instead of stopping the host. None: they pass through host memory.
+  transport::Transport* device_messages = nullptr;
   // Called with a micro-batch of the step when its first or last stage runs here.
   std::function<MicroBatch(MicroBatchId)> batch;
   // Called when the layer's last weight gradient of the schedule is done. Its time is no layer's,
@@ -65,7 +70,7 @@ struct StepOutput {
   std::map<LayerId, Bytes> stash_bytes;                   // of one micro-batch, where metered
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
   // Sends and receives, from being posted until this rank saw that they are done: a receive when it
-  // needs the message, a send at the end of the step.
+  // needs the message, a send at the end of the step. By the host's clock, also of device_messages.
   std::vector<schedule::TimedAction> messages;
   std::int64_t start_ns = 0;  // steady clock, comparable on one host
   double seconds = 0;         // from start_ns to the end of the last send

@@ -53,7 +53,9 @@ struct Transfer {
   LayerId layer;
   Rank from;
   bool receives = false;
-  model::LayerState copy = {};  // the receiver's, in its final memory
+  // What the pieces are of. On the receiver the copy to be, in its final memory (where that is a
+  // device's: on the way there); on the sender the state, or its copy in host memory.
+  model::LayerState copy = {};
   std::vector<std::span<std::byte>> pieces = {};
   std::array<std::byte, model::kHeaderBytes> header{};
   Trailer trailer = {};
@@ -62,10 +64,17 @@ struct Transfer {
 
 // Posts everything. The digest is computed while the pieces are on the wire, each while it is in
 // the cache.
-void start_sending(Transport& transport, Rank to, model::LayerState& state, Transfer& transfer) {
+void start_sending(Transport& transport, Rank to, const model::LayerState& state,
+                   const Staging& staging, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
-  transfer.pieces = layer_pieces(state);
-  transfer.header = model::pack(model::header(state));
+  transfer.copy = state;
+  for (model::Parameter& parameter : transfer.copy.parameters) {
+    parameter.gradient.reset();  // zero
+    parameter.rounded.reset();   // derived
+  }
+  transfer.copy = staging.to_host(transfer.copy);
+  transfer.pieces = layer_pieces(transfer.copy);
+  transfer.header = model::pack(model::header(transfer.copy));
   auto& operations = transfer.operations;
   operations.push_back(transport.send(to, tag, transfer.header));
   Digester digester;
@@ -153,7 +162,7 @@ Expected<std::string> vote(Transport& transport, Tag tag, const std::string& ref
 
 Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vote_tag,
                                   const model::Model& model, const plan::Migration& migration,
-                                  LayerStates& states, int frozen_layers) {
+                                  LayerStates& states, int frozen_layers, const Staging& staging) {
   const auto start = std::chrono::steady_clock::now();
   MigrationReport report;
   LayerStates shadows;
@@ -167,7 +176,7 @@ Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vo
       DYNMO_ASSIGN(std::string why,
                    finish_receiving(*model[transfer.layer.index()], sender, transfer));
       if (refusal.empty()) refusal = std::move(why);
-      shadows.emplace(transfer.layer, std::move(transfer.copy));
+      shadows.emplace(transfer.layer, staging.to_device(transfer.copy));
     } else {
       DYNMO_TRY(finish_sending(transfer));
     }
@@ -182,9 +191,8 @@ Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vo
     Transfer& transfer = under_way.emplace_back(
         Transfer{.layer = move.layer, .from = move.from, .receives = !sends});
     if (sends) {
-      model::LayerState& state = states.at(move.layer);
-      start_sending(pipeline, move.to, state, transfer);
-      report.sent += model::tensor_bytes(state);
+      start_sending(pipeline, move.to, states.at(move.layer), staging, transfer);
+      report.sent += model::tensor_bytes(transfer.copy);
     } else {
       start_receiving(pipeline, *model[move.layer.index()],
                       move.layer.value < frozen_layers ? model::Frozen::kYes : model::Frozen::kNo,

@@ -13,6 +13,7 @@
 #include "dynmo/plan/migration.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/pieces.h"
+#include "dynmo/runtime/staging.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -31,11 +32,13 @@ struct MigrationReport {
 // one replica among them (whose ranks follow one another); all replicas commit, or none does. On
 // commit the moved layers are in the states of their new owners only. kPeerLost where a rank is
 // gone; the group is finished then. Layers travel on transport::migration_tag(layer), the verdicts
-// on `vote_tag`.
+// on `vote_tag`. What travels are the bytes in host memory, the same whatever `staging` says at
+// either end.
 [[nodiscard]] Expected<MigrationReport> migrate(transport::Transport& pipeline,
                                                 transport::Transport& voters,
                                                 transport::Tag vote_tag, const model::Model& model,
                                                 const plan::Migration& migration,
-                                                LayerStates& states, int frozen_layers);
+                                                LayerStates& states, int frozen_layers,
+                                                const Staging& staging = {});
 
 }  // namespace dynmo::runtime

@@ -11,14 +11,17 @@
 #include <span>
 #include <vector>
 
+#include "dynmo/core/check.h"
+
 namespace dynmo::runtime {
 
 // Largest message of a transfer: Gloo notices a lost peer least reliably in the middle of a large
 // one.
 inline constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
 
-// Requires a contiguous tensor in host memory.
+// Requires a contiguous tensor in host memory (of others: staging.h).
 [[nodiscard]] inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  DYNMO_CHECK(tensor.is_cpu() && tensor.is_contiguous(), "a contiguous tensor in host memory");
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 

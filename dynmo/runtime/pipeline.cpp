@@ -7,12 +7,14 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/runtime/device_clock.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/ties.h"
@@ -20,6 +22,7 @@
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/gather.h"
+#include "dynmo/transport/subset.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::runtime {
@@ -118,6 +121,25 @@ schedule::Schedule checked(const schedule::Schedule& compute) {
   return lowered;
 }
 
+// Who sends to whom on which channel of a lowered schedule; ranks are those of the pipeline.
+std::set<Channel> channels_of(const schedule::Schedule& lowered, int lane) {
+  std::set<Channel> channels;
+  for (const auto& actions : lowered.ranks) {
+    for (const schedule::Action& action : actions) {
+      if (action.kind != schedule::ActionKind::kSendActivation &&
+          action.kind != schedule::ActionKind::kSendGradient) {
+        continue;
+      }
+      const auto rank = [&](const schedule::Action& end) {
+        return lowered.shape.stages[end.stage.index()].rank;
+      };
+      channels.insert({rank(action), rank(schedule::peer(action)),
+                       transport::schedule_tag(lane, schedule::channel(action))});
+    }
+  }
+  return channels;
+}
+
 }  // namespace
 
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
@@ -152,6 +174,16 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
               plan::to_string(plan_), valid.has_value() ? "" : valid.error().message);
   const auto tied = check_ties(options_.ties, model_, options_.freezing.has_value());
   DYNMO_CHECK(tied.has_value(), "ties of this model: {}", tied.error().message);
+  for (auto& [id, state] : states_) {
+    state = model::on_device(std::move(state), options_.staging.device);
+  }
+  if (options_.channels != nullptr) {
+    std::vector<Rank> ranks;
+    for (int i = 0; i < grid_.ranks(); ++i) {
+      ranks.push_back(grid_.world_rank(grid_.replica(), Rank(i)));
+    }
+    device_messages_ = transport::subset(*options_.channels, std::move(ranks));
+  }
   freeze_prefix();
   planned_frozen_ = frozen_;
   build_schedules();
@@ -197,6 +229,23 @@ void Pipeline::build_schedules() {
   const auto shape = plan::shape_of(plan_, options_.micro_batches, frozen_);
   training_ = checked(plan::schedule_of(plan_, options_.micro_batches, frozen_).value());
   validation_ = checked(schedule::make_forward_schedule(shape).value());
+  channels_due_ = options_.channels != nullptr;
+}
+
+// All ranks have the same schedules, come here at the same points, and open channels in one order.
+Expected<void> Pipeline::open_channels() {
+  if (!channels_due_) return {};
+  channels_due_ = false;
+  std::set<Channel> channels = channels_of(training_, options_.lane);
+  channels.merge(channels_of(validation_, options_.lane));
+  std::vector<Channel> of_group;
+  for (int replica = 0; replica < grid_.replicas(); ++replica) {
+    for (const Channel& channel : channels) {
+      of_group.push_back({grid_.world_rank(replica, channel.from),
+                          grid_.world_rank(replica, channel.to), channel.tag});
+    }
+  }
+  return options_.channels->open(of_group);
 }
 
 std::optional<cost::ModelCost> Pipeline::costs() const { return profiler_.costs(frozen_); }
@@ -310,7 +359,7 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   const plan::Migration migration =
       plan::difference(plan_, plan, dynamism::freeze_prefix(profiler_.known(), frozen_));
   DYNMO_ASSIGN(migration_, migrate(grid_.pipeline(), grid_.world(), control(kVote), model_,
-                                   migration, states_, frozen_));
+                                   migration, states_, frozen_, options_.staging));
   if (!migration_.committed) return false;
   migrated_ = migration.bytes();
   plan_ = plan;
@@ -374,18 +423,22 @@ void Pipeline::update(StepReport& report) {
       options_.clip_norm > 0 ? model::clip_factor(report.gradient_norm, options_.clip_norm) : 1.0;
   model::AdamWOptions optimizer = options_.optimizer;
   optimizer.learning_rate = report.learning_rate;
-  const auto start = Clock::now();
+  DeviceClock clock(options_.staging.device);
+  std::map<LayerId, std::pair<DeviceClock::Mark, DeviceClock::Mark>> marks;
   for (auto& [id, state] : states_) {
     if (state.frozen) continue;
-    const auto begin = Clock::now();
+    const DeviceClock::Mark begin = clock.mark();
     if (report.skipped) {
       model::zero_gradients(state);
     } else {
       model::update(state, optimizer, factor);
     }
-    update_s_[id] = seconds_since(begin);
+    marks[id] = {begin, clock.mark()};
   }
-  update_total_s_ = seconds_since(start);
+  const DeviceClock::Mark end = clock.mark();
+  clock.finish();
+  for (const auto& [id, mark] : marks) update_s_[id] = clock.seconds(mark.first, mark.second);
+  update_total_s_ = clock.seconds(clock.start(), end);
 }
 
 StepInput Pipeline::round_input(const schedule::Schedule& lowered, const Batches& batches,
@@ -399,12 +452,15 @@ StepInput Pipeline::round_input(const schedule::Schedule& lowered, const Batches
           .step_micro_batches = grid_.replicas() * of_replica,
           .boundary_shape = options_.boundary_shape,
           .boundary_type = options_.boundary_type,
+          .staging = options_.staging,
+          .device_messages = device_messages_.get(),
           .batch = [&batches, step = step_](MicroBatchId id) { return batches(step, id); }};
 }
 
 Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
+  DYNMO_TRY(open_channels());
   const auto start = Clock::now();
-  Reduction reduction(grid_.peers(), states_);
+  Reduction reduction(grid_.peers(), states_, options_.staging);
   StepOutput output;
   for (int round = 0; round < options_.accumulation; ++round) {
     StepInput input = round_input(training_, batches, round);
@@ -419,7 +475,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   schedule_s_ = seconds_since(start) - reducing_s_;
   DYNMO_TRY(reduction.finish());
   reduction_s_ = reduction.seconds();
-  DYNMO_TRY(add_tied_gradients(grid_.pipeline(), options_.ties, plan_, states_));
+  DYNMO_TRY(add_tied_gradients(grid_.pipeline(), options_.ties, plan_, states_, options_.staging));
   return output;
 }
 
@@ -433,6 +489,7 @@ Expected<void> Pipeline::use(const Profiler& measured) {
 // Messages of a boundary's size to and from the next rank, both ends posted, one pair of ranks
 // after the other.
 Expected<void> Pipeline::measure_messages() {
+  if (device_messages_ != nullptr) return {};  // not on this transport
   constexpr int kTrips = 9;
   transport::Transport& pipeline = grid_.pipeline();
   const at::Tensor there = at::zeros(options_.boundary_shape, options_.boundary_type);
@@ -461,7 +518,7 @@ Expected<void> Pipeline::measure_reduction() {
   if (grid_.replicas() == 1) return {};
   double bytes = 0;
   const auto start = Clock::now();
-  Reduction reduction(grid_.peers(), states_);
+  Reduction reduction(grid_.peers(), states_, options_.staging);
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     for (const model::Parameter& parameter : state->second.parameters) {
       if (parameter.gradient.defined()) bytes += static_cast<double>(parameter.gradient.nbytes());
@@ -475,6 +532,7 @@ Expected<void> Pipeline::measure_reduction() {
 }
 
 Expected<void> Pipeline::measure(const Batches& batches, int steps) {
+  DYNMO_TRY(open_channels());
   for (int i = 0; i < steps; ++i) {
     // The first one warms up caches and allocators: it is metered, not timed.
     StepInput input = round_input(training_, batches, 0);
@@ -488,9 +546,11 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
       model::zero_gradients(state);
       // The update is timed on a copy: measuring changes no number of the run.
       model::LayerState copy = copy_of(state);
-      const auto begin = Clock::now();
+      DeviceClock clock(options_.staging.device);
       model::update(copy, options_.optimizer);
-      update_s_[id] = seconds_since(begin);
+      const DeviceClock::Mark end = clock.mark();
+      clock.finish();
+      update_s_[id] = clock.seconds(clock.start(), end);
     }
     const auto begin = Clock::now();
     DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
@@ -561,6 +621,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
 }
 
 Expected<double> Pipeline::validate(const Batches& batches) {
+  DYNMO_TRY(open_channels());
   std::vector<double> losses(
       static_cast<std::size_t>(options_.accumulation * options_.micro_batches), 0.0);
   for (int round = 0; round < options_.accumulation; ++round) {

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/policy.h"
 #include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/channel_transport.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/exchange.h"
 #include "dynmo/runtime/grid.h"
@@ -63,6 +65,8 @@ struct PipelineOptions {
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
   int profile_window = 5;                 // steps
+  Staging staging = {};                   // where this rank computes
+  ChannelTransport* channels = nullptr;   // of the group; see StepInput::device_messages
   int lane = 0;  // pipelines of one group that run in turn need different ones
 };
 
@@ -101,9 +105,9 @@ class Pipeline {
   // A micro-batch by its number in the step.
   using Batches = std::function<MicroBatch(std::int64_t step, MicroBatchId)>;
 
-  // Takes initial or restored states of the layers `plan` gives this rank of its replica;
-  // `first_step` is the next step to run. Requires a plan valid for the model and the ranks of a
-  // replica: transport.size() / replicas.
+  // Takes initial or restored states of the layers `plan` gives this rank of its replica, and puts
+  // them on its device; `first_step` is the next step to run. Requires a plan valid for the model
+  // and the ranks of a replica: transport.size() / replicas.
   Pipeline(transport::Transport& transport, model::Model model, PipelineOptions options,
            plan::Plan plan, LayerStates states, std::int64_t first_step = 0);
 
@@ -135,6 +139,7 @@ class Pipeline {
   [[nodiscard]] const plan::LayerSet& recomputed() const { return recomputed_; }
   [[nodiscard]] const LayerStates& states() const { return states_; }
   [[nodiscard]] LayerStates& states() { return states_; }
+  [[nodiscard]] const Staging& staging() const { return options_.staging; }  // of the states
   [[nodiscard]] std::int64_t next_step() const { return step_; }
   [[nodiscard]] int frozen_layers() const { return frozen_; }
   [[nodiscard]] const MigrationReport& last_migration() const { return migration_; }
@@ -147,6 +152,7 @@ class Pipeline {
   [[nodiscard]] std::optional<cost::ModelCost> round_costs() const;
   void freeze_prefix();
   void build_schedules();
+  [[nodiscard]] Expected<void> open_channels();
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan) const;
   void recompute(plan::LayerSet layers);
   void take_measures();
@@ -160,6 +166,8 @@ class Pipeline {
   void update(StepReport& report);
 
   Grid grid_;
+  std::unique_ptr<transport::Transport> device_messages_;  // null: none
+  bool channels_due_ = false;                              // of new schedules
   model::Model model_;
   PipelineOptions options_;
   plan::Plan plan_;

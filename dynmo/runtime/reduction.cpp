@@ -30,6 +30,14 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
+model::LayerState gradients_of(const model::LayerState& state, const Staging& staging) {
+  model::LayerState gradients;
+  for (const model::Parameter& parameter : state.parameters) {
+    gradients.parameters.emplace_back().gradient = staging.to_host(parameter.gradient);
+  }
+  return gradients;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> gradient_pieces(const model::LayerState& state, int part, int parts) {
@@ -60,11 +68,11 @@ void Reduction::start(LayerId layer) {
   status_ = sum_all_but(1);
   if (!status_.has_value()) return;
   const transport::Tag tag = transport::reduction_tag(layer);
-  const model::LayerState& state = states_.at(layer);
   const int self = peers_.rank().value;
-  const auto mine = gradient_pieces(state, self, peers_.size());
   Bucket& bucket = scattered_.emplace_back();
   bucket.layer = layer;
+  bucket.host = gradients_of(states_.at(layer), staging_);
+  const auto mine = gradient_pieces(bucket.host, self, peers_.size());
   bucket.arrived.resize(static_cast<std::size_t>(peers_.size()));
   for (int i = 0; i < peers_.size(); ++i) {
     if (i == self) continue;
@@ -73,21 +81,20 @@ void Reduction::start(LayerId layer) {
       arrived.push_back(at::empty_like(piece));
       bucket.operations.push_back(peers_.receive(Rank(i), tag, bytes_of(arrived.back())));
     }
-    for (const at::Tensor& piece : gradient_pieces(state, i, peers_.size())) {
+    for (const at::Tensor& piece : gradient_pieces(bucket.host, i, peers_.size())) {
       bucket.operations.push_back(peers_.send(Rank(i), tag, bytes_of(piece)));
     }
   }
 }
 
 // The parts of a layer have arrived: adds them up and posts the exchange of the sums, which go to
-// where the gradients were.
+// where the gradients were (on a device: their copies in host memory).
 Expected<void> Reduction::sum(Bucket& bucket) {
   for (const auto& operation : bucket.operations) DYNMO_TRY(operation->wait());
   bucket.operations.clear();
   const transport::Tag tag = transport::reduction_tag(bucket.layer);
-  const model::LayerState& state = states_.at(bucket.layer);
   const auto self = peers_.rank().index();
-  std::vector<at::Tensor> mine = gradient_pieces(state, peers_.rank().value, peers_.size());
+  std::vector<at::Tensor> mine = gradient_pieces(bucket.host, peers_.rank().value, peers_.size());
   for (std::size_t k = 0; k < mine.size(); ++k) {
     // Replica 1 may add to its own: g1 + g0 are the bits of g0 + g1.
     const bool in_place = self <= 1;
@@ -101,7 +108,7 @@ Expected<void> Reduction::sum(Bucket& bucket) {
   bucket.arrived.clear();
   for (int i = 0; i < peers_.size(); ++i) {
     if (Rank(i) == peers_.rank()) continue;
-    for (const at::Tensor& piece : gradient_pieces(state, i, peers_.size())) {
+    for (const at::Tensor& piece : gradient_pieces(bucket.host, i, peers_.size())) {
       bucket.operations.push_back(peers_.receive(Rank(i), tag, bytes_of(piece)));
     }
     for (const at::Tensor& piece : mine) {
@@ -125,6 +132,10 @@ Expected<void> Reduction::finish() {
   DYNMO_TRY(sum_all_but(0));
   for (const Bucket& bucket : gathered_) {
     for (const auto& operation : bucket.operations) DYNMO_TRY(operation->wait());
+    const model::LayerState& state = states_.at(bucket.layer);
+    for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+      staging_.put(bucket.host.parameters[i].gradient, state.parameters[i].gradient);
+    }
   }
   gathered_.clear();
   return {};

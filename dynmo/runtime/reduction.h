@@ -20,6 +20,7 @@
 #include "dynmo/core/ids.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/staging.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -28,8 +29,9 @@ namespace dynmo::runtime {
 class Reduction {
  public:
   // `peers`: the ranks that hold the same layers, by replica; with one of them nothing is done.
-  // Both arguments must outlive it.
-  Reduction(transport::Transport& peers, LayerStates& states) : peers_(peers), states_(states) {}
+  // The first two arguments must outlive it.
+  Reduction(transport::Transport& peers, LayerStates& states, const Staging& staging = {})
+      : peers_(peers), states_(states), staging_(staging) {}
 
   // The layer's gradients are complete on this rank and will not be touched before finish(). All
   // peers call it in the same order of layers. Sums the layers before the previous one, which waits
@@ -48,6 +50,7 @@ class Reduction {
   // A layer between start() and finish().
   struct Bucket {
     LayerId layer;
+    model::LayerState host;  // its gradients alone, in host memory
     // By replica, piece by piece: its gradients of the part that is summed here (none for this
     // one).
     std::vector<std::vector<at::Tensor>> arrived;
@@ -59,6 +62,7 @@ class Reduction {
 
   transport::Transport& peers_;
   LayerStates& states_;
+  Staging staging_;
   std::list<Bucket> scattered_;  // parts under way to whom they are summed by, in order
   std::list<Bucket> gathered_;   // sums under way
   Expected<void> status_;

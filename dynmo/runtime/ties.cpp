@@ -41,18 +41,19 @@ Expected<model::ParameterSpec> spec_of(const model::Model& model, LayerId layer,
 
 // Gives the other rank `own` and adds what it gives. Only two numbers are added each, so it does
 // not matter on which side: both have first + second.
-Expected<void> exchange_and_add(transport::Transport& pipeline, Rank other, transport::Tag tag,
-                                at::Tensor& own) {
-  at::Tensor theirs = at::empty_like(own);
+Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& staging, Rank other,
+                                transport::Tag tag, at::Tensor& own) {
+  const at::Tensor mine = staging.to_host(own);
+  const at::Tensor theirs = staging.host_buffer(own.sizes(), own.scalar_type());
   std::vector<std::unique_ptr<transport::Operation>> operations;
   for (const auto piece : pieces_of(bytes_of(theirs))) {
     operations.push_back(pipeline.receive(other, tag, piece));
   }
-  for (const auto piece : pieces_of(bytes_of(own))) {
+  for (const auto piece : pieces_of(bytes_of(mine))) {
     operations.push_back(pipeline.send(other, tag, piece));
   }
   for (const auto& operation : operations) DYNMO_TRY(operation->wait());
-  own.add_(theirs);
+  own.add_(staging.to_device(theirs));
   return {};
 }
 
@@ -106,7 +107,7 @@ void take_initial_values(const std::vector<model::Tie>& ties, const model::Model
 
 Expected<void> add_tied_gradients(transport::Transport& pipeline,
                                   const std::vector<model::Tie>& ties, const plan::Plan& plan,
-                                  LayerStates& states) {
+                                  LayerStates& states, const Staging& staging) {
   const auto gradient = [&](LayerId layer, const std::string& name) -> at::Tensor& {
     return parameter_of(states.at(layer), name).gradient;
   };
@@ -121,9 +122,11 @@ Expected<void> add_tied_gradients(transport::Transport& pipeline,
       sum.add_(gradient(tie.second, tie.second_parameter));
       gradient(tie.second, tie.second_parameter).copy_(sum);
     } else if (first == pipeline.rank()) {
-      DYNMO_TRY(exchange_and_add(pipeline, second, tag, gradient(tie.first, tie.first_parameter)));
+      DYNMO_TRY(exchange_and_add(pipeline, staging, second, tag,
+                                 gradient(tie.first, tie.first_parameter)));
     } else if (second == pipeline.rank()) {
-      DYNMO_TRY(exchange_and_add(pipeline, first, tag, gradient(tie.second, tie.second_parameter)));
+      DYNMO_TRY(exchange_and_add(pipeline, staging, first, tag,
+                                 gradient(tie.second, tie.second_parameter)));
     }
   }
   return {};

@@ -12,6 +12,7 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/staging.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -31,7 +32,8 @@ void take_initial_values(const std::vector<model::Tie>& ties, const model::Model
 // in pieces of at most kPieceBytes. kPeerLost where a message failed.
 [[nodiscard]] Expected<void> add_tied_gradients(transport::Transport& pipeline,
                                                 const std::vector<model::Tie>& ties,
-                                                const plan::Plan& plan, LayerStates& states);
+                                                const plan::Plan& plan, LayerStates& states,
+                                                const Staging& staging = {});
 
 // model::squared_norm without the parameters that are second in a tie: the model has them once.
 [[nodiscard]] double squared_norm(const std::vector<model::Tie>& ties,

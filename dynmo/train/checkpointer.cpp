@@ -59,7 +59,9 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
     const bool writes = pipeline.grid().replica() == 0;
     const auto pending = checkpoint::pending_folder(root_, step_);
     for (const auto& [id, state] : pipeline.states()) {
-      if (writes) writer_.add_layer(pending, layer_file(state, name_));
+      if (!writes) continue;
+      const model::LayerState host = pipeline.staging().to_host(state);
+      writer_.add_layer(pending, layer_file(host, name_));
     }
     phase_ = Phase::kWriting;
   }

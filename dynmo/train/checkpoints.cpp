@@ -23,10 +23,12 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 }
 
 // What the bits of a run depend on beside its config.
-Json machine_json() {
-  return {{"threads", at::get_num_threads()},
-          {"instruction_set", at::get_cpu_capability()},
-          {"torch", TORCH_VERSION}};
+Json machine_json(const Config& config) {
+  Json machine = {{"threads", at::get_num_threads()},
+                  {"instruction_set", at::get_cpu_capability()},
+                  {"torch", TORCH_VERSION}};
+  if (uses_cuda(config)) machine["device"] = "cuda";
+  return machine;
 }
 
 Expected<plan::Plan> parse_plan(JsonObject json) {
@@ -132,7 +134,7 @@ Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
             {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
             {"generation", pipeline.plan().generation},
             {"stages", std::move(cut)}}},
-          {"machine", machine_json()},
+          {"machine", machine_json(config)},
           {"config", to_toml(config)}};
 }
 
@@ -177,11 +179,11 @@ Expected<Restored> restore(const Config& config) {
   DYNMO_ASSIGN(restored.plan, parse_plan(*std::move(plan)));
   const Json& state_value = restored.checkpoint.manifest.state;
   const Json machine = state_value.contains("machine") ? state_value["machine"] : Json();
-  if (machine != machine_json()) {
+  if (machine != machine_json(config)) {
     restored.notes.push_back(
         fmt::format("the numbers may differ from an undisturbed run in their last bits: it ran "
                     "with {}, this is {}",
-                    machine.dump(), machine_json().dump()));
+                    machine.dump(), machine_json(config).dump()));
   }
   return restored;
 }

@@ -122,6 +122,7 @@ Expected<void> apply_settings(Config& config, std::span<const std::string> setti
 }
 
 bool emulates(const Config& config) { return config.run.device == "emulated"; }
+bool uses_cuda(const Config& config) { return config.run.device == "cuda"; }
 
 Expected<void> validate(const Config& c) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 24;
@@ -246,8 +247,8 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(in(c.run.load_trace, 0), "run.load_trace", c.run.load_trace, "0 or more"));
   DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
-  DYNMO_TRY(
-      require(c.run.device == "cpu" || emulates(c), "run.device", c.run.device, "cpu or emulated"));
+  DYNMO_TRY(require(c.run.device == "cpu" || uses_cuda(c) || emulates(c), "run.device",
+                    c.run.device, "cpu, cuda or emulated"));
   DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
                     "run.device", c.run.device,
                     "one of emulated.profile and emulated.trace beside it"));
@@ -281,6 +282,7 @@ std::string identity(const Config& config) {
   Config copy = resolved(config);
   copy.batch.micro_batches = step_micro_batches(config);
   copy.batch.accumulation = 1;
+  if (uses_cuda(copy)) copy.run.device = "cpu";
   std::string text;
   for (const TomlKey& key : keys_of(copy)) {
     const std::string table = key.name.substr(0, key.name.find('.'));

@@ -109,7 +109,7 @@ struct Config {
   } emulated;
   struct Run {
     std::string directory = "runs/default";
-    std::string device = "cpu";    // or "emulated"
+    std::string device = "cpu";    // or "cuda", or "emulated"
     std::int64_t trace_steps = 4;  // last steps in the trace
     std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
   } run;
@@ -126,6 +126,8 @@ struct Config {
 [[nodiscard]] Expected<void> validate(const Config& config);
 // Whether the layers are emulated: any output says so.
 [[nodiscard]] bool emulates(const Config& config);
+// Whether ranks compute on CUDA devices (runtime/cuda.h).
+[[nodiscard]] bool uses_cuda(const Config& config);
 // The resolved form; apply_file reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Config& config);
 // Micro-batches of a step: replicas x accumulation x micro_batches.
@@ -135,7 +137,7 @@ struct Config {
 // Digest text of what decides the numbers of a run (model, data, micro-batches of a step and their
 // size, optimizer, train.seed/steps, freezing): a checkpoint continues only a run with an equal
 // one. The number of ranks, cuts and balancing are not part of it; nor is how the micro-batches of
-// a step are grouped in replicas, which changes the last bits.
+// a step are grouped in replicas, or whether the device is cpu or cuda, which change the last bits.
 [[nodiscard]] std::string identity(const Config& config);
 
 }  // namespace dynmo::train

@@ -164,7 +164,8 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
                          layer.update_s);
   }
   const double room = free_memory() / 2;
-  if (!comparable || (seconds < kMostMeasuring && (room == 0 || bytes < room))) {
+  if (!comparable || uses_cuda(config) ||
+      (seconds < kMostMeasuring && (room == 0 || bytes < room))) {
     DYNMO_ASSIGN(cost::ModelCost measured, measured_costs(dry_run, std::move(known), kinds));
     return Costs{std::move(measured),
                  fmt::format("measured here, one layer of each of {} kinds by itself; ranks that "

@@ -21,7 +21,8 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
                      .boundary_shape = std::move(emulated.boundary_shape)};
   }
   MadeModel made{.layers = {},
-                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden}};
+                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden},
+                 .device = options.rank_device};
   DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
     if (!c.train.init.empty()) {

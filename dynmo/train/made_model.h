@@ -25,6 +25,7 @@ struct MadeModel {
   std::vector<model::Tie> ties = {};
   std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
   std::optional<Weights> weights = {};               // to start from
+  TrainOptions::RankDevice device = {};              // where they run
 };
 
 // kBadInput naming the key: what no model can be made of, weights that do not fit it, data with

@@ -54,6 +54,8 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
   options.lane = lane;
+  options.staging.device = made.device.device;
+  options.channels = made.device.channels;
   return options;
 }
 

@@ -10,7 +10,9 @@
 #include "dynmo/core/files.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/runtime/cuda.h"
 #include "dynmo/runtime/launcher.h"
+#include "dynmo/runtime/nccl_transport.h"
 #include "dynmo/runtime/processors.h"
 #include "dynmo/runtime/rank_environment.h"
 
@@ -39,9 +41,10 @@ class Borrowed final : public transport::Transport {
 
 // Exceptions of libtorch and failed checks become the run's error here, so that the others learn of
 // it.
-Expected<void> train_guarded(transport::Transport& transport, const RankProcess& process) {
+Expected<void> train_guarded(transport::Transport& transport, const TrainOptions& options,
+                             const Reporter& reporter) {
   try {
-    return train(transport, process.options, process.reporter);
+    return train(transport, options, reporter);
   } catch (const CheckFailure& failure) {
     return make_error(ErrorCode::kInternal, "{}", failure.what());
   } catch (const data::ForeignShard& fault) {
@@ -65,17 +68,35 @@ Expected<void> run_rank(const RankProcess& process) {
   // Before joining, which waits for all others.
   DYNMO_TRY(validate(process.options.config));
   DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
+  TrainOptions train_options = process.options;
+  at::Device& device = train_options.rank_device.device;
+  if (uses_cuda(train_options.config)) {
+    DYNMO_ASSIGN(device, runtime::open_cuda(environment->local_rank));
+  }
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
   runtime::GroupOptions options = runtime::group_options(*environment);
   options.message_timeout =
       std::chrono::milliseconds(std::llround(1e3 * process.options.config.pipeline.timeout_s));
   DYNMO_ASSIGN(const auto group, runtime::join_group(options));
+  runtime::NcclTransport nccl;
+  if (device.is_cuda()) {
+    DYNMO_ASSIGN(nccl, runtime::connect_nccl(*group, options, device));
+    train_options.rank_device.channels = nccl.channels.get();
+    train_options.rank_device.text =
+        fmt::format("{}: activations and gradients pass {}", device.str(),
+                    nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
+  }
   std::unique_ptr<transport::Transport> transport = std::make_unique<Borrowed>(*group);
   if (process.decorate) transport = process.decorate(std::move(transport));
-  const Expected<void> done = train_guarded(*transport, process);
-  if (done.has_value()) return group->leave();
+  const Expected<void> done = train_guarded(*transport, train_options, process.reporter);
+  // The communicators end while all their ranks are there; after a failure none waits for another.
+  if (done.has_value()) {
+    nccl.channels.reset();
+    return group->leave();
+  }
   group->abort(done.error());
+  if (nccl.channels) nccl.channels->abort(done.error());
   return done.error();
 }
 
@@ -89,18 +110,23 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
   DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
   if (environment && environment->rank != Rank(0)) return std::string();
   DYNMO_TRY(validate(options.config));
+  TrainOptions here = options;
+  if (uses_cuda(here.config)) {
+    DYNMO_ASSIGN(here.rank_device.device, runtime::open_cuda(0));
+  }
   at::set_num_threads(1);
-  if (!environment) return dry_run(options, ranks_to_start(options.config));
-  DYNMO_ASSIGN(const int ranks, pipeline_ranks(options.config, environment->size));
-  return dry_run(options, ranks);
+  if (!environment) return dry_run(here, ranks_to_start(here.config));
+  DYNMO_ASSIGN(const int ranks, pipeline_ranks(here.config, environment->size));
+  return dry_run(here, ranks);
 }
 
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
   DYNMO_TRY(validate(options.config));
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));
-  DYNMO_TRY(check_host_memory(options));
+  if (!uses_cuda(options.config)) DYNMO_TRY(check_host_memory(options));
   DYNMO_TRY(make_directories(options.config.run.directory));  // where it cannot, one says so
+  if (uses_cuda(options.config)) DYNMO_TRY(runtime::load_cuda());
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   runtime::LaunchOptions launch_options{.ranks = world, .command = command};
   if (options.config.pipeline.pin) {

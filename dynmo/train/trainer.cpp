@@ -193,6 +193,7 @@ class Trainer {
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
+    if (uses_cuda(config_)) say(fmt::format("device   {}", model_.device.text));
     if (const auto& again = runs_.front().pipeline->recomputed(); !again.empty()) {
       say(
           fmt::format("memory   {} of {} layers run forward again instead of keeping activations "

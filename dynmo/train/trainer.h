@@ -5,6 +5,8 @@
 // checkpoints, summary. With `compare` it advances several runs of the same training in turn, step
 // by step, so that a noisy machine treats them alike.
 
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <string>
 #include <string_view>
@@ -12,6 +14,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/runtime/channel_transport.h"
 #include "dynmo/train/config.h"
 #include "dynmo/transport/transport.h"
 
@@ -31,6 +34,14 @@ struct TrainOptions {
   bool resume = false;  // continue from the newest checkpoint that verifies, in run.directory
   // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.
   std::function<Expected<model::Model>(const Config&, std::int64_t vocabulary)> make_model;
+  // Where this rank computes, and how bytes in the memory of its device get to the others (null:
+  // through host memory). run_rank (rank_process.h) fills it in for run.device = cuda.
+  struct RankDevice {
+    at::Device device = at::kCPU;
+    runtime::ChannelTransport* channels = nullptr;
+    std::string text;  // for people
+  };
+  RankDevice rank_device = {};
 };
 
 // What can be known before any rank starts: config, data, names, ranks (of a replica) against

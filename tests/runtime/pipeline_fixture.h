@@ -74,6 +74,9 @@ struct RunOptions {
   std::optional<Rank> faulty = {};            // or of this one only
   model::Precision precision = model::Precision::kFp32;
   plan::Recompute recompute = plan::Recompute::kNone;
+  Staging staging = {};
+  // Of what passes between stages, one a rank; none: the ranks' transport.
+  std::function<std::unique_ptr<ChannelTransport>(transport::Transport&)> channels = {};
 };
 
 inline LayerStates in_type(LayerStates states, at::ScalarType type) {
@@ -149,6 +152,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
   options.recompute = run.recompute;
+  options.staging = run.staging;
   return options;
 }
 
@@ -171,8 +175,11 @@ inline RunResult run_pipeline(const RunOptions& run) {
         const auto transport =
             transport::with_faults(inner, faulty ? run.faults : std::vector<transport::Fault>());
         const Rank rank(inner.rank().value % plan.ranks);
+        const auto channels = run.channels ? run.channels(*transport) : nullptr;
+        PipelineOptions own = options;
+        own.channels = channels.get();
         Pipeline pipeline(
-            *transport, layers, options, plan,
+            *transport, layers, own, plan,
             in_type(initial_states(layers, plan, rank, run.seed, run.ties), run.type));
         for (int step = 0; step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
@@ -186,7 +193,8 @@ inline RunResult run_pipeline(const RunOptions& run) {
         {
           const std::lock_guard lock(mutex);
           for (const auto& [id, state] : pipeline.states()) {
-            result.keep(result.states, id.value, model::digest(state).hex());
+            const model::LayerState host = run.staging.to_host(state);
+            result.keep(result.states, id.value, model::digest(host).hex());
             ++result.owners[id.value];
             if (pipeline.grid().replica() > 0) continue;
             for (const auto& parameter : state.parameters) {
@@ -200,7 +208,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
           Digester digester;
           for (const auto& parameter : state.parameters) {
             if (!parameter.gradient.defined()) continue;
-            digester.update(bytes_of(parameter.gradient));
+            digester.update(bytes_of(run.staging.to_host(parameter.gradient)));
             if (pipeline.grid().replica() > 0) continue;
             result.gradient_values[id.value].push_back(parameter.gradient.clone());
           }

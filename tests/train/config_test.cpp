@@ -126,6 +126,11 @@ TEST(Config, IdentityFollowsTheNumbersOfARunAndNothingElse) {
   b.balance.enabled = false;
   b.run.directory = "elsewhere";
   EXPECT_EQ(identity(a), identity(b));
+  b.run.device = "cuda";
+  EXPECT_EQ(identity(a), identity(b)) << "a run moves from one device to another";
+  b.run.device = "emulated";
+  EXPECT_NE(identity(a), identity(b));
+  b = a;
   b.train.seed = 2;
   EXPECT_NE(identity(a), identity(b));
 }
@@ -163,6 +168,12 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   config = {};
   config.model.sequence = 0;
   EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
+  config = {};
+  config.run.device = "gpu";
+  EXPECT_EQ(validate(config).error().message, "run.device is gpu, wanted cpu, cuda or emulated");
+  config.run.device = "cuda";
+  EXPECT_TRUE(validate(config));
+  EXPECT_TRUE(uses_cuda(config));
   config = {};
   config.pipeline.schedule = "1f2b";
   EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);

@@ -62,6 +62,10 @@ class BadInput(RunCase):
         self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
                           "fp32 or bf16")
 
+    def test_cuda_without_a_device(self):
+        result = self.run_command(self.command("--set", "run.device=cuda"), env={"CUDA_VISIBLE_DEVICES": ""})
+        self.assert_error(result, 2, "run.device = cuda: ", "set run.device = cpu")
+
     def test_recompute_without_a_limit_and_with_an_impossible_one(self):
         self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
                           "none, whole or auto")

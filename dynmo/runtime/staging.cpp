@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/runtime/staging.h"
+
+#include <ATen/ATen.h>
+
+namespace dynmo::runtime {
+namespace {
+
+template <typename Change>
+model::LayerState changed(model::LayerState state, Change change) {
+  for (model::Parameter& parameter : state.parameters) {
+    for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
+                               &parameter.second_moment, &parameter.rounded}) {
+      if (tensor->defined()) *tensor = change(*tensor);
+    }
+  }
+  return state;
+}
+
+}  // namespace
+
+at::Tensor Staging::host_buffer(at::IntArrayRef shape, at::ScalarType type) const {
+  return at::empty(shape, at::TensorOptions().dtype(type).pinned_memory(!device.is_cpu()));
+}
+
+at::Tensor Staging::to_host(const at::Tensor& tensor) const {
+  if (!needed() || !tensor.defined()) return tensor;
+  at::Tensor host = host_buffer(tensor.sizes(), tensor.scalar_type());
+  return host.copy_(tensor);
+}
+
+at::Tensor Staging::to_device(const at::Tensor& host) const {
+  if (!needed() || !host.defined()) return host;
+  return host.to(device, /*non_blocking=*/true, /*copy=*/true);
+}
+
+void Staging::put(const at::Tensor& host, const at::Tensor& tensor) const {
+  if (needed() && tensor.defined()) tensor.copy_(host, /*non_blocking=*/true);
+}
+
+model::LayerState Staging::to_host(const model::LayerState& state) const {
+  if (!needed()) return state;
+  return changed(state, [this](const at::Tensor& tensor) { return to_host(tensor); });
+}
+
+model::LayerState Staging::to_device(const model::LayerState& state) const {
+  if (!needed()) return state;
+  return changed(state, [this](const at::Tensor& tensor) { return to_device(tensor); });
+}
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a Store (c10d_transport.h) is, for the files that know c10d.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace dynmo::runtime {
+
+class Store {
+ public:
+  c10::intrusive_ptr<c10d::Store> keys;
+  std::string address;  // of this rank, as the others reach it
+};
+
+}  // namespace dynmo::runtime
