@@ -69,7 +69,7 @@ TEST(ClosedForms, HoldWithTimeBesideTheLayers) {
       for (int r = 0; r < ranks; ++r) shape.stages.push_back({.rank = Rank(r)});
       const schedule::Schedule lowered = lower(*make_schedule(kind, shape));
       const std::vector<StageCost> costs(static_cast<std::size_t>(ranks), kStage);
-      cost::Cluster cluster = cluster_of(ranks);
+      cost::Cluster cluster = ranks_of(ranks);
       cluster.action_s = to_seconds(kAction);
       const SimResult result = *simulate(lowered, costs, cluster);
       StageCost longer = kStage;
@@ -77,7 +77,7 @@ TEST(ClosedForms, HoldWithTimeBesideTheLayers) {
       longer.input_gradient += kAction;
       if (kind == ScheduleKind::kZbH1) longer.weight_gradient += kAction;
       const std::vector<StageCost> stages(static_cast<std::size_t>(ranks), longer);
-      EXPECT_EQ(result.step_time, simulate(lowered, stages, cluster_of(ranks))->step_time);
+      EXPECT_EQ(result.step_time, simulate(lowered, stages, ranks_of(ranks))->step_time);
       for (const RankUsage& rank : result.ranks) {
         EXPECT_EQ(rank.busy.count(), 3 * kUnit * micro_batches);
         EXPECT_EQ((rank.split.fill_drain + rank.split.imbalance + rank.split.communication +
