@@ -15,24 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_checkpoint(const fs::path& path) {
-  std::error_code fault;
-  return fs::exists(path / "manifest.json", fault);
-}
-
-// `path` itself if it is a checkpoint, otherwise the newest of the run that verifies; `passed` gets
-// a line for each that does not.
-Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const fs::path& path,
-                                                         std::vector<Error>* passed) {
-  if (!is_checkpoint(path)) return checkpoint::newest_verified(path / "checkpoints", passed);
-  auto manifest = checkpoint::verify(path);
-  if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
-  return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
-}
-
 Expected<int> inspect(const fs::path& path) {
   std::vector<Error> passed;
-  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path, &passed));
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
+               checkpoint::find_checkpoint(path, &passed));
   for (const Error& error : passed) fmt::print("passed over: {}\n", error.message);
   const checkpoint::Manifest& manifest = found.manifest;
   Bytes total;
@@ -53,7 +39,8 @@ Expected<int> inspect(const fs::path& path) {
 // Those of a run that are damaged and newer than the one that verifies, then that one.
 Expected<int> verify(const fs::path& path) {
   std::vector<Error> passed;
-  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path, &passed));
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
+               checkpoint::find_checkpoint(path, &passed));
   for (const Error& error : passed) fmt::print("DAMAGED: {}\n", error.message);
   fmt::print("{}: step {}, {} files, all digests match\n", found.path.string(), found.manifest.step,
              found.manifest.files.size());
@@ -68,11 +55,12 @@ Expected<int> export_hf(const fs::path& path, const fs::path& out) {
 }
 
 Expected<int> import_hf(const fs::path& directory, const fs::path& run) {
-  DYNMO_TRY(train::import_hugging_face(directory, run));
+  DYNMO_ASSIGN(const std::string left_out, train::import_hugging_face(directory, run));
   fmt::print(
       "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
       "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",
       run.string());
+  if (!left_out.empty()) fmt::print("{}\n", left_out);
   return 0;
 }
 

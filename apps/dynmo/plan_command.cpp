@@ -23,6 +23,7 @@
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 
 namespace dynmo::app {
 namespace {
@@ -41,6 +42,7 @@ struct PlanFlags {
   std::int64_t micro_batches = 32;
   std::string balancer = "search";
   std::string schedule = "auto";
+  std::string recompute = "none";
   std::optional<std::string> from;
   bool pack = false;
   std::optional<double> slack;
@@ -76,6 +78,9 @@ Expected<void> check_sources(const PlanFlags& flags) {
     return wrong("--memory goes with --ranks; the ranks of --cluster have memory_bytes each");
   }
   if (flags.slack && !flags.pack) return wrong("--slack goes with --pack");
+  if (flags.pack && flags.recompute != "none") {
+    return wrong("--recompute with --pack: wanted one of them");
+  }
   return {};
 }
 
@@ -108,6 +113,7 @@ struct Question {
   int micro_batches = 1;
   plan::Balancer balancer = plan::Balancer::kOptimal;
   std::optional<schedule::ScheduleKind> schedule;
+  plan::Recompute recompute = plan::Recompute::kNone;
   std::optional<plan::Plan> from;
 };
 
@@ -160,6 +166,11 @@ Expected<Question> read_question(const PlanFlags& flags) {
   if (flags.schedule != "auto") {
     DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(flags.schedule));
   }
+  const auto recompute = plan::parse_recompute(flags.recompute);
+  if (!recompute) {
+    return make_error(ErrorCode::kBadInput, "--recompute: {}", recompute.error().message);
+  }
+  question.recompute = *recompute;
   question.micro_batches = static_cast<int>(flags.micro_batches);
   DYNMO_ASSIGN(question.model, read_model(flags));
   if (flags.cluster) {
@@ -190,7 +201,7 @@ class SearchingLine {
   bool shown_;
 };
 
-Expected<plan::Proposal> propose(const Question& question, const PlanFlags& flags) {
+Expected<plan::RecomputeProposal> propose(const Question& question, const PlanFlags& flags) {
   const plan::BalanceProblem problem{
       .model = question.model,
       .cluster = question.cluster,
@@ -203,10 +214,28 @@ Expected<plan::Proposal> propose(const Question& question, const PlanFlags& flag
   options.rank_order = plan::RankOrder::kPermuteEqual;
   if (flags.evaluations) options.evaluations = *flags.evaluations;
   const SearchingLine line(question.balancer == plan::Balancer::kSearch);
-  if (!flags.pack) return plan::propose(question.balancer, problem, options);
+  if (!flags.pack) return plan::propose(question.balancer, problem, options, question.recompute);
   const plan::PackOptions packing{.slack = flags.slack.value_or(0), .propose = options};
   DYNMO_ASSIGN(plan::Packing packed, plan::pack(question.balancer, problem, packing));
-  return std::move(packed.proposal);
+  return plan::RecomputeProposal{.proposal = std::move(packed.proposal), .layers = {}};
+}
+
+// Of the plan and what it recomputes, with the stashes that the second forwards bring back in the
+// ranks' memory.
+Expected<plan::Evaluation> evaluate(const Question& question, const plan::RecomputeProposal& found,
+                                    const cost::ModelCost& costs) {
+  const plan::Plan& plan = found.proposal.plan;
+  DYNMO_ASSIGN(
+      plan::Evaluation evaluation,
+      plan::evaluate(plan, costs, question.cluster, question.micro_batches, {.timeline = true}));
+  if (found.layers.empty()) return evaluation;
+  DYNMO_ASSIGN(const std::vector<Bytes> peaks,
+               plan::peak_memory(plan, question.model, question.micro_batches, found.layers));
+  for (std::size_t r = 0; r < peaks.size(); ++r) {
+    evaluation.result.ranks[r].peak_memory = peaks[r];
+  }
+  DYNMO_TRY(plan::require_memory(plan, evaluation, question.cluster, found.proposal.winner));
+  return evaluation;
 }
 
 std::string made_by(const plan::Proposal& proposal, const PlanFlags& flags) {
@@ -272,27 +301,32 @@ Expected<int> run_plan(const PlanFlags& flags) {
   DYNMO_TRY(check_numbers(flags));
   DYNMO_TRY(check_outputs(flags));
   DYNMO_ASSIGN(const Question question, read_question(flags));
-  DYNMO_ASSIGN(plan::Proposal found, propose(question, flags));
-  DYNMO_ASSIGN(found.evaluation, plan::evaluate(found.plan, question.model, question.cluster,
-                                                question.micro_batches, {.timeline = true}));
+  DYNMO_ASSIGN(const plan::RecomputeProposal proposed, propose(question, flags));
+  const plan::Proposal& found = proposed.proposal;
+  const cost::ModelCost costs = plan::recomputed(question.model, proposed.layers);
+  DYNMO_ASSIGN(const plan::Evaluation evaluation, evaluate(question, proposed, costs));
   plan::Migration migration;
   if (question.from) migration = plan::difference(*question.from, found.plan, question.model);
-  const Json json =
-      plan::plan_json(found.plan, found.evaluation, question.model, flags.balancer, migration);
+  Json json = plan::plan_json(found.plan, evaluation, costs, flags.balancer, migration);
+  if (question.recompute != plan::Recompute::kNone) {
+    Json& layers = json["recomputed_layers"] = Json::array();
+    for (const LayerId id : proposed.layers) layers.push_back(id.value);
+  }
   if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
-  if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, found.evaluation));
+  if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, evaluation));
   if (flags.json) {
     fmt::print("{}\n", json.dump(1));
     return 0;
   }
-  observe::PlanReport report{.model = question.model,
+  observe::PlanReport report{.model = costs,
                              .cluster = question.cluster,
                              .micro_batches = question.micro_batches,
                              .plan = found.plan,
-                             .evaluation = found.evaluation,
+                             .evaluation = evaluation,
                              .made_by = made_by(found, flags),
                              .compared = comparisons(question),
-                             .migration = {}};
+                             .migration = {},
+                             .recomputed = proposed.layers};
   if (question.from) report.migration = std::move(migration);
   fmt::print("{}", observe::plan_report(
                        report, {.width = terminal_width(), .ascii = !terminal_has_utf8()}));
@@ -335,6 +369,12 @@ void add_plan_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--schedule", flags.schedule,
                   "gpipe, 1f1b, interleaved, zb-h1, zb-v, adaptive, or auto for the best")
+      ->capture_default_str();
+  command
+      .add_option(
+          "--recompute", flags.recompute,
+          "Layers that run forward again instead of keeping activations: none, whole (all), "
+          "or auto: as few as the memory asks for")
       ->capture_default_str();
   command.add_option("--from", flags.from, "The plan in force: what moves, and what it gains")
       ->option_text("PLAN.json");

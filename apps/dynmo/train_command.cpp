@@ -21,7 +21,7 @@ struct TrainFlags {
   std::optional<std::int64_t> ranks;
   std::optional<std::int64_t> steps;
   std::string data;
-  std::string out;
+  std::optional<std::string> out;
   std::vector<std::string> compare;
   bool resume = false;
   bool dry_run = false;
@@ -38,7 +38,7 @@ Expected<train::TrainOptions> options_of(const TrainFlags& flags) {
   }
   if (flags.steps) options.config.train.steps = *flags.steps;
   if (!flags.data.empty()) options.config.data.path = flags.data;
-  if (!flags.out.empty()) options.config.run.directory = flags.out;
+  if (flags.out) options.config.run.directory = *flags.out;
   options.compare = flags.compare;
   options.resume = flags.resume;
   return options;

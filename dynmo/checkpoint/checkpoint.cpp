@@ -215,9 +215,31 @@ Expected<VerifiedCheckpoint> newest_verified(const fs::path& root, std::vector<E
     if (newest.empty()) newest = "; the newest: " + manifest.error().message;
     if (skipped != nullptr) skipped->push_back(manifest.error());
   }
+  if (checkpoints.empty()) {
+    return make_error(ErrorCode::kNoCheckpoint,
+                      "no usable checkpoint in '{}': none was written there (checkpoint.every)",
+                      root.string());
+  }
   return make_error(ErrorCode::kNoCheckpoint,
                     "no usable checkpoint in '{}': {} there, {} damaged{}", root.string(),
                     checkpoints.size(), checkpoints.size(), newest);
+}
+
+Expected<VerifiedCheckpoint> find_checkpoint(const fs::path& path, std::vector<Error>* skipped) {
+  std::error_code fault;
+  if (fs::exists(path / kManifestName, fault)) {
+    auto manifest = verify(path);
+    if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
+    return VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
+  }
+  const fs::path root = path / "checkpoints";
+  if (fs::exists(root, fault)) return newest_verified(root, skipped);
+  return make_error(
+      ErrorCode::kNoCheckpoint,
+      "no usable checkpoint: '{}' {}: wanted the folder of a run that wrote some, or "
+      "one such as RUN/checkpoints/step-00000100",
+      path.string(),
+      fs::exists(path, fault) ? "has neither checkpoints nor manifest.json" : "does not exist");
 }
 
 Expected<Safetensors> read_layer(const VerifiedCheckpoint& checkpoint, LayerId layer) {

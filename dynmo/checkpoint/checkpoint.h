@@ -112,6 +112,11 @@ struct VerifiedCheckpoint {
 [[nodiscard]] Expected<VerifiedCheckpoint> newest_verified(const std::filesystem::path& root,
                                                            std::vector<Error>* skipped);
 
+// `path` itself if it is a checkpoint, else the newest that verifies of the run whose folder it is.
+// kNoCheckpoint saying what `path` is instead.
+[[nodiscard]] Expected<VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path,
+                                                           std::vector<Error>* skipped);
+
 // Opens one layer's file after comparing its size and digest with the manifest. kBadInput. Requires
 // layer < manifest.files.size().
 [[nodiscard]] Expected<Safetensors> read_layer(const VerifiedCheckpoint& checkpoint, LayerId layer);

@@ -48,6 +48,16 @@ Expected<void> validate(const Cluster& cluster) {
   }
   DYNMO_TRY(validate(cluster.inside_node, "inside_node"));
   DYNMO_TRY(validate(cluster.between_nodes, "between_nodes"));
+  DYNMO_TRY(validate(cluster.between_replicas, "between_replicas"));
+  if (!std::isfinite(cluster.action_s) || cluster.action_s < 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "the cluster: action_s is {}, wanted finite seconds of 0 or more",
+                      cluster.action_s);
+  }
+  if (cluster.replicas < 1) {
+    return make_error(ErrorCode::kBadInput, "the cluster has {} replicas, wanted at least one",
+                      cluster.replicas);
+  }
   if (!(cluster.nic_bandwidth_bytes_per_s > 0)) {
     return make_error(ErrorCode::kBadInput,
                       "links: nic_bandwidth_bytes_per_s is {}, wanted more than 0",

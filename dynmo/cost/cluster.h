@@ -36,14 +36,21 @@ struct Cluster {
   // Of the network card that all ranks of a node share for messages to other nodes, in each
   // direction: they queue for it (docs/simulator.md).
   double nic_bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
+  // That a rank needs for each of its actions beside the layers, whatever its speed: to take it up,
+  // to post its messages.
+  double action_s = 0;
+  // Of a data-parallel job, whose replicas sum up their gradients at the end of a step: how many,
+  // and the link over which the ranks that hold the same layers do.
+  int replicas = 1;
+  Link between_replicas = {};
 
   [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
   [[nodiscard]] const Link& link(Rank from, Rank to) const;
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
 
-// kBadInput naming rank or link and field: no ranks, a speed not finite or not above 0, memory or
-// latency below 0, a bandwidth not above 0.
+// kBadInput naming rank or link and field: no ranks or replicas, a speed not finite or not above 0,
+// memory, latency or time of an action below 0, a bandwidth not above 0.
 [[nodiscard]] Expected<void> validate(const Cluster& cluster);
 
 // `ranks` equal ranks on one node, no latency, unlimited bandwidth.

@@ -96,6 +96,7 @@ Json links_json(const Cluster& cluster) {
 Expected<ModelCost> parse_profile(const Json& json, std::string_view origin) {
   JsonObject root(json, std::string(origin));
   root.expect_format(kProfileFormat);
+  root.ignore("emulated");  // for people
   ModelCost model;
   auto layers = root.objects("layers");
   if (layers.empty()) root.fail("layers", "has no elements, wanted at least one layer");

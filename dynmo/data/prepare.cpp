@@ -36,8 +36,7 @@ Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptio
     return make_error(ErrorCode::kBadInput, "no paths to prepare: give files or folders of text");
   }
   if (!(options.validation >= 0 && options.validation < 1)) {
-    return make_error(ErrorCode::kBadInput,
-                      "validation share {} is out of range, wanted 0 or more and below 1",
+    return make_error(ErrorCode::kBadInput, "--validation is {}, wanted 0 or more and below 1",
                       options.validation);
   }
   if (options.jobs < 1 || options.jobs > 1024) {

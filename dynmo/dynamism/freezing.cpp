@@ -26,15 +26,16 @@ Expected<void> validate(const FreezingSchedule& schedule) {
       {{"start", schedule.start}, {"end", schedule.end}, {"fraction", schedule.fraction}}};
   for (const auto& [field, share] : shares) {
     if (share >= 0 && share <= 1) continue;
-    return make_error(ErrorCode::kBadInput, "freezing: {} is {}, wanted a share from 0 to 1", field,
+    return make_error(ErrorCode::kBadInput, "freezing.{} is {}, wanted a share from 0 to 1", field,
                       share);
   }
   if (schedule.start > schedule.end) {
-    return make_error(ErrorCode::kBadInput, "freezing: start {} lies behind end {}, wanted before",
+    return make_error(ErrorCode::kBadInput,
+                      "freezing.start is {}, wanted at most freezing.end, which is {}",
                       schedule.start, schedule.end);
   }
   if (schedule.every < 1) {
-    return make_error(ErrorCode::kBadInput, "freezing: every is {}, wanted at least 1 step",
+    return make_error(ErrorCode::kBadInput, "freezing.every is {}, wanted at least 1 step",
                       schedule.every);
   }
   return {};

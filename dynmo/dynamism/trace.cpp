@@ -172,7 +172,7 @@ Expected<TraceStep> read_step(const Json& line, const std::string& origin,
 Expected<cost::ModelCost> read_header(Json header, const std::string& origin) {
   JsonObject object(header, origin);
   object.expect_format(kFormat);
-  object.ignore("layers");
+  for (const char* key : {"layers", "emulated"}) object.ignore(key);
   DYNMO_TRY(object.finish());
   header["format"] = "dynmo-profile-1";  // whose layers these are
   return cost::parse_profile(header, origin);
@@ -249,6 +249,7 @@ Expected<std::string> TraceLines::add(std::int64_t step, bool change,
   if (last_step_ < 0) {
     Json header = cost::profile_json(model);
     header["format"] = kFormat;
+    if (emulated_) header["emulated"] = true;
     text = header.dump() + "\n";
     last_ = model;
   } else if (!same_layers(model, last_)) {

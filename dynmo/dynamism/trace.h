@@ -21,6 +21,10 @@ namespace dynmo::dynamism {
 // costs of every step or of every tenth, as the profiler has them.
 class TraceLines {
  public:
+  // Of layers that slept for given times, the header says so.
+  enum class Device { kReal, kEmulated };
+  explicit TraceLines(Device device = Device::kReal) : emulated_(device == Device::kEmulated) {}
+
   // The line of `step` (before the first one, the header too), each ended by a newline. `change`:
   // training itself has changed the model since the line before. kBadInput: a step not above the
   // last, costs that cost::validate refuses, other layers than the first step's.
@@ -28,6 +32,7 @@ class TraceLines {
                                           const cost::ModelCost& model);
 
  private:
+  bool emulated_;
   std::int64_t last_step_ = -1;
   cost::ModelCost last_;
 };

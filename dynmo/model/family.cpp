@@ -25,13 +25,10 @@ double residual_deviation(double deviation, std::int64_t blocks) {
   return deviation / std::sqrt(2.0 * static_cast<double>(blocks));
 }
 
-Expected<void> check_counts(std::initializer_list<ConfigField<std::int64_t>> fields) {
-  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  for (const auto& [field, value] : fields) {
-    if (value < 1 || value > kLargest) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
-                        kLargest);
-    }
+Expected<void> check_sizes(std::initializer_list<ConfigSize> sizes) {
+  for (const auto& [name, value, most] : sizes) {
+    if (value >= 1 && value <= most) continue;
+    return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", name, value, most);
   }
   return {};
 }
@@ -39,7 +36,7 @@ Expected<void> check_counts(std::initializer_list<ConfigField<std::int64_t>> fie
 Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields) {
   for (const auto& [field, value] : fields) {
     if (!(std::isfinite(value) && value > 0)) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {:g}, wanted above 0", field, value);
+      return make_error(ErrorCode::kBadInput, "model.{} is {:g}, wanted above 0", field, value);
     }
   }
   return {};
@@ -48,14 +45,14 @@ Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields)
 Expected<void> check_heads(std::int64_t hidden, std::int64_t heads) {
   if (hidden % heads == 0) return {};
   return make_error(ErrorCode::kBadInput,
-                    "model: hidden is {}, wanted a multiple of heads ({}), such as {}", hidden,
+                    "model.hidden is {}, wanted a multiple of model.heads ({}), such as {}", hidden,
                     heads, (hidden / heads + 1) * heads);
 }
 
 Expected<void> check_dropout(double dropout) {
   if (dropout >= 0 && dropout < 1) return {};
-  return make_error(ErrorCode::kBadInput,
-                    "model: dropout is {:g}, wanted 0 or more and less than 1", dropout);
+  return make_error(ErrorCode::kBadInput, "model.dropout is {:g}, wanted 0 or more and less than 1",
+                    dropout);
 }
 
 LayerId head_of(std::int64_t blocks) { return LayerId(static_cast<std::int32_t>(2 * blocks + 1)); }

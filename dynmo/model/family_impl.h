@@ -31,8 +31,21 @@ struct ConfigField {
   std::string_view name;
   T value;
 };
-// All kBadInput naming the field. Counts: 1 to 2^30.
-[[nodiscard]] Expected<void> check_counts(std::initializer_list<ConfigField<std::int64_t>> fields);
+// The limits lie ten times above the largest models that were trained so far, so that what exceeds
+// one is a slip; below them, to describe and to plan a model takes seconds and little memory.
+inline constexpr std::int64_t kMostHidden = std::int64_t{1} << 17;
+inline constexpr std::int64_t kMostBlocks = std::int64_t{1} << 12;
+inline constexpr std::int64_t kMostIntermediate = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // of a vocabulary, a sequence
+inline constexpr std::int64_t kMostAngles = std::int64_t{1} << 28;  // of rotary positions
+
+struct ConfigSize {
+  std::string_view name;
+  std::int64_t value;
+  std::int64_t most;
+};
+// All kBadInput naming the key of a run's config. Sizes: 1 to the most.
+[[nodiscard]] Expected<void> check_sizes(std::initializer_list<ConfigSize> sizes);
 [[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields);
 [[nodiscard]] Expected<void> check_heads(std::int64_t hidden, std::int64_t heads);
 [[nodiscard]] Expected<void> check_dropout(double dropout);

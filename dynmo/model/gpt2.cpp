@@ -44,17 +44,17 @@ Specs head_specs(const Gpt2Config& config) {
 }  // namespace
 
 Expected<void> validate(const Gpt2Config& config) {
-  DYNMO_TRY(check_counts({{"vocabulary", config.vocabulary},
-                          {"hidden", config.hidden},
-                          {"blocks", config.blocks},
-                          {"heads", config.heads},
-                          {"intermediate", config.intermediate},
-                          {"sequence", config.sequence},
-                          {"positions", config.positions}}));
+  DYNMO_TRY(check_sizes({{"vocabulary", config.vocabulary, kMostTokens},
+                         {"hidden", config.hidden, kMostHidden},
+                         {"blocks", config.blocks, kMostBlocks},
+                         {"heads", config.heads, kMostHidden},
+                         {"intermediate", config.intermediate, kMostIntermediate},
+                         {"sequence", config.sequence, kMostTokens},
+                         {"positions", config.positions, kMostTokens}}));
   DYNMO_TRY(check_heads(config.hidden, config.heads));
   if (config.positions < config.sequence) {
     return make_error(ErrorCode::kBadInput,
-                      "model: positions is {}, wanted at least the sequence of {} tokens",
+                      "model.positions is {}, wanted at least the {} tokens of model.sequence",
                       config.positions, config.sequence);
   }
   DYNMO_TRY(

@@ -41,7 +41,7 @@ struct Gpt2Config {
   friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
 };
 
-// kBadInput naming the field, what it is, and what it must be.
+// kBadInput naming the key of a run's config, what it is, and what it must be.
 [[nodiscard]] Expected<void> validate(const Gpt2Config& config);
 
 // 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid

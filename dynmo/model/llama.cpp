@@ -36,27 +36,35 @@ Specs head_specs(const LlamaConfig& config) {
 }  // namespace
 
 Expected<void> validate(const LlamaConfig& config) {
-  DYNMO_TRY(check_counts({{"vocabulary", config.vocabulary},
-                          {"hidden", config.hidden},
-                          {"blocks", config.blocks},
-                          {"heads", config.heads},
-                          {"kv_heads", config.kv_heads},
-                          {"intermediate", config.intermediate},
-                          {"sequence", config.sequence}}));
+  DYNMO_TRY(check_sizes({{"vocabulary", config.vocabulary, kMostTokens},
+                         {"hidden", config.hidden, kMostHidden},
+                         {"blocks", config.blocks, kMostBlocks},
+                         {"heads", config.heads, kMostHidden},
+                         {"kv_heads", config.kv_heads, kMostHidden},
+                         {"intermediate", config.intermediate, kMostIntermediate},
+                         {"sequence", config.sequence, kMostTokens}}));
   DYNMO_TRY(check_heads(config.hidden, config.heads));
   if (config.head_size() % 2 != 0) {
     return make_error(ErrorCode::kBadInput,
-                      "model: hidden / heads is {} / {} = {}, wanted an even head size for rotary "
-                      "positions, such as hidden {}",
+                      "model.hidden / model.heads is {} / {} = {}, wanted an even head size for "
+                      "rotary positions, such as model.hidden={}",
                       config.hidden, config.heads, config.head_size(),
                       config.heads * (config.head_size() + 1));
   }
   if (config.heads % config.kv_heads != 0) {
-    return make_error(ErrorCode::kBadInput, "model: kv_heads is {}, wanted a divisor of heads ({})",
-                      config.kv_heads, config.heads);
+    return make_error(ErrorCode::kBadInput,
+                      "model.kv_heads is {}, wanted a divisor of model.heads ({})", config.kv_heads,
+                      config.heads);
+  }
+  if (config.sequence * config.head_size() > kMostAngles) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "model.sequence x model.hidden / model.heads is {} x {}, wanted at most {}: a "
+        "table of that many angles is made",
+        config.sequence, config.head_size(), kMostAngles);
   }
   DYNMO_TRY(check_positive({{"rope_theta", config.rope_theta},
-                            {"rms_epsilon", config.rms_epsilon},
+                            {"norm_epsilon", config.rms_epsilon},
                             {"deviation", config.deviation}}));
   return check_dropout(config.dropout);
 }

@@ -38,7 +38,7 @@ struct LlamaConfig {
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
 };
 
-// kBadInput naming the field, what it is, and what it must be.
+// kBadInput naming the key of a run's config, what it is, and what it must be.
 [[nodiscard]] Expected<void> validate(const LlamaConfig& config);
 
 // 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid

@@ -15,6 +15,10 @@ namespace {
 
 constexpr std::int64_t kFloat = 4;
 
+std::int64_t element_bytes(Precision precision) {
+  return static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
+}
+
 class Reporter final : public c10::MemoryReportingInfoBase {
  public:
   explicit Reporter(c10::DeviceType device) : device_(device) {}
@@ -61,8 +65,7 @@ Bytes copy_bytes(const Layer& layer) {
 }
 
 Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precision precision) {
-  const auto element = static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
-  return Bytes{element * sequences * config.sequence * config.hidden};
+  return Bytes{element_bytes(precision) * sequences * config.sequence * config.hidden};
 }
 
 // Dimensions as in operations.h. Per token, with D and V = kv_heads x head_size:
@@ -77,7 +80,7 @@ Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t se
   const LayerId head = head_of(config.blocks);
   DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
   const std::int64_t tokens = sequences * config.sequence;
-  const auto element = static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
+  const std::int64_t element = element_bytes(precision);
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   if (layer.value == 0) return Bytes{0};
   if (layer == head) {
@@ -91,8 +94,8 @@ Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t se
   return Bytes{tokens * (element * (config.hidden + 2 * config.intermediate) + kFloat + mask)};
 }
 
-Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences) {
-  return Bytes{kFloat * sequences * config.sequence * config.hidden};
+Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision precision) {
+  return Bytes{element_bytes(precision) * sequences * config.sequence * config.hidden};
 }
 
 // Per token, with D and F as in operations.h:
@@ -100,16 +103,22 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences) {
 //   attention: x, query, key, value, output (5 D), mean, 1 / deviation, log-sum-exp (heads)
 //   mlp: x (D), input of gelu (F), mean, 1 / deviation
 //   head: x (D), probabilities, mean, 1 / deviation
-Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences) {
+// and a mask as above. In bf16 all take half as much but the statistics (mean, 1 / deviation,
+// log-sum-exp) and probabilities, which stay fp32.
+Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
+                       Precision precision) {
   const LayerId head = head_of(config.blocks);
   DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
-  const std::int64_t D = config.hidden;
+  const std::int64_t element = element_bytes(precision);
+  const std::int64_t normed = element * config.hidden + kFloat * 2;  // what every norm keeps
   if (layer.value == 0) return Bytes{tokens * mask};
-  if (layer == head) return Bytes{tokens * kFloat * (D + config.vocabulary + 2)};
-  const std::int64_t own = layer.value % 2 == 1 ? 4 * D + config.heads : config.intermediate;
-  return Bytes{tokens * (kFloat * (D + own + 2) + mask)};
+  if (layer == head) return Bytes{tokens * (normed + kFloat * config.vocabulary)};
+  const std::int64_t own = layer.value % 2 == 1
+                               ? element * 4 * config.hidden + kFloat * config.heads
+                               : element * config.intermediate;
+  return Bytes{tokens * (normed + own + mask)};
 }
 
 StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::Tensor& input,

@@ -26,7 +26,8 @@ namespace dynmo::model {
 // The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden.
 [[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences,
                                    Precision precision = Precision::kFp32);
-[[nodiscard]] Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences);
+[[nodiscard]] Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences,
+                                   Precision precision = Precision::kFp32);
 
 // What the stash of one of make_llama's or make_gpt2's layers holds between forward and
 // input_gradient, for a micro-batch of `sequences` x config.sequence tokens: exact. Includes the
@@ -36,7 +37,8 @@ namespace dynmo::model {
                                      std::int64_t sequences,
                                      Precision precision = Precision::kFp32);
 [[nodiscard]] Bytes activation_bytes(const Gpt2Config& config, LayerId layer,
-                                     std::int64_t sequences);
+                                     std::int64_t sequences,
+                                     Precision precision = Precision::kFp32);
 
 // The same for any layer, by running its forward once: bytes allocated and not freed, less the
 // output's, plus the input's. In `peak`, the most that was allocated at once on the way.

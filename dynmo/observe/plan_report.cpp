@@ -119,6 +119,22 @@ std::string memory_line(const PlanReport& report) {
                      format_bytes(usage[fullest].peak_activation));
 }
 
+// "2 of 8 layers run forward again: 1, 4-7".
+std::string recompute_line(const PlanReport& report) {
+  const plan::LayerSet& layers = report.recomputed;
+  if (layers.empty()) return "";
+  std::string ranges;
+  for (std::size_t i = 0; i < layers.size();) {
+    std::size_t end = i + 1;
+    while (end < layers.size() && layers[end].value == layers[end - 1].value + 1) ++end;
+    ranges += (ranges.empty() ? "" : ", ") +
+              numbers_of({layers[i], layers[end - 1].value - layers[i].value + 1});
+    i = end;
+  }
+  return fmt::format("{:<16}{} of {} layers run forward again: {}\n", "recompute", layers.size(),
+                     report.model.size(), ranges);
+}
+
 std::string idle_ranks_line(const plan::Plan& plan) {
   std::vector<bool> used(static_cast<std::size_t>(plan.ranks), false);
   for (const plan::PlanStage& stage : plan.stages) used[stage.rank.index()] = true;
@@ -134,12 +150,13 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
               "an evaluation of {} stages on {} ranks, got {} on {}", report.plan.stages.size(),
               report.cluster.size(), report.evaluation.in_flight.size(),
               report.evaluation.result.ranks.size());
-  std::string text = fmt::format("{} layers on {} ranks, {} micro-batches; schedule {}; {}\n\n",
-                                 report.model.size(), report.plan.ranks, report.micro_batches,
-                                 schedule::name(report.plan.schedule), report.made_by);
+  std::string text = fmt::format(
+      "{} on {}, {} micro-batch{}; schedule {}; {}\n\n", format_count(report.model.size(), "layer"),
+      format_count(report.plan.ranks, "rank"), report.micro_batches,
+      report.micro_batches == 1 ? "" : "es", schedule::name(report.plan.schedule), report.made_by);
   text += stage_table(report) + '\n';
   text += step_lines(report) + bubble_line(report.evaluation) + imbalance_line(report);
-  text += memory_line(report) + idle_ranks_line(report.plan);
+  text += memory_line(report) + recompute_line(report) + idle_ranks_line(report.plan);
   if (report.migration) {
     text += fmt::format("{:<16}{} of {} layers, {}\n", "moves", report.migration->moves.size(),
                         report.model.size(), format_bytes(report.migration->bytes()));

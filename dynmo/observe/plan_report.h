@@ -13,6 +13,7 @@
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 
 namespace dynmo::observe {
 
@@ -32,6 +33,7 @@ struct PlanReport {
   std::string made_by;                 // "search: adaptive/wave-6 of 61 candidates"
   std::vector<Compared> compared;      // the first is what imbalance is compared with
   std::optional<plan::Migration> migration;
+  plan::LayerSet recomputed = {};  // layers; `model` has their costs so
 };
 
 // Lines of text, each ending with a newline; at most 64 stages, the first and the last ones.

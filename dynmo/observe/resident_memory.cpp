@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <string>
 
 namespace dynmo::observe {
 
@@ -14,6 +15,20 @@ Bytes resident_memory() {
   std::int64_t resident = 0;
   if (!(file >> size >> resident)) return Bytes{0};
   return Bytes{resident * ::sysconf(_SC_PAGESIZE)};
+}
+
+Bytes host_memory() {
+  // Lines such as "MemTotal:  16384 kB" (proc(5)).
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  std::int64_t kibibytes = 0;
+  Bytes total;
+  while (file >> word) {
+    if ((word == "MemTotal:" || word == "SwapTotal:") && file >> kibibytes) {
+      total += Bytes{1024 * kibibytes};
+    }
+  }
+  return total;
 }
 
 }  // namespace dynmo::observe

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Memory of this process as the system counts it.
+// Memory of this process and of the host, as the system counts it.
 
 #include "dynmo/core/units.h"
 
@@ -9,5 +9,8 @@ namespace dynmo::observe {
 
 // Resident now; 0 where the system does not tell.
 [[nodiscard]] Bytes resident_memory();
+
+// Of this host, with its swap; 0 where the system does not tell.
+[[nodiscard]] Bytes host_memory();
 
 }  // namespace dynmo::observe

@@ -125,6 +125,10 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   DYNMO_CHECK(curves.size() == summary.runs.size() && !curves.empty(), "curves of {} runs, got {}",
               summary.runs.size(), curves.size());
   Lines lines;
+  if (summary.device == "emulated") {
+    lines.emplace_back(
+        "device     EMULATED: layers slept for given times; speeds are of no machine, losses 0");
+  }
   for (const RunSummary& run : summary.runs) add_run(lines, run);
   const RunSummary& last = summary.runs.back();
   if (curves.back().bubble.empty()) {

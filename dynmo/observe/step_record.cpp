@@ -26,32 +26,34 @@ int count_of(JsonObject& object, const std::string& key) {
 }  // namespace
 
 Json record_json(const StepRecord& record) {
-  return {{"format", kStepFormat},
-          {"step", record.step},
-          {"rank", record.rank},
-          {"generation", record.generation},
-          {"loss", measured(record.loss)},
-          {"tokens", record.tokens},
-          {"step_s", measured(record.step_s)},
-          {"predicted_s", measured(record.predicted_s)},
-          {"busy_s", measured(record.busy_s)},
-          {"idle_s", measured(record.idle_s)},
-          {"first_layer", record.first_layer},
-          {"layers", record.layers},
-          {"frozen_layers", record.frozen_layers},
-          {"imbalance", measured(record.imbalance)},
-          {"bubble", measured(record.bubble)},
-          {"memory_bytes", record.memory_bytes.value},
-          {"profile_s", measured(record.profile_s)},
-          {"plan_s", measured(record.plan_s)},
-          {"migrate_s", measured(record.migrate_s)},
-          {"moved_layers", record.moved_layers},
-          {"moved_bytes", record.moved_bytes.value},
-          {"reduction_s", measured(record.reduction_s)},
-          {"checkpoint_s", measured(record.checkpoint_s)},
-          {"sent_bytes", record.sent_bytes.value},
-          {"gradient_norm", measured(record.gradient_norm)},
-          {"learning_rate", measured(record.learning_rate)}};
+  Json json = {{"format", kStepFormat},
+               {"step", record.step},
+               {"rank", record.rank},
+               {"generation", record.generation},
+               {"loss", measured(record.loss)},
+               {"tokens", record.tokens},
+               {"step_s", measured(record.step_s)},
+               {"predicted_s", measured(record.predicted_s)},
+               {"busy_s", measured(record.busy_s)},
+               {"idle_s", measured(record.idle_s)},
+               {"first_layer", record.first_layer},
+               {"layers", record.layers},
+               {"frozen_layers", record.frozen_layers},
+               {"imbalance", measured(record.imbalance)},
+               {"bubble", measured(record.bubble)},
+               {"memory_bytes", record.memory_bytes.value},
+               {"profile_s", measured(record.profile_s)},
+               {"plan_s", measured(record.plan_s)},
+               {"migrate_s", measured(record.migrate_s)},
+               {"moved_layers", record.moved_layers},
+               {"moved_bytes", record.moved_bytes.value},
+               {"reduction_s", measured(record.reduction_s)},
+               {"checkpoint_s", measured(record.checkpoint_s)},
+               {"sent_bytes", record.sent_bytes.value},
+               {"gradient_norm", measured(record.gradient_norm)},
+               {"learning_rate", measured(record.learning_rate)}};
+  if (record.emulated) json["emulated"] = true;
+  return json;
 }
 
 Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
@@ -86,6 +88,7 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   record.sent_bytes = object.bytes("sent_bytes", Bytes{0});
   record.gradient_norm = number("gradient_norm");
   record.learning_rate = number("learning_rate");
+  record.emulated = object.boolean("emulated", false);
   DYNMO_TRY(object.finish());
   return record;
 }

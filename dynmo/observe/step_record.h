@@ -25,13 +25,13 @@ struct StepRecord {
   std::int64_t tokens = 0;  // trained on in this step, by all replicas
   double step_s = 0;        // from the first action to the end of the update
   double predicted_s = 0;   // by replay of the plan before the step
-  double busy_s = 0;        // of this rank: compute and update
-  double idle_s = 0;        // of this rank: step_s - busy_s
+  double busy_s = 0;        // of this rank: compute, and the update of the step before
+  double idle_s = 0;        // of this rank: step_s - busy_s, 0 or more
   int first_layer = 0;      // of this rank's first stage
   int layers = 0;           // of this rank's stages; 0 on an idle rank
   int frozen_layers = 0;    // of the model
   double imbalance = 0;     // max / mean - 1 of the ranks' busy time
-  double bubble = 0;        // idle time of all ranks / (ranks x step_s)
+  double bubble = 0;        // idle time of all ranks / (ranks x time of what busy_s is of)
   Bytes memory_bytes;       // resident
   double profile_s = 0;     // spent beside the step on profiling,
   double plan_s = 0;        // planning
@@ -43,6 +43,7 @@ struct StepRecord {
   Bytes sent_bytes;         // by this rank since the end of the step before
   double gradient_norm = 0;
   double learning_rate = 0;
+  bool emulated = false;  // the layers slept for given times
   friend bool operator==(const StepRecord&, const StepRecord&) = default;
 };
 

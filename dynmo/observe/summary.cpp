@@ -148,6 +148,7 @@ Json summary_json(const Summary& summary) {
   Json runs = Json::array();
   for (const RunSummary& run : summary.runs) runs.push_back(run_json(run));
   return {{"format", kSummaryFormat},
+          {"device", summary.device},
           {"runs", std::move(runs)},
           {"speedup", measured(summary.speedup)},
           {"best_speedup", measured(summary.best_speedup)},
@@ -164,6 +165,7 @@ Expected<Summary> parse_summary(const Json& json, std::string_view origin) {
   JsonObject root(json, std::string(origin));
   root.expect_format(kSummaryFormat);
   Summary summary;
+  summary.device = root.string("device", "cpu");
   auto runs = root.objects("runs");
   summary.speedup = read_measured(root, json, "speedup");
   summary.best_speedup = read_measured(root, json, "best_speedup");

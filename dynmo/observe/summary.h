@@ -69,6 +69,7 @@ struct Overhead {
 };
 
 struct Summary {
+  std::string device = "cpu";  // that the layers ran on; "emulated": times were given, not measured
   std::vector<RunSummary> runs;
   double speedup = 0;       // of the balanced run over the baseline
   double best_speedup = 0;  // that the best possible cuts would have given, by replay; NaN: unknown

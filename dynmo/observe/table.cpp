@@ -43,4 +43,8 @@ std::string table(std::span<const Column> columns, std::span<const std::vector<s
   return text;
 }
 
+std::string format_count(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 }  // namespace dynmo::observe

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Rows of words as an aligned table, for a terminal.
+// Rows of words as an aligned table, for a terminal, and words for numbers.
 
+#include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dynmo::observe {
@@ -20,5 +22,8 @@ struct Column {
 // ends with a newline.
 [[nodiscard]] std::string table(std::span<const Column> columns,
                                 std::span<const std::vector<std::string>> rows, int indent = 2);
+
+// "1 rank", "2 ranks": nouns that only take an s.
+[[nodiscard]] std::string format_count(std::int64_t count, std::string_view noun);
 
 }  // namespace dynmo::observe

@@ -49,7 +49,8 @@ class Replayer {
     }
     DYNMO_ASSIGN(
         const sim::SimResult result,
-        sim::simulate(*lowered_[frozen], stage_costs(plan, problem_.model), problem_.cluster));
+        sim::simulate(*lowered_[frozen], stage_costs(plan, problem_.model, problem_.cluster),
+                      problem_.cluster));
     if (!fits_memory(result, problem_.cluster)) return std::optional<Nanoseconds>();
     return std::optional(result.step_time);
   }
@@ -66,8 +67,8 @@ class Replayer {
 //
 // The bound: rank r cannot start before the first micro-batch has passed the ranks before it, runs
 // M micro-batches and its update, and, if it trains, its last backward still has to pass down to
-// the first rank that trains. Messages are left out. The ranks not yet cut share at best what is
-// left in proportion to their speeds.
+// the first rank that trains. Messages and reductions are left out. The ranks not yet cut share at
+// best what is left in proportion to their speeds.
 class Enumerator {
  public:
   Enumerator(const Problem& problem, double limit_s)

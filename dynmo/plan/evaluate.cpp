@@ -37,6 +37,16 @@ sim::StageCost stage_cost(const LayerRange& range, const cost::ModelCost& model,
   return cost;
 }
 
+// Sum of the gradients that a stage's replicas reduce.
+Bytes gradients_of(const LayerRange& range, const cost::ModelCost& model) {
+  Bytes sum;
+  for (int i = range.first.value; i < range.end(); ++i) {
+    const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
+    if (!layer.frozen) sum += layer.gradient_bytes;
+  }
+  return sum;
+}
+
 // No replay can take longer than everything one after the other.
 Expected<void> check_duration(const cost::ModelCost& model, const cost::Cluster& cluster,
                               int micro_batches, std::size_t stages) {
@@ -103,6 +113,17 @@ std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost&
   return costs;
 }
 
+std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost& model,
+                                        const cost::Cluster& cluster) {
+  std::vector<sim::StageCost> costs = stage_costs(plan, model);
+  if (cluster.replicas == 1) return costs;
+  for (std::size_t s = 0; s < costs.size(); ++s) {
+    costs[s].reduction = sim::all_reduce_time(gradients_of(plan.stages[s].layers, model),
+                                              cluster.replicas, cluster.between_replicas);
+  }
+  return costs;
+}
+
 std::vector<double> rank_times_s(const Plan& plan, const cost::ModelCost& model,
                                  const cost::Cluster& cluster, int micro_batches) {
   DYNMO_CHECK(plan.ranks == cluster.size(), "a plan of {} ranks, got {}", cluster.size(),
@@ -140,8 +161,9 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
   DYNMO_ASSIGN(const schedule::Schedule compute,
                schedule_of(plan, micro_batches, model.frozen_layers()));
   Evaluation evaluation;
-  DYNMO_ASSIGN(evaluation.result,
-               sim::simulate(schedule::lower(compute), stage_costs(plan, model), cluster, options));
+  DYNMO_ASSIGN(
+      evaluation.result,
+      sim::simulate(schedule::lower(compute), stage_costs(plan, model, cluster), cluster, options));
   evaluation.step_time_s = to_seconds(evaluation.result.step_time);
   evaluation.micro_batches = micro_batches;
   evaluation.in_flight = schedule::in_flight(compute);

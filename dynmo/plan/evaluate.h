@@ -30,6 +30,10 @@ struct Evaluation {
 // Costs of each stage: sums over its layers, the frozen prefix forward only and without a stash.
 [[nodiscard]] std::vector<sim::StageCost> stage_costs(const Plan& plan,
                                                       const cost::ModelCost& model);
+// The same with the reduction of each stage's gradients over the replicas of `cluster`.
+[[nodiscard]] std::vector<sim::StageCost> stage_costs(const Plan& plan,
+                                                      const cost::ModelCost& model,
+                                                      const cost::Cluster& cluster);
 
 // Work a micro-batch of each rank / its speed, update_s / micro_batches included.
 [[nodiscard]] std::vector<double> rank_times_s(const Plan& plan, const cost::ModelCost& model,

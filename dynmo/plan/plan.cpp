@@ -216,7 +216,7 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   auto stages = root.objects("stages");
   for (const char* derived :
        {"step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble",
-        "imbalance", "balancer", "micro_batches", "migration", "order"}) {
+        "imbalance", "balancer", "micro_batches", "migration", "order", "recomputed_layers"}) {
     root.ignore(derived);
   }
   DYNMO_TRY(root.finish());

@@ -62,6 +62,7 @@ class Interpreter {
     }
     for (Message& message : sent_) DYNMO_TRY(wait(message));
     clock_.finish();
+    output_.seconds = to_seconds(host_time());
     read_device();
     DYNMO_CHECK(stashes_.empty() && activations_.empty() && gradients_.empty() && values_.empty(),
                 "a schedule that uses all it makes");
@@ -93,6 +94,7 @@ class Interpreter {
   // waits for it on the way.
   void read_device() {
     for (const Due& due : due_) *due.seconds = clock_.seconds(due.from, due.to);
+    for (const auto& [seconds, fetch_s] : fetched_) *seconds += fetch_s;
     const auto since_start = [&](DeviceClock::Mark mark) {
       return to_nanoseconds(clock_.seconds(clock_.start(), mark));
     };
@@ -117,8 +119,11 @@ class Interpreter {
   }
 
   Expected<void> wait(Message& message) {
+    const Clock::time_point begin = Clock::now();
     DYNMO_TRY(message.operation->wait());
-    output_.messages[message.record].end = host_time();
+    const Clock::time_point end = Clock::now();
+    output_.messages[message.record].end = end - clock_.start().host;
+    output_.waiting_s += std::chrono::duration<double>(end - begin).count();
     return {};
   }
 
@@ -233,7 +238,9 @@ class Interpreter {
     const plan::LayerRange layers = stage(key.first).layers;
     at::Tensor hidden;
     if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
+    const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
+    const double fetch_s = std::chrono::duration<double>(Clock::now() - fetching).count();
     const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
     StageStash stash;
     if (trained) stash.layers.resize(static_cast<std::size_t>(layers.count));
@@ -260,6 +267,11 @@ class Interpreter {
       hidden = std::move(output);
     }
     if (trained) stashes_[key] = std::move(stash);
+    if (key.first.value == 0) {
+      fetched_.emplace_back(&time_of(layers.first, key.second).forward_s, fetch_s);
+    } else if (key.first.value + 1 == stages()) {
+      fetched_.emplace_back(&time_of(LayerId(layers.end() - 1), key.second).forward_s, fetch_s);
+    }
     if (key.first.value + 1 < stages()) {
       values_[key] = std::move(hidden);
       return;
@@ -337,7 +349,8 @@ class Interpreter {
   DeviceClock clock_;
   std::vector<Due> due_;  // into output_'s layer times, whose places do not change
   std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> action_marks_;
-  std::vector<at::Tensor> losses_;  // by micro-batch
+  std::vector<std::pair<double*, double>> fetched_;  // forward times, what reading tokens adds
+  std::vector<at::Tensor> losses_;                   // by micro-batch
   StepOutput output_;
   std::map<Key, StageStash> stashes_;
   std::map<Key, Message> activations_;  // receives posted, not yet used

@@ -31,7 +31,8 @@ struct MicroBatch {
   at::Tensor targets_BT;
 };
 
-// Seconds of one layer for one micro-batch, of its device. A fused B counts as its two halves.
+// Seconds of one layer for one micro-batch, of its device. A fused B counts as its two halves;
+// reading the tokens counts to the first layer's forward, the targets to the last one's.
 struct LayerTime {
   double forward_s = 0;
   double input_gradient_s = 0;
@@ -72,6 +73,8 @@ struct StepOutput {
   // needs the message, a send at the end of the step. By the host's clock, also of device_messages.
   std::vector<schedule::TimedAction> messages;
   std::int64_t start_ns = 0;  // steady clock, comparable on one host
+  double seconds = 0;         // from start_ns to the end of the last send
+  double waiting_s = 0;       // of that, for messages
 };
 
 // Runs the actions of transport.rank(). Gradients are added to `states`; the gradient of the loss

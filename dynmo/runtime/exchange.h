@@ -28,6 +28,10 @@ struct OwnFigures {
   double overhead_s = 0;  // of the step before, beside its schedule and update
   double plan_s = 0;
   double migrate_s = 0;
+  double beside_s = 0;  // of its actions, beside layers and waiting
+  double actions = 0;
+  double message_s = 0;  // here and below 0: not measured by this rank
+  double reduction_bytes_per_s = 0;
 };
 
 // The whole, equal on all ranks.
@@ -36,8 +40,8 @@ struct Exchange {
   std::vector<double> squared_norms;  // of the gradients, by layer
   std::vector<double> losses;         // by micro-batch of the step
   std::vector<double> busy_s;         // by rank of the group
-  double overhead_s = 0;              // least of any rank: the others' contains their waiting
-  double plan_s = 0;                  // largest of any rank
+  StepSample beside;
+  double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
 };
 

@@ -21,4 +21,12 @@ Grid::Grid(transport::Transport& world, int replicas) : world_(world), replicas_
   pipeline_ = transport::subset(world, std::move(pipeline));
 }
 
+std::string Grid::name_of(Rank rank) const {
+  std::string text = replicas_ > 1 ? "ranks" : "rank";
+  for (int i = 0; i < replicas_; ++i) {
+    text += fmt::format("{} {}", i > 0 ? "," : "", world_rank(i, rank));
+  }
+  return text;
+}
+
 }  // namespace dynmo::runtime

@@ -5,6 +5,7 @@
 // replica r is rank r x P + p of the group, so one replica's ranks are neighbours.
 
 #include <memory>
+#include <string>
 
 #include "dynmo/core/ids.h"
 #include "dynmo/transport/transport.h"
@@ -31,6 +32,9 @@ class Grid {
   [[nodiscard]] Rank world_rank(int replica, Rank rank) const {
     return Rank(replica * ranks() + rank.value);
   }
+  // The ranks of the group that are rank `rank` of their replica, for people: "rank 1", "ranks 1,
+  // 3".
+  [[nodiscard]] std::string name_of(Rank rank) const;
 
  private:
   transport::Transport& world_;

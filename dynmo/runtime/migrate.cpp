@@ -117,7 +117,8 @@ std::string take_header(std::span<const std::byte> bytes, model::LayerState& sta
 }
 
 // Waits until all has arrived; the refusal, "" if what arrived is what was sent.
-Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& transfer) {
+// `sender` is a rank of the group, for people.
+Expected<std::string> finish_receiving(const model::Layer& layer, Rank sender, Transfer& transfer) {
   // The digest is that of the final memory, taken piece by piece as they arrive.
   Digester digester;
   DYNMO_TRY(transfer.operations.front()->wait());
@@ -135,7 +136,7 @@ Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& tran
     why = fmt::format("checksum {} where {} was sent", digester.digest().hex(), sent.hex());
   }
   if (why.empty()) return why;
-  return fmt::format("layer {} from rank {}: {}", transfer.layer, transfer.from, why);
+  return fmt::format("layer {} from rank {}: {}", transfer.layer, sender, why);
 }
 
 Expected<void> finish_sending(Transfer& transfer) {
@@ -170,7 +171,10 @@ Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vo
   const auto finish_first = [&]() -> Expected<void> {
     Transfer& transfer = under_way.front();
     if (transfer.receives) {
-      DYNMO_ASSIGN(std::string why, finish_receiving(*model[transfer.layer.index()], transfer));
+      // A replica's ranks follow one another in the group.
+      const Rank sender(transfer.from.value + voters.rank().value - pipeline.rank().value);
+      DYNMO_ASSIGN(std::string why,
+                   finish_receiving(*model[transfer.layer.index()], sender, transfer));
       if (refusal.empty()) refusal = std::move(why);
       shadows.emplace(transfer.layer, staging.to_device(transfer.copy));
     } else {

@@ -29,10 +29,11 @@ struct MigrationReport {
 
 // Called by all ranks of `voters` with equal `migration` at a step boundary: gradients are zero,
 // nothing is in flight. Layers move between the ranks of `pipeline`, which is all of the voters or
-// one replica among them; all replicas commit, or none does. On commit the moved layers are in the
-// states of their new owners only. kPeerLost where a rank is gone; the group is finished then.
-// Layers travel on transport::migration_tag(layer), the verdicts on `vote_tag`. What travels are
-// the bytes in host memory, the same whatever `staging` says at either end.
+// one replica among them (whose ranks follow one another); all replicas commit, or none does. On
+// commit the moved layers are in the states of their new owners only. kPeerLost where a rank is
+// gone; the group is finished then. Layers travel on transport::migration_tag(layer), the verdicts
+// on `vote_tag`. What travels are the bytes in host memory, the same whatever `staging` says at
+// either end.
 [[nodiscard]] Expected<MigrationReport> migrate(transport::Transport& pipeline,
                                                 transport::Transport& voters,
                                                 transport::Tag vote_tag, const model::Model& model,

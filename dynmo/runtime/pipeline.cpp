@@ -15,6 +15,7 @@
 #include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/runtime/device_clock.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/check.h"
@@ -34,7 +35,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 // Control uses of a pipeline, from kFirstPipelineUse + kUses * lane on.
-enum Use { kExchange, kDigest, kLoss, kVote, kUses };
+enum Use { kExchange, kDigest, kLoss, kVote, kPing, kUses };
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -81,6 +82,8 @@ void append(StepOutput& step, StepOutput round, int first) {
     step = std::move(round);
     return;
   }
+  step.seconds += round.seconds;
+  step.waiting_s += round.waiting_s;
   step.losses.insert(step.losses.end(), round.losses.begin(), round.losses.end());
   for (const auto& [layer, times] : round.layer_times) {
     auto& all = step.layer_times[layer];
@@ -98,6 +101,17 @@ void append(StepOutput& step, StepOutput round, int first) {
   };
   append_to(step.actions, round.actions);
   append_to(step.messages, round.messages);
+}
+
+// Seconds of a rank's actions that no layer took, nor waiting.
+double beside_layers_s(const StepOutput& output) {
+  double layers = 0;
+  for (const auto& [layer, times] : output.layer_times) {
+    for (const LayerTime& time : times) {
+      layers += time.forward_s + time.input_gradient_s + time.weight_gradient_s;
+    }
+  }
+  return output.seconds - output.waiting_s - layers;
 }
 
 schedule::Schedule checked(const schedule::Schedule& compute) {
@@ -245,13 +259,27 @@ std::optional<cost::ModelCost> Pipeline::round_costs() const {
   return model;
 }
 
+// What was measured beside the layers, for all that is predicted from now on.
+void Pipeline::take_measures() {
+  const StepSample& beside = profiler_.beside();
+  cluster_.action_s = beside.action_s.value_or(0);
+  cluster_.inside_node.latency_s = beside.message_s.value_or(0);
+  if (!beside.reduction_bytes_per_s) return;
+  cluster_.replicas = grid_.replicas();
+  // Of `accumulation` replays of the schedule one reduces.
+  cluster_.between_replicas.bandwidth_bytes_per_s =
+      options_.accumulation * *beside.reduction_bytes_per_s;
+}
+
 void Pipeline::predict() {
   prediction_due_ = false;
   predicted_s_ = 0;
   if (const auto model = round_costs()) {
     const auto evaluation = plan::evaluate(plan_, plan::recomputed(*model, recomputed_), cluster_,
                                            options_.micro_batches);
-    if (evaluation) predicted_s_ = options_.accumulation * evaluation->step_time_s + overhead_s_;
+    if (evaluation)
+      predicted_s_ = options_.accumulation * evaluation->step_time_s +
+                     profiler_.beside().overhead_s.value_or(0);
   }
 }
 
@@ -359,9 +387,13 @@ Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
   }
   own.losses = output.losses;
   own.busy_s = busy_time(output.actions) - reducing_s_ + update_total_s_;
-  own.overhead_s = step_s_ - update_total_s_;
+  own.overhead_s = own_overhead_s_;
   own.plan_s = own_plan_s_;
   own.migrate_s = migration_.seconds;
+  own.beside_s = std::max(0.0, beside_layers_s(output) - reducing_s_);
+  own.actions = static_cast<double>(output.actions.size());
+  own.message_s = own_message_s_;
+  own.reduction_bytes_per_s = own_reduction_bytes_per_s_;
   return exchange(grid_, control(kExchange), plan_, options_.accumulation * options_.micro_batches,
                   own);
 }
@@ -376,8 +408,8 @@ Expected<void> Pipeline::check_numbers(StepReport& report,
   for (std::size_t i = 0; i < squared_norms.size(); ++i) {
     if (std::isfinite(squared_norms[i])) continue;
     const LayerId layer(static_cast<std::int32_t>(i));
-    where = fmt::format(", first in the gradient of layer {} ('{}') on rank {}", layer,
-                        model_[i]->name(), plan_.owner(layer));
+    where = fmt::format(", first in the gradient of layer {} ('{}') on {}", layer,
+                        model_[i]->name(), grid_.name_of(plan_.owner(layer)));
     break;
   }
   return make_error(ErrorCode::kBadInput,
@@ -454,6 +486,51 @@ Expected<void> Pipeline::use(const Profiler& measured) {
   return {};
 }
 
+// Messages of a boundary's size to and from the next rank, both ends posted, one pair of ranks
+// after the other.
+Expected<void> Pipeline::measure_messages() {
+  if (device_messages_ != nullptr) return {};  // not on this transport
+  constexpr int kTrips = 9;
+  transport::Transport& pipeline = grid_.pipeline();
+  const at::Tensor there = at::zeros(options_.boundary_shape, options_.boundary_type);
+  const at::Tensor back = at::empty_like(there);
+  for (int first = 0; first + 1 < pipeline.size(); ++first) {
+    const bool asks = pipeline.rank() == Rank(first);
+    if (!asks && pipeline.rank() != Rank(first + 1)) continue;
+    const Rank peer(asks ? first + 1 : first);
+    std::vector<double> seconds;
+    for (int trip = 0; trip < kTrips; ++trip) {
+      const auto start = Clock::now();
+      const auto receive = pipeline.receive(peer, control(kPing), bytes_of(back));
+      if (!asks) DYNMO_TRY(receive->wait());
+      DYNMO_TRY(pipeline.send(peer, control(kPing), bytes_of(there))->wait());
+      if (asks) DYNMO_TRY(receive->wait());
+      seconds.push_back(seconds_since(start) / 2);
+    }
+    // (The first one meets a rank that is not there yet, others may meet a busy processor.)
+    if (asks) own_message_s_ = median(std::move(seconds));
+  }
+  return {};
+}
+
+// The gradients of all layers at once, as at the end of a step.
+Expected<void> Pipeline::measure_reduction() {
+  if (grid_.replicas() == 1) return {};
+  double bytes = 0;
+  const auto start = Clock::now();
+  Reduction reduction(grid_.peers(), states_, options_.staging);
+  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
+    for (const model::Parameter& parameter : state->second.parameters) {
+      if (parameter.gradient.defined()) bytes += static_cast<double>(parameter.gradient.nbytes());
+    }
+    if (!state->second.frozen) reduction.start(state->first);
+  }
+  DYNMO_TRY(reduction.finish());
+  const double replicas = grid_.replicas();
+  own_reduction_bytes_per_s_ = 2 * (replicas - 1) / replicas * bytes / seconds_since(start);
+  return {};
+}
+
 Expected<void> Pipeline::measure(const Batches& batches, int steps) {
   DYNMO_TRY(open_channels());
   for (int i = 0; i < steps; ++i) {
@@ -462,6 +539,8 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     input.meter_stashes = i == 0;
     DYNMO_ASSIGN(const StepOutput output,
                  run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
+    DYNMO_TRY(measure_messages());
+    DYNMO_TRY(measure_reduction());
     for (auto& [id, state] : states_) {
       if (state.frozen) continue;
       model::zero_gradients(state);
@@ -473,8 +552,10 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
       clock.finish();
       update_s_[id] = clock.seconds(clock.start(), end);
     }
+    const auto begin = Clock::now();
     DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
-    profiler_.add(exchanged.layers);
+    own_overhead_s_ = seconds_since(begin);
+    profiler_.add(exchanged.layers, exchanged.beside);
     if (i == 0) profiler_.forget_times();
   }
   DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
@@ -489,13 +570,18 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.step = step_;
   const int frozen_before = frozen_;
   freeze_prefix();
+  take_measures();
   DYNMO_TRY(balance(report));
   if (frozen_ != frozen_before) {
     build_schedules();
     DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
     recompute(std::move(layers));
   }
-  if (prediction_due_) predict();
+  if (prediction_due_ || step_ % options_.profile_window == 0) {
+    const auto predicting = Clock::now();
+    predict();
+    report.plan_s += seconds_since(predicting);
+  }
   report.predicted_s = predicted_s_;
   report.frozen_layers = frozen_;
   const auto ready = Clock::now();
@@ -503,6 +589,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   DYNMO_ASSIGN(StepOutput output, accumulate(batches));
   report.reduction_s = reduction_s_;
   DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
+  const auto met = Clock::now();
   double squared = 0;
   for (const double layer : exchanged.squared_norms) squared += layer;
   report.loss = mean(exchanged.losses);
@@ -512,15 +599,19 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   update(report);
 
   report.step_s = seconds_since(start);
-  step_s_ = seconds_since(ready) - schedule_s_;
-  overhead_s_ = exchanged.overhead_s;
+  own_overhead_s_ = seconds_since(ready) - schedule_s_ - update_total_s_;
+  if (cluster_.replicas > 1) own_overhead_s_ -= reduction_s_;  // which the replay knows
   plan_cost_s_ = exchanged.plan_s;
   migrate_cost_s_ = exchanged.migrate_s;
-  profiler_.add(exchanged.layers);
+  profiler_.add(exchanged.layers, exchanged.beside);
   report.busy_s = exchanged.busy_s;
   report.imbalance =
       *std::max_element(report.busy_s.begin(), report.busy_s.end()) / mean(report.busy_s) - 1;
-  report.bubble = 1 - mean(report.busy_s) / report.step_s;
+  // What busy_s is of: the time between two exchanges, where all ranks meet. The update before the
+  // schedule lies in it, that behind it does not.
+  const double between_s = after_exchange_s_ + std::chrono::duration<double>(met - start).count();
+  after_exchange_s_ = seconds_since(met);
+  report.bubble = 1 - mean(report.busy_s) / between_s;
   report.layers = exchanged.layers;
   report.actions = std::move(output.actions);
   report.messages = std::move(output.messages);

@@ -78,13 +78,16 @@ struct StepReport {
   double learning_rate = 0;
   int frozen_layers = 0;
   double step_s = 0;  // this rank's clock, balancing included
-  double predicted_s =
-      0;  // from costs measured before the last change of plan or frozen prefix; 0: none yet
-  std::vector<double> busy_s;  // by rank of the group: computing and updating
-  double imbalance = 0;        // max / mean - 1 of busy_s, over all ranks
-  double bubble = 0;           // 1 - sum of busy_s / (ranks x step_s), of this rank's clock
-  double reduction_s = 0;      // exposed: this rank's time in summing gradients over the replicas
-  double profile_s = 0;        // this rank's own
+  // By replay of the plan, from costs of the steps before: at each change of plan or frozen prefix,
+  // and every profile_window steps. 0: none yet.
+  double predicted_s = 0;
+  // By rank of the group: computing in this step and updating at the end of the one before, all
+  // between the exchanges of the two steps.
+  std::vector<double> busy_s;
+  double imbalance = 0;    // max / mean - 1 of busy_s, over all ranks
+  double bubble = 0;       // 1 - mean of busy_s / time between the exchanges, by this clock
+  double reduction_s = 0;  // exposed: this rank's time in summing gradients over the replicas
+  double profile_s = 0;    // this rank's own
   double plan_s = 0;
   double migrate_s = 0;
   std::optional<plan::Decision> decision;  // what the policy said this step, where it was asked
@@ -152,7 +155,10 @@ class Pipeline {
   [[nodiscard]] Expected<void> open_channels();
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan) const;
   void recompute(plan::LayerSet layers);
+  void take_measures();
   void predict();
+  [[nodiscard]] Expected<void> measure_messages();
+  [[nodiscard]] Expected<void> measure_reduction();
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange_figures(const StepOutput& output);
   [[nodiscard]] Expected<void> check_numbers(StepReport& report,
@@ -182,9 +188,11 @@ class Pipeline {
   double schedule_s_ = 0;      // of this rank, last step: its rounds without reducing
   double reduction_s_ = 0;     // of this rank, last step
   double reducing_s_ = 0;      // the part of it that lies within actions
-  double overhead_s_ =
-      0;               // of a step beside its schedule and update, smoothed, agreed by all ranks
-  double step_s_ = 0;  // of this rank, last step, without balancing
+  // Of this rank, as it measured last (StepSample); 0: not yet.
+  double own_overhead_s_ = 0;
+  double own_message_s_ = 0;
+  double own_reduction_bytes_per_s_ = 0;
+  double after_exchange_s_ = 0;  // of this rank, last step
   double predicted_s_ = 0;
   bool prediction_due_ = true;
   MigrationReport migration_;

@@ -42,7 +42,12 @@ LayerTime mean_time(const std::vector<LayerTime>& micro_batches) {
 Profiler::Profiler(cost::ModelCost known, int window)
     : known_(std::move(known)), capacity_(static_cast<std::size_t>(std::max(window, 1))) {}
 
-void Profiler::add(const std::vector<LayerSample>& layers) {
+void Profiler::forget_times() {
+  window_.clear();
+  steps_.clear();
+}
+
+void Profiler::add(const std::vector<LayerSample>& layers, const StepSample& step) {
   DYNMO_CHECK(layers.size() == known_.layers.size(), "{} layers, got {}", known_.layers.size(),
               layers.size());
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -50,6 +55,16 @@ void Profiler::add(const std::vector<LayerSample>& layers) {
   }
   window_.push_back(layers);
   if (window_.size() > capacity_) window_.pop_front();
+  steps_.push_back(step);
+  if (steps_.size() > capacity_) steps_.pop_front();
+  for (const auto field : {&StepSample::overhead_s, &StepSample::action_s, &StepSample::message_s,
+                           &StepSample::reduction_bytes_per_s}) {
+    std::vector<double> measured;
+    for (const StepSample& sample : steps_) {
+      if (sample.*field) measured.push_back(*(sample.*field));
+    }
+    if (!measured.empty()) beside_.*field = median(std::move(measured));
+  }
 }
 
 std::optional<cost::ModelCost> Profiler::costs(int frozen_layers) const {

@@ -103,8 +103,7 @@ Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& d
   DYNMO_CHECK(replicas >= 1 && replicas <= cluster.data_parallel, "1 to {} replicas, got {}",
               cluster.data_parallel, replicas);
   const Layout layout(cluster, device);
-  Grid grid{
-      .kinds = {}, .planned = {}, .replicas = replicas, .reduction = layout.reduction(replicas)};
+  Grid grid{.kinds = {}, .planned = {}, .replicas = replicas};
   for (int r = 0; r < replicas; ++r) {
     cost::Cluster replica = layout.replica(r);
     const auto same = std::find_if(grid.kinds.begin(), grid.kinds.end(),
@@ -116,6 +115,8 @@ Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& d
     }
   }
   grid.planned = worst_of(grid.kinds);
+  grid.planned.replicas = replicas;
+  grid.planned.between_replicas = layout.reduction(replicas);
   DYNMO_TRY(cost::validate(grid.planned));
   return grid;
 }

@@ -20,10 +20,9 @@ struct ReplicaKind {
 struct Grid {
   std::vector<ReplicaKind> kinds;
   // What one plan for all replicas must suit: at each position the slowest rank of any replica, and
-  // a node boundary wherever any replica has one.
+  // a node boundary wherever any replica has one. Knows of the replicas and the link between them.
   cost::Cluster planned;
   int replicas = 0;
-  cost::Link reduction;  // that the gradients of a position are summed over, between replicas
 };
 
 // The links and memory of `device` where the scenario has none of its own.

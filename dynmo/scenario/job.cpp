@@ -15,6 +15,8 @@ std::int64_t given_or(std::int64_t value, std::int64_t fallback) {
   return value > 0 ? value : fallback;
 }
 
+std::int64_t sequence_of(const Scenario::Model& model) { return given_or(model.sequence, 2048); }
+
 std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -25,7 +27,7 @@ cost::TransformerShape family_shape(const Scenario::Model& model) {
   cost::TransformerShape shape;
   shape.blocks = model.blocks;
   shape.hidden = model.hidden;
-  shape.sequence = model.sequence;
+  shape.sequence = sequence_of(model);
   shape.micro_batch_size = model.micro_batch_size;
   shape.experts = model.experts;
   shape.experts_per_token = model.experts_per_token;
@@ -42,7 +44,7 @@ cost::TransformerShape family_shape(const Scenario::Model& model) {
   shape.vocabulary = given_or(model.vocabulary, gpt ? 50304 : 32000);
   shape.gated_mlp = !gpt;
   shape.learned_positions = gpt;
-  shape.positions = gpt ? model.sequence : 0;
+  shape.positions = gpt ? shape.sequence : 0;
   shape.norm_biases = shape.qkv_biases = shape.projection_biases = shape.mlp_biases = gpt;
   if (mixtral) shape.experts = given_or(model.experts, 8);
   if (shape.experts > 0) shape.experts_per_token = given_or(model.experts_per_token, 2);
@@ -51,7 +53,7 @@ cost::TransformerShape family_shape(const Scenario::Model& model) {
 
 Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
   if (!model.config.empty()) {
-    return cost::read_config(model.config, model.sequence, model.micro_batch_size);
+    return cost::read_config(model.config, sequence_of(model), model.micro_batch_size);
   }
   const cost::TransformerShape shape = family_shape(model);
   DYNMO_TRY(cost::validate(shape));
@@ -99,6 +101,10 @@ Expected<Job> make_job(const Scenario& scenario) {
     DYNMO_ASSIGN(job.load, dynamism::make_load_model(scenario.dynamism.source, options));
     DYNMO_ASSIGN(job.dense, dynamism::make_load_model("none", options));
     job.tokens_per_micro_batch = shape.tokens();
+  }
+  if (!scenario.model.profile.empty() || !scenario.dynamism.trace.empty()) {
+    // Costs alone do not say how many tokens they are of.
+    job.tokens_per_micro_batch = scenario.model.sequence * scenario.model.micro_batch_size;
   }
   if (!scenario.dynamism.trace.empty()) {
     DYNMO_ASSIGN(job.load, dynamism::read_trace(scenario.dynamism.trace));

@@ -19,7 +19,7 @@ struct Job {
   // The same model with no dynamism, the same in every step: what the speed-up over dense training
   // is measured against. Of a trace: its first step. Of a MoE: experts evenly loaded.
   std::unique_ptr<dynamism::LoadModel> dense;
-  std::int64_t tokens_per_micro_batch = 0;  // 0: not known (a profile has no sequence length)
+  std::int64_t tokens_per_micro_batch = 0;  // 0: not known (of costs without model.sequence)
 };
 
 // Reads the files that the scenario names. kBadInput for those, for an unknown device, and for

@@ -10,27 +10,6 @@
 namespace dynmo::scenario {
 namespace {
 
-// Sum of the gradients that a stage's replicas reduce.
-Bytes gradients_of(const plan::LayerRange& range, const cost::ModelCost& model) {
-  Bytes sum;
-  for (int i = range.first.value; i < range.end(); ++i) {
-    const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
-    if (!layer.frozen) sum += layer.gradient_bytes;
-  }
-  return sum;
-}
-
-std::vector<sim::StageCost> costs_of(const plan::Plan& plan, const cost::ModelCost& model,
-                                     const Grid& grid) {
-  std::vector<sim::StageCost> costs = plan::stage_costs(plan, model);
-  if (grid.replicas == 1) return costs;
-  for (std::size_t s = 0; s < costs.size(); ++s) {
-    costs[s].reduction = sim::all_reduce_time(gradients_of(plan.stages[s].layers, model),
-                                              grid.replicas, grid.reduction);
-  }
-  return costs;
-}
-
 double imbalance_of(const plan::Plan& plan, const cost::ModelCost& model, const Grid& grid,
                     int micro_batches) {
   double most = 0;
@@ -83,7 +62,7 @@ Expected<const StepMeasure*> Replayer::step(const plan::Plan& plan, const cost::
   DYNMO_TRY(prepare(plan, model));
   if (last_ && model_ == model && (!keep || !last_->timeline.ranks.empty())) return &*last_;
   DYNMO_TRY(cost::validate(model, micro_batches_));
-  const std::vector<sim::StageCost> costs = costs_of(plan, model, grid_);
+  const std::vector<sim::StageCost> costs = plan::stage_costs(plan, model, grid_.planned);
   StepMeasure measure{.positions = positions_in_use(plan)};
   double busy = 0;
   for (const ReplicaKind& kind : grid_.kinds) {

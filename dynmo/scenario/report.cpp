@@ -57,12 +57,11 @@ std::vector<const RunResult*> runs_of(const Comparison& comparison) {
 }
 
 std::string job_line(const Scenario& s) {
-  const std::string model =
-      !s.model.profile.empty()
-          ? s.model.profile
-          : (!s.model.config.empty() ? s.model.config
-                                     : fmt::format("{} of {} blocks, hidden {}", s.model.family,
-                                                   s.model.blocks, s.model.hidden));
+  std::string model =
+      fmt::format("{} of {} blocks, hidden {}", s.model.family, s.model.blocks, s.model.hidden);
+  if (!s.dynamism.trace.empty()) model = "layers as recorded";
+  if (!s.model.config.empty()) model = s.model.config;
+  if (!s.model.profile.empty()) model = s.model.profile;
   const std::string load = s.dynamism.trace.empty() ? s.dynamism.source : s.dynamism.trace;
   return fmt::format("{} | {} | {} x {} ranks ({}) | {} steps of {} micro-batches, {}\n", model,
                      load, s.cluster.data_parallel, s.cluster.pipeline_ranks, s.device,

@@ -191,7 +191,7 @@ Expected<void> validate_model(const Scenario::Model& model) {
     DYNMO_TRY(require_range(key, value, std::int64_t{0}, kMost));
   }
   DYNMO_TRY(require_range("model.hidden", model.hidden, std::int64_t{1}, kMost));
-  DYNMO_TRY(require_range("model.sequence", model.sequence, std::int64_t{1}, kMost));
+  DYNMO_TRY(require_range("model.sequence", model.sequence, std::int64_t{0}, kMost));
   return require_range("model.micro_batch_size", model.micro_batch_size, std::int64_t{1},
                        std::int64_t{65536});
 }

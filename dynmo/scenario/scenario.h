@@ -42,7 +42,8 @@ struct Scenario {
     std::int64_t vocabulary = 0;
     std::int64_t experts = 0;
     std::int64_t experts_per_token = 0;
-    std::int64_t sequence = 2048;
+    // Tokens; 0: 2048 for a shape, and not known of a profile or a recorded load.
+    std::int64_t sequence = 0;
     std::int64_t micro_batch_size = 1;  // sequences
   } model;
   std::string device = "h100";

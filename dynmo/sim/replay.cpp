@@ -167,9 +167,9 @@ class Replay {
   }
 
   void compute(std::size_t rank, RankState& state, const Action& action, std::int64_t duration) {
-    const std::int64_t start = state.clock;
-    state.clock += duration;
-    state.free_clock += duration;
+    const std::int64_t start = state.clock + costs_.action;
+    state.clock = start + duration;
+    state.free_clock += costs_.action + duration;
     state.busy += duration;
     if (record_spans_) record_span(rank, action, start, state.clock);
   }

@@ -67,6 +67,10 @@ Expected<void> check_cluster(const cost::Cluster& cluster) {
   }
   DYNMO_TRY(check_link(cluster.inside_node, "inside a node"));
   DYNMO_TRY(check_link(cluster.between_nodes, "between nodes"));
+  if (!std::isfinite(cluster.action_s) || cluster.action_s < 0) {
+    return make_error(ErrorCode::kBadInput, "actions take {} s beside the layers; want 0 or more",
+                      cluster.action_s);
+  }
   if (cluster.nic_bandwidth_bytes_per_s > 0) return {};
   return make_error(ErrorCode::kBadInput,
                     "network cards of nodes have bandwidth {} bytes/s; want more than 0",
@@ -124,7 +128,8 @@ Expected<void> check_sums(const PipelineShape& shape, std::span<const StageCost>
     nanoseconds +=
         micro_batches * (slowed(stage.forward, speed) + slowed(stage.input_gradient, speed) +
                          slowed(stage.weight_gradient, speed)) +
-        slowed(stage.update, speed) + static_cast<double>(stage.reduction.count());
+        3 * micro_batches * 1e9 * cluster.action_s + slowed(stage.update, speed) +
+        static_cast<double>(stage.reduction.count());
     bytes += static_cast<double>(stage.state.value) +
              micro_batches * static_cast<double>(stage.activation.value);
     if (s + 1 == stages.size()) break;
@@ -213,6 +218,7 @@ Expected<StepCosts> step_costs(const PipelineShape& shape, std::span<const Stage
   StepCosts costs;
   const std::vector<int> nodes = nodes_of(cluster);
   costs.nodes = nodes.size();
+  costs.action = to_nanoseconds(cluster.action_s).count();
   costs.update.resize(cluster.ranks.size(), 0);
   costs.state.resize(cluster.ranks.size(), 0);
   costs.work.resize(cluster.ranks.size(), 0);

@@ -140,10 +140,15 @@ Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
 
 Expected<Restored> restore(const Config& config) {
   std::vector<Error> skipped;
-  DYNMO_ASSIGN(checkpoint::VerifiedCheckpoint found,
-               checkpoint::newest_verified(
-                   std::filesystem::path(config.run.directory) / kCheckpointFolder, &skipped));
-  Restored restored{.checkpoint = std::move(found), .step = 0, .plan = {}, .notes = {}};
+  auto found = checkpoint::newest_verified(
+      std::filesystem::path(config.run.directory) / kCheckpointFolder, &skipped);
+  if (!found) {
+    return make_error(found.error().code,
+                      "--resume: {}; wanted the --out of a run that wrote some, or leave --resume "
+                      "out to start anew",
+                      found.error().message);
+  }
+  Restored restored{.checkpoint = std::move(*found), .step = 0, .plan = {}, .notes = {}};
   for (const Error& error : skipped) {
     restored.notes.push_back(fmt::format("passed over a damaged checkpoint: {}", error.message));
   }
@@ -166,8 +171,9 @@ Expected<Restored> restore(const Config& config) {
         ErrorCode::kBadInput,
         "checkpoint '{}' is of another training: model, batch, optimizer, freezing, train.seed or "
         "train.steps differ, or the micro-batches of a step (replicas x accumulation x "
-        "micro_batches); use the config.toml of its run",
-        restored.checkpoint.path.string());
+        "micro_batches); wanted those of its run: --config {}",
+        restored.checkpoint.path.string(),
+        (std::filesystem::path(config.run.directory) / "config.toml").string());
   }
   if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);
   DYNMO_ASSIGN(restored.plan, parse_plan(*std::move(plan)));

@@ -131,15 +131,17 @@ Expected<void> validate(const Config& c) {
   };
   const auto family = model::parse_family(c.model.family);
   if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
-  DYNMO_TRY(require(c.model.vocabulary >= 0, "model.vocabulary", c.model.vocabulary,
+  DYNMO_TRY(require(in(c.model.vocabulary, 0), "model.vocabulary", c.model.vocabulary,
                     "1 or more, or 0 for that of the data"));
   DYNMO_TRY(require(in(c.model.sequence, 1), "model.sequence", c.model.sequence, "1 to 16777216"));
   DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
                     "1 or more, or 0 for model.sequence"));
   DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,
                     "nothing with run.device = emulated"));
-  DYNMO_TRY(require(in(c.batch.micro_batches, 1), "batch.micro_batches", c.batch.micro_batches,
-                    "1 or more"));
+  // As many as the planner takes: each is a few actions of the schedule.
+  DYNMO_TRY(require(c.batch.micro_batches >= 1 && c.batch.micro_batches <= 65536,
+                    "batch.micro_batches", c.batch.micro_batches,
+                    "1 to 65536 (more of a step: batch.accumulation)"));
   DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
                     c.batch.micro_batch_size, "1 or more"));
   DYNMO_TRY(require(in(c.data.vocabulary, 0), "data.vocabulary", c.data.vocabulary,
@@ -148,6 +150,11 @@ Expected<void> validate(const Config& c) {
                     "1 or more"));
   DYNMO_TRY(require(c.pipeline.replicas >= 1 && c.pipeline.replicas <= 4096, "pipeline.replicas",
                     c.pipeline.replicas, "1 to 4096"));
+  // A micro-batch's tokens, so that those of a step can be counted.
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+  const std::int64_t tokens = c.batch.micro_batch_size * c.model.sequence;
+  DYNMO_TRY(require(tokens <= kMostTokens, "batch.micro_batch_size x model.sequence", tokens,
+                    "at most 1073741824 tokens"));
   if (step_micro_batches(c) > kLarge) {
     return make_error(ErrorCode::kBadInput,
                       "pipeline.replicas x batch.accumulation x batch.micro_batches is {}, wanted "
@@ -197,8 +204,8 @@ Expected<void> validate(const Config& c) {
                     c.pipeline.ranks, "1 to 4096, or 0 for the usable cores"));
   DYNMO_TRY(require(in(c.pipeline.measure_steps, 2), "pipeline.measure_steps",
                     c.pipeline.measure_steps, "2 or more"));
-  DYNMO_TRY(require(c.pipeline.timeout_s > 0, "pipeline.timeout_s", c.pipeline.timeout_s,
-                    "more than 0 seconds"));
+  DYNMO_TRY(require(c.pipeline.timeout_s >= 0.1 && c.pipeline.timeout_s <= 1e6,
+                    "pipeline.timeout_s", c.pipeline.timeout_s, "0.1 to 1e6 seconds"));
   if (c.pipeline.schedule != "auto") {
     const auto kind = schedule::parse_schedule_kind(c.pipeline.schedule);
     if (!kind) {
@@ -218,8 +225,11 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(*recompute != plan::Recompute::kAuto || c.pipeline.memory > Bytes{0},
                     "pipeline.memory", c.pipeline.memory.value,
                     "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
-  DYNMO_TRY(plan::parse_balancer(c.pipeline.balancer));
-  DYNMO_TRY(plan::parse_balancer(c.balance.balancer));
+  for (const auto& [key, name] : {std::pair{"pipeline.balancer", &c.pipeline.balancer},
+                                  {"balance.balancer", &c.balance.balancer}}) {
+    const auto balancer = plan::parse_balancer(*name);
+    if (!balancer) return make_error(ErrorCode::kBadInput, "{}: {}", key, balancer.error().message);
+  }
   DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,
                     "0 or more"));
   DYNMO_TRY(require(c.balance.noise_factor >= 0, "balance.noise_factor", c.balance.noise_factor,
@@ -242,6 +252,8 @@ Expected<void> validate(const Config& c) {
   DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
                     "run.device", c.run.device,
                     "one of emulated.profile and emulated.trace beside it"));
+  DYNMO_TRY(require(c.emulated.memory_scale > 0 && c.emulated.memory_scale <= 1,
+                    "emulated.memory_scale", c.emulated.memory_scale, "above 0 and at most 1"));
   DYNMO_TRY(require(!emulates(c) || c.train.validation_every == 0, "train.validation_every",
                     c.train.validation_every, "0 with run.device = emulated: it has no losses"));
   return {};
@@ -261,9 +273,9 @@ Expected<int> pipeline_ranks(const Config& config, int world) {
     return static_cast<int>(world / config.pipeline.replicas);
   }
   return make_error(ErrorCode::kBadInput,
-                    "{} ranks were started for pipeline.replicas = {}: wanted a multiple of it; "
+                    "{} {} started for pipeline.replicas = {}: wanted a multiple of it; "
                     "start more or fewer, or set pipeline.replicas to a divisor of {}",
-                    world, config.pipeline.replicas, world);
+                    world, world == 1 ? "rank was" : "ranks were", config.pipeline.replicas, world);
 }
 
 std::string identity(const Config& config) {

@@ -245,7 +245,8 @@ Expected<std::string> describe(const DryRun& dry_run) {
   DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.ranks));
   const auto& [plan, evaluation, recomputed] = planned;
   std::string text = fmt::format(
-      "plan     {} layers on {} ranks{}, {}: {}\n", dry_run.layers.size(), dry_run.ranks,
+      "plan     {} on {}{}, {}: {}\n", observe::format_count(std::ssize(dry_run.layers), "layer"),
+      observe::format_count(dry_run.ranks, "rank"),
       config.pipeline.replicas > 1
           ? fmt::format(" of each of {} replicas", config.pipeline.replicas)
           : "",

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/train/first_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -43,17 +45,15 @@ Expected<void> check_cut(const Config& config, int ranks, int layers) {
   const auto& cut = config.pipeline.cut;
   if (cut.empty()) return {};
   std::int64_t sum = 0;
-  bool positive = true;
+  bool possible = std::ssize(cut) == ranks;
   for (const std::int64_t count : cut) {
-    positive = positive && count >= 1;
-    sum += count;
+    possible = possible && count >= 1 && count <= layers;
+    if (possible) sum += count;
   }
-  if (static_cast<int>(cut.size()) != ranks || !positive || sum != layers) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "pipeline.cut has {} parts of {} layers in all, wanted {} parts of at least one "
-        "layer, {} in all",
-        cut.size(), sum, ranks, layers);
+  if (!possible || sum != layers) {
+    return make_error(ErrorCode::kBadInput,
+                      "pipeline.cut is [{}], wanted {} parts of at least one layer, {} in all",
+                      fmt::join(cut, ", "), ranks, layers);
   }
   return {};
 }

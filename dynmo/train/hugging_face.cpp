@@ -34,6 +34,13 @@ void require(JsonObject& config, const Json& json, const std::string& key,
   config.fail(key, fmt::format("is {}, implemented is {}", found->dump(), fmt::join(texts, ", ")));
 }
 
+// What keeps the norms from dividing by 0.
+double epsilon(JsonObject& config, const std::string& key, double absent) {
+  const double value = config.number(key, absent);
+  if (!(value > 0)) config.fail(key, fmt::format("is {}, wanted above 0", value));
+  return value;
+}
+
 void forbid(JsonObject& config, const Json& json, const std::string& key) {
   if (json.contains(key)) config.fail(key, "is given, which is not implemented");
 }
@@ -78,7 +85,7 @@ model::LlamaConfig llama(JsonObject& config, const Json& json,
   model::LlamaConfig llama;
   llama.kv_heads = shape.kv_heads;
   llama.rope_theta = rope_theta(config, json);
-  llama.rms_epsilon = config.number("rms_norm_eps", 1e-6);
+  llama.rms_epsilon = epsilon(config, "rms_norm_eps", 1e-6);
   return llama;
 }
 
@@ -90,7 +97,7 @@ model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::Transfo
   require(config, json, "add_cross_attention", {false});
   model::Gpt2Config gpt2;
   gpt2.positions = shape.positions;
-  gpt2.norm_epsilon = config.number("layer_norm_epsilon", 1e-5);
+  gpt2.norm_epsilon = epsilon(config, "layer_norm_epsilon", 1e-5);
   return gpt2;
 }
 
@@ -157,7 +164,13 @@ Json config_of(const model::Gpt2Config& config) {
 
 Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_view origin) {
   // Sizes, and what holds for them, as the planner reads them.
-  DYNMO_ASSIGN(const cost::TransformerShape shape, cost::parse_config(json, origin, 1));
+  const auto shape_read = cost::parse_config(json, origin, 1);
+  if (!shape_read) {
+    const Error& error = shape_read.error();
+    if (error.message.starts_with(origin)) return error;
+    return make_error(error.code, "{}: {}", origin, error.message);
+  }
+  const cost::TransformerShape& shape = *shape_read;
   const Json kept = without_nulls(json);
   JsonObject config(kept, std::string(origin));
   require(config, kept, "model_type", {"llama", "gpt2"});
@@ -177,6 +190,21 @@ Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_
   const auto valid = model::validate(decoder);
   if (!valid) return make_error(ErrorCode::kBadInput, "{}: {}", origin, valid.error().message);
   return decoder;
+}
+
+std::string left_out(const Json& json) {
+  if (!json.is_object()) return "";
+  std::vector<std::string> found;
+  for (const char* key : {"attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+    const auto value = json.find(key);
+    if (value == json.end() || value->is_null() || *value == 0) continue;
+    found.push_back(fmt::format("{} = {}", key, value->dump()));
+  }
+  if (found.empty()) return "";
+  return fmt::format(
+      "its {} is not taken over: set model.dropout for what half blocks add (that of attention's "
+      "probabilities is not implemented)",
+      fmt::join(found, ", "));
 }
 
 Json hugging_face_config(const model::DecoderConfig& config) {

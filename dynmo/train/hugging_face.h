@@ -4,6 +4,7 @@
 // Decoders as Hugging Face's transformers keeps them: a folder of config.json and safetensors.
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,10 +16,14 @@
 namespace dynmo::train {
 
 // A config.json of model_type llama or gpt2; its longest input becomes `sequence`. Probabilities of
-// dropout are no part of a model: 0. kBadInput, naming file, key, value and what is implemented:
-// rope scaling, biases in Llama, other activations, quantization and the like.
+// dropout are no part of a model: 0 (left_out says which it has). kBadInput, naming file, key,
+// value and what is implemented: rope scaling, biases in Llama, other activations, quantization and
+// the like.
 [[nodiscard]] Expected<model::DecoderConfig> parse_hugging_face(const Json& json,
                                                                 std::string_view origin);
+// What such a file says of training that is not taken over, one line for people: its probabilities
+// of dropout, where they are not 0. Else "".
+[[nodiscard]] std::string left_out(const Json& json);
 // The other way; parse_hugging_face reads it back to the same value, but for dropout.
 [[nodiscard]] Json hugging_face_config(const model::DecoderConfig& config);
 

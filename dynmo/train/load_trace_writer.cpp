@@ -7,14 +7,14 @@
 
 namespace dynmo::train {
 
-Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(const std::filesystem::path& path,
-                                                                 std::int64_t every) {
+Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(
+    const std::filesystem::path& path, std::int64_t every, dynamism::TraceLines::Device device) {
   std::FILE* file = std::fopen(path.c_str(), "we");
   if (file == nullptr) {
     return make_error(ErrorCode::kBadInput, "cannot create '{}': {}", path.string(),
                       std::strerror(errno));
   }
-  return std::unique_ptr<LoadTraceWriter>(new LoadTraceWriter(path, file, every));
+  return std::unique_ptr<LoadTraceWriter>(new LoadTraceWriter(path, file, every, device));
 }
 
 void LoadTraceWriter::fail(const char* reason) {

@@ -21,7 +21,8 @@ class LoadTraceWriter {
  public:
   // kBadInput, naming the path. Requires every >= 1.
   [[nodiscard]] static Expected<std::unique_ptr<LoadTraceWriter>> open(
-      const std::filesystem::path& path, std::int64_t every);
+      const std::filesystem::path& path, std::int64_t every,
+      dynamism::TraceLines::Device device = dynamism::TraceLines::Device::kReal);
 
   // Costs as the profiler knows them after `step`, of which so many layers were frozen. After an
   // error nothing more is written.
@@ -33,8 +34,9 @@ class LoadTraceWriter {
   struct CloseFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  LoadTraceWriter(std::filesystem::path path, std::FILE* file, std::int64_t every)
-      : path_(std::move(path)), file_(file), every_(every) {}
+  LoadTraceWriter(std::filesystem::path path, std::FILE* file, std::int64_t every,
+                  dynamism::TraceLines::Device device)
+      : path_(std::move(path)), file_(file), every_(every), lines_(device) {}
   void fail(const char* reason);
 
   std::filesystem::path path_;

@@ -55,7 +55,9 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
     if (!same) weights = same.error();
   }
   if (!weights) {
-    return make_error(weights.error().code, "train.init: {}", weights.error().message);
+    const bool none = weights.error().code == ErrorCode::kNoCheckpoint;
+    return make_error(weights.error().code, "train.init: {}{}", weights.error().message,
+                      none ? "; or a folder with config.json and safetensors of Hugging Face" : "");
   }
   made.weights = std::move(*weights);
   return made;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/files.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/cuda.h"
@@ -64,6 +65,9 @@ Expected<bool> is_rank_process() {
 Expected<void> run_rank(const RankProcess& process) {
   DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
+  // Before joining, which waits for all others.
+  DYNMO_TRY(validate(process.options.config));
+  DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
   TrainOptions train_options = process.options;
   at::Device& device = train_options.rank_device.device;
   if (uses_cuda(train_options.config)) {
@@ -105,6 +109,7 @@ int ranks_to_start(const Config& config) {
 Expected<std::string> say_dry_run(const TrainOptions& options) {
   DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
   if (environment && environment->rank != Rank(0)) return std::string();
+  DYNMO_TRY(validate(options.config));
   TrainOptions here = options;
   if (uses_cuda(here.config)) {
     DYNMO_ASSIGN(here.rank_device.device, runtime::open_cuda(0));
@@ -116,8 +121,11 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
 }
 
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
+  DYNMO_TRY(validate(options.config));
   const int ranks = ranks_to_start(options.config);
   DYNMO_TRY(check_inputs(options, ranks));
+  if (!uses_cuda(options.config)) DYNMO_TRY(check_host_memory(options));
+  DYNMO_TRY(make_directories(options.config.run.directory));  // where it cannot, one says so
   if (uses_cuda(options.config)) DYNMO_TRY(runtime::load_cuda());
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   runtime::LaunchOptions launch_options{.ranks = world, .command = command};

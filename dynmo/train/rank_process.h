@@ -27,12 +27,13 @@ struct RankProcess {
 // a broken environment.
 [[nodiscard]] Expected<bool> is_rank_process();
 
-// Joins the group of the environment, trains, and leaves the group or ends it for all. One thread
+// Refuses a config that is not valid, or whose replicas do not divide the ranks, at once; else
+// joins the group of the environment, trains, and leaves the group or ends it for all. One thread
 // of tensor operations. The caller prints the error and ends the process by runtime::quit.
 [[nodiscard]] Expected<void> run_rank(const RankProcess& process);
 
-// Of one replica: pipeline.ranks, or where that is 0 min(4, usable cores of each replica), at least
-// 2 (with several replicas 1).
+// Of a valid config, of one replica: pipeline.ranks, or where that is 0 min(4, usable cores of each
+// replica), at least 2 (with several replicas 1).
 [[nodiscard]] int ranks_to_start(const Config& config);
 
 // dry_run (trainer.h) for the ranks that `launch` would start, or that somebody has started: then

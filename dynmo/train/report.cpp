@@ -108,6 +108,7 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
 Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
                              const cost::ModelCost& known, const Config& config, int ranks) {
   observe::Summary summary;
+  summary.device = config.run.device;
   std::vector<observe::RunCurves> curves;
   for (const RunSeries* run : runs) {
     summary.runs.push_back(summarize(*run, ranks));

@@ -71,7 +71,16 @@ Expected<Tokens> open_tokens(const Config& config) {
                       (std::filesystem::is_directory(path, fault) &&
                        !std::filesystem::exists(path / data::kDescriptionFile, fault) &&
                        config.data.vocabulary != 0);
-  return shards ? open_shards(config) : open_prepared(config.data);
+  if (shards) return open_shards(config);
+  if (std::filesystem::exists(path / data::kDescriptionFile, fault)) {
+    return open_prepared(config.data);
+  }
+  return make_error(
+      ErrorCode::kBadInput,
+      "data.path is '{}', which {}: wanted a folder made by `dynmo data prepare`, or "
+      "token shards and their data.vocabulary",
+      config.data.path,
+      std::filesystem::exists(path, fault) ? "has no dataset.json" : "does not exist");
 }
 
 }  // namespace

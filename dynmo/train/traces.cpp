@@ -146,7 +146,7 @@ StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns) {
 }
 
 Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
-                           const std::deque<StepTrace>& mine, int replicas,
+                           const std::deque<StepTrace>& mine, int replicas, const std::string& name,
                            const std::filesystem::path& path) {
   DYNMO_ASSIGN(const auto texts, transport::gather_texts(transport, tag, encode(mine)));
   if (transport.rank() != Rank(0) || mine.empty()) return {};
@@ -158,7 +158,7 @@ Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
     const auto first = ranks.begin() + replica * size;
     const std::vector<std::vector<StepTrace>> own(first, first + size);
     auto& process = processes.emplace_back();
-    process.name = replicas > 1 ? fmt::format("measured, replica {}", replica) : "measured";
+    process.name = replicas > 1 ? fmt::format("{}, replica {}", name, replica) : name;
     for (std::size_t i = 0; i < own[0].size(); ++i) process.steps.push_back(traced(own, i));
   }
   return write_file_durably(path, observe::trace_json(processes));

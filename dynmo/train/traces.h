@@ -36,10 +36,11 @@ struct StepTrace {
 [[nodiscard]] StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns);
 
 // Called by all ranks with the same steps; rank 0 writes the file, with a process for each of the
-// replicas, whose ranks are neighbours. A send is drawn until its
-// receiver had the message: that is when it mattered.
+// replicas, whose ranks are neighbours, called `name`. A send is drawn until its receiver had the
+// message: that is when it mattered.
 [[nodiscard]] Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
                                          const std::deque<StepTrace>& mine, int replicas,
+                                         const std::string& name,
                                          const std::filesystem::path& path);
 
 }  // namespace dynmo::train

@@ -88,8 +88,10 @@ Expected<void> check_tokens(const TrainedModel& model, const std::vector<std::in
 }
 
 Expected<void> check_sampling(const Sampling& sampling) {
-  if (sampling.tokens < 0) {
-    return make_error(ErrorCode::kBadInput, "{} tokens to make, wanted 0 or more", sampling.tokens);
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
+  if (sampling.tokens < 0 || sampling.tokens > kMostTokens) {
+    return make_error(ErrorCode::kBadInput, "{} tokens to make, wanted 0 to {}", sampling.tokens,
+                      kMostTokens);
   }
   if (!(std::isfinite(sampling.temperature) && sampling.temperature >= 0)) {
     return make_error(ErrorCode::kBadInput, "a temperature of {}, wanted 0 or more",
@@ -134,6 +136,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   TrainedModel trained{.checkpoint = weights.origin,
                        .step = weights.step,
                        .data = weights.data,
+                       .left_out = weights.left_out,
                        .config = weights.config,
                        .layers = model::make_decoder(weights.config),
                        .states = {}};
@@ -214,8 +217,8 @@ Expected<void> export_hugging_face(const TrainedModel& model,
                             hugging_face_config(model.config).dump(2) + "\n");
 }
 
-Expected<void> import_hugging_face(const std::filesystem::path& directory,
-                                   const std::filesystem::path& run) {
+Expected<std::string> import_hugging_face(const std::filesystem::path& directory,
+                                          const std::filesystem::path& run) {
   std::error_code fault;
   if (!std::filesystem::exists(directory / "config.json", fault)) {
     return make_error(ErrorCode::kBadInput,
@@ -246,7 +249,8 @@ Expected<void> import_hugging_face(const std::filesystem::path& directory,
   DYNMO_TRY(checkpoint::commit_checkpoint(
       root, 0, std::move(entries),
       {{"step", 0}, {"identity", kImportedIdentity}, {"config", config}}));
-  return write_file_durably(run / "config.toml", config);
+  DYNMO_TRY(write_file_durably(run / "config.toml", config));
+  return model.left_out;
 }
 
 }  // namespace dynmo::train

@@ -22,6 +22,7 @@ struct TrainedModel {
   std::filesystem::path checkpoint;
   std::int64_t step = 0;
   std::string data;  // folder that knows the tokenizer: data.path of the run, a Hugging Face one
+  std::string left_out;  // of a Hugging Face config (hugging_face.h), or ""
   model::DecoderConfig config;
   model::Model layers;
   std::vector<model::LayerState> states;  // by LayerId; values only
@@ -65,8 +66,9 @@ struct Sampling {
 
 // Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
 // Hugging Face folder: `dynmo generate` works on it, and a run starts from it with train.init. It
-// has no optimizer state. kBadInput: as read_weights, or `run` has checkpoints already.
-[[nodiscard]] Expected<void> import_hugging_face(const std::filesystem::path& directory,
-                                                 const std::filesystem::path& run);
+// has no optimizer state. Returns what of the folder's config is left out, a line for people, or
+// "". kBadInput: as read_weights, or `run` has checkpoints already.
+[[nodiscard]] Expected<std::string> import_hugging_face(const std::filesystem::path& directory,
+                                                        const std::filesystem::path& run);
 
 }  // namespace dynmo::train

@@ -13,9 +13,11 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/cost/files.h"
+#include "dynmo/model/memory.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/step_record.h"
+#include "dynmo/observe/table.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
 #include "dynmo/train/checkpoints.h"
@@ -178,7 +180,9 @@ class Trainer {
     }
     first_step_ = restored ? restored->step : 0;
     if (model_.weights && !restored) {
-      say(fmt::format("weights  of {}", model_.weights->origin.string()));
+      const std::string& left_out = model_.weights->left_out;
+      say(fmt::format("weights  of {}{}{}", model_.weights->origin.string(),
+                      left_out.empty() ? "" : "; ", left_out));
     }
     for (std::size_t i = 0; i < names.size(); ++i)
       DYNMO_TRY(add_run(names[i], static_cast<int>(i), *first, restored));
@@ -196,11 +200,12 @@ class Trainer {
                       "(pipeline.recompute = {})",
                       again.size(), model_.layers.size(), config_.pipeline.recompute));
     }
-    const std::string replicas =
-        grid_.replicas() > 1 ? fmt::format("each of {} x ", grid_.replicas()) : "";
-    say(fmt::format("plan     {} layers on {}{} ranks, {}: {}", model_.layers.size(), replicas,
-                    grid_.ranks(), schedule::name(first->plan.schedule),
-                    plan::to_string(first->plan)));
+    const std::string ranks =
+        grid_.replicas() > 1 ? fmt::format("each of {} x {} ranks", grid_.replicas(), grid_.ranks())
+                             : observe::format_count(grid_.ranks(), "rank");
+    say(fmt::format("plan     {} on {}, {}: {}",
+                    observe::format_count(std::ssize(model_.layers), "layer"), ranks,
+                    schedule::name(first->plan.schedule), plan::to_string(first->plan)));
     return {};
   }
 
@@ -253,8 +258,10 @@ class Trainer {
       // A resumed run goes on in a file of its own.
       const std::string file =
           first_step_ > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step_) : "load-trace.jsonl";
+      using Device = dynamism::TraceLines::Device;
       DYNMO_ASSIGN(run.load_trace,
-                   LoadTraceWriter::open(run.directory / file, config_.run.load_trace));
+                   LoadTraceWriter::open(run.directory / file, config_.run.load_trace,
+                                         emulates(config_) ? Device::kEmulated : Device::kReal));
     }
     runs_.push_back(std::move(run));
     return {};
@@ -285,8 +292,10 @@ class Trainer {
                       report.decision->reason));
     }
     if (const auto slow = run.slow.add(report.layers, run.pipeline->plan())) {
-      say(fmt::format("step {:5}  rank {} is slow: all its layers take {:.1f} x as long as before",
-                      report.step, slow->rank, slow->factor));
+      // (Times are means over the replicas.)
+      say(fmt::format("step {:5}  {}{} is slow: all its layers take {:.1f} x as long as before",
+                      report.step, grid_.replicas() > 1 ? "one of " : "", grid_.name_of(slow->rank),
+                      slow->factor));
     }
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
@@ -318,6 +327,7 @@ class Trainer {
 
   void write_record(Run& run, const runtime::StepReport& report) {
     observe::StepRecord record = record_of(run, report, transport_);
+    record.emulated = emulates(config_);
     const Bytes sent = run.transport->sent_bytes();
     record.sent_bytes = sent - run.recorded_bytes;
     run.recorded_bytes = sent;
@@ -347,7 +357,8 @@ class Trainer {
     std::vector<const RunSeries*> series;
     for (const Run& run : runs_) series.push_back(&run.series);
     const Run& newest = runs_.back();
-    reporter_.progress(progress_line(step, config_.train.steps, series, newest.pipeline->plan()));
+    reporter_.progress(progress_line(step, config_.train.steps, series, newest.pipeline->plan()) +
+                       (emulates(config_) ? "  EMULATED" : ""));
   }
 
   Expected<void> finish() {
@@ -362,12 +373,14 @@ class Trainer {
         if (const auto closed = run.load_trace->close(); !closed) say(closed.error().message);
       }
       DYNMO_TRY(write_trace(transport_, transport::control_tag(kTraces), run.traces,
-                            grid_.replicas(), run.directory / "trace.json"));
+                            grid_.replicas(), emulates(config_) ? "emulated" : "measured",
+                            run.directory / "trace.json"));
       if (!first_rank()) continue;
       const auto costs = run.pipeline->costs();
-      if (costs)
-        DYNMO_TRY(write_file_durably(run.directory / "profile.json",
-                                     cost::profile_json(*costs).dump(2) + "\n"));
+      if (!costs) continue;
+      Json profile = cost::profile_json(*costs);
+      if (emulates(config_)) profile["emulated"] = true;
+      DYNMO_TRY(write_file_durably(run.directory / "profile.json", profile.dump(2) + "\n"));
     }
     if (first_rank()) DYNMO_TRY(report());
     for (const Run& run : runs_) {
@@ -461,11 +474,39 @@ Expected<void> check_inputs(const TrainOptions& options, int ranks) {
     return make_error(ErrorCode::kBadInput,
                       "--resume with --compare: wanted one of them; a comparison starts at step 0");
   }
-  DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
-  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  const auto batches = TokenBatches::open(options.config);
+  if (!batches && options.resume) {
+    return make_error(
+        batches.error().code,
+        "{}; --resume goes on with the data of the run, whose settings are in '{}'",
+        batches.error().message,
+        (std::filesystem::path(options.config.run.directory) / "config.toml").string());
+  }
+  if (!batches) return batches.error();
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches->vocabulary()));
   DYNMO_TRY(check_cut(options.config, ranks, static_cast<int>(model.layers.size())));
   if (options.resume) DYNMO_TRY(restore(options.config));
   return check_folder_is_free(options);
+}
+
+Expected<void> check_host_memory(const TrainOptions& options) {
+  DYNMO_ASSIGN(const TokenBatches batches, TokenBatches::open(options.config));
+  DYNMO_ASSIGN(const MadeModel model, make_model(options, batches.vocabulary()));
+  Bytes states;
+  for (const auto& layer : model.layers) {
+    // Values, gradients, two moments, and copies where it computes in bf16.
+    states += model::parameter_bytes(*layer) * 4 + model::copy_bytes(*layer);
+  }
+  const std::int64_t replicas = options.config.pipeline.replicas;
+  const Bytes host = observe::host_memory();
+  if (host == Bytes{0} || states <= Bytes{host.value / replicas}) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "the model's parameters with gradients and moments take {}{}, this host has "
+                    "{}: wanted a smaller model (model.hidden, model.blocks), or ranks on more "
+                    "hosts (docs/clusters.md)",
+                    format_bytes(states),
+                    replicas > 1 ? fmt::format(" in each of {} replicas", replicas) : "",
+                    format_bytes(host));
 }
 
 Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {

@@ -48,6 +48,10 @@ struct TrainOptions {
 // layers, weights to start from. kBadInput.
 [[nodiscard]] Expected<void> check_inputs(const TrainOptions& options, int ranks);
 
+// Whether this host has the memory for the states of all layers, as many times as there are
+// replicas: to be asked where all ranks run on it. kBadInput.
+[[nodiscard]] Expected<void> check_host_memory(const TrainOptions& options);
+
 // What the run would be, in lines of text (dry_run.h). Starts no rank and writes no file.
 [[nodiscard]] Expected<std::string> dry_run(const TrainOptions& options, int ranks);
 

@@ -22,16 +22,6 @@ using checkpoint::TensorView;
 
 constexpr const char* kHead = "lm_head.weight";
 
-Expected<checkpoint::VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path) {
-  std::error_code fault;
-  if (std::filesystem::exists(path / "manifest.json", fault)) {
-    auto manifest = checkpoint::verify(path);
-    if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
-    return checkpoint::VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
-  }
-  return checkpoint::newest_verified(path / "checkpoints", nullptr);
-}
-
 // The parameters of a decoder by their full names.
 std::map<std::string, model::ParameterSpec> parameters_of(model::DecoderConfig config) {
   // No parameter depends on it, but a table of angles of its length would be made.
@@ -62,7 +52,8 @@ Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found
 }
 
 Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
-  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found, find_checkpoint(path));
+  DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
+               checkpoint::find_checkpoint(path, nullptr));
   const std::string origin = (found.path / "manifest.json").string();
   JsonObject state(found.manifest.state, origin, "/state");
   Weights weights{.origin = found.path,
@@ -106,6 +97,7 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
                   .tensors = {},
                   .files = {}};
   DYNMO_ASSIGN(weights.config, parse_hugging_face(json, (directory / "config.json").string()));
+  weights.left_out = left_out(json);
   DYNMO_ASSIGN(weights.files, open_hugging_face(directory));
   const model::Family family = model::family(weights.config);
   for (const checkpoint::Safetensors& file : weights.files) {

@@ -26,6 +26,7 @@ struct Weights {
   // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
   std::map<std::string, checkpoint::TensorView, std::less<>> tensors;
   std::vector<checkpoint::Safetensors> files;  // that hold their bytes
+  std::string left_out = {};                   // of a Hugging Face config (hugging_face.h), or ""
 };
 
 // `path` is a Hugging Face folder (config.json), a run's (its newest verified checkpoint is taken)

@@ -259,6 +259,44 @@ class Models(Case):
         self.plan(*words, "--memory", "10TiB")
 
 
+class Recompute(Case):
+    WORDS = ["big.json", "--ranks", 2, "--micro-batches", 8, "--balancer", "optimal", "--schedule", "1f1b"]
+
+    def setUp(self):
+        super().setUp()
+        self.write("big.json", profile([1e-3] * 8, stash=1 << 20))
+
+    def test_auto_takes_as_few_layers_as_the_memory_asks_for(self):
+        # An even cut's rank 0 holds 4 MiB of parameters and two stashes of four layers of 1 MiB: 12 MiB. Three layers
+        # there take 9 MiB and leave five of 10 MiB to rank 1.
+        self.assert_error(self.run_plan(*self.WORDS, "--memory", "9.5MiB"), 3)
+        self.assertEqual(self.plan(*self.WORDS, "--memory", "12MiB", "--recompute", "auto")["recomputed_layers"], [])
+        words = [*self.WORDS, "--memory", "9.5MiB", "--recompute", "auto"]
+        plan = self.plan(*words)
+        # Two of them keep next to nothing, one comes back for its backward: 4 + 2 x 2 + 1 MiB.
+        self.assertEqual(len([layer for layer in plan["recomputed_layers"] if layer < 4]), 2, plan)
+        self.assertEqual(len(plan["recomputed_layers"]), 2, plan)
+        said = self.run_plan(*words).stdout
+        self.assertRegex(said, r"recompute +2 of 8 layers run forward again: \d")
+        self.assertRegex(said, r"memory +9\.\d MiB at most of 9\.5 MiB on rank 0")
+        whole = self.plan(*self.WORDS, "--recompute", "whole")
+        self.assertEqual(whole["recomputed_layers"], [1, 2, 3, 4, 5, 6, 7])
+        none = self.plan(*self.WORDS)
+        self.assertNotIn("recomputed_layers", none)
+        self.assertLess(none["step_time_s"], plan["step_time_s"])
+        self.assertLess(plan["step_time_s"], whole["step_time_s"])
+
+    def test_its_plan_is_read_back(self):
+        self.plan(*self.WORDS, "--recompute", "whole", "--out", "plan.json")
+        self.assertEqual(self.plan(*self.WORDS, "--from", "plan.json")["migration"]["layers"], 0)
+
+    def test_wrong_ones(self):
+        self.assert_error(self.run_plan(*self.WORDS, "--recompute", "some"), 2, "--recompute", "none, whole or auto")
+        self.assert_error(self.run_plan(*self.WORDS, "--recompute", "auto", "--pack"), 2, "--recompute with --pack")
+        result = self.run_plan(*self.WORDS, "--recompute", "auto", "--memory", "1MiB")
+        self.assertEqual(result.returncode, 3, result.stderr)
+
+
 class Packing(Case):
     def test_releases_ranks_that_gain_nothing(self):
         self.write("heavy.json", profile([1e-3, 1e-3, 1e-3, 1e-3, 40e-3]))

@@ -64,6 +64,20 @@ class Answers(Case):
         self.assertEqual(summary["runs"][0]["dense_speedup"], 1)
         self.assertGreater(summary["runs"][2]["speedup"], 1.05)
 
+    def test_costs_alone_say_nothing_of_tokens(self):
+        layers = [{"name": f"layer {i}", "forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3} for i in range(4)]
+        self.write("load.jsonl", json.dumps({"format": "dynmo-load-trace-1", "layers": layers}) + '\n{"step": 0}\n')
+        self.write("costs.json", json.dumps({"format": "dynmo-profile-1", "layers": layers}))
+        none = ("--set", "dynamism.source=none")
+        for costs in (("dynamism.trace=load.jsonl",), ("model.profile=costs.json",)):
+            words = ("s.toml", *none, "--set", *costs, "--set", "model.micro_batch_size=2")
+            text = self.answer(*words)
+            self.assertIn("micro-batches/s", text)
+            self.assertNotIn("gpt of 8 blocks", text)
+            self.assertEqual(json.loads(self.answer(*words, "--json"))["runs"][0]["tokens_per_s"], 0)
+            run = json.loads(self.answer(*words, "--json", "--set", "model.sequence=100"))["runs"][0]
+            self.assertAlmostEqual(run["tokens_per_s"], run["micro_batches_per_s"] * 200, delta=1e-9 * run["tokens_per_s"])
+
     def test_settings_change_keys(self):
         summary = json.loads(self.answer("s.toml", "--json", "--set", "training.steps=7", "--set", "cluster.pipeline_ranks=2"))
         self.assertEqual((summary["steps"], summary["pipeline_ranks"]), (7, 2))

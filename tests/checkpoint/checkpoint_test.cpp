@@ -86,6 +86,15 @@ TEST(Checkpoint, OfNoneIsNoCheckpoint) {
   const auto newest = newest_verified(folder.path() / "none", nullptr);
   ASSERT_FALSE(newest);
   EXPECT_EQ(newest.error().code, ErrorCode::kNoCheckpoint);
+  // The folder that was asked for is the one that is named.
+  const auto found = find_checkpoint(folder.path() / "none", nullptr);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code, ErrorCode::kNoCheckpoint);
+  EXPECT_NE(found.error().message.find("none' does not exist"), std::string::npos);
+  const auto nothing = find_checkpoint(folder.path(), nullptr);
+  ASSERT_FALSE(nothing);
+  EXPECT_NE(nothing.error().message.find("neither checkpoints nor manifest.json"),
+            std::string::npos);
 }
 
 TEST(Checkpoint, TheNewestIsFirstAndOnlyCommittedOnesCount) {

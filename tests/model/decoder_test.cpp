@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "dynmo/model/memory.h"
+#include "dynmo/model/precision.h"
 #include "helpers.h"
 
 namespace dynmo::model {
@@ -141,22 +142,25 @@ TEST_P(Decoders, AnInputGradientNobodyWantsChangesNoWeightGradient) {
 }
 
 TEST_P(Decoders, ComputedStashesAreThoseMeasured) {
-  for (const double dropout : {0.0, 0.1}) {
-    const DecoderConfig config = tiny(GetParam(), dropout);
-    const Model model = make_decoder(config);
-    const LayerContext context = testing::random_context(sizes(config), 3, 4);
-    const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
-    for (std::size_t i = 0; i < model.size(); ++i) {
-      const LayerId id{static_cast<int>(i)};
-      const LayerState state = make_state(*model[i], id, 3);
-      const StashBytes bytes = measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
-      std::visit(
-          [&](const auto& c) {
-            EXPECT_EQ(bytes.held.value, activation_bytes(c, id, 3).value)
-                << model[i]->name() << " dropout " << dropout;
-            EXPECT_GE(bytes.peak, bytes.held - boundary_bytes(c, 3));
-          },
-          config);
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    for (const double dropout : {0.0, 0.1}) {
+      const DecoderConfig config = tiny(GetParam(), dropout);
+      const Model model = in_precision(make_decoder(config), precision);
+      const LayerContext context = testing::random_context(sizes(config), 3, 4);
+      const at::Tensor x = random_tensor({3, 10, 24}, 8, scalar_type(precision));
+      for (std::size_t i = 0; i < model.size(); ++i) {
+        const LayerId id{static_cast<int>(i)};
+        const LayerState state = make_state(*model[i], id, 3);
+        const StashBytes bytes =
+            measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
+        std::visit(
+            [&](const auto& c) {
+              EXPECT_EQ(bytes.held.value, activation_bytes(c, id, 3, precision).value)
+                  << model[i]->name() << " dropout " << dropout << ' ' << x.scalar_type();
+              EXPECT_GE(bytes.peak, bytes.held - boundary_bytes(c, 3, precision));
+            },
+            config);
+      }
     }
   }
 }

@@ -42,13 +42,13 @@ TEST(Gpt2, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
   };
   EXPECT_EQ(message([](Gpt2Config&) {}), "");
   EXPECT_EQ(message([](Gpt2Config& c) { c.hidden = 250; }),
-            "model: hidden is 250, wanted a multiple of heads (8), such as 256");
+            "model.hidden is 250, wanted a multiple of model.heads (8), such as 256");
   EXPECT_EQ(message([](Gpt2Config& c) { c.positions = 100; }),
-            "model: positions is 100, wanted at least the sequence of 128 tokens");
+            "model.positions is 100, wanted at least the 128 tokens of model.sequence");
   EXPECT_EQ(message([](Gpt2Config& c) { c.norm_epsilon = 0; }),
-            "model: norm_epsilon is 0, wanted above 0");
+            "model.norm_epsilon is 0, wanted above 0");
   EXPECT_EQ(message([](Gpt2Config& c) { c.dropout = 1; }),
-            "model: dropout is 1, wanted 0 or more and less than 1");
+            "model.dropout is 1, wanted 0 or more and less than 1");
 }
 
 struct Case {

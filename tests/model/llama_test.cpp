@@ -40,18 +40,25 @@ TEST(Llama, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
   };
   EXPECT_EQ(message([](LlamaConfig&) {}), "");
   EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 250; }),
-            "model: hidden is 250, wanted a multiple of heads (8), such as 256");
+            "model.hidden is 250, wanted a multiple of model.heads (8), such as 256");
   EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 248; }),
-            "model: hidden / heads is 248 / 8 = 31, wanted an even head size for rotary positions, "
-            "such as hidden 256");
+            "model.hidden / model.heads is 248 / 8 = 31, wanted an even head size for rotary "
+            "positions, such as model.hidden=256");
   EXPECT_EQ(message([](LlamaConfig& c) { c.kv_heads = 3; }),
-            "model: kv_heads is 3, wanted a divisor of heads (8)");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.blocks = 0; }),
-            "model: blocks is 0, wanted 1 to 1073741824");
+            "model.kv_heads is 3, wanted a divisor of model.heads (8)");
+  EXPECT_EQ(message([](LlamaConfig& c) { c.blocks = 0; }), "model.blocks is 0, wanted 1 to 4096");
+  EXPECT_EQ(message([](LlamaConfig& c) { c.blocks = 100'000'000; }),
+            "model.blocks is 100000000, wanted 1 to 4096");
+  EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 1 << 24; }),
+            "model.hidden is 16777216, wanted 1 to 131072");
+  EXPECT_EQ(
+      message([](LlamaConfig& c) { c.sequence = 1 << 24; }),
+      "model.sequence x model.hidden / model.heads is 16777216 x 32, wanted at most 268435456: "
+      "a table of that many angles is made");
   EXPECT_EQ(message([](LlamaConfig& c) { c.dropout = 1; }),
-            "model: dropout is 1, wanted 0 or more and less than 1");
+            "model.dropout is 1, wanted 0 or more and less than 1");
   EXPECT_EQ(message([](LlamaConfig& c) { c.rms_epsilon = NAN; }),
-            "model: rms_epsilon is nan, wanted above 0");
+            "model.norm_epsilon is nan, wanted above 0");
 }
 
 TEST(Llama, InitialLossIsThatOfAUniformGuess) {

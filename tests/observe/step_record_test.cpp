@@ -60,6 +60,7 @@ StepRecord random_record(Rng& rng, std::int64_t step) {
   record.sent_bytes = Bytes{static_cast<std::int64_t>(rng.below(1 << 30))};
   record.gradient_norm = rng.uniform();
   record.learning_rate = rng.uniform() * 1e-4;
+  record.emulated = rng.below(2) == 1;
   return record;
 }
 

@@ -45,6 +45,7 @@ RunSummary run(const std::string& name, double step_time_s) {
 
 Summary example() {
   Summary summary;
+  summary.device = "emulated";
   summary.runs = {run("static", 0.3), run("dynmo", 0.2)};
   summary.speedup = 1.5;
   summary.best_speedup = 1.6;

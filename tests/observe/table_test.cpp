@@ -8,6 +8,12 @@
 namespace dynmo::observe {
 namespace {
 
+TEST(FormatCount, TakesAnSButForOne) {
+  EXPECT_EQ(format_count(0, "rank"), "0 ranks");
+  EXPECT_EQ(format_count(1, "rank"), "1 rank");
+  EXPECT_EQ(format_count(2, "layer"), "2 layers");
+}
+
 TEST(Table, AlignsColumnsAndCutsTrailingBlanks) {
   const std::vector<Column> columns = {
       {.title = "rank"}, {.title = "name", .align = Column::Align::kLeft}, {.title = "s"}};

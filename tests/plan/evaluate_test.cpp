@@ -56,6 +56,27 @@ TEST(Evaluate, TheFrozenPrefixRunsForwardOnlyAndHoldsNoStash) {
   EXPECT_EQ(costs[1].state, Bytes{5000});
 }
 
+// The reduction of stage 0, whose last W ends the schedule, is exposed; that of stage 1 is hidden.
+TEST(Evaluate, ReplicasAddTheReductionOfTheGradients) {
+  const cost::ModelCost model = equal_model(4, 1e-3);  // gradients of 1000 bytes a layer
+  const Plan plan = make_plan({2, 2}, ScheduleKind::k1F1B);
+  cost::Cluster cluster = cost::equal_ranks(2);
+  const double alone = evaluate(plan, model, cluster, 4)->step_time_s;
+  cluster.between_replicas = {.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e6};
+  EXPECT_EQ(evaluate(plan, model, cluster, 4)->step_time_s, alone);  // one replica
+  cluster.replicas = 4;
+  // A ring: 2 (D - 1) rounds of latency + bytes / D / bandwidth.
+  const double reduction = 2 * 3 * (1e-4 + 2000.0 / 4 / 1e6);
+  EXPECT_NEAR(evaluate(plan, model, cluster, 4)->step_time_s, alone + reduction, 1e-8);
+  // Frozen layers have no gradients to sum.
+  cost::ModelCost frozen = model;
+  frozen.layers[0].frozen = true;
+  const auto costs = stage_costs(plan, frozen, cluster);
+  EXPECT_NEAR(to_seconds(costs[0].reduction), 2 * 3 * (1e-4 + 1000.0 / 4 / 1e6), 1e-8);
+  cluster.replicas = 0;
+  EXPECT_FALSE(evaluate(plan, model, cluster, 4));
+}
+
 TEST(Evaluate, MemoryOfTheReplayIsWhatTheBalancerReckonsWith) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     Rng rng(mix_key({0x3E3, seed}));

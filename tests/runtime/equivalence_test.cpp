@@ -224,6 +224,13 @@ TEST(OnNan, StopsNamingStepLayerAndRank) {
   EXPECT_NE(message.find("on rank "), std::string::npos) << message;
 }
 
+TEST(OnNan, NamesTheRanksOfTheWholeGroup) {
+  const RunResult result = run_pipeline({.replicas = 2, .cut = {3, 5}, .before_step = poison});
+  ASSERT_FALSE(result.status.has_value());
+  const std::string& message = result.status.error().message;
+  EXPECT_NE(message.find("on ranks 0, 2:"), std::string::npos) << message;
+}
+
 TEST(OnNan, SkipsTheUpdateOfThatStepAlone) {
   RunOptions options{.steps = 8, .cut = {3, 2, 3}};
   options.on_nan = OnNan::kSkip;

@@ -27,6 +27,9 @@ TEST(Exchange, TellsAllRanksTheSame) {
     own.overhead_s = 10 * number;
     own.plan_s = 11 * number;
     own.migrate_s = 12 * number;
+    own.beside_s = 13 * number;
+    own.actions = 14 * number;
+    if (!last) own.message_s = 15 * number;
     return own;
   };
   const auto status = transport::run_ranks(4, [&](transport::Transport& world) -> Expected<void> {
@@ -47,8 +50,11 @@ TEST(Exchange, TellsAllRanksTheSame) {
     // A third micro-batch, of which nothing is known, is 0.
     EXPECT_EQ(all.losses, (std::vector<double>{14, 16, 0, 28, 32, 0}));
     EXPECT_EQ(all.busy_s, (std::vector<double>{9, 18, 27, 36}));
-    EXPECT_EQ(all.overhead_s, 10);  // least
-    EXPECT_EQ(all.plan_s, 44);      // largest
+    EXPECT_EQ(all.beside.overhead_s, 10);                       // least
+    EXPECT_EQ(all.beside.action_s, 13.0 * 10 / (14 * 10));      // of all actions of all ranks
+    EXPECT_EQ(all.beside.message_s, (15.0 * 1 + 15 * 3) / 2);   // of those who measured it
+    EXPECT_EQ(all.beside.reduction_bytes_per_s, std::nullopt);  // nobody did
+    EXPECT_EQ(all.plan_s, 44);                                  // largest
     EXPECT_EQ(all.migrate_s, 48);
     return {};
   });

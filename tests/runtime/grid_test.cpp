@@ -269,6 +269,8 @@ TEST(Grid, ACopyRefusedInOneReplicaIsRefusedInAll) {
     refusals += moved ? 0 : 1;
     EXPECT_NE(pipeline.last_migration().refusal.find("checksum"), std::string::npos)
         << pipeline.last_migration().refusal;
+    EXPECT_NE(pipeline.last_migration().refusal.find("from rank 2: "), std::string::npos)
+        << pipeline.last_migration().refusal;
     EXPECT_EQ(pipeline.plan().generation, 0);
     return {};
   };

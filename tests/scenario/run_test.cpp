@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/report.h"
 #include "dynmo/sim/simulate.h"
 
@@ -238,6 +240,23 @@ TEST(Run, TheSlowestReplicaSetsThePace) {
   // 4 replicas are busy for 24 ms of work x 8 layers, the fifth for half as much again on one rank.
   const double busy = 8 * 3e-3 * (4 * 8 + 6 + 2 * 2);
   EXPECT_NEAR(run.bubble, 1 - busy / (20 * alone), 1e-9);
+}
+
+// What a plan is judged by is what a step takes: the reduction is in both.
+TEST(Grid, ThePlanKnowsOfTheReduction) {
+  Scenario s = free_scenario();
+  s.cluster.data_parallel = 3;
+  s.cluster.inside_bandwidth = s.cluster.between_bandwidth = 1e6;
+  const Job job = job_of(s);
+  const Grid grid = make_grid(s.cluster, job.device, 3).value();
+  EXPECT_EQ(grid.planned.replicas, 3);
+  EXPECT_EQ(grid.planned.between_replicas.bandwidth_bytes_per_s, 1e6);
+  const auto plan =
+      plan::make_plan({2, 2, 2, 2}, schedule::parse_schedule_kind(s.training.schedule).value());
+  const auto evaluation =
+      plan::evaluate(plan, job.load->at(0), grid.planned, s.training.micro_batches);
+  ASSERT_TRUE(evaluation) << evaluation.error().message;
+  EXPECT_NEAR(result_of(job, "uniform").step_time_s, evaluation->step_time_s, 1e-9);
 }
 
 TEST(Run, ReplicasThatComeAndGoChangeTokensAndRanks) {

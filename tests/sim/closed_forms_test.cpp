@@ -60,6 +60,35 @@ void for_each_size(Body body) {
   }
 }
 
+// What actions take beside the layers is as if the layers took it, but that it is nobody's work.
+TEST(ClosedForms, HoldWithTimeBesideTheLayers) {
+  constexpr Nanoseconds kAction{1234};
+  for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::k1F1B, ScheduleKind::kZbH1}) {
+    for_each_size([&](int ranks, int micro_batches) {
+      schedule::PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches, .stages = {}};
+      for (int r = 0; r < ranks; ++r) shape.stages.push_back({.rank = Rank(r)});
+      const schedule::Schedule lowered = lower(*make_schedule(kind, shape));
+      const std::vector<StageCost> costs(static_cast<std::size_t>(ranks), kStage);
+      cost::Cluster cluster = cluster_of(ranks);
+      cluster.action_s = to_seconds(kAction);
+      const SimResult result = *simulate(lowered, costs, cluster);
+      StageCost longer = kStage;
+      longer.forward += kAction;
+      longer.input_gradient += kAction;
+      if (kind == ScheduleKind::kZbH1) longer.weight_gradient += kAction;
+      const std::vector<StageCost> stages(static_cast<std::size_t>(ranks), longer);
+      EXPECT_EQ(result.step_time, simulate(lowered, stages, cluster_of(ranks))->step_time);
+      for (const RankUsage& rank : result.ranks) {
+        EXPECT_EQ(rank.busy.count(), 3 * kUnit * micro_batches);
+        EXPECT_EQ((rank.split.fill_drain + rank.split.imbalance + rank.split.communication +
+                   rank.split.straggler),
+                  rank.idle);
+        EXPECT_EQ(rank.split.straggler.count(), 0);
+      }
+    });
+  }
+}
+
 // T = M (F + B) + (P - 1) (F + B) / v, here with F + B = 3 v units.
 TEST(ClosedForms, HoldForInterleaved) {
   for (const int laps : {1, 2, 4}) {

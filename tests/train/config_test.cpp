@@ -163,7 +163,8 @@ TEST(Config, ReplicasAndAccumulationMultiplyTheMicroBatchesOfAStep) {
 TEST(Config, ValidateNamesKeyValueAndRange) {
   Config config;
   config.batch.micro_batches = 0;
-  EXPECT_EQ(validate(config).error().message, "batch.micro_batches is 0, wanted 1 or more");
+  EXPECT_EQ(validate(config).error().message,
+            "batch.micro_batches is 0, wanted 1 to 65536 (more of a step: batch.accumulation)");
   config = {};
   config.model.sequence = 0;
   EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
@@ -176,6 +177,26 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   config = {};
   config.pipeline.schedule = "1f2b";
   EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);
+  config = {};
+  config.pipeline.balancer = "optimum";
+  EXPECT_EQ(validate(config).error().message,
+            "pipeline.balancer: balancer 'optimum' is not known, did you mean 'optimal'?");
+  config = {};
+  config.balance.balancer = "tyme";
+  EXPECT_EQ(validate(config).error().message,
+            "balance.balancer: balancer 'tyme' is not known, did you mean 'time'?");
+  config = {};
+  config.freezing.start = 0.9;
+  EXPECT_EQ(validate(config).error().message,
+            "freezing.start is 0.9, wanted at most freezing.end, which is 0.7");
+  config = {};
+  config.pipeline.timeout_s = 1e300;
+  EXPECT_EQ(validate(config).error().message,
+            "pipeline.timeout_s is 1e+300, wanted 0.1 to 1e6 seconds");
+  config = {};
+  config.emulated.memory_scale = 0;
+  EXPECT_EQ(validate(config).error().message,
+            "emulated.memory_scale is 0, wanted above 0 and at most 1");
 }
 
 TEST(Config, TiesFollowTheFamilyUnlessTheyAreGiven) {

@@ -153,6 +153,12 @@ std::string refusal(const char* golden, const std::string& key, const Json& valu
 TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   EXPECT_EQ(refusal("llama-tied", "attention_bias", true),
             "config.json: /attention_bias is true, implemented is false");
+  EXPECT_EQ(refusal("llama-tied", "rms_norm_eps", 0.0),
+            "config.json: /rms_norm_eps is 0, wanted above 0");
+  EXPECT_EQ(refusal("gpt2-tied", "layer_norm_epsilon", -1),
+            "config.json: /layer_norm_epsilon is -1, wanted above 0");
+  EXPECT_EQ(refusal("llama-tied", "num_hidden_layers", 1 << 29),
+            "config.json: model: blocks is 536870912, wanted 1 to 100000");
   EXPECT_EQ(refusal("llama-tied", "hidden_act", "gelu"),
             "config.json: /hidden_act is \"gelu\", implemented is \"silu\"");
   EXPECT_EQ(refusal("llama-tied", "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
@@ -173,6 +179,17 @@ TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   EXPECT_EQ(refusal("gpt2-tied", "scale_attn_by_inverse_layer_idx", true),
             "config.json: /scale_attn_by_inverse_layer_idx is true, implemented is false");
   EXPECT_EQ(refusal("gpt2-tied", "n_head", 5).substr(0, 22), "config.json: /n_head i");
+}
+
+TEST(HuggingFaceConfig, DropoutThatIsNotTakenOverIsNamed) {
+  EXPECT_EQ(left_out(config_json("llama-tied")), "");  // attention_dropout is 0
+  const std::string said = left_out(config_json("gpt2-tied"));
+  EXPECT_TRUE(said.starts_with("its attn_pdrop = 0.1, embd_pdrop = 0.1, resid_pdrop = 0.1 is not"))
+      << said;
+  const TempFolder scratch;
+  EXPECT_EQ(import_hugging_face(kGoldens / "gpt2-tied", scratch.path() / "run").value(), said);
+  EXPECT_EQ(read_weights(kGoldens / "gpt2-tied")->left_out, said);
+  EXPECT_EQ(left_out(Json::array()), "");
 }
 
 TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {

@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 from program import DYNMO
-from run_case import RunCase
+from run_case import TINY, RunCase, settings
 
 
 class BadInput(RunCase):
@@ -27,7 +27,30 @@ class BadInput(RunCase):
         self.assert_error(self.run_command(self.command("--config", "none.toml")), 2, "none.toml")
 
     def test_missing_data(self):
-        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2, "nowhere")
+        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2,
+                          "data.path is 'nowhere', which does not exist", "dynmo data prepare")
+        self.assert_error(self.run_command([DYNMO, "train", "--data", "corpus", "--out", "x"]), 2,
+                          "data.path is 'corpus', which has no dataset.json")
+
+    def test_no_folder_for_the_run(self):
+        (self.folder / "taken").write_text("")
+        for out in "taken", "taken/below":
+            self.assert_error(self.run_command(self.command(run=out)), 2, f"cannot make folder '{self.folder}/{out}'")
+        self.assert_error(self.run_command([DYNMO, "train", "--data", str(self.data), "--out", ""]), 2, "run.directory is ''")
+
+    def test_sizes_that_no_machine_has(self):
+        for words in ([], ["--dry-run"]):
+            for size, most in ("blocks=100000000", 4096), ("hidden=16777216", 131072), ("intermediate=99999999", 1048576):
+                result = self.run_command(self.command("-n", "2", "--set", f"model.{size}", *words), timeout=20)
+                self.assert_error(result, 2, f"model.{size.replace('=', ' is ')}", f"1 to {most}")
+        tokens = ["batch.micro_batch_size=16777216", "model.sequence=1024"]
+        self.assert_error(self.run_command(self.command(extra=tokens)), 2, "batch.micro_batch_size x model.sequence")
+        # A model that some cluster may hold, but not this host; what it would be is answered all the same.
+        large = ["model.hidden=65536", "model.blocks=400"]
+        self.assert_error(self.run_command(self.command("-n", "2", extra=large), timeout=30), 2, "this host has", "model.hidden")
+        result = self.run_command(self.command("-n", "2", "--dry-run", extra=large), timeout=60)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("TiB", result.stdout)
 
     def test_more_ranks_than_layers(self):
         self.assert_error(self.run_command(self.command("-n", "9")), 2, "9 ranks", "8 layers")
@@ -57,10 +80,18 @@ class BadInput(RunCase):
         self.assert_error(self.run_command(self.command("--compare", "static,static")), 2, "'static' twice")
 
     def test_cut_that_does_not_fit(self):
-        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut", "8")
+        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut is [3, 3]", "8")
+        huge = self.command("-n", "2", "--set", "pipeline.cut=[9223372036854775807,1]")
+        self.assert_error(self.run_command(huge), 2, "pipeline.cut is [9223372036854775807, 1]")
 
     def test_resume_without_a_checkpoint(self):
-        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "checkpoint")
+        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "--resume: no usable checkpoint",
+                          "empty/checkpoints", "--out", "checkpoint.every")
+
+    def test_resume_without_its_data(self):
+        gone = [DYNMO, "train", "--out", "run", "--resume", *settings(TINY)]
+        self.assert_error(self.run_command(gone), 2, "data.path", "run/config.toml")
+        self.assert_error(self.run_command([*gone, "--data", "gone"]), 2, "gone", "run/config.toml")
 
     def test_port_in_use(self):
         with socket.socket() as taken:

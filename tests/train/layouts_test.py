@@ -73,9 +73,17 @@ class Replicas(RunCase):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "1 ranks",
+        # The other two are not there: said without waiting for them.
+        env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env, timeout=20), 2, "3 ranks",
                           "pipeline.replicas = 2")
+
+    def test_no_replicas(self):
+        env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        for started in {}, env:
+            for words in (), ("--dry-run",):
+                command = self.command("--set", "pipeline.replicas=0", *words)
+                self.assert_error(self.run_command(command, env=started, timeout=20), 2, "pipeline.replicas is 0")
 
 
 class Schedules(RunCase):
@@ -114,10 +122,25 @@ class Emulated(RunCase):
     def test_ranks_sleep_for_their_layers_and_say_so(self):
         result = self.run_command(self.command(extra=[f"emulated.profile={self.profile()}", "emulated.memory_scale=0.01"]))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("EMULATED", result.stdout)
+        # Every output says so, what the run prints at its end and what `report` says of it.
+        folder = self.folder / "emulated"
+        self.assertIn("device   EMULATED", result.stdout)
+        self.assertRegex(result.stdout, r"step +6/6 .* EMULATED\n")
+        self.assertIn("device     EMULATED", result.stdout)
+        self.assertIn("device     EMULATED", self.run_command([DYNMO, "report", str(folder)]).stdout)
+        self.assertEqual(json.loads((folder / "summary.json").read_text())["device"], "emulated")
+        self.assertTrue(json.loads((folder / "profile.json").read_text())["emulated"])
+        self.assertTrue(json.loads((folder / "load-trace.jsonl").read_text().splitlines()[0])["emulated"])
+        self.assertIn('"emulated"', (folder / "trace.json").read_text())
+        self.assertIn("EMULATED", self.run_command(self.command(
+            "--dry-run", extra=[f"emulated.profile={self.profile()}"])).stdout)
+        for name in "profile=profile.json", "trace=load-trace.jsonl":  # which are read back
+            read = self.run_command(self.command("--dry-run", extra=["emulated." + name.replace("=", f"={folder}/")]))
+            self.assertEqual(read.returncode, 0, read.stderr)
         records = [json.loads(line) for line in (self.folder / "emulated/records/rank-0.jsonl").read_text().splitlines()]
         # 8 micro-batches through 4 ranks of two layers of 2 ms: at least their work and the fill.
         for record in records:
+            self.assertTrue(record["emulated"])
             self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
 
     def test_a_rank_that_becomes_slow_is_named_once(self):
@@ -141,4 +164,4 @@ class Emulated(RunCase):
         self.assert_error(self.run_command(self.command(extra=["emulated.profile=nowhere.json"])), 2, "nowhere.json")
         self.assert_error(self.run_command(self.command(extra=["run.device=gpu"])), 2, "run.device", "emulated")
         scale = [f"emulated.profile={self.profile()}", "emulated.memory_scale=3"]
-        self.assert_error(self.run_command(self.command(extra=scale)), 2, "memory_scale is 3")
+        self.assert_error(self.run_command(self.command(extra=scale)), 2, "emulated.memory_scale is 3")

@@ -34,7 +34,8 @@ class TrainedModel(RunCase):
     def test_generate_with_wrong_input(self):
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--top-p", 2), 2, "top-p of 2")
-        self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "checkpoint")
+        self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "no usable checkpoint",
+                          f"'{self.folder}/none' does not exist")
         scores = self.folder / "scores"
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--scores", scores), 2, "--prompt-tokens")
 
@@ -111,7 +112,10 @@ class Families(RunCase):
         gpt2 = self.folder / "gpt2"
         self.assert_error(self.run_command(self.start("gpt2", gpt2, "wrong", "model.hidden=64")), 2, "train.init", "model.hidden")
         self.assert_error(self.run_command(self.start("llama", gpt2, "wrong")), 2, "train.init", "model.family = gpt2")
-        self.assert_error(self.run_command(self.start("gpt2", self.folder / "nowhere", "wrong")), 4, "train.init", "nowhere")
+        self.assert_error(self.run_command(self.start("gpt2", self.folder / "nowhere", "wrong")), 4, "train.init",
+                          f"'{self.folder}/nowhere' does not exist", "Hugging Face")
+        self.assert_error(self.run_command(self.start("gpt2", self.data, "wrong")), 4, "train.init",
+                          f"'{self.data}' has neither checkpoints nor manifest.json")
 
     def test_a_family_that_does_not_exist(self):
         self.assert_error(self.run_command(self.command("--set", "model.family=gpt-2")), 2, "model.family", "gpt2")

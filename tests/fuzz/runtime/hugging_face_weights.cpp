@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Hugging Face folder whose weights are taken fills every layer of the model that its config
+// describes. An input is three or four texts: config.json, the header of the safetensors file, the
+// number of its data bytes, and, of a folder of shards, the index.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "dynmo/core/files.h"
+#include "dynmo/model/decoder.h"
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/train/hugging_face.h"
+#include "dynmo/train/model_config.h"
+#include "dynmo/train/weights.h"
+#include "tests/fuzz/target.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::fuzz {
+namespace {
+
+constexpr std::string_view kBetween = "\n%%\n";
+constexpr std::int64_t kMostData = 1 << 16;
+constexpr std::size_t kMostLayers = 64;  // that are filled
+
+std::vector<std::string_view> parts_of(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (std::size_t end = text.find(kBetween); end != std::string_view::npos;
+       end = text.find(kBetween)) {
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(end + kBetween.size());
+  }
+  parts.push_back(text);
+  return parts;
+}
+
+std::string file_of(std::string_view header, std::int64_t data) {
+  std::string file;
+  for (int byte = 0; byte < 8; ++byte) {
+    file += static_cast<char>((header.size() >> (8 * byte)) & 0xff);
+  }
+  file += header;
+  return file.append(static_cast<std::size_t>(std::clamp<std::int64_t>(data, 0, kMostData)), '\0');
+}
+
+std::string seed(const model::DecoderConfig& config, bool shards) {
+  const TempFolder folder;
+  const model::Model layers = model::make_decoder(config);
+  const std::vector<std::byte> zeros(static_cast<std::size_t>(kMostData));
+  std::vector<checkpoint::TensorView> tensors;
+  Json map = Json::object();
+  std::size_t data = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (const model::ParameterSpec& spec : layers[i]->parameters()) {
+      const std::string name =
+          model::checkpoint_name(config, LayerId(static_cast<int>(i)), spec.name);
+      if (spec.name == "lm_head.weight" && model::sizes(config).tied_embeddings) continue;
+      const std::size_t bytes = *checkpoint::bytes_of(checkpoint::DType::kF32, spec.shape);
+      tensors.push_back({.name = name,
+                         .dtype = checkpoint::DType::kF32,
+                         .shape = spec.shape,
+                         .bytes = std::span(zeros).first(bytes)});
+      map[name] = "a.safetensors";
+      data += bytes;
+    }
+  }
+  const auto path = folder.path() / "a";
+  const auto written = checkpoint::write_safetensors(path, tensors);
+  DYNMO_CHECK(written.has_value(), "a file, got {}", written.error().message);
+  const std::string file = read_file(path).value();
+  std::string text = train::hugging_face_config(config).dump();
+  text.append(kBetween).append(file.substr(8, file.size() - 8 - data));
+  text.append(kBetween).append(std::to_string(data));
+  if (shards) text.append(kBetween).append(Json{{"weight_map", map}}.dump());
+  return text;
+}
+
+}  // namespace
+
+Outcome run_target(std::string_view text) {
+  static const TempFolder folder;
+  const std::vector<std::string_view> parts = parts_of(text);
+  if (parts.size() < 3) return Outcome::kRefused;
+  std::int64_t data = 0;
+  std::from_chars(parts[2].data(), parts[2].data() + parts[2].size(), data);
+  const bool shards = parts.size() > 3;
+  const char* const name = shards ? "a.safetensors" : "model.safetensors";
+  for (const char* old : {"a.safetensors", "model.safetensors", "model.safetensors.index.json"}) {
+    std::filesystem::remove(folder.path() / old);
+  }
+  folder.write("config.json", parts[0]);
+  folder.write(name, file_of(parts[1], data));
+  if (shards) folder.write("model.safetensors.index.json", parts[3]);
+
+  const auto weights = train::read_weights(folder.path());
+  if (!weights) return refused(weights.error());
+  const auto same = train::check_same_decoder(*weights, weights->config);
+  DYNMO_CHECK(same.has_value(), "the decoder of its own config, got {}", same.error().message);
+  const model::Model layers = model::make_decoder(weights->config);
+  for (std::size_t i = 0; i < std::min(layers.size(), kMostLayers); ++i) {
+    model::LayerState state =
+        model::allocate_like(*layers[i], LayerId(static_cast<int>(i)), model::Frozen::kYes);
+    train::load_values(*weights, weights->config, state);
+  }
+  return Outcome::kTaken;
+}
+
+std::vector<std::string> seeds() {
+  const model::LlamaConfig llama{.vocabulary = 7,
+                                 .hidden = 4,
+                                 .blocks = 1,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .intermediate = 3,
+                                 .sequence = 8};
+  const model::Gpt2Config gpt2{.vocabulary = 7,
+                               .hidden = 4,
+                               .blocks = 1,
+                               .heads = 2,
+                               .intermediate = 3,
+                               .sequence = 8,
+                               .positions = 8};
+  return {seed(llama, false), seed(gpt2, false), seed(llama, true)};
+}
+
+}  // namespace dynmo::fuzz
