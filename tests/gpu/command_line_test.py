@@ -82,8 +82,8 @@ class Cuda(unittest.TestCase):
         self.assertLess(losses[11], losses[0])
 
     def test_nccl_carries_what_passes_between_devices(self):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-        if len(listed.stdout.splitlines()) < 2:
+        listed = "" if shutil.which("nvidia-smi") is None else subprocess.check_output(["nvidia-smi", "-L"], text=True)
+        if len(listed.splitlines()) < 2:
             self.skipTest("NCCL wants a device for each rank, and there are not two")
         self.train("cpu-2", 2, "cpu")
         out = self.train("nccl", 2, "cuda")
