@@ -12,7 +12,7 @@ namespace {
 
 // Keys in a tree: core/json.h's ordered objects search all keys for each, too slow for a header
 // with a million tensors.
-using Json = nlohmann::json;
+using JsonTree = nlohmann::json;
 
 Error fault(std::string_view origin, const std::string& what) {
   return make_error(ErrorCode::kBadInput, "{}: {}", origin, what);
@@ -20,7 +20,7 @@ Error fault(std::string_view origin, const std::string& what) {
 
 // Stops at the first key that an object has twice; nlohmann's tree keeps one of them. Not its
 // parser callback: that takes quadratic time in the number of keys.
-class DuplicateKeys final : public nlohmann::json_sax<Json> {
+class DuplicateKeys final : public nlohmann::json_sax<JsonTree> {
  public:
   std::optional<std::string> twice;
 
@@ -33,11 +33,11 @@ class DuplicateKeys final : public nlohmann::json_sax<Json> {
   }
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
-  bool number_integer(Json::number_integer_t) override { return true; }
-  bool number_unsigned(Json::number_unsigned_t) override { return true; }
-  bool number_float(Json::number_float_t, const std::string&) override { return true; }
+  bool number_integer(JsonTree::number_integer_t) override { return true; }
+  bool number_unsigned(JsonTree::number_unsigned_t) override { return true; }
+  bool number_float(JsonTree::number_float_t, const std::string&) override { return true; }
   bool string(std::string&) override { return true; }
-  bool binary(Json::binary_t&) override { return true; }
+  bool binary(JsonTree::binary_t&) override { return true; }
   bool start_array(std::size_t) override { return true; }
   bool end_array() override { return true; }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
@@ -48,23 +48,24 @@ class DuplicateKeys final : public nlohmann::json_sax<Json> {
   std::vector<std::set<std::string>> keys_;  // by open object
 };
 
-Expected<Json> parse_strictly(std::string_view text, std::string_view origin) {
+Expected<JsonTree> parse_strictly(std::string_view text, std::string_view origin) {
   DuplicateKeys duplicates;
-  const bool sound = Json::sax_parse(text, &duplicates);
+  const bool sound = JsonTree::sax_parse(text, &duplicates);
   if (duplicates.twice) {
-    return fault(origin, fmt::format("the header has {} twice", Json(*duplicates.twice).dump()));
+    return fault(origin,
+                 fmt::format("the header has {} twice", JsonTree(*duplicates.twice).dump()));
   }
   // Without the library's message: it may quote control characters of a damaged file.
-  Json json = sound ? Json::parse(text, nullptr, /*allow_exceptions=*/false) : Json();
+  JsonTree json = sound ? JsonTree::parse(text, nullptr, /*allow_exceptions=*/false) : JsonTree();
   if (!json.is_object()) return fault(origin, "the header is not JSON");
   return json;
 }
 
 // Whole numbers from 0 to 2^63 - 1.
-std::optional<std::vector<std::int64_t>> read_numbers(const Json& json) {
+std::optional<std::vector<std::int64_t>> read_numbers(const JsonTree& json) {
   std::vector<std::int64_t> numbers;
   if (!json.is_array()) return std::nullopt;
-  for (const Json& element : json) {
+  for (const JsonTree& element : json) {
     if (!element.is_number_unsigned() || element.get<std::uint64_t>() >> 63 != 0) {
       return std::nullopt;
     }
@@ -79,9 +80,9 @@ struct Entry {
   std::uint64_t end = 0;
 };
 
-Expected<Entry> read_entry(const std::string& name, const Json& json, std::string_view origin) {
+Expected<Entry> read_entry(const std::string& name, const JsonTree& json, std::string_view origin) {
   const auto bad = [&](std::string_view what) {
-    return fault(origin, fmt::format("tensor {} {}", Json(name).dump(), what));
+    return fault(origin, fmt::format("tensor {} {}", JsonTree(name).dump(), what));
   };
   if (!json.is_object() || json.size() != 3 || !json.contains("dtype") || !json.contains("shape") ||
       !json.contains("data_offsets")) {
@@ -107,7 +108,7 @@ Expected<Entry> read_entry(const std::string& name, const Json& json, std::strin
   return entry;
 }
 
-Expected<Metadata> read_metadata(const Json& json, std::string_view origin) {
+Expected<Metadata> read_metadata(const JsonTree& json, std::string_view origin) {
   Metadata metadata;
   if (!json.is_object()) return fault(origin, "__metadata__ is not an object");
   for (const auto& [key, value] : json.items()) {
@@ -128,8 +129,8 @@ Expected<void> place(std::vector<Entry>& entries, std::span<const std::byte> dat
     if (entry.begin != position || entry.end > data.size()) {
       return fault(origin,
                    fmt::format("tensor {} has bytes {} to {} of {}, wanted it to begin at {}",
-                               Json(entry.tensor.name).dump(), entry.begin, entry.end, data.size(),
-                               position));
+                               JsonTree(entry.tensor.name).dump(), entry.begin, entry.end,
+                               data.size(), position));
     }
     entry.tensor.bytes = data.subspan(entry.begin, entry.end - entry.begin);
     position = entry.end;
@@ -156,7 +157,7 @@ Expected<Safetensors> Safetensors::parse(std::span<const std::byte> bytes,
   }
   const std::string_view text(reinterpret_cast<const char*>(rest.data()), length);
   if (!text.starts_with('{')) return fault(origin, "the header does not begin with {");
-  DYNMO_ASSIGN(const Json header, parse_strictly(text, origin));
+  DYNMO_ASSIGN(const JsonTree header, parse_strictly(text, origin));
 
   Safetensors file;
   file.bytes_ = bytes;
