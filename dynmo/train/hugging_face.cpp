@@ -202,8 +202,8 @@ std::string left_out(const Json& json) {
   }
   if (found.empty()) return "";
   return fmt::format(
-      "its {} is not taken over: set model.dropout for what half blocks add (that of attention's "
-      "probabilities is not implemented)",
+      "its {} is not taken over: set model.dropout for what half blocks add (attention's "
+      "probabilities have none here)",
       fmt::join(found, ", "));
 }
 
