@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <thread>
 
 #include "dynmo/model/emulated.h"
@@ -123,27 +124,36 @@ struct SlowRun {
   }
 };
 
+// The machine may be busy in one run; what is left out of a prediction is left out in all.
+bool in_one_of_five_runs(const std::function<bool()>& holds) {
+  for (int run = 0; run < 5; ++run) {
+    if (holds()) return true;
+  }
+  return false;
+}
+
 // A prediction replays what was measured. With the layers' own times alone, the second would be off
 // by a quarter, the last two by a quarter to two fifths.
 TEST(Prediction, KnowsWhatAStepTakesBesideItsLayers) {
   using std::chrono::milliseconds;
-  constexpr double kWithin = 0.15;  // the machine may be busy
-  EXPECT_LT(SlowRun{}.result().error, kWithin);
-  EXPECT_LT(SlowRun{.tokens = milliseconds(5)}.result().error, kWithin);
-  EXPECT_LT((SlowRun{.replicas = 2, .reduction = milliseconds(50)}.result().error), kWithin);
-  EXPECT_LT(
-      (SlowRun{.replicas = 2, .accumulation = 2, .reduction = milliseconds(50)}.result().error),
-      kWithin);
+  const auto within_15_percent = [](const SlowRun& run) {
+    return in_one_of_five_runs([&] { return run.result().error < 0.15; });
+  };
+  EXPECT_TRUE(within_15_percent({}));
+  EXPECT_TRUE(within_15_percent({.tokens = milliseconds(5)}));
+  EXPECT_TRUE(within_15_percent({.replicas = 2, .reduction = milliseconds(50)}));
+  EXPECT_TRUE(within_15_percent({.replicas = 2, .accumulation = 2, .reduction = milliseconds(50)}));
 }
 
 // A round trip takes the delay once: the answer was posted for before the question.
 TEST(Prediction, MessagesAreMeasuredThereAndBack) {
-  const StepSample beside = SlowRun{.receives = std::chrono::milliseconds(20)}.result().beside;
-  ASSERT_TRUE(beside.message_s && beside.action_s && beside.overhead_s);
-  EXPECT_GE(*beside.message_s, 0.0095);
-  EXPECT_LT(*beside.message_s, 0.02);
-  EXPECT_LT(*beside.action_s, 0.005);
-  EXPECT_FALSE(beside.reduction_bytes_per_s);
+  EXPECT_TRUE(in_one_of_five_runs([] {
+    const StepSample beside = SlowRun{.receives = std::chrono::milliseconds(20)}.result().beside;
+    EXPECT_TRUE(beside.message_s && beside.action_s && beside.overhead_s);
+    EXPECT_FALSE(beside.reduction_bytes_per_s);
+    EXPECT_GE(beside.message_s.value_or(0), 0.0095);
+    return beside.message_s.value_or(1) < 0.02 && beside.action_s.value_or(1) < 0.005;
+  }));
 }
 
 }  // namespace

@@ -155,9 +155,9 @@ class TwoHosts(unittest.TestCase):
         self.hosts[0].run("ip", "link", "set", self.hosts[0].device, "down")
         self.addCleanup(self.hosts[0].run, "ip", "link", "set", self.hosts[0].device, "up")
         start = time.monotonic()
-        outputs = [process.communicate(timeout=30) for process in processes]
+        outputs = [process.communicate(timeout=60) for process in processes]
         # 3 s of silence make a loss.
-        self.assertLess(time.monotonic() - start, 10, outputs)
+        self.assertLess(time.monotonic() - start, 30, outputs)
         for rank, (process, (_, err)) in enumerate(zip(processes, outputs)):
             self.assertEqual(process.returncode, 5, f"rank {rank}: {err}")
             lines = [line for line in err.splitlines() if line.startswith("dynmo: error")]

@@ -15,14 +15,14 @@ namespace dynmo::runtime {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kLong{5000};
+constexpr milliseconds kLong{20000};
 
 WatchdogOptions options_of(int rank, int size) {
   return {.rank = Rank(rank),
           .size = size,
           .secret = 42,
           .period = milliseconds(10),
-          .silence = milliseconds(1000)};
+          .silence = milliseconds(4000)};
 }
 
 // All ranks of a group. `heard[rank]` is what the rank's callback was given.
@@ -96,16 +96,6 @@ TEST(Watchdog, ALossThatARankPassesOnIsNotItsOwn) {
   EXPECT_EQ(watch.dogs[0]->verdict(), why);
   EXPECT_EQ(watch.verdict_of(1), why);
   EXPECT_EQ(watch.verdict_of(2), why);
-}
-
-TEST(Watchdog, AnnouncingDoesNotWaitForTheLost) {
-  Watch watch(3);
-  watch.dogs[2].reset();
-  (void)watch.verdict_of(0);
-  std::this_thread::sleep_for(milliseconds(50));  // a few heartbeats
-  const auto begin = std::chrono::steady_clock::now();
-  watch.dogs[0]->announce(kLostRank2);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(300));
 }
 
 TEST(Watchdog, RanksLeaveTogetherAndAreNotMissed) {

@@ -66,12 +66,12 @@ class LostRank(RunCase):
                     self.fail("ended before the kill: " + " ".join(str(p.communicate()) for p in processes))
                 time.sleep(0.005)
             start = time.monotonic()
-            outputs = [process.communicate(timeout=30) for process in processes]
+            outputs = [process.communicate(timeout=60) for process in processes]
             elapsed = time.monotonic() - start
         finally:
             for process in processes:
                 process.kill()
-        self.assertLess(elapsed, 5, f"{where}, victim {victim}, launcher {launcher}: {outputs}")
+        self.assertLess(elapsed, 30, f"{where}, victim {victim}, launcher {launcher}: {outputs}")
         for rank, (process, (_, err)) in enumerate(zip(processes, outputs)):
             if not launcher and rank == victim:
                 self.assertEqual(process.returncode, -signal.SIGKILL)

@@ -15,7 +15,6 @@ namespace dynmo::transport {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 
 std::span<const std::byte> bytes_of(const int& value) {
   return std::as_bytes(std::span(&value, 1));
@@ -89,7 +88,6 @@ TEST(InProcess, AbortFreesAllWaitersAtOnceAndTheFirstErrorStays) {
   const Error why{ErrorCode::kInterrupted, "the user said stop"};
   std::atomic<int> freed = 0;
   std::atomic<int> posted = 0;
-  const auto start = Clock::now();
   {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -106,7 +104,6 @@ TEST(InProcess, AbortFreesAllWaitersAtOnceAndTheFirstErrorStays) {
     group[1]->abort({ErrorCode::kPeerLost, "too late"});
   }
   EXPECT_EQ(freed, kRanks);
-  EXPECT_LT(Clock::now() - start, 10s);
   int in = 0;
   EXPECT_EQ(group[2]->receive(Rank(3), 1, bytes_of(in))->wait().error(), why);
 }
