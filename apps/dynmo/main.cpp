@@ -55,6 +55,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& fault) {
 // 0 and a command; or the exit code to end with, all being said.
 int parse(int argc, char** argv, Command& chosen) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
+  app.set_version_flag("--version", "dynmo " DYNMO_VERSION);
   app.require_subcommand(1);
   dynmo::app::add_data_command(app, chosen);
   dynmo::app::add_plan_command(app, chosen);
@@ -68,7 +69,7 @@ int parse(int argc, char** argv, Command& chosen) {
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& fault) {
-    if (fault.get_exit_code() == 0) return app.exit(fault);  // --help
+    if (fault.get_exit_code() == 0) return app.exit(fault);  // --help, --version
     return print_error(explain(app, fault) + " (see --help)",
                        dynmo::exit_code(dynmo::ErrorCode::kBadInput));
   }

@@ -4,6 +4,7 @@
 Searches run with few evaluations: these tests are of the command, not of the search.
 """
 import json
+import pathlib
 import unittest
 
 from program import FreshFolderCase
@@ -220,6 +221,12 @@ class Answers(Case):
         self.assertEqual([stage["layers"] for stage in plan["stages"]], [2, 6])
         self.assertAlmostEqual(plan["step_time_s"], 1.0 + 2 * 6e-3, places=6)  # there and back; 6 ms on either rank
         self.assertAlmostEqual(plan["ideal_step_time_s"], 24e-3 / 4, places=9)
+
+    def test_the_version_is_the_cited_one(self):
+        lines = (pathlib.Path(__file__).parents[2] / "CITATION.cff").read_text().splitlines()
+        cited = next(line.split()[1] for line in lines if line.startswith("version:"))
+        result = self.run_program("--version")
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, f"dynmo {cited}\n", ""))
 
     def test_same_question_same_answer(self):
         words = ["uneven.json", "--ranks", 4, "--evaluations", 50, "--json"]
