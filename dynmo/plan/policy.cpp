@@ -18,8 +18,9 @@ namespace {
 constexpr double kAssumedBytesPerSecond = 1e9;
 
 Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) {
-  const std::array<std::pair<std::string_view, double>, 9> values = {{
+  const std::array<std::pair<std::string_view, double>, 10> values = {{
       {"relative_noise", input.relative_noise},
+      {"rank_noise", input.rank_noise},
       {"horizon_steps", input.horizon_steps},
       {"bytes_per_s", input.bytes_per_s},
       {"fixed_cost_s", input.fixed_cost_s},
@@ -41,21 +42,34 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
   return {};
 }
 
-// Sum of squares of the layers' work on the slowest rank of the plan, over its speed.
-double bottleneck_squares(const Plan& plan, const PolicyInput& input) {
+// By layer: its work over the speed of the plan's slowest rank, 0 where that is not its owner.
+std::vector<double> bottleneck_work_s(const Plan& plan, const PolicyInput& input) {
   const auto times = rank_times_s(plan, input.model, input.cluster, input.micro_batches);
-  const auto slowest = std::max_element(times.begin(), times.end()) - times.begin();
-  const std::vector<double> work = cost::layer_work_s(input.model, input.micro_batches);
-  const double speed = input.cluster.ranks[static_cast<std::size_t>(slowest)].speed;
-  double squares = 0;
-  for (const PlanStage& stage : plan.stages) {
-    if (stage.rank.value != slowest) continue;
-    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
-      const double time = work[static_cast<std::size_t>(i)] / speed;
-      squares += time * time;
-    }
+  const Rank slowest(
+      static_cast<int>(std::max_element(times.begin(), times.end()) - times.begin()));
+  std::vector<double> work = cost::layer_work_s(input.model, input.micro_batches);
+  const std::vector<Rank> owner = owners(plan);
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    work[i] = owner[i] == slowest ? work[i] / input.cluster.ranks[slowest.index()].speed : 0;
   }
-  return squares;
+  return work;
+}
+
+// The deviation of the difference of two plans' step times (PolicyOptions).
+double noise_s(const PolicyInput& input, const Plan& planned) {
+  const std::vector<double> now = bottleneck_work_s(input.current, input);
+  const std::vector<double> then = bottleneck_work_s(planned, input);
+  const std::vector<Rank> owner = owners(input.current);
+  double of_layers = 0;
+  std::vector<double> of_rank(static_cast<std::size_t>(input.current.ranks));
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    of_layers += now[i] * now[i] + then[i] * then[i];
+    of_rank[owner[i].index()] += now[i] - then[i];
+  }
+  double of_ranks = 0;
+  for (const double difference : of_rank) of_ranks += difference * difference;
+  return input.micro_batches * std::sqrt(input.relative_noise * input.relative_noise * of_layers +
+                                         input.rank_noise * input.rank_noise * of_ranks);
 }
 
 double percent(double share) { return 100 * share; }
@@ -167,34 +181,39 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
 }  // namespace
 
 bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now, const Plan& plan,
-                 int micro_batches, double relative_noise, double noise_factor) {
+                 int micro_batches, double relative_noise, double noise_factor, double rank_noise) {
   const std::vector<double> then = cost::layer_work_s(before, micro_batches);
   const std::vector<double> work = cost::layer_work_s(now, micro_batches);
   DYNMO_CHECK(then.size() == work.size() && plan.layers() == now.size(),
               "costs of {} layers twice, got {} and {}", plan.layers(), then.size(), work.size());
   struct Sum {
-    double change = 0;
-    double variance = 0;  // of the change, were it noise
-    void add(double from, double to, double noise) {
-      change += to - from;
-      variance += noise * noise * (from * from + to * to);
+    double before = 0;
+    double now = 0;
+    double squares = 0;  // of the layers, before and now
+    void add(double from, double to) {
+      before += from;
+      now += to;
+      squares += from * from + to * to;
     }
-    [[nodiscard]] bool moved(double factor) const {
-      return std::abs(change) > factor * std::sqrt(variance);
-    }
+  };
+  // `common`: the noise that all layers of the sum share.
+  const auto moved = [&](const Sum& sum, double common) {
+    const double variance = relative_noise * relative_noise * sum.squares +
+                            common * common * (sum.before * sum.before + sum.now * sum.now);
+    return std::abs(sum.now - sum.before) > noise_factor * std::sqrt(variance);
   };
   std::vector<Sum> ranks(static_cast<std::size_t>(plan.ranks));
   for (const PlanStage& stage : plan.stages) {
     for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
       const auto layer = static_cast<std::size_t>(i);
       Sum alone;
-      alone.add(then[layer], work[layer], relative_noise);
-      if (alone.moved(noise_factor)) return true;
-      ranks[stage.rank.index()].add(then[layer], work[layer], relative_noise);
+      alone.add(then[layer], work[layer]);
+      if (moved(alone, rank_noise)) return true;
+      ranks[stage.rank.index()].add(then[layer], work[layer]);
     }
   }
   return std::any_of(ranks.begin(), ranks.end(),
-                     [&](const Sum& sum) { return sum.moved(noise_factor); });
+                     [&](const Sum& sum) { return moved(sum, rank_noise); });
 }
 
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
@@ -232,9 +251,7 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
   const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
   decision.cost_s =
       static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
-  decision.noise_s =
-      input.relative_noise * input.micro_batches *
-      std::sqrt(bottleneck_squares(input.current, input) + bottleneck_squares(rivals.plan, input));
+  decision.noise_s = noise_s(input, rivals.plan);
   return weigh(std::move(decision), rivals, input, options);
 }
 

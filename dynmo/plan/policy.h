@@ -23,12 +23,14 @@ enum class RankUse {
 };
 
 // How much the predicted gain may be noise: the two step times differ by the work of the two
-// bottleneck ranks, each a sum of measured layers, so its deviation is about
-//   relative_noise x M x sqrt(sum of squares of those layers' work / speed)
-// (noise of a layer is taken as independent of the other layers'). The gain must exceed
-// `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither the
-// move nor the way back is ever worth it. The default is high because the proposed cut was chosen
-// from the same noisy costs, and because a run decides thousands of times.
+// bottleneck ranks, each a sum of measured layers, so its variance is about
+//   M^2 x (relative_noise^2 x sum over those layers of (work / speed)^2
+//        + rank_noise^2 x sum over the ranks that own them now of (their part of the difference)^2)
+// The first is what each layer has of its own, the second what the layers of a rank have in common:
+// a processor that others use, too, makes them all slower, and moving them seem to gain. It must
+// exceed `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither
+// the move nor the way back is ever worth it. The default is high because the proposed cut was
+// chosen from the same noisy costs, and because a run decides thousands of times.
 struct PolicyOptions {
   Balancer balancer = Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move
@@ -44,7 +46,7 @@ struct PolicyOptions {
 
 enum class Change {
   kMeasured,  // if anything changed, it is only seen in the costs
-  kKnown,     // a layer was frozen, pruned, ... since the current plan was made
+  kKnown,     // a layer was frozen, pruned, ... since the last decision
 };
 
 struct PolicyInput {
@@ -57,6 +59,8 @@ struct PolicyInput {
   double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
   Change change = Change::kMeasured;
+  // Standard deviation of what the costs of the layers of a rank of `current` have in common.
+  double rank_noise = 0;
 };
 
 struct Decision {
@@ -76,12 +80,12 @@ struct Decision {
 };
 
 // Whether the work of a layer, or of a rank of `plan`, differs between two costs of one model by
-// more than `noise_factor` deviations of what measuring both with `relative_noise` would make of
-// it: where it does not, and a proposal takes long (search), planning again can be spared.
+// more than `noise_factor` deviations of what measuring both with this noise (PolicyInput) would
+// make of it: where it does not, and a proposal takes long (search), planning again can be spared.
 // Requires models of as many layers as the plan, and one micro-batch or more.
 [[nodiscard]] bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now,
                                const Plan& plan, int micro_batches, double relative_noise,
-                               double noise_factor);
+                               double noise_factor, double rank_noise = 0);
 
 // Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
 // `minimum_gain` and the noise, and over the horizon the cost; at once where the current plan no

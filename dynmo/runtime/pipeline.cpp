@@ -15,7 +15,7 @@
 #include "dynmo/model/recompute.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/runtime/device_clock.h"
-#include "dynmo/runtime/pieces.h"
+#include "dynmo/runtime/measure.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/check.h"
@@ -207,7 +207,6 @@ void Pipeline::recompute(plan::LayerSet layers) {
   recomputed_ = std::move(layers);
   running_ = model_;
   for (const LayerId id : recomputed_) running_[id.index()] = model::recomputed(model_[id.index()]);
-  prediction_due_ = true;
 }
 
 // The frozen prefix is a function of the step, so all ranks agree on it without a message.
@@ -217,7 +216,7 @@ void Pipeline::freeze_prefix() {
   const int frozen = dynamism::frozen_layers(*options_.freezing, step_, options_.steps, layers);
   if (frozen == frozen_) return;
   frozen_ = frozen;
-  prediction_due_ = true;
+  profiler_.shorten();
   for (auto& [id, state] : states_) {
     if (id.value >= frozen_) break;
     if (!state.frozen) model::freeze(state);
@@ -271,16 +270,14 @@ void Pipeline::take_measures() {
       options_.accumulation * *beside.reduction_bytes_per_s;
 }
 
-void Pipeline::predict() {
-  prediction_due_ = false;
-  predicted_s_ = 0;
-  if (const auto model = round_costs()) {
-    const auto evaluation = plan::evaluate(plan_, plan::recomputed(*model, recomputed_), cluster_,
-                                           options_.micro_batches);
-    if (evaluation)
-      predicted_s_ = options_.accumulation * evaluation->step_time_s +
-                     profiler_.beside().overhead_s.value_or(0);
-  }
+double Pipeline::predicted_step_s() const {
+  const auto model = round_costs();
+  if (!model) return 0;
+  const auto evaluation = plan::evaluate(plan_, plan::recomputed(*model, recomputed_), cluster_,
+                                         options_.micro_batches);
+  if (!evaluation) return 0;
+  return options_.accumulation * evaluation->step_time_s +
+         profiler_.beside().overhead_s.value_or(0);
 }
 
 Expected<void> Pipeline::balance(StepReport& report) {
@@ -295,7 +292,7 @@ Expected<void> Pipeline::balance(StepReport& report) {
   if (options_.policy.balancer == plan::Balancer::kSearch && planned_for_ &&
       planned_for_->frozen_layers() == model->frozen_layers() &&
       !plan::costs_moved(*planned_for_, *model, plan_, options_.micro_batches, noise,
-                         options_.policy.noise_factor)) {
+                         options_.policy.noise_factor, profiler_.rank_noise())) {
     return {};
   }
   start = Clock::now();
@@ -312,13 +309,15 @@ Expected<void> Pipeline::balance(StepReport& report) {
       .bytes_per_s =
           migrate_cost_s_ > 0 ? static_cast<double>(migrated_.value) / migrate_cost_s_ : 0,
       .fixed_cost_s = plan_cost_s_,
-      .change = frozen_ == planned_frozen_ ? plan::Change::kMeasured : plan::Change::kKnown};
+      .change = frozen_ == planned_frozen_ ? plan::Change::kMeasured : plan::Change::kKnown,
+      .rank_noise = profiler_.rank_noise()};
   DYNMO_ASSIGN(report.decision, plan::decide(input, options_.policy));
   for (double* time : {&report.decision->current_step_s, &report.decision->planned_step_s,
                        &report.decision->noise_s}) {
     *time *= options_.accumulation;
   }
   planned_for_ = *model;
+  planned_frozen_ = frozen_;
   report.plan_s = own_plan_s_ = seconds_since(start);
   if (!report.decision->migrate) return {};
   if (const auto layers = recomputed_under(report.decision->plan); !layers) {
@@ -486,51 +485,6 @@ Expected<void> Pipeline::use(const Profiler& measured) {
   return {};
 }
 
-// Messages of a boundary's size to and from the next rank, both ends posted, one pair of ranks
-// after the other.
-Expected<void> Pipeline::measure_messages() {
-  if (device_messages_ != nullptr) return {};  // not on this transport
-  constexpr int kTrips = 9;
-  transport::Transport& pipeline = grid_.pipeline();
-  const at::Tensor there = at::zeros(options_.boundary_shape, options_.boundary_type);
-  const at::Tensor back = at::empty_like(there);
-  for (int first = 0; first + 1 < pipeline.size(); ++first) {
-    const bool asks = pipeline.rank() == Rank(first);
-    if (!asks && pipeline.rank() != Rank(first + 1)) continue;
-    const Rank peer(asks ? first + 1 : first);
-    std::vector<double> seconds;
-    for (int trip = 0; trip < kTrips; ++trip) {
-      const auto start = Clock::now();
-      const auto receive = pipeline.receive(peer, control(kPing), bytes_of(back));
-      if (!asks) DYNMO_TRY(receive->wait());
-      DYNMO_TRY(pipeline.send(peer, control(kPing), bytes_of(there))->wait());
-      if (asks) DYNMO_TRY(receive->wait());
-      seconds.push_back(seconds_since(start) / 2);
-    }
-    // (The first one meets a rank that is not there yet, others may meet a busy processor.)
-    if (asks) own_message_s_ = median(std::move(seconds));
-  }
-  return {};
-}
-
-// The gradients of all layers at once, as at the end of a step.
-Expected<void> Pipeline::measure_reduction() {
-  if (grid_.replicas() == 1) return {};
-  double bytes = 0;
-  const auto start = Clock::now();
-  Reduction reduction(grid_.peers(), states_, options_.staging);
-  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
-    for (const model::Parameter& parameter : state->second.parameters) {
-      if (parameter.gradient.defined()) bytes += static_cast<double>(parameter.gradient.nbytes());
-    }
-    if (!state->second.frozen) reduction.start(state->first);
-  }
-  DYNMO_TRY(reduction.finish());
-  const double replicas = grid_.replicas();
-  own_reduction_bytes_per_s_ = 2 * (replicas - 1) / replicas * bytes / seconds_since(start);
-  return {};
-}
-
 Expected<void> Pipeline::measure(const Batches& batches, int steps) {
   DYNMO_TRY(open_channels());
   for (int i = 0; i < steps; ++i) {
@@ -539,8 +493,14 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     input.meter_stashes = i == 0;
     DYNMO_ASSIGN(const StepOutput output,
                  run_schedule(grid_.pipeline(), options_.lane, running_, input, states_));
-    DYNMO_TRY(measure_messages());
-    DYNMO_TRY(measure_reduction());
+    if (device_messages_ == nullptr) {  // else not on this transport
+      DYNMO_ASSIGN(own_message_s_, message_time_s(grid_.pipeline(), control(kPing),
+                                                  options_.boundary_shape, options_.boundary_type));
+    }
+    if (grid_.replicas() > 1) {
+      DYNMO_ASSIGN(own_reduction_bytes_per_s_,
+                   reduction_bytes_per_s(grid_.peers(), states_, options_.staging));
+    }
     for (auto& [id, state] : states_) {
       if (state.frozen) continue;
       model::zero_gradients(state);
@@ -555,7 +515,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     const auto begin = Clock::now();
     DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
     own_overhead_s_ = seconds_since(begin);
-    profiler_.add(exchanged.layers, exchanged.beside);
+    profiler_.add(exchanged.layers, plan::owners(plan_), exchanged.beside);
     if (i == 0) profiler_.forget_times();
   }
   DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
@@ -577,12 +537,9 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
     DYNMO_ASSIGN(plan::LayerSet layers, recomputed_under(plan_));
     recompute(std::move(layers));
   }
-  if (prediction_due_ || step_ % options_.profile_window == 0) {
-    const auto predicting = Clock::now();
-    predict();
-    report.plan_s += seconds_since(predicting);
-  }
-  report.predicted_s = predicted_s_;
+  const auto predicting = Clock::now();
+  report.predicted_s = predicted_step_s();
+  report.plan_s += seconds_since(predicting);
   report.frozen_layers = frozen_;
   const auto ready = Clock::now();
 
@@ -603,7 +560,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   if (cluster_.replicas > 1) own_overhead_s_ -= reduction_s_;  // which the replay knows
   plan_cost_s_ = exchanged.plan_s;
   migrate_cost_s_ = exchanged.migrate_s;
-  profiler_.add(exchanged.layers, exchanged.beside);
+  profiler_.add(exchanged.layers, plan::owners(plan_), exchanged.beside);
   report.busy_s = exchanged.busy_s;
   report.imbalance =
       *std::max_element(report.busy_s.begin(), report.busy_s.end()) / mean(report.busy_s) - 1;

@@ -78,8 +78,7 @@ struct StepReport {
   double learning_rate = 0;
   int frozen_layers = 0;
   double step_s = 0;  // this rank's clock, balancing included
-  // By replay of the plan, from costs of the steps before: at each change of plan or frozen prefix,
-  // and every profile_window steps. 0: none yet.
+  // By replay of the plan, from costs of the steps before. 0: none yet.
   double predicted_s = 0;
   // By rank of the group: computing in this step and updating at the end of the one before, all
   // between the exchanges of the two steps.
@@ -156,9 +155,7 @@ class Pipeline {
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan) const;
   void recompute(plan::LayerSet layers);
   void take_measures();
-  void predict();
-  [[nodiscard]] Expected<void> measure_messages();
-  [[nodiscard]] Expected<void> measure_reduction();
+  [[nodiscard]] double predicted_step_s() const;  // StepReport::predicted_s
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange_figures(const StepOutput& output);
   [[nodiscard]] Expected<void> check_numbers(StepReport& report,
@@ -174,7 +171,7 @@ class Pipeline {
   LayerStates states_;
   std::int64_t step_ = 0;
   int frozen_ = 0;
-  int planned_frozen_ = 0;                      // frozen layers the current plan was made for
+  int planned_frozen_ = 0;                      // frozen layers at the last decision
   std::optional<cost::ModelCost> planned_for_;  // costs of the last decision that made a plan
 
   cost::Cluster cluster_;
@@ -193,8 +190,6 @@ class Pipeline {
   double own_message_s_ = 0;
   double own_reduction_bytes_per_s_ = 0;
   double after_exchange_s_ = 0;  // of this rank, last step
-  double predicted_s_ = 0;
-  bool prediction_due_ = true;
   MigrationReport migration_;
   double own_plan_s_ = 0;   // of this rank, last step
   double plan_cost_s_ = 0;  // agreed: largest of any rank

@@ -2,8 +2,13 @@
 #pragma once
 
 // Turns the layer times of the last steps into costs. It measures every layer in every step (two
-// clock reads a layer, 0.004 % of a step), so there is no separate profiling phase; a layer's cost
-// is the median over the window. Of what a step takes beside its layers, too.
+// clock reads a layer, 0.004 % of a step), so there is no separate profiling phase. Of what a step
+// takes beside its layers, too.
+//
+// What share of a step's forward time each of a layer's times is, is the median over a window that
+// grows, up to 8 times its least length, until a layer's newest shares differ from the older ones
+// by more than noise; then the older ones go. How long the steps take is the median over the newest
+// three alone: a machine that is slower for a while changes no share.
 
 #include <deque>
 #include <map>
@@ -33,14 +38,19 @@ struct StepSample {
 
 class Profiler {
  public:
-  // `known` gives names and bytes of every layer; its times are not used.
+  // `known` gives names and bytes of every layer; its times are not used. `window`: least length,
+  // steps.
   Profiler(cost::ModelCost known, int window);
 
-  void add(const std::vector<LayerSample>& layers, const StepSample& step = {});  // by LayerId
+  // Layers by LayerId; `owners`, their ranks, tell what a rank's layers have in common.
+  void add(const std::vector<LayerSample>& layers, const std::vector<Rank>& owners,
+           const StepSample& step = {});
   void forget_times();  // what is known of bytes stays
+  // The layers' work has changed for a known cause: back to the least window.
+  void shorten();
   // Names and bytes of the layers, stashes as metered.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
-  [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }
+  [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
   // Costs with the first `frozen_layers` layers frozen. A layer that the window still saw training
   // keeps its measured forward time; what freezing removes is known without measuring. nullopt
@@ -52,13 +62,32 @@ class Profiler {
   // the spread of its forward times over the window, after a slowdown common to all layers of a
   // step is divided out (it moves no decision).
   [[nodiscard]] double relative_noise() const;
+  // The same of what the layers of a rank have in common (a processor that others use, too): from
+  // how the ranks' sums change from one step to the next under the same plan. 0 of one rank.
+  [[nodiscard]] double rank_noise() const;
 
  private:
+  struct Sample {
+    std::vector<LayerSample> layers;
+    StepSample beside;
+    double forward_s = 0;  // of all layers
+  };
+
+  void note_ranks(const std::vector<LayerSample>& layers, const std::vector<Rank>& owners);
+  void drop_outdated();
+  // Relative, of one step's value: of a layer (mean over the layers), of a rank.
+  [[nodiscard]] double layer_deviation() const;
+  [[nodiscard]] double rank_deviation() const;
+  // Deviation of a median over the window to that of one step's value.
+  [[nodiscard]] double median_error() const;
+
   cost::ModelCost known_;
-  std::size_t capacity_;
-  std::deque<std::vector<LayerSample>> window_;
-  std::deque<StepSample> steps_;
+  std::size_t least_;
+  std::deque<Sample> window_;
   StepSample beside_;
+  std::vector<Rank> owners_;         // in the newest step
+  std::vector<double> rank_levels_;  // in it: logarithms of the ranks' sums, mean 0
+  std::deque<double> rank_changes_;  // one step's deviations, from its change to the next
 };
 
 // Mean over the micro-batches of each field: a step takes their sum, outliers included.

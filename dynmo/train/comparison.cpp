@@ -9,6 +9,7 @@
 #include "dynmo/dynamism/freezing.h"
 #include "dynmo/plan/best_cut.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/migration.h"
 
 namespace dynmo::train {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 // Costs of one step as measured in it; of a step of several rounds, one round's.
 cost::ModelCost costs_of(const StepEntry& step, const cost::ModelCost& known, int rounds) {
   runtime::Profiler profiler(known, 1);
-  profiler.add(step.layers);
+  profiler.add(step.layers, plan::owners(step.plan));
   cost::ModelCost costs = *profiler.costs(step.frozen_layers);
   for (cost::LayerCost& layer : costs.layers) layer.update_s /= rounds;
   return costs;

@@ -116,6 +116,63 @@ TEST(Policy, NoiseOnConstantCostsMovesAtMostOnce) {
   }
 }
 
+// A processor that others use makes all layers on it slower for a while, wherever they are.
+TEST(Policy, NoiseThatTheLayersOfARankShareMovesAtMostOnce) {
+  constexpr double kDeviation = 0.05;
+  int moves_unaware = 0;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    Rng rng(mix_key({0x5A4E, seed}));
+    const cost::ModelCost model = seed % 2 == 0 ? equal_model(18, 1e-3) : random_model(rng, 18);
+    const cost::Cluster cluster = cost::equal_ranks(3);
+    const auto moves = [&](double rank_noise) {
+      Plan plan = make_plan(*balance(Balancer::kOptimal, {model, cluster, 8}), ScheduleKind::k1F1B);
+      int count = 0;
+      for (int step = 0; step < 1000; ++step) {
+        cost::ModelCost seen = model;
+        const std::vector<Rank> owner = owners(plan);
+        for (int rank = 0; rank < 3; ++rank) {
+          const double slower = 1 + kDeviation * rng.normal();
+          for (std::size_t i = 0; i < owner.size(); ++i) {
+            if (owner[i] != Rank(rank)) continue;
+            seen.layers[i].forward_s *= slower;
+            seen.layers[i].backward_input_s *= slower;
+            seen.layers[i].backward_weight_s *= slower;
+          }
+        }
+        const auto decision = decide({.current = plan,
+                                      .model = seen,
+                                      .cluster = cluster,
+                                      .micro_batches = 8,
+                                      .horizon_steps = 1e9,
+                                      .rank_noise = rank_noise});
+        EXPECT_TRUE(decision) << "seed " << seed;
+        count += decision->migrate ? 1 : 0;
+        plan = decision->plan;
+      }
+      return count;
+    };
+    EXPECT_LE(moves(kDeviation), 1) << "seed " << seed;
+    moves_unaware += moves(0);
+  }
+  EXPECT_GT(moves_unaware, 100);
+}
+
+// 4|2 to 3|3 of equal layers of work w: of the bottleneck's 4 w, all on rank 0, stay 3 w, of which
+// one was measured on rank 0; or, as both ranks then have 3 w, the lower one's: all on rank 0.
+TEST(Policy, NoiseIsThatOfTheDifferenceOfTheBottlenecks) {
+  const cost::ModelCost model = equal_model(6, 1e-3);
+  const cost::Cluster cluster = cost::equal_ranks(2);
+  const Plan plan = make_plan({4, 2}, ScheduleKind::k1F1B);
+  const double work = cost::layer_work_s(model, 8)[0];
+  PolicyInput input{plan, model, 0.1, cluster, 8, 1000};
+  EXPECT_NEAR(decide(input)->noise_s, 8 * 0.1 * work * std::sqrt(4.0 + 3.0), 1e-12);
+  input.relative_noise = 0;
+  input.rank_noise = 0.1;
+  EXPECT_NEAR(decide(input)->noise_s, 8 * 0.1 * work * (4 - 3), 1e-12);
+  input.rank_noise = std::nan("");
+  EXPECT_EQ(decide(input).error().message, "policy: rank_noise is nan, wanted a number, 0 or more");
+}
+
 // Noise this large hides the gain, unless the cause of the change is known.
 TEST(Policy, AKnownChangeNeedsLessEvidence) {
   const cost::Cluster cluster = cost::equal_ranks(4);
@@ -233,6 +290,8 @@ TEST(Policy, CostsThatOnlyJitterHaveNotMoved) {
   cost::ModelCost all = model;
   for (std::size_t i = 0; i < 5; ++i) all.layers[i].forward_s *= 1.3;
   EXPECT_TRUE(costs_moved(model, all, plan, 16, 0.02, 5));
+  EXPECT_FALSE(
+      costs_moved(model, all, plan, 16, 0.02, 5, 0.05));  // which rank 0 may have in common
   all.layers[0] = all.layers[1] = all.layers[2] = all.layers[3] = model.layers[0];
   EXPECT_FALSE(costs_moved(model, all, plan, 16, 0.02, 5));
 }
