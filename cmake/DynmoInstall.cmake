@@ -4,7 +4,8 @@ include(CMakePackageConfigHelpers)
 
 set(dynmo_package_directory "${CMAKE_INSTALL_LIBDIR}/cmake/dynmo")
 set(dynmo_package_targets dynmo_core)
-set(dynmo_package_files "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfigVersion.cmake")
+set(dynmo_package_files "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfigVersion.cmake"
+  "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindSentencePiece.cmake")
 if(DYNMO_RUNTIME)
   list(APPEND dynmo_package_targets dynmo_runtime)
   list(APPEND dynmo_package_files "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindLibTorch.cmake")
