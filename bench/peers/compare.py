@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Speed and memory of `dynmo train` beside torch.distributed.pipelining on two ranks of one core each.
+"""Speed and memory of `dynmo train` beside torch.distributed.pipelining on two ranks of one core each, or
+beside PyTorch's own training loop on one rank (--ranks 1), on a core or a GPU (--device cuda).
 
 Same decoder, batch, precision, optimizer and cores. Every schedule of both sides runs once, the peer's
 with its first cut, then the peer's fastest one with its other cuts; the best --keep of each side then run
 in interleaved rounds. A round pairs our best schedule with the peer's best one; what is reported is the
 median of the paired ratios and their spread. Memory is VmHWM, the largest resident size of a rank, read
-from outside for both.
+from outside for both; that of a GPU is not measured. Each round also measures what rate PyTorch's matrix
+products reach on the same cores at once (product_rate.py): the share of it that the model's products would
+need at the measured speed is what others call MFU, of a measured peak.
 
     bench/peers/compare.py --dynmo build/release/apps/dynmo/dynmo --out build/bench-peers.json
 
@@ -28,7 +31,6 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RANKS = 2
 # The models of docs/performance.md, and one to try this program with. `steps` are timed, after `warmup`
 # steps of the peer; ours has warmed up by measuring its cut. Cuts are blocks a stage of the peer, lists
 # for one stage a rank and for two, the likeliest first (the medium model's head weighs more than a block).
@@ -47,6 +49,11 @@ MODELS = {
         "model": {"hidden": 512, "blocks": 12, "heads": 8, "kv_heads": 8, "intermediate": 1376, "sequence": 256},
         "vocabulary": 8192, "micro_batches": 8, "micro_batch_size": 2, "warmup": 1, "steps": 1,
         "cuts": {1: [[7, 5], [6, 6]], 2: [[3, 3, 4, 2], [3, 3, 3, 3]]},
+    },
+    "wide": {  # for a GPU
+        "model": {"hidden": 2048, "blocks": 8, "heads": 16, "kv_heads": 16, "intermediate": 5504, "sequence": 2048},
+        "vocabulary": 32000, "micro_batches": 4, "micro_batch_size": 4, "warmup": 3, "steps": 10,
+        "cuts": {1: [[4, 4]], 2: [[2, 2, 2, 2]]},
     },
 }
 PEER_SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2}  # stages a rank
@@ -134,9 +141,10 @@ def run_processes(commands):
 
 
 def run_peer(options, shape, data, schedule, cut):
-    config = {**OPTIMIZER, "schedule": schedule, "cut": cut, "precision": options.precision, "seed": SEED,
-              "data": str(data / "train.bin"), "steps": shape["steps"], "warmup_steps": shape["warmup"],
-              "micro_batches": shape["micro_batches"], "micro_batch_size": shape["micro_batch_size"],
+    config = {**OPTIMIZER, "schedule": schedule, "cut": cut, "precision": options.precision,
+              "device": options.device, "seed": SEED, "data": str(data / "train.bin"),
+              "steps": shape["steps"], "warmup_steps": shape["warmup"], "micro_batches": shape["micro_batches"],
+              "micro_batch_size": shape["micro_batch_size"],
               "model": {**shape["model"], "vocabulary": shape["vocabulary"], "rope_theta": ROPE_THETA,
                         "deviation": DEVIATION}}
     with socket.socket() as probe:
@@ -144,7 +152,7 @@ def run_peer(options, shape, data, schedule, cut):
         port = str(probe.getsockname()[1])
     commands = []
     for rank, core in enumerate(options.cores):
-        environment = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
                        "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
         command = [options.python, str(HERE / "pipelining_peer.py"), json.dumps(config)]
         commands.append((command, environment, core))
@@ -165,19 +173,38 @@ def run_ours(options, shape, data, schedule, folder):
     config += "[optimizer]\n" + toml({**OPTIMIZER, "minimum_learning_rate": OPTIMIZER["learning_rate"],
                                       "warmup_steps": 0, "clip_norm": 0})
     config += "[train]\n" + toml({"steps": shape["steps"], "seed": SEED, "validation_every": 0})
-    config += "[pipeline]\n" + toml({"ranks": RANKS, "schedule": schedule, "pin": True, "measure_steps": 2})
-    config += "[balance]\nenabled = false\n[run]\n" + toml({"directory": str(folder / "run")})
+    config += "[pipeline]\n" + toml({"ranks": options.ranks, "schedule": schedule, "pin": True, "measure_steps": 2})
+    config += "[balance]\nenabled = false\n[run]\n" + toml({"directory": str(folder / "run"), "device": options.device})
     (folder / "config.toml").write_text(config)
     command = ["taskset", "-c", ",".join(map(str, options.cores)), options.dynmo, "train", "--config", str(folder / "config.toml")]
     _, peak = run_processes([(command, {}, None)])
     seconds, losses, cut = [], [], []
-    for rank in range(RANKS):
+    for rank in range(options.ranks):
         lines = (folder / "run" / "records" / f"rank-{rank}.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         seconds.append(sum(r["step_s"] for r in records))
         losses = [r["loss"] for r in records] if records[0]["loss"] is not None else losses
         cut.append(records[-1]["layers"])
     return {"step_s": max(seconds) / shape["steps"], "peak_bytes": peak, "losses": losses, "cut": cut}
+
+
+def run_products(options, shape):
+    """FLOP/s of all cores at once, in the shape of an MLP's products."""
+    m = shape["model"]
+    config = {"rows": shape["micro_batch_size"] * m["sequence"], "inner": m["hidden"], "columns": m["intermediate"],
+              "precision": options.precision, "device": options.device, "seconds": 1}
+    command = [options.python, str(HERE / "product_rate.py"), json.dumps(config)]
+    outputs, _ = run_processes([(command, {"OMP_NUM_THREADS": "1"}, core) for core in options.cores])
+    return sum(json.loads(output.splitlines()[-1])["flops_per_s"] for output in outputs)
+
+
+def step_flops(shape):
+    """Of the products of a step, forward and backward: all matrices, and attention's below the diagonal."""
+    m = shape["model"]
+    kv = m["kv_heads"] * m["hidden"] // m["heads"]
+    block = m["hidden"] * (2 * m["hidden"] + 2 * kv + 3 * m["intermediate"])
+    token = 6 * (m["blocks"] * block + m["hidden"] * shape["vocabulary"]) + 6 * m["blocks"] * m["sequence"] * m["hidden"]
+    return token * shape["micro_batches"] * shape["micro_batch_size"] * m["sequence"]
 
 
 class Contest:
@@ -191,13 +218,18 @@ class Contest:
         self.tokens = self.shape["micro_batches"] * self.shape["micro_batch_size"] * self.shape["model"]["sequence"]
         self.runs = {}      # (side, schedule, cut) -> list of results
         self.failures = {}  # the same -> last line of what it said
+        self.products = []  # FLOP/s, by round
 
     def entries(self):
+        if self.options.ranks == 1:
+            return [("dynmo", "1f1b", ()), ("peer", "eager", ())]
         peer = [("peer", s, tuple(self.shape["cuts"][PEER_SCHEDULES[s]][0])) for s in self.options.peer_schedules]
         return [("dynmo", s, ()) for s in self.options.schedules] + peer
 
     def other_cuts(self):
         _, schedule, _ = self.best("peer", 1)[0]
+        if schedule == "eager":
+            return []
         return [("peer", schedule, tuple(cut)) for cut in self.shape["cuts"][PEER_SCHEDULES[schedule]][1:]]
 
     def run(self, entry, steps=None):
@@ -233,6 +265,7 @@ class Contest:
         for index in range(self.options.rounds):
             for entry in kept if index % 2 == 0 else reversed(kept):
                 self.run(entry)
+            self.products.append(run_products(self.options, self.shape))
         self.runs = {e: self.runs[e] for e in kept}
         return self.result(self.best("dynmo", 1)[0], self.best("peer", 1)[0])
 
@@ -240,13 +273,18 @@ class Contest:
         a, b = self.runs[ours], self.runs[theirs]
         ratios = sorted(y["step_s"] / x["step_s"] for x, y in zip(a, b))
         memory = sorted(x["peak_bytes"] / y["peak_bytes"] for x, y in zip(a, b))
+        rates = [[step_flops(self.shape) / r["step_s"] for r in runs] for runs in (a, b)]
+        shares = [statistics.median(x / y for x, y in zip(of, self.products)) for of in rates]
         peak = [statistics.median(r["peak_bytes"] for r in runs) for runs in (a, b)]
-        return {"model": self.name, "precision": self.options.precision, "rounds": len(ratios),
+        return {"model": self.name, "precision": self.options.precision, "device": self.options.device, "rounds": len(ratios),
                 "dynmo": label(ours), "peer": label(theirs),
                 "dynmo_tokens_per_s": self.tokens / statistics.median(r["step_s"] for r in a),
                 "peer_tokens_per_s": self.tokens / statistics.median(r["step_s"] for r in b),
                 "tokens_ratio": spread(ratios), "memory_ratio": spread(memory),
                 "dynmo_peak_bytes": peak[0], "peer_peak_bytes": peak[1],
+                "product_flops_per_s": statistics.median(self.products), "dynmo_flops_per_s": statistics.median(rates[0]),
+                "peer_flops_per_s": statistics.median(rates[1]), "dynmo_product_share": shares[0],
+                "peer_product_share": shares[1],
                 "losses": {"dynmo": a[0]["losses"], "peer": b[0]["losses"]}, "dynmo_cut": a[0]["cut"],
                 "does_not_run": {label(e): why for e, why in self.failures.items()},
                 "runs": {label(e): self.runs[e] for e in self.runs}}
@@ -283,13 +321,15 @@ def table(results):
     for r in results:
         for what, ours, theirs, ratio in (
                 ("tokens/s", r["dynmo_tokens_per_s"], r["peer_tokens_per_s"], r["tokens_ratio"]),
-                ("peak MiB of a rank", r["dynmo_peak_bytes"] / 2**20, r["peer_peak_bytes"] / 2**20, r["memory_ratio"])):
+                ("peak MiB of a rank" if r["device"] == "cpu" else "peak MiB of its host", r["dynmo_peak_bytes"] / 2**20,
+                 r["peer_peak_bytes"] / 2**20, r["memory_ratio"])):
             rows.append([r["model"], r["precision"], what, f"{ours:.0f}", f"{theirs:.0f}", f"{ratio['median']:.2f}",
                          "{:.2f} to {:.2f}".format(*ratio["quartiles"]), "{:.2f} to {:.2f}".format(*ratio["range"]), str(r["rounds"])])
     widths = [max(map(len, column)) for column in zip(*rows)]
     rows.insert(1, ["-" * width for width in widths])
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
-    lines += [f"{r['model']}: {r['dynmo']} beside {r['peer']}" for r in results]
+    lines += [f"{r['model']}: {r['dynmo']} beside {r['peer']}; products {r['product_flops_per_s'] / 1e9:.0f} GFLOP/s, of which "
+              f"{100 * r['dynmo_product_share']:.0f} and {100 * r['peer_product_share']:.0f} %" for r in results]
     return "\n".join([*lines, "ratio: dynmo / peer of the same round, median; more tokens/s and less memory are better"])
 
 
@@ -301,12 +341,14 @@ def parse():
     parser.add_argument("--python", default=str(cache / "peers/bin/python"), help="a Python with PyTorch 2.11 (%(default)s)")
     parser.add_argument("--models", type=names, default=["small", "medium"], help="of " + ",".join(MODELS))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: the peer under autocast")
+    parser.add_argument("--ranks", type=int, choices=(1, 2), default=2, help="1: beside PyTorch's own loop, without a pipeline")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one rank on a GPU")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--keep", type=int, default=1, help="schedules of each side that run in the rounds")
     parser.add_argument("--schedules", type=names, default=list(OUR_SCHEDULES), help="ours to try")
     parser.add_argument("--peer-schedules", type=names, default=[s for s in PEER_SCHEDULES if s != "gpipe"],
                         help="the peer's to try, of " + ",".join(PEER_SCHEDULES) + " (gpipe waits as long as 1f1b and keeps more)")
-    parser.add_argument("--cores", type=lambda text: [int(c) for c in text.split(",")], help="two cores to pin to")
+    parser.add_argument("--cores", type=lambda text: [int(c) for c in text.split(",")], help="a core a rank to pin to")
     parser.add_argument("--out", type=Path, help="JSON file for everything that was measured")
     options = parser.parse_args()
     for given, known, what in ((options.models, MODELS, "--models"), (options.peer_schedules, PEER_SCHEDULES, "--peer-schedules")):
@@ -321,9 +363,11 @@ def parse():
         parser.error(f"'{options.python}' has no PyTorch: make one by `python3 -m venv {cache}/peers && {cache}/peers/bin/pip "
                      "install torch==2.11.0 numpy`, or give another by --python")
     options.torch = probe.stdout.strip()
-    options.cores = options.cores or sorted(os.sched_getaffinity(0))[:RANKS]
-    if len(options.cores) != RANKS:
-        parser.error(f"{len(options.cores)} cores, wanted {RANKS}")
+    options.cores = options.cores or sorted(os.sched_getaffinity(0))[:options.ranks]
+    if len(options.cores) != options.ranks:
+        parser.error(f"{len(options.cores)} cores, wanted {options.ranks}")
+    if options.device == "cuda" and options.ranks != 1:
+        parser.error("--device cuda: wanted --ranks 1")
     if options.rounds < 1 or options.keep < 1:
         parser.error("--rounds and --keep: wanted 1 or more")
     return options

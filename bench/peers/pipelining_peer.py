@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the peer that compare.py measures `dynmo train` against: the same Llama decoder, trained
-by torch.distributed.pipelining over Gloo on the CPU.
+by torch.distributed.pipelining over Gloo on the CPU, or by itself on one rank of a CPU or GPU ("eager").
 
 Written as its users would write it for speed: libtorch's own rms_norm, fused attention and
 cross_entropy, fused AdamW, one thread a rank, no synchronization but the schedule's own. Started by
@@ -9,7 +9,8 @@ compare.py with the usual RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one JSON a
 
   model: hidden, blocks, heads, kv_heads, intermediate, sequence, vocabulary, rope_theta, deviation
   data (a .bin of uint16 tokens), micro_batches, micro_batch_size, steps, warmup_steps, learning_rate,
-  beta1, beta2, epsilon, weight_decay, precision (fp32 | bf16), schedule, cut (blocks a stage), seed
+  beta1, beta2, epsilon, weight_decay, precision (fp32 | bf16), schedule, cut (blocks a stage; not for
+  eager), seed, device (cpu | cuda: eager alone)
 
 Rank 0 prints one JSON line: seconds of the timed steps; the rank of the last stage prints the losses.
 """
@@ -88,7 +89,7 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """Some blocks, with the embedding before the first and norm and head behind the last."""
 
-    def __init__(self, m, blocks, first, last, precision):
+    def __init__(self, m, blocks, first, last, precision, device="cpu"):
         super().__init__()
         self.embedding = nn.Embedding(m["vocabulary"], m["hidden"]) if first else None
         self.blocks = nn.ModuleList(Block(m) for _ in range(blocks))
@@ -98,13 +99,14 @@ class Stage(nn.Module):
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
         self.autocast = precision == "bf16"
+        self.device = device
         residual = m["deviation"] / math.sqrt(2 * m["blocks"])
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=residual if name.endswith(("o.weight", "down.weight")) else m["deviation"])
 
     def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             if self.embedding is not None:
                 x = self.embedding(x)
             for block in self.blocks:
@@ -153,47 +155,81 @@ class Batches:
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
+class Pipelined:
+    """This rank's stages under one of the schedules."""
+
+    def __init__(self, c):
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        kind, a_rank, v_placement = SCHEDULES[c["schedule"]]
+        count = a_rank * ranks
+        if len(c["cut"]) != count or sum(c["cut"]) != c["model"]["blocks"]:
+            sys.exit(f"cut is {c['cut']}, wanted {count} parts of {c['model']['blocks']} blocks in all")
+        own = [rank, 2 * ranks - 1 - rank] if v_placement else [rank + i * ranks for i in range(a_rank)]
+        self.modules = [Stage(c["model"], c["cut"][s], s == 0, s == count - 1, c["precision"]) for s in own]
+        stages = [PipelineStage(m, s, count, torch.device("cpu")) for m, s in zip(self.modules, own)]
+        self.schedule = kind(stages if a_rank > 1 else stages[0], c["micro_batches"], loss_fn=loss_of)
+        self.has_first, self.has_last = 0 in own, count - 1 in own
+
+    def step(self, tokens, targets):
+        losses = []
+        self.schedule.step(
+            *((tokens,) if self.has_first else ()),
+            **({"target": targets, "losses": losses} if self.has_last else {}),
+            return_outputs=False,
+        )
+        return losses
+
+    def wait(self):
+        dist.barrier()
+
+
+class Eager:
+    """The whole model on one device, micro-batch by micro-batch."""
+
+    has_last = True
+
+    def __init__(self, c):
+        self.device, self.micro_batches = c["device"], c["micro_batches"]
+        self.modules = [Stage(c["model"], c["model"]["blocks"], True, True, c["precision"], self.device).to(self.device)]
+
+    def step(self, tokens, targets):
+        losses = []
+        rows = zip(tokens.to(self.device).chunk(self.micro_batches), targets.to(self.device).chunk(self.micro_batches))
+        for inputs, wanted in rows:
+            loss = loss_of(self.modules[0](inputs), wanted)
+            (loss / self.micro_batches).backward()
+            losses.append(loss.detach())
+        return losses
+
+    def wait(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
 def main():
     c = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     torch.manual_seed(c["seed"] + int(os.environ["RANK"]))
     dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    kind, a_rank, v_placement = SCHEDULES[c["schedule"]]
-    count = a_rank * ranks
-    if len(c["cut"]) != count or sum(c["cut"]) != c["model"]["blocks"]:
-        sys.exit(f"cut is {c['cut']}, wanted {count} parts of {c['model']['blocks']} blocks in all")
-    own = [rank, 2 * ranks - 1 - rank] if v_placement else [rank + i * ranks for i in range(a_rank)]
-    modules = [Stage(c["model"], c["cut"][s], s == 0, s == count - 1, c["precision"]) for s in own]
-    device = torch.device("cpu")
-    stages = [PipelineStage(m, s, count, device) for m, s in zip(modules, own)]
-    schedule = kind(stages if a_rank > 1 else stages[0], c["micro_batches"], loss_fn=loss_of)
-    optimizer = optimizer_of(modules, c)
+    work = Eager(c) if c["schedule"] == "eager" else Pipelined(c)
+    optimizer = optimizer_of(work.modules, c)
     batches = Batches(c)
-    has_first, has_last = 0 in own, count - 1 in own
-
     losses = []
     start = 0.0
     for step in range(c["warmup_steps"] + c["steps"]):
         if step == c["warmup_steps"]:
-            dist.barrier()
+            work.wait()
             start = time.perf_counter()
-        tokens, targets = batches.next()
-        step_losses = []
-        schedule.step(
-            *((tokens,) if has_first else ()),
-            **({"target": targets, "losses": step_losses} if has_last else {}),
-            return_outputs=False,
-        )
+        step_losses = work.step(*batches.next())
         optimizer.step()
         optimizer.zero_grad()
-        if has_last:
-            losses.append(sum(loss.item() for loss in step_losses) / len(step_losses))
-    dist.barrier()
+        if work.has_last:
+            losses.append(sum(step_losses) / len(step_losses))
+    work.wait()
     seconds = time.perf_counter() - start
-    report = {"rank": rank, "seconds": seconds}
-    if has_last:
-        report["losses"] = losses
+    report = {"rank": dist.get_rank(), "seconds": seconds}
+    if work.has_last:
+        report["losses"] = [loss.item() for loss in losses]
     # One write each, so that the lines of two ranks do not mix.
     os.write(1, (json.dumps(report) + "\n").encode())
     dist.destroy_process_group()
