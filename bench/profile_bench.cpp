@@ -24,8 +24,8 @@ using namespace dynmo;  // NOLINT: a program
 
 constexpr int kRanks = 2;
 constexpr int kMicroBatches = 4;
-constexpr int kSteps = 10;
-constexpr int kWarmUp = 4;  // the first decision comes after three
+constexpr int kSteps = 50;
+constexpr int kWarmUp = 42;  // the window is full after 40
 
 double clock_read_s() {
   using Clock = std::chrono::steady_clock;

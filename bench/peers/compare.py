@@ -366,6 +366,8 @@ def parse():
     options.cores = options.cores or sorted(os.sched_getaffinity(0))[:options.ranks]
     if len(options.cores) != options.ranks:
         parser.error(f"{len(options.cores)} cores, wanted {options.ranks}")
+    if options.ranks == 1 and (options.schedules != list(OUR_SCHEDULES) or "--peer-schedules" in " ".join(sys.argv)):
+        parser.error("--ranks 1 has no schedules: leave out --schedules and --peer-schedules")
     if options.device == "cuda" and options.ranks != 1:
         parser.error("--device cuda: wanted --ranks 1")
     if options.rounds < 1 or options.keep < 1:

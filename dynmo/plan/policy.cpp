@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -183,9 +184,13 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
 bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now, const Plan& plan,
                  int micro_batches, double relative_noise, double noise_factor, double rank_noise) {
   const std::vector<double> then = cost::layer_work_s(before, micro_batches);
-  const std::vector<double> work = cost::layer_work_s(now, micro_batches);
+  std::vector<double> work = cost::layer_work_s(now, micro_batches);
   DYNMO_CHECK(then.size() == work.size() && plan.layers() == now.size(),
               "costs of {} layers twice, got {} and {}", plan.layers(), then.size(), work.size());
+  // What makes all layers slower changes no plan.
+  const double before_s = std::accumulate(then.begin(), then.end(), 0.0);
+  const double now_s = std::accumulate(work.begin(), work.end(), 0.0);
+  for (double& layer : work) layer *= now_s > 0 ? before_s / now_s : 1;
   struct Sum {
     double before = 0;
     double now = 0;

@@ -79,10 +79,10 @@ struct Decision {
   std::string reason;    // one line for people
 };
 
-// Whether the work of a layer, or of a rank of `plan`, differs between two costs of one model by
-// more than `noise_factor` deviations of what measuring both with this noise (PolicyInput) would
-// make of it: where it does not, and a proposal takes long (search), planning again can be spared.
-// Requires models of as many layers as the plan, and one micro-batch or more.
+// Whether a layer's share of all work, or that of a rank of `plan`, differs between two costs of
+// one model by more than `noise_factor` deviations of what measuring both with this noise
+// (PolicyInput) would make of it: where it does not, and a proposal takes long (search), planning
+// again can be spared. Requires models of as many layers as the plan, and one micro-batch or more.
 [[nodiscard]] bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now,
                                const Plan& plan, int micro_batches, double relative_noise,
                                double noise_factor, double rank_noise = 0);

@@ -287,7 +287,7 @@ Expected<void> Pipeline::balance(StepReport& report) {
   auto model = round_costs();
   if (model) model = plan::recomputed(*std::move(model), recomputed_);
   const double noise = profiler_.relative_noise();
-  report.profile_s = seconds_since(start);
+  report.profile_s += seconds_since(start);
   // A search takes about a second: only where something has changed since the last one.
   if (options_.policy.balancer == plan::Balancer::kSearch && planned_for_ &&
       planned_for_->frozen_layers() == model->frozen_layers() &&
@@ -317,9 +317,11 @@ Expected<void> Pipeline::balance(StepReport& report) {
     *time *= options_.accumulation;
   }
   planned_for_ = *model;
-  planned_frozen_ = frozen_;
   report.plan_s = own_plan_s_ = seconds_since(start);
-  if (!report.decision->migrate) return {};
+  if (!report.decision->migrate) {
+    planned_frozen_ = frozen_;
+    return {};
+  }
   if (const auto layers = recomputed_under(report.decision->plan); !layers) {
     report.decision->migrate = false;
     report.decision->reason =
@@ -560,7 +562,9 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   if (cluster_.replicas > 1) own_overhead_s_ -= reduction_s_;  // which the replay knows
   plan_cost_s_ = exchanged.plan_s;
   migrate_cost_s_ = exchanged.migrate_s;
+  const auto profiling = Clock::now();
   profiler_.add(exchanged.layers, plan::owners(plan_), exchanged.beside);
+  report.profile_s += seconds_since(profiling);
   report.busy_s = exchanged.busy_s;
   report.imbalance =
       *std::max_element(report.busy_s.begin(), report.busy_s.end()) / mean(report.busy_s) - 1;

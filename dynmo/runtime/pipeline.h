@@ -64,7 +64,7 @@ struct PipelineOptions {
   plan::PolicyOptions policy;
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
-  int profile_window = 5;                 // steps
+  int profile_window = 5;                 // least steps, 3 or more
   Staging staging = {};                   // where this rank computes
   ChannelTransport* channels = nullptr;   // of the group; see StepInput::device_messages
   int lane = 0;  // pipelines of one group that run in turn need different ones

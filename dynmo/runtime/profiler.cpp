@@ -26,21 +26,13 @@ double median_of(const Range& range, Get get) {
   return median(std::move(values));
 }
 
-// Its deviation, from the changes between neighbours: a drift is no noise.
-template <typename Range, typename Get>
-double deviation_of(const Range& range, Get get) {
-  std::vector<double> changes;
-  for (std::size_t i = 1; i < range.size(); ++i) {
-    changes.push_back(std::abs(get(range[i]) - get(range[i - 1])));
-  }
-  return kDeviationPerMad * median(std::move(changes)) / std::sqrt(2.0);
-}
-
 double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
-// Of layer `i` in its step's forward time.
-auto forward_share(std::size_t i) {
-  return [i](const auto& step) { return share(step.layers[i].time.forward_s, step.forward_s); };
+std::map<Rank, double> forward_by_rank(const std::vector<LayerSample>& layers,
+                                       const std::vector<Rank>& owners) {
+  std::map<Rank, double> sums;
+  for (std::size_t i = 0; i < layers.size(); ++i) sums[owners[i]] += layers[i].time.forward_s;
+  return sums;
 }
 
 // The first of the newest `count` elements.
@@ -75,7 +67,7 @@ Profiler::Profiler(cost::ModelCost known, int window)
 
 void Profiler::forget_times() {
   window_.clear();
-  owners_.clear();
+  rank_levels_.clear();
   rank_changes_.clear();
 }
 
@@ -88,14 +80,14 @@ void Profiler::add(const std::vector<LayerSample>& layers, const std::vector<Ran
   DYNMO_CHECK(layers.size() == known_.layers.size() && owners.size() == layers.size(),
               "{} layers and their ranks, got {} and {}", known_.layers.size(), layers.size(),
               owners.size());
-  Sample sample{.layers = layers, .beside = step};
+  Sample sample{.layers = layers, .owners = owners, .beside = step};
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].stash_bytes > Bytes{0}) known_.layers[i].activation_bytes = layers[i].stash_bytes;
     sample.forward_s += layers[i].time.forward_s;
   }
+  note_ranks(sample);
   window_.push_back(std::move(sample));
   if (window_.size() > kLongest * least_) window_.pop_front();
-  note_ranks(layers, owners);
   drop_outdated();
   for (const auto field : {&StepSample::overhead_s, &StepSample::action_s, &StepSample::message_s,
                            &StepSample::reduction_bytes_per_s}) {
@@ -107,46 +99,58 @@ void Profiler::add(const std::vector<LayerSample>& layers, const std::vector<Ran
   }
 }
 
-void Profiler::note_ranks(const std::vector<LayerSample>& layers, const std::vector<Rank>& owners) {
-  std::map<Rank, double> sums;
-  for (std::size_t i = 0; i < layers.size(); ++i) sums[owners[i]] += layers[i].time.forward_s;
+void Profiler::note_ranks(const Sample& sample) {
   std::vector<double> levels;
   double total = 0;
-  for (const auto& [rank, sum] : sums) {
-    if (sum <= 0) return;
-    levels.push_back(std::log(sum));
+  for (const auto& [rank, sum] : forward_by_rank(sample.layers, sample.owners)) {
+    levels.push_back(std::log(std::max(sum, 1e-12)));
     total += levels.back();
   }
   const auto ranks = static_cast<double>(levels.size());
   for (double& level : levels) level -= total / ranks;
-  if (owners == owners_ && ranks > 1) {
-    for (std::size_t i = 0; i < levels.size(); ++i) {
+  if (!rank_levels_.empty() && !window_.empty() && sample.owners == window_.back().owners) {
+    for (std::size_t i = 0; ranks > 1 && i < levels.size(); ++i) {
       // Of two steps, and from the mean of all: 2 (1 - 1 / ranks) variances of one.
       rank_changes_.push_back(std::abs(levels[i] - rank_levels_[i]) /
                               std::sqrt(2 * (1 - 1 / ranks)));
     }
     while (rank_changes_.size() > kLongest * least_ * levels.size()) rank_changes_.pop_front();
   }
-  owners_ = owners;
   rank_levels_ = std::move(levels);
 }
 
-// A change must exceed what a layer's own times, those of all layers and those of ranks make of
-// noise: a few steps show too little of it, and one of the three may look calm by chance.
+// Of a layer's forward time, and of all its time but the update's, in the forward time of its step.
+// A change must exceed what measuring makes of noise; deviations are from changes between
+// neighbours, as a drift is no noise.
 void Profiler::drop_outdated() {
   if (window_.size() < 2 * least_) return;
-  const auto older = static_cast<std::ptrdiff_t>(first_of_newest(window_, least_));
-  const std::ranges::subrange before(window_.begin(), window_.begin() + older);
-  const std::ranges::subrange since(window_.begin() + older, window_.end());
-  const double error =
-      std::sqrt(1.0 / static_cast<double>(older) + 1.0 / static_cast<double>(least_));
-  const double common = std::max(layer_deviation(), rank_deviation());
+  const std::size_t older = first_of_newest(window_, least_);
+  const double error = kMedianPerMeanError * std::sqrt(1.0 / static_cast<double>(older) +
+                                                       1.0 / static_cast<double>(least_));
+  const double common = std::hypot(layer_deviation(), rank_deviation());
+  const auto outdated = [&](auto share) {
+    std::vector<double> before;
+    std::vector<double> since;
+    std::vector<double> changes;
+    for (std::size_t i = 0; i < window_.size(); ++i) {
+      (i < older ? before : since).push_back(share(window_[i]));
+      if (i > 0 && i < older) changes.push_back(std::abs(before[i] - before[i - 1]));
+    }
+    const double center = median(std::move(before));
+    // One of the two may look calm by chance.
+    const double deviation =
+        std::max(kDeviationPerMad / std::sqrt(2.0) * median(std::move(changes)), common * center);
+    return std::abs(median(std::move(since)) - center) > kOutdated * error * deviation;
+  };
   for (std::size_t i = 0; i < known_.layers.size(); ++i) {
-    const auto share = forward_share(i);
-    const double center = median_of(before, share);
-    const double deviation = std::max(deviation_of(before, share), common * center);
-    if (std::abs(median_of(since, share) - center) >
-        kOutdated * kMedianPerMeanError * error * deviation) {
+    const auto forward = [i](const Sample& step) {
+      return share(step.layers[i].time.forward_s, step.forward_s);
+    };
+    const auto all = [i](const Sample& step) {
+      const LayerTime& time = step.layers[i].time;
+      return share(time.forward_s + time.input_gradient_s + time.weight_gradient_s, step.forward_s);
+    };
+    if (outdated(forward) || outdated(all)) {
       shorten();
       return;
     }
@@ -178,12 +182,22 @@ std::optional<cost::ModelCost> Profiler::costs(int frozen_layers) const {
 }
 
 double Profiler::layer_deviation() const {
-  double sum = 0;
-  for (std::size_t i = 0; i < known_.layers.size(); ++i) {
-    const double center = median_of(window_, forward_share(i));
-    if (center > 0) sum += deviation_of(window_, forward_share(i)) / center;
+  std::vector<std::vector<double>> changes(known_.layers.size());  // relative, of neighbours
+  std::vector<double> before;
+  for (std::size_t s = 0; s < window_.size(); ++s) {
+    const Sample& step = window_[s];
+    const std::map<Rank, double> sums = forward_by_rank(step.layers, step.owners);
+    std::vector<double> shares;
+    for (std::size_t i = 0; i < step.layers.size(); ++i) {
+      shares.push_back(share(step.layers[i].time.forward_s, sums.at(step.owners[i])));
+      if (s == 0 || step.owners != window_[s - 1].owners || shares[i] + before[i] <= 0) continue;
+      changes[i].push_back(std::abs(shares[i] - before[i]) / ((shares[i] + before[i]) / 2));
+    }
+    before = std::move(shares);
   }
-  return sum / static_cast<double>(known_.layers.size());
+  double sum = 0;
+  for (auto& of_layer : changes) sum += median(std::move(of_layer));
+  return kDeviationPerMad / std::sqrt(2.0) * sum / static_cast<double>(known_.layers.size());
 }
 
 double Profiler::rank_deviation() const {

@@ -7,8 +7,8 @@
 //
 // What share of a step's forward time each of a layer's times is, is the median over a window that
 // grows, up to 8 times its least length, until a layer's newest shares differ from the older ones
-// by more than noise; then the older ones go. How long the steps take is the median over the newest
-// three alone: a machine that is slower for a while changes no share.
+// by more than noise, forward or in all; then the older ones go. How long the steps take is the
+// median over the newest three alone: a machine that is slower for a while changes no share.
 
 #include <deque>
 #include <map>
@@ -56,24 +56,26 @@ class Profiler {
   // keeps its measured forward time; what freezing removes is known without measuring. nullopt
   // before the first step.
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const;
-  // Medians over the steps of the window that measured it, else of the last one that did.
+  // Medians over the newest steps, the least window's, that measured it, else of the last one that
+  // did.
   [[nodiscard]] const StepSample& beside() const { return beside_; }
-  // Standard deviation of a layer's cost as `costs` gives it, relative, mean over the layers: from
-  // the spread of its forward times over the window, after a slowdown common to all layers of a
-  // step is divided out (it moves no decision).
+  // Standard deviation of what a layer's cost as `costs` gives it has of its own, relative, mean
+  // over the layers: from how its share of its rank's forward time changes from one step to the
+  // next under the same plan. A slowdown common to all layers moves no decision.
   [[nodiscard]] double relative_noise() const;
   // The same of what the layers of a rank have in common (a processor that others use, too): from
-  // how the ranks' sums change from one step to the next under the same plan. 0 of one rank.
+  // how the ranks' sums change. 0 of one rank.
   [[nodiscard]] double rank_noise() const;
 
  private:
   struct Sample {
     std::vector<LayerSample> layers;
+    std::vector<Rank> owners;
     StepSample beside;
     double forward_s = 0;  // of all layers
   };
 
-  void note_ranks(const std::vector<LayerSample>& layers, const std::vector<Rank>& owners);
+  void note_ranks(const Sample& sample);
   void drop_outdated();
   // Relative, of one step's value: of a layer (mean over the layers), of a rank.
   [[nodiscard]] double layer_deviation() const;
@@ -85,8 +87,7 @@ class Profiler {
   std::size_t least_;
   std::deque<Sample> window_;
   StepSample beside_;
-  std::vector<Rank> owners_;         // in the newest step
-  std::vector<double> rank_levels_;  // in it: logarithms of the ranks' sums, mean 0
+  std::vector<double> rank_levels_;  // in the newest step: logarithms of the ranks' sums, mean 0
   std::deque<double> rank_changes_;  // one step's deviations, from its change to the next
 };
 

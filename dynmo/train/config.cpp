@@ -234,7 +234,7 @@ Expected<void> validate(const Config& c) {
                     "0 or more"));
   DYNMO_TRY(require(c.balance.noise_factor >= 0, "balance.noise_factor", c.balance.noise_factor,
                     "0 or more"));
-  DYNMO_TRY(require(in(c.balance.window, 1), "balance.window", c.balance.window, "1 or more"));
+  DYNMO_TRY(require(in(c.balance.window, 3), "balance.window", c.balance.window, "3 or more"));
   DYNMO_TRY(dynamism::validate({.start = c.freezing.start,
                                 .end = c.freezing.end,
                                 .fraction = c.freezing.fraction,

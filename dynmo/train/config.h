@@ -86,7 +86,7 @@ struct Config {
     std::string balancer = "optimal";
     double minimum_gain = 0.01;
     double noise_factor = 5;
-    std::int64_t window = 5;  // least steps whose median is a layer's cost
+    std::int64_t window = 5;  // least steps whose median is a layer's share
   } balance;
   struct Freezing {
     bool enabled = false;

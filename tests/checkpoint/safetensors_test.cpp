@@ -251,9 +251,10 @@ TEST(Safetensors, NoDamageMakesItReadOutsideTheFile) {
   EXPECT_GT(parsed, 100) << "the mutations are too coarse to get past the header";
 }
 
+// In quadratic time it would not end before the test is given up.
 TEST(Safetensors, ReadsAHeaderOfManyTensors) {
   std::string header = "{";
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 100000; ++i) {
     header += fmt::format(R"({}"t{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
                           i == 0 ? "" : ",", i);
   }

@@ -405,5 +405,20 @@ TEST(Balance, NamesAreReadBackAndTyposAnswered) {
             "balancer 'optimum' is not known, did you mean 'optimal'?");
 }
 
+// One huge layer leaves the others no limit but the tie rule: the widest search there is.
+TEST(Balance, PlansLargeProblems) {
+  Rng rng(3);
+  cost::ModelCost measured = random_model(rng, 1024);
+  cost::ModelCost lopsided = measured;
+  lopsided.layers[512].forward_s = 10;
+  cost::Cluster cluster = cost::equal_ranks(64);
+  for (const cost::ModelCost& model : {measured, lopsided}) {
+    for (const double slow : {1.0, 0.7}) {
+      cluster.ranks[9].speed = slow;
+      ASSERT_TRUE(balance(Balancer::kOptimal, {model, cluster, 256}));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dynmo::plan

@@ -283,6 +283,14 @@ TEST(Policy, CostsThatOnlyJitterHaveNotMoved) {
     alarms += costs_moved(model, jittered(model, 0.02, rng), plan, 16, 0.02, 5) ? 1 : 0;
   }
   EXPECT_EQ(alarms, 0);
+  cost::ModelCost slower = model;  // the whole machine
+  for (cost::LayerCost& layer : slower.layers) {
+    layer.forward_s *= 2;
+    layer.backward_input_s *= 2;
+    layer.backward_weight_s *= 2;
+    layer.update_s *= 2;
+  }
+  EXPECT_FALSE(costs_moved(model, slower, plan, 16, 0.001, 5));
   cost::ModelCost one = model;  // a layer by 20 %: 7 deviations of a difference
   one.layers[3].forward_s *= 1.6;
   EXPECT_TRUE(costs_moved(model, one, plan, 16, 0.02, 5));

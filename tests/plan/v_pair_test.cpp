@@ -118,5 +118,17 @@ TEST(VPair, WithoutVPlacementItSaysSo) {
       << few.error().message;
 }
 
+TEST(VPair, PlansLargeProblems) {
+  Rng rng(3);
+  const cost::ModelCost measured = random_model(rng, 128);
+  cost::ModelCost lopsided = measured;
+  lopsided.layers[64].forward_s = 0.05;
+  cost::ModelCost headed = measured;
+  headed.layers.back().forward_s = 0.01;
+  for (const cost::ModelCost& model : {measured, lopsided, headed}) {
+    ASSERT_TRUE(balance(Balancer::kVPair, {model, cost::equal_ranks(16), 64, ScheduleKind::kZbV}));
+  }
+}
+
 }  // namespace
 }  // namespace dynmo::plan

@@ -147,7 +147,7 @@ TEST(Watchdog, NamesASilentRank) {
   const std::string hello("\x0d\0\0\0\0\x2a\0\0\0\0\0\0\0\x01\0\0\0", 17);
   ASSERT_EQ(send(socket->get(), hello.data(), hello.size(), 0), 17);
   const Error why = heard.get_future().get();
-  EXPECT_TRUE(why.message.starts_with("rank 1 was lost: nothing was heard of it for 0."))
+  EXPECT_TRUE(why.message.starts_with("rank 1 was lost: nothing was heard of it for "))
       << why.message;
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(200));
 }
