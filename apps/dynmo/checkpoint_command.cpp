@@ -49,6 +49,7 @@ Expected<int> verify(const fs::path& path) {
 
 Expected<int> export_hf(const fs::path& path, const fs::path& out) {
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(path));
+  for (const std::string& note : model.notes) fmt::print(stderr, "dynmo: {}\n", note);
   DYNMO_TRY(train::export_hugging_face(model, out));
   fmt::print("{}: model.safetensors and config.json of step {}\n", out.string(), model.step);
   return 0;

@@ -61,6 +61,7 @@ Expected<int> run_generate(const GenerateFlags& flags) {
                       "--scores with --prompt: wanted --prompt-tokens 1,2,... beside it");
   }
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
+  for (const std::string& note : model.notes) fmt::print(stderr, "dynmo: {}\n", note);
   if (!flags.prompt) return continue_tokens(model, flags);
   DYNMO_ASSIGN(const auto tokenizer, train::tokenizer_of(model, flags.tokenizer));
   std::vector<std::int32_t> prompt;

@@ -2,10 +2,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "apps/dynmo/checkpoint_command.h"
@@ -88,10 +90,17 @@ int run(const Command& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file at its limit is an error of the write, like a full disk
   try {
     Command chosen;
     const int code = parse(argc, argv, chosen);
     return chosen ? run(chosen) : code;
+  } catch (const std::system_error& fault) {
+    if (std::string_view(fault.what()).starts_with("cannot write to file")) {  // fmt::print
+      return print_error(fmt::format("cannot write to standard output: {}", fault.code().message()),
+                         dynmo::exit_code(dynmo::ErrorCode::kBadInput));
+    }
+    return print_error(fault.what(), dynmo::exit_code(dynmo::ErrorCode::kInternal));
   } catch (const std::exception& fault) {
     return print_error(fault.what(), dynmo::exit_code(dynmo::ErrorCode::kInternal));
   }

@@ -144,8 +144,8 @@ Expected<Restored> restore(const Config& config) {
       std::filesystem::path(config.run.directory) / kCheckpointFolder, &skipped);
   if (!found) {
     return make_error(found.error().code,
-                      "--resume: {}; wanted the --out of a run that wrote some, or leave --resume "
-                      "out to start anew",
+                      "--resume: {}; wanted the --out of a run that has one, or leave --resume "
+                      "out to start anew in another --out",
                       found.error().message);
   }
   Restored restored{.checkpoint = std::move(*found), .step = 0, .plan = {}, .notes = {}};

@@ -96,7 +96,9 @@ Expected<TokenBatches> TokenBatches::open(const Config& config) {
   if (config.train.validation_every > 0) {
     auto made = data::Sampler::make(*tokens.validation, options);
     if (!made) {
-      return make_error(made.error().code, "{}; or set train.validation_every = 0",
+      return make_error(made.error().code,
+                        "{}; or hold more out by `dynmo data prepare --held-out`, or set "
+                        "train.validation_every = 0",
                         made.error().message);
     }
     validation = std::move(made).value();

@@ -137,6 +137,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
                        .step = weights.step,
                        .data = weights.data,
                        .left_out = weights.left_out,
+                       .notes = weights.notes,
                        .config = weights.config,
                        .layers = model::make_decoder(weights.config),
                        .states = {}};

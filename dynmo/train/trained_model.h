@@ -22,7 +22,8 @@ struct TrainedModel {
   std::filesystem::path checkpoint;
   std::int64_t step = 0;
   std::string data;  // folder that knows the tokenizer: data.path of the run, a Hugging Face one
-  std::string left_out;  // of a Hugging Face config (hugging_face.h), or ""
+  std::string left_out;            // of a Hugging Face config (hugging_face.h), or ""
+  std::vector<std::string> notes;  // newer checkpoints passed over, and why
   model::DecoderConfig config;
   model::Model layers;
   std::vector<model::LayerState> states;  // by LayerId; values only

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <sstream>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
@@ -33,6 +34,7 @@
 #include "dynmo/train/token_batches.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/train/weights.h"
+#include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 #include "dynmo/transport/traffic.h"
 
@@ -43,7 +45,7 @@ using runtime::Pipeline;
 using transport::Transport;
 
 // Control uses of the trainer; those of the pipelines follow (runtime/pipeline.h).
-enum Use { kBarrier, kCheckpoint, kTraces, kTraffic };
+enum Use { kBarrier, kCheckpoint, kTraces, kTraffic, kSettings };
 
 const std::vector<std::string> kComparable = {"static", "balanced"};
 
@@ -183,9 +185,16 @@ class Trainer {
       const std::string& left_out = model_.weights->left_out;
       say(fmt::format("weights  of {}{}{}", model_.weights->origin.string(),
                       left_out.empty() ? "" : "; ", left_out));
+      for (const std::string& note : model_.weights->notes) say(note);
     }
     for (std::size_t i = 0; i < names.size(); ++i)
       DYNMO_TRY(add_run(names[i], static_cast<int>(i), *first, restored));
+    // A run that cannot be continued with other settings keeps those it had.
+    DYNMO_TRY(barrier(transport_));
+    if (first_rank()) {
+      DYNMO_TRY(write_file_durably(std::filesystem::path(config_.run.directory) / "config.toml",
+                                   to_toml(config_)));
+    }
     if (emulates(config_)) {
       say(fmt::format(
           "device   EMULATED: layers sleep for the times of {}, hold {:g} of their bytes; "
@@ -465,6 +474,38 @@ Expected<void> check_folder_is_free(const TrainOptions& options) {
   return {};
 }
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Ranks that a launcher or a person started may have been given different commands: they would wait
+// for each other, or train different models together. Where data and run lie may differ by host.
+Expected<void> check_same_settings(Transport& transport, const TrainOptions& options,
+                                   std::int64_t vocabulary) {
+  Config config = options.config;
+  config.data.path = config.run.directory = "";
+  std::string mine = to_toml(config);
+  mine += fmt::format("--resume = {}\n--compare = {}\nvocabulary of the data = {}\n",
+                      options.resume, fmt::join(options.compare, ","), vocabulary);
+  DYNMO_ASSIGN(const auto all,
+               transport::gather_texts(transport, transport::control_tag(kSettings), mine));
+  const std::vector<std::string> wanted = lines_of(all.front());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const std::vector<std::string> given = lines_of(all[rank]);
+    const auto [there, here] =
+        std::mismatch(wanted.begin(), wanted.end(), given.begin(), given.end());
+    return make_error(ErrorCode::kBadInput,
+                      "rank {} was started with '{}', rank 0 with '{}': start all ranks with the "
+                      "same command",
+                      rank, here == given.end() ? "" : *here, there == wanted.end() ? "" : *there);
+  }
+  return {};
+}
+
 }  // namespace
 
 Expected<void> check_inputs(const TrainOptions& options, int ranks) {
@@ -515,10 +556,9 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
   const std::filesystem::path directory = options.config.run.directory;
+  DYNMO_TRY(check_same_settings(transport, options, batches.vocabulary()));
   DYNMO_TRY(check_folder_is_free(options));
   DYNMO_TRY(make_directories(directory));
-  if (transport.rank() == Rank(0))
-    DYNMO_TRY(write_file_durably(directory / "config.toml", to_toml(options.config)));
   return Trainer(transport, options, reporter, std::move(batches), std::move(model)).run();
 }
 

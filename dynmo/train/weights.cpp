@@ -52,8 +52,9 @@ Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found
 }
 
 Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
+  std::vector<Error> passed;
   DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
-               checkpoint::find_checkpoint(path, nullptr));
+               checkpoint::find_checkpoint(path, &passed));
   const std::string origin = (found.path / "manifest.json").string();
   JsonObject state(found.manifest.state, origin, "/state");
   Weights weights{.origin = found.path,
@@ -62,6 +63,9 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
                   .config = {},
                   .tensors = {},
                   .files = {}};
+  for (const Error& error : passed) {
+    weights.notes.push_back(fmt::format("passed over a damaged checkpoint: {}", error.message));
+  }
   const std::string text = state.string("config");
   for (const auto& [key, value] : found.manifest.state.items()) state.ignore(key);
   DYNMO_TRY(state.finish());

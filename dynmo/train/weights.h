@@ -27,6 +27,7 @@ struct Weights {
   std::map<std::string, checkpoint::TensorView, std::less<>> tensors;
   std::vector<checkpoint::Safetensors> files;  // that hold their bytes
   std::string left_out = {};                   // of a Hugging Face config (hugging_face.h), or ""
+  std::vector<std::string> notes = {};         // newer checkpoints passed over, and why
 };
 
 // `path` is a Hugging Face folder (config.json), a run's (its newest verified checkpoint is taken)

@@ -81,6 +81,10 @@ class Resume(RunCase):
         content = bytearray(layer.read_bytes())
         content[len(content) // 2] ^= 1
         layer.write_bytes(content)
+        exported = self.run_command([DYNMO, "checkpoint", "export-hf", "damaged", "--out", "damaged-hf"])
+        self.assertEqual(exported.returncode, 0, exported.stderr)
+        self.assertIn("passed over a damaged checkpoint", exported.stderr)
+        self.assertIn("layer-0002.safetensors", exported.stderr)
         resumed = self.run_command(self.train("damaged", 2, "--resume"))
         self.assertEqual(resumed.returncode, 0, resumed.stderr)
         self.assertIn("layer-0002.safetensors", resumed.stdout + resumed.stderr)
@@ -90,6 +94,17 @@ class Resume(RunCase):
             manifest = folder / "manifest.json"
             manifest.write_text(manifest.read_text()[:-20])
         self.assert_error(self.run_command(self.train("damaged", 2, "--resume")), 4, "checkpoint")
+
+    def test_a_refused_resume_keeps_the_settings_of_the_run(self):
+        done = self.run_command(self.train("kept", 2))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        config = (self.folder / "kept/config.toml").read_text()
+        prepared = self.run_command([DYNMO, "data", "prepare", "corpus", "--out", "pieces", "--tokenizer", "sentencepiece",
+                                     "--vocab", "280", "--validation", "0.1"])
+        self.assertEqual(prepared.returncode, 0, prepared.stderr)
+        refused = self.run_command([*self.train("kept", 2, "--resume"), "--data", "pieces"])
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertEqual((self.folder / "kept/config.toml").read_text(), config)
 
     def test_resume_of_another_model_is_refused(self):
         done = self.run_command(self.train("other", 2))
@@ -117,10 +132,9 @@ class Checkpoints(RunCase):
 
         def limit():
             # Writes beyond it fail like those to a full disk; all files of a run but the layers' are smaller.
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, largest - 1))
 
-        full = self.train("full", preexec_fn=limit, restore_signals=False)
+        full = self.train("full", preexec_fn=limit)
         self.assertEqual(losses(self.folder / "full"), losses(self.folder / "reference"), full.stdout + full.stderr)
         alarms = [line for line in full.stdout.splitlines() if line.startswith("ALARM")]
         self.assertEqual(len(alarms), 3, full.stdout)

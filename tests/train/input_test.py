@@ -101,6 +101,25 @@ class BadInput(RunCase):
             env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.assert_error(self.run_command(self.command(), env=env), 2, str(port), "in use")
 
+    def test_ranks_with_different_commands(self):
+        for number, (setting, given) in enumerate([("optimizer.learning_rate=1", "learning_rate = 1"), ("train.seed=7", "seed = 7"),
+                                                   ("model.hidden=64", "hidden = 64"), ("batch.micro_batches=8", "micro_batches = 8")]):
+            with self.subTest(setting), socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+                free.close()
+                processes = []
+                for rank, extra in ((0, ()), (1, (setting,))):
+                    env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                    processes.append(subprocess.Popen(self.command(run=f"differs-{number}", extra=extra), env=env, text=True,
+                                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder))
+                for process in processes:
+                    _, err = process.communicate(timeout=60)
+                    self.assertEqual(process.returncode, 2, err)
+                    self.assertEqual(len(err.splitlines()), 1, err)
+                    self.assertIn(f"rank 1 was started with '{given}", err)
+                    self.assertIn("same command", err)
+
     def test_too_few_open_files(self):
         def limited(hard, soft):
             return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
