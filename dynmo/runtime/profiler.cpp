@@ -85,7 +85,19 @@ void Profiler::add(const std::vector<LayerSample>& layers, const std::vector<Ran
     if (layers[i].stash_bytes > Bytes{0}) known_.layers[i].activation_bytes = layers[i].stash_bytes;
     sample.forward_s += layers[i].time.forward_s;
   }
-  note_ranks(sample);
+  const std::map<Rank, double> sums = forward_by_rank(layers, owners);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    sample.own_shares.push_back(share(layers[i].time.forward_s, sums.at(owners[i])));
+  }
+  const bool same_plan = !window_.empty() && owners == window_.back().owners;
+  if (same_plan) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const double before = window_.back().own_shares[i];
+      const double now = sample.own_shares[i];
+      sample.own_changes.push_back(2 * share(std::abs(now - before), now + before));
+    }
+  }
+  note_ranks(sums, same_plan);
   window_.push_back(std::move(sample));
   if (window_.size() > kLongest * least_) window_.pop_front();
   drop_outdated();
@@ -99,16 +111,16 @@ void Profiler::add(const std::vector<LayerSample>& layers, const std::vector<Ran
   }
 }
 
-void Profiler::note_ranks(const Sample& sample) {
+void Profiler::note_ranks(const std::map<Rank, double>& sums, bool same_plan) {
   std::vector<double> levels;
   double total = 0;
-  for (const auto& [rank, sum] : forward_by_rank(sample.layers, sample.owners)) {
+  for (const auto& [rank, sum] : sums) {
     levels.push_back(std::log(std::max(sum, 1e-12)));
     total += levels.back();
   }
   const auto ranks = static_cast<double>(levels.size());
   for (double& level : levels) level -= total / ranks;
-  if (!rank_levels_.empty() && !window_.empty() && sample.owners == window_.back().owners) {
+  if (same_plan) {
     for (std::size_t i = 0; ranks > 1 && i < levels.size(); ++i) {
       // Of two steps, and from the mean of all: 2 (1 - 1 / ranks) variances of one.
       rank_changes_.push_back(std::abs(levels[i] - rank_levels_[i]) /
@@ -182,21 +194,14 @@ std::optional<cost::ModelCost> Profiler::costs(int frozen_layers) const {
 }
 
 double Profiler::layer_deviation() const {
-  std::vector<std::vector<double>> changes(known_.layers.size());  // relative, of neighbours
-  std::vector<double> before;
-  for (std::size_t s = 0; s < window_.size(); ++s) {
-    const Sample& step = window_[s];
-    const std::map<Rank, double> sums = forward_by_rank(step.layers, step.owners);
-    std::vector<double> shares;
-    for (std::size_t i = 0; i < step.layers.size(); ++i) {
-      shares.push_back(share(step.layers[i].time.forward_s, sums.at(step.owners[i])));
-      if (s == 0 || step.owners != window_[s - 1].owners || shares[i] + before[i] <= 0) continue;
-      changes[i].push_back(std::abs(shares[i] - before[i]) / ((shares[i] + before[i]) / 2));
-    }
-    before = std::move(shares);
-  }
   double sum = 0;
-  for (auto& of_layer : changes) sum += median(std::move(of_layer));
+  for (std::size_t i = 0; i < known_.layers.size(); ++i) {
+    std::vector<double> changes;
+    for (const Sample& step : window_) {
+      if (!step.own_changes.empty()) changes.push_back(step.own_changes[i]);
+    }
+    sum += median(std::move(changes));
+  }
   return kDeviationPerMad / std::sqrt(2.0) * sum / static_cast<double>(known_.layers.size());
 }
 

@@ -73,9 +73,13 @@ class Profiler {
     std::vector<Rank> owners;
     StepSample beside;
     double forward_s = 0;  // of all layers
+    // Of each layer: its share of its rank's forward time, and that one's relative change since the
+    // step before (empty: another plan).
+    std::vector<double> own_shares = {};
+    std::vector<double> own_changes = {};
   };
 
-  void note_ranks(const Sample& sample);
+  void note_ranks(const std::map<Rank, double>& sums, bool same_plan);
   void drop_outdated();
   // Relative, of one step's value: of a layer (mean over the layers), of a rank.
   [[nodiscard]] double layer_deviation() const;
