@@ -38,14 +38,14 @@ setup:
 # Configured each time: it takes a second, and sees what was installed since.
 build: setup
 	@cmake --preset $(PRESET) >/dev/null
-	@cmake --build --preset $(PRESET) --target dynmo
+	@scripts/build $(PRESET) --target dynmo
 
 demo: build
 	@scripts/demo build/$(PRESET)/apps/dynmo/dynmo
 
 test: setup
 	@cmake --preset $(PRESET) >/dev/null
-	@cmake --build --preset $(PRESET)
+	@scripts/build $(PRESET)
 	@ctest --preset $(PRESET) --output-junit ctest.xml
 
 # MEGATRON=PATH of a checkout of Megatron-LM, for what compares with its reader.
@@ -56,7 +56,7 @@ test-peers: build
 unit:
 	@scripts/setup core
 	@cmake --preset core >/dev/null
-	@cmake --build --preset core
+	@scripts/build core
 	@ctest --preset core -L unit
 
 check:
@@ -69,20 +69,20 @@ format:
 
 soak: setup
 	@cmake --preset $(PRESET) >/dev/null
-	@cmake --build --preset $(PRESET)
+	@scripts/build $(PRESET)
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
 
 fuzz:
 	@scripts/setup core
 	@cmake --preset asan >/dev/null
-	@cmake --build --preset asan --target fuzz_targets
+	@scripts/build asan --target fuzz_targets
 	@cd build/asan/tests/fuzz && for target in fuzz_*; do \
 	  if [ -x $$target ] && [ -f $$target ]; then ./$$target --executions $(EXECUTIONS) || exit 1; fi; done
 
 bench:
 	@scripts/setup core bench
 	@cmake --preset bench >/dev/null
-	@cmake --build --preset bench
+	@scripts/build bench
 	@build/bench/bench/core_bench
 
 # Against a Python with PyTorch; the script says how to get one.
@@ -90,7 +90,7 @@ bench-peers: build
 	@bench/peers/compare.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --precision $(PRECISION) --out build/bench-peers.json $(PEERS)
 
 install: build
-	@cmake --build --preset $(PRESET)
+	@scripts/build $(PRESET)
 	@cmake --install build/$(PRESET) --prefix $(PREFIX)
 
 clean:

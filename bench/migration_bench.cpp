@@ -21,8 +21,8 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/model/emulated.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/process/launcher.h"
 #include "dynmo/runtime/c10d_transport.h"
-#include "dynmo/runtime/launcher.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/tags.h"
@@ -34,8 +34,8 @@ using Clock = std::chrono::steady_clock;
 using transport::Transport;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-const transport::Tag kStart = transport::control_tag(1000);
-const transport::Tag kTimes = transport::control_tag(1001);
+const transport::Tag kStart = transport::control_tag(transport::Control::kUser, 1);
+const transport::Tag kTimes = transport::control_tag(transport::Control::kUser, 2);
 const transport::Tag kRaw = transport::migration_tag(LayerId(1000));
 
 struct Case {
@@ -123,8 +123,8 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
   options.learning_rate.total_steps = 1;
   options.balancing = runtime::Balancing::kNever;
   const plan::Plan first = plan_of(moved, false, 0);
-  runtime::Pipeline pipeline(transport, model, options, first,
-                             runtime::initial_states(model, first, transport.rank(), 1));
+  runtime::Pipeline pipeline(transport, model, options,
+                             {first, runtime::initial_states(model, first, transport.rank(), 1)});
   // The same bytes wherever the layers are; what arrives is compared with what was made.
   std::vector<model::LayerState> made;
   std::vector<std::span<std::byte>> bare;
@@ -195,7 +195,7 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
   return {};
 }
 
-Expected<void> run_rank(const runtime::RankEnvironment& environment, int rounds) {
+Expected<void> run_rank(const process::RankEnvironment& environment, int rounds) {
   DYNMO_ASSIGN(const auto group, runtime::join_group(runtime::group_options(environment)));
   if (group->rank() == Rank(0)) {
     fmt::print("{} moves each way, raw and moved in turn; median (quartiles)\n", rounds);
@@ -210,11 +210,11 @@ Expected<void> run_rank(const runtime::RankEnvironment& environment, int rounds)
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 12;
-  const auto environment = runtime::rank_environment();
+  const auto environment = process::rank_environment();
   const auto done = [&]() -> Expected<int> {
     if (!environment) return environment.error();
     if (!*environment) {
-      return runtime::launch_ranks(
+      return process::launch_ranks(
           {.ranks = 2, .command = {"/proc/self/exe", std::to_string(rounds)}});
     }
     DYNMO_TRY(run_rank(**environment, rounds));

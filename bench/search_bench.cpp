@@ -17,7 +17,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
-#include "dynmo/dynamism/sources.h"
+#include "dynmo/dynamism/registry.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/search.h"

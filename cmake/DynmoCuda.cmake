@@ -50,9 +50,10 @@ if(DYNMO_CUDA)
     target_link_libraries(dynmo_nccl PRIVATE dynmo_options LibTorch::LibTorch "${LibTorch_DIR_FOUND}/lib/libtorch_cuda.so"
       "${LibTorch_DIR_FOUND}/lib/libc10_cuda.so")
     # The program finds it beside itself here, in the library folder when installed.
-    set_property(TARGET dynmo APPEND PROPERTY BUILD_RPATH "$<TARGET_FILE_DIR:dynmo_nccl>")
-    set_property(TARGET dynmo APPEND PROPERTY INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-    add_dependencies(dynmo dynmo_nccl)
+    set_property(TARGET dynmo_runtime_program APPEND PROPERTY BUILD_RPATH "$<TARGET_FILE_DIR:dynmo_nccl>")
+    file(RELATIVE_PATH to_libraries "/${dynmo_runtime_program_directory}" "/${CMAKE_INSTALL_LIBDIR}")
+    set_property(TARGET dynmo_runtime_program APPEND PROPERTY INSTALL_RPATH "$ORIGIN/${to_libraries}")
+    add_dependencies(dynmo_runtime_program dynmo_nccl)
     install(TARGETS dynmo_nccl LIBRARY)
     message(STATUS "NCCL: libdynmo_nccl.so is built")
   elseif(DYNMO_CUDA STREQUAL "AUTO")

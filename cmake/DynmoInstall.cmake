@@ -11,9 +11,12 @@ if(DYNMO_RUNTIME)
   list(APPEND dynmo_package_files "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindLibTorch.cmake")
 endif()
 
-# Where libtorch lies is known at link time only.
-set_target_properties(dynmo PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS dynmo)
+if(DYNMO_RUNTIME)
+  # Where libtorch lies is known at link time only.
+  set_target_properties(dynmo_runtime_program PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS dynmo_runtime_program RUNTIME DESTINATION "${dynmo_runtime_program_directory}")
+endif()
 install(TARGETS ${dynmo_package_targets} EXPORT dynmo FILE_SET HEADERS)
 install(EXPORT dynmo NAMESPACE dynmo:: DESTINATION "${dynmo_package_directory}" FILE dynmoTargets.cmake)
 

@@ -32,16 +32,36 @@ function(dynmo_group folder)
   endforeach()
 endfunction()
 
+# Sets `variable` to the files ENDING of dynmo/FOLDER that belong to library NAME. A source of dynamism has one folder,
+# dynmo/dynamism/S, for both libraries: its files options* and load* are dynmo::core's, the rest is dynmo::runtime's; of
+# dynmo/dynamism itself only source.* is dynmo::runtime's.
+function(dynmo_files variable name folder ending)
+  file(GLOB found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/${folder}/*.${ending}")
+  if(folder STREQUAL "dynamism")
+    file(GLOB in_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/dynamism/*/*.${ending}")
+    set(runtime_files ${found} ${in_sources})
+    list(FILTER runtime_files EXCLUDE REGEX "/dynamism/[^/]+/(options|load)[^/]*$")
+    list(FILTER runtime_files INCLUDE REGEX "/dynamism/([^/]+/[^/]+|source\\.[a-z]+)$")
+    if(name STREQUAL "core")
+      list(APPEND found ${in_sources})
+      list(REMOVE_ITEM found ${runtime_files} "")
+    else()
+      set(found ${runtime_files})
+    endif()
+  endif()
+  set(${variable} ${found} PARENT_SCOPE)
+endfunction()
+
 # dynmo_library(NAME FOLDER...): target dynmo_NAME, alias dynmo::NAME, of the sources and headers in dynmo/FOLDER. Headers
 # ending in _impl.h are private.
 function(dynmo_library name)
   set(sources "")
   set(headers "")
   foreach(folder IN LISTS ARGN)
-    file(GLOB found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/${folder}/*.cpp")
+    dynmo_files(found ${name} ${folder} cpp)
     list(APPEND sources ${found})
     dynmo_group(${folder} ${found})
-    file(GLOB found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/${folder}/*.h")
+    dynmo_files(found ${name} ${folder} h)
     list(FILTER found EXCLUDE REGEX "_impl\\.h$")
     list(APPEND headers ${found})
   endforeach()
@@ -98,6 +118,10 @@ endfunction()
 # Tests are compiled more often than they are waited for. Their precompiled headers are those of -O3, with which g++ 13 for x86
 # has an option that it then misses.
 set(dynmo_quick_to_compile $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
+if(DYNMO_SANITIZE)
+  # Optimizing what the sanitizers put into a test takes a third of its compilation; the library under test keeps its -O1.
+  set(dynmo_quick_to_compile -O0)
+endif()
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-munroll-only-small-loops DYNMO_HAVE_UNROLL_ONLY_SMALL_LOOPS)
 if(DYNMO_HAVE_UNROLL_ONLY_SMALL_LOOPS)

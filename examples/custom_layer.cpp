@@ -5,9 +5,10 @@
 
 #include <cstdio>
 
+#include "dynmo/dynamism/freezing/options.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/train/model_config.h"
-#include "dynmo/train/trainer.h"
+#include "dynmo/train/run.h"
 #include "dynmo/transport/in_process.h"
 
 namespace {
@@ -28,16 +29,16 @@ std::shared_ptr<const model::Layer> squared_relu(std::string name, std::int64_t 
 // [layer]
 
 // [model]
-// The usual decoder with the MLP of every block replaced. Layers: embedding, (attention, MLP) a
-// block, head.
-Expected<model::Model> primer(const train::Config& config, std::int64_t vocabulary) {
+// The usual decoder with the MLP of every block replaced.
+Expected<model::Recipe> primer(const train::Config& config, std::int64_t vocabulary) {
   const model::DecoderConfig decoder = train::decoder_config(config, vocabulary);
   DYNMO_TRY(model::validate(decoder));
-  model::Model layers = model::make_decoder(decoder);
-  for (std::size_t i = 2; i + 1 < layers.size(); i += 2) {
-    layers[i] = squared_relu(layers[i]->name(), config.model.hidden);
+  model::Recipe recipe = model::make_recipe(decoder);
+  for (auto& [place, layer] : recipe.slots) {
+    if (place.part != model::Part::kMlp) continue;
+    layer = squared_relu(layer->name(), config.model.hidden);
   }
-  return layers;
+  return recipe;
 }
 // [model]
 
@@ -60,7 +61,8 @@ int main(int argc, char** argv) {
   options.config.model = {
       .hidden = 64, .blocks = 3, .heads = 4, .kv_heads = 2, .intermediate = 64, .sequence = 32};
   options.config.train.steps = 30;
-  options.config.freezing = {.enabled = true, .fraction = 0.5, .every = 5};
+  options.config.sources.enable<dynamism::FreezingOptions>().schedule = {.fraction = 0.5,
+                                                                         .every = 5};
   train::Reporter reporter;
   reporter.line = [](std::string_view text) {
     std::printf("%.*s\n", static_cast<int>(text.size()), text.data());

@@ -7,19 +7,25 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "apps/dynmo/runtime_commands.h"
+#include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/train/trained_model.h"
 
 namespace dynmo::app {
 namespace {
 
-namespace fs = std::filesystem;
+struct CheckpointFlags {
+  std::string path;
+  std::string out;
+  bool overwrite = false;
+};
 
-Expected<int> inspect(const fs::path& path) {
+Expected<int> inspect(const CheckpointFlags& flags) {
   std::vector<Error> passed;
   DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
-               checkpoint::find_checkpoint(path, &passed));
-  for (const Error& error : passed) fmt::print("passed over: {}\n", error.message);
+               checkpoint::find_checkpoint(flags.path, &passed));
+  for (const Error& error : passed) fmt::print("ignored: {}\n", error.message);
   const checkpoint::Manifest& manifest = found.manifest;
   Bytes total;
   for (const auto& entry : manifest.files) total += entry.bytes;
@@ -37,30 +43,35 @@ Expected<int> inspect(const fs::path& path) {
 }
 
 // Those of a run that are damaged and newer than the one that verifies, then that one.
-Expected<int> verify(const fs::path& path) {
+Expected<int> verify(const CheckpointFlags& flags) {
   std::vector<Error> passed;
   DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,
-               checkpoint::find_checkpoint(path, &passed));
+               checkpoint::find_checkpoint(flags.path, &passed));
   for (const Error& error : passed) fmt::print("DAMAGED: {}\n", error.message);
   fmt::print("{}: step {}, {} files, all digests match\n", found.path.string(), found.manifest.step,
              found.manifest.files.size());
   return 0;
 }
 
-Expected<int> export_hf(const fs::path& path, const fs::path& out) {
-  DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(path));
-  for (const std::string& note : model.notes) fmt::print(stderr, "dynmo: {}\n", note);
-  DYNMO_TRY(train::export_hugging_face(model, out));
-  fmt::print("{}: model.safetensors and config.json of step {}\n", out.string(), model.step);
+Expected<int> export_hf(const CheckpointFlags& flags) {
+  if (!flags.overwrite) {  // before the weights are read
+    const auto free = train::check_export_folder(flags.out);
+    if (!free) return make_error(free.error().code, "{} (--overwrite)", free.error().message);
+  }
+  DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
+  for (const std::string& note : model.notes) print_note("{}", note);
+  DYNMO_TRY(train::export_hugging_face(
+      model, flags.out, flags.overwrite ? train::Overwrite::kYes : train::Overwrite::kNo));
+  fmt::print("{}: model.safetensors and config.json of step {}\n", flags.out, model.step);
   return 0;
 }
 
-Expected<int> import_hf(const fs::path& directory, const fs::path& run) {
-  DYNMO_ASSIGN(const std::string left_out, train::import_hugging_face(directory, run));
+Expected<int> import_hf(const CheckpointFlags& flags) {
+  DYNMO_ASSIGN(const std::string left_out, train::import_hugging_face(flags.path, flags.out));
   fmt::print(
       "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
       "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",
-      run.string());
+      flags.out);
   if (!left_out.empty()) fmt::print("{}\n", left_out);
   return 0;
 }
@@ -68,35 +79,31 @@ Expected<int> import_hf(const fs::path& directory, const fs::path& run) {
 }  // namespace
 
 void add_checkpoint_command(CLI::App& app, Command& chosen) {
-  CLI::App* command = app.add_subcommand("checkpoint", "Look at, check or hand on checkpoints");
+  CLI::App* command = app.add_subcommand(kCheckpointCommand.name, kCheckpointCommand.summary);
   command->require_subcommand(1);
-  const auto path = std::make_shared<std::string>();
-  const auto out = std::make_shared<std::string>();
-  const auto add = [&](const char* name, const char* what) {
-    CLI::App* sub = command->add_subcommand(name, what);
-    sub->add_option("path", *path, "Folder of a run or of a checkpoint")->required();
+  const auto flags = std::make_shared<CheckpointFlags>();
+  const auto add = [&](const char* name, const char* summary, auto run) {
+    CLI::App* sub = command->add_subcommand(name, summary);
+    run_when_parsed(sub, chosen, flags, run);
     return sub;
   };
-  add("inspect", "Print step, plan and tensors")->callback([path, &chosen] {
-    chosen = [path] { return inspect(*path); };
-  });
-  add("verify", "Read every file and compare its digest")->callback([path, &chosen] {
-    chosen = [path] { return verify(*path); };
-  });
+  const auto add_for_run = [&](const char* name, const char* summary, auto run) {
+    CLI::App* sub = add(name, summary, run);
+    sub->add_option("path", flags->path, "Folder of a run or of a checkpoint")->required();
+    return sub;
+  };
+  add_for_run("inspect", "Print step, plan and tensors", inspect);
+  add_for_run("verify", "Read every file and compare its digest", verify);
   CLI::App* hugging_face =
-      add("export-hf", "Write a folder that Hugging Face's transformers reads");
-  hugging_face->add_option("--out", *out, "Folder to write")->required();
-  hugging_face->callback(
-      [path, out, &chosen] { chosen = [path, out] { return export_hf(*path, *out); }; });
-  CLI::App* import = command->add_subcommand(
-      "import-hf", "Make a run's folder of a model that Hugging Face's transformers saved");
-  import->add_option("directory", *path, "Folder of config.json and safetensors")->required();
-  import->add_option("run", *out, "Folder to make")->required();
-  import->callback(
-      [path, out, &chosen] { chosen = [path, out] { return import_hf(*path, *out);
-};
-}  // namespace dynmo::app
-);
+      add_for_run("export-hf", "Write a folder that Hugging Face's transformers reads", export_hf);
+  hugging_face->add_option("--out", flags->out, "Folder to write: new or empty")->required();
+  hugging_face->add_flag("--overwrite", flags->overwrite,
+                         "Replace model.safetensors and config.json of a folder that is there");
+  CLI::App* import =
+      add("import-hf", "Make a run's folder of a model that Hugging Face's transformers saved",
+          import_hf);
+  import->add_option("directory", flags->path, "Folder of config.json and safetensors")->required();
+  import->add_option("run", flags->out, "Folder to make")->required();
 }
 
 }  // namespace dynmo::app

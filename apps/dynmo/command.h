@@ -5,16 +5,24 @@
 // `app`, and its callback sets `chosen` while CLI11 parses; main runs it afterwards. Nothing is
 // done while flags are still being read, and main alone turns errors into messages and exit codes.
 
+#include <CLI/App.hpp>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "dynmo/core/expected.h"
 
 namespace dynmo::app {
 
-// Runs a command whose flags are parsed: its exit code (DESIGN: 0 done, 130 interrupted, ...), or
-// the error that main prints.
+// Runs a command whose flags are parsed: its exit code (core/expected.h has their list), or the
+// error that main prints.
 using Command = std::function<Expected<int>()>;
+
+// Has main run `run(*flags)` once `command` is parsed.
+template <typename Flags, typename Run>
+void run_when_parsed(CLI::App* command, Command& chosen, std::shared_ptr<Flags> flags, Run run) {
+  command->callback([flags, run, &chosen] { chosen = [flags, run] { return run(*flags); }; });
+}
 
 // A check for options of unsigned numbers: CLI11 reads -1 as the largest.
 inline std::string not_negative(const std::string& text) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/dynmo/data_command.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <thread>
 
+#include "apps/dynmo/terminal.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/data/dataset.h"
@@ -26,27 +26,15 @@ struct PrepareFlags {
   std::optional<std::string> algorithm;
 };
 
-// One line that is written over, where somebody watches.
-class ProgressLine {
+// What is being done, and how long it will take.
+class PrepareLine {
  public:
-  ProgressLine() : shown_(::isatty(STDERR_FILENO) == 1) {}
-  ~ProgressLine() {
-    if (used_) fmt::print(stderr, "\r\033[K");
-  }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-
   void show(const data::PrepareProgress& progress) {
     const auto now = Clock::now();
-    if (!shown_) return;
-    const bool begun = !used_ || progress.phase != phase_;
+    const bool begun = progress.phase != phase_;
     if (begun) phase_began_ = now;
-    if (!begun && now - told_ < std::chrono::milliseconds(100)) return;
-    used_ = true;
     phase_ = progress.phase;
-    told_ = now;
-    fmt::print(stderr, "\r\033[K{}", text_of(progress, now - phase_began_));
-    std::fflush(stderr);
+    if (begun || line_.is_due()) line_.show(text_of(progress, now - phase_began_));
   }
 
  private:
@@ -58,8 +46,10 @@ class ProgressLine {
     const double seconds = std::chrono::duration<double>(since).count();
     const double done = static_cast<double>(progress.bytes);
     const double all = static_cast<double>(progress.total_bytes);
-    std::string text = fmt::format("{} {:.0f} %, {:.1f} of {:.1f} MB",
-                                   progress.phase == Phase::kDraw ? "drawing text" : "tokenizing",
+    const char* what = progress.phase == Phase::kHoldOut ? "choosing what to hold out"
+                       : progress.phase == Phase::kDraw  ? "drawing text"
+                                                         : "tokenizing";
+    std::string text = fmt::format("{} {:.0f} %, {:.1f} of {:.1f} MB", what,
                                    all > 0 ? 100 * done / all : 100.0, done * 1e-6, all * 1e-6);
     if (seconds > 0.5 && done > 0) {
       text += fmt::format(", {:.1f} MB/s, {:.0f} s left", done * 1e-6 / seconds,
@@ -68,27 +58,64 @@ class ProgressLine {
     return text;
   }
 
-  bool shown_;
-  bool used_ = false;
-  data::PrepareProgress::Phase phase_{};
+  StatusLine line_;
+  std::optional<data::PrepareProgress::Phase> phase_;
   Clock::time_point phase_began_;
-  Clock::time_point told_;
 };
 
-void print_summary(const data::PrepareReport& report, const std::filesystem::path& out) {
-  fmt::print("tokenizer   {}, vocabulary {}\n", report.tokenizer, report.vocabulary);
+// What is held out and why, in words.
+std::string held_out_text(const data::PrepareReport& report, double share) {
+  constexpr const char* kWithout = "`dynmo train` will run without validation";
+  const std::string percent = fmt::format("{:.3g} %", 100 * share);
+  switch (report.held_out) {
+    case data::HeldOutKind::kNotAsked:
+      return fmt::format("nothing, as --held-out 0 asks: {}", kWithout);
+    case data::HeldOutKind::kDrawn:
+      return fmt::format("{} of {} documents, drawn with a probability of {} each (--held-out)",
+                         report.validation.documents,
+                         report.train.documents + report.validation.documents, percent);
+    case data::HeldOutKind::kDocument:
+      return fmt::format("one document, {}: a draw with {} each takes none of {}",
+                         report.held_out_name, percent,
+                         report.train.documents + report.validation.documents);
+    case data::HeldOutKind::kEnd:
+      return fmt::format("the end of {}, {} of it: too few documents to hold one out",
+                         report.held_out_name, percent);
+    case data::HeldOutKind::kNothing:
+      break;
+  }
+  return fmt::format("nothing, the text is too short: {}", kWithout);
+}
+
+void print_summary(const data::PrepareReport& report, const data::PrepareOptions& options) {
+  fmt::print("tokenizer   {}, vocabulary {}{}\n", report.tokenizer, report.vocabulary,
+             report.unused_lines == 0
+                 ? ""
+                 : fmt::format(", trained on {} of {} lines: more would take too much memory",
+                               report.training_lines - report.unused_lines, report.training_lines));
   fmt::print("train       {:>12} documents {:>14} tokens\n", report.train.documents,
              report.train.tokens);
   fmt::print("validation  {:>12} documents {:>14} tokens\n", report.validation.documents,
              report.validation.tokens);
+  fmt::print("held out    {}\n", held_out_text(report, options.validation));
   fmt::print(
-      "skipped     {:>12} files: {} of other endings, {} compressed, {} binary{}, {} empty, {} "
-      "seen "
-      "twice, {} links and the like\n",
+      "skipped     {:>12} files: {} with other extensions, {} compressed, {} binary{}, {} empty, "
+      "{} seen twice, {} links and the like\n",
       report.skipped(), report.skipped_ending, report.skipped_compressed, report.skipped_binary,
       report.first_binary.empty() ? "" : fmt::format(" (such as {})", report.first_binary),
       report.skipped_empty, report.skipped_twice, report.skipped_other);
-  fmt::print("written to  {}\n", out.string());
+  fmt::print("written to  {}\n", options.out.string());
+}
+
+// The library names the option that is wrong; here that is the flag of the same name.
+Error with_flag(Error error) {
+  for (const char* option : {"validation", "jobs", "vocabulary", "algorithm"}) {
+    if (error.message.starts_with(fmt::format("{} is ", option))) {
+      error.message = "--" + error.message;
+    }
+  }
+  if (error.message.ends_with("the text key")) error.message += " (--text-key)";
+  return error;
 }
 
 Expected<int> run_prepare(PrepareFlags flags) {
@@ -96,7 +123,7 @@ Expected<int> run_prepare(PrepareFlags flags) {
     if (flags.options.tokenizer != data::kSentencePieceTokenizer) {
       return make_error(
           ErrorCode::kBadInput,
-          "--vocab is {}, but --tokenizer {} has a vocabulary of its own: leave --vocab "
+          "--vocabulary is {}, but --tokenizer {} has a vocabulary of its own: leave --vocabulary "
           "out, or train one by --tokenizer sentencepiece",
           *flags.vocabulary, flags.options.tokenizer);
     }
@@ -112,12 +139,12 @@ Expected<int> run_prepare(PrepareFlags flags) {
     flags.options.training.algorithm = *flags.algorithm;
   }
   Expected<data::PrepareReport> report = [&] {
-    ProgressLine line;
+    PrepareLine line;
     flags.options.progress = [&](const data::PrepareProgress& progress) { line.show(progress); };
     return data::prepare(flags.paths, flags.options);
   }();
-  if (!report) return report.error();
-  print_summary(*report, flags.options.out);
+  if (!report) return with_flag(report.error());
+  print_summary(*report, flags.options);
   return 0;
 }
 
@@ -138,7 +165,8 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
                    "bytes; sentencepiece: train one on the text; or the file of a SentencePiece "
                    "model, such as a Hugging Face tokenizer.model")
       ->capture_default_str();
-  prepare->add_option("--vocab", flags->vocabulary, "Tokens of the tokenizer to train [8000]");
+  prepare->add_option("--vocabulary,--vocab", flags->vocabulary,
+                      "Tokens of the tokenizer to train [8000]");
   prepare->add_option("--algorithm", flags->algorithm, "Of that: bpe or unigram [bpe]");
   prepare->add_option("--jobs,-j", options.jobs, "Threads; the result is the same for any number")
       ->capture_default_str();
@@ -149,13 +177,13 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
       ->check(not_negative)
       ->capture_default_str();
   prepare
-      ->add_option("--endings", options.endings,
+      ->add_option("--extensions", options.endings,
                    "Files of a folder that are taken, such as .txt,.py")
       ->delimiter(',')
       ->capture_default_str();
   prepare->add_option("--text-key", options.text_key, "Key of the text in a line of a .jsonl file")
       ->capture_default_str();
-  prepare->callback([flags, &chosen] { chosen = [flags] { return run_prepare(*flags); }; });
+  run_when_parsed(prepare, chosen, flags, run_prepare);
 }
 
 struct InspectFlags {
@@ -168,17 +196,17 @@ struct InspectFlags {
 
 constexpr std::int64_t kShown = 400;  // tokens of the document
 
-// A range of token ids and what is behind it.
-std::pair<std::int32_t, std::int32_t> least_and_most(const data::TokenShards& shards) {
+// The smallest and the largest token id.
+std::pair<std::int32_t, std::int32_t> min_and_max_token(const data::TokenShards& shards) {
   std::vector<std::int32_t> piece;
   std::pair<std::int32_t, std::int32_t> range{0, 0};
   for (std::int64_t first = 0; first < shards.tokens();) {
     piece.resize(static_cast<std::size_t>(
         std::min<std::int64_t>(shards.tokens() - first, std::int64_t{1} << 16)));
     shards.read(first, piece);
-    const auto [least, most] = std::minmax_element(piece.begin(), piece.end());
-    range = first == 0 ? std::pair(*least, *most)
-                       : std::pair(std::min(range.first, *least), std::max(range.second, *most));
+    const auto [min, max] = std::minmax_element(piece.begin(), piece.end());
+    range = first == 0 ? std::pair(*min, *max)
+                       : std::pair(std::min(range.first, *min), std::max(range.second, *max));
     first += static_cast<std::int64_t>(piece.size());
   }
   return range;
@@ -210,21 +238,21 @@ std::string text_of(const data::Tokenizer& tokenizer, std::span<const std::int32
 Json json_of(const data::TokenShards& shards) {
   std::int64_t documents = 0;
   for (const data::TokenShard& shard : shards.shards()) documents += shard.documents();
-  const auto [least, most] = least_and_most(shards);
+  const auto [min, max] = min_and_max_token(shards);
   return {{"shards", shards.shards().size()},
           {"documents", documents},
           {"tokens", shards.tokens()},
           {"type", data::name(shards.shards().front().type())},
-          {"least_token", least},
-          {"most_token", most}};
+          {"min_token", min},
+          {"max_token", max}};
 }
 
 void print_shards(const char* name, const data::TokenShards& shards) {
   const Json json = json_of(shards);
   fmt::print("{:<11} {:>12} documents {:>14} tokens, {}, ids {} to {}{}\n", name,
              json["documents"].get<std::int64_t>(), shards.tokens(),
-             json["type"].get<std::string>(), json["least_token"].get<std::int32_t>(),
-             json["most_token"].get<std::int32_t>(),
+             json["type"].get<std::string>(), json["min_token"].get<std::int32_t>(),
+             json["max_token"].get<std::int32_t>(),
              shards.shards().size() == 1 ? "" : fmt::format(", {} shards", shards.shards().size()));
 }
 
@@ -305,7 +333,7 @@ void add_inspect_command(CLI::App& data, Command& chosen) {
                       "Of shards without dataset.json: bytes, or a SentencePiece model");
   inspect->add_flag("--ids", flags->ids, "Show the document as token ids");
   inspect->add_flag("--json", flags->json, "Print JSON, with the whole document");
-  inspect->callback([flags, &chosen] { chosen = [flags] { return run_inspect(*flags); }; });
+  run_when_parsed(inspect, chosen, flags, run_inspect);
 }
 
 }  // namespace

@@ -5,11 +5,14 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <span>
 
+#include "apps/dynmo/runtime_commands.h"
+#include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/data/tokenizer.h"
 #include "dynmo/data/utf8.h"
@@ -21,18 +24,63 @@ namespace {
 struct GenerateFlags {
   std::string path;
   std::optional<std::string> prompt;
-  std::vector<std::int64_t> prompt_tokens;
+  std::optional<std::string> prompt_tokens;
   std::string scores;
   std::string tokenizer;
   train::Sampling sampling;
 };
 
+// Whole numbers with commas between: "5,17".
+Expected<std::vector<std::int64_t>> parse_tokens(std::string_view text) {
+  std::vector<std::int64_t> tokens;
+  for (bool more = true; more;) {
+    const std::size_t comma = text.find(',');
+    const std::string_view word = text.substr(0, comma);
+    more = comma != std::string_view::npos;
+    text.remove_prefix(more ? comma + 1 : text.size());
+    std::int64_t token = 0;
+    const char* end = word.data() + word.size();
+    const auto parsed = std::from_chars(word.data(), end, token);
+    if (word.starts_with('-') || parsed.ec != std::errc() || parsed.ptr != end) {
+      return make_error(ErrorCode::kBadInput,
+                        "--prompt-tokens: token {} is '{}', wanted token ids with commas between, "
+                        "such as 5,17",
+                        tokens.size(), word);
+    }
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+// Checks a generation, and tells of a text beyond the longest input before it is made.
+Expected<void> check(const train::TrainedModel& model, const std::vector<std::int64_t>& prompt,
+                     const train::Sampling& sampling) {
+  DYNMO_ASSIGN(const std::string note, train::check_generation(model, prompt, sampling));
+  if (!note.empty()) print_note("{}", note);
+  return {};
+}
+
+// Scores of all tokens need all of them in one input.
+Expected<void> check_scores(const train::TrainedModel& model, std::size_t prompt,
+                            const GenerateFlags& flags) {
+  const std::int64_t longest = model::sizes(model.config).sequence;
+  const std::int64_t all = static_cast<std::int64_t>(prompt) + flags.sampling.tokens;
+  if (flags.scores.empty() || all <= longest) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "--scores of {} + {} tokens, wanted at most the model's {} in all: fewer "
+                    "--prompt-tokens or --tokens",
+                    prompt, flags.sampling.tokens, longest);
+}
+
 // Tokens in and out, for models whose tokenizer is somewhere else.
-Expected<int> continue_tokens(const train::TrainedModel& model, const GenerateFlags& flags) {
-  DYNMO_ASSIGN(const auto made, train::generate(model, flags.prompt_tokens, flags.sampling));
+Expected<int> continue_tokens(const train::TrainedModel& model,
+                              const std::vector<std::int64_t>& prompt, const GenerateFlags& flags) {
+  DYNMO_TRY(check_scores(model, prompt.size(), flags));
+  DYNMO_TRY(check(model, prompt, flags.sampling));
+  DYNMO_ASSIGN(const auto made, train::generate(model, prompt, flags.sampling));
   fmt::print("{}\n", fmt::join(made, " "));
   if (flags.scores.empty()) return 0;
-  std::vector<std::int64_t> all = flags.prompt_tokens;
+  std::vector<std::int64_t> all = prompt;
   all.insert(all.end(), made.begin(), made.end());
   DYNMO_ASSIGN(const at::Tensor logits, train::logits(model, all));
   const auto bytes = [](const auto* data, std::size_t count) {
@@ -52,22 +100,28 @@ Expected<int> continue_tokens(const train::TrainedModel& model, const GenerateFl
 }
 
 Expected<int> run_generate(const GenerateFlags& flags) {
-  if (flags.prompt.has_value() == !flags.prompt_tokens.empty()) {
+  if (flags.prompt.has_value() == flags.prompt_tokens.has_value()) {
     return make_error(ErrorCode::kBadInput,
                       "wanted one of --prompt TEXT and --prompt-tokens 1,2,...");
   }
   if (!flags.scores.empty() && flags.prompt) {
     return make_error(ErrorCode::kBadInput,
-                      "--scores with --prompt: wanted --prompt-tokens 1,2,... beside it");
+                      "--scores with --prompt: wanted --prompt-tokens 1,2,... with it");
+  }
+  std::vector<std::int64_t> tokens;
+  if (flags.prompt_tokens) {
+    DYNMO_ASSIGN(tokens, parse_tokens(*flags.prompt_tokens));
   }
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
-  for (const std::string& note : model.notes) fmt::print(stderr, "dynmo: {}\n", note);
-  if (!flags.prompt) return continue_tokens(model, flags);
+  for (const std::string& note : model.notes) print_note("{}", note);
+  if (flags.prompt_tokens) return continue_tokens(model, tokens, flags);
   DYNMO_ASSIGN(const auto tokenizer, train::tokenizer_of(model, flags.tokenizer));
-  std::vector<std::int32_t> prompt;
-  tokenizer->encode(*flags.prompt, prompt);
+  std::vector<std::int32_t> ids;
+  tokenizer->encode(*flags.prompt, ids);
+  const std::vector<std::int64_t> prompt(ids.begin(), ids.end());
   train::Sampling sampling = flags.sampling;
   sampling.end = tokenizer->end_of_document();
+  DYNMO_TRY(check(model, prompt, sampling));
   // Written as it is made, character by character: a token may be a part of one.
   std::string waiting = *flags.prompt;  // printed once it is sure that something follows
   const auto print = [&](std::string_view text) {
@@ -77,10 +131,9 @@ Expected<int> run_generate(const GenerateFlags& flags) {
     waiting.clear();
   };
   data::WholeCharacters characters;
-  DYNMO_TRY(
-      train::generate(model, {prompt.begin(), prompt.end()}, sampling, [&](std::int64_t token) {
-        print(characters.feed(tokenizer->text_of(static_cast<std::int32_t>(token))));
-      }));
+  DYNMO_TRY(train::generate(model, prompt, sampling, [&](std::int64_t token) {
+    print(characters.feed(tokenizer->text_of(static_cast<std::int32_t>(token))));
+  }));
   print(characters.finish() + "\n");
   return 0;
 }
@@ -88,21 +141,15 @@ Expected<int> run_generate(const GenerateFlags& flags) {
 }  // namespace
 
 void add_generate_command(CLI::App& app, Command& chosen) {
-  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
+  CLI::App* command = app.add_subcommand(kGenerateCommand.name, kGenerateCommand.summary);
   const auto flags = std::make_shared<GenerateFlags>();
   command->add_option("model", flags->path, "Folder of a run or of a checkpoint")->required();
   command->add_option("--prompt", flags->prompt, "Text to continue");
-  command
-      ->add_option("--prompt-tokens", flags->prompt_tokens,
-                   "Instead: token ids to continue; ids are printed")
-      ->delimiter(',')
-      ->check([](const std::string& text) {
-        return text.empty() ? std::string("an empty token, wanted whole numbers such as 5,17")
-                            : std::string();
-      });
+  command->add_option("--prompt-tokens", flags->prompt_tokens,
+                      "Instead: token ids to continue, such as 5,17; ids are printed");
   command
       ->add_option("--scores", flags->scores,
-                   "With --prompt-tokens: safetensors file to write the scores behind every "
+                   "With --prompt-tokens: safetensors file to write the scores after every "
                    "token to")
       ->option_text("FILE");
   command->add_option("--tokenizer", flags->tokenizer,
@@ -120,7 +167,7 @@ void add_generate_command(CLI::App& app, Command& chosen) {
   command->add_option("--seed", flags->sampling.seed, "Of the draws")
       ->check(not_negative)
       ->capture_default_str();
-  command->callback([flags, &chosen] { chosen = [flags] { return run_generate(*flags); }; });
+  run_when_parsed(command, chosen, flags, run_generate);
 }
 
 }  // namespace dynmo::app

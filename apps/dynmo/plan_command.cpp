@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/dynmo/plan_command.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -24,11 +22,14 @@
 #include "dynmo/plan/pack.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/plan/recompute.h"
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/csv.h"
+#include "dynmo/schedule/lowering.h"
 
 namespace dynmo::app {
 namespace {
 
-constexpr std::int64_t kMostRanks = 1 << 16;
+constexpr std::int64_t kMaxRanks = 1 << 16;
 
 struct PlanFlags {
   std::optional<std::string> profile;
@@ -39,6 +40,7 @@ struct PlanFlags {
   std::optional<std::int64_t> ranks;
   std::optional<std::string> memory;
   std::optional<std::string> cluster;
+  std::optional<double> head_room;
   std::int64_t micro_batches = 32;
   std::string balancer = "search";
   std::string schedule = "auto";
@@ -49,6 +51,7 @@ struct PlanFlags {
   std::optional<std::int64_t> evaluations;
   std::optional<std::string> out;
   std::optional<std::string> trace;
+  std::optional<std::string> schedule_csv;
   bool json = false;
 };
 
@@ -85,19 +88,25 @@ Expected<void> check_sources(const PlanFlags& flags) {
 }
 
 Expected<void> check_number(std::string_view flag, const std::optional<std::int64_t>& value,
-                            std::int64_t most) {
-  if (!value || (*value >= 1 && *value <= most)) return {};
+                            std::int64_t max) {
+  if (!value || (*value >= 1 && *value <= max)) return {};
   return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", flag,
-                    *value, most);
+                    *value, max);
 }
 
 Expected<void> check_numbers(const PlanFlags& flags) {
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
-  DYNMO_TRY(check_number("--sequence", flags.sequence, kMostTokens));
-  DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMostTokens));
-  DYNMO_TRY(check_number("--ranks", flags.ranks, kMostRanks));
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
+  DYNMO_TRY(check_number("--sequence", flags.sequence, kMaxTokens));
+  DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMaxTokens));
+  DYNMO_TRY(check_number("--ranks", flags.ranks, kMaxRanks));
   DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 16));
   DYNMO_TRY(check_number("--evaluations", flags.evaluations, std::int64_t{1} << 40));
+  if (flags.head_room && !(*flags.head_room >= 0 && *flags.head_room < 1)) {
+    return make_error(ErrorCode::kBadInput,
+                      "--head-room is {}, wanted a share of the memory from 0 to less than 1, such "
+                      "as 0.1",
+                      *flags.head_room);
+  }
   if (flags.slack && !(*flags.slack >= 0 && std::isfinite(*flags.slack))) {
     return make_error(ErrorCode::kBadInput,
                       "--slack is {}, wanted 0 or more, such as 0.05 for 5 % more time a step",
@@ -109,7 +118,9 @@ Expected<void> check_numbers(const PlanFlags& flags) {
 // What is asked: files read, flags understood.
 struct Question {
   cost::ModelCost model;
-  cost::Cluster cluster;
+  cost::Cluster cluster;  // memory without the head-room
+  double head_room = 0;   // share of every rank's memory that stays free
+  std::string links;      // where those of the cluster come from; empty: from the user
   int micro_batches = 1;
   plan::Balancer balancer = plan::Balancer::kOptimal;
   std::optional<schedule::ScheduleKind> schedule;
@@ -126,6 +137,10 @@ Expected<cost::ModelCost> read_model(const PlanFlags& flags) {
   return cost::transformer_costs(shape, device);
 }
 
+// What formulas and presets leave out has to fit, too: libraries, buffers, fragmentation. A memory
+// that the user names is taken by its word.
+constexpr double kDeviceHeadRoom = 0.1;
+
 // Of each of --ranks: as given, else the device's, else unlimited.
 Expected<Bytes> read_memory(const PlanFlags& flags) {
   if (flags.memory) {
@@ -138,6 +153,39 @@ Expected<Bytes> read_memory(const PlanFlags& flags) {
   if (!flags.model) return cost::kUnlimitedMemory;
   DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
   return device.memory;
+}
+
+// An order of the plan's own may be one that no step survives: its grid shows where it stops.
+Expected<void> check_order(const plan::Plan& from, const Question& question,
+                           const std::string& path) {
+  if (from.order.empty()) return {};
+  const auto actions =
+      plan::schedule_of(from, question.micro_batches, question.model.frozen_layers());
+  if (!actions) return {};  // for another number of micro-batches
+  const schedule::Schedule lowered = schedule::lower(*actions);
+  const auto fault = schedule::find_fault(lowered);
+  if (!fault) return {};
+  print_error_text(schedule::explain(lowered) + "\n");
+  return make_error(ErrorCode::kBadInput, "{}: /order cannot run: {}", path, fault->message);
+}
+
+// The ranks, their memory and their links: the user's, or equal ranks with the links that a device
+// has inside a node.
+Expected<void> read_cluster(const PlanFlags& flags, Question& question) {
+  if (flags.cluster) {
+    DYNMO_ASSIGN(question.cluster, cost::read_cluster(*flags.cluster));
+  } else {
+    DYNMO_ASSIGN(const Bytes memory, read_memory(flags));
+    question.cluster = cost::equal_ranks(static_cast<int>(*flags.ranks), memory);
+  }
+  const bool device_memory = flags.model && !flags.memory && !flags.cluster;
+  question.head_room = flags.head_room.value_or(device_memory ? kDeviceHeadRoom : 0);
+  question.cluster = cost::with_head_room(std::move(question.cluster), question.head_room);
+  if (!flags.model || flags.cluster) return {};
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
+  question.cluster.inside_node = question.cluster.between_nodes = device.inside_node;
+  question.links = fmt::format("those of {} inside a node", device.name);
+  return {};
 }
 
 // The plan in force, on as many ranks as are offered.
@@ -157,6 +205,7 @@ Expected<plan::Plan> read_from(const std::string& path, const Question& question
   }
   from.ranks = question.cluster.size();
   if (!from.order.empty()) from.order.resize(static_cast<std::size_t>(from.ranks));
+  DYNMO_TRY(check_order(from, question, path));
   return from;
 }
 
@@ -173,33 +222,12 @@ Expected<Question> read_question(const PlanFlags& flags) {
   question.recompute = *recompute;
   question.micro_batches = static_cast<int>(flags.micro_batches);
   DYNMO_ASSIGN(question.model, read_model(flags));
-  if (flags.cluster) {
-    DYNMO_ASSIGN(question.cluster, cost::read_cluster(*flags.cluster));
-  } else {
-    DYNMO_ASSIGN(const Bytes memory, read_memory(flags));
-    question.cluster = cost::equal_ranks(static_cast<int>(*flags.ranks), memory);
-  }
+  DYNMO_TRY(read_cluster(flags, question));
   if (flags.from) {
     DYNMO_ASSIGN(question.from, read_from(*flags.from, question));
   }
   return question;
 }
-
-// What takes a second or more is said where somebody watches.
-class SearchingLine {
- public:
-  explicit SearchingLine(bool searching) : shown_(searching && ::isatty(STDERR_FILENO) == 1) {
-    if (shown_) fmt::print(stderr, "searching for a plan ...");
-  }
-  ~SearchingLine() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
-  }
-  SearchingLine(const SearchingLine&) = delete;
-  SearchingLine& operator=(const SearchingLine&) = delete;
-
- private:
-  bool shown_;
-};
 
 Expected<plan::RecomputeProposal> propose(const Question& question, const PlanFlags& flags) {
   const plan::BalanceProblem problem{
@@ -213,29 +241,12 @@ Expected<plan::RecomputeProposal> propose(const Question& question, const PlanFl
       question.schedule ? plan::ScheduleChoice::kAsGiven : plan::ScheduleChoice::kBest;
   options.rank_order = plan::RankOrder::kPermuteEqual;
   if (flags.evaluations) options.evaluations = *flags.evaluations;
-  const SearchingLine line(question.balancer == plan::Balancer::kSearch);
+  StatusLine line;
+  if (question.balancer == plan::Balancer::kSearch) line.show("searching for a plan ...");
   if (!flags.pack) return plan::propose(question.balancer, problem, options, question.recompute);
   const plan::PackOptions packing{.slack = flags.slack.value_or(0), .propose = options};
   DYNMO_ASSIGN(plan::Packing packed, plan::pack(question.balancer, problem, packing));
   return plan::RecomputeProposal{.proposal = std::move(packed.proposal), .layers = {}};
-}
-
-// Of the plan and what it recomputes, with the stashes that the second forwards bring back in the
-// ranks' memory.
-Expected<plan::Evaluation> evaluate(const Question& question, const plan::RecomputeProposal& found,
-                                    const cost::ModelCost& costs) {
-  const plan::Plan& plan = found.proposal.plan;
-  DYNMO_ASSIGN(
-      plan::Evaluation evaluation,
-      plan::evaluate(plan, costs, question.cluster, question.micro_batches, {.timeline = true}));
-  if (found.layers.empty()) return evaluation;
-  DYNMO_ASSIGN(const std::vector<Bytes> peaks,
-               plan::peak_memory(plan, question.model, question.micro_batches, found.layers));
-  for (std::size_t r = 0; r < peaks.size(); ++r) {
-    evaluation.result.ranks[r].peak_memory = peaks[r];
-  }
-  DYNMO_TRY(plan::require_memory(plan, evaluation, question.cluster, found.proposal.winner));
-  return evaluation;
 }
 
 std::string made_by(const plan::Proposal& proposal, const PlanFlags& flags) {
@@ -275,6 +286,13 @@ Expected<void> write_trace(const std::string& path, const plan::Evaluation& eval
   return write_file_durably(path, observe::trace_json(processes));
 }
 
+Expected<void> write_schedule(const std::string& path, const plan::Plan& plan,
+                              const Question& question, int frozen_layers) {
+  DYNMO_ASSIGN(const schedule::Schedule actions,
+               plan::schedule_of(plan, question.micro_batches, frozen_layers));
+  return write_file_durably(path, schedule::write_csv(actions));
+}
+
 // Nothing that is read or written is overwritten by something else.
 Expected<void> check_outputs(const PlanFlags& flags) {
   std::vector<std::pair<std::string_view, std::string>> used;
@@ -283,15 +301,15 @@ Expected<void> check_outputs(const PlanFlags& flags) {
         {"--model", flags.model},
         {"--cluster", flags.cluster},
         {"--out", flags.out},
-        {"--trace", flags.trace}}) {
+        {"--trace", flags.trace},
+        {"--schedule-csv", flags.schedule_csv}}) {
     if (!path) continue;
-    const std::string normal = std::filesystem::weakly_canonical(*path).string();
     for (const auto& [other, taken] : used) {
-      if (taken != normal) continue;
+      if (!is_same_file(taken, *path)) continue;
       return make_error(ErrorCode::kBadInput, "{} and {} are both '{}': name another file", other,
                         name, *path);
     }
-    used.emplace_back(name, normal);
+    used.emplace_back(name, *path);
   }
   return {};
 }
@@ -301,10 +319,18 @@ Expected<int> run_plan(const PlanFlags& flags) {
   DYNMO_TRY(check_numbers(flags));
   DYNMO_TRY(check_outputs(flags));
   DYNMO_ASSIGN(const Question question, read_question(flags));
-  DYNMO_ASSIGN(const plan::RecomputeProposal proposed, propose(question, flags));
+  auto answer = propose(question, flags);
+  if (!answer && question.head_room > 0 && answer.error().code == ErrorCode::kInfeasible) {
+    return make_error(ErrorCode::kInfeasible, "{} ({:.3g} % of the memory stay free: --head-room)",
+                      answer.error().message, 100 * question.head_room);
+  }
+  DYNMO_ASSIGN(const plan::RecomputeProposal proposed, std::move(answer));
   const plan::Proposal& found = proposed.proposal;
   const cost::ModelCost costs = plan::recomputed(question.model, proposed.layers);
-  DYNMO_ASSIGN(const plan::Evaluation evaluation, evaluate(question, proposed, costs));
+  DYNMO_ASSIGN(
+      const plan::Evaluation evaluation,
+      plan::evaluate_recomputed(found.plan, question.model, question.cluster,
+                                question.micro_batches, proposed.layers, {.timeline = true}));
   plan::Migration migration;
   if (question.from) migration = plan::difference(*question.from, found.plan, question.model);
   Json json = plan::plan_json(found.plan, evaluation, costs, flags.balancer, migration);
@@ -314,6 +340,9 @@ Expected<int> run_plan(const PlanFlags& flags) {
   }
   if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
   if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, evaluation));
+  if (flags.schedule_csv) {
+    DYNMO_TRY(write_schedule(*flags.schedule_csv, found.plan, question, costs.frozen_layers()));
+  }
   if (flags.json) {
     fmt::print("{}\n", json.dump(1));
     return 0;
@@ -326,7 +355,9 @@ Expected<int> run_plan(const PlanFlags& flags) {
                              .made_by = made_by(found, flags),
                              .compared = comparisons(question),
                              .migration = {},
-                             .recomputed = proposed.layers};
+                             .recomputed = proposed.layers,
+                             .head_room = question.head_room,
+                             .links = question.links};
   if (question.from) report.migration = std::move(migration);
   fmt::print("{}", observe::plan_report(
                        report, {.width = terminal_width(), .ascii = !terminal_has_utf8()}));
@@ -334,7 +365,7 @@ Expected<int> run_plan(const PlanFlags& flags) {
 }
 
 // With --json an error goes to standard output too, for the program that reads there.
-Expected<int> run_and_say(const PlanFlags& flags) {
+Expected<int> run_plan_command(const PlanFlags& flags) {
   auto done = run_plan(flags);
   if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());
   return done;
@@ -350,12 +381,29 @@ void add_model_options(CLI::App& command, PlanFlags& flags) {
   command.add_option("--sequence", flags.sequence, "Tokens of a sequence, with --model");
   command.add_option("--micro-batch-size", flags.micro_batch_size,
                      "Sequences of a micro-batch, with --model; default 1");
-  command.add_option("--ranks", flags.ranks, "Equal ranks, no latency, unlimited bandwidth");
+  command.add_option("--ranks", flags.ranks,
+                     "Equal ranks; with --model the device's links inside a node, else no latency "
+                     "and unlimited bandwidth");
   command.add_option("--memory", flags.memory,
                      "Memory of each of --ranks, such as 80GiB; default unlimited, with --model "
                      "the device's");
+  command.add_option(
+      "--head-room", flags.head_room,
+      "Share of every rank's memory to leave free; default 0.1 of a device's, else 0");
   command.add_option("--cluster", flags.cluster, "Instead of --ranks: ranks, nodes and links")
       ->option_text("CLUSTER.json");
+}
+
+std::vector<std::string_view> balancer_names() {
+  std::vector<std::string_view> names;
+  for (const plan::Balancer balancer : plan::balancers()) names.push_back(plan::name(balancer));
+  return names;
+}
+
+std::vector<std::string_view> schedule_names() {
+  std::vector<std::string_view> names;
+  for (const auto& kind : schedule::schedule_kinds()) names.push_back(kind.name);
+  return names;
 }
 
 void add_plan_options(CLI::App& command, PlanFlags& flags) {
@@ -363,12 +411,11 @@ void add_plan_options(CLI::App& command, PlanFlags& flags) {
       ->capture_default_str();
   command
       .add_option("--balancer", flags.balancer,
-                  "uniform, parameters, time, diffusion-parameters, diffusion-time, optimal, "
-                  "v-pair or search")
+                  fmt::format("{}", fmt::join(balancer_names(), ", ")))
       ->capture_default_str();
   command
       .add_option("--schedule", flags.schedule,
-                  "gpipe, 1f1b, interleaved, zb-h1, zb-v, adaptive, or auto for the best")
+                  fmt::format("{}, or auto for the best", fmt::join(schedule_names(), ", ")))
       ->capture_default_str();
   command
       .add_option(
@@ -395,8 +442,13 @@ void add_plan_command(CLI::App& app, Command& chosen) {
   command->add_option("--out", flags->out, "Write the plan")->option_text("PLAN.json");
   command->add_option("--trace", flags->trace, "Write the step for Perfetto")
       ->option_text("TRACE.json");
+  command
+      ->add_option("--schedule-csv", flags->schedule_csv,
+                   "Write the actions of every rank for PyTorch's pipelining, as its "
+                   "\"compute_only\" CSV")
+      ->option_text("SCHEDULE.csv");
   command->add_flag("--json", flags->json, "Print the plan as JSON and nothing else");
-  command->callback([flags, &chosen] { chosen = [flags] { return run_and_say(*flags); }; });
+  run_when_parsed(command, chosen, flags, run_plan_command);
 }
 
 }  // namespace dynmo::app

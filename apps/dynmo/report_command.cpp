@@ -12,7 +12,7 @@ namespace dynmo::app {
 
 void add_report_command(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand(
-      "report", "Print what a run said at its end, with a table of its layers and its traffic");
+      "report", "Reprint the final report of a run, with a table of its layers and its traffic");
   const auto run = std::make_shared<std::string>();
   command->add_option("run", *run, "Folder of a run")->required();
   command->callback([run, &chosen] {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/dynmo/simulate_command.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 
+#include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/core/units.h"
 #include "dynmo/scenario/report.h"
 #include "dynmo/scenario/run.h"
 
@@ -25,46 +26,54 @@ struct SimulateFlags {
   bool json = false;
 };
 
-// A bar on standard error, where somebody watches; at most ten times a second.
-class ProgressBar {
+// On standard error: a bar on a terminal, and a line for each policy once it is done, so that one
+// sees which of them takes the time.
+class PolicyProgress {
  public:
-  ProgressBar() : shown_(::isatty(STDERR_FILENO) == 1) {}
-  ~ProgressBar() {
-    if (used_) fmt::print(stderr, "\r\033[K");
-  }
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-
   void show(const scenario::ComparisonProgress& progress) {
+    if (progress.step == 0) {
+      finish();
+      run_ = progress.run;
+      began_ = Clock::now();
+    }
+    if (line_.is_due()) line_.show(bar_of(progress));
+  }
+  void finish() {
+    if (run_.empty()) return;
+    line_.clear();
+    print_note("{} took {}", run_, format_seconds(seconds_since(began_)));
+    run_.clear();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  [[nodiscard]] std::string bar_of(const scenario::ComparisonProgress& progress) const {
     constexpr int kWidth = 30;
-    const auto now = std::chrono::steady_clock::now();
-    if (!shown_ || now - last_ < std::chrono::milliseconds(100)) return;
-    last_ = now;
-    used_ = true;
     const double done = (progress.number +
                          static_cast<double>(progress.step) / static_cast<double>(progress.steps)) /
                         progress.runs;
     const auto filled = static_cast<std::size_t>(done * kWidth);
-    fmt::print(stderr, "\r\033[K[{}{}] {:3.0f} % {}, step {} of {}", std::string(filled, '#'),
-               std::string(kWidth - filled, ' '), 100 * done, progress.run, progress.step,
-               progress.steps);
-    std::fflush(stderr);
+    return fmt::format("[{}{}] {:3.0f} % {}, step {} of {}, {:.0f} s", std::string(filled, '#'),
+                       std::string(kWidth - filled, ' '), 100 * done, progress.run, progress.step,
+                       progress.steps, seconds_since(began_));
   }
 
- private:
-  bool shown_;
-  bool used_ = false;
-  std::chrono::steady_clock::time_point last_;
+  StatusLine line_;
+  std::string run_;
+  Clock::time_point began_;
 };
 
 Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
                                        const SimulateFlags& flags) {
   DYNMO_ASSIGN(const scenario::Job job, scenario::make_job(asked));
-  ProgressBar bar;
-  return scenario::compare(
+  PolicyProgress shown;
+  auto compared = scenario::compare(
       job, asked.policy.compare,
       {.trace_steps = flags.trace.empty() ? 0 : kTraceSteps,
-       .progress = [&](const scenario::ComparisonProgress& progress) { bar.show(progress); }});
+       .progress = [&](const scenario::ComparisonProgress& progress) { shown.show(progress); }});
+  if (compared) shown.finish();
+  return compared;
 }
 
 Expected<int> run_simulate(const SimulateFlags& flags) {
@@ -84,7 +93,7 @@ Expected<int> run_simulate(const SimulateFlags& flags) {
 }
 
 // With --json an error goes to standard output too, for the program that reads there.
-Expected<int> run_and_say(const SimulateFlags& flags) {
+Expected<int> run_simulate_command(const SimulateFlags& flags) {
   auto done = run_simulate(flags);
   if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());
   return done;
@@ -109,7 +118,7 @@ void add_simulate_command(CLI::App& app, Command& chosen) {
   command->add_option("--trace", flags->trace, "Write the last steps of every run for Perfetto")
       ->option_text("TRACE.json");
   command->add_flag("--json", flags->json, "Print the comparison as JSON and nothing else");
-  command->callback([flags, &chosen] { chosen = [flags] { return run_and_say(*flags); }; });
+  run_when_parsed(command, chosen, flags, run_simulate_command);
 }
 
 }  // namespace dynmo::app

@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What standard output can show.
+// What standard output can show, and what is said on standard error.
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
 
 namespace dynmo::app {
 
@@ -10,5 +18,38 @@ namespace dynmo::app {
 
 // Whether the environment (LC_ALL, LC_CTYPE, LANG: the first that is set) says UTF-8.
 [[nodiscard]] bool terminal_has_utf8();
+
+// Writes to standard error. Nobody may read there, or the disk behind it may be full: that changes
+// nothing of what a command does.
+void print_error_text(std::string_view text);
+
+// The line that a failed command ends with; returns its exit code.
+int print_error(const Error& error);
+
+// "dynmo: " and a line.
+template <typename... Args>
+void print_note(fmt::format_string<Args...> format, Args&&... args) {
+  print_error_text("dynmo: " + fmt::format(format, std::forward<Args>(args)...) + "\n");
+}
+
+// A line on standard error that is written over, where that is a terminal; cleared at the end.
+class StatusLine {
+ public:
+  StatusLine();
+  ~StatusLine();
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
+
+  [[nodiscard]] bool on_terminal() const { return on_terminal_; }
+  // Whether the last text is so old (0.1 s) that another may be shown.
+  [[nodiscard]] bool is_due() const;
+  void show(std::string_view text);
+  void clear();
+
+ private:
+  bool on_terminal_;
+  bool used_ = false;
+  std::chrono::steady_clock::time_point shown_at_;
+};
 
 }  // namespace dynmo::app

@@ -42,9 +42,9 @@ void print_summary(const observe::TraceImport& import, const std::filesystem::pa
 }
 
 Expected<int> run_import(const ImportFlags& flags) {
-  if (flags.boundary_bytes < 0 || Bytes{flags.boundary_bytes} > cost::kMostBytes) {
+  if (flags.boundary_bytes < 0 || Bytes{flags.boundary_bytes} > cost::kMaxBytes) {
     return make_error(ErrorCode::kBadInput, "--boundary-bytes is {}, wanted 0 to {}",
-                      flags.boundary_bytes, cost::kMostBytes.value);
+                      flags.boundary_bytes, cost::kMaxBytes.value);
   }
   DYNMO_ASSIGN(observe::TraceImport import, observe::read_trace(flags.trace));
   for (cost::LayerCost& layer : import.model.layers) {
@@ -73,11 +73,8 @@ void add_import_command(CLI::App& trace, Command& chosen) {
                    "Bytes a layer sends to the next, one micro-batch (tokens x hidden x 2 in "
                    "bfloat16); a trace does not hold them")
       ->capture_default_str();
-  import->callback([flags, &chosen] { chosen = [flags] { return run_import(*flags);
-};
-}  // namespace
-);
-}  // namespace dynmo::app
+  run_when_parsed(import, chosen, flags, run_import);
+}
 
 }  // namespace
 

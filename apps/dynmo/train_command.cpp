@@ -1,23 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/dynmo/train_command.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "apps/dynmo/runtime_commands.h"
+#include "apps/dynmo/terminal.h"
+#include "dynmo/core/files.h"
+#include "dynmo/core/toml.h"
 #include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/train/interruption.h"
 #include "dynmo/train/rank_process.h"
 
 namespace dynmo::app {
 namespace {
 
+const int kInterruptedExit = exit_code(ErrorCode::kInterrupted);
+
 struct TrainFlags {
   std::string config;
-  std::vector<std::string> settings;
+  std::vector<std::string> settings;  // of --set
+  std::vector<std::string> keys;      // --train.steps 100 and the like, as settings
   std::optional<std::int64_t> ranks;
   std::optional<std::int64_t> steps;
   std::string data;
@@ -27,11 +38,12 @@ struct TrainFlags {
   bool dry_run = false;
 };
 
-// File first, then --set, then the flags that have names of their own.
-Expected<train::TrainOptions> options_of(const TrainFlags& flags) {
+// File first, then --set, then the flags of keys, then those that have names of their own.
+Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::string& config_text) {
   train::TrainOptions options;
-  if (!flags.config.empty()) DYNMO_TRY(train::apply_file(options.config, flags.config));
+  DYNMO_TRY(train::apply_text(options.config, config_text, flags.config));
   DYNMO_TRY(train::apply_settings(options.config, flags.settings));
+  DYNMO_TRY(train::apply_settings(options.config, flags.keys));
   if (flags.ranks) options.config.pipeline.ranks = *flags.ranks;
   if (flags.ranks && *flags.ranks < 1) {
     return make_error(ErrorCode::kBadInput, "-n is {}, wanted 1 rank or more", *flags.ranks);
@@ -62,43 +74,100 @@ train::Reporter terminal_reporter(std::int64_t steps) {
   return reporter;
 }
 
-[[noreturn]] void be_a_rank(train::TrainOptions options) {
+// "interrupted at step 120 of 1000; checkpoint of step 100; continue with: ..."
+std::string describe(const train::Interruption& found, const train::TrainOptions& options) {
+  std::string text = found.steps_done ? fmt::format("interrupted at step {} of {}",
+                                                    *found.steps_done, options.config.train.steps)
+                                      : "interrupted before a step was done";
+  if (!options.compare.empty()) return text + "; a comparison starts at step 0 again";
+  if (!found.checkpoint_step) {
+    return text + "; no checkpoint to continue from (checkpoint.every = N writes one)";
+  }
+  return text +
+         fmt::format("; checkpoint of step {}; continue with: dynmo train --config {} --resume",
+                     *found.checkpoint_step, found.config.string());
+}
+
+[[noreturn]] void run_as_rank(train::TrainOptions options) {
   const std::int64_t steps = options.config.train.steps;
   const auto done =
       train::run_rank({.options = std::move(options), .reporter = terminal_reporter(steps)});
   if (done.has_value()) runtime::quit(0);
-  fmt::print(stderr, "dynmo: error: {}\n", done.error().message);
-  runtime::quit(exit_code(done.error().code));
+  runtime::quit(print_error(done.error()));
+}
+
+// The arguments of the ranks. A config that came through a pipe is gone once it has been read: they
+// read it from a file in memory, which this process holds as long as it waits for them.
+Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> arguments,
+                                                  const std::string& config,
+                                                  const std::string& text) {
+  std::error_code fault;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", fault);
+  if (!fault) arguments[0] = self.string();
+  if (config.empty() || std::filesystem::is_regular_file(config, fault)) return arguments;
+  const int file = ::memfd_create("dynmo-config", MFD_CLOEXEC);
+  if (file < 0) {
+    return make_error(ErrorCode::kBadInput, "cannot hold '{}' in memory: {}", config,
+                      std::strerror(errno));
+  }
+  DYNMO_TRY(write_file_durably(fmt::format("/proc/self/fd/{}", file), text));
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    std::string& argument = arguments[i];
+    const bool value = arguments[i - 1] == "-c" || arguments[i - 1] == "--config";
+    const bool both = argument.starts_with("-c") || argument.starts_with("--config=");
+    if (!argument.ends_with(config) || (!value && !both)) continue;
+    argument.resize(argument.size() - config.size());
+    argument += fmt::format("/proc/{}/fd/{}", ::getpid(), file);
+  }
+  return arguments;
 }
 
 Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>& arguments) {
-  DYNMO_ASSIGN(train::TrainOptions options, options_of(flags));
+  std::string config_text;
+  if (!flags.config.empty()) {
+    DYNMO_ASSIGN(config_text, read_file(flags.config, kMaxTomlBytes));
+  }
+  DYNMO_ASSIGN(train::TrainOptions options, options_of(flags, config_text));
   if (flags.dry_run) {
     DYNMO_ASSIGN(const std::string text, train::say_dry_run(options));
     fmt::print("{}", text);
     return 0;
   }
   DYNMO_ASSIGN(const bool rank, train::is_rank_process());
-  if (rank) be_a_rank(std::move(options));
-  std::vector<std::string> command = arguments;
-  std::error_code fault;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", fault);
-  if (!fault) command[0] = self.string();
-  return train::launch(options, command);
+  if (rank) run_as_rank(std::move(options));
+  DYNMO_ASSIGN(const std::vector<std::string> command,
+               rank_arguments(arguments, flags.config, config_text));
+  const auto begin = std::filesystem::file_time_type::clock::now();
+  DYNMO_ASSIGN(const int code, train::launch(options, command));
+  if (code == kInterruptedExit) {
+    const train::Interruption found = train::find_interruption(options, begin);
+    print_note("{}", describe(found, options));
+  }
+  return code;
+}
+
+// Hidden from --help, which would be twice as long; docs/config.md has them all.
+void add_key_flags(CLI::App& command, const std::shared_ptr<TrainFlags>& flags) {
+  for (const std::string& name : train::key_names()) {
+    const auto set = [flags, name](const std::string& value) {
+      flags->keys.push_back(fmt::format("{}={}", name, value));
+    };
+    command.add_option_function<std::string>("--" + name, set)->group("");
+  }
 }
 
 }  // namespace
 
 void add_train_command(CLI::App& app, const std::vector<std::string>& arguments, Command& chosen) {
-  CLI::App* command =
-      app.add_subcommand("train",
-                         "Train a language model on a pipeline of ranks; joins those that "
-                         "torchrun, mpirun or srun started, else starts them");
+  CLI::App* command = app.add_subcommand(kTrainCommand.name, kTrainCommand.summary);
   const auto flags = std::make_shared<TrainFlags>();
   command->add_option("-c,--config", flags->config, "TOML file; defaults for all it leaves out");
-  command->add_option("--set", flags->settings, "Change one key, such as --set train.steps=100")
+  command
+      ->add_option("--set", flags->settings,
+                   "Change one key, such as --set train.steps=100; --train.steps 100 is the same")
       ->option_text("KEY=VALUE")
       ->take_all();
+  add_key_flags(*command, flags);
   command->add_option("-n,--ranks", flags->ranks,
                       "Ranks to start for each replica; default min(4, usable cores)");
   command->add_option("--steps", flags->steps, "Same as --set train.steps=N");

@@ -13,6 +13,7 @@
 #include "dynmo/checkpoint/manifest_impl.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/files.h"
+#include "dynmo/observe/run_folder.h"
 
 namespace dynmo::checkpoint {
 namespace {
@@ -232,7 +233,7 @@ Expected<VerifiedCheckpoint> find_checkpoint(const fs::path& path, std::vector<E
     if (!manifest) return Error{ErrorCode::kNoCheckpoint, manifest.error().message};
     return VerifiedCheckpoint{.path = path, .manifest = std::move(*manifest)};
   }
-  const fs::path root = path / "checkpoints";
+  const fs::path root = observe::RunFolder(path).checkpoints();
   if (fs::exists(root, fault)) return newest_verified(root, skipped);
   return make_error(
       ErrorCode::kNoCheckpoint,

@@ -7,6 +7,6 @@
 namespace dynmo::checkpoint {
 
 inline constexpr std::string_view kMetadataKey = "__metadata__";
-inline constexpr std::uint64_t kLargestHeader = 100'000'000;
+inline constexpr std::uint64_t kMaxHeader = 100'000'000;
 
 }  // namespace dynmo::checkpoint

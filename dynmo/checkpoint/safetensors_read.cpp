@@ -118,15 +118,21 @@ Expected<Metadata> read_metadata(const JsonTree& json, std::string_view origin) 
   return metadata;
 }
 
-// Every byte of `data` belongs to exactly one tensor.
+// Every byte of `data`, which is behind `header` bytes of the file, belongs to exactly one tensor.
 Expected<void> place(std::vector<Entry>& entries, std::span<const std::byte> data,
-                     std::string_view origin) {
+                     std::uint64_t header, std::string_view origin) {
+  std::uint64_t wanted = 0;
+  for (const Entry& entry : entries) wanted = std::max(wanted, entry.end);
+  if (wanted > data.size()) {
+    return fault(origin, fmt::format("truncated: {} bytes are there, wanted {} by its header",
+                                     header + data.size(), header + wanted));
+  }
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
   });
   std::uint64_t position = 0;
   for (Entry& entry : entries) {
-    if (entry.begin != position || entry.end > data.size()) {
+    if (entry.begin != position) {
       return fault(origin,
                    fmt::format("tensor {} has bytes {} to {} of {}, wanted it to begin at {}",
                                JsonTree(entry.tensor.name).dump(), entry.begin, entry.end,
@@ -147,13 +153,21 @@ Expected<Safetensors> Safetensors::parse(std::span<const std::byte> bytes,
                                          std::string_view origin) {
   std::uint64_t length = 0;
   if (bytes.size() < sizeof length) {
-    return fault(origin, fmt::format("{} bytes are no safetensors file", bytes.size()));
+    return fault(origin,
+                 fmt::format("{} bytes are there, a safetensors file has at least the {} of "
+                             "its header's length",
+                             bytes.size(), sizeof length));
   }
   std::memcpy(&length, bytes.data(), sizeof length);
   const auto rest = bytes.subspan(sizeof length);
-  if (length > kLargestHeader || length > rest.size()) {
-    return fault(origin, fmt::format("a header of {} bytes in a file of {} (largest: {})", length,
-                                     bytes.size(), kLargestHeader));
+  if (length > kMaxHeader) {
+    return fault(origin, fmt::format("not a safetensors file: its header would have {} bytes, the "
+                                     "format allows {}",
+                                     length, kMaxHeader));
+  }
+  if (length > rest.size()) {
+    return fault(origin, fmt::format("truncated: {} bytes are there, its header alone takes {}",
+                                     bytes.size(), sizeof length + length));
   }
   const std::string_view text(reinterpret_cast<const char*>(rest.data()), length);
   if (!text.starts_with('{')) return fault(origin, "the header does not begin with {");
@@ -170,7 +184,7 @@ Expected<Safetensors> Safetensors::parse(std::span<const std::byte> bytes,
       entries.push_back(std::move(entry));
     }
   }
-  DYNMO_TRY(place(entries, rest.subspan(length), origin));
+  DYNMO_TRY(place(entries, rest.subspan(length), sizeof length + length, origin));
   for (Entry& entry : entries) file.tensors_.push_back(std::move(entry.tensor));
   return file;
 }

@@ -65,10 +65,10 @@ Expected<std::string> make_header(std::span<const TensorView* const> order,
   }
   text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (text.size() > kLargestHeader) {
+  if (text.size() > kMaxHeader) {
     return make_error(ErrorCode::kBadInput,
                       "{}: {} tensors need a header of {} bytes, the format allows {}", path,
-                      order.size(), text.size(), kLargestHeader);
+                      order.size(), text.size(), kMaxHeader);
   }
   return text;
 }

@@ -21,11 +21,11 @@ enum class ErrorCode {
   kNoCheckpoint,  // nothing on disk that verifies
   kPeerLost,      // a rank is gone or silent
   kInterrupted,   // Ctrl-C or SIGTERM
-  kInternal,      // a defect of ours that was caught before harm
+  kInternal,      // an internal error that was caught before harm
 };
 
 // Documented exit codes: 2 bad input, 3 infeasible, 4 no checkpoint, 5 ranks lost, 130 interrupted,
-// 1 a defect of ours.
+// 1 internal error.
 [[nodiscard]] int exit_code(ErrorCode code);
 
 struct Error {
@@ -36,7 +36,7 @@ struct Error {
 };
 
 namespace internal {
-// The text with blanks for line ends and other control characters, which may come from a file.
+// The text with spaces for line ends and other control characters, which may come from a file.
 [[nodiscard]] std::string one_line(std::string text);
 }  // namespace internal
 

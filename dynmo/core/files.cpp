@@ -6,8 +6,13 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <climits>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+
+#include "dynmo/core/units.h"
 
 namespace dynmo {
 namespace {
@@ -44,51 +49,51 @@ bool write_all(int fd, std::span<const std::byte> bytes) {
   return true;
 }
 
+Expected<void> write_pieces(int fd, std::span<const std::span<const std::byte>> pieces,
+                            const std::filesystem::path& path) {
+  for (const auto piece : pieces) {
+    if (!write_all(fd, piece)) return system_error("write", path);
+  }
+  return {};
+}
+
 // Where there is nothing to be replaced.
 Expected<void> write_in_place(const std::filesystem::path& path,
                               std::span<const std::span<const std::byte>> pieces) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (file.get() < 0) return system_error("open", path);
-  for (const auto piece : pieces) {
-    if (!write_all(file.get(), piece)) return system_error("write", path);
-  }
+  DYNMO_TRY(write_pieces(file.get(), pieces, path));
   return file.close_now() ? Expected<void>() : system_error("write", path);
 }
 
-}  // namespace
-
-Expected<std::string> read_file(const std::filesystem::path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return system_error("open", path);
-  std::string text;
-  std::array<char, 65536> buffer;
-  while (true) {
-    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return system_error("read", path);
-    if (got == 0) return text;
-    text.append(buffer.data(), static_cast<std::size_t>(got));
+// The open descriptor that a path is another name of: to open that name again would begin at the
+// file's start, over what was printed there, and fail for a socket.
+std::optional<int> named_descriptor(const std::filesystem::path& path) {
+  const std::string name = path.string();
+  if (name == "/dev/stdout") return STDOUT_FILENO;
+  if (name == "/dev/stderr") return STDERR_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!name.starts_with(folder)) continue;
+    int number = -1;
+    const char* end = name.data() + name.size();
+    const auto [stop, fault] = std::from_chars(name.data() + folder.size(), end, number);
+    if (fault == std::errc() && stop == end) return number;
   }
+  return std::nullopt;
 }
 
-Expected<void> write_file_durably(const std::filesystem::path& given,
-                                  std::span<const std::span<const std::byte>> pieces) {
-  std::error_code fault;
-  const auto kind = std::filesystem::status(given, fault).type();
-  using Type = std::filesystem::file_type;
-  if (kind == Type::directory) {
-    return make_error(ErrorCode::kBadInput, "cannot write '{}': it is a folder; name a file in it",
-                      given.string());
-  }
-  if (kind != Type::regular && kind != Type::not_found) {  // a pipe, a terminal, /dev/null
-    return write_in_place(given, pieces);
-  }
-  // Behind a link the file is replaced, not the link. The name beside it is this process's own.
-  const std::filesystem::path path =
-      kind == Type::regular ? std::filesystem::canonical(given, fault) : given;
-  const std::filesystem::path fresh = fmt::format("{}.{}.new", path.string(), ::getpid());
+// A name in the folder of `path` that is this process's own, no longer than a name may be.
+std::filesystem::path fresh_name(const std::filesystem::path& path) {
+  const std::string ending = fmt::format(".{}.new", ::getpid());
+  const std::string name = path.filename().string();
+  return path.parent_path() / (name.substr(0, NAME_MAX - ending.size()) + ending);
+}
+
+Expected<void> replace_file(const std::filesystem::path& path,
+                            std::span<const std::span<const std::byte>> pieces) {
+  const std::filesystem::path fresh = fresh_name(path);
   Descriptor file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (file.get() < 0) return system_error("create", fresh);
+  if (file.get() < 0) return system_error("create", path);
   bool ok = true;
   for (const auto piece : pieces) ok = ok && write_all(file.get(), piece);
   ok = ok && ::fsync(file.get()) == 0;
@@ -102,6 +107,44 @@ Expected<void> write_file_durably(const std::filesystem::path& given,
                                                    : path.parent_path());
 }
 
+}  // namespace
+
+Expected<std::string> read_file(const std::filesystem::path& path, std::size_t max_bytes) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return system_error("open", path);
+  std::string text;
+  std::array<char, 65536> buffer;
+  while (true) {
+    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_error("read", path);
+    if (got == 0) return text;
+    if (static_cast<std::size_t>(got) > max_bytes - text.size()) {
+      return make_error(ErrorCode::kBadInput, "'{}' has more than {}, wanted a smaller file",
+                        path.string(), format_bytes(Bytes{static_cast<std::int64_t>(max_bytes)}));
+    }
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+}
+
+Expected<void> write_file_durably(const std::filesystem::path& path,
+                                  std::span<const std::span<const std::byte>> pieces) {
+  if (const auto descriptor = named_descriptor(path)) {
+    return write_pieces(*descriptor, pieces, path);
+  }
+  std::error_code fault;
+  const auto kind = std::filesystem::status(path, fault).type();
+  using Type = std::filesystem::file_type;
+  if (kind == Type::directory) {
+    return make_error(ErrorCode::kBadInput, "cannot write '{}': it is a folder; name a file in it",
+                      path.string());
+  }
+  if (kind == Type::not_found) return replace_file(path, pieces);
+  if (kind != Type::regular) return write_in_place(path, pieces);  // a pipe, a terminal, /dev/null
+  // The file that a link leads to is replaced, not the link.
+  return replace_file(std::filesystem::canonical(path, fault), pieces);
+}
+
 Expected<void> write_file_durably(const std::filesystem::path& path, std::string_view text) {
   const std::array pieces = {std::as_bytes(std::span(text))};
   return write_file_durably(path, pieces);
@@ -112,6 +155,16 @@ Expected<void> sync_directory(const std::filesystem::path& path) {
   if (folder.get() < 0) return system_error("open folder", path);
   if (::fsync(folder.get()) != 0) return system_error("sync folder", path);
   return {};
+}
+
+bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+  namespace fs = std::filesystem;
+  std::error_code fault;
+  const fs::file_status status = fs::status(a, fault);
+  if (fs::exists(status) && !fs::is_regular_file(status)) return false;
+  if (fs::equivalent(a, b, fault)) return true;
+  const fs::path normal = fs::weakly_canonical(a, fault);
+  return !fault && normal == fs::weakly_canonical(b, fault) && !fault;
 }
 
 Expected<void> make_directories(const std::filesystem::path& path) {

@@ -1,34 +1,148 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/core/json.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
+#include <unordered_set>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo {
 
+namespace {
+
+// Thrown where reading is to stop.
+struct Refused {
+  std::string why;
+};
+
+// Watches a text being parsed: how deep it is, and whether a key comes twice, of which the parser
+// would keep the last and say nothing.
+class ParseGuard {
+ public:
+  void see(Json::parse_event_t event, const Json& value) {
+    using Event = Json::parse_event_t;
+    switch (event) {
+      case Event::object_start:
+      case Event::array_start:
+        begin(event == Event::array_start);
+        break;
+      case Event::object_end:
+      case Event::array_end:
+        levels_.pop_back();
+        break;
+      case Event::key:
+        see_key(value.get_ref<const std::string&>());
+        break;
+      case Event::value:
+        count_element();
+        break;
+    }
+  }
+
+ private:
+  struct Level {
+    bool array = false;
+    std::size_t elements = 0;              // of an array, so far
+    std::vector<std::string> keys;         // of an object, in order; the last is the present one
+    std::unordered_set<std::string> many;  // the same, where they are many
+  };
+
+  void begin(bool array) {
+    // Nothing of ours nests deeper; the library's recursion would follow a hostile file off the
+    // stack.
+    constexpr std::size_t kMaxLevels = 64;
+    count_element();
+    if (levels_.size() >= kMaxLevels) {
+      throw Refused{fmt::format("wanted JSON of at most {} levels", kMaxLevels)};
+    }
+    levels_.push_back({.array = array, .elements = 0, .keys = {}, .many = {}});
+  }
+
+  void count_element() {
+    if (!levels_.empty() && levels_.back().array) ++levels_.back().elements;
+  }
+
+  void see_key(const std::string& key) {
+    constexpr std::size_t kFew = 16;
+    Level& level = levels_.back();
+    const bool few = level.keys.size() < kFew;
+    const bool twice =
+        few ? std::find(level.keys.begin(), level.keys.end(), key) != level.keys.end()
+            : !level.many.insert(key).second;
+    level.keys.push_back(key);
+    if (twice) throw Refused{fmt::format("{} is given twice, wanted each key once", pointer())};
+    if (level.keys.size() == kFew) level.many.insert(level.keys.begin(), level.keys.end());
+  }
+
+  // The place of what is being read.
+  [[nodiscard]] std::string pointer() const {
+    std::string text;
+    for (const Level& level : levels_) {
+      text += "/";
+      if (level.array) {
+        text += fmt::format("{}", level.elements - 1);
+        continue;
+      }
+      for (const char c : level.keys.back()) {
+        text += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+      }
+    }
+    return text;
+  }
+
+  std::vector<Level> levels_;
+};
+
+// Values of a JSON text, or a few more where it is not JSON.
+std::size_t count_values(std::string_view text) {
+  std::size_t count = 1;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\') ++i;
+    if (c == '"') in_string = !in_string;
+    if (!in_string && (c == ',' || c == '[' || c == '{')) ++count;
+  }
+  return count;
+}
+
+// Throws std::bad_alloc unless there is memory for the values of a large text. The library
+// allocates when it destroys a value too, and a failure there would end the process.
+void require_memory(std::string_view text) {
+  constexpr std::size_t kSmall = std::size_t{1} << 20;
+  constexpr std::size_t kBytesPerValue = 160;  // an object's member, while its vector grows
+  if (text.size() < kSmall) return;
+  const std::size_t bytes = count_values(text) * kBytesPerValue + 2 * text.size();
+  void* room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) throw std::bad_alloc();
+  ::munmap(room, bytes);
+}
+
+}  // namespace
+
 Expected<Json> read_json(const std::filesystem::path& path) {
-  DYNMO_ASSIGN(const std::string text, read_file(path));
+  DYNMO_ASSIGN(const std::string text, read_file(path, kMaxJsonBytes));
   return parse_json(text, path.string());
 }
 
 Expected<Json> parse_json(std::string_view text, std::string_view origin) {
-  // Nothing of ours nests deeper; the library's recursion would follow a hostile file off the
-  // stack.
-  constexpr int kMostLevels = 64;
-  bool too_deep = false;
-  const auto limit = [&](int depth, Json::parse_event_t, Json&) {
-    too_deep = too_deep || depth > kMostLevels;
-    return !too_deep;
+  require_memory(text);
+  ParseGuard guard;
+  const auto watch = [&](int, Json::parse_event_t event, const Json& value) {
+    guard.see(event, value);
+    return true;
   };
   try {
-    Json json = Json::parse(text, limit);
-    if (!too_deep) return json;
-    return make_error(ErrorCode::kBadInput, "{}: wanted JSON of at most {} levels", origin,
-                      kMostLevels);
+    return Json::parse(text, watch);
+  } catch (const Refused& refused) {
+    return make_error(ErrorCode::kBadInput, "{}: {}", origin, refused.why);
   } catch (const Json::exception& fault) {
     std::string why = fault.what();
     if (const auto start = why.find("] "); start != std::string::npos) why = why.substr(start + 2);

@@ -19,7 +19,11 @@ namespace dynmo {
 
 using Json = nlohmann::ordered_json;
 
-// kBadInput if the file cannot be read or is not JSON (with the line of the fault).
+// A file with more text than this is refused: its values would take about ten times the memory.
+inline constexpr std::size_t kMaxJsonBytes = std::size_t{256} << 20;
+
+// kBadInput if the file cannot be read or is not JSON (with the line of the fault), nests more than
+// 64 levels, or gives a key of an object twice.
 [[nodiscard]] Expected<Json> read_json(const std::filesystem::path& path);
 [[nodiscard]] Expected<Json> parse_json(std::string_view text, std::string_view origin);
 

@@ -21,7 +21,7 @@ template <typename Result>
 class OrderedTasks {
  public:
   // With one job there are no threads: a task is done when its result is taken. Requires jobs >= 1.
-  explicit OrderedTasks(int jobs) : most_(jobs == 1 ? 1 : 2 * static_cast<std::size_t>(jobs)) {
+  explicit OrderedTasks(int jobs) : max_(jobs == 1 ? 1 : 2 * static_cast<std::size_t>(jobs)) {
     for (int i = 0; jobs > 1 && i < jobs; ++i) {
       threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
     }
@@ -44,7 +44,7 @@ class OrderedTasks {
 
   [[nodiscard]] bool empty() const { return results_.empty(); }
   // Whether there is as much to do as keeps all threads busy.
-  [[nodiscard]] bool full() const { return results_.size() >= most_; }
+  [[nodiscard]] bool full() const { return results_.size() >= max_; }
 
   // The result of the oldest task, waited for; what the task threw is thrown here. Requires
   // !empty().
@@ -73,7 +73,7 @@ class OrderedTasks {
     }
   }
 
-  const std::size_t most_;
+  const std::size_t max_;
   std::deque<std::future<Result>> results_;
   std::mutex mutex_;  // of tasks_
   std::condition_variable_any wake_;

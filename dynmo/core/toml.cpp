@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <type_traits>
 
 #include "dynmo/core/nearest.h"
 
@@ -17,7 +18,7 @@ namespace dynmo {
 namespace {
 
 // Dots of one key: toml++ makes a table of each, and frees them by recursion.
-constexpr std::size_t kMostDotsInALine = 256;
+constexpr std::size_t kMaxDotsInALine = 256;
 
 Expected<void> set_all(std::span<const TomlKey> keys, const toml::table& table,
                        const std::string& prefix, std::string_view file);
@@ -112,11 +113,21 @@ std::string read(const toml::node& node, TomlBandwidth bandwidth) {
   *bandwidth.field = *parsed;
   return "";
 }
+std::string read(const toml::node& node, const TomlChoice& choice) {
+  const std::string given = node.is_string() ? node.as_string()->get() : std::string();
+  for (std::size_t i = 0; i < choice.names.size(); ++i) {
+    if (given != choice.names[i]) continue;
+    choice.set(i);
+    return "";
+  }
+  return listed(choice.names) +
+         suggestion(given, std::vector<std::string>(choice.names.begin(), choice.names.end()));
+}
 
 // Short enough for a message of one line, whatever is in it.
 std::string one_line(std::string text) {
-  constexpr std::size_t kMost = 160;
-  if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+  constexpr std::size_t kMaxShown = 160;
+  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return text;
@@ -152,7 +163,9 @@ Expected<void> set_tables(const TomlTables& tables, const std::string& key, cons
 
 std::vector<std::string> names_of(std::span<const TomlKey> keys) {
   std::vector<std::string> names;
-  for (const TomlKey& key : keys) names.push_back(key.name);
+  for (const TomlKey& key : keys) {
+    if (key.refused.empty()) names.push_back(key.name);
+  }
   return names;
 }
 
@@ -164,6 +177,9 @@ Expected<void> set(std::span<const TomlKey> keys, const std::string& name, const
     const std::string given = one_line(name);
     return make_error(ErrorCode::kBadInput, "{}: '{}' is not a known key{}", where, given,
                       suggestion(given, names_of(keys)));
+  }
+  if (!key->refused.empty()) {
+    return make_error(ErrorCode::kBadInput, "{}: {} {}", where, name, key->refused);
   }
   if (const auto* tables = std::get_if<TomlTables>(&key->field)) {
     return set_tables(*tables, name, value, where, file);
@@ -212,16 +228,16 @@ bool has_long_key(std::string_view text) {
   std::size_t dots = 0;
   for (const char c : text) {
     if (c == '\n') dots = 0;
-    if (c == '.' && ++dots > kMostDotsInALine) return true;
+    if (c == '.' && ++dots > kMaxDotsInALine) return true;
   }
   return false;
 }
 
 Expected<toml::table> parse(std::string_view text, std::string_view origin) {
-  if (text.size() > kMostTomlBytes || has_long_key(text)) {
+  if (text.size() > kMaxTomlBytes || has_long_key(text)) {
     return make_error(ErrorCode::kBadInput,
                       "{}: wanted TOML of at most {} bytes and {} dots a line, got {} bytes",
-                      origin, kMostTomlBytes, kMostDotsInALine, text.size());
+                      origin, kMaxTomlBytes, kMaxDotsInALine, text.size());
   }
   try {
     return toml::parse(text, origin);
@@ -258,6 +274,10 @@ std::string written(const std::vector<std::string>* value) {
 std::string written(const Bytes* value) { return fmt::format("{}", value->value); }
 std::string written(TomlSeconds seconds) { return written(seconds.field); }
 std::string written(TomlBandwidth bandwidth) { return written(bandwidth.field); }
+std::string written(const TomlChoice& choice) {
+  const std::string name(choice.names[choice.get()]);
+  return written(&name);
+}
 std::string written(const TomlTables& tables) {
   std::vector<std::string> inline_tables;
   for (const std::vector<TomlKey>& keys : tables.all()) {
@@ -271,7 +291,33 @@ std::string written(const TomlTables& tables) {
   return fmt::format("[{}]", fmt::join(inline_tables, ", "));
 }
 
+// A field as what check_allowed looks at; nothing for the types that have no ranges.
+std::optional<AllowedValue> value_of(const TomlField& field) {
+  return std::visit(
+      [](const auto& f) -> std::optional<AllowedValue> {
+        using Field = std::decay_t<decltype(f)>;
+        if constexpr (std::is_same_v<Field, int*>) return std::int64_t{*f};
+        if constexpr (std::is_same_v<Field, std::int64_t*>) return *f;
+        if constexpr (std::is_same_v<Field, double*>) return *f;
+        if constexpr (std::is_same_v<Field, Bytes*>) return f->value;
+        if constexpr (std::is_same_v<Field, TomlSeconds>) return *f.field;
+        if constexpr (std::is_same_v<Field, TomlBandwidth>) return *f.field;
+        if constexpr (std::is_same_v<Field, std::string*>) return std::string_view(*f);
+        return std::nullopt;
+      },
+      field);
+}
+
 }  // namespace
+
+Expected<void> check_values(std::span<const TomlKey> keys) {
+  for (const TomlKey& key : keys) {
+    if (const auto value = value_of(key.field)) {
+      DYNMO_TRY(check_allowed(key.name, *value, key.allowed));
+    }
+  }
+  return {};
+}
 
 Expected<void> apply_toml(std::span<const TomlKey> keys, std::string_view text,
                           std::string_view origin) {
@@ -283,7 +329,7 @@ Expected<void> apply_toml_settings(std::span<const TomlKey> keys,
                                    std::span<const std::string> settings,
                                    std::string_view example) {
   for (const std::string& setting : settings) {
-    const std::string where = fmt::format("--set {}", setting);
+    const std::string where = fmt::format("setting {}", setting);
     const auto equals = setting.find('=');
     if (equals == std::string::npos || equals == 0) {
       return make_error(ErrorCode::kBadInput, "{}: wanted key=value, such as {}", where, example);
@@ -306,6 +352,7 @@ std::string to_toml(std::span<const TomlKey> keys) {
   std::string text;
   std::string table;
   for (const TomlKey& key : keys) {
+    if (!key.refused.empty()) continue;
     const auto* optional = std::get_if<std::optional<bool>*>(&key.field);
     if (optional != nullptr && !(*optional)->has_value()) continue;
     const auto dot = key.name.find('.');

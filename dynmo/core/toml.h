@@ -5,6 +5,7 @@
 // changing a key from the command line, saving the resolved form and naming the nearest key in a
 // message all follow that list. Errors name the place (file and line, or the flag) and the key.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "dynmo/core/allowed.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
 
@@ -29,6 +31,19 @@ struct TomlBandwidth {
   double* field = nullptr;
 };
 
+// A field that is an enum: its enumerators count from 0 in the order of `names`.
+struct TomlChoice {
+  std::span<const std::string_view> names;
+  std::function<std::size_t()> get;
+  std::function<void(std::size_t)> set;
+};
+template <typename Enum>
+[[nodiscard]] TomlChoice toml_choice(Enum* field, std::span<const std::string_view> names) {
+  return {.names = names,
+          .get = [field] { return static_cast<std::size_t>(*field); },
+          .set = [field](std::size_t index) { *field = static_cast<Enum>(index); }};
+}
+
 struct TomlKey;
 
 // A field that is an array of tables, such as [[event]]; each with keys of its own.
@@ -41,16 +56,20 @@ struct TomlTables {
 // An optional is not written while it has no value.
 using TomlField = std::variant<int*, std::int64_t*, double*, bool*, std::optional<bool>*,
                                std::string*, std::vector<std::int64_t>*, std::vector<std::string>*,
-                               Bytes*, TomlSeconds, TomlBandwidth, TomlTables>;
+                               Bytes*, TomlSeconds, TomlBandwidth, TomlChoice, TomlTables>;
 
 // `name` is dotted, "table.key"; keys of one table follow one another. The field outlives its use.
 struct TomlKey {
   std::string name;
   TomlField field;
+  Allowed allowed = {};
+  std::string help = {};  // one line, for pages and messages
+  std::string refused =
+      {};  // why a file cannot set this key here; such a key is not written either
 };
 
 // More text than this is no config.
-inline constexpr std::size_t kMostTomlBytes = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxTomlBytes = std::size_t{1} << 20;
 
 // Sets the fields that `text` names; `origin` is the file's name. Takes any bytes. kBadInput with
 // origin and line: no TOML, an unknown key (with the nearest known one), a value of another type.
@@ -58,11 +77,14 @@ inline constexpr std::size_t kMostTomlBytes = std::size_t{1} << 20;
 [[nodiscard]] Expected<void> apply_toml(std::span<const TomlKey> keys, std::string_view text,
                                         std::string_view origin);
 
-// Sets fields by "table.key=value" flags; the value is TOML, or a string without quotes. `example`
-// is a flag that would do, for messages.
+// Sets fields by "table.key=value" texts; the value is TOML, or a string without quotes. `example`
+// is one that would do, for messages.
 [[nodiscard]] Expected<void> apply_toml_settings(std::span<const TomlKey> keys,
                                                  std::span<const std::string> settings,
                                                  std::string_view example);
+
+// kBadInput naming key, value and what is wanted for the first value that its key does not allow.
+[[nodiscard]] Expected<void> check_values(std::span<const TomlKey> keys);
 
 // All fields, table by table; apply_toml reads it back to the same values.
 [[nodiscard]] std::string to_toml(std::span<const TomlKey> keys);

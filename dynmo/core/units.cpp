@@ -76,9 +76,9 @@ std::string format_seconds(double seconds) {
 }
 
 Expected<Bytes> parse_bytes(std::string_view text) {
-  constexpr double kMost = 0x1p62;
+  constexpr double kMaxBytes = 0x1p62;
   const std::optional<double> amount = parse_amount(text, kByteUnits);
-  if (amount && *amount <= kMost) return Bytes{std::llround(*amount)};
+  if (amount && *amount <= kMaxBytes) return Bytes{std::llround(*amount)};
   return make_error(ErrorCode::kBadInput,
                     "'{}' is not an amount of bytes, wanted a number, 0 or more, and B, KB, MB, "
                     "GB, TB, PB (x 1000) or KiB, MiB, GiB, TiB, PiB (x 1024), such as 80GiB",

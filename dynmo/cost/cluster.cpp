@@ -83,4 +83,14 @@ Cluster equal_nodes(int nodes, int ranks_per_node, Bytes memory) {
   return cluster;
 }
 
+Cluster with_head_room(Cluster cluster, double share) {
+  DYNMO_CHECK(share >= 0 && share < 1, "a share from 0 to 1, got {}", share);
+  for (ClusterRank& rank : cluster.ranks) {
+    if (rank.memory == kUnlimitedMemory) continue;
+    const double free = static_cast<double>(rank.memory.value) * share;
+    rank.memory -= Bytes{static_cast<std::int64_t>(std::ceil(free))};
+  }
+  return cluster;
+}
+
 }  // namespace dynmo::cost

@@ -33,14 +33,14 @@ struct Cluster {
   std::vector<ClusterRank> ranks;
   Link inside_node;
   Link between_nodes;
-  // Of the network card that all ranks of a node share for messages to other nodes, in each
-  // direction: they queue for it (docs/simulator.md).
+  // All ranks of a node share one network card for messages to other nodes and queue for it
+  // (docs/simulator.md). This is its bandwidth in each direction.
   double nic_bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
-  // That a rank needs for each of its actions beside the layers, whatever its speed: to take it up,
-  // to post its messages.
+  // Overhead of an action: a rank of any speed needs this long to take it up and to post its
+  // messages.
   double action_s = 0;
-  // Of a data-parallel job, whose replicas sum up their gradients at the end of a step: how many,
-  // and the link over which the ranks that hold the same layers do.
+  // A data-parallel job has several replicas of the pipeline. The ranks that hold the same layers
+  // sum up their gradients at the end of a step, over this link.
   int replicas = 1;
   Link between_replicas = {};
 
@@ -58,5 +58,9 @@ struct Cluster {
 
 // nodes x ranks_per_node equal ranks, node by node, no latency, unlimited bandwidth.
 [[nodiscard]] Cluster equal_nodes(int nodes, int ranks_per_node, Bytes memory = kUnlimitedMemory);
+
+// The same with `share` of every rank's memory left free, where memory is limited. Requires
+// 0 <= share < 1.
+[[nodiscard]] Cluster with_head_room(Cluster cluster, double share);
 
 }  // namespace dynmo::cost

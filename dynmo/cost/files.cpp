@@ -13,16 +13,16 @@ constexpr std::string_view kClusterFormat = "dynmo-cluster-1";
 
 double seconds(JsonObject& object, const std::string& key, std::optional<double> fallback = {}) {
   const double value = object.number(key, fallback);
-  if (value < 0 || value > kMostSeconds) {
-    object.fail(key, fmt::format("is {}, wanted seconds from 0 to {}", value, kMostSeconds));
+  if (value < 0 || value > kMaxSeconds) {
+    object.fail(key, fmt::format("is {}, wanted seconds from 0 to {}", value, kMaxSeconds));
   }
   return value;
 }
 
 Bytes amount(JsonObject& object, const std::string& key) {
   const Bytes value = object.bytes(key, Bytes{0});
-  if (value > kMostBytes)
-    object.fail(key, fmt::format("is {}, wanted at most {}", value.value, kMostBytes.value));
+  if (value > kMaxBytes)
+    object.fail(key, fmt::format("is {}, wanted at most {}", value.value, kMaxBytes.value));
   return value;
 }
 
@@ -46,8 +46,11 @@ LayerCost read_layer(JsonObject& object, std::size_t index) {
 ClusterRank read_rank(JsonObject& object) {
   ClusterRank rank;
   rank.speed = object.number("speed", 1.0);
-  if (!(rank.speed > 0)) {
-    object.fail("speed", fmt::format("is {}, wanted more than 0", rank.speed));
+  // Relative to other ranks; beyond, times would not fit the simulator's nanoseconds.
+  constexpr double kMinSpeed = 1e-6;
+  constexpr double kMaxSpeed = 1e6;
+  if (!(rank.speed >= kMinSpeed && rank.speed <= kMaxSpeed)) {
+    object.fail("speed", fmt::format("is {}, wanted {} to {}", rank.speed, kMinSpeed, kMaxSpeed));
   }
   rank.memory = object.bytes("memory_bytes", kUnlimitedMemory);
   const std::int64_t node = object.integer("node", 0);

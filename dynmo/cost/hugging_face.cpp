@@ -11,13 +11,13 @@
 namespace dynmo::cost {
 namespace {
 
-constexpr std::int64_t kMostConfigSize = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxConfigSize = std::int64_t{1} << 30;
 
 std::int64_t size(JsonObject& config, const std::string& key,
                   std::optional<std::int64_t> fallback = {}) {
   const std::int64_t value = config.integer(key, fallback);
-  if (value < 1 || value > kMostConfigSize) {
-    config.fail(key, fmt::format("is {}, wanted 1 to {}", value, kMostConfigSize));
+  if (value < 1 || value > kMaxConfigSize) {
+    config.fail(key, fmt::format("is {}, wanted 1 to {}", value, kMaxConfigSize));
     return 1;
   }
   return value;
@@ -26,8 +26,8 @@ std::int64_t size(JsonObject& config, const std::string& key,
 // hidden / heads, which must be whole, unless the config says otherwise.
 std::int64_t head_size(JsonObject& config, const std::string& heads_key,
                        const TransformerShape& shape) {
-  const std::int64_t given = size(config, "head_dim", kMostConfigSize);
-  if (given != kMostConfigSize) return given;
+  const std::int64_t given = size(config, "head_dim", kMaxConfigSize);
+  if (given != kMaxConfigSize) return given;
   if (shape.hidden % shape.heads != 0) {
     config.fail(heads_key, fmt::format("is {}, wanted a divisor of the hidden size {}, or head_dim",
                                        shape.heads, shape.hidden));
@@ -81,7 +81,7 @@ void read_gpt2(JsonObject& config, TransformerShape& shape) {
   shape.hidden = size(config, "n_embd");
   shape.heads = shape.kv_heads = size(config, "n_head");
   shape.head_size = head_size(config, "n_head", shape);
-  shape.intermediate = size(config, "n_inner", std::min(4 * shape.hidden, kMostConfigSize));
+  shape.intermediate = size(config, "n_inner", std::min(4 * shape.hidden, kMaxConfigSize));
   shape.vocabulary = size(config, "vocab_size");
   shape.tied_embedding = config.boolean("tie_word_embeddings", true);
   shape.learned_positions = true;

@@ -26,10 +26,10 @@ Expected<void> validate(const LayerCost& layer, std::size_t index) {
       {"update_s", layer.update_s},
   }};
   for (const auto& [field, seconds] : times) {
-    if (!(seconds >= 0 && seconds <= kMostSeconds)) {  // also refuses NaN
+    if (!(seconds >= 0 && seconds <= kMaxSeconds)) {  // also refuses NaN
       return make_error(ErrorCode::kBadInput,
                         "layer {} ('{}'): {} is {}, wanted seconds from 0 to {}", index, layer.name,
-                        field, seconds, kMostSeconds);
+                        field, seconds, kMaxSeconds);
     }
   }
   const std::array<std::pair<std::string_view, Bytes>, 6> amounts = {{

@@ -39,11 +39,11 @@ struct ModelCost {
 };
 
 // More than these in one layer is a unit gone wrong, and would overflow sums.
-inline constexpr double kMostSeconds = 1e6;
-inline constexpr Bytes kMostBytes{std::int64_t{1} << 50};
+inline constexpr double kMaxSeconds = 1e6;
+inline constexpr Bytes kMaxBytes{std::int64_t{1} << 50};
 
 // kBadInput naming layer and field: no layers, a time that is negative, not finite or above
-// kMostSeconds, bytes below 0 or above kMostBytes.
+// kMaxSeconds, bytes below 0 or above kMaxBytes.
 [[nodiscard]] Expected<void> validate(const ModelCost& model);
 // The same, and that `micro_batches` is at least 1 and the bytes of all of them stay below 2^62.
 [[nodiscard]] Expected<void> validate(const ModelCost& model, int micro_batches);

@@ -12,8 +12,8 @@
 namespace dynmo::cost {
 namespace {
 
-constexpr std::int64_t kMostSize = std::int64_t{1} << 30;
-constexpr int kMostBlocks = 100'000;
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
+constexpr int kMaxBlocks = 100'000;
 constexpr double kCausal = 0.5;  // share of the score matrix below the diagonal
 constexpr double kFloat = 4;     // losses, routers and log-sum-exps are kept in float32
 
@@ -172,7 +172,7 @@ Expected<void> check_sizes(const TransformerShape& shape) {
       {"micro_batch_size", shape.micro_batch_size},
   }};
   for (const auto& [field, value] : sizes) {
-    const std::int64_t most = field == "blocks" ? kMostBlocks : kMostSize;
+    const std::int64_t most = field == "blocks" ? kMaxBlocks : kMaxSize;
     if (value < 1 || value > most) {
       return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
                         most);
@@ -194,9 +194,9 @@ Expected<void> validate(const TransformerShape& shape) {
                       "model: kv_heads is {}, wanted a divisor of heads, which is {}",
                       shape.kv_heads, shape.heads);
   }
-  if (shape.experts < 0 || shape.experts > kMostSize) {
+  if (shape.experts < 0 || shape.experts > kMaxSize) {
     return make_error(ErrorCode::kBadInput, "model: experts is {}, wanted 0 (dense) to {}",
-                      shape.experts, kMostSize);
+                      shape.experts, kMaxSize);
   }
   if (shape.experts > 0 &&
       (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts)) {
@@ -204,11 +204,10 @@ Expected<void> validate(const TransformerShape& shape) {
                       "model: experts_per_token is {}, wanted 1 to experts, which is {}",
                       shape.experts_per_token, shape.experts);
   }
-  if (shape.learned_positions &&
-      (shape.positions < shape.sequence || shape.positions > kMostSize)) {
+  if (shape.learned_positions && (shape.positions < shape.sequence || shape.positions > kMaxSize)) {
     return make_error(ErrorCode::kBadInput,
                       "model: positions is {}, wanted at least the sequence of {} and at most {}",
-                      shape.positions, shape.sequence, kMostSize);
+                      shape.positions, shape.sequence, kMaxSize);
   }
   return {};
 }

@@ -23,12 +23,22 @@ Expected<bool> BlockReader::next(Block& block) {
     if (index_ == corpus_.files.size()) return false;
     DYNMO_ASSIGN(const bool whole, open());
     if (!whole) continue;
-    block = {.kind = Block::Kind::kFile, .file = file_, .number = 0, .last = true, .text = {}};
+    block = {.kind = Block::Kind::kFile,
+             .file = file_,
+             .number = 0,
+             .offset = 0,
+             .last = true,
+             .text = {}};
     DYNMO_TRY(read(block.text, kPieceBytes));
     left_ = 0;
     return true;
   }
-  block = {.kind = Block::Kind::kPiece, .file = file_, .number = 0, .last = true, .text = {}};
+  block = {.kind = Block::Kind::kPiece,
+           .file = file_,
+           .number = 0,
+           .offset = 0,
+           .last = true,
+           .text = {}};
   DYNMO_TRY(file_->is_json_lines() ? next_lines(block) : next_piece(block));
   return true;
 }
@@ -40,6 +50,7 @@ Expected<bool> BlockReader::open() {
   if (!stream_) return cannot_read(*file_);
   left_ = file_->bytes;
   number_ = file_->is_json_lines() ? 1 : 0;
+  offset_ = 0;
   if (file_->is_json_lines()) return false;
   if (file_->bytes <= static_cast<std::int64_t>(kPieceBytes)) return true;
   DYNMO_ASSIGN(const bool text, is_text());
@@ -67,10 +78,10 @@ Expected<bool> BlockReader::is_text() {
   return check.is_text();
 }
 
-// Appends at most `most` bytes to `text`.
-Expected<void> BlockReader::read(std::string& text, std::size_t most) {
+// Appends at most `max` bytes to `text`.
+Expected<void> BlockReader::read(std::string& text, std::size_t max) {
   const std::size_t before = text.size();
-  const auto wanted = std::min(most, static_cast<std::size_t>(left_));
+  const auto wanted = std::min(max, static_cast<std::size_t>(left_));
   text.resize(before + wanted);
   stream_.read(text.data() + before, static_cast<std::streamsize>(wanted));
   if (stream_.bad()) return cannot_read(*file_);
@@ -83,6 +94,7 @@ Expected<void> BlockReader::read(std::string& text, std::size_t most) {
 
 Expected<void> BlockReader::next_piece(Block& block) {
   block.number = number_++;
+  block.offset = offset_;
   block.text = std::exchange(carried_, {});
   DYNMO_TRY(read(block.text, kPieceBytes - block.text.size()));
   block.last = left_ == 0;
@@ -92,6 +104,7 @@ Expected<void> BlockReader::next_piece(Block& block) {
       line == std::string::npos ? block.text.size() - incomplete_tail(block.text) : line + 1;
   carried_ = block.text.substr(cut);
   block.text.resize(cut);
+  offset_ += static_cast<std::int64_t>(cut);
   return {};
 }
 
@@ -108,11 +121,11 @@ Expected<void> BlockReader::next_lines(Block& block) {
       cut = before + end + 1;
       break;
     }
-    if (block.text.size() > kLongestLine) {
+    if (block.text.size() > kMaxLine) {
       return make_error(ErrorCode::kBadInput,
                         "{}:{}: a line of more than {} MiB, wanted JSON lines: one object with a "
                         "document a line",
-                        file_->path.string(), number_, kLongestLine >> 20);
+                        file_->path.string(), number_, kMaxLine >> 20);
     }
   }
   if (left_ > 0) {
@@ -145,8 +158,8 @@ Expected<void> take_lines(const Block& block, const std::string& text_key, Block
     const auto found = json.is_object() ? json.find(text_key) : json.end();
     if (found == json.end() || !found->is_string()) {
       return make_error(ErrorCode::kBadInput,
-                        "{}: wanted an object with a string under '{}' (--text-key names another)",
-                        origin, text_key);
+                        "{}: wanted an object with a string under '{}', the text key", origin,
+                        text_key);
     }
     const auto& document = found->get_ref<const std::string&>();
     if (document.empty()) {
@@ -160,13 +173,14 @@ Expected<void> take_lines(const Block& block, const std::string& text_key, Block
     for (std::int64_t piece = 0; !rest.empty(); ++piece) {
       std::size_t cut = rest.size();
       if (cut > kPieceBytes) {
-        const std::string_view most = rest.substr(0, kPieceBytes);
-        const std::size_t end = most.rfind('\n');
-        cut = end == std::string_view::npos ? most.size() - incomplete_tail(most) : end + 1;
+        const std::string_view longest = rest.substr(0, kPieceBytes);
+        const std::size_t end = longest.rfind('\n');
+        cut = end == std::string_view::npos ? longest.size() - incomplete_tail(longest) : end + 1;
       }
       take({.text = rest.substr(0, cut),
             .name = name,
             .piece = piece,
+            .offset = std::ssize(document) - std::ssize(rest),
             .last = cut == rest.size(),
             .file = block.file});
       rest.remove_prefix(cut);
@@ -202,6 +216,7 @@ Expected<BlockCounts> for_each_document(std::span<const Block> blocks, const std
     take({.text = block.text,
           .name = block.file->name,
           .piece = block.number,
+          .offset = block.offset,
           .last = block.last,
           .file = block.file});
   }

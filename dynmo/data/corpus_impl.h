@@ -40,8 +40,8 @@ struct Corpus {
 // Text is tokenized in pieces of at most this: documents up to it as a whole, longer ones cut
 // behind the end of a line (of a character where a piece has none).
 inline constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
-// A line of JSON lines has to fit the memory.
-inline constexpr std::size_t kLongestLine = std::size_t{256} << 20;
+// A line of JSON lines is read as a whole, which takes some eight times its size.
+inline constexpr std::size_t kMaxLine = std::size_t{64} << 20;
 
 // Part of one file.
 struct Block {
@@ -53,6 +53,7 @@ struct Block {
   Kind kind = Kind::kFile;
   const CorpusFile* file = nullptr;
   std::int64_t number = 0;  // of the piece, from 0; of the first line, from 1
+  std::int64_t offset = 0;  // bytes of the file before a piece
   bool last = true;         // the document ends with it
   std::string text;
 };
@@ -61,7 +62,7 @@ struct Block {
 class BlockReader {
  public:
   explicit BlockReader(const Corpus& corpus) : corpus_(corpus) {}
-  // False at the end. kBadInput: a file that cannot be read, a line above kLongestLine.
+  // False at the end. kBadInput: a file that cannot be read, a line above kMaxLine.
   [[nodiscard]] Expected<bool> next(Block& block);
   [[nodiscard]] std::int64_t bytes() const { return bytes_; }  // of the corpus, behind us
   // Files above kPieceBytes that turned out to be no text.
@@ -70,7 +71,7 @@ class BlockReader {
  private:
   Expected<bool> open();
   Expected<bool> is_text();
-  Expected<void> read(std::string& text, std::size_t most);
+  Expected<void> read(std::string& text, std::size_t max);
   Expected<void> next_piece(Block& block);
   Expected<void> next_lines(Block& block);
 
@@ -81,6 +82,7 @@ class BlockReader {
   std::int64_t left_ = 0;    // bytes of the file not read yet
   std::string carried_;      // read, and not in a block yet
   std::int64_t number_ = 0;  // of the next block
+  std::int64_t offset_ = 0;  // of the next piece
   std::int64_t bytes_ = 0;
   std::vector<const CorpusFile*> binary_;
 };
@@ -88,9 +90,10 @@ class BlockReader {
 // A document, or a piece of one.
 struct Document {
   std::string_view text;
-  std::string_view name;   // of the document: relative, with the line behind a colon
-  std::int64_t piece = 0;  // from 0
-  bool last = true;        // it ends the document
+  std::string_view name;    // of the document: relative, with the line behind a colon
+  std::int64_t piece = 0;   // from 0
+  std::int64_t offset = 0;  // bytes of the document before it
+  bool last = true;         // it ends the document
   const CorpusFile* file = nullptr;
 };
 

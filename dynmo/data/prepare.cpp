@@ -12,6 +12,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/data/corpus_impl.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/data/held_out_impl.h"
 #include "dynmo/data/utf8.h"
 
 namespace dynmo::data {
@@ -19,28 +20,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kTrain = 0;
-constexpr std::size_t kValidation = 1;
 constexpr std::size_t kTaskBytes = std::size_t{1} << 20;  // of text, so that a task is worth it
-
-// The same for a document whatever else is prepared with it. `name` is relative to what the user
-// gave, so that moving the corpus changes nothing either.
-std::size_t split_of(std::string_view name, const PrepareOptions& options) {
-  const Digest digest = digest_of(fmt::format("{}\n{}", options.seed, name));
-  return static_cast<double>(digest.high >> 11) * 0x1p-53 < options.validation ? kValidation
-                                                                               : kTrain;
-}
 
 Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptions& options) {
   if (paths.empty()) {
     return make_error(ErrorCode::kBadInput, "no paths to prepare: give files or folders of text");
   }
   if (!(options.validation >= 0 && options.validation < 1)) {
-    return make_error(ErrorCode::kBadInput, "--validation is {}, wanted 0 or more and below 1",
+    return make_error(ErrorCode::kBadInput, "validation is {}, wanted 0 or more and below 1",
                       options.validation);
   }
   if (options.jobs < 1 || options.jobs > 1024) {
-    return make_error(ErrorCode::kBadInput, "--jobs is {}, wanted 1 to 1024", options.jobs);
+    return make_error(ErrorCode::kBadInput, "jobs is {}, wanted 1 to 1024", options.jobs);
   }
   if (options.training_bytes < 1) {
     return make_error(ErrorCode::kBadInput, "{} bytes to train a tokenizer on, wanted 1 or more",
@@ -48,12 +39,16 @@ Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptio
   }
   for (const std::string& ending : options.endings) {
     if (ending.size() < 2 || ending.front() != '.') {
-      return make_error(ErrorCode::kBadInput, "ending '{}' is none, wanted one such as '.txt'",
+      return make_error(ErrorCode::kBadInput, "extension '{}' is none, wanted one such as '.txt'",
                         ending);
     }
   }
   return {};
 }
+
+// Of different words that a tokenizer is trained on. Prose has a twentieth of it in the 32 MiB that
+// are drawn.
+constexpr std::size_t kMaxWordBytes = std::size_t{4} << 20;
 
 // The tokens of some documents, by split, and how many of them precede the end of each.
 struct Encoded {
@@ -66,15 +61,18 @@ struct Encoded {
 };
 
 Expected<Encoded> encode(std::span<const Block> blocks, const Tokenizer& tokenizer,
-                         const PrepareOptions& options) {
+                         const HeldOut& held_out, const PrepareOptions& options) {
   Encoded encoded;
   DYNMO_ASSIGN(encoded.counts,
                for_each_document(blocks, options.text_key, [&](const Document& document) {
-                 auto& split = encoded.splits[split_of(document.name, options)];
-                 tokenizer.encode(document.text, split.tokens);
-                 if (!document.last) return;
-                 split.tokens.push_back(tokenizer.end_of_document());
-                 split.ends.push_back(split.tokens.size());
+                 const auto parts = held_out.parts_of(document);
+                 for (std::size_t i = 0; i < parts.size(); ++i) {
+                   Encoded::Split& split = encoded.splits[i];
+                   if (!parts[i].text.empty()) tokenizer.encode(parts[i].text, split.tokens);
+                   if (!parts[i].ends) continue;
+                   split.tokens.push_back(tokenizer.end_of_document());
+                   split.ends.push_back(split.tokens.size());
+                 }
                }));
   return encoded;
 }
@@ -82,10 +80,10 @@ Expected<Encoded> encode(std::span<const Block> blocks, const Tokenizer& tokeniz
 // Lines that SentencePiece can train on. It takes time that grows with the square of a word, so
 // long lines, which may be anything, are cut.
 void split_lines(std::string_view text, double share, Rng& rng, std::vector<std::string>& lines) {
-  constexpr std::size_t kLongest = 4096;
+  constexpr std::size_t kMaxLine = 4096;
   while (!text.empty()) {
-    std::string_view line = text.substr(0, std::min(text.find('\n'), kLongest));
-    line.remove_suffix(line.size() < kLongest ? 0 : incomplete_tail(line));
+    std::string_view line = text.substr(0, std::min(text.find('\n'), kMaxLine));
+    line.remove_suffix(line.size() < kMaxLine ? 0 : incomplete_tail(line));
     text.remove_prefix(line.size());
     if (text.starts_with('\n')) text.remove_prefix(1);
     if (!line.empty() && rng.uniform() < share) lines.emplace_back(line);
@@ -93,14 +91,15 @@ void split_lines(std::string_view text, double share, Rng& rng, std::vector<std:
 }
 
 Expected<std::vector<std::string>> draw(std::span<const Block> blocks, double share,
-                                        const PrepareOptions& options) {
+                                        const HeldOut& held_out, const PrepareOptions& options) {
   std::vector<std::string> lines;
   DYNMO_TRY(for_each_document(blocks, options.text_key, [&](const Document& document) {
-    if (split_of(document.name, options) != kTrain) return;
+    const std::string_view text = held_out.parts_of(document)[kTrain].text;
+    if (text.empty()) return;
     const Digest digest =
         digest_of(fmt::format("{}\n{}\n{}", options.seed, document.name, document.piece));
     Rng rng(digest.low);
-    split_lines(document.text, share, rng, lines);
+    split_lines(text, share, rng, lines);
   }));
   return lines;
 }
@@ -114,6 +113,7 @@ class Preparation {
     report_.bytes = corpus_.bytes;
   }
 
+  Expected<void> hold_out();
   Expected<void> find_tokenizer();
   Expected<PrepareReport> run();
 
@@ -130,6 +130,7 @@ class Preparation {
   const PrepareOptions& options_;
   const Corpus corpus_;
   PrepareReport report_;
+  HeldOut held_out_;
   std::unique_ptr<const Tokenizer> tokenizer_;
   std::vector<TokenShardWriter> writers_;  // kTrain, kValidation
   std::array<std::int64_t, 2> documents_{};
@@ -176,6 +177,17 @@ void Preparation::tell(const BlockReader* reader) {
   if (options_.progress) options_.progress(progress_);
 }
 
+Expected<void> Preparation::hold_out() {
+  progress_.phase = PrepareProgress::Phase::kHoldOut;
+  DYNMO_ASSIGN(held_out_, choose_held_out(corpus_, options_, [this](std::int64_t bytes) {
+                 progress_.bytes = bytes;
+                 tell(nullptr);
+               }));
+  report_.held_out = held_out_.kind();
+  report_.held_out_name = held_out_.name();
+  return {};
+}
+
 Expected<void> Preparation::find_tokenizer() {
   if (options_.tokenizer == kSentencePieceTokenizer) {
     DYNMO_ASSIGN(std::string model, train_tokenizer());
@@ -192,13 +204,17 @@ Expected<std::string> Preparation::train_tokenizer() {
   std::vector<std::string> lines;
   DYNMO_TRY(over_all_blocks(
       PrepareProgress::Phase::kDraw,
-      [this, share](std::span<const Block> blocks) { return draw(blocks, share, options_); },
+      [this, share](std::span<const Block> blocks) {
+        return draw(blocks, share, held_out_, options_);
+      },
       [&](std::vector<std::string> drawn) -> Expected<void> {
         std::move(drawn.begin(), drawn.end(), std::back_inserter(lines));
         return {};
       }));
   progress_.phase = PrepareProgress::Phase::kTrain;
   tell(nullptr);
+  report_.training_lines = std::ssize(lines);
+  report_.unused_lines = limit_words(lines, kMaxWordBytes);
   return train_sentence_piece(std::move(lines), options_.training);
 }
 
@@ -218,7 +234,9 @@ Expected<PrepareReport> Preparation::run() {
   progress_.bytes = 0;
   DYNMO_TRY(over_all_blocks(
       PrepareProgress::Phase::kTokenize,
-      [this](std::span<const Block> blocks) { return encode(blocks, *tokenizer_, options_); },
+      [this](std::span<const Block> blocks) {
+        return encode(blocks, *tokenizer_, held_out_, options_);
+      },
       [this](Encoded encoded) { return write(std::move(encoded)); }));
   return finish();
 }
@@ -254,15 +272,10 @@ void Preparation::add_binary(const std::vector<const CorpusFile*>& files) {
 Expected<PrepareReport> Preparation::finish() {
   if (progress_.documents == 0) {
     return make_error(ErrorCode::kBadInput,
-                      "no text found: {} files of other endings, {} compressed, {} binary, {} "
-                      "empty; the endings taken are {} (--endings)",
+                      "no text found: {} files with other extensions, {} compressed, {} binary, {} "
+                      "empty; the extensions taken are {}",
                       report_.skipped_ending, report_.skipped_compressed, report_.skipped_binary,
                       report_.skipped_empty, fmt::join(options_.endings, ","));
-  }
-  if (documents_[kTrain] == 0) {
-    return make_error(ErrorCode::kBadInput,
-                      "all {} documents are held out: give more text, or less --validation than {}",
-                      documents_[kValidation], options_.validation);
   }
   // A folder without dataset.json is no data set: from here until the new one is written.
   std::error_code fault;
@@ -276,6 +289,9 @@ Expected<PrepareReport> Preparation::finish() {
   }
   DYNMO_ASSIGN(report_.train, writers_[kTrain].finish());
   DYNMO_ASSIGN(report_.validation, writers_[kValidation].finish());
+  if (report_.held_out == HeldOutKind::kEnd && report_.validation.documents == 0) {
+    report_.held_out = HeldOutKind::kNothing;
+  }
   const std::string_view model = tokenizer_->model();
   if (!model.empty()) DYNMO_TRY(write_file_durably(options_.out / kTokenizerFile, model));
   report_.vocabulary = tokenizer_->vocabulary();
@@ -304,6 +320,7 @@ Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
   DYNMO_TRY(check_options(paths, options));
   DYNMO_ASSIGN(Corpus corpus, list_corpus(paths, options.endings));
   Preparation preparation(options, std::move(corpus));
+  DYNMO_TRY(preparation.hold_out());
   DYNMO_TRY(preparation.find_tokenizer());
   return preparation.run();
 }

@@ -21,8 +21,9 @@ namespace dynmo::data {
 [[nodiscard]] std::vector<std::string> default_endings();
 
 struct PrepareProgress {
-  // The text is read once to draw what a tokenizer is trained on, and once to tokenize it.
-  enum class Phase { kDraw, kTrain, kTokenize };
+  // The text is read until a document is held out, once to draw what a tokenizer is trained on, and
+  // once to tokenize it.
+  enum class Phase { kHoldOut, kDraw, kTrain, kTokenize };
   Phase phase = Phase::kTokenize;
   std::int64_t bytes = 0;  // of the text, behind us in this phase
   std::int64_t total_bytes = 0;
@@ -45,11 +46,24 @@ struct PrepareOptions {
   std::function<void(const PrepareProgress&)> progress = {};  // called now and then
 };
 
+// What is held out for validation.
+enum class HeldOutKind {
+  kNotAsked,  // nothing: the share is 0
+  kDrawn,     // each document by itself, by the draw
+  kDocument,  // one document, where the draw takes none
+  kEnd,       // the end of the longest document, where every document is a large part of the text
+  kNothing,   // the text is too short to be cut
+};
+
 struct PrepareReport {
   ShardSummary train;
   ShardSummary validation;
+  HeldOutKind held_out = HeldOutKind::kNotAsked;
+  std::string held_out_name = {};  // of the document, where it is one
   std::int32_t vocabulary = 0;
   std::string tokenizer;                // kind
+  std::int64_t training_lines = 0;      // drawn to train it
+  std::int64_t unused_lines = 0;        // of those, left out to bound memory
   std::int64_t bytes = 0;               // of the files
   std::int64_t files = 0;               // read
   std::int64_t skipped_binary = 0;      // NUL bytes or invalid UTF-8
@@ -68,15 +82,17 @@ struct PrepareReport {
 // Reads `paths` in order, folders by sorted relative name; names that begin with a dot are passed
 // over. A file is one document, a line of a .jsonl file is one. Each ends with the end-of-document
 // token, and is held out by a digest of (seed, name relative to the given path, line), so that the
-// choice does not change when other files are added. A tokenizer is trained on lines drawn from the
-// documents that are not held out.
+// choice does not change when other files are added. Where that takes none, the document that a
+// larger share would take first is held out, if it is at most a tenth of the text (or the share);
+// else, and where it takes all, the end of the longest document. A tokenizer is trained on lines
+// drawn from the text that is not held out.
 //
 // Writes train.{bin,idx}, validation.{bin,idx}, tokenizer.model (unless it is bytes) and last
 // dataset.json, durably: a folder has a dataset.json only if all of it is there. Memory does not
 // grow with the text: 12 bytes a document, about 40 MiB a job, a name a file; and where a tokenizer
-// is trained, some ten times `training_bytes`. kBadInput: a path that is not there, a JSON line
-// without `text_key` (file and line are named), options out of range, no text at all, nothing left
-// for training; what the tokenizer's own functions say.
+// is trained, some ten times `training_bytes`, but at most about half a GiB. kBadInput: a path that
+// is not there, a JSON line without `text_key` (file and line are named), options out of range, no
+// text at all; what the tokenizer's own functions say.
 [[nodiscard]] Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
                                               const PrepareOptions& options);
 

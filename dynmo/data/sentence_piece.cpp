@@ -7,15 +7,18 @@
 #include <algorithm>
 #include <charconv>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "dynmo/core/check.h"
+#include "dynmo/data/sampler.h"
+#include "dynmo/data/utf8.h"
 
 namespace dynmo::data {
 namespace {
 
-constexpr std::string_view kBlank = "\xE2\x96\x81";  // U+2581, how pieces write a blank
-constexpr std::int32_t kFewestPieces = 3 + 1 + 256;  // control, end of line, bytes
-constexpr std::int32_t kMostPieces = 1 << 20;
+constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, how pieces write a space
+constexpr std::int32_t kMinPieces = 3 + 1 + 256;     // control, end of line, bytes
+constexpr std::int32_t kMaxPieces = 1 << 20;
 
 // The text of a piece of the kind "<0x0A>".
 std::string byte_of(const std::string& piece) {
@@ -27,9 +30,9 @@ std::string byte_of(const std::string& piece) {
 std::string text_of_piece(std::string_view piece) {
   std::string text;
   while (!piece.empty()) {
-    const bool blank = piece.starts_with(kBlank);
-    text += blank ? ' ' : piece.front();
-    piece.remove_prefix(blank ? kBlank.size() : 1);
+    const bool space = piece.starts_with(kSpace);
+    text += space ? ' ' : piece.front();
+    piece.remove_prefix(space ? kSpace.size() : 1);
   }
   return text;
 }
@@ -47,20 +50,19 @@ class SentencePiece final : public Tokenizer {
     }
     std::vector<std::int32_t> ids;
     encode_whole("a", ids);
-    adds_blank_ = !ids.empty() && text_of(ids.front()).starts_with(' ');
-    cuts_lines_ = !adds_blank_ && keeps_lines();
+    adds_space_ = !ids.empty() && text_of(ids.front()).starts_with(' ');
+    cuts_ = !adds_space_ && keeps_words();
   }
 
   std::string_view kind() const override { return kSentencePieceTokenizer; }
   std::int32_t vocabulary() const override { return processor_->GetPieceSize(); }
   std::int32_t end_of_document() const override { return processor_->eos_id(); }
   void encode(std::string_view text, std::vector<std::int32_t>& tokens) const override {
-    while (cuts_lines_ && text.size() > kFastBytes) {
-      const std::size_t end = text.rfind('\n', kFastBytes - 1);
-      const std::size_t line = end == std::string_view::npos ? text.find('\n', kFastBytes) : end;
-      if (line == std::string_view::npos) break;
-      encode_whole(text.substr(0, line + 1), tokens);
-      text.remove_prefix(line + 1);
+    while (cuts_ && text.size() > kFastBytes) {
+      const std::size_t cut = cut_of(text);
+      if (cut == text.size()) break;
+      encode_whole(text.substr(0, cut), tokens);
+      text.remove_prefix(cut);
     }
     encode_whole(text, tokens);
   }
@@ -68,13 +70,33 @@ class SentencePiece final : public Tokenizer {
     if (token < 0 || token >= vocabulary()) return {};
     return texts_[static_cast<std::size_t>(token)];
   }
-  bool adds_blank() const override { return adds_blank_; }
+  bool adds_space() const override { return adds_space_; }
   std::string_view model() const override { return model_; }
 
  private:
   // SentencePiece takes twice as long for a byte of a text of megabytes as of one that fits the
-  // cache.
+  // cache, and some 100 bytes of memory.
   static constexpr std::size_t kFastBytes = std::size_t{1} << 15;
+  // A text without spaces is cut here, anywhere: the one place where tokens are not those of the
+  // whole.
+  static constexpr std::size_t kMaxWordBytes = std::size_t{1} << 18;
+
+  // Whether the tokens before `i` and from it on are those of the whole: behind the end of a line,
+  // and before the spaces in front of a word.
+  static bool is_boundary(std::string_view text, std::size_t i) {
+    return text[i - 1] == '\n' || (text[i] == ' ' && text[i - 1] != ' ');
+  }
+  // The last boundary of the first kFastBytes, else the first one behind them.
+  static std::size_t cut_of(std::string_view text) {
+    for (std::size_t i = kFastBytes; i > 0; --i) {
+      if (is_boundary(text, i)) return i;
+    }
+    const std::size_t end = std::min(text.size(), kMaxWordBytes);
+    for (std::size_t i = kFastBytes + 1; i < end; ++i) {
+      if (is_boundary(text, i)) return i;
+    }
+    return end == text.size() ? end : end - incomplete_tail(text.substr(0, end));
+  }
 
   void encode_whole(std::string_view text, std::vector<std::int32_t>& tokens) const {
     std::vector<int> ids;
@@ -83,23 +105,25 @@ class SentencePiece final : public Tokenizer {
     tokens.insert(tokens.end(), ids.begin(), ids.end());
   }
 
-  // Whether the tokens of a text are those of its lines: no piece goes across the end of a line,
-  // and blanks are neither dropped nor put in.
-  [[nodiscard]] bool keeps_lines() const {
+  // Whether the tokens of a text are those of its words: no piece goes across the end of a line or
+  // from a word to the spaces behind it, and spaces are neither dropped nor put in.
+  [[nodiscard]] bool keeps_words() const {
     for (const std::string& text : texts_) {
-      if (text.size() > 1 && text.find('\n') != std::string::npos) return false;
+      for (std::size_t i = 1; i < text.size(); ++i) {
+        if (text[i] == '\n' || is_boundary(text, i)) return false;
+      }
     }
-    constexpr std::string_view kBlanks = "  a \n\n  b  \n ";
+    constexpr std::string_view kSpaces = "  a \n\n  b  \n ";
     std::vector<std::int32_t> tokens;
-    encode_whole(kBlanks, tokens);
-    return decode(*this, tokens) == kBlanks;
+    encode_whole(kSpaces, tokens);
+    return decode(*this, tokens) == kSpaces;
   }
 
   std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
   std::string model_;
   std::vector<std::string> texts_;  // by id
-  bool adds_blank_ = false;
-  bool cuts_lines_ = false;
+  bool adds_space_ = false;
+  bool cuts_ = false;
 };
 
 class Lines final : public sentencepiece::SentenceIterator {
@@ -127,21 +151,22 @@ std::int64_t number_after(std::string_view text, std::string_view words) {
 
 // The library names what it wanted in a sentence of its own, behind file and line.
 Error explain(const std::string& said, const SentencePieceOptions& options) {
-  if (const auto most = number_after(said, "set it to a value <= "); most > 0) {
-    return make_error(ErrorCode::kBadInput,
-                      "--vocab is {}, more than this text has pieces for: wanted {} at most; give "
-                      "more text or a smaller --vocab",
-                      options.vocabulary, most);
+  if (const auto max = number_after(said, "set it to a value <= "); max > 0) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "vocabulary is {}, more than this text has pieces for: wanted {} at most; give "
+        "more text or a smaller vocabulary",
+        options.vocabulary, max);
   }
   if (said.find("required_chars") != std::string::npos) {
     return make_error(
         ErrorCode::kBadInput,
-        "--vocab is {}, too small for the characters of this text: give a larger one, "
-        "or --tokenizer bytes",
+        "vocabulary is {}, too small for the characters of this text: give a larger one, "
+        "or take the tokenizer 'bytes'",
         options.vocabulary);
   }
   return make_error(ErrorCode::kBadInput,
-                    "SentencePiece cannot train --vocab {} with --algorithm {}: {}",
+                    "SentencePiece cannot train a vocabulary of {} by the algorithm {}: {}",
                     options.vocabulary, options.algorithm, said);
 }
 
@@ -175,18 +200,38 @@ Expected<std::unique_ptr<const Tokenizer>> read_sentence_piece(std::string model
       std::make_unique<SentencePiece>(std::move(processor), std::move(model)));
 }
 
+std::int64_t limit_words(std::vector<std::string>& lines, std::size_t max_bytes) {
+  const auto count = static_cast<std::uint64_t>(lines.size());
+  std::vector<bool> taken(lines.size());
+  std::unordered_set<std::string_view> words;
+  std::size_t bytes = 0;
+  for (std::uint64_t i = 0; i < count && bytes < max_bytes; ++i) {
+    const auto line = static_cast<std::size_t>(permute(i, count, /*key=*/0));
+    taken[line] = true;
+    for (std::string_view rest = lines[line]; !rest.empty();) {
+      const std::string_view word = rest.substr(0, rest.find(' '));
+      if (words.insert(word).second) bytes += word.size();
+      rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+    }
+  }
+  words.clear();  // which look into the lines
+  std::size_t index = 0;
+  return static_cast<std::int64_t>(
+      std::erase_if(lines, [&](const std::string&) { return !taken[index++]; }));
+}
+
 Expected<std::string> train_sentence_piece(std::vector<std::string> lines,
                                            const SentencePieceOptions& options) {
   if (options.algorithm != "bpe" && options.algorithm != "unigram") {
-    return make_error(ErrorCode::kBadInput, "--algorithm is '{}', wanted bpe or unigram",
+    return make_error(ErrorCode::kBadInput, "algorithm is '{}', wanted bpe or unigram",
                       options.algorithm);
   }
-  if (options.vocabulary <= kFewestPieces || options.vocabulary > kMostPieces) {
+  if (options.vocabulary <= kMinPieces || options.vocabulary > kMaxPieces) {
     return make_error(
         ErrorCode::kBadInput,
-        "--vocab is {}, wanted more than the {} of control tokens and bytes, and {} at "
+        "vocabulary is {}, wanted more than the {} of control tokens and bytes, and {} at "
         "most",
-        options.vocabulary, kFewestPieces, kMostPieces);
+        options.vocabulary, kMinPieces, kMaxPieces);
   }
   std::erase_if(lines, [](const std::string& line) {
     return line.find_first_not_of(" \t\r\n") == std::string::npos;

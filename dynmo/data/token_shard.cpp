@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/data/token_shard.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -94,9 +95,14 @@ Expected<void> TokenShard::check_index() {
   const auto fault = [&](const std::string& what) {
     return make_error(ErrorCode::kBadInput, "{}: {}", file, what);
   };
-  if (bytes.size() < kIndexHeaderBytes ||
-      std::memcmp(bytes.data(), kIndexMagic.data(), kIndexMagic.size()) != 0) {
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()),
+                              std::min(bytes.size(), kIndexMagic.size()));
+  if (!kIndexMagic.starts_with(head)) {
     return fault("not a token index: wanted a file that begins with MMIDIDX");
+  }
+  if (bytes.size() < kIndexHeaderBytes) {
+    return fault(fmt::format("truncated: {} bytes are there, an index has at least {}",
+                             bytes.size(), kIndexHeaderBytes));
   }
   if (const auto version = load<std::uint64_t>(bytes, kVersionOffset); version != kIndexVersion) {
     return fault(fmt::format("index version {}, wanted {}", version, kIndexVersion));
@@ -108,11 +114,17 @@ Expected<void> TokenShard::check_index() {
 
   const auto sequences = load<std::uint64_t>(bytes, kSequencesOffset);
   const auto boundaries = load<std::uint64_t>(bytes, kDocumentsOffset);
-  // Bounds first, so that the sum below cannot overflow.
-  if (sequences > bytes.size() || boundaries > bytes.size() ||
-      kIndexHeaderBytes + sequences * 12 + boundaries * 8 != bytes.size()) {
-    return fault(fmt::format("{} sequences and {} document boundaries do not make {} bytes",
-                             sequences, boundaries, bytes.size()));
+  constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 58;  // so that no sum overflows
+  if (sequences > kMaxEntries || boundaries > kMaxEntries) {
+    return fault(fmt::format("{} sequences and {} document boundaries, more than a file can hold",
+                             sequences, boundaries));
+  }
+  const std::uint64_t wanted = kIndexHeaderBytes + sequences * 12 + boundaries * 8;
+  if (wanted != bytes.size()) {
+    return fault(fmt::format(
+        "{}{} bytes are there, wanted {} for {} sequences and {} document "
+        "boundaries",
+        bytes.size() < wanted ? "truncated: " : "", bytes.size(), wanted, sequences, boundaries));
   }
   sequences_ = static_cast<std::int64_t>(sequences);
   const std::size_t pointers = kIndexHeaderBytes + sequences * 4;
@@ -129,8 +141,10 @@ Expected<void> TokenShard::check_index() {
     position += static_cast<std::uint64_t>(size) * width;
   }
   if (position != bin_->bytes().size()) {
-    return make_error(ErrorCode::kBadInput, "{} has {} bytes, wanted {} by its index",
-                      with_ending(prefix_, ".bin").string(), bin_->bytes().size(), position);
+    return make_error(ErrorCode::kBadInput, "{}: {}{} bytes are there, wanted {} by its index",
+                      with_ending(prefix_, ".bin").string(),
+                      bin_->bytes().size() < position ? "truncated: " : "", bin_->bytes().size(),
+                      position);
   }
   tokens_ = static_cast<std::int64_t>(position / width);
 

@@ -20,7 +20,7 @@ class ByteTokenizer final : public Tokenizer {
     if (token < 0 || token >= kByteEndOfDocument) return {};
     return {static_cast<char>(token)};
   }
-  bool adds_blank() const override { return false; }
+  bool adds_space() const override { return false; }
   std::string_view model() const override { return {}; }
 };
 
@@ -52,7 +52,7 @@ Expected<std::unique_ptr<const Tokenizer>> open_tokenizer(const std::string& nam
 std::string decode(const Tokenizer& tokenizer, std::span<const std::int32_t> tokens) {
   std::string text;
   for (const std::int32_t token : tokens) text += tokenizer.text_of(token);
-  if (tokenizer.adds_blank() && text.starts_with(' ')) text.erase(0, 1);
+  if (tokenizer.adds_space() && text.starts_with(' ')) text.erase(0, 1);
   return text;
 }
 

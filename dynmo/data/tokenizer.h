@@ -37,8 +37,8 @@ class Tokenizer {
   // whole ones of them); empty for control tokens such as the end of a document, and for ids that
   // are none.
   [[nodiscard]] virtual std::string text_of(std::int32_t token) const = 0;
-  // Whether encode() begins a text with a blank that the text does not have.
-  [[nodiscard]] virtual bool adds_blank() const = 0;
+  // Whether encode() begins a text with a space that the text does not have.
+  [[nodiscard]] virtual bool adds_space() const = 0;
   // What read_sentence_piece() makes this tokenizer of; empty for bytes.
   [[nodiscard]] virtual std::string_view model() const = 0;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "dynmo/core/allowed.h"
 #include "dynmo/dynamism/dense_impl.h"
-#include "dynmo/dynamism/ranges_impl.h"
 
 namespace dynmo::dynamism {
 
@@ -13,7 +15,11 @@ cost::LayerCost DenseModel::cost_of(const cost::LayerWork& layer) const {
 }
 
 Expected<DenseModel> make_dense(std::string_view source, const LoadInputs& inputs) {
-  DYNMO_TRY(check_ranges(source, {{"steps", static_cast<double>(inputs.steps), 1, 1e9}}));
+  const auto check = [&](std::string_view key, std::int64_t value) -> Expected<void> {
+    return check_allowed(key, value, between(1, 1e9, fmt::format("of a run with {}", source)));
+  };
+  DYNMO_TRY(check("training.steps", inputs.steps));
+  DYNMO_TRY(check("training.micro_batches", inputs.micro_batches));
   DenseModel dense;
   DYNMO_ASSIGN(dense.costs, cost::transformer_costs(inputs.shape, inputs.device));
   dense.shape = inputs.shape;

@@ -15,6 +15,7 @@ struct LoadInputs {
   cost::Device device;
   std::uint64_t seed = 1;
   std::int64_t steps = 10'000;  // of the run: what parameters that are shares of the run refer to
+  int micro_batches = 32;       // of a step
 };
 
 }  // namespace dynmo::dynamism

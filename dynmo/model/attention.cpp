@@ -22,12 +22,14 @@ constexpr std::int64_t kRows = 64;
 struct Sizes {
   Sizes(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK)
       : tokens(q_BTHK.size(1)),
+        seen(k_BTHK.size(1) - tokens),
         head(q_BTHK.size(3)),
         group(q_BTHK.size(2) / k_BTHK.size(2)),
         scale(1 / std::sqrt(static_cast<double>(head))) {}
-  std::int64_t tokens;
-  std::int64_t head;   // elements of a head
-  std::int64_t group;  // query heads to a key head
+  std::int64_t tokens;  // of q
+  std::int64_t seen;    // keys before those of the first token
+  std::int64_t head;    // elements of a head
+  std::int64_t group;   // query heads to a key head
   double scale;
 };
 
@@ -63,11 +65,11 @@ class Scratch {
   static constexpr bool kNarrow = !std::is_same_v<Element, Wide>;
 
   explicit Scratch(const Sizes& sizes)
-      : scores(size(kRows * sizes.tokens)),
-        gradient(size(kRows * sizes.tokens)),
+      : scores(size(rows_of(sizes) * (sizes.seen + sizes.tokens))),
+        gradient(scores.size()),
         correction(size(kRows)),
         rows(size(kNarrow ? kRows * sizes.head : 0)),
-        narrow_(size(kNarrow ? 2 * kRows * sizes.tokens : 0)) {}
+        narrow_(kNarrow ? 2 * scores.size() : 0) {}
 
   Element* probabilities() {
     if constexpr (kNarrow) return narrow_.data();
@@ -84,6 +86,7 @@ class Scratch {
   std::vector<Wide> rows;  // kRows x K
 
  private:
+  static std::int64_t rows_of(const Sizes& sizes) { return std::min(kRows, sizes.tokens); }
   static std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
   std::vector<Element> narrow_;
 };
@@ -109,11 +112,11 @@ void forward(const Sizes& sizes, const Head<const Element>& q, const Head<const 
   using Wide = kernels::Wide<Element>;
   for (std::int64_t first = 0; first < sizes.tokens; first += kRows) {
     const std::int64_t rows = std::min(kRows, sizes.tokens - first);
-    const std::int64_t keys = first + rows;
+    const std::int64_t keys = sizes.seen + first + rows;
     multiply({rows, keys, sizes.head}, static_cast<Wide>(sizes.scale), q.from(first),
              k.from(0, true), Wide(0), scratch.scores.data(), keys);
-    kernels::causal_softmax(scratch.scores.data(), rows, first, keys, scratch.probabilities(),
-                            log_sum_exp + first);
+    kernels::causal_softmax(scratch.scores.data(), rows, sizes.seen + first, keys,
+                            scratch.probabilities(), log_sum_exp + first);
     multiply_into(scratch, {rows, sizes.head, keys}, 1, {scratch.probabilities(), keys}, v.from(0),
                   out.row(first), out.stride);
   }
@@ -238,11 +241,11 @@ AttentionGradient gradient_of(const at::Tensor& gradient_BTHK, const at::Tensor&
   return gradient;
 }
 
-void check(const at::Tensor& x_BTHK, const at::Tensor& q_BTHK) {
+// `tokens`: of x.
+void check(const at::Tensor& x_BTHK, const at::Tensor& q_BTHK, std::int64_t tokens) {
   DYNMO_CHECK(x_BTHK.is_cpu() && x_BTHK.dim() == 4 && x_BTHK.stride(3) == 1 &&
-                  x_BTHK.scalar_type() == q_BTHK.scalar_type() &&
-                  x_BTHK.size(1) == q_BTHK.size(1) && x_BTHK.size(3) == q_BTHK.size(3) &&
-                  q_BTHK.size(2) % x_BTHK.size(2) == 0,
+                  x_BTHK.scalar_type() == q_BTHK.scalar_type() && x_BTHK.size(1) == tokens &&
+                  x_BTHK.size(3) == q_BTHK.size(3) && q_BTHK.size(2) % x_BTHK.size(2) == 0,
               "x_BTHK on the CPU, heads apart, tokens and head size of q, got {} for {}",
               fmt::join(x_BTHK.sizes(), "x"), fmt::join(q_BTHK.sizes(), "x"));
 }
@@ -264,7 +267,10 @@ bool has_blocked_attention(at::ScalarType type) {
 
 Attention blocked_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                             const at::Tensor& v_BTHK) {
-  for (const at::Tensor* x : {&q_BTHK, &k_BTHK, &v_BTHK}) check(*x, q_BTHK);
+  check(q_BTHK, q_BTHK, q_BTHK.size(1));
+  for (const at::Tensor* x : {&k_BTHK, &v_BTHK}) {
+    check(*x, q_BTHK, std::max(q_BTHK.size(1), k_BTHK.size(1)));
+  }
   switch (q_BTHK.scalar_type()) {
     case at::kFloat:
       return attention_of<float>(q_BTHK, k_BTHK, v_BTHK);
@@ -278,7 +284,9 @@ Attention blocked_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
 AttentionGradient blocked_attention_gradient(const at::Tensor& gradient_BTHK,
                                              const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                              const at::Tensor& v_BTHK, const Attention& attention) {
-  for (const at::Tensor* x : {&gradient_BTHK, &q_BTHK, &k_BTHK, &v_BTHK}) check(*x, q_BTHK);
+  for (const at::Tensor* x : {&gradient_BTHK, &q_BTHK, &k_BTHK, &v_BTHK}) {
+    check(*x, q_BTHK, q_BTHK.size(1));
+  }
   switch (q_BTHK.scalar_type()) {
     case at::kFloat:
       return gradient_of<float>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);

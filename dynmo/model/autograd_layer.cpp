@@ -13,17 +13,20 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// From forward to input_gradient: the graph, held by the edge its output leaves through, so that
-// the output itself belongs to the caller alone. From then to weight_gradient: the gradients.
+// From forward to input_gradient: the graph, held by the edges its outputs leave through, so that
+// the outputs themselves belong to the caller alone. From then to weight_gradient: the gradients.
 struct Graph final : Stash {
   at::Tensor input;                    // alias of the caller's, a leaf of the graph
   std::vector<at::Tensor> parameters;  // aliases of the state's, leaves of the graph
-  autograd::Edge output;               // invalid: nothing in the graph wants a gradient
-  std::vector<at::Tensor> gradients;   // of the parameters; undefined: not used by the function
+  autograd::Edge hidden;               // invalid: nothing in the graph wants its gradient
+  autograd::Edge loss;
+  at::Tensor loss_gradient;           // the context's loss_weight, of the loss's type
+  std::vector<at::Tensor> gradients;  // of the parameters; undefined: not used by the function
   enum class Phase { kForward, kInputDone, kDone } phase = Phase::kForward;
 
   void free_graph() {
-    output = {};
+    hidden = {};
+    loss = {};
     input.reset();
     parameters.clear();
   }
@@ -33,32 +36,52 @@ at::Tensor leaf(const at::Tensor& tensor, bool requires_grad) {
   return tensor.detach().set_requires_grad(requires_grad);
 }
 
+// The edge through which a gradient enters the graph; leaves `tensor` without the graph.
+autograd::Edge edge_of(at::Tensor& tensor) {
+  autograd::Edge edge;
+  if (!tensor.defined()) return edge;
+  if (tensor.requires_grad()) edge = autograd::impl::gradient_edge(tensor);
+  tensor = tensor.detach();
+  return edge;
+}
+
 class AutogradLayer final : public Layer {
  public:
-  AutogradLayer(std::string name, std::vector<ParameterSpec> specs, AutogradFunction function)
-      : name_(std::move(name)), specs_(std::move(specs)), function_(std::move(function)) {}
+  AutogradLayer(std::string name, std::vector<ParameterSpec> specs, AutogradFunction function,
+                AutogradTraits traits)
+      : name_(std::move(name)),
+        specs_(std::move(specs)),
+        function_(std::move(function)),
+        traits_(std::move(traits)) {}
 
   std::string name() const override { return name_; }
   std::vector<ParameterSpec> parameters() const override { return specs_; }
+  std::vector<BufferSpec> buffers() const override { return traits_.buffers; }
+  std::vector<std::string> figures() const override { return traits_.figures; }
+  Needs needs() const override { return traits_.needs; }
 
-  at::Tensor forward(const LayerState& state, const at::Tensor& input, const LayerContext& context,
-                     std::unique_ptr<Stash>* stash) const override {
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 std::unique_ptr<Stash>* stash) const override {
     DYNMO_CHECK(state.parameters.size() == specs_.size(), "{} parameters for {}, got {}",
                 specs_.size(), name_, state.parameters.size());
     if (stash == nullptr) {
       const at::NoGradGuard no_graph;
-      return function_(values(state), input, context, state);
+      return with_rows(function_(values(state), input.x, context, state), input);
     }
     const at::AutoGradMode with_graph(true);
     auto graph = std::make_unique<Graph>();
-    if (input.defined()) graph->input = leaf(input, true);
+    if (input.x.defined()) graph->input = leaf(input.x, true);
     for (const Parameter& parameter : state.parameters) {
       graph->parameters.push_back(leaf(operand(parameter), !state.frozen));
     }
-    const at::Tensor output = function_(graph->parameters, graph->input, context, state);
-    if (output.requires_grad()) graph->output = autograd::impl::gradient_edge(output);
+    Output output = with_rows(function_(graph->parameters, graph->input, context, state), input);
+    if (output.loss.defined()) {
+      graph->loss_gradient = at::full({}, context.loss_weight, output.loss.options());
+    }
+    graph->hidden = edge_of(output.hidden.x);
+    graph->loss = edge_of(output.loss);
     *stash = std::move(graph);
-    return output.detach();
+    return output;
   }
 
   at::Tensor input_gradient(const LayerState& state, Stash& stash,
@@ -102,6 +125,11 @@ class AutogradLayer final : public Layer {
     return result;
   }
 
+  static Output with_rows(Output output, const Hidden& input) {
+    if (output.hidden.x.defined() && !output.hidden.rows.defined()) output.hidden.rows = input.rows;
+    return output;
+  }
+
   // Gradients of [input], [parameters...]; runs on the calling thread and frees what the graph
   // saved.
   static std::vector<at::Tensor> differentiate(const Graph& graph,
@@ -115,24 +143,47 @@ class AutogradLayer final : public Layer {
                                                    : autograd::Edge());
       }
     }
-    if (wanted.empty() || !graph.output.is_valid()) {
-      return std::vector<at::Tensor>(wanted.size());
-    }
-    return autograd::Engine::get_default_engine().execute(
-        {graph.output}, {output_gradient}, /*keep_graph=*/false, /*create_graph=*/false,
-        /*accumulate_grad=*/false, wanted);
+    autograd::edge_list outputs;
+    std::vector<at::Tensor> gradients;
+    const auto add = [&](const autograd::Edge& output, const at::Tensor& gradient) {
+      if (!output.is_valid() || !gradient.defined()) return;
+      outputs.push_back(output);
+      gradients.push_back(gradient);
+    };
+    add(graph.hidden, output_gradient);
+    add(graph.loss, graph.loss_gradient);
+    if (wanted.empty() || outputs.empty()) return std::vector<at::Tensor>(wanted.size());
+    return autograd::Engine::get_default_engine().execute(outputs, gradients, /*keep_graph=*/false,
+                                                          /*create_graph=*/false,
+                                                          /*accumulate_grad=*/false, wanted);
   }
 
   std::string name_;
   std::vector<ParameterSpec> specs_;
   AutogradFunction function_;
+  AutogradTraits traits_;
 };
 
 }  // namespace
 
 std::shared_ptr<const Layer> autograd_layer(std::string name, std::vector<ParameterSpec> specs,
-                                            AutogradFunction function) {
-  return std::make_shared<AutogradLayer>(std::move(name), std::move(specs), std::move(function));
+                                            AutogradFunction function, AutogradTraits traits) {
+  return std::make_shared<AutogradLayer>(std::move(name), std::move(specs), std::move(function),
+                                         std::move(traits));
+}
+
+std::shared_ptr<const Layer> autograd_layer(std::string name, std::vector<ParameterSpec> specs,
+                                            HiddenFunction function, AutogradTraits traits) {
+  AutogradFunction with_output = [function = std::move(function)](
+                                     const std::vector<at::Tensor>& parameters,
+                                     const at::Tensor& input, const LayerContext& context,
+                                     const LayerState& state) {
+    Output output;
+    output.hidden.x = function(parameters, input, context, state);
+    return output;
+  };
+  return autograd_layer(std::move(name), std::move(specs), std::move(with_output),
+                        std::move(traits));
 }
 
 }  // namespace dynmo::model

@@ -62,6 +62,8 @@ Expected<void> validate(const DecoderConfig& config) {
   return std::visit([](const auto& c) { return validate(c); }, config);
 }
 
+Recipe make_recipe(const DecoderConfig& config) { return decoder_recipe(make_decoder(config)); }
+
 Model make_decoder(const DecoderConfig& config) {
   return std::visit([](const auto& c) { return make(c); }, config);
 }

@@ -18,6 +18,7 @@
 #include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 
@@ -42,6 +43,8 @@ struct DecoderSizes {
 [[nodiscard]] DecoderSizes sizes(const DecoderConfig& config);
 
 [[nodiscard]] Expected<void> validate(const DecoderConfig& config);
+// The layers of make_decoder in their places.
+[[nodiscard]] Recipe make_recipe(const DecoderConfig& config);
 // 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
 // config.
 [[nodiscard]] Model make_decoder(const DecoderConfig& config);

@@ -99,7 +99,7 @@ struct Masked : autograd::Function<Masked> {
 at::Tensor dropout_mask(const at::Tensor& like, double p, const LayerState& state,
                         const LayerContext& context, std::uint64_t salt) {
   DYNMO_CHECK(p >= 0 && p < 1, "a dropout probability in [0, 1), got {}", p);
-  if (!context.training || p == 0) return {};
+  if (context.pass != Pass::kTraining || p == 0) return {};
   const std::uint64_t key = mix_key({state.random_key, static_cast<std::uint64_t>(context.step),
                                      static_cast<std::uint64_t>(context.micro_batch.value), salt});
   return keep_mask(like, p, key);

@@ -82,17 +82,21 @@ class EmulatedLayer final : public Layer {
     return {{.name = "weight", .shape = {floats_}, .deviation = 0, .mean = 0, .decays = false}};
   }
 
-  at::Tensor forward(const LayerState&, const at::Tensor& input, const LayerContext& context,
-                     std::unique_ptr<Stash>* stash) const override {
+  Needs needs() const override { return {.targets = false, .loss = head_}; }
+
+  Output forward(const LayerState&, const Hidden& input, const LayerContext& context,
+                 std::unique_ptr<Stash>* stash) const override {
     const timespec start = now();
     cost::LayerCost cost = costs_->at(context.step, id_);
-    at::Tensor output = head_ ? at::zeros({}, at::kFloat) : at::empty(boundary_, at::kFloat);
+    Output output;
+    (head_ ? output.loss : output.hidden.x) =
+        head_ ? at::zeros({}, at::kFloat) : at::empty(boundary_, at::kFloat);
     const double seconds = cost.forward_s;
     if (stash != nullptr) {
-      auto kept = std::make_unique<EmulatedStash>();
-      kept->cost = std::move(cost);
-      kept->input = input;
-      *stash = std::move(kept);
+      auto saved = std::make_unique<EmulatedStash>();
+      saved->cost = std::move(cost);
+      saved->input = input.x;
+      *stash = std::move(saved);
     }
     sleep_until(after(start, seconds));
     return output;
@@ -101,12 +105,12 @@ class EmulatedLayer final : public Layer {
   at::Tensor input_gradient(const LayerState&, Stash& stash, const at::Tensor&,
                             InputGradient wanted) const override {
     const timespec start = now();
-    auto& kept = dynamic_cast<EmulatedStash&>(stash);
+    const auto& saved = dynamic_cast<EmulatedStash&>(stash);
     at::Tensor gradient;
-    if (wanted == InputGradient::kWanted && kept.input.defined()) {
+    if (wanted == InputGradient::kWanted && saved.input.defined()) {
       gradient = at::empty(boundary_, at::kFloat);
     }
-    sleep_until(after(start, kept.cost.backward_input_s));
+    sleep_until(after(start, saved.cost.backward_input_s));
     return gradient;
   }
 

@@ -6,6 +6,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/family_impl.h"
+#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 
@@ -59,11 +60,8 @@ LayerId head_of(std::int64_t blocks) { return LayerId(static_cast<std::int32_t>(
 
 std::string checkpoint_name(std::string_view model, std::string_view list, std::int64_t blocks,
                             LayerId layer, std::string_view parameter) {
-  const LayerId head = head_of(blocks);
-  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
-  if (layer > LayerId(0) && layer < head) {
-    return fmt::format("{}.{}.{}.{}", model, list, (layer.value - 1) / 2, parameter);
-  }
+  const Place place = decoder_place(layer, blocks);
+  if (place.block >= 0) return fmt::format("{}.{}.{}.{}", model, list, place.block, parameter);
   return parameter == "lm_head.weight" ? std::string(parameter)
                                        : fmt::format("{}.{}", model, parameter);
 }

@@ -15,13 +15,15 @@ using at::Tensor;
 constexpr std::uint64_t kResidualDropout = 1;
 constexpr std::uint64_t kEmbeddingDropout = 2;
 
-struct EmbeddingKept : Kept {
+struct SavedEmbedding : Saved {
   Tensor tokens_BT;
   Tensor mask;
   Tensor gradient_BTD;  // of the sum of the two vectors
+
+  std::vector<Tensor> tensors() const override { return {mask, gradient_BTD}; }
 };
 
-class Gpt2Embedding final : public HandWritten<EmbeddingKept> {
+class Gpt2Embedding final : public HandWritten<SavedEmbedding> {
  public:
   Gpt2Embedding(Specs specs, const Gpt2Config& config)
       : HandWritten("embedding", std::move(specs)), config_(config) {}
@@ -29,38 +31,46 @@ class Gpt2Embedding final : public HandWritten<EmbeddingKept> {
  private:
   enum { kTokens, kPositions };
 
-  Tensor run(const LayerState& state, const Tensor&, const LayerContext& context,
-             EmbeddingKept& kept) const override {
+  Output forward(const LayerState& state, const Hidden&, const LayerContext& context,
+                 SavedEmbedding& saved) const override {
     const std::int64_t T = context.tokens_BT.size(1);
-    DYNMO_CHECK(T <= config_.positions, "at most {} tokens, got {}", config_.positions, T);
-    kept.tokens_BT = context.tokens_BT;
+    const std::int64_t first = tokens_before(context);
+    DYNMO_CHECK(first + T <= config_.positions, "at most {} tokens, got {}", config_.positions,
+                first + T);
+    saved.tokens_BT = context.tokens_BT;
     const Tensor sum_BTD = at::embedding(value(state, kTokens), context.tokens_BT)
-                               .add_(value(state, kPositions).narrow(0, 0, T));
-    kept.mask = dropout_mask(sum_BTD, config_.dropout, state, context, kEmbeddingDropout);
-    return masked(sum_BTD, kept.mask, config_.dropout);
+                               .add_(value(state, kPositions).narrow(0, first, T));
+    saved.mask = dropout_mask(sum_BTD, config_.dropout, state, context, kEmbeddingDropout);
+    return {.hidden = masked(sum_BTD, saved.mask, config_.dropout)};
   }
-  Tensor differentiate(const LayerState&, EmbeddingKept& kept, const Tensor& output_gradient,
-                       InputGradient) const override {
-    kept.gradient_BTD = masked(output_gradient, kept.mask, config_.dropout);
-    kept.mask.reset();
+  Tensor input_gradient(const LayerState&, SavedEmbedding& saved, const Tensor& output_gradient,
+                        InputGradient) const override {
+    saved.gradient_BTD = masked(output_gradient, saved.mask, config_.dropout);
+    saved.mask.reset();
     return {};
   }
-  void accumulate(LayerState& state, EmbeddingKept& kept) const override {
-    add_rows(state.parameters[kTokens].gradient, kept.tokens_BT, kept.gradient_BTD);
+  void weight_gradient(LayerState& state, SavedEmbedding& saved) const override {
+    add_rows(state.parameters[kTokens].gradient, saved.tokens_BT, saved.gradient_BTD);
     state.parameters[kPositions]
-        .gradient.narrow(0, 0, kept.gradient_BTD.size(1))
-        .add_(kept.gradient_BTD.sum(0));
+        .gradient.narrow(0, 0, saved.gradient_BTD.size(1))
+        .add_(saved.gradient_BTD.sum(0));
   }
 
   Gpt2Config config_;
 };
 
 // Layer normalization (Ba et al., 2016) of x: what its gradient needs, in every stash below.
-struct NormKept : Kept {
+struct SavedNorm : Saved {
   Tensor x_ND;
   Tensor mean_N1;
   Tensor inverse_N1;                          // 1 / standard deviation
   Tensor weight_gradient_D, bias_gradient_D;  // from input_gradient on
+
+  // Those of the norm and what the layer has besides.
+  std::vector<Tensor> with_norm(std::vector<Tensor> others) const {
+    others.insert(others.end(), {x_ND, mean_N1, inverse_N1, weight_gradient_D, bias_gradient_D});
+    return others;
+  }
 };
 
 // The first two parameters of every layer with a norm.
@@ -84,46 +94,46 @@ Tensor normalised(const LayerState& state, double epsilon, const Tensor& x_ND, T
 }
 
 // Starts the stash of a layer with input x.
-Tensor start(const LayerState& state, double epsilon, const Tensor& x_BTD, NormKept& kept) {
-  kept.x_ND = rows(x_BTD);
-  return normalised(state, epsilon, kept.x_ND, &kept.mean_N1, &kept.inverse_N1);
+Tensor start(const LayerState& state, double epsilon, const Tensor& x_BTD, SavedNorm& saved) {
+  saved.x_ND = rows(x_BTD);
+  return normalised(state, epsilon, saved.x_ND, &saved.mean_N1, &saved.inverse_N1);
 }
 
 // The normed input once more: cheaper to compute than to keep.
-Tensor again(const LayerState& state, double epsilon, const NormKept& kept) {
-  return normalised(state, epsilon, kept.x_ND, nullptr, nullptr);
+Tensor again(const LayerState& state, double epsilon, const SavedNorm& saved) {
+  return normalised(state, epsilon, saved.x_ND, nullptr, nullptr);
 }
 
 // From the gradient of the normed input to that of x, [N, D]; undefined unless wanted. Keeps those
 // of the norm's parameters.
-Tensor through_norm(const LayerState& state, NormKept& kept, const Tensor& n_gradient_ND,
+Tensor through_norm(const LayerState& state, SavedNorm& saved, const Tensor& n_gradient_ND,
                     Layer::InputGradient wanted) {
   auto [x_ND, weight_D, bias_D] = at::native_layer_norm_backward(
-      n_gradient_ND, kept.x_ND, {kept.x_ND.size(1)}, kept.mean_N1, kept.inverse_N1,
+      n_gradient_ND, saved.x_ND, {saved.x_ND.size(1)}, saved.mean_N1, saved.inverse_N1,
       norm_parameter(state, kNormWeight), norm_parameter(state, kNormBias),
       {wanted == Layer::InputGradient::kWanted, true, true});
-  kept.weight_gradient_D = std::move(weight_D);
-  kept.bias_gradient_D = std::move(bias_D);
+  saved.weight_gradient_D = std::move(weight_D);
+  saved.bias_gradient_D = std::move(bias_D);
   return x_ND;
 }
 
 // The end of a half block's backward pass.
-Tensor through_norm_and_residual(const LayerState& state, NormKept& kept,
+Tensor through_norm_and_residual(const LayerState& state, SavedNorm& saved,
                                  const Tensor& n_gradient_ND, const Tensor& output_gradient,
                                  Layer::InputGradient wanted) {
-  const Tensor x_ND = through_norm(state, kept, n_gradient_ND, wanted);
+  const Tensor x_ND = through_norm(state, saved, n_gradient_ND, wanted);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
   return x_ND.add_(rows(output_gradient)).view(output_gradient.sizes());
 }
 
-void add_norm_gradients(LayerState& state, const NormKept& kept) {
-  state.parameters[kNormWeight].gradient.add_(kept.weight_gradient_D);
-  state.parameters[kNormBias].gradient.add_(kept.bias_gradient_D);
+void add_norm_gradients(LayerState& state, const SavedNorm& saved) {
+  state.parameters[kNormWeight].gradient.add_(saved.weight_gradient_D);
+  state.parameters[kNormBias].gradient.add_(saved.bias_gradient_D);
 }
 
 // y = x W + bias; parameter i is W, the next one bias.
 Tensor affine(const LayerState& state, std::size_t i, const Tensor& x_NI) {
-  return at::addmm(value(state, i + 1), x_NI, value(state, i));
+  return times_transposed(state.parameters[i], x_NI, state.parameters[i + 1]);
 }
 void add_affine_gradients(LayerState& state, std::size_t i, const Tensor& x_NI,
                           const Tensor& dy_NO) {
@@ -131,14 +141,19 @@ void add_affine_gradients(LayerState& state, std::size_t i, const Tensor& x_NI,
   state.parameters[i + 1].gradient.add_(dy_NO.sum(0));
 }
 
-struct AttentionKept : NormKept {
+struct SavedAttention : SavedNorm {
   Tensor qkv_N3D;  // from input_gradient on, their gradients
   Attention attention;
   Tensor mask;
   Tensor update_gradient_ND;
+
+  std::vector<Tensor> tensors() const override {
+    return with_norm(
+        {qkv_N3D, attention.out_BTHK, attention.log_sum_exp, mask, update_gradient_ND});
+  }
 };
 
-class Gpt2Attention final : public HandWritten<AttentionKept> {
+class Gpt2Attention final : public HandWritten<SavedAttention> {
  public:
   Gpt2Attention(std::string name, Specs specs, const Gpt2Config& config)
       : HandWritten(std::move(name), std::move(specs)), config_(config) {}
@@ -146,61 +161,67 @@ class Gpt2Attention final : public HandWritten<AttentionKept> {
  private:
   enum { kQkv = 2, kProjection = 4 };
 
-  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
-             AttentionKept& kept) const override {
-    kept.qkv_N3D = affine(state, kQkv, start(state, config_.norm_epsilon, x_BTD, kept));
-    const std::int64_t B = x_BTD.size(0);
-    kept.attention = causal_attention(part(kept, 0, B), part(kept, 1, B), part(kept, 2, B));
-    const Tensor update_ND = affine(state, kProjection, mixed(kept));
-    kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedAttention& saved) const override {
+    saved.qkv_N3D = affine(state, kQkv, start(state, config_.norm_epsilon, input.x, saved));
+    const std::int64_t B = input.x.size(0);
+    saved.attention =
+        attend(state.id, context, part(saved, 0, B), part(saved, 1, B), part(saved, 2, B));
+    const Tensor update_ND = affine(state, kProjection, mixed(saved));
+    saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
+    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                          .view(input.x.sizes())};
   }
 
-  Tensor differentiate(const LayerState& state, AttentionKept& kept, const Tensor& output_gradient,
-                       InputGradient wanted) const override {
-    kept.update_gradient_ND = masked(rows(output_gradient), kept.mask, config_.dropout);
-    kept.mask.reset();
+  Tensor input_gradient(const LayerState& state, SavedAttention& saved,
+                        const Tensor& output_gradient, InputGradient wanted) const override {
+    saved.update_gradient_ND = masked(rows(output_gradient), saved.mask, config_.dropout);
+    saved.mask.reset();
     const std::int64_t B = output_gradient.size(0);
-    const Tensor q = part(kept, 0, B);
-    const Tensor k = part(kept, 1, B);
-    const Tensor v = part(kept, 2, B);
+    const Tensor q = part(saved, 0, B);
+    const Tensor k = part(saved, 1, B);
+    const Tensor v = part(saved, 2, B);
     const AttentionGradient gradient = causal_attention_gradient(
-        at::mm(kept.update_gradient_ND, value(state, kProjection).t()).view(q.sizes()), q, k, v,
-        kept.attention);
-    kept.attention.log_sum_exp.reset();
+        times(state.parameters[kProjection], saved.update_gradient_ND).view(q.sizes()), q, k, v,
+        saved.attention);
+    saved.attention.log_sum_exp.reset();
     q.copy_(gradient.q_BTHK);
     k.copy_(gradient.k_BTHK);
     v.copy_(gradient.v_BTHK);
-    return through_norm_and_residual(state, kept, at::mm(kept.qkv_N3D, value(state, kQkv).t()),
+    return through_norm_and_residual(state, saved, times(state.parameters[kQkv], saved.qkv_N3D),
                                      output_gradient, wanted);
   }
 
-  void accumulate(LayerState& state, AttentionKept& kept) const override {
-    add_norm_gradients(state, kept);
-    add_affine_gradients(state, kQkv, again(state, config_.norm_epsilon, kept), kept.qkv_N3D);
-    add_affine_gradients(state, kProjection, mixed(kept), kept.update_gradient_ND);
+  void weight_gradient(LayerState& state, SavedAttention& saved) const override {
+    add_norm_gradients(state, saved);
+    add_affine_gradients(state, kQkv, again(state, config_.norm_epsilon, saved), saved.qkv_N3D);
+    add_affine_gradients(state, kProjection, mixed(saved), saved.update_gradient_ND);
   }
 
   // Query (0), key (1) or value (2) of a stash as BTHK: a view.
-  [[nodiscard]] Tensor part(const AttentionKept& kept, std::int64_t i, std::int64_t B) const {
-    return kept.qkv_N3D.view({B, -1, 3, config_.heads, config_.head_size()}).select(2, i);
+  [[nodiscard]] Tensor part(const SavedAttention& saved, std::int64_t i, std::int64_t B) const {
+    return saved.qkv_N3D.view({B, -1, 3, config_.heads, config_.head_size()}).select(2, i);
   }
-  [[nodiscard]] static Tensor mixed(const AttentionKept& kept) {
-    const Tensor& out = kept.attention.out_BTHK;
+  [[nodiscard]] static Tensor mixed(const SavedAttention& saved) {
+    const Tensor& out = saved.attention.out_BTHK;
     return out.reshape({out.size(0) * out.size(1), -1});
   }
 
   Gpt2Config config_;
 };
 
-struct MlpKept : NormKept {
+struct SavedMlp : SavedNorm {
   Tensor inner_NF;   // input of gelu; from input_gradient on, its gradient
   Tensor active_NF;  // gelu(inner), from input_gradient on
   Tensor mask;
   Tensor update_gradient_ND;
+
+  std::vector<Tensor> tensors() const override {
+    return with_norm({inner_NF, active_NF, mask, update_gradient_ND});
+  }
 };
 
-class Gpt2Mlp final : public HandWritten<MlpKept> {
+class Gpt2Mlp final : public HandWritten<SavedMlp> {
  public:
   Gpt2Mlp(std::string name, Specs specs, const Gpt2Config& config)
       : HandWritten(std::move(name), std::move(specs)), config_(config) {}
@@ -210,66 +231,70 @@ class Gpt2Mlp final : public HandWritten<MlpKept> {
   // GPT-2's approximation (Hendrycks and Gimpel, "Gaussian error linear units", 2016, section 2).
   static constexpr const char* kTanh = "tanh";
 
-  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
-             MlpKept& kept) const override {
-    kept.inner_NF = affine(state, kFc, start(state, config_.norm_epsilon, x_BTD, kept));
-    const Tensor update_ND = affine(state, kProjection, at::gelu(kept.inner_NF, kTanh));
-    kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedMlp& saved) const override {
+    saved.inner_NF = affine(state, kFc, start(state, config_.norm_epsilon, input.x, saved));
+    const Tensor update_ND = affine(state, kProjection, at::gelu(saved.inner_NF, kTanh));
+    saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
+    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                          .view(input.x.sizes())};
   }
 
-  Tensor differentiate(const LayerState& state, MlpKept& kept, const Tensor& output_gradient,
-                       InputGradient wanted) const override {
-    kept.update_gradient_ND = masked(rows(output_gradient), kept.mask, config_.dropout);
-    kept.mask.reset();
-    kept.active_NF = at::gelu(kept.inner_NF, kTanh);
-    kept.inner_NF = at::gelu_backward(
-        at::mm(kept.update_gradient_ND, value(state, kProjection).t()), kept.inner_NF, kTanh);
-    return through_norm_and_residual(state, kept, at::mm(kept.inner_NF, value(state, kFc).t()),
+  Tensor input_gradient(const LayerState& state, SavedMlp& saved, const Tensor& output_gradient,
+                        InputGradient wanted) const override {
+    saved.update_gradient_ND = masked(rows(output_gradient), saved.mask, config_.dropout);
+    saved.mask.reset();
+    saved.active_NF = at::gelu(saved.inner_NF, kTanh);
+    saved.inner_NF = at::gelu_backward(
+        times(state.parameters[kProjection], saved.update_gradient_ND), saved.inner_NF, kTanh);
+    return through_norm_and_residual(state, saved, times(state.parameters[kFc], saved.inner_NF),
                                      output_gradient, wanted);
   }
 
-  void accumulate(LayerState& state, MlpKept& kept) const override {
-    add_norm_gradients(state, kept);
-    add_affine_gradients(state, kFc, again(state, config_.norm_epsilon, kept), kept.inner_NF);
-    add_affine_gradients(state, kProjection, kept.active_NF, kept.update_gradient_ND);
+  void weight_gradient(LayerState& state, SavedMlp& saved) const override {
+    add_norm_gradients(state, saved);
+    add_affine_gradients(state, kFc, again(state, config_.norm_epsilon, saved), saved.inner_NF);
+    add_affine_gradients(state, kProjection, saved.active_NF, saved.update_gradient_ND);
   }
 
   Gpt2Config config_;
 };
 
-struct HeadKept : NormKept {
+struct SavedHead : SavedNorm {
   std::vector<std::int64_t> shape;  // of the input
-  LossKept loss;
+  SavedLoss loss;
+
+  std::vector<Tensor> tensors() const override { return with_norm({loss.scores_NV}); }
 };
 
-class Gpt2Head final : public HandWritten<HeadKept> {
+class Gpt2Head final : public HandWritten<SavedHead> {
  public:
   Gpt2Head(Specs specs, const Gpt2Config& config)
       : HandWritten("head", std::move(specs)), config_(config) {}
+  Needs needs() const override { return {.targets = true, .loss = true}; }
 
  private:
   enum { kHead = 2 };
 
-  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
-             HeadKept& kept) const override {
-    kept.shape = x_BTD.sizes().vec();
-    const Tensor n_ND = start(state, config_.norm_epsilon, x_BTD, kept);
-    return kept.loss.start(n_ND, value(state, kHead), context);
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedHead& saved) const override {
+    saved.shape = input.x.sizes().vec();
+    const Tensor n_ND = start(state, config_.norm_epsilon, input.x, saved);
+    return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, context)};
   }
 
-  Tensor differentiate(const LayerState& state, HeadKept& kept, const Tensor& output_gradient,
-                       InputGradient wanted) const override {
-    const Tensor x_ND = through_norm(
-        state, kept, kept.loss.differentiate(value(state, kHead), output_gradient), wanted);
+  Tensor input_gradient(const LayerState& state, SavedHead& saved, const Tensor&,
+                        InputGradient wanted) const override {
+    const Tensor x_ND =
+        through_norm(state, saved, saved.loss.gradient(state.parameters[kHead]), wanted);
     if (wanted == InputGradient::kNotWanted) return {};
-    return x_ND.view(kept.shape);
+    return x_ND.view(saved.shape);
   }
 
-  void accumulate(LayerState& state, HeadKept& kept) const override {
-    add_norm_gradients(state, kept);
-    add_product(state.parameters[kHead], kept.loss.scores_NV,
-                again(state, config_.norm_epsilon, kept));
+  void weight_gradient(LayerState& state, SavedHead& saved) const override {
+    add_norm_gradients(state, saved);
+    add_product(state.parameters[kHead], saved.loss.scores_NV,
+                again(state, config_.norm_epsilon, saved));
   }
 
   Gpt2Config config_;

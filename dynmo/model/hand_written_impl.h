@@ -2,19 +2,21 @@
 #pragma once
 
 // What layers written by hand share: the order of the three calls, and the products that most of
-// them end in. A layer derives from HandWritten with its own stash and writes run, differentiate
-// and accumulate.
+// them end in. A layer derives from HandWritten with its own stash and writes the three calls on
+// it: forward, input_gradient, weight_gradient.
 
 #include <ATen/ATen.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/generic_impl.h"
+#include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/operations.h"
 #include "dynmo/model/products_impl.h"
@@ -24,17 +26,28 @@ namespace dynmo::model {
 inline at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 // A stash with the order of the three calls. A layer takes out of it what later calls do not need.
-struct Kept : Stash {
+struct Saved : Stash {
   enum class Phase { kForward, kInputDone, kDone } phase = Phase::kForward;
+
+  // All tensors in it, but for tokens and targets.
+  [[nodiscard]] virtual std::vector<at::Tensor> tensors() const = 0;
+  [[nodiscard]] std::optional<Bytes> bytes() const final {
+    Bytes total;
+    for (const at::Tensor& tensor : tensors()) {
+      if (tensor.defined()) total += Bytes{static_cast<std::int64_t>(tensor.nbytes())};
+    }
+    return total;
+  }
 };
 
 // The stash as the layer's own type, moved on to the next phase.
 template <typename T>
-T& advance(Stash& stash, Kept::Phase from, const std::string& name) {
-  auto& kept = dynamic_cast<T&>(stash);
-  DYNMO_CHECK(kept.phase == from, "{}: input_gradient, then weight_gradient, once per stash", name);
-  kept.phase = from == Kept::Phase::kForward ? Kept::Phase::kInputDone : Kept::Phase::kDone;
-  return kept;
+T& advance(Stash& stash, Saved::Phase from, const std::string& name) {
+  auto& saved = dynamic_cast<T&>(stash);
+  DYNMO_CHECK(saved.phase == from, "{}: input_gradient, then weight_gradient, once per stash",
+              name);
+  saved.phase = from == Saved::Phase::kForward ? Saved::Phase::kInputDone : Saved::Phase::kDone;
+  return saved;
 }
 
 // What the layers share: name, parameters, and that a frozen layer adds no weight gradients.
@@ -46,55 +59,76 @@ class HandWritten : public Layer {
   std::string name() const override { return name_; }
   std::vector<ParameterSpec> parameters() const override { return specs_; }
 
-  at::Tensor forward(const LayerState& state, const at::Tensor& input, const LayerContext& context,
-                     std::unique_ptr<Stash>* stash) const override {
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 std::unique_ptr<Stash>* stash) const final {
     DYNMO_CHECK(state.parameters.size() == specs_.size(), "{} parameters for {}, got {}",
                 specs_.size(), name_, state.parameters.size());
+    DYNMO_CHECK(stash == nullptr || context.cache == nullptr, "{}: a cache has no gradient", name_);
     const at::NoGradGuard no_graph;
-    T kept;
-    at::Tensor output = run(state, input, context, kept);
-    if (stash != nullptr) *stash = std::make_unique<T>(std::move(kept));
+    T saved;
+    Output output = forward(state, input, context, saved);
+    if (stash != nullptr) *stash = std::make_unique<T>(std::move(saved));
     return output;
   }
   at::Tensor input_gradient(const LayerState& state, Stash& stash,
-                            const at::Tensor& output_gradient,
-                            InputGradient wanted) const override {
+                            const at::Tensor& output_gradient, InputGradient wanted) const final {
     const at::NoGradGuard no_graph;
-    T& kept = advance<T>(stash, Kept::Phase::kForward, name_);
-    at::Tensor gradient = differentiate(state, kept, output_gradient, wanted);
-    if (state.frozen) clear(kept);
+    T& saved = advance<T>(stash, Saved::Phase::kForward, name_);
+    at::Tensor gradient = input_gradient(state, saved, output_gradient, wanted);
+    if (state.frozen) clear(saved);
     return gradient;
   }
-  void weight_gradient(LayerState& state, Stash& stash) const override {
+  void weight_gradient(LayerState& state, Stash& stash) const final {
     const at::NoGradGuard no_graph;
-    T& kept = advance<T>(stash, Kept::Phase::kInputDone, name_);
-    if (!state.frozen) accumulate(state, kept);
-    clear(kept);
+    T& saved = advance<T>(stash, Saved::Phase::kInputDone, name_);
+    if (!state.frozen) weight_gradient(state, saved);
+    clear(saved);
   }
 
  private:
-  virtual at::Tensor run(const LayerState& state, const at::Tensor& input,
-                         const LayerContext& context, T& kept) const = 0;
-  virtual at::Tensor differentiate(const LayerState& state, T& kept,
-                                   const at::Tensor& output_gradient,
-                                   InputGradient wanted) const = 0;
-  virtual void accumulate(LayerState& state, T& kept) const = 0;
+  virtual Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                         T& saved) const = 0;
+  virtual at::Tensor input_gradient(const LayerState& state, T& saved,
+                                    const at::Tensor& output_gradient,
+                                    InputGradient wanted) const = 0;
+  virtual void weight_gradient(LayerState& state, T& saved) const = 0;
 
-  static void clear(T& kept) {
-    const Kept::Phase phase = kept.phase;
-    kept = T();
-    kept.phase = phase;
+  static void clear(T& saved) {
+    const Saved::Phase phase = saved.phase;
+    saved = T();
+    saved.phase = phase;
   }
 
   std::string name_;
   std::vector<ParameterSpec> specs_;
 };
 
-// What the layer computes with, of its parameter i.
+// The operand of the layer's parameter i, for what is no product: norms, tables of vectors.
 inline const at::Tensor& value(const LayerState& state, std::size_t i) {
   return operand(state.parameters[i]);
 }
 
+// The products below are the only ways in which a layer multiplies with a matrix W of its own, so
+// that another format of W needs no other layer. W is [O, I] as Hugging Face's Linear has it; of
+// GPT-2's Conv1D, whose W is [I, O], forward is times_transposed and backward is times.
+
+// x W^T.
+inline at::Tensor times(const Parameter& parameter, const at::Tensor& x_NI) {
+  return at::linear(x_NI, operand(parameter));
+}
+// y W, plus a vector where one is given.
+inline at::Tensor times_transposed(const Parameter& parameter, const at::Tensor& y_NO) {
+  return at::mm(y_NO, operand(parameter));
+}
+inline at::Tensor times_transposed(const Parameter& parameter, const at::Tensor& y_NO,
+                                   const Parameter& bias) {
+  return at::addmm(operand(bias), y_NO, operand(parameter));
+}
+// sum += y W, in place: one product, no temporary.
+inline void add_times_transposed(at::Tensor& sum_NI, const Parameter& parameter,
+                                 const at::Tensor& y_NO) {
+  sum_NI.addmm_(y_NO, operand(parameter));
+}
 // gradient += dy^T x, in place: one product, no temporary. Where there is no product of bf16 into
 // fp32, that of a micro-batch is rounded before it is added.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
@@ -132,6 +166,19 @@ inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at
   }
 }
 
+// Tokens of a sequence that precede those of the input.
+inline std::int64_t tokens_before(const LayerContext& context) {
+  return context.cache == nullptr ? 0 : context.cache->tokens();
+}
+
+// Attention to the tokens of the input and to those before.
+inline Attention attend(LayerId layer, const LayerContext& context, const at::Tensor& q_BTHK,
+                        const at::Tensor& k_BTHK, const at::Tensor& v_BTHK) {
+  if (context.cache == nullptr) return causal_attention(q_BTHK, k_BTHK, v_BTHK);
+  const KeyValueCache::KeyValues all = context.cache->append(layer, k_BTHK, v_BTHK);
+  return causal_attention(q_BTHK, all.k_BTHK, all.v_BTHK);
+}
+
 // How a half block ends its forward pass: x + dropout(update), [N, D], in the memory of the update
 // (or of what dropout left of it).
 inline at::Tensor with_residual(const at::Tensor& update_ND, const at::Tensor& mask, double p,
@@ -139,27 +186,32 @@ inline at::Tensor with_residual(const at::Tensor& update_ND, const at::Tensor& m
   return masked(update_ND, mask, p).add_(x_ND);
 }
 
-// The loss at the end of a head: cross entropy of n W^T. What the stash keeps of it.
-struct LossKept {
-  at::Tensor scores_NV;  // probabilities, fp32 also in bf16; from differentiate on, gradient of the
+// The loss at the end of a head: cross entropy of n W^T. What the stash saves of it.
+struct SavedLoss {
+  at::Tensor scores_NV;  // probabilities, fp32 also in bf16; from gradient() on, gradient of the
                          // scores
   at::Tensor targets_N;
+  double weight = 0;  // of the loss in that of the step
 
   // The mean over the micro-batch, a scalar.
-  [[nodiscard]] at::Tensor start(const at::Tensor& n_ND, const at::Tensor& weight_VD,
-                                 const LayerContext& context) {
-    scores_NV = at::linear(n_ND, weight_VD).to(statistics_type(n_ND.scalar_type()));
+  [[nodiscard]] at::Tensor forward(const Parameter& head, const at::Tensor& n_ND,
+                                   const LayerContext& context) {
+    scores_NV = times(head, n_ND).to(statistics_type(n_ND.scalar_type()));
     targets_N = context.targets_BT.reshape({-1});
-    return cross_entropy(scores_NV, targets_N);
+    at::Tensor loss = cross_entropy(scores_NV, targets_N);
+    // Of the loss's type, as autograd would have it.
+    weight = loss.scalar_type() == at::kFloat
+                 ? static_cast<double>(static_cast<float>(context.loss_weight))
+                 : context.loss_weight;
+    return loss;
   }
-  // From the gradient of the loss, a scalar on the CPU, to that of n. d loss / d scores =
-  // (softmax - one-hot) / N, in the buffer that held the probabilities.
-  [[nodiscard]] at::Tensor differentiate(const at::Tensor& weight_VD,
-                                         const at::Tensor& loss_gradient) {
-    cross_entropy_gradient(scores_NV, targets_N, loss_gradient.item<double>());
+  // The gradient of n. d loss / d scores = (softmax - one-hot) / N, in the buffer that held the
+  // probabilities.
+  [[nodiscard]] at::Tensor gradient(const Parameter& head) {
+    cross_entropy_gradient(scores_NV, targets_N, weight);
     targets_N.reset();
-    scores_NV = scores_NV.to(weight_VD.scalar_type());
-    return at::mm(scores_NV, weight_VD);
+    scores_NV = scores_NV.to(operand(head).scalar_type());
+    return times_transposed(head, scores_NV);
   }
 };
 

@@ -6,22 +6,28 @@
 //
 // A `Layer` is an immutable description (shapes, initial values, arithmetic) that every rank has. A
 // `LayerState` is what exists once, on the owner, and what a migration moves and a checkpoint
-// holds: parameters, moments, step count, random key. Compute is three calls, so that schedules may
-// run input and weight gradients apart.
+// holds: parameters, moments, buffers, step count, random key. Compute is three calls, so that
+// schedules may run input and weight gradients apart.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/ids.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::model {
+
+class KeyValueCache;
 
 // Shape and initial values of one parameter.
 struct ParameterSpec {
@@ -32,7 +38,7 @@ struct ParameterSpec {
   bool decays = true;    // weight decay applies (matrices: yes; norms: no)
 };
 
-// One parameter with what training keeps beside it. All tensors but `rounded` fp32, contiguous, of
+// One parameter and what training holds for it. All tensors but `rounded` fp32, contiguous, of
 // one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
 // freed.
 struct Parameter {
@@ -52,6 +58,20 @@ struct Parameter {
   return parameter.rounded.defined() ? parameter.rounded : parameter.value;
 }
 
+// A tensor of the state that is no parameter: a mask, a router's bias, a reference copy. It moves
+// and is checkpointed with the layer, but never optimized. Layers read it; sources of dynamism
+// (dynamism/source.h) write it between steps.
+struct BufferSpec {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  at::ScalarType type = at::kFloat;
+  double initial = 0;  // every element
+};
+struct Buffer {
+  std::string name;
+  at::Tensor value;  // contiguous, on the device of the parameters
+};
+
 struct LayerState {
   LayerId id;
   std::vector<Parameter> parameters;
@@ -59,43 +79,92 @@ struct LayerState {
   std::uint64_t random_key =
       0;  // key of the layer's random stream; draws are a function of (key, step, micro-batch)
   bool frozen = false;
+  std::vector<Buffer> buffers = {};
+};
+
+// The layers that a rank owns. Exactly one rank of a replica has a layer's state.
+using LayerStates = std::map<LayerId, LayerState>;
+
+// What passes from layer to layer.
+struct Hidden {
+  Hidden() = default;
+  Hidden(at::Tensor values, at::Tensor still_here = {})  // NOLINT: a dense tensor is a Hidden
+      : x(std::move(values)), rows(std::move(still_here)) {}
+
+  at::Tensor x;  // [B, T, D]; or [N, D] where some rows have left
+  // Of [N, D]: the rows that are still here, b * T + t ascending, int32. Undefined: all of them.
+  at::Tensor rows;
+};
+
+// What a layer makes of one micro-batch.
+struct Output {
+  Hidden hidden = {};    // undefined behind the last layer
+  at::Tensor loss = {};  // this layer's term of the micro-batch's loss, a scalar; undefined: none
+  std::vector<double> figures = {};  // as many as Layer::figures() names
+};
+
+enum class Pass {
+  kTraining,    // dropout is on
+  kValidation,  // losses without gradients
+  kGeneration,  // scores of the next token
 };
 
 // What a layer may need besides its input.
 struct LayerContext {
   std::int64_t step = 0;
   MicroBatchId micro_batch;
-  bool training = true;   // dropout is on
-  at::Tensor tokens_BT;   // int64 inputs (embedding); B sequences of T tokens
-  at::Tensor targets_BT;  // int64 next tokens (head)
+  Pass pass = Pass::kTraining;
+  at::Tensor tokens_BT = {};   // int64 inputs (first layer); B sequences of T tokens
+  at::Tensor targets_BT = {};  // int64 next tokens, where Needs::targets says so
+  // Generation alone: tokens_BT follow those whose keys and values are here. Null: they are all.
+  KeyValueCache* cache = nullptr;
+  // 1 / micro-batches of the step. A layer multiplies the gradient of its own loss with it.
+  double loss_weight = 1;
 };
 
-// What a layer keeps from forward until its weight gradient is done.
+// What the engine has to have ready for a layer.
+struct Needs {
+  bool targets = false;  // LayerContext::targets_BT
+  bool loss = false;     // a place for Output::loss
+};
+
+// What a layer saves from forward until its weight gradient is done.
 class Stash {
  public:
   virtual ~Stash() = default;
+  // Of the saved tensors, the layer's input included; not of parameters, tokens and targets.
+  // nullopt: not known without metering the allocator.
+  [[nodiscard]] virtual std::optional<Bytes> bytes() const { return std::nullopt; }
 };
 
+// A decorator of layers derives from ForwardingLayer (forwarding_layer.h), so that no virtual
+// function is forgotten.
 class Layer {
  public:
   virtual ~Layer() = default;
 
   [[nodiscard]] virtual std::string name() const = 0;  // "blocks.3.attention"
   [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const = 0;
+  [[nodiscard]] virtual std::vector<BufferSpec> buffers() const { return {}; }
+  // Names of what the layer counts or measures in each micro-batch of a training step. The engine
+  // adds them up over the micro-batches in their order, then over the replicas; every rank learns
+  // every layer's.
+  [[nodiscard]] virtual std::vector<std::string> figures() const { return {}; }
+  [[nodiscard]] virtual Needs needs() const { return {}; }
   // Of operands and hidden tensors: fp32, or bf16 as precision.h makes it.
   [[nodiscard]] virtual at::ScalarType compute_type() const { return at::kFloat; }
 
-  // input: hidden_BTD of the layer before (undefined for the embedding). Returns hidden_BTD; the
-  // head returns the mean loss of the micro-batch, a scalar. `stash` is null where no gradient will
-  // be asked for (frozen prefix, validation): nothing is kept and no graph is built. A layer uses
-  // the operands of `state`'s parameters, never its gradients.
-  [[nodiscard]] virtual at::Tensor forward(const LayerState& state, const at::Tensor& input,
-                                           const LayerContext& context,
-                                           std::unique_ptr<Stash>* stash) const = 0;
-  // Gradient of the input, given that of the output (of the loss: the scale the engine wants, a
-  // scalar in memory of the CPU wherever the layer is, so that it is read without waiting).
-  // Undefined where the layer has no input (embedding), or where `wanted` says that nobody will use
-  // it (first layer behind a frozen prefix).
+  // input: the hidden value of the layer before (undefined for the first). `stash` is null where no
+  // gradient will be asked for (frozen prefix, validation): nothing is saved and no graph is built.
+  // A layer uses the operands of `state`'s parameters, never its gradients, and changes nothing in
+  // it: a second forward of the same micro-batch gives the same bits.
+  [[nodiscard]] virtual Output forward(const LayerState& state, const Hidden& input,
+                                       const LayerContext& context,
+                                       std::unique_ptr<Stash>* stash) const = 0;
+  // Gradient of input.x, given that of output.hidden.x (undefined behind the last layer). The layer
+  // itself adds the gradient of its own loss, times the context's loss_weight. Undefined where the
+  // layer has no input (embedding), or where `wanted` says that nobody will use it (first layer
+  // behind a frozen prefix).
   enum class InputGradient { kWanted, kNotWanted };
   [[nodiscard]] virtual at::Tensor input_gradient(const LayerState& state, Stash& stash,
                                                   const at::Tensor& output_gradient,
@@ -122,12 +191,28 @@ struct Tie {
 // A layer that is one function, differentiated by autograd: the start of every new layer, and the
 // oracle of hand-written ones. `parameters` are the operands of `specs` in order. Autograd computes
 // both gradients in one pass at input_gradient; weight_gradient only adds them up.
+// The rows of a ragged input pass through, unless the function's Output names others.
 using AutogradFunction =
+    std::function<Output(const std::vector<at::Tensor>& parameters, const at::Tensor& input,
+                         const LayerContext& context, const LayerState& state)>;
+// For layers that only map a hidden tensor to the next one.
+using HiddenFunction =
     std::function<at::Tensor(const std::vector<at::Tensor>& parameters, const at::Tensor& input,
                              const LayerContext& context, const LayerState& state)>;
+// What an autograd layer has besides parameters and its function.
+struct AutogradTraits {
+  std::vector<BufferSpec> buffers = {};
+  std::vector<std::string> figures = {};
+  Needs needs = {};
+};
 [[nodiscard]] std::shared_ptr<const Layer> autograd_layer(std::string name,
                                                           std::vector<ParameterSpec> specs,
-                                                          AutogradFunction function);
+                                                          AutogradFunction function,
+                                                          AutogradTraits traits = {});
+[[nodiscard]] std::shared_ptr<const Layer> autograd_layer(std::string name,
+                                                          std::vector<ParameterSpec> specs,
+                                                          HiddenFunction function,
+                                                          AutogradTraits traits = {});
 
 // Initial state: every value from philox under (seed, layer, parameter), so it does not depend on
 // who makes it.

@@ -64,6 +64,9 @@ LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed) {
     allocate_training(parameter);
     state.parameters.push_back(std::move(parameter));
   }
+  for (const BufferSpec& spec : layer.buffers()) {
+    state.buffers.push_back({spec.name, at::full(spec.shape, spec.initial, spec.type)});
+  }
   round_values(layer, state);
   return state;
 }
@@ -82,6 +85,7 @@ LayerState on_device(LayerState state, at::Device device) {
       if (tensor->defined()) *tensor = tensor->to(device);
     }
   }
+  for (Buffer& buffer : state.buffers) buffer.value = buffer.value.to(device);
   return state;
 }
 

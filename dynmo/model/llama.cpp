@@ -56,6 +56,11 @@ Expected<void> validate(const LlamaConfig& config) {
                       "model.kv_heads is {}, wanted a divisor of model.heads ({})", config.kv_heads,
                       config.heads);
   }
+  if (config.positions != 0 && config.positions < config.sequence) {
+    return make_error(ErrorCode::kBadInput,
+                      "model.positions is {}, wanted at least model.sequence ({}), or 0",
+                      config.positions, config.sequence);
+  }
   if (config.sequence * config.head_size() > kMostAngles) {
     return make_error(
         ErrorCode::kBadInput,

@@ -26,6 +26,7 @@ struct LlamaConfig {
   std::int64_t kv_heads = 8;  // grouped-query attention where fewer than heads
   std::int64_t intermediate = 688;
   std::int64_t sequence = 128;  // longest input, in tokens
+  std::int64_t positions = 0;   // max_position_embeddings of an export; 0: sequence
   double rope_theta = 10000;
   double rms_epsilon = 1e-5;
   // Of the normal initial values; that of the two projections into the residual stream is divided

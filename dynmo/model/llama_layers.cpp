@@ -13,44 +13,46 @@ using at::Tensor;
 
 constexpr std::uint64_t kResidualDropout = 1;
 
-struct EmbeddingKept : Kept {
+struct SavedEmbedding : Saved {
   Tensor tokens_BT;
   Tensor gradient;  // of the output
+
+  std::vector<Tensor> tensors() const override { return {gradient}; }
 };
 
-class Embedding final : public HandWritten<EmbeddingKept> {
+class Embedding final : public HandWritten<SavedEmbedding> {
  public:
   explicit Embedding(Specs specs) : HandWritten("embedding", std::move(specs)) {}
 
  private:
-  Tensor run(const LayerState& state, const Tensor&, const LayerContext& context,
-             EmbeddingKept& kept) const override {
-    kept.tokens_BT = context.tokens_BT;
-    return at::embedding(value(state, 0), context.tokens_BT);
+  Output forward(const LayerState& state, const Hidden&, const LayerContext& context,
+                 SavedEmbedding& saved) const override {
+    saved.tokens_BT = context.tokens_BT;
+    return {.hidden = at::embedding(value(state, 0), context.tokens_BT)};
   }
-  Tensor differentiate(const LayerState&, EmbeddingKept& kept, const Tensor& output_gradient,
-                       InputGradient) const override {
-    kept.gradient = output_gradient;
+  Tensor input_gradient(const LayerState&, SavedEmbedding& saved, const Tensor& output_gradient,
+                        InputGradient) const override {
+    saved.gradient = output_gradient;
     return {};
   }
-  void accumulate(LayerState& state, EmbeddingKept& kept) const override {
-    add_rows(state.parameters[0].gradient, kept.tokens_BT, kept.gradient);
+  void weight_gradient(LayerState& state, SavedEmbedding& saved) const override {
+    add_rows(state.parameters[0].gradient, saved.tokens_BT, saved.gradient);
   }
 };
 
 // How a half block x + f(rms_norm(x)) ends its backward pass: from the gradient of the normed input
 // to that of x, undefined unless wanted. Keeps the norm's weight gradient.
 template <typename T>
-Tensor through_norm_and_residual(T& kept, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
+Tensor through_norm_and_residual(T& saved, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
                                  const Tensor& output_gradient, Layer::InputGradient wanted) {
-  NormGradient norm = norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, norm_weight_D,
+  NormGradient norm = norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1, norm_weight_D,
                                     wanted, rows(output_gradient));
-  kept.norm_gradient_D = std::move(norm.weight_D);
+  saved.norm_gradient_D = std::move(norm.weight_D);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
   return norm.x_ND.view(output_gradient.sizes());
 }
 
-struct AttentionKept : Kept {
+struct SavedAttention : Saved {
   Tensor x_ND;
   Tensor inverse_N1;
   Attention attention;
@@ -59,9 +61,14 @@ struct AttentionKept : Kept {
   Tensor mask;
   Tensor update_gradient_ND;
   Tensor norm_gradient_D;
+
+  std::vector<Tensor> tensors() const override {
+    return {x_ND,   inverse_N1, attention.out_BTHK, attention.log_sum_exp, q_BTHK, k_BTHK,
+            v_BTHK, mask,       update_gradient_ND, norm_gradient_D};
+  }
 };
 
-class AttentionLayer final : public HandWritten<AttentionKept> {
+class AttentionLayer final : public HandWritten<SavedAttention> {
  public:
   AttentionLayer(std::string name, Specs specs, const LlamaConfig& config, RotaryTable table)
       : HandWritten(std::move(name), std::move(specs)), config_(config), table_(std::move(table)) {}
@@ -69,63 +76,65 @@ class AttentionLayer final : public HandWritten<AttentionKept> {
  private:
   enum { kNorm, kQ, kK, kV, kO };
 
-  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
-             AttentionKept& kept) const override {
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedAttention& saved) const override {
     const auto heads = [&](const Tensor& n_ND, std::size_t matrix, std::int64_t count) {
-      return at::linear(n_ND, value(state, matrix))
-          .view({x_BTD.size(0), x_BTD.size(1), count, config_.head_size()});
+      return times(state.parameters[matrix], n_ND)
+          .view({input.x.size(0), input.x.size(1), count, config_.head_size()});
     };
-    kept.x_ND = rows(x_BTD);
-    kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.q_BTHK = heads(n_ND, kQ, config_.heads);
-    kept.k_BTHK = heads(n_ND, kK, config_.kv_heads);
-    kept.v_BTHK = heads(n_ND, kV, config_.kv_heads);
-    rotate(kept.q_BTHK, table_, Turn::kForward);
-    rotate(kept.k_BTHK, table_, Turn::kForward);
-    kept.attention = causal_attention(kept.q_BTHK, kept.k_BTHK, kept.v_BTHK);
-    const Tensor update_ND = at::linear(mixed(kept), value(state, kO));
-    kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
+    saved.x_ND = rows(input.x);
+    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    saved.q_BTHK = heads(n_ND, kQ, config_.heads);
+    saved.k_BTHK = heads(n_ND, kK, config_.kv_heads);
+    saved.v_BTHK = heads(n_ND, kV, config_.kv_heads);
+    rotate(saved.q_BTHK, table_, Turn::kForward, tokens_before(context));
+    rotate(saved.k_BTHK, table_, Turn::kForward, tokens_before(context));
+    saved.attention = attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK);
+    const Tensor update_ND = times(state.parameters[kO], mixed(saved));
+    saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
+    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                          .view(input.x.sizes())};
   }
 
-  Tensor differentiate(const LayerState& state, AttentionKept& kept, const Tensor& output_gradient,
-                       InputGradient wanted) const override {
+  Tensor input_gradient(const LayerState& state, SavedAttention& saved,
+                        const Tensor& output_gradient, InputGradient wanted) const override {
     const Tensor dy_ND = rows(output_gradient);
-    kept.update_gradient_ND = masked(dy_ND, kept.mask, config_.dropout);
-    kept.mask.reset();
+    saved.update_gradient_ND = masked(dy_ND, saved.mask, config_.dropout);
+    saved.mask.reset();
     const Tensor mixed_gradient_BTHK =
-        at::mm(kept.update_gradient_ND, value(state, kO)).view(kept.q_BTHK.sizes());
+        times_transposed(state.parameters[kO], saved.update_gradient_ND).view(saved.q_BTHK.sizes());
     AttentionGradient gradient = causal_attention_gradient(
-        mixed_gradient_BTHK, kept.q_BTHK, kept.k_BTHK, kept.v_BTHK, kept.attention);
-    kept.attention.log_sum_exp.reset();
+        mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.attention);
+    saved.attention.log_sum_exp.reset();
     rotate(gradient.q_BTHK, table_, Turn::kBack);
     rotate(gradient.k_BTHK, table_, Turn::kBack);
-    kept.q_BTHK = std::move(gradient.q_BTHK);
-    kept.k_BTHK = std::move(gradient.k_BTHK);
-    kept.v_BTHK = std::move(gradient.v_BTHK);
-    Tensor n_gradient_ND = at::mm(flat(kept.q_BTHK), value(state, kQ));
-    n_gradient_ND.addmm_(flat(kept.k_BTHK), value(state, kK));
-    n_gradient_ND.addmm_(flat(kept.v_BTHK), value(state, kV));
-    return through_norm_and_residual(kept, n_gradient_ND, value(state, kNorm), output_gradient,
+    saved.q_BTHK = std::move(gradient.q_BTHK);
+    saved.k_BTHK = std::move(gradient.k_BTHK);
+    saved.v_BTHK = std::move(gradient.v_BTHK);
+    const std::vector<Parameter>& p = state.parameters;
+    Tensor n_gradient_ND = times_transposed(p[kQ], flat(saved.q_BTHK));
+    add_times_transposed(n_gradient_ND, p[kK], flat(saved.k_BTHK));
+    add_times_transposed(n_gradient_ND, p[kV], flat(saved.v_BTHK));
+    return through_norm_and_residual(saved, n_gradient_ND, value(state, kNorm), output_gradient,
                                      wanted);
   }
 
-  void accumulate(LayerState& state, AttentionKept& kept) const override {
-    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+  void weight_gradient(LayerState& state, SavedAttention& saved) const override {
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     std::vector<Parameter>& p = state.parameters;
-    p[kNorm].gradient.add_(kept.norm_gradient_D);
-    add_product(p[kQ], flat(kept.q_BTHK), n_ND);
-    add_product(p[kK], flat(kept.k_BTHK), n_ND);
-    add_product(p[kV], flat(kept.v_BTHK), n_ND);
-    add_product(p[kO], kept.update_gradient_ND, mixed(kept));
+    p[kNorm].gradient.add_(saved.norm_gradient_D);
+    add_product(p[kQ], flat(saved.q_BTHK), n_ND);
+    add_product(p[kK], flat(saved.k_BTHK), n_ND);
+    add_product(p[kV], flat(saved.v_BTHK), n_ND);
+    add_product(p[kO], saved.update_gradient_ND, mixed(saved));
   }
 
   static Tensor flat(const Tensor& x_BTHK) {
     return x_BTHK.view({x_BTHK.size(0) * x_BTHK.size(1), -1});
   }
-  static Tensor mixed(const AttentionKept& kept) {
-    const Tensor& out = kept.attention.out_BTHK;
+  static Tensor mixed(const SavedAttention& saved) {
+    const Tensor& out = saved.attention.out_BTHK;
     return out.reshape({out.size(0) * out.size(1), -1});
   }
 
@@ -133,7 +142,7 @@ class AttentionLayer final : public HandWritten<AttentionKept> {
   RotaryTable table_;
 };
 
-struct MlpKept : Kept {
+struct SavedMlp : Saved {
   Tensor x_ND;
   Tensor inverse_N1;
   Tensor gate_NF, up_NF;  // from input_gradient on, their gradients
@@ -141,9 +150,14 @@ struct MlpKept : Kept {
   Tensor mask;
   Tensor update_gradient_ND;
   Tensor norm_gradient_D;
+
+  std::vector<Tensor> tensors() const override {
+    return {x_ND, inverse_N1,         gate_NF,        up_NF, product_NF,
+            mask, update_gradient_ND, norm_gradient_D};
+  }
 };
 
-class MlpLayer final : public HandWritten<MlpKept> {
+class MlpLayer final : public HandWritten<SavedMlp> {
  public:
   MlpLayer(std::string name, Specs specs, const LlamaConfig& config)
       : HandWritten(std::move(name), std::move(specs)), config_(config) {}
@@ -151,82 +165,88 @@ class MlpLayer final : public HandWritten<MlpKept> {
  private:
   enum { kNorm, kGate, kUp, kDown };
 
-  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
-             MlpKept& kept) const override {
-    kept.x_ND = rows(x_BTD);
-    kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    kept.gate_NF = at::linear(n_ND, value(state, kGate));
-    kept.up_NF = at::linear(n_ND, value(state, kUp));
-    const Tensor update_ND = at::linear(silu_times(kept.gate_NF, kept.up_NF), value(state, kDown));
-    kept.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return with_residual(update_ND, kept.mask, config_.dropout, kept.x_ND).view(x_BTD.sizes());
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedMlp& saved) const override {
+    saved.x_ND = rows(input.x);
+    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    saved.gate_NF = times(state.parameters[kGate], n_ND);
+    saved.up_NF = times(state.parameters[kUp], n_ND);
+    const Tensor update_ND = times(state.parameters[kDown], silu_times(saved.gate_NF, saved.up_NF));
+    saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
+    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                          .view(input.x.sizes())};
   }
 
-  Tensor differentiate(const LayerState& state, MlpKept& kept, const Tensor& output_gradient,
-                       InputGradient wanted) const override {
+  Tensor input_gradient(const LayerState& state, SavedMlp& saved, const Tensor& output_gradient,
+                        InputGradient wanted) const override {
     const Tensor dy_ND = rows(output_gradient);
-    kept.update_gradient_ND = masked(dy_ND, kept.mask, config_.dropout);
-    kept.mask.reset();
-    kept.product_NF = at::mm(kept.update_gradient_ND, value(state, kDown));
-    silu_times_gradient(kept.gate_NF, kept.up_NF, kept.product_NF);
-    Tensor n_gradient_ND = at::mm(kept.gate_NF, value(state, kGate));
-    n_gradient_ND.addmm_(kept.up_NF, value(state, kUp));
-    return through_norm_and_residual(kept, n_gradient_ND, value(state, kNorm), output_gradient,
+    saved.update_gradient_ND = masked(dy_ND, saved.mask, config_.dropout);
+    saved.mask.reset();
+    saved.product_NF = times_transposed(state.parameters[kDown], saved.update_gradient_ND);
+    silu_times_gradient(saved.gate_NF, saved.up_NF, saved.product_NF);
+    Tensor n_gradient_ND = times_transposed(state.parameters[kGate], saved.gate_NF);
+    add_times_transposed(n_gradient_ND, state.parameters[kUp], saved.up_NF);
+    return through_norm_and_residual(saved, n_gradient_ND, value(state, kNorm), output_gradient,
                                      wanted);
   }
 
-  void accumulate(LayerState& state, MlpKept& kept) const override {
-    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
+  void weight_gradient(LayerState& state, SavedMlp& saved) const override {
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     std::vector<Parameter>& p = state.parameters;
-    p[kNorm].gradient.add_(kept.norm_gradient_D);
-    add_product(p[kGate], kept.gate_NF, n_ND);
-    add_product(p[kUp], kept.up_NF, n_ND);
-    add_product(p[kDown], kept.update_gradient_ND, kept.product_NF);
+    p[kNorm].gradient.add_(saved.norm_gradient_D);
+    add_product(p[kGate], saved.gate_NF, n_ND);
+    add_product(p[kUp], saved.up_NF, n_ND);
+    add_product(p[kDown], saved.update_gradient_ND, saved.product_NF);
   }
 
   LlamaConfig config_;
 };
 
-struct HeadKept : Kept {
+struct SavedHead : Saved {
   std::vector<std::int64_t> shape;  // of the input
   Tensor x_ND;
   Tensor inverse_N1;
-  LossKept loss;
+  SavedLoss loss;
   Tensor norm_gradient_D;
+
+  std::vector<Tensor> tensors() const override {
+    return {x_ND, inverse_N1, loss.scores_NV, norm_gradient_D};
+  }
 };
 
-class HeadLayer final : public HandWritten<HeadKept> {
+class HeadLayer final : public HandWritten<SavedHead> {
  public:
   HeadLayer(Specs specs, const LlamaConfig& config)
       : HandWritten("head", std::move(specs)), config_(config) {}
+  Needs needs() const override { return {.targets = true, .loss = true}; }
 
  private:
   enum { kNorm, kHead };
 
-  Tensor run(const LayerState& state, const Tensor& x_BTD, const LayerContext& context,
-             HeadKept& kept) const override {
-    kept.shape = x_BTD.sizes().vec();
-    kept.x_ND = rows(x_BTD);
-    kept.inverse_N1 = inverse_rms(kept.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    return kept.loss.start(n_ND, value(state, kHead), context);
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedHead& saved) const override {
+    saved.shape = input.x.sizes().vec();
+    saved.x_ND = rows(input.x);
+    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, context)};
   }
 
-  Tensor differentiate(const LayerState& state, HeadKept& kept, const Tensor& output_gradient,
-                       InputGradient wanted) const override {
-    const Tensor n_gradient_ND = kept.loss.differentiate(value(state, kHead), output_gradient);
+  Tensor input_gradient(const LayerState& state, SavedHead& saved, const Tensor&,
+                        InputGradient wanted) const override {
+    const Tensor n_gradient_ND = saved.loss.gradient(state.parameters[kHead]);
     NormGradient norm =
-        norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, kNorm), wanted);
-    kept.norm_gradient_D = std::move(norm.weight_D);
+        norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1, value(state, kNorm), wanted);
+    saved.norm_gradient_D = std::move(norm.weight_D);
     if (wanted == InputGradient::kNotWanted) return {};
-    return norm.x_ND.to(kept.x_ND.scalar_type()).view(kept.shape);
+    return norm.x_ND.to(saved.x_ND.scalar_type()).view(saved.shape);
   }
 
-  void accumulate(LayerState& state, HeadKept& kept) const override {
-    const Tensor n_ND = normed(kept.x_ND, kept.inverse_N1, value(state, kNorm));
-    state.parameters[kNorm].gradient.add_(kept.norm_gradient_D);
-    add_product(state.parameters[kHead], kept.loss.scores_NV, n_ND);
+  void weight_gradient(LayerState& state, SavedHead& saved) const override {
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    state.parameters[kNorm].gradient.add_(saved.norm_gradient_D);
+    add_product(state.parameters[kHead], saved.loss.scores_NV, n_ND);
   }
 
   LlamaConfig config_;

@@ -9,6 +9,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/family_impl.h"
+#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 namespace {
@@ -77,16 +78,15 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precisio
 // it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const LayerId head = head_of(config.blocks);
-  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
+  const Part part = decoder_place(layer, config.blocks).part;
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t element = element_bytes(precision);
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
-  if (layer.value == 0) return Bytes{0};
-  if (layer == head) {
+  if (part == Part::kEmbedding) return Bytes{0};
+  if (part == Part::kHead) {
     return Bytes{tokens * (element * config.hidden + kFloat * (config.vocabulary + 1))};
   }
-  if (layer.value % 2 == 1) {
+  if (part == Part::kAttention) {
     const std::int64_t kv = config.kv_heads * config.head_size();
     return Bytes{tokens *
                  (element * (3 * config.hidden + 2 * kv) + kFloat * (1 + config.heads) + mask)};
@@ -107,15 +107,14 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision
 // log-sum-exp) and probabilities, which stay fp32.
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const LayerId head = head_of(config.blocks);
-  DYNMO_CHECK(layer >= LayerId(0) && layer <= head, "layer 0 to {}, got {}", head, layer);
+  const Part part = decoder_place(layer, config.blocks).part;
   const std::int64_t tokens = sequences * config.sequence;
   const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
   const std::int64_t element = element_bytes(precision);
   const std::int64_t normed = element * config.hidden + kFloat * 2;  // what every norm keeps
-  if (layer.value == 0) return Bytes{tokens * mask};
-  if (layer == head) return Bytes{tokens * (normed + kFloat * config.vocabulary)};
-  const std::int64_t own = layer.value % 2 == 1
+  if (part == Part::kEmbedding) return Bytes{tokens * mask};
+  if (part == Part::kHead) return Bytes{tokens * (normed + kFloat * config.vocabulary)};
+  const std::int64_t own = part == Part::kAttention
                                ? element * 4 * config.hidden + kFloat * config.heads
                                : element * config.intermediate;
   return Bytes{tokens * (normed + own + mask)};
@@ -128,10 +127,11 @@ StashBytes measure_stash(const Layer& layer, const LayerState& state, const at::
   {
     const AllocationMeter meter(
         state.parameters.empty() ? at::kCPU : state.parameters.front().value.device().type());
-    const at::Tensor output = layer.forward(state, input, context, &stash);
-    const auto size = [](const at::Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); };
-    bytes.held = meter.held() - Bytes{size(output)};
-    if (input.defined()) bytes.held += Bytes{size(input)};
+    const Output output = layer.forward(state, input, context, &stash);
+    const auto size = [](const at::Tensor& t) {
+      return Bytes{t.defined() ? static_cast<std::int64_t>(t.nbytes()) : 0};
+    };
+    bytes.held = meter.held() - size(output.hidden.x) - size(output.loss) + size(input);
     bytes.peak = meter.peak();
   }
   return bytes;

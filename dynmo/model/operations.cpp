@@ -73,6 +73,18 @@ at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
       .sum(3);
 }
 
+// Of fewer queries than keys: token t of q sees the keys up to its own place among all.
+Attention attention_of_last(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
+                            const at::Tensor& v_BTHK) {
+  const std::int64_t queries = q_BTHK.size(1);
+  const std::int64_t keys = k_BTHK.size(1);
+  const at::Tensor seen =
+      at::ones({queries, keys}, q_BTHK.options().dtype(at::kBool)).tril(keys - queries);
+  const at::Tensor out = at::scaled_dot_product_attention(
+      q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), seen);
+  return {.out_BTHK = out.transpose(1, 2), .log_sum_exp = {}};
+}
+
 }  // namespace
 
 class RotaryTable::Copies {
@@ -225,22 +237,20 @@ RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size, double 
   return table;
 }
 
-void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn) {
+void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn, std::int64_t first) {
   DYNMO_CHECK(x_BTHK.dim() == 4 && x_BTHK.is_contiguous(), "contiguous x_BTHK, got {} dimensions",
               x_BTHK.dim());
   const at::Tensor& all = table.doubles.cosine;
-  DYNMO_CHECK(x_BTHK.size(1) <= all.size(0) && x_BTHK.size(3) == 2 * all.size(1),
+  const std::int64_t tokens = x_BTHK.size(1);
+  DYNMO_CHECK(first >= 0 && first + tokens <= all.size(0) && x_BTHK.size(3) == 2 * all.size(1),
               "at most {} tokens and a head size of {}, got {} and {}", all.size(0),
-              2 * all.size(1), x_BTHK.size(1), x_BTHK.size(3));
+              2 * all.size(1), first + tokens, x_BTHK.size(3));
   const RotaryTable::Angles angles = table.of(x_BTHK);
-  if (!x_BTHK.is_cpu()) {
-    const std::int64_t tokens = x_BTHK.size(1);
-    return generic::rotate(x_BTHK, angles.cosine.narrow(0, 0, tokens),
-                           angles.sine.narrow(0, 0, tokens), turn);
-  }
-  for_element_of(x_BTHK, [&](auto element) {
-    rotate_rows<decltype(element)>(x_BTHK, angles.cosine, angles.sine, turn);
-  });
+  const at::Tensor cosine = angles.cosine.narrow(0, first, tokens);
+  const at::Tensor sine = angles.sine.narrow(0, first, tokens);
+  if (!x_BTHK.is_cpu()) return generic::rotate(x_BTHK, cosine, sine, turn);
+  for_element_of(x_BTHK,
+                 [&](auto element) { rotate_rows<decltype(element)>(x_BTHK, cosine, sine, turn); });
 }
 
 // Where libtorch has no BLAS to call, its fused kernel: it, too, keeps no T x T probabilities.
@@ -252,6 +262,7 @@ Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
   const std::int64_t heads = q_BTHK.size(2);
   const at::Tensor keys_BTHK = repeated_heads(k_BTHK, heads);
   const at::Tensor values_BTHK = repeated_heads(v_BTHK, heads);
+  if (q_BTHK.size(1) < k_BTHK.size(1)) return attention_of_last(q_BTHK, keys_BTHK, values_BTHK);
   if (!q_BTHK.is_cpu()) return generic::causal_attention(q_BTHK, keys_BTHK, values_BTHK);
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       q_BTHK.transpose(1, 2), keys_BTHK.transpose(1, 2), values_BTHK.transpose(1, 2),

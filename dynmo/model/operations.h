@@ -74,12 +74,14 @@ struct RotaryTable {
                                        double theta);
 
 // Turns the pairs (k, k + K/2) of every head by the angle of its token's position, in place,
-// Hugging Face's pairing; kBack undoes it and is its gradient. Requires T <= positions, contiguous.
+// Hugging Face's pairing; kBack undoes it and is its gradient. The first token is at position
+// `first`. Requires first + T <= positions, contiguous.
 enum class Turn { kForward, kBack };
-void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn);
+void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn, std::int64_t first = 0);
 
 // softmax(q k^T / sqrt(K)) v of each head, token t seeing tokens 0..t. Heads of q are a multiple of
-// those of k and v: query head h reads key head h / (H / kv heads).
+// those of k and v: query head h reads key head h / (H / kv heads). Where k and v have more tokens
+// than q, q's are the last of them (and there is no gradient).
 struct Attention {
   at::Tensor out_BTHK;
   at::Tensor log_sum_exp;  // of the scores, one a head and token: all that the gradient needs of

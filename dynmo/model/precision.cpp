@@ -6,38 +6,26 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/forwarding_layer.h"
 
 namespace dynmo::model {
 namespace {
 
-class Bf16Layer final : public Layer {
+class Bf16Layer final : public ForwardingLayer {
  public:
-  explicit Bf16Layer(std::shared_ptr<const Layer> inner) : inner_(std::move(inner)) {}
+  using ForwardingLayer::ForwardingLayer;
 
-  std::string name() const override { return inner_->name(); }
-  std::vector<ParameterSpec> parameters() const override { return inner_->parameters(); }
   at::ScalarType compute_type() const override { return at::kBFloat16; }
 
-  at::Tensor forward(const LayerState& state, const at::Tensor& input, const LayerContext& context,
-                     std::unique_ptr<Stash>* stash) const override {
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 std::unique_ptr<Stash>* stash) const override {
     // Whoever fills a state has to round it; without copies the layer would compute in fp32.
     for (const Parameter& parameter : state.parameters) {
       DYNMO_CHECK(parameter.rounded.defined(), "round_values() before layer {} ('{}') runs",
                   state.id, name());
     }
-    return inner_->forward(state, input, context, stash);
+    return inner().forward(state, input, context, stash);
   }
-  at::Tensor input_gradient(const LayerState& state, Stash& stash,
-                            const at::Tensor& output_gradient,
-                            InputGradient wanted) const override {
-    return inner_->input_gradient(state, stash, output_gradient, wanted);
-  }
-  void weight_gradient(LayerState& state, Stash& stash) const override {
-    inner_->weight_gradient(state, stash);
-  }
-
- private:
-  std::shared_ptr<const Layer> inner_;
 };
 
 }  // namespace

@@ -6,54 +6,53 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/forwarding_layer.h"
 
 namespace dynmo::model {
 namespace {
 
 struct InputStash final : Stash {
-  at::Tensor input;
+  Hidden input;
   LayerContext context;
   std::unique_ptr<Stash> restored;  // from input_gradient on
+
+  std::optional<Bytes> bytes() const override {
+    if (restored != nullptr) return restored->bytes();
+    return Bytes{input.x.defined() ? static_cast<std::int64_t>(input.x.nbytes()) : 0};
+  }
 };
 
-class RecomputedLayer final : public Layer {
+class RecomputedLayer final : public ForwardingLayer {
  public:
-  explicit RecomputedLayer(std::shared_ptr<const Layer> inner) : inner_(std::move(inner)) {}
+  using ForwardingLayer::ForwardingLayer;
 
-  std::string name() const override { return inner_->name(); }
-  std::vector<ParameterSpec> parameters() const override { return inner_->parameters(); }
-  at::ScalarType compute_type() const override { return inner_->compute_type(); }
-
-  at::Tensor forward(const LayerState& state, const at::Tensor& input, const LayerContext& context,
-                     std::unique_ptr<Stash>* stash) const override {
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 std::unique_ptr<Stash>* stash) const override {
     if (stash != nullptr) {
-      auto kept = std::make_unique<InputStash>();
-      kept->input = input;
-      kept->context = context;
-      *stash = std::move(kept);
+      auto saved = std::make_unique<InputStash>();
+      saved->input = input;
+      saved->context = context;
+      *stash = std::move(saved);
     }
-    return inner_->forward(state, input, context, nullptr);
+    return inner().forward(state, input, context, nullptr);
   }
 
   at::Tensor input_gradient(const LayerState& state, Stash& stash,
                             const at::Tensor& output_gradient,
                             InputGradient wanted) const override {
-    auto& kept = dynamic_cast<InputStash&>(stash);
-    DYNMO_CHECK(kept.restored == nullptr, "{}: input_gradient once per stash", name());
-    (void)inner_->forward(state, kept.input, kept.context, &kept.restored);
-    kept.input.reset();
-    kept.context = {};
-    return inner_->input_gradient(state, *kept.restored, output_gradient, wanted);
+    auto& saved = dynamic_cast<InputStash&>(stash);
+    DYNMO_CHECK(saved.restored == nullptr, "{}: input_gradient once per stash", name());
+    (void)inner().forward(state, saved.input, saved.context, &saved.restored);
+    saved.input = {};
+    saved.context = {};
+    return inner().input_gradient(state, *saved.restored, output_gradient, wanted);
   }
 
   void weight_gradient(LayerState& state, Stash& stash) const override {
-    auto& kept = dynamic_cast<InputStash&>(stash);
-    DYNMO_CHECK(kept.restored != nullptr, "{}: input_gradient before weight_gradient", name());
-    inner_->weight_gradient(state, *kept.restored);
+    auto& saved = dynamic_cast<InputStash&>(stash);
+    DYNMO_CHECK(saved.restored != nullptr, "{}: input_gradient before weight_gradient", name());
+    inner().weight_gradient(state, *saved.restored);
   }
-
- private:
-  std::shared_ptr<const Layer> inner_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ TensorView<Byte> view(const at::Tensor& tensor, std::string name, TensorKind kin
               "{} defined and contiguous in memory of the CPU", name);
   return {.name = std::move(name),
           .kind = kind,
+          .type = tensor.scalar_type(),
           .shape = tensor.sizes().vec(),
           .bytes = {static_cast<Byte*>(tensor.data_ptr()), tensor.nbytes()}};
 }
@@ -28,17 +29,18 @@ TensorView<Byte> view(const at::Tensor& tensor, std::string name, TensorKind kin
 template <typename Byte, typename State>
 std::vector<TensorView<Byte>> views(State& state) {
   std::vector<TensorView<Byte>> result;
-  for (const Parameter& parameter : state.parameters) {
-    result.push_back(view<Byte>(parameter.value, parameter.name, TensorKind::kValue));
+  const auto add_all = [&](at::Tensor Parameter::*tensor, const char* suffix, TensorKind kind) {
+    for (const Parameter& parameter : state.parameters) {
+      result.push_back(view<Byte>(parameter.*tensor, parameter.name + suffix, kind));
+    }
+  };
+  add_all(&Parameter::value, "", TensorKind::kValue);
+  if (!state.frozen) {
+    add_all(&Parameter::first_moment, ".first_moment", TensorKind::kFirstMoment);
+    add_all(&Parameter::second_moment, ".second_moment", TensorKind::kSecondMoment);
   }
-  if (state.frozen) return result;
-  for (const Parameter& parameter : state.parameters) {
-    result.push_back(view<Byte>(parameter.first_moment, parameter.name + ".first_moment",
-                                TensorKind::kFirstMoment));
-  }
-  for (const Parameter& parameter : state.parameters) {
-    result.push_back(view<Byte>(parameter.second_moment, parameter.name + ".second_moment",
-                                TensorKind::kSecondMoment));
+  for (const Buffer& buffer : state.buffers) {
+    result.push_back(view<Byte>(buffer.value, buffer.name, TensorKind::kBuffer));
   }
   return result;
 }
@@ -52,6 +54,10 @@ Digest layout(const LayerState& state) {
   Digester digester;
   for (const Parameter& p : state.parameters) {
     add_to_layout(digester, p.name, p.value.sizes(), p.decays);
+  }
+  for (const Buffer& b : state.buffers) {
+    digester.update(fmt::format("{} {} buffer {}\n", b.name, fmt::join(b.value.sizes(), ","),
+                                c10::toString(b.value.scalar_type())));
   }
   return digester.digest();
 }
@@ -67,9 +73,9 @@ void advise(std::span<std::byte> bytes, int advice) {
 
 // On large pages where there are some: 64 MiB of new small ones take 42 ms to be first written,
 // of large ones 11.
-at::Tensor new_memory(at::IntArrayRef shape) {
+at::Tensor new_memory(at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
   constexpr std::size_t kLargePage = std::size_t{2} << 20;
-  at::Tensor tensor = at::empty(shape, at::kFloat);
+  at::Tensor tensor = at::empty(shape, type);
   if (tensor.nbytes() >= kLargePage) {
     advise({static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}, MADV_HUGEPAGE);
   }
@@ -156,6 +162,9 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, Frozen frozen) 
       parameter.second_moment = new_memory(spec.shape);
     }
     state.parameters.push_back(std::move(parameter));
+  }
+  for (const BufferSpec& spec : layer.buffers()) {
+    state.buffers.push_back({spec.name, new_memory(spec.shape, spec.type)});
   }
   return state;
 }

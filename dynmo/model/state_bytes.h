@@ -18,13 +18,14 @@
 
 namespace dynmo::model {
 
-enum class TensorKind { kValue, kFirstMoment, kSecondMoment };
+enum class TensorKind { kValue, kFirstMoment, kSecondMoment, kBuffer };
 
-// A view of one fp32 tensor of a state; valid as long as the state's tensor is.
+// A view of one tensor of a state; valid as long as the state's tensor is.
 template <typename Byte>
 struct TensorView {
   std::string name;  // of the parameter; moments have ".first_moment", ".second_moment" appended
   TensorKind kind = TensorKind::kValue;
+  at::ScalarType type = at::kFloat;  // that of all but buffers
   std::vector<std::int64_t> shape;
   std::span<Byte> bytes;
 };
@@ -32,13 +33,14 @@ using NamedTensor = TensorView<std::byte>;
 using ConstNamedTensor = TensorView<const std::byte>;
 
 // All values, then all first moments, then all second moments, each in the order of
-// Layer::parameters(). A frozen layer has values only. Gradients are not part of it: state moves
-// between steps, when they are zero.
+// Layer::parameters(), then all buffers. A frozen layer has no moments. Gradients are not part of
+// it: state moves between steps, when they are zero.
 [[nodiscard]] std::vector<NamedTensor> tensors(LayerState& state);
 [[nodiscard]] std::vector<ConstNamedTensor> tensors(const LayerState& state);
 [[nodiscard]] Bytes tensor_bytes(const LayerState& state);  // sum of the views
 
-// What there is besides tensors. `layout` is a digest of names, shapes and decay flags.
+// What there is besides tensors. `layout` is a digest of names, shapes, types of
+// buffers and decay flags.
 struct StateHeader {
   LayerId id;
   bool frozen = false;
@@ -58,9 +60,8 @@ inline constexpr std::size_t kHeaderBytes = 48;
 enum class Frozen { kNo, kYes };
 // A state whose values and moments are to be filled through tensors(); gradients are zero.
 [[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, Frozen frozen);
-// The same in two halves, for who has better things to do first: a state without gradients, and
-// the rest, which also makes the system back all of its memory now. Threads may fill the tensors
-// meanwhile.
+// The same in two halves: a state without gradients first, and the rest later, which also makes the
+// system back all of its memory now. Threads may fill the tensors meanwhile.
 [[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id, Frozen frozen);
 void complete_memory(LayerState& state);
 // The same for a header that arrived; takes over its numbers. kBadInput if its layout is not that

@@ -2,6 +2,7 @@
 #include "dynmo/observe/plan_report.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/observe/table.h"
@@ -119,6 +120,19 @@ std::string memory_line(const PlanReport& report) {
                      format_bytes(usage[fullest].peak_activation));
 }
 
+// What was assumed for the user: memory that stays free, links between ranks.
+std::string assumed_lines(const PlanReport& report) {
+  std::string text;
+  if (report.head_room > 0) {
+    text += fmt::format("{:<16}{:.3g} % of the memory of every rank stays free\n", "head-room",
+                        100 * report.head_room);
+  }
+  if (report.links.empty()) return text;
+  const cost::Link& link = report.cluster.inside_node;
+  return text + fmt::format("{:<16}{}: {} and {:.0f} GB/s a message\n", "links", report.links,
+                            format_seconds(link.latency_s), link.bandwidth_bytes_per_s / 1e9);
+}
+
 // "2 of 8 layers run forward again: 1, 4-7".
 std::string recompute_line(const PlanReport& report) {
   const plan::LayerSet& layers = report.recomputed;
@@ -144,6 +158,16 @@ std::string idle_ranks_line(const plan::Plan& plan) {
 
 }  // namespace
 
+std::string cut_text(const plan::Plan& plan, std::vector<std::string> names) {
+  bool halves = false;
+  for (std::string& name : names) {
+    name = plain(name);
+    halves = halves || name.ends_with(".attention");
+  }
+  return plan::named_cut(plan, names) +
+         (halves ? " (a block moves in halves: its attention, its mlp)" : "");
+}
+
 std::string plan_report(const PlanReport& report, const PictureOptions& options) {
   DYNMO_CHECK(report.evaluation.in_flight.size() == report.plan.stages.size() &&
                   report.evaluation.result.ranks.size() == report.cluster.ranks.size(),
@@ -155,8 +179,12 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
       format_count(report.plan.ranks, "rank"), report.micro_batches,
       report.micro_batches == 1 ? "" : "es", schedule::name(report.plan.schedule), report.made_by);
   text += stage_table(report) + '\n';
+  std::vector<std::string> names;
+  for (const cost::LayerCost& layer : report.model.layers) names.push_back(layer.name);
+  text += fmt::format("{:<16}{}\n", "cut", cut_text(report.plan, std::move(names)));
   text += step_lines(report) + bubble_line(report.evaluation) + imbalance_line(report);
-  text += memory_line(report) + recompute_line(report) + idle_ranks_line(report.plan);
+  text += memory_line(report) + assumed_lines(report) + recompute_line(report);
+  text += idle_ranks_line(report.plan);
   if (report.migration) {
     text += fmt::format("{:<16}{} of {} layers, {}\n", "moves", report.migration->moves.size(),
                         report.model.size(), format_bytes(report.migration->bytes()));

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
@@ -34,7 +35,13 @@ struct PlanReport {
   std::vector<Compared> compared;      // the first is what imbalance is compared with
   std::optional<plan::Migration> migration;
   plan::LayerSet recomputed = {};  // layers; `model` has their costs so
+  double head_room = 0;    // share of the memory that the cluster does not have, to stay free
+  std::string links = {};  // where the cluster's come from, "those of h100 inside a node"
 };
+
+// The cut by the names of its layers, as `dynmo plan` and `dynmo train` say it; where blocks have
+// two layers each, that these move on their own.
+[[nodiscard]] std::string cut_text(const plan::Plan& plan, std::vector<std::string> names);
 
 // Lines of text, each ending with a newline; at most 64 stages, the first and the last ones.
 // Requires an evaluation of the same plan.

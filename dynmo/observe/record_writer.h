@@ -3,28 +3,33 @@
 
 // Writes step records to a file, one JSON line each, without ever making training wait for the
 // disk: a thread of its own formats and writes what a bounded queue holds.
+//
+// A disk that is full stops nothing: lines that do not fit are left out and counted, whole, and
+// later ones are tried as if nothing had happened.
 
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stop_token>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/step_record.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::observe {
 
 struct RecordWriterOptions {
   enum class Start { kEmpty, kAppend };
   Start start = Start::kEmpty;       // kAppend first cuts off a line that a crash left half written
-  std::size_t queue_records = 4096;  // more than this waiting for the disk are dropped and counted
+  std::size_t queue_records = 4096;  // more than this waiting for the disk are left out
 };
 
 // Any thread may write; one thread closes, after all others have stopped writing.
@@ -40,30 +45,34 @@ class RecordWriter {
   // Queues the record and returns at once. Requires that close() was not called.
   void write(const StepRecord& record);
 
-  // Writes what is queued and closes the file. kBadInput: the first fault of writing (a full disk),
-  // or how many records were dropped because the disk was too slow. Later calls return the same.
+  // Why the first line was left out, once; nullopt before and after. Any thread may ask.
+  [[nodiscard]] std::optional<Error> take_failure();
+  // Records that the file lacks so far.
+  [[nodiscard]] std::int64_t missing() const;
+
+  // Writes what is queued and closes the file. kBadInput: how many records it lacks and why. Later
+  // calls return the same.
   [[nodiscard]] Expected<void> close();
 
  private:
-  struct CloseFile {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  using File = std::unique_ptr<std::FILE, CloseFile>;
-
-  RecordWriter(std::filesystem::path path, File file, std::size_t queue_records);
+  RecordWriter(std::filesystem::path path, process::UniqueFd file, std::int64_t size,
+               std::size_t queue_records);
   void run(const std::stop_token& stop);
-  void write_lines(const std::vector<StepRecord>& batch);
-  void keep_error(const char* what);
+  void write_batch(const std::vector<StepRecord>& batch);
+  [[nodiscard]] bool append(std::string_view lines);
+  void leave_out(std::size_t records, const Error& why);
 
   std::filesystem::path path_;
-  File file_;
+  process::UniqueFd file_;
+  std::int64_t size_;  // of the whole lines in the file; the thread's own
   std::size_t queue_records_;
-  std::mutex mutex_;  // guards queue_, dropped_, closed_, error_
+  mutable std::mutex mutex_;  // guards queue_, missing_, closed_, failure_, reported_
   std::condition_variable_any filled_;
   std::vector<StepRecord> queue_;
-  std::int64_t dropped_ = 0;
+  std::int64_t missing_ = 0;
   bool closed_ = false;
-  std::optional<Error> error_;
+  std::optional<Error> failure_;  // the first
+  bool reported_ = false;
   std::jthread thread_;  // last: it uses all of the above
 };
 

@@ -7,11 +7,13 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/chart.h"
+#include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/observe/table.h"
 
@@ -25,12 +27,10 @@ using Lines = std::vector<std::string>;
 
 void add_run(Lines& lines, const RunSummary& run) {
   lines.push_back(fmt::format(
-      "{:<11}{:>9.0f} tokens/s   loss {:.4f} -> {:.4f}   imbalance {:.2f}   bubble {:.0f} %",
-      run.name, run.tokens_per_s, run.loss_first, run.loss_last, run.imbalance, 100 * run.bubble));
-  if (run.validation_step > 0) {
-    lines.push_back(fmt::format("{:<11}validation loss {:.4f} after step {}", "",
-                                run.validation_loss, run.validation_step));
-  }
+      "{:<11}{:>9.0f} tokens/s   loss {:.4f} -> {:.4f}{}   imbalance {:.2f}   bubble {:.0f} %",
+      run.name, run.tokens_per_s, run.loss_first, run.loss_last,
+      run.validation_step > 0 ? fmt::format(", validation loss {:.4f}", run.validation_loss) : "",
+      run.imbalance, 100 * run.bubble));
 }
 
 void add_comparison(Lines& lines, const Summary& summary) {
@@ -41,7 +41,12 @@ void add_comparison(Lines& lines, const Summary& summary) {
                   first == second ? "the same numbers, bit for bit" : "NOT THE SAME NUMBERS",
                   first.substr(0, 12), second.substr(0, 12)));
   std::string line = fmt::format("speed-up   {:.3f} x", summary.speedup);
-  if (std::isfinite(summary.best_speedup)) {
+  if (std::isfinite(summary.best_speedup) && summary.best_is_bound) {
+    line += fmt::format(
+        "; not more than {:.3f} x is possible (a bound: the slowest rank's work under the optimal "
+        "cut at every step, from measured costs; all cuts are too many to replay)",
+        summary.best_speedup);
+  } else if (std::isfinite(summary.best_speedup)) {
     line += fmt::format(
         "; best possible {:.3f} x (simulated: the best of all cuts at every step, "
         "from measured costs); reached {:.2f} of the gain",
@@ -100,22 +105,28 @@ void add_traffic(Lines& lines, const RunSummary& run) {
   if (!line.empty()) lines.push_back("traffic    a step: " + line);
 }
 
-void add_charts(Lines& lines, const Summary& summary, std::span<const RunCurves> curves) {
-  for (const auto& [title, field] :
-       {std::pair{"imbalance (max / mean - 1 of the ranks' busy time)", &RunCurves::imbalance},
-        std::pair{"bubble (idle share of the ranks)", &RunCurves::bubble}}) {
-    std::vector<Series> series;
-    for (std::size_t i = 0; i < curves.size(); ++i) {
-      series.push_back({summary.runs[i].name, curves[i].*field});
-    }
-    lines.emplace_back(title);
-    const std::string drawn = chart(series, {.width = kChartWidth, .height = 4});
-    for (std::size_t from = 0; from < drawn.size();) {
-      const std::size_t end = std::min(drawn.find('\n', from), drawn.size());
-      lines.push_back(drawn.substr(from, end - from));
-      from = end + 1;
-    }
+// Where the waiting time went is the one picture; the imbalance of each step is in the records.
+void add_chart(Lines& lines, const Summary& summary, std::span<const RunCurves> curves) {
+  std::vector<Series> series;
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    series.push_back({"bubble of " + summary.runs[i].name, curves[i].bubble});
   }
+  std::istringstream drawn(chart(series, {.width = kChartWidth, .height = 2}));
+  for (std::string line; std::getline(drawn, line);) lines.push_back(std::move(line));
+}
+
+// What the words above mean, for who sees them for the first time.
+void add_legend(Lines& lines, const Summary& summary) {
+  lines.emplace_back(
+      "words      imbalance: busy time of the slowest rank / mean - 1; bubble: share of a step in "
+      "which ranks wait;");
+  lines.emplace_back(
+      "           overhead: what balancing itself took; predicted: step time as simulated from "
+      "measured layers");
+  if (summary.runs.size() < 2) return;
+  lines.emplace_back(
+      "           digest: of the losses of all steps; static: the first plan, kept; balanced: "
+      "layers move when it pays");
 }
 
 }  // namespace
@@ -139,9 +150,10 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   add_decisions(lines, last);
   add_checkpoints(lines, last);
   add_traffic(lines, last);
-  add_charts(lines, summary, curves);
+  add_chart(lines, summary, curves);
+  add_legend(lines, summary);
   lines.push_back(fmt::format(
-      "left in    {0}/: summary.json, config.toml, {1}records/, {1}trace.json (ui.perfetto.dev), "
+      "written to {0}/: summary.json, config.toml, {1}records/, {1}trace.json (ui.perfetto.dev), "
       "{1}profile.json, {1}load-trace.jsonl",
       folder, summary.runs.size() > 1 ? "NAME/" : ""));
   return lines;
@@ -171,8 +183,7 @@ std::string layer_table(const cost::ModelCost& model) {
   };
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
     const cost::LayerCost& layer = model.layers[i];
-    const Bytes state = layer.parameter_bytes +
-                        (layer.frozen ? Bytes{0} : layer.gradient_bytes + layer.optimizer_bytes);
+    const Bytes state = cost::state_bytes(layer);
     add(fmt::format("{}", i), layer, state, format_bytes(layer.boundary_bytes));
     sum.forward_s += layer.forward_s;
     sum.backward_input_s += layer.backward_input_s;
@@ -236,17 +247,24 @@ std::string traffic_table(const RunSummary& run, std::size_t most) {
 }
 
 Expected<std::string> read_report(const std::filesystem::path& folder) {
-  DYNMO_ASSIGN(const Summary summary, read_summary(folder / "summary.json"));
+  const RunFolder run_folder(folder);
+  std::error_code fault;
+  if (!std::filesystem::exists(run_folder.summary(), fault)) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has no summary.json: wanted the folder of a run that has ended",
+                      folder.string());
+  }
+  DYNMO_ASSIGN(const Summary summary, read_summary(run_folder.summary()));
   if (summary.runs.empty()) {
     return make_error(ErrorCode::kBadInput, "{}: /runs is empty, wanted a run",
-                      (folder / "summary.json").string());
+                      run_folder.summary().string());
   }
   const auto home = [&](const RunSummary& run) {
-    return summary.runs.size() > 1 ? folder / run.name : folder;
+    return run_folder.of(summary.runs.size() > 1 ? run.name : "");
   };
   std::vector<RunCurves> curves;
   for (const RunSummary& run : summary.runs) {
-    DYNMO_ASSIGN(const auto records, read_records(home(run) / "records" / "rank-0.jsonl"));
+    DYNMO_ASSIGN(const auto records, read_records(home(run).records_of(Rank(0))));
     // A step that was run twice, before and after a resume, counts as it was run last.
     std::map<std::int64_t, const StepRecord*> by_step;
     for (const StepRecord& record : records) by_step[record.step] = &record;
@@ -261,7 +279,7 @@ Expected<std::string> read_report(const std::filesystem::path& folder) {
     text += line + "\n";
   }
   const RunSummary& last = summary.runs.back();
-  DYNMO_ASSIGN(const cost::ModelCost model, cost::read_profile(home(last) / "profile.json"));
+  DYNMO_ASSIGN(const cost::ModelCost model, cost::read_profile(home(last).profile()));
   text += fmt::format(
       "layers of {}: medians over the last steps; F, I, W, stash and output of a "
       "micro-batch; state: parameters, gradients, moments\n{}",

@@ -11,6 +11,8 @@ namespace dynmo::observe {
 namespace {
 
 constexpr std::string_view kSummaryFormat = "dynmo-summary-1";
+constexpr std::string_view kOptimum = "optimum";  // what best_speedup is
+constexpr std::string_view kBound = "bound";
 
 using internal::measured;
 using internal::read_measured;
@@ -152,6 +154,7 @@ Json summary_json(const Summary& summary) {
           {"runs", std::move(runs)},
           {"speedup", measured(summary.speedup)},
           {"best_speedup", measured(summary.best_speedup)},
+          {"best_speedup_is", summary.best_is_bound ? kBound : kOptimum},
           {"overhead",
            {{"profile", measured(summary.overhead.profile)},
             {"plan", measured(summary.overhead.plan)},
@@ -169,6 +172,12 @@ Expected<Summary> parse_summary(const Json& json, std::string_view origin) {
   auto runs = root.objects("runs");
   summary.speedup = read_measured(root, json, "speedup");
   summary.best_speedup = read_measured(root, json, "best_speedup");
+  const std::string best_is = root.string("best_speedup_is", std::string(kOptimum));
+  summary.best_is_bound = best_is == kBound;
+  if (best_is != kBound && best_is != kOptimum) {
+    root.fail("best_speedup_is",
+              fmt::format("is '{}', wanted {} or {}", best_is, kOptimum, kBound));
+  }
   DYNMO_ASSIGN(summary.overhead, read_overhead(root, json));
   summary.layers_moved = root.integer("layers_moved");
   summary.predicted_step_time_s = read_measured(root, json, "predicted_step_time_s");

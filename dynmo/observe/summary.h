@@ -73,6 +73,8 @@ struct Summary {
   std::vector<RunSummary> runs;
   double speedup = 0;       // of the balanced run over the baseline
   double best_speedup = 0;  // that the best possible cuts would have given, by replay; NaN: unknown
+  bool best_is_bound =
+      false;  // the cuts were too many to replay: no cut gives more, maybe none as much
   Overhead overhead;
   std::int64_t layers_moved = 0;
   double predicted_step_time_s = 0;

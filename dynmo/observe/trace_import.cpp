@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dynmo/core/files.h"
+#include "dynmo/core/median.h"
 #include "dynmo/observe/trace_events_impl.h"
 
 namespace dynmo::observe {
@@ -18,13 +19,6 @@ namespace {
 enum Pass { kForward, kBackward, kBackwardInput, kBackwardWeight, kPasses };
 constexpr std::array<std::string_view, kPasses> kSuffixes = {".forward", ".backward",
                                                              ".backward_input", ".backward_weight"};
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 // Time of an event: its own, or that of the kernels launched in it by its thread.
 class Clock {
@@ -282,7 +276,9 @@ Expected<TraceImport> import_trace(const Json& trace, std::string_view origin) {
 }
 
 Expected<TraceImport> read_trace(const std::filesystem::path& path) {
-  DYNMO_ASSIGN(const std::string text, read_file(path));
+  // Traces of long runs are large; more would not fit the memory of most machines once it is read.
+  constexpr std::size_t kMaxTraceBytes = std::size_t{2} << 30;
+  DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTraceBytes));
   if (text.starts_with("\x1f\x8b")) {
     return make_error(ErrorCode::kBadInput, "{}: is compressed, wanted JSON; gunzip it first",
                       path.string());

@@ -10,7 +10,7 @@
 namespace dynmo::plan {
 namespace {
 
-constexpr std::size_t kMostExact = 512;
+constexpr std::size_t kMaxExact = 512;
 
 __extension__ typedef __int128 Score;
 using Scores = std::vector<std::vector<Score>>;  // square
@@ -132,7 +132,7 @@ Plan align(const Plan& plan, const Plan& from, const cost::Cluster& cluster,
         scores[i][j] += static_cast<Score>(found->second) * static_cast<Score>(n + 1);
       }
     }
-    const auto chosen = n <= kMostExact ? best_assignment(scores) : greedy_assignment(scores);
+    const auto chosen = n <= kMaxExact ? best_assignment(scores) : greedy_assignment(scores);
     for (std::size_t i = 0; i < n; ++i) name[group[i]] = group[chosen[i]];
   }
   return renamed(plan, name);

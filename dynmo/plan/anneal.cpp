@@ -14,7 +14,7 @@ __extension__ typedef __int128 SignedWide;
 
 using schedule::DuePolicy;
 constexpr int kWhole = DuePolicy::kWhole;
-constexpr int kMostOffset = 40 * kWhole;
+constexpr int kMaxOffset = 40 * kWhole;
 
 // Times of layers are summed in parts of a nanosecond, so that the sums round as those of the
 // replay do.
@@ -247,10 +247,22 @@ bool Annealer::load(const Layout& layout) {
 std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {
   spent_ += 4 * static_cast<std::int64_t>(layout.placement.size());
   if (!load(layout)) return kInfeasible;
+  // A move that only touches stages without layers, or finds no room, changes nothing that runs. It
+  // is charged as if it had been run again, so that the search goes the same way.
+  if (done_.time <= bound && done_.stages == stages_ && done_.policy == policy_) {
+    spent_ += done_.actions;
+    return done_.time;
+  }
   const std::int64_t before = scheduler_.placed();
   const std::int64_t time = scheduler_.run(policy_, bound == kInfeasible ? bound : bound - update_);
-  spent_ += scheduler_.placed() - before;
-  return time == schedule::ListScheduler::kStopped ? kInfeasible : time + update_;
+  const std::int64_t actions = scheduler_.placed() - before;
+  spent_ += actions;
+  if (time == schedule::ListScheduler::kStopped) return kInfeasible;
+  done_.stages = stages_;
+  done_.policy = policy_;
+  done_.time = time + update_;
+  done_.actions = actions;
+  return done_.time;
 }
 
 void Annealer::try_grid(std::int64_t actions) {
@@ -324,7 +336,7 @@ void Annealer::move_offset(DuePolicy& policy) {
   int& value = kind == 0   ? offset.forward
                : kind == 1 ? offset.input_gradient
                            : offset.weight_gradient;
-  value = std::clamp(value + pick(-kWhole, kWhole), -kMostOffset, kMostOffset);
+  value = std::clamp(value + pick(-kWhole, kWhole), -kMaxOffset, kMaxOffset);
 }
 
 void Annealer::anneal(std::int64_t actions, std::int64_t heat) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Anneals cut and order of the adaptive schedule for one placement (docs/search.md). All in
+// Anneals cut and order of the adaptive schedule for one placement (docs/planner.md). All in
 // integers, so that every machine takes the same decisions.
 
 #include <cstdint>
@@ -68,6 +68,15 @@ class Annealer {
     int first = 0;
     int end = 0;
     int origin = 0;  // index in the layout
+    friend bool operator==(const Stage& a, const Stage& b) {
+      return a.rank == b.rank && a.first == b.first && a.end == b.end;
+    }
+  };
+  struct Done {  // the last run that was not stopped
+    std::vector<Stage> stages;
+    schedule::DuePolicy policy;
+    std::int64_t time = kInfeasible;
+    std::int64_t actions = 0;
   };
 
   void balance_cut(int evenness);
@@ -93,6 +102,7 @@ class Annealer {
   std::int64_t now_time_ = kInfeasible;
   std::int64_t best_time_ = kInfeasible;
   std::int64_t spent_ = 0;
+  Done done_;
   // Of the layout loaded last; kept to save allocations.
   std::int64_t update_ = 0;
   std::vector<Stage> stages_;

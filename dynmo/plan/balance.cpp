@@ -20,13 +20,14 @@ namespace {
 
 using internal::Chain;
 using schedule::ScheduleKind;
+using schedule::StageLayout;
 
 constexpr std::array kBalancers = {Balancer::kUniform,       Balancer::kParameters,
                                    Balancer::kTime,          Balancer::kDiffusionParameters,
                                    Balancer::kDiffusionTime, Balancer::kOptimal,
                                    Balancer::kVPair,         Balancer::kSearch};
 
-constexpr std::int64_t kMostPairBytes = std::int64_t{1} << 31;
+constexpr std::int64_t kMaxPairBytes = std::int64_t{1} << 31;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
@@ -117,12 +118,12 @@ Error infeasible_pairs(const Chain& chain) {
 Expected<std::vector<int>> v_pair_cut(const BalanceProblem& problem) {
   const int ranks = problem.cluster.size();
   const std::int64_t bytes = internal::v_pair_bytes(problem.model.size(), ranks);
-  if (bytes > kMostPairBytes) {
+  if (bytes > kMaxPairBytes) {
     return make_error(ErrorCode::kBadInput,
                       "v-pair over {} layers and {} ranks would take {}, wanted at most {}: use "
                       "the optimal balancer",
                       problem.model.size(), ranks, format_bytes(Bytes{bytes}),
-                      format_bytes(Bytes{kMostPairBytes}));
+                      format_bytes(Bytes{kMaxPairBytes}));
   }
   const std::vector<Rank> order = schedule::loop_placement(ranks, 1);
   const std::vector<int> stashes(order.size(), std::min(problem.micro_batches, ranks));
@@ -158,8 +159,7 @@ Expected<void> validate(Balancer balancer, const BalanceProblem& problem) {
                       "{} ranks for {} layers, wanted at most one rank a layer: use fewer ranks",
                       ranks, problem.model.size());
   }
-  if (balancer == Balancer::kVPair && problem.schedule != ScheduleKind::kZbV &&
-      problem.schedule != ScheduleKind::kAdaptive) {
+  if (balancer == Balancer::kVPair && !takes_v(problem.schedule)) {
     return make_error(ErrorCode::kBadInput,
                       "v-pair levels the two stages that each rank holds in V placement, {} has no "
                       "such: use schedule zb-v, or another balancer",
@@ -212,6 +212,8 @@ Chain chain_of(const BalanceProblem& problem, const std::vector<Rank>& placement
 
 }  // namespace internal
 
+std::span<const Balancer> balancers() { return kBalancers; }
+
 std::string_view name(Balancer balancer) {
   switch (balancer) {
     case Balancer::kUniform:
@@ -244,13 +246,19 @@ Expected<Balancer> parse_balancer(std::string_view text) {
                     suggestion(text, known));
 }
 
+bool takes_v(ScheduleKind kind) {
+  const StageLayout layout = schedule::traits(kind).layout;
+  return layout == StageLayout::kV || layout == StageLayout::kAny;
+}
+
 std::vector<Rank> placement(Balancer balancer, const BalanceProblem& problem) {
   const int ranks = problem.cluster.size();
-  if (balancer == Balancer::kVPair || problem.schedule == ScheduleKind::kZbV) {
+  const StageLayout layout = schedule::traits(problem.schedule).layout;
+  if (balancer == Balancer::kVPair || layout == StageLayout::kV) {
     return schedule::wave_placement(ranks, 2);
   }
-  return schedule::loop_placement(
-      ranks, problem.schedule == ScheduleKind::kInterleaved ? problem.stages_per_rank : 1);
+  return schedule::loop_placement(ranks,
+                                  layout == StageLayout::kLoop ? problem.stages_per_rank : 1);
 }
 
 Expected<std::vector<int>> in_flight(ScheduleKind schedule, const std::vector<Rank>& placement,

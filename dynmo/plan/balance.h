@@ -5,6 +5,7 @@
 // in the cluster's order, every stage at least one layer. What a cut is worth, a replay says:
 // propose.h is the door for whoever wants a plan.
 
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -27,6 +28,8 @@ enum class Balancer {
   kVPair,                // exact min-max of the two stages a rank holds in V placement (v_pair.h)
   kSearch,               // cut, placement and order together (search.h): only propose() can
 };
+// All of them, in the order in which a search tries them.
+[[nodiscard]] std::span<const Balancer> balancers();
 [[nodiscard]] std::string_view name(Balancer balancer);
 [[nodiscard]] Expected<Balancer> parse_balancer(std::string_view name);
 
@@ -39,6 +42,9 @@ struct BalanceProblem {
   int stages_per_rank = 2;            // kInterleaved; the other kinds have a number of their own
   const Plan* current = nullptr;      // diffusion starts from it, search keeps it as a candidate
 };
+
+// Whether the kind runs two stages a rank in V placement, which kVPair cuts for.
+[[nodiscard]] bool takes_v(schedule::ScheduleKind kind);
 
 // Rank of each stage: loop_placement for kInterleaved, the V for kZbV (and for kVPair with
 // kAdaptive), one stage a rank otherwise.

@@ -179,12 +179,12 @@ class LevelSolver {
     return time * time + rest;
   }
 
-  void solve(int first_row, int last_row, int least_end, int most_end) {
+  void solve(int first_row, int last_row, int min_end, int max_end) {
     if (first_row > last_row) return;
     const int middle = first_row + (last_row - first_row) / 2;
     const int start = rows_[at(middle)];
     const auto slot = at(start - level_.low);
-    for (int end = std::max(least_end, first_end(start)); end <= std::min(most_end, ends_[slot]);
+    for (int end = std::max(min_end, first_end(start)); end <= std::min(max_end, ends_[slot]);
          ++end) {
       const Wide candidate = cost(start, end);
       if (candidate < level_.best[slot]) {
@@ -193,8 +193,8 @@ class LevelSolver {
       }
     }
     DYNMO_CHECK(level_.end[slot] >= 0, "an end for start {} of rank {}", start, rank_);
-    solve(first_row, middle - 1, least_end, level_.end[slot]);
-    solve(middle + 1, last_row, level_.end[slot], most_end);
+    solve(first_row, middle - 1, min_end, level_.end[slot]);
+    solve(middle + 1, last_row, level_.end[slot], max_end);
   }
 
   const Chain& chain_;
@@ -361,8 +361,8 @@ std::vector<Reached> reached_backward(const Chain& chain) {
 }
 
 // Least bytes with which `rank` could hold what the others leave; nullopt if they leave no choice.
-std::optional<std::int64_t> least_need(const Chain& chain, int rank, const Reached& starts,
-                                       const Reached& ends) {
+std::optional<std::int64_t> min_need(const Chain& chain, int rank, const Reached& starts,
+                                     const Reached& ends) {
   std::optional<std::int64_t> least;
   int next = chain.layers() + 1;  // first feasible end behind `first`
   for (int first = chain.layers() - 1; first >= 0; --first) {
@@ -380,14 +380,14 @@ MemoryAdvice advise(const Chain& chain) {
   const auto forward = reached_forward(chain);
   const auto backward = reached_backward(chain);
   MemoryAdvice advice;
-  std::int64_t least_extra = 0;
+  std::int64_t min_extra = 0;
   for (int s = 0; s < chain.size(); ++s) {
-    const auto bytes = least_need(chain, s, forward[at(s)], backward[at(s) + 1]);
+    const auto bytes = min_need(chain, s, forward[at(s)], backward[at(s) + 1]);
     if (!bytes) continue;
     const std::int64_t extra = *bytes - chain.ranks[at(s)].memory_bytes;
-    if (advice.rank < 0 || extra < least_extra) {
+    if (advice.rank < 0 || extra < min_extra) {
       advice = {.rank = s, .bytes = *bytes};
-      least_extra = extra;
+      min_extra = extra;
     }
   }
   if (advice.rank >= 0) return advice;

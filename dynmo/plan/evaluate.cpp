@@ -7,7 +7,6 @@
 #include "dynmo/core/check.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/lowering.h"
-#include "dynmo/schedule/text.h"
 
 namespace dynmo::plan {
 namespace {
@@ -90,16 +89,6 @@ void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCos
   }
 }
 
-Json order_json(const Plan& plan) {
-  Json order = Json::array();
-  for (const std::vector<schedule::Action>& actions : plan.order) {
-    Json texts = Json::array();
-    for (const schedule::Action& action : actions) texts.push_back(schedule::to_string(action));
-    order.push_back(std::move(texts));
-  }
-  return order;
-}
-
 }  // namespace
 
 std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost& model) {
@@ -177,38 +166,28 @@ Json plan_json(const Plan& plan, const Evaluation& evaluation, const cost::Model
   DYNMO_CHECK(evaluation.in_flight.size() == plan.stages.size(),
               "an evaluation of {} stages, got {}", plan.stages.size(),
               evaluation.in_flight.size());
-  Json stages = Json::array();
+  Json json = to_json(plan);
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-    const PlanStage& stage = plan.stages[s];
-    const Bytes memory =
-        costs[s].state + costs[s].activation * std::int64_t{evaluation.in_flight[s]};
-    stages.push_back({{"stage", s},
-                      {"rank", stage.rank.value},
-                      {"first_layer", stage.layers.first.value},
-                      {"layers", stage.layers.count},
-                      {"time_s", evaluation.stage_time_s[s]},
-                      {"memory_bytes", memory.value},
-                      {"in_flight", evaluation.in_flight[s]}});
+    const std::int64_t in_flight = evaluation.in_flight[s];
+    Json& stage = json["stages"][s];
+    stage["time_s"] = evaluation.stage_time_s[s];
+    stage["memory_bytes"] = (costs[s].state + costs[s].activation * in_flight).value;
+    stage["in_flight"] = in_flight;
   }
   Bytes peak;
   for (const sim::RankUsage& rank : evaluation.result.ranks) {
     peak = std::max(peak, rank.peak_activation);
   }
-  Json json{{"format", "dynmo-plan-1"},
-            {"balancer", balancer},
-            {"schedule", schedule::name(plan.schedule)},
-            {"ranks", plan.ranks},
-            {"micro_batches", evaluation.micro_batches},
-            {"generation", plan.generation},
-            {"step_time_s", evaluation.step_time_s},
-            {"ideal_step_time_s", evaluation.ideal_step_time_s},
-            {"bottleneck_s", evaluation.bottleneck_s},
-            {"bubble", evaluation.result.bubble},
-            {"imbalance", evaluation.imbalance},
-            {"peak_activation_bytes", peak.value},
-            {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}},
-            {"stages", std::move(stages)}};
-  if (plan.schedule == schedule::ScheduleKind::kAdaptive) json["order"] = order_json(plan);
+  json.update(
+      {{"balancer", balancer},
+       {"micro_batches", evaluation.micro_batches},
+       {"step_time_s", evaluation.step_time_s},
+       {"ideal_step_time_s", evaluation.ideal_step_time_s},
+       {"bottleneck_s", evaluation.bottleneck_s},
+       {"bubble", evaluation.result.bubble},
+       {"imbalance", evaluation.imbalance},
+       {"peak_activation_bytes", peak.value},
+       {"migration", {{"layers", migration.moves.size()}, {"bytes", migration.bytes().value}}}});
   return json;
 }
 

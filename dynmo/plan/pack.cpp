@@ -14,7 +14,7 @@
 namespace dynmo::plan {
 namespace {
 
-constexpr int kMostExhaustive = 10;
+constexpr int kMaxExhaustive = 10;
 
 Expected<void> validate(const BalanceProblem& problem, const PackOptions& options) {
   const auto good = [](double value) { return std::isfinite(value) && value >= 0; };
@@ -48,7 +48,7 @@ bool all_equal(const cost::Cluster& cluster) {
 std::vector<std::vector<Rank>> choices(const cost::Cluster& cluster, int keep) {
   std::vector<std::vector<Rank>> sets = {ranks_to_keep(cluster, keep)};
   const int ranks = cluster.size();
-  if (all_equal(cluster) || ranks > kMostExhaustive) return sets;
+  if (all_equal(cluster) || ranks > kMaxExhaustive) return sets;
   for (unsigned mask = 1; mask < (1U << ranks); ++mask) {  // low ranks kept first
     std::vector<Rank> kept;
     for (int r = 0; r < ranks; ++r) {
@@ -103,11 +103,11 @@ class Packer {
     return proposal;
   }
 
-  // Of the choices of `keep` ranks the first within `allowed_s`; nullopt: none. `refusal` tells
-  // why.
+  // The first choice of `keep` ranks whose plan stays within `allowed_s`; nullopt: there is none.
+  // `refusal` tells why.
   [[nodiscard]] std::optional<Proposal> within(int keep, double allowed_s, Error& refusal) const {
     for (const std::vector<Rank>& kept : choices(problem_.cluster, keep)) {
-      if (least_step_s(kept) > allowed_s * (1 + 1e-6) + 1e-6) continue;
+      if (min_step_s(kept) > allowed_s * (1 + 1e-6) + 1e-6) continue;
       auto proposal = on(kept);
       if (!proposal) {
         refusal = proposal.error();
@@ -119,8 +119,8 @@ class Packer {
   }
 
  private:
-  // In perfect balance; a replay may be shorter by its rounding to nanoseconds.
-  [[nodiscard]] double least_step_s(const std::vector<Rank>& kept) const {
+  // The step time in perfect balance; a replay may be shorter by its rounding to nanoseconds.
+  [[nodiscard]] double min_step_s(const std::vector<Rank>& kept) const {
     double work = 0;
     for (const double layer : cost::layer_work_s(problem_.model, problem_.micro_batches)) {
       work += layer;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/schedule/generate.h"
@@ -153,11 +154,54 @@ std::string to_string(const Plan& plan) {
   return text;
 }
 
+std::string named_cut(const Plan& plan, std::span<const std::string> names) {
+  constexpr std::size_t kShown = 8;
+  DYNMO_CHECK(std::cmp_equal(names.size(), plan.layers()), "names of {} layers, got {}",
+              plan.layers(), names.size());
+  const std::size_t stages = plan.stages.size();
+  const std::size_t hidden = stages > kShown ? stages - kShown : 0;
+  std::string text;
+  for (std::size_t s = 0; s < stages; ++s) {
+    if (s > 0) text += " | ";
+    if (hidden > 0 && s == kShown / 2) {
+      text += fmt::format("({} more stages) | ", hidden);
+      s += hidden;
+    }
+    const LayerRange& layers = plan.stages[s].layers;
+    text += names[layers.first.index()];
+    if (layers.count > 1) text += " .. " + names[static_cast<std::size_t>(layers.end() - 1)];
+  }
+  return text;
+}
+
+Json to_json(const Plan& plan) {
+  Json stages = Json::array();
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const PlanStage& stage = plan.stages[s];
+    stages.push_back({{"stage", s},
+                      {"rank", stage.rank.value},
+                      {"first_layer", stage.layers.first.value},
+                      {"layers", stage.layers.count}});
+  }
+  Json json{{"format", "dynmo-plan-1"},
+            {"schedule", schedule::name(plan.schedule)},
+            {"ranks", plan.ranks},
+            {"generation", plan.generation},
+            {"stages", std::move(stages)}};
+  if (plan.schedule != schedule::ScheduleKind::kAdaptive) return json;
+  Json& order = json["order"] = Json::array();
+  for (const std::vector<schedule::Action>& actions : plan.order) {
+    Json& texts = order.emplace_back(Json::array());
+    for (const schedule::Action& action : actions) texts.push_back(schedule::to_string(action));
+  }
+  return json;
+}
+
 namespace {
 
-constexpr int kMostRanks = 1 << 20;  // of a file: a slip of the keyboard must not allocate for it
+constexpr int kMaxRanks = 1 << 20;  // of a file: a slip of the keyboard must not allocate for it
 
-constexpr Generation kMostGenerations = Generation{1} << 62;  // room to count on
+constexpr Generation kMaxGenerations = Generation{1} << 62;  // room to count on
 
 std::int32_t small_integer(JsonObject& object, const std::string& key) {
   const std::int64_t value = object.integer(key);
@@ -205,11 +249,11 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   root.expect_format("dynmo-plan-1");
   Plan plan;
   plan.ranks = small_integer(root, "ranks");
-  if (plan.ranks > kMostRanks) {
-    root.fail("ranks", fmt::format("is {}, wanted at most {}", plan.ranks, kMostRanks));
+  if (plan.ranks > kMaxRanks) {
+    root.fail("ranks", fmt::format("is {}, wanted at most {}", plan.ranks, kMaxRanks));
   }
   plan.generation = root.integer("generation", 0);
-  if (plan.generation < 0 || plan.generation >= kMostGenerations) {
+  if (plan.generation < 0 || plan.generation >= kMaxGenerations) {
     root.fail("generation", fmt::format("is {}, wanted 0 to 2^62 - 1", plan.generation));
   }
   const std::string schedule_name = root.string("schedule");

@@ -6,6 +6,7 @@
 // another plan.
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,7 +61,7 @@ struct Plan {
 // kBadInput: gaps, overlaps, empty stages, a rank out of range, not all of `layers` covered.
 [[nodiscard]] Expected<void> validate(const Plan& plan, int layers);
 
-// Of the canonical text of all fields; ranks compare it before they act.
+// The digest of the canonical text of all fields; ranks compare it before they act.
 [[nodiscard]] Digest digest(const Plan& plan);
 
 // The shape a schedule generator wants; the first `frozen_layers` layers are the frozen prefix.
@@ -75,7 +76,13 @@ struct Plan {
 // Layer counts a stage, "5|4|4|5".
 [[nodiscard]] std::string to_string(const Plan& plan);
 
-// The plan in a "dynmo-plan-1" file (written by plan_json, evaluate.h): what it says of times and
+// The first and last layer of every stage, "embedding .. blocks.3.attention | blocks.3.mlp ..
+// head"; of more than 8 stages the first and the last four. Requires a name for every layer.
+[[nodiscard]] std::string named_cut(const Plan& plan, std::span<const std::string> names);
+
+// "dynmo-plan-1" without what follows from costs, which plan_json (evaluate.h) adds.
+[[nodiscard]] Json to_json(const Plan& plan);
+// The plan in such a document (of plan_json, too): what it says of times and
 // memory is passed over. An adaptive plan has its order, for as many micro-batches as
 // it was made for. kBadInput with file and JSON pointer, or with what `validate` says.
 [[nodiscard]] Expected<Plan> parse_plan(const Json& json, std::string_view origin);

@@ -2,7 +2,6 @@
 #include "dynmo/plan/propose.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
@@ -15,10 +14,6 @@ namespace dynmo::plan {
 namespace {
 
 using schedule::ScheduleKind;
-
-constexpr std::array kKinds = {ScheduleKind::k1F1B,        ScheduleKind::kGpipe,
-                               ScheduleKind::kInterleaved, ScheduleKind::kZbH1,
-                               ScheduleKind::kZbV,         ScheduleKind::kAdaptive};
 
 bool same_but_generation(const Plan& a, const Plan& b) {
   return a.ranks == b.ranks && a.stages == b.stages && a.schedule == b.schedule &&
@@ -101,14 +96,13 @@ Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
   std::optional<Proposal> best;
   std::optional<Error> refusal;
   int candidates = 0;
-  for (const ScheduleKind kind : kKinds) {
-    const bool in_v = kind == ScheduleKind::kZbV || kind == ScheduleKind::kAdaptive;
-    if (balancer == Balancer::kVPair && !in_v) continue;
+  for (const schedule::KindTraits& kind : schedule::schedule_kinds()) {
+    if (balancer == Balancer::kVPair && !takes_v(kind.kind)) continue;
     BalanceProblem one = problem;
-    one.schedule = kind;
+    one.schedule = kind.kind;
     auto proposal = of_cut(balancer, one);
     if (!proposal) {
-      // Of several refusals the one about memory tells the user more than one about a shape.
+      // A refusal about memory tells the user more than one about a shape.
       if (!refusal || refusal->code == ErrorCode::kBadInput) refusal = proposal.error();
       continue;
     }

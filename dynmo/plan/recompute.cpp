@@ -14,9 +14,9 @@ namespace dynmo::plan {
 namespace {
 
 // A number, not a time, so that all ranks stop at the same set.
-constexpr int kMostSets = 50'000;
+constexpr int kMaxSets = 50'000;
 
-// What a layer keeps that is recomputed. Tokens belong to the batch.
+// A layer that is recomputed saves its input alone. Tokens belong to the batch.
 Bytes input_bytes(const cost::ModelCost& model, std::size_t layer) {
   return layer == 0 ? Bytes{0} : model.layers[layer - 1].boundary_bytes;
 }
@@ -69,9 +69,9 @@ struct RankMemory {
     return bytes + largest;
   }
   [[nodiscard]] std::int64_t peak(const std::vector<bool>& chosen) const {
-    std::int64_t most = state;
-    for (const Point& point : points) most = std::max(most, at(point, chosen));
-    return most;
+    std::int64_t peak = state;
+    for (const Point& point : points) peak = std::max(peak, at(point, chosen));
+    return peak;
   }
 };
 
@@ -151,9 +151,9 @@ Expected<std::vector<RankMemory>> memory_of(const Plan& plan, const cost::ModelC
 
 // The least sum of seconds over sets that fit `limit`. Requires that recomputing all fits:
 // recomputing one layer more never takes more memory.
-class LeastTime {
+class MinTime {
  public:
-  LeastTime(const RankMemory& rank, std::int64_t limit) : rank_(rank), limit_(limit) {
+  MinTime(const RankMemory& rank, std::int64_t limit) : rank_(rank), limit_(limit) {
     for (std::size_t i = 0; i < rank.items.size(); ++i) {
       if (rank.items[i].saved() > 0) order_.push_back(i);
     }
@@ -195,9 +195,9 @@ class LeastTime {
     for (const std::size_t i : order_) best_seconds_ += chosen_[i] ? rank_.items[i].seconds : 0;
   }
 
-  // Least seconds that the layers from order_[next] on must add.
+  // The layers from order_[next] on add at least these seconds.
   [[nodiscard]] double bound(std::size_t next) const {
-    double most = 0;
+    double max_s = 0;
     for (const Point& point : rank_.points) {
       const std::int64_t excess = rank_.at(point, chosen_) - limit_;
       if (excess <= 0) continue;
@@ -211,13 +211,13 @@ class LeastTime {
         reach += gain;
       }
       if (reach < static_cast<double>(excess)) return std::numeric_limits<double>::infinity();
-      most = std::max(most, cheapest * static_cast<double>(excess));
+      max_s = std::max(max_s, cheapest * static_cast<double>(excess));
     }
-    return most;
+    return max_s;
   }
 
   void extend(std::size_t next, double seconds) {
-    if (++nodes_ > kMostSets) return;
+    if (++nodes_ > kMaxSets) return;
     if (rank_.peak(chosen_) <= limit_) {
       if (seconds < best_seconds_) {
         best_seconds_ = seconds;
@@ -231,7 +231,7 @@ class LeastTime {
     chosen_[i] = true;
     extend(next + 1, seconds + rank_.items[i].seconds);
     chosen_[i] = false;
-    // Of layers that are alike, the first ones are taken.
+    // Among layers that are alike, the first ones are taken.
     std::size_t other = next + 1;
     while (other < order_.size() && rank_.items[order_[other]].same_choice(rank_.items[i])) ++other;
     extend(other, seconds);
@@ -290,6 +290,21 @@ Expected<std::vector<Bytes>> peak_memory(const Plan& plan, const cost::ModelCost
   return peaks;
 }
 
+Expected<Evaluation> evaluate_recomputed(const Plan& plan, const cost::ModelCost& model,
+                                         const cost::Cluster& cluster, int micro_batches,
+                                         const LayerSet& layers, sim::SimOptions options) {
+  DYNMO_ASSIGN(Evaluation evaluation,
+               evaluate(plan, recomputed(model, layers), cluster, micro_batches, options));
+  if (layers.empty()) return evaluation;
+  DYNMO_ASSIGN(const std::vector<Bytes> peaks, peak_memory(plan, model, micro_batches, layers));
+  for (std::size_t r = 0; r < peaks.size(); ++r) {
+    sim::RankUsage& rank = evaluation.result.ranks[r];
+    rank.peak_activation += peaks[r] - rank.peak_memory;
+    rank.peak_memory = peaks[r];
+  }
+  return evaluation;
+}
+
 Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
                                      const cost::ModelCost& model, const cost::Cluster& cluster,
                                      int micro_batches) {
@@ -307,16 +322,16 @@ Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
     const Bytes has = cluster.ranks[r].memory;
     std::vector<bool> all;
     for (const Item& item : rank.items) all.push_back(item.saved() > 0);
-    const Bytes least{rank.peak(all)};
-    if (least > has) {
+    const Bytes minimum{rank.peak(all)};
+    if (minimum > has) {
       return make_error(ErrorCode::kInfeasible,
                         "plan {} takes {} bytes ({}) on rank {} with every layer recomputed, which "
                         "has {} bytes ({}): give it that much, or use more ranks or smaller "
                         "micro-batches",
-                        to_string(plan), least.value, format_bytes(least), r, has.value,
+                        to_string(plan), minimum.value, format_bytes(minimum), r, has.value,
                         format_bytes(has));
     }
-    const std::vector<bool> chosen = LeastTime(rank, has.value).find();
+    const std::vector<bool> chosen = MinTime(rank, has.value).find();
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       if (chosen[i]) layers.push_back(rank.items[i].layer);
     }
@@ -345,8 +360,10 @@ Expected<RecomputeProposal> propose(Balancer balancer, const BalanceProblem& pro
   DYNMO_ASSIGN(result.layers, recomputed_layers(choice, result.proposal.plan, problem.model,
                                                 problem.cluster, problem.micro_batches));
   DYNMO_ASSIGN(result.proposal.evaluation,
-               evaluate(result.proposal.plan, recomputed(problem.model, result.layers),
-                        problem.cluster, problem.micro_batches));
+               evaluate_recomputed(result.proposal.plan, problem.model, problem.cluster,
+                                   problem.micro_batches, result.layers));
+  DYNMO_TRY(require_memory(result.proposal.plan, result.proposal.evaluation, problem.cluster,
+                           result.proposal.winner));
   return result;
 }
 

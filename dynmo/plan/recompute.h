@@ -14,6 +14,7 @@
 #include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/propose.h"
 
@@ -40,6 +41,14 @@ using LayerSet = std::vector<LayerId>;  // ascending, none twice
 [[nodiscard]] Expected<std::vector<Bytes>> peak_memory(const Plan& plan,
                                                        const cost::ModelCost& model,
                                                        int micro_batches, const LayerSet& layers);
+
+// The evaluation of `plan` with `layers` recomputed, given costs without recomputation: the second
+// forwards in its times, and in its ranks' peak memory what those bring back. Errors as evaluate.
+[[nodiscard]] Expected<Evaluation> evaluate_recomputed(const Plan& plan,
+                                                       const cost::ModelCost& model,
+                                                       const cost::Cluster& cluster,
+                                                       int micro_batches, const LayerSet& layers,
+                                                       sim::SimOptions options = {});
 
 // The layers that `plan` recomputes, given costs without recomputation. kAuto: on every rank the
 // set with the least sum of forward times that fits its memory. A rank's memory depends on its own

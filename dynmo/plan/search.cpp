@@ -19,36 +19,36 @@ using internal::Annealer;
 using schedule::ScheduleKind;
 
 constexpr std::int64_t kActionsAnEvaluation = 1536;
-constexpr std::int64_t kEvaluationsAStart = 8000;  // of every class
+constexpr std::int64_t kEvaluationsAStart = 8000;  // of every placement
 
-struct Class {
+struct Placement {
   std::string name;
-  std::vector<Rank> placement;
+  std::vector<Rank> ranks;  // by stage
 };
 
-// Placements to anneal on. A class that would leave most stages without a layer is left out.
-std::vector<Class> portfolio(const SearchProblem& problem) {
+// Placements to anneal on. One that would leave most stages without a layer is left out.
+std::vector<Placement> portfolio(const SearchProblem& problem) {
   const int ranks = problem.cluster.size();
-  std::vector<Class> classes;
-  classes.push_back({"adaptive/single", schedule::wave_placement(ranks, 1)});
-  if (ranks == 1) return classes;
+  std::vector<Placement> placements;
+  placements.push_back({"adaptive/single", schedule::wave_placement(ranks, 1)});
+  if (ranks == 1) return placements;
   for (const int stages : {2, 4, 6, 8}) {
     if (ranks * stages > 2 * problem.model.size()) continue;
-    classes.push_back({stages == 2 ? "adaptive/v" : fmt::format("adaptive/wave-{}", stages),
-                       schedule::wave_placement(ranks, stages)});
+    placements.push_back({stages == 2 ? "adaptive/v" : fmt::format("adaptive/wave-{}", stages),
+                          schedule::wave_placement(ranks, stages)});
   }
   for (const int stages : {2, 4}) {
     if (ranks * stages > 2 * problem.model.size()) continue;
-    classes.push_back(
+    placements.push_back(
         {fmt::format("adaptive/loop-{}", stages), schedule::loop_placement(ranks, stages)});
   }
-  return classes;
+  return placements;
 }
 
 // Keeps the best candidate seen, and for advice the one that comes nearest to fitting.
-class Contest {
+class Candidates {
  public:
-  Contest(const SearchProblem& problem, SearchResult& result)
+  Candidates(const SearchProblem& problem, SearchResult& result)
       : problem_(problem), result_(result) {}
 
   void enter(std::string name, const Plan& plan, Evaluation evaluation) {
@@ -94,17 +94,17 @@ class Contest {
 
  private:
   void note_excess(const Evaluation& evaluation) {
-    std::int64_t most = 0;
+    std::int64_t max_excess = 0;
     int rank = -1;
     for (std::size_t r = 0; r < evaluation.result.ranks.size(); ++r) {
       const Bytes excess =
           evaluation.result.ranks[r].peak_memory - problem_.cluster.ranks[r].memory;
-      if (excess.value <= most) continue;
-      most = excess.value;
+      if (excess.value <= max_excess) continue;
+      max_excess = excess.value;
       rank = static_cast<int>(r);
     }
-    if (most >= excess_) return;
-    excess_ = most;
+    if (max_excess >= excess_) return;
+    excess_ = max_excess;
     rank_ = rank;
     nearest_ = result_.candidates.back().name;
   }
@@ -137,21 +137,21 @@ bool countable(const SearchProblem& problem) {
 }
 
 // A short anneal of every start, a longer one of the best third, and of the best third of those.
-void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options, Contest& contest,
-                      SearchResult& result) {
+void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options,
+                      Candidates& candidates, SearchResult& result) {
   if (!countable(problem)) return;
   const internal::Prefixes model(problem.model);
-  const std::vector<Class> classes = portfolio(problem);
+  const std::vector<Placement> placements = portfolio(problem);
   std::vector<std::unique_ptr<Annealer>> running;
   // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
   const auto starts = std::clamp<std::int64_t>(options.evaluations / kEvaluationsAStart, 1, 8);
   const std::int64_t start_share = options.evaluations * kActionsAnEvaluation * 3 / 4 / starts /
-                                   static_cast<std::int64_t>(classes.size());
+                                   static_cast<std::int64_t>(placements.size());
   std::uint64_t index = 0;
   for (std::int64_t start = 0; start < starts; ++start) {
-    for (const Class& one : classes) {
+    for (const Placement& one : placements) {
       running.push_back(std::make_unique<Annealer>(
-          one.name, model, problem.cluster, problem.micro_batches, one.placement,
+          one.name, model, problem.cluster, problem.micro_batches, one.ranks,
           mix_key({0x5EA2C4, options.seed, index++}), start_share));
     }
   }
@@ -172,13 +172,13 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
     left = std::max<std::size_t>(1, left / 3);
   }
   result.evaluations = spent / kActionsAnEvaluation;
-  // The best of every class, sorted before the others of its class.
+  // The best of every placement, which stands before the others of its placement.
   std::stable_sort(running.begin(), running.end(),
                    [](const auto& a, const auto& b) { return a->best() < b->best(); });
-  for (const Class& one : classes) {
+  for (const Placement& one : placements) {
     const auto best = std::find_if(running.begin(), running.end(),
                                    [&](const auto& other) { return other->name() == one.name; });
-    if ((*best)->best() != Annealer::kInfeasible) contest.try_plan(one.name, (*best)->plan());
+    if ((*best)->best() != Annealer::kInfeasible) candidates.try_plan(one.name, (*best)->plan());
   }
 }
 
@@ -195,7 +195,7 @@ Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& o
 Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions& options) {
   DYNMO_TRY(check_inputs(problem, options));
   SearchResult result;
-  Contest contest(problem, result);
+  Candidates candidates(problem, result);
   const auto wanted = [&](ScheduleKind kind) {
     return !options.schedule || *options.schedule == kind;
   };
@@ -207,13 +207,13 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
     if (!evaluation && problem.current->schedule != ScheduleKind::kAdaptive) {
       return evaluation.error();
     }
-    if (evaluation) contest.enter("current", *problem.current, std::move(*evaluation));
+    if (evaluation) candidates.enter("current", *problem.current, std::move(*evaluation));
   }
   for (const internal::Template& made : internal::templates(problem)) {
-    if (wanted(made.plan.schedule)) contest.try_plan(made.name, made.plan);
+    if (wanted(made.plan.schedule)) candidates.try_plan(made.name, made.plan);
   }
-  if (wanted(ScheduleKind::kAdaptive)) anneal_portfolio(problem, options, contest, result);
-  if (!contest.won()) return contest.infeasible();
+  if (wanted(ScheduleKind::kAdaptive)) anneal_portfolio(problem, options, candidates, result);
+  if (!candidates.won()) return candidates.infeasible();
   return result;
 }
 

@@ -3,7 +3,7 @@
 
 // Cut, placement, schedule and order together, scored by the replay of the lowered schedule: every
 // template with every balancer's cut, the current plan, and plans of the `adaptive` schedule whose
-// cut and order are annealed over a portfolio of placements (docs/search.md). Deterministic: the
+// cut and order are annealed over a portfolio of placements (docs/planner.md). Deterministic: the
 // effort is a number of evaluations, not a time, and every decision is of integers, so all ranks
 // find the same plan.
 

@@ -7,11 +7,6 @@ namespace {
 
 using schedule::ScheduleKind;
 
-constexpr Balancer kBalancers[] = {Balancer::kUniform,       Balancer::kParameters,
-                                   Balancer::kTime,          Balancer::kDiffusionParameters,
-                                   Balancer::kDiffusionTime, Balancer::kOptimal,
-                                   Balancer::kVPair};
-
 void append_cuts(std::vector<Template>& made, const SearchProblem& problem, ScheduleKind kind,
                  int stages_per_rank) {
   const std::string schedule = stages_per_rank > 2
@@ -29,7 +24,9 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
     Plan plan = make_plan(*counts, placement(balancer, asked), problem.cluster.size(), kind);
     made.push_back({fmt::format("{}/{}{}", schedule, name(balancer), remark), std::move(plan)});
   };
-  for (const Balancer balancer : kBalancers) append(balancer, nullptr, "");
+  for (const Balancer balancer : balancers()) {
+    if (balancer != Balancer::kSearch) append(balancer, nullptr, "");
+  }
   if (problem.current == nullptr) return;
   // Diffusion ends elsewhere where it starts elsewhere.
   append(Balancer::kDiffusionParameters, problem.current, " from current");
@@ -40,11 +37,11 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
 
 std::vector<Template> templates(const SearchProblem& problem) {
   std::vector<Template> made;
-  for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGpipe, ScheduleKind::kZbH1,
-                                  ScheduleKind::kZbV, ScheduleKind::kInterleaved}) {
-    append_cuts(made, problem, kind, 2);
+  for (const schedule::KindTraits& kind : schedule::schedule_kinds()) {
+    if (kind.layout == schedule::StageLayout::kAny) continue;  // annealed
+    append_cuts(made, problem, kind.kind, 2);
+    if (kind.layout == schedule::StageLayout::kLoop) append_cuts(made, problem, kind.kind, 4);
   }
-  append_cuts(made, problem, ScheduleKind::kInterleaved, 4);
   return made;
 }
 

@@ -237,7 +237,7 @@ class PairProbe {
 };
 
 // No cut is faster: the work spread evenly, or the heaviest layer and one more on the fastest rank.
-Wide least_bottleneck(const Chain& chain) {
+Wide min_bottleneck(const Chain& chain) {
   std::int64_t heaviest = 0;
   std::int64_t lightest = chain.work.back();
   for (std::size_t i = 1; i < chain.work.size(); ++i) {
@@ -281,7 +281,7 @@ std::optional<std::vector<int>> best_v_pair(const Chain& chain) {
               chain.layers() / 2, chain.size());
   const Wide most = slowest_time(chain);
   const Wide unit = bottleneck_unit(chain);
-  const auto bound = smallest_from(least_bottleneck(chain), most, unit, [&](Wide bottleneck) {
+  const auto bound = smallest_from(min_bottleneck(chain), most, unit, [&](Wide bottleneck) {
     return PairProbe(chain, bottleneck).works_with_empty_stages();
   });
   if (!bound) return std::nullopt;

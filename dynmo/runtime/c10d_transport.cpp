@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <csignal>
 #include <iostream>
-#include <list>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -17,220 +16,22 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/runtime/descriptors.h"
-#include "dynmo/runtime/sockets_impl.h"
+#include "dynmo/process/descriptors.h"
+#include "dynmo/process/sockets.h"
+#include "dynmo/process/watchdog.h"
+#include "dynmo/runtime/gloo_group_impl.h"
 #include "dynmo/runtime/store_impl.h"
-#include "dynmo/runtime/watchdog.h"
 
 namespace dynmo::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-using transport::Operation;
-using transport::Tag;
 
-constexpr milliseconds kVerdictTime{4000};  // longer than the watchdog's silence
 constexpr milliseconds kJoinPoll{10};
-constexpr milliseconds kConnectTime{10000};  // to the watchdog of rank 0, which is there
-constexpr const char* kUnknown = "-";        // address
-constexpr milliseconds kHearTime{1000};      // for the others to read why joining failed
-
-// The first line of what c10d or Gloo says; they add stack traces and places in their sources.
-std::string first_line(const std::exception& exception) {
-  const auto* error = dynamic_cast<const c10::Error*>(&exception);
-  std::string text = error != nullptr ? error->what_without_backtrace() : exception.what();
-  if (text.starts_with('[')) {
-    const std::size_t place = text.find("] ");
-    if (place != std::string::npos) text.erase(0, place + 2);
-  }
-  return text.substr(0, text.find('\n'));
-}
-
-// The works of one group that are waited for, and why it failed. Any thread may call.
-class Outstanding {
- public:
-  using Works = std::list<c10::intrusive_ptr<c10d::Work>>;
-
-  // Aborts them all; the first call wins.
-  void fail(const Error& why) {
-    const std::lock_guard lock(mutex_);
-    if (failure_) return;
-    failure_ = why;
-    for (const auto& work : works_) work->abort();
-  }
-  [[nodiscard]] std::optional<Error> failure() const {
-    const std::lock_guard lock(mutex_);
-    return failure_;
-  }
-
-  Works::iterator add(c10::intrusive_ptr<c10d::Work> work) {
-    const std::lock_guard lock(mutex_);
-    if (failure_) work->abort();  // the group failed since it was posted
-    return works_.insert(works_.end(), std::move(work));
-  }
-  // Under the lock, so that nobody else holds the work after it: with the work goes Gloo's right to
-  // touch the bytes.
-  void remove(Works::iterator place) {
-    const std::lock_guard lock(mutex_);
-    works_.erase(place);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::optional<Error> failure_;
-  Works works_;
-};
-
-// What a group and its operations share. Made by one thread before it is shared, not changed later.
-struct State {
-  Rank rank;
-  int size;
-  std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watchdog
-  c10::intrusive_ptr<c10d::Backend> gloo = {};
-  std::unique_ptr<Watchdog> watchdog = {};  // gone first, with its thread
-
-  [[nodiscard]] std::optional<Error> failure() const { return outstanding->failure(); }
-  // Fails the group here and everywhere.
-  void abort(const Error& why) const {
-    if (watchdog == nullptr) return outstanding->fail(why);
-    watchdog->announce(why);
-    outstanding->fail(watchdog->verdict().value_or(why));  // an earlier one stays
-  }
-};
-
-// An error of Gloo on a message to or from `peer`: the group's reason for it. The peer is not
-// always the cause: it may have ended because of another.
-Error settle(const State& state, Rank peer, const std::string& what) {
-  if (auto failure = state.failure()) return *failure;
-  if (const auto verdict = state.watchdog->verdict_within(kVerdictTime)) {
-    state.outstanding->fail(*verdict);
-  } else {
-    state.abort(make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", peer, what));
-  }
-  return *state.failure();
-}
-
-class GlooOperation final : public Operation {
- public:
-  GlooOperation(std::shared_ptr<State> state, Rank peer, c10::intrusive_ptr<c10d::Work> work)
-      : state_(std::move(state)), peer_(peer), place_(state_->outstanding->add(std::move(work))) {}
-
-  ~GlooOperation() override {
-    if (waited_) return;
-    if (!state_->failure()) {
-      state_->abort(make_error(ErrorCode::kInternal,
-                               "an operation with rank {} was dropped before it was waited for",
-                               peer_));
-    }
-    state_->outstanding->remove(place_);
-  }
-
-  Expected<void> wait() override {
-    DYNMO_CHECK(!waited_, "one wait an operation, got a second");
-    std::string what = "the transfer was aborted";
-    bool arrived = false;
-    try {
-      arrived = (*place_)->wait();
-    } catch (const std::exception& exception) {
-      what = first_line(exception);
-    }
-    waited_ = true;
-    state_->outstanding->remove(place_);
-    if (!arrived) return settle(*state_, peer_, what);
-    if (const auto failure = state_->failure()) return *failure;
-    return {};
-  }
-
- private:
-  std::shared_ptr<State> state_;
-  Rank peer_;
-  Outstanding::Works::iterator place_;
-  bool waited_ = false;
-};
-
-// One that Gloo refused to post, or that came after the failure.
-class FailedOperation final : public Operation {
- public:
-  FailedOperation(std::shared_ptr<State> state, Rank peer, std::string what)
-      : state_(std::move(state)), peer_(peer), what_(std::move(what)) {}
-  Expected<void> wait() override { return settle(*state_, peer_, what_); }
-
- private:
-  std::shared_ptr<State> state_;
-  Rank peer_;
-  std::string what_;
-};
-
-class GlooGroup final : public Group {
- public:
-  GlooGroup(std::shared_ptr<State> state, std::shared_ptr<Store> store, milliseconds timeout)
-      : state_(std::move(state)), store_(std::move(store)), timeout_(timeout) {}
-  ~GlooGroup() override {
-    if (state_->watchdog == nullptr) return;
-    if (!left_ && !state_->failure()) {
-      abort(make_error(ErrorCode::kPeerLost, "rank {} has left the group", state_->rank));
-    }
-  }
-
-  [[nodiscard]] Rank rank() const override { return state_->rank; }
-  [[nodiscard]] int size() const override { return state_->size; }
-
-  std::unique_ptr<Operation> send(Rank to, Tag tag, std::span<const std::byte> bytes) override {
-    // Gloo takes the bytes of both directions as not const and reads these.
-    auto* data = const_cast<std::byte*>(bytes.data());
-    return post(to, tag, {data, bytes.size()}, &c10d::Backend::send);
-  }
-  std::unique_ptr<Operation> receive(Rank from, Tag tag, std::span<std::byte> bytes) override {
-    return post(from, tag, bytes, &c10d::Backend::recv);
-  }
-
-  void abort(const Error& why) override { state_->abort(why); }
-  [[nodiscard]] std::optional<Error> failure() const override { return state_->failure(); }
-  Expected<void> leave() override;
-  [[nodiscard]] std::shared_ptr<Store> store() const override { return store_; }
-
- private:
-  using Post = c10::intrusive_ptr<c10d::Work> (c10d::Backend::*)(std::vector<at::Tensor>&, int,
-                                                                 int);
-  std::unique_ptr<Operation> post(Rank peer, Tag tag, std::span<std::byte> bytes, Post how);
-
-  std::shared_ptr<State> state_;
-  std::shared_ptr<Store> store_;
-  milliseconds timeout_;
-  bool left_ = false;
-};
-
-std::unique_ptr<Operation> GlooGroup::post(Rank peer, Tag tag, std::span<std::byte> bytes,
-                                           Post how) {
-  DYNMO_CHECK(peer != rank() && peer.value >= 0 && peer.value < size(),
-              "a peer of rank {} in a group of {}, got {}", rank(), size(), peer);
-  DYNMO_CHECK(tag >= 0, "a tag of at least 0, got {}", tag);
-  DYNMO_CHECK(!bytes.empty(), "a message of at least one byte");
-  if (state_->failure()) return std::make_unique<FailedOperation>(state_, peer, "");
-  std::vector<at::Tensor> tensors = {
-      at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::kByte)};
-  try {
-    auto work = ((*state_->gloo).*how)(tensors, peer.value, tag);
-    return std::make_unique<GlooOperation>(state_, peer, std::move(work));
-  } catch (const std::exception& exception) {
-    return std::make_unique<FailedOperation>(state_, peer, first_line(exception));
-  }
-}
-
-Expected<void> GlooGroup::leave() {
-  DYNMO_CHECK(!left_, "a group is left once");
-  if (const auto failure = state_->failure()) return *failure;
-  if (state_->watchdog != nullptr) {
-    const auto done = state_->watchdog->leave(timeout_);
-    if (!done) {
-      abort(done.error());
-      return *state_->failure();
-    }
-  }
-  left_ = true;
-  return {};
-}
+constexpr milliseconds kConnectTime{10000};     // to the watchdog of rank 0, which is there
+constexpr const char* kUnknown = "-";           // address
+constexpr milliseconds kAcknowledgeTime{1000};  // for the others to read why joining failed
 
 // Joining, one object a call. Errors of c10d leave it as exceptions; join_group turns them.
 class Joining {
@@ -246,9 +47,9 @@ class Joining {
   Expected<void> wait_for_all();
   void choose_address();
   Expected<void> connect_gloo();
-  Expected<void> meet();
+  Expected<void> join();
   Expected<std::string> wait_for(const std::string& key, const std::string& whose);
-  std::optional<Error> trouble();
+  std::optional<Error> failure();
   void report(const Error& error);
   [[nodiscard]] std::string where() const {
     return fmt::format("{}:{}", options_.address, options_.port);
@@ -259,7 +60,7 @@ class Joining {
   const Clock::time_point deadline_;
   std::shared_ptr<Store> store_;
   c10::intrusive_ptr<c10d::Store> keys_;  // of this generation
-  std::shared_ptr<State> state_;
+  std::shared_ptr<GroupState> state_;
   bool found_by_name_ = false;  // no address of this host is known by which others reach it
 };
 
@@ -270,18 +71,18 @@ Expected<void> Joining::open_store() {
   how.waitWorkers = false;
   how.timeout = options_.join_timeout;
   std::string reached;
-  if (options_.rank == Rank(0) && options_.store_host == StoreHost::kRank0) {
+  if (options_.rank == Rank(0) && options_.store_host == process::StoreHost::kRank0) {
     // Listening is not left to c10d: it would listen on every address, and cannot say well why not.
-    UniqueFd listener(options_.store_fd.value_or(-1));
+    process::UniqueFd listener(options_.store_fd.value_or(-1));
     if (!listener) {
-      DYNMO_ASSIGN(listener, listen_on(options_.address, options_.port));
+      DYNMO_ASSIGN(listener, process::listen_on(options_.address, options_.port));
     }
     how.isServer = true;
-    reached = local_address(listener);
+    reached = process::local_address(listener);
     how.masterListenFd = listener.release();
     how.useLibUV = false;  // which cannot take a socket over
   } else {
-    const auto probe = connect_to(options_.address, options_.port, deadline_);
+    const auto probe = process::connect_to(options_.address, options_.port, deadline_);
     if (!probe) {
       return make_error(probe.error().code,
                         "rank {} found nobody at {} for {:.0f} s: {}; start rank 0 there or "
@@ -290,18 +91,19 @@ Expected<void> Joining::open_store() {
                         std::chrono::duration<double>(options_.join_timeout).count(),
                         probe.error().message);
     }
-    reached = local_address(*probe);
+    reached = process::local_address(*probe);
   }
   store_ = std::make_shared<Store>();
   store_->keys = c10::make_intrusive<c10d::TCPStore>(options_.address, how);
   // A name that is loopback here is not where other hosts find this one; see choose_address.
-  found_by_name_ = reached == "0.0.0.0" || (is_loopback(reached) && !is_loopback(options_.address));
+  found_by_name_ = reached == "0.0.0.0" ||
+                   (process::is_loopback(reached) && !process::is_loopback(options_.address));
   store_->address = found_by_name_ ? options_.address : reached;
   return {};
 }
 
 // The error that another rank has reported, or the watchdog's.
-std::optional<Error> Joining::trouble() {
+std::optional<Error> Joining::failure() {
   if (state_->watchdog != nullptr) {
     if (auto verdict = state_->watchdog->verdict()) return verdict;
   }
@@ -317,10 +119,10 @@ void Joining::report(const Error& error) {
   try {
     const std::string text = fmt::format("{} {}", static_cast<int>(error.code), error.message);
     (void)keys_->compareSet("error", "", text);
-    (void)keys_->add("heard", 1);
+    (void)keys_->add("acknowledged", 1);
     if (options_.rank != Rank(0)) return;
-    const auto until = Clock::now() + kHearTime;
-    while (Clock::now() < until && keys_->add("heard", 0) < keys_->add("came", 0)) {
+    const auto until = Clock::now() + kAcknowledgeTime;
+    while (Clock::now() < until && keys_->add("acknowledged", 0) < keys_->add("joined", 0)) {
       std::this_thread::sleep_for(kJoinPoll);
     }
   } catch (const std::exception&) {
@@ -330,7 +132,7 @@ void Joining::report(const Error& error) {
 
 Expected<std::string> Joining::wait_for(const std::string& key, const std::string& whose) {
   while (!keys_->check({key})) {
-    if (auto error = trouble()) return *error;
+    if (auto error = failure()) return *error;
     if (Clock::now() > deadline_) {
       return make_error(ErrorCode::kPeerLost, "{} did not join at {} within {:.0f} s", whose,
                         where(), std::chrono::duration<double>(options_.join_timeout).count());
@@ -341,7 +143,7 @@ Expected<std::string> Joining::wait_for(const std::string& key, const std::strin
 }
 
 Expected<void> Joining::claim_rank() {
-  (void)keys_->add("came", 1);
+  (void)keys_->add("joined", 1);
   const std::string size = std::to_string(options_.size);
   const std::string agreed = keys_->compareSet("size", "", size);
   if (agreed != size) {
@@ -360,7 +162,8 @@ Expected<void> Joining::claim_rank() {
 }
 
 Expected<void> Joining::start_watchdog() {
-  WatchdogOptions how{.rank = options_.rank, .size = options_.size, .silence = options_.silence};
+  process::WatchdogOptions how{
+      .rank = options_.rank, .size = options_.size, .silence = options_.silence};
   // Not the state: its destructor must not run on the watchdog's own thread.
   const auto on_verdict = [outstanding = state_->outstanding](const Error& why) {
     outstanding->fail(why);
@@ -368,7 +171,7 @@ Expected<void> Joining::start_watchdog() {
   if (options_.rank == Rank(0)) {
     std::random_device random;
     how.secret = (std::uint64_t{random()} << 32) | random();
-    DYNMO_ASSIGN(state_->watchdog, Watchdog::listen(how, store_->address, on_verdict));
+    DYNMO_ASSIGN(state_->watchdog, process::Watchdog::listen(how, store_->address, on_verdict));
     keys_->set("watchdog",
                fmt::format("{} {} {}", how.secret, state_->watchdog->port(), store_->address));
     return {};
@@ -378,8 +181,8 @@ Expected<void> Joining::start_watchdog() {
   how.secret = std::stoull(text, &used);
   const std::string rest = text.substr(used + 1);
   const auto port = static_cast<std::uint16_t>(std::stoi(rest, &used));
-  DYNMO_ASSIGN(state_->watchdog,
-               Watchdog::connect(how, rest.substr(used + 1), port, on_verdict, kConnectTime));
+  DYNMO_ASSIGN(state_->watchdog, process::Watchdog::connect(how, rest.substr(used + 1), port,
+                                                            on_verdict, kConnectTime));
   return {};
 }
 
@@ -391,7 +194,7 @@ Expected<void> Joining::wait_for_all() {
   while (true) {
     std::erase_if(missing, [&](int rank) { return keys_->check({"ready/" + rank_key(rank)}); });
     if (missing.empty()) return {};
-    if (auto error = trouble()) return *error;
+    if (auto error = failure()) return *error;
     if (Clock::now() > deadline_) break;
     std::this_thread::sleep_for(kJoinPoll);
   }
@@ -412,7 +215,7 @@ void Joining::choose_address() {
   for (int rank = 0; rank < options_.size; ++rank) {
     const std::string other = keys_->get_to_str("ready/" + rank_key(rank));
     if (other == kUnknown) continue;
-    const std::string own = address_towards(other);
+    const std::string own = process::address_towards(other);
     if (!own.empty()) {
       store_->address = own;
       return;
@@ -467,7 +270,7 @@ Expected<void> Joining::connect_gloo() {
   return {};
 }
 
-Expected<void> Joining::meet() {
+Expected<void> Joining::join() {
   DYNMO_TRY(open_store());
   keys_ = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("dynmo/{}/{}", options_.attempt, options_.generation), store_->keys);
@@ -479,30 +282,29 @@ Expected<void> Joining::meet() {
 }
 
 Expected<std::unique_ptr<Group>> Joining::run() {
-  state_ = std::make_shared<State>(State{options_.rank, options_.size});
+  state_ = std::make_shared<GroupState>(GroupState{options_.rank, options_.size});
   store_ = options_.store;
   Expected<void> joined;
   if (options_.size > 1) {
     try {
-      joined = meet();
+      joined = join();
     } catch (const std::exception& exception) {
       // Only the store and Gloo throw here, and both mean that somebody has gone.
       const auto verdict = state_->watchdog ? state_->watchdog->verdict() : std::nullopt;
       joined = verdict.value_or(make_error(ErrorCode::kPeerLost, "rank {} could not join at {}: {}",
-                                           options_.rank, where(), first_line(exception)));
+                                           options_.rank, where(), first_line_of(exception)));
     }
   }
   if (!joined) {
     report(joined.error());
     return joined.error();
   }
-  return std::unique_ptr<Group>(
-      std::make_unique<GlooGroup>(state_, store_, options_.message_timeout));
+  return make_gloo_group(state_, store_, options_.message_timeout);
 }
 
 }  // namespace
 
-GroupOptions group_options(const RankEnvironment& environment) {
+GroupOptions group_options(const process::RankEnvironment& environment) {
   GroupOptions options;
   options.rank = environment.rank;
   options.size = environment.size;
@@ -519,8 +321,8 @@ Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
               "a rank of the group, got {} of {}", options.rank, options.size);
   if (options.size > 1) {
     std::signal(SIGPIPE, SIG_IGN);
-    DYNMO_TRY(allow_descriptors(descriptors_of_rank(options.size),
-                                fmt::format("rank {} of {}", options.rank, options.size)));
+    DYNMO_TRY(process::allow_descriptors(process::descriptors_of_rank(options.size),
+                                         fmt::format("rank {} of {}", options.rank, options.size)));
   }
   return Joining(options).run();
 }

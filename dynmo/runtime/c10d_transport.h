@@ -22,7 +22,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
-#include "dynmo/runtime/rank_environment.h"
+#include "dynmo/process/rank_environment.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -32,10 +32,11 @@ class Store;  // through which the ranks of a run find each other; outlives grou
 struct GroupOptions {
   Rank rank;
   int size = 1;
-  Generation generation = 0;  // keys of the store are the generation's own
+  // Of the plan that the group begins with; keys of the store are the generation's own.
+  Generation generation = 0;
   std::string address = "127.0.0.1";
   std::uint16_t port = 29500;
-  StoreHost store_host = StoreHost::kRank0;
+  process::StoreHost store_host = process::StoreHost::kRank0;
   std::optional<int> store_fd = {};   // rank 0: a listening socket to be taken over
   std::string attempt = {};           // tells restarts that share one store apart
   std::shared_ptr<Store> store = {};  // of an earlier generation: address and port are not used
@@ -47,7 +48,7 @@ struct GroupOptions {
 };
 
 // Of a process that was started as a rank; the first generation.
-[[nodiscard]] GroupOptions group_options(const RankEnvironment& environment);
+[[nodiscard]] GroupOptions group_options(const process::RankEnvironment& environment);
 
 // A Transport whose waits fail with kPeerLost and "rank 2 was lost: its connection closed", or with
 // the reason that a rank gave to abort(), "rank 1: " in front where it is none of a loss. A Gloo

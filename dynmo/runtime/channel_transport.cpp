@@ -104,7 +104,7 @@ void ChannelTransport::abort(const Error& why) { state_->fail(why); }
 
 Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
   for (const Channel& channel : channels) {
-    if (channel.from != rank() && channel.to != rank()) continue;
+    if (channel.from != self() && channel.to != self()) continue;
     {
       const std::lock_guard lock(state_->mutex);
       if (state_->why) return *state_->why;
@@ -116,8 +116,8 @@ Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
       if (state_->why) group->abort();
       state_->groups.emplace(channel, std::move(group));
     } catch (const std::exception& exception) {
-      const Rank other = channel.from == rank() ? channel.to : channel.from;
-      return make_error(ErrorCode::kPeerLost, "no channel between rank {} and rank {}: {}", rank(),
+      const WorldRank other = channel.from == self() ? channel.to : channel.from;
+      return make_error(ErrorCode::kPeerLost, "no channel between rank {} and rank {}: {}", self(),
                         other, first_line(exception));
     }
   }
@@ -128,12 +128,13 @@ Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
 std::unique_ptr<transport::Operation> ChannelTransport::send(Rank to, transport::Tag tag,
                                                              std::span<const std::byte> bytes) {
   // c10d takes the bytes of both directions as not const and reads these.
-  return post({rank(), to, tag}, {const_cast<std::byte*>(bytes.data()), bytes.size()});
+  return post({self(), WorldRank(to.value), tag},
+              {const_cast<std::byte*>(bytes.data()), bytes.size()});
 }
 
 std::unique_ptr<transport::Operation> ChannelTransport::receive(Rank from, transport::Tag tag,
                                                                 std::span<std::byte> bytes) {
-  return post({from, rank(), tag}, bytes);
+  return post({WorldRank(from.value), self(), tag}, bytes);
 }
 
 std::unique_ptr<transport::Operation> ChannelTransport::post(const Channel& channel,
@@ -147,8 +148,8 @@ std::unique_ptr<transport::Operation> ChannelTransport::post(const Channel& chan
                 channel.from, channel.to);
     group = found->second;
   }
-  const bool sends = channel.from == rank();
-  const Rank other = sends ? channel.to : channel.from;
+  const bool sends = channel.from == self();
+  const WorldRank other = sends ? channel.to : channel.from;
   const auto fail = [state = state_, other](const std::string& what) {
     state->fail(make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", other, what));
     return *state->failure();

@@ -23,6 +23,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
 
 namespace c10d {
@@ -32,14 +33,14 @@ class Backend;
 namespace dynmo::runtime {
 
 struct Channel {
-  Rank from;
-  Rank to;
+  WorldRank from;
+  WorldRank to;
   transport::Tag tag = 0;
   friend auto operator<=>(const Channel&, const Channel&) = default;
 };
 
 struct ChannelOptions {
-  Rank rank;
+  WorldRank rank;
   int size = 1;
   at::Device device = at::kCPU;  // whose memory the bytes of sends and receives are in
   // Makes the group of a channel, in which the source is rank 0 and the destination 1; returns when
@@ -62,7 +63,7 @@ class ChannelTransport final : public transport::Transport {
   // those of this rank that are not open yet. kPeerLost.
   [[nodiscard]] Expected<void> open(std::span<const Channel> channels);
 
-  [[nodiscard]] Rank rank() const override { return options_.rank; }
+  [[nodiscard]] Rank rank() const override { return Rank(options_.rank.value); }
   [[nodiscard]] int size() const override { return options_.size; }
   std::unique_ptr<transport::Operation> send(Rank to, transport::Tag tag,
                                              std::span<const std::byte> bytes) override;
@@ -74,6 +75,8 @@ class ChannelTransport final : public transport::Transport {
   struct State;
   std::unique_ptr<transport::Operation> post(const Channel& channel, std::span<std::byte> bytes);
   void watch(const std::stop_token& stop);
+
+  [[nodiscard]] WorldRank self() const { return options_.rank; }
 
   ChannelOptions options_;
   std::shared_ptr<State> state_;  // with the operations

@@ -3,12 +3,14 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/seconds_since.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/runtime/device_clock.h"
 #include "dynmo/runtime/pieces.h"
@@ -30,7 +32,7 @@ struct Message {
   std::size_t record;  // its place in StepOutput::messages
 };
 
-// What a trained stage keeps of a micro-batch from F to the end of W, by layer of the stage.
+// What a trained stage saves of a micro-batch from F to the end of W, by layer of the stage.
 struct StageStash {
   std::vector<std::unique_ptr<model::Stash>> layers;
 };
@@ -102,7 +104,18 @@ class Interpreter {
       output_.actions[i].start = since_start(action_marks_[i].first);
       output_.actions[i].end = since_start(action_marks_[i].second);
     }
-    for (const at::Tensor& loss : losses_) output_.losses.push_back(loss.item<double>());
+    for (const auto& [layer, losses] : losses_) {
+      for (const at::Tensor& loss : losses) output_.losses[layer].push_back(loss.item<double>());
+    }
+    for (const auto& [layer, figures] : figures_) output_.figures[layer] = sum(figures);
+  }
+
+  static std::vector<double> sum(const std::vector<std::vector<double>>& micro_batches) {
+    std::vector<double> total(micro_batches.front().size(), 0.0);
+    for (const std::vector<double>& figures : micro_batches) {
+      for (std::size_t k = 0; k < total.size(); ++k) total[k] += figures.at(k);
+    }
+    return total;
   }
 
   // `seconds` will be the time between two marks; it stays where it is.
@@ -213,72 +226,105 @@ class Interpreter {
     return tensor.defined() ? tensor.to(input_.staging.device, /*non_blocking=*/true) : tensor;
   }
 
+  bool needs_targets(StageId id) const {
+    const plan::LayerRange layers = stage(id).layers;
+    for (int i = layers.first.value; i < layers.end(); ++i) {
+      if (model_[static_cast<std::size_t>(i)]->needs().targets) return true;
+    }
+    return false;
+  }
+
+  // Fetches what the stage's layers need of the batch.
   model::LayerContext context_of(Key key) const {
     model::LayerContext context;
     context.step = input_.step;
     context.micro_batch = in_step(key.second);
-    context.training = input_.training;
-    const bool first = key.first.value == 0;
-    const bool last = key.first.value + 1 == stages();
-    if (first || last) {
+    context.pass = input_.pass;
+    context.loss_weight = 1.0 / step_micro_batches();
+    const bool tokens = key.first.value == 0;
+    const bool targets = needs_targets(key.first);
+    if (tokens || targets) {
       const MicroBatch batch = input_.batch(context.micro_batch);
-      if (first) context.tokens_BT = on_device(batch.tokens_BT);
-      if (last) context.targets_BT = on_device(batch.targets_BT);
+      if (tokens) context.tokens_BT = on_device(batch.tokens_BT);
+      if (targets) context.targets_BT = on_device(batch.targets_BT);
     }
     return context;
   }
 
-  LayerTime& time_of(LayerId layer, MicroBatchId micro_batch) {
-    std::vector<LayerTime>& times = output_.layer_times[layer];
+  cost::LayerTime& time_of(LayerId layer, MicroBatchId micro_batch) {
+    std::vector<cost::LayerTime>& times = output_.layer_times[layer];
     if (times.empty()) times.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
     return times[micro_batch.index()];
   }
 
   void forward(Key key) {
     const plan::LayerRange layers = stage(key.first).layers;
-    at::Tensor hidden;
-    if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
+    model::Hidden hidden;
+    if (key.first.value > 0) hidden.x = input_of(key, StageId(key.first.value - 1));
     const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
-    const double fetch_s = std::chrono::duration<double>(Clock::now() - fetching).count();
+    const double fetch_s = seconds_since(fetching);
     const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
     StageStash stash;
     if (trained) stash.layers.resize(static_cast<std::size_t>(layers.count));
     for (int i = 0; i < layers.count; ++i) {
       const LayerId id(layers.first.value + i);
-      const bool keeps = trained && id.value >= input_.frozen_layers;
-      std::optional<model::AllocationMeter> meter;
-      if (input_.meter_stashes && keeps) meter.emplace(input_.staging.device.type());
-      const std::size_t input_bytes = hidden.defined() ? hidden.nbytes() : 0;
-      const DeviceClock::Mark begin = clock_.mark();
-      at::Tensor output =
-          model_[id.index()]
-              ->forward(states_.at(id), hidden, context,
-                        keeps ? &stash.layers[static_cast<std::size_t>(i)] : nullptr)
-              .contiguous();
-      measure(time_of(id, key.second).forward_s, begin, clock_.mark());
-      if (meter) {
-        // What stays allocated is the stash and the output; the input, which the stash keeps alive,
-        // was there before.
-        const Bytes kept{static_cast<std::int64_t>(input_bytes) -
-                         static_cast<std::int64_t>(output.nbytes())};
-        output_.stash_bytes[id] = meter->held() + kept;
-      }
-      hidden = std::move(output);
+      const bool saves = trained && id.value >= input_.frozen_layers;
+      hidden = forward_layer(id, key.second, hidden, context,
+                             saves ? &stash.layers[static_cast<std::size_t>(i)] : nullptr);
     }
     if (trained) stashes_[key] = std::move(stash);
-    if (key.first.value == 0) {
-      fetched_.emplace_back(&time_of(layers.first, key.second).forward_s, fetch_s);
-    } else if (key.first.value + 1 == stages()) {
-      fetched_.emplace_back(&time_of(LayerId(layers.end() - 1), key.second).forward_s, fetch_s);
+    const LayerId reader = key.first.value == 0 ? layers.first : LayerId(layers.end() - 1);
+    fetched_.emplace_back(&time_of(reader, key.second).forward_s, fetch_s);
+    if (key.first.value + 1 == stages()) return;
+    DYNMO_CHECK(!hidden.rows.defined(), "all rows behind stage {}: ragged ones cross no boundary",
+                key.first);
+    values_[key] = std::move(hidden.x);
+  }
+
+  model::Hidden forward_layer(LayerId id, MicroBatchId micro_batch, const model::Hidden& input,
+                              const model::LayerContext& context,
+                              std::unique_ptr<model::Stash>* stash) {
+    std::optional<model::AllocationMeter> meter;
+    if (input_.meter_stashes && stash != nullptr) meter.emplace(input_.staging.device.type());
+    const DeviceClock::Mark begin = clock_.mark();
+    model::Output output = model_[id.index()]->forward(states_.at(id), input, context, stash);
+    if (output.hidden.x.defined()) output.hidden.x = output.hidden.x.contiguous();
+    measure(time_of(id, micro_batch).forward_s, begin, clock_.mark());
+    if (stash != nullptr) note_stash(id, **stash, meter, input, output);
+    note(id, micro_batch, output);
+    return std::move(output.hidden);
+  }
+
+  void note_stash(LayerId id, const model::Stash& stash,
+                  const std::optional<model::AllocationMeter>& meter, const model::Hidden& input,
+                  const model::Output& output) {
+    std::optional<Bytes> bytes = stash.bytes();
+    if (!bytes && meter) {
+      // What stays allocated is the stash and the output; the input, which the stash keeps alive,
+      // was there before.
+      const auto size = [](const at::Tensor& tensor) {
+        return Bytes{tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0};
+      };
+      bytes = meter->held() + size(input.x) - size(output.hidden.x) - size(output.loss);
     }
-    if (key.first.value + 1 < stages()) {
-      values_[key] = std::move(hidden);
-      return;
+    if (bytes) output_.stash_bytes[id] = std::max(output_.stash_bytes[id], *bytes);
+  }
+
+  void note(LayerId id, MicroBatchId micro_batch, const model::Output& output) {
+    const model::Layer& layer = *model_[id.index()];
+    if (output.loss.defined()) {
+      DYNMO_CHECK(layer.needs().loss, "layer {} ('{}') with a loss says so in needs()", id,
+                  layer.name());
+      auto& losses = losses_[id];
+      losses.resize(static_cast<std::size_t>(micro_batches()));
+      losses[micro_batch.index()] = output.loss;
     }
-    losses_.resize(static_cast<std::size_t>(input_.lowered.shape.micro_batches));
-    loss_type_ = hidden.scalar_type();
-    losses_[key.second.index()] = std::move(hidden);
+    if (!output.figures.empty() && input_.pass == model::Pass::kTraining) {
+      auto& figures = figures_[id];
+      figures.resize(static_cast<std::size_t>(micro_batches()));
+      figures[micro_batch.index()] = output.figures;
+    }
   }
 
   enum class Weights { kNow, kLater };
@@ -286,11 +332,7 @@ class Interpreter {
   void input_gradient(Key key, Weights weights) {
     const plan::LayerRange layers = stage(key.first).layers;
     at::Tensor gradient;
-    if (key.first.value + 1 < stages()) {
-      gradient = input_of(key, StageId(key.first.value + 1));
-    } else {
-      gradient = at::full({}, 1.0 / step_micro_batches(), loss_type_);  // on the CPU
-    }
+    if (key.first.value + 1 < stages()) gradient = input_of(key, StageId(key.first.value + 1));
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
       const LayerId id(layers.first.value + i);
@@ -299,15 +341,15 @@ class Interpreter {
       const auto wanted = id.value > input_.frozen_layers ? model::Layer::InputGradient::kWanted
                                                           : model::Layer::InputGradient::kNotWanted;
       model::LayerState& state = states_.at(id);
-      model::Stash& kept = *stash.layers[static_cast<std::size_t>(i)];
+      model::Stash& saved = *stash.layers[static_cast<std::size_t>(i)];
       const DeviceClock::Mark begin = clock_.mark();
-      gradient = model_[id.index()]->input_gradient(state, kept, gradient, wanted);
+      gradient = model_[id.index()]->input_gradient(state, saved, gradient, wanted);
       if (gradient.defined()) gradient = gradient.contiguous();
       const DeviceClock::Mark middle = clock_.mark();
-      LayerTime& time = time_of(id, key.second);
+      cost::LayerTime& time = time_of(id, key.second);
       measure(time.input_gradient_s, begin, middle);
       if (weights == Weights::kNow) {
-        model_[id.index()]->weight_gradient(state, kept);
+        model_[id.index()]->weight_gradient(state, saved);
         stash.layers[static_cast<std::size_t>(i)].reset();
         measure(time.weight_gradient_s, middle, clock_.mark());
         weight_gradient_done(id, key.second);
@@ -349,8 +391,9 @@ class Interpreter {
   DeviceClock clock_;
   std::vector<Due> due_;  // into output_'s layer times, whose places do not change
   std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> action_marks_;
-  std::vector<std::pair<double*, double>> fetched_;  // forward times, what reading tokens adds
-  std::vector<at::Tensor> losses_;                   // by micro-batch
+  std::vector<std::pair<double*, double>> fetched_;    // forward times, what reading tokens adds
+  std::map<LayerId, std::vector<at::Tensor>> losses_;  // by micro-batch
+  std::map<LayerId, std::vector<std::vector<double>>> figures_;  // by micro-batch
   StepOutput output_;
   std::map<Key, StageStash> stashes_;
   std::map<Key, Message> activations_;  // receives posted, not yet used
@@ -358,7 +401,6 @@ class Interpreter {
   std::map<Key, at::Tensor>
       values_;          // made by (stage, micro-batch), not yet sent or used by a neighbour here
   at::Tensor arrived_;  // what wait_for_input() has just received
-  at::ScalarType loss_type_ = at::kFloat;
   std::vector<Message> sent_;  // waited for at the end of the step
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_sample.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/staging.h"
@@ -22,21 +23,12 @@
 
 namespace dynmo::runtime {
 
-// The layers a rank owns. Exactly one rank has a layer's state.
-using LayerStates = std::map<LayerId, model::LayerState>;
+using model::LayerStates;
 
 // Inputs and next-token targets of one micro-batch, int64, B sequences of T tokens.
 struct MicroBatch {
   at::Tensor tokens_BT;
   at::Tensor targets_BT;
-};
-
-// Seconds of one layer for one micro-batch, of its device. A fused B counts as its two halves;
-// reading the tokens counts to the first layer's forward, the targets to the last one's.
-struct LayerTime {
-  double forward_s = 0;
-  double input_gradient_s = 0;
-  double weight_gradient_s = 0;
 };
 
 struct StepInput {
@@ -45,12 +37,13 @@ struct StepInput {
   std::int64_t step = 0;
   int frozen_layers =
       0;  // length of the frozen prefix; equals the number of layers for a forward-only schedule
-  bool training = true;  // dropout is on
+  model::Pass pass = model::Pass::kTraining;
   // Where the schedule is a part of the step (one of several rounds, or replicas): the number of
   // its first micro-batch in the step, and how many the step has (0: those of the schedule).
   int first_micro_batch = 0;
   int step_micro_batches = 0;
-  bool meter_stashes = false;                // fill StepOutput::stash_bytes (slower)
+  // Fill StepOutput::stash_bytes also of layers whose stash does not know its bytes (slower).
+  bool meter_stashes = false;
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
   at::ScalarType boundary_type = at::kFloat;
   Staging staging = {};  // of the states, and of what passes between stages
@@ -65,9 +58,11 @@ struct StepInput {
 };
 
 struct StepOutput {
-  std::vector<double> losses;  // by micro-batch; empty unless the last stage is here
-  std::map<LayerId, std::vector<LayerTime>> layer_times;  // by micro-batch
-  std::map<LayerId, Bytes> stash_bytes;                   // of one micro-batch, where metered
+  std::map<LayerId, std::vector<double>> losses;  // by micro-batch, of layers here that have one
+  // Of layers here that have some, added up over the micro-batches in their order; kTraining only.
+  std::map<LayerId, std::vector<double>> figures;
+  std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
+  std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, where known
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
   // Sends and receives, from being posted until this rank saw that they are done: a receive when it
   // needs the message, a send at the end of the step. By the host's clock, also of device_messages.
@@ -77,8 +72,8 @@ struct StepOutput {
   double waiting_s = 0;       // of that, for messages
 };
 
-// Runs the actions of transport.rank(). Gradients are added to `states`; the gradient of the loss
-// is 1 / (micro-batches of the step) per micro-batch. Tags are those of `lane` (transport/tags.h).
+// Runs the actions of transport.rank(). Gradients are added to `states`; every loss weighs 1 /
+// (micro-batches of the step). Tags are those of `lane` (transport/tags.h).
 // kPeerLost where a message failed; after an error the states' gradients are unfinished and the
 // group is finished.
 [[nodiscard]] Expected<StepOutput> run_schedule(transport::Transport& transport, int lane,

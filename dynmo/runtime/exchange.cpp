@@ -5,8 +5,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <vector>
 
+#include "dynmo/core/check.h"
 #include "dynmo/transport/gather.h"
 
 namespace dynmo::runtime {
@@ -19,9 +22,29 @@ constexpr std::array kOwn = {&OwnFigures::busy_s,    &OwnFigures::overhead_s,
                              &OwnFigures::beside_s,  &OwnFigures::actions,
                              &OwnFigures::message_s, &OwnFigures::reduction_bytes_per_s};
 
+// The numbers that every layer has, at the start of its own.
+struct LayerNumber {
+  double (*get)(const OwnFigures::Layer&);
+  void (*set)(OwnFigures::Layer&, double);
+};
+constexpr std::array kLayerNumbers = {
+    LayerNumber{[](const auto& l) { return l.sample.time.forward_s; },
+                [](auto& l, double v) { l.sample.time.forward_s = v; }},
+    LayerNumber{[](const auto& l) { return l.sample.time.input_gradient_s; },
+                [](auto& l, double v) { l.sample.time.input_gradient_s = v; }},
+    LayerNumber{[](const auto& l) { return l.sample.time.weight_gradient_s; },
+                [](auto& l, double v) { l.sample.time.weight_gradient_s = v; }},
+    LayerNumber{[](const auto& l) { return l.sample.update_s; },
+                [](auto& l, double v) { l.sample.update_s = v; }},
+    LayerNumber{[](const auto& l) { return l.squared_norm; },
+                [](auto& l, double v) { l.squared_norm = v; }},
+    LayerNumber{
+        [](const auto& l) { return static_cast<double>(l.sample.stash_bytes.value); },
+        [](auto& l, double v) { l.sample.stash_bytes = Bytes{static_cast<std::int64_t>(v)}; }}};
+
 // What all ranks make of it alike.
-StepSample step_sample(const std::vector<OwnFigures>& ranks) {
-  StepSample sample;
+cost::StepSample step_sample(const std::vector<OwnFigures>& ranks) {
+  cost::StepSample sample;
   const auto least = [&](double OwnFigures::*field) {
     std::optional<double> found;
     for (const OwnFigures& own : ranks) {
@@ -46,57 +69,137 @@ StepSample step_sample(const std::vector<OwnFigures>& ranks) {
   return sample;
 }
 
+// How many numbers of each kind a layer has besides kLayerNumbers.
+struct LayerSizes {
+  std::size_t figures = 0;
+  std::size_t losses = 0;
+};
+
+using Layers = std::map<LayerId, OwnFigures::Layer>;
+
+// A rank's numbers in the order in which they are sent: its own, then those of its layers by id.
+// Ranks with fewer layers end with zeros, as all send equally many.
+class Layout {
+ public:
+  Layout(const plan::Plan& plan, const model::Model& model, int micro_batches) {
+    for (std::size_t i = 0; i < model.size(); ++i) {
+      const LayerSizes sizes{
+          .figures = model[i]->figures().size(),
+          .losses = model[i]->needs().loss ? static_cast<std::size_t>(micro_batches) : 0};
+      const LayerId id(static_cast<std::int32_t>(i));
+      auto& rank = ranks_[plan.owner(id)];
+      rank.layers[id] = sizes;
+      rank.numbers += kLayerNumbers.size() + sizes.figures + sizes.losses;
+      numbers_ = std::max(numbers_, kOwn.size() + rank.numbers);
+    }
+  }
+
+  [[nodiscard]] std::vector<double> pack(Rank rank, const OwnFigures& own) const {
+    std::vector<double> numbers;
+    for (const auto field : kOwn) numbers.push_back(own.*field);
+    const auto found = ranks_.find(rank);
+    if (found != ranks_.end()) {
+      for (const auto& [id, sizes] : found->second.layers) {
+        const auto layer = own.layers.find(id);
+        append(numbers, sizes, layer == own.layers.end() ? OwnFigures::Layer{} : layer->second);
+      }
+    }
+    numbers.resize(numbers_, 0.0);
+    return numbers;
+  }
+
+  [[nodiscard]] OwnFigures unpack(Rank rank, const std::vector<double>& numbers) const {
+    OwnFigures own;
+    const double* next = numbers.data();
+    for (const auto field : kOwn) own.*field = *next++;
+    const auto found = ranks_.find(rank);
+    if (found == ranks_.end()) return own;
+    for (const auto& [id, sizes] : found->second.layers) {
+      OwnFigures::Layer& layer = own.layers[id];
+      for (const LayerNumber& number : kLayerNumbers) number.set(layer, *next++);
+      layer.figures.assign(next, next + sizes.figures);
+      next += sizes.figures;
+      layer.losses.assign(next, next + sizes.losses);
+      next += sizes.losses;
+    }
+    return own;
+  }
+
+ private:
+  struct OfRank {
+    std::map<LayerId, LayerSizes> layers;
+    std::size_t numbers = 0;
+  };
+
+  static void append(std::vector<double>& numbers, const LayerSizes& sizes,
+                     const OwnFigures::Layer& layer) {
+    for (const LayerNumber& number : kLayerNumbers) numbers.push_back(number.get(layer));
+    append(numbers, layer.figures, sizes.figures);
+    append(numbers, layer.losses, sizes.losses);
+  }
+  static void append(std::vector<double>& numbers, const std::vector<double>& some,
+                     std::size_t room) {
+    DYNMO_CHECK(some.size() <= room, "at most {} numbers, got {}", room, some.size());
+    numbers.insert(numbers.end(), some.begin(), some.end());
+    numbers.resize(numbers.size() + room - some.size(), 0.0);
+  }
+
+  std::map<Rank, OfRank> ranks_;
+  std::size_t numbers_ = kOwn.size();
+};
+
+void add(std::vector<double>& sums, const std::vector<double>& more) {
+  sums.resize(std::max(sums.size(), more.size()), 0.0);
+  for (std::size_t k = 0; k < more.size(); ++k) sums[k] += more[k];
+}
+
+// One layer, from its owner in every replica. Times are means over the replicas; the gradients are
+// the same in all.
+void add_layer(Exchange& whole, const std::vector<const OwnFigures::Layer*>& replicas) {
+  OwnFigures::Layer mean;
+  for (const LayerNumber& number : kLayerNumbers) {
+    double sum = 0;
+    for (const OwnFigures::Layer* layer : replicas) sum += number.get(*layer);
+    number.set(mean, sum / static_cast<double>(replicas.size()));
+  }
+  whole.layers.push_back(mean.sample);
+  whole.squared_norms.push_back(replicas.front()->squared_norm);
+  auto& figures = whole.figures.emplace_back();
+  for (const OwnFigures::Layer* layer : replicas) add(figures, layer->figures);
+}
+
 }  // namespace
 
-// One vector of doubles a rank: six of every layer and the losses (read from their owner), then the
-// rank's own.
-Expected<Exchange> exchange(const Grid& grid, transport::Tag tag, const plan::Plan& plan,
-                            int micro_batches, const OwnFigures& own) {
-  const auto layers = static_cast<std::size_t>(plan.layers());
-  constexpr std::size_t kPerLayer = 6;
-  const std::size_t first_loss = kPerLayer * layers;
-  const std::size_t first_own = first_loss + static_cast<std::size_t>(micro_batches);
-  std::vector<double> mine(first_own + kOwn.size(), 0.0);
-  for (const auto& [id, layer] : own.layers) {
-    double* to = &mine[kPerLayer * id.index()];
-    to[0] = layer.sample.time.forward_s;
-    to[1] = layer.sample.time.input_gradient_s;
-    to[2] = layer.sample.time.weight_gradient_s;
-    to[3] = layer.sample.update_s;
-    to[4] = layer.squared_norm;
-    to[5] = static_cast<double>(layer.sample.stash_bytes.value);
-  }
-  std::copy(own.losses.begin(), own.losses.end(),
-            mine.begin() + static_cast<std::ptrdiff_t>(first_loss));
-  for (std::size_t k = 0; k < kOwn.size(); ++k) mine[first_own + k] = own.*kOwn[k];
-
+Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, const plan::Plan& plan,
+                            const model::Model& model, int micro_batches, const OwnFigures& own) {
+  const Layout layout(plan, model, micro_batches);
+  const std::vector<double> mine = layout.pack(grid.position(), own);
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(grid.world(), tag, mine));
-  const auto of = [&](int replica, Rank rank) -> const std::vector<double>& {
-    return all[grid.world_rank(replica, rank).index()];
-  };
-  Exchange whole;
-  for (std::size_t i = 0; i < layers; ++i) {
-    const Rank owner = plan.owner(LayerId(static_cast<int>(i)));
-    // Times are means over the replicas; the gradients are the same in all.
-    std::array<double, kPerLayer> sum{};
-    for (int replica = 0; replica < grid.replicas(); ++replica) {
-      const double* layer = &of(replica, owner)[kPerLayer * i];
-      for (std::size_t k = 0; k < kPerLayer; ++k) sum[k] += layer[k];
-    }
-    for (double& value : sum) value /= grid.replicas();
-    whole.layers.push_back({.time = {sum[0], sum[1], sum[2]},
-                            .update_s = sum[3],
-                            .stash_bytes = Bytes{static_cast<std::int64_t>(sum[5])}});
-    whole.squared_norms.push_back(of(0, owner)[kPerLayer * i + 4]);
-  }
+  std::vector<OwnFigures> ranks(all.size());
+  const int positions = grid.positions();
   for (int replica = 0; replica < grid.replicas(); ++replica) {
-    const auto* losses = &of(replica, plan.stages.back().rank)[first_loss];
-    whole.losses.insert(whole.losses.end(), losses, losses + micro_batches);
+    for (int position = 0; position < positions; ++position) {
+      const std::size_t place = grid.world_rank({replica, Position(position)}).index();
+      ranks[place] = layout.unpack(Rank(position), all[place]);
+    }
   }
-  std::vector<OwnFigures> ranks;
-  for (const auto& numbers : all) {
-    OwnFigures& theirs = ranks.emplace_back();
-    for (std::size_t k = 0; k < kOwn.size(); ++k) theirs.*kOwn[k] = numbers[first_own + k];
+  Exchange whole;
+  const auto per_replica = static_cast<std::size_t>(micro_batches);
+  whole.losses.resize(static_cast<std::size_t>(grid.replicas()) * per_replica, 0.0);
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    const LayerId id(static_cast<std::int32_t>(i));
+    std::vector<const OwnFigures::Layer*> replicas;
+    for (int replica = 0; replica < grid.replicas(); ++replica) {
+      const OwnFigures& owner = ranks[grid.world_rank({replica, plan.owner(id)}).index()];
+      replicas.push_back(&owner.layers.at(id));
+      const auto& losses = replicas.back()->losses;
+      for (std::size_t m = 0; m < losses.size(); ++m) {
+        whole.losses[static_cast<std::size_t>(replica) * per_replica + m] += losses[m];
+      }
+    }
+    add_layer(whole, replicas);
+  }
+  for (const OwnFigures& theirs : ranks) {
     whole.busy_s.push_back(theirs.busy_s);
     whole.plan_s = std::max(whole.plan_s, theirs.plan_s);
     whole.migrate_s = std::max(whole.migrate_s, theirs.migrate_s);

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the ranks tell each other at the end of a step: one message of a fixed size from each to
-// all, after which they know the same and can decide alike.
+// What the ranks tell each other at the end of a step: one message from each to all, after which
+// they know the same and can decide alike. A rank sends its own layers' numbers only; where each
+// number stands follows from plan and model, which all ranks have.
 
 #include <map>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/cost/layer_sample.h"
+#include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
-#include "dynmo/runtime/grid.h"
-#include "dynmo/runtime/profiler.h"
+#include "dynmo/transport/grid.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -19,11 +21,12 @@ namespace dynmo::runtime {
 // One rank's part.
 struct OwnFigures {
   struct Layer {
-    LayerSample sample;
-    double squared_norm = 0;  // of the gradients
+    cost::LayerSample sample;
+    double squared_norm = 0;           // of the gradients
+    std::vector<double> figures = {};  // of the step
+    std::vector<double> losses = {};   // by micro-batch of the replica
   };
   std::map<LayerId, Layer> layers;  // that it owns
-  std::vector<double> losses;  // by micro-batch of the replica; empty unless the last stage is here
   double busy_s = 0;
   double overhead_s = 0;  // of the step before, beside its schedule and update
   double plan_s = 0;
@@ -36,19 +39,21 @@ struct OwnFigures {
 
 // The whole, equal on all ranks.
 struct Exchange {
-  std::vector<LayerSample> layers;    // means over the replicas
-  std::vector<double> squared_norms;  // of the gradients, by layer
-  std::vector<double> losses;         // by micro-batch of the step
-  std::vector<double> busy_s;         // by rank of the group
-  StepSample beside;
+  std::vector<cost::LayerSample> layers;  // means over the replicas
+  std::vector<double> squared_norms;      // of the gradients, by layer
+  // By layer, added up over the replicas in their order: as many as Layer::figures() names.
+  std::vector<std::vector<double>> figures;
+  std::vector<double> losses;  // by micro-batch of the step: sums over the layers that have one
+  std::vector<double> busy_s;  // by rank of the group
+  cost::StepSample beside;
   double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
 };
 
-// Called by all ranks with the plan of the step. Requires at most `micro_batches` losses, which is
-// those of a replica: missing ones are 0.
-[[nodiscard]] Expected<Exchange> exchange(const Grid& grid, transport::Tag tag,
-                                          const plan::Plan& plan, int micro_batches,
-                                          const OwnFigures& own);
+// Called by all ranks with the plan of the step; `micro_batches` of a replica. Numbers that a layer
+// here does not give are 0; more than the model names are refused by a check.
+[[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
+                                          const plan::Plan& plan, const model::Model& model,
+                                          int micro_batches, const OwnFigures& own);
 
 }  // namespace dynmo::runtime

@@ -6,18 +6,15 @@
 #include <chrono>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/median.h"
+#include "dynmo/core/seconds_since.h"
 #include "dynmo/runtime/pieces.h"
-#include "dynmo/runtime/profiler.h"
 #include "dynmo/runtime/reduction.h"
 
 namespace dynmo::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 

@@ -14,7 +14,9 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/digest.h"
+#include "dynmo/core/seconds_since.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::runtime {
@@ -51,7 +53,7 @@ std::vector<std::span<std::byte>> layer_pieces(model::LayerState& state) {
 // this order. Does not move, as the transport knows where its members are.
 struct Transfer {
   LayerId layer;
-  Rank from;
+  WorldRank from;
   bool receives = false;
   // What the pieces are of. On the receiver the copy to be, in its final memory (where that is a
   // device's: on the way there); on the sender the state, or its copy in host memory.
@@ -64,7 +66,7 @@ struct Transfer {
 
 // Posts everything. The digest is computed while the pieces are on the wire, each while it is in
 // the cache.
-void start_sending(Transport& transport, Rank to, const model::LayerState& state,
+void start_sending(Transport& transport, WorldRank to, const model::LayerState& state,
                    const Staging& staging, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
   transfer.copy = state;
@@ -76,15 +78,15 @@ void start_sending(Transport& transport, Rank to, const model::LayerState& state
   transfer.pieces = layer_pieces(transfer.copy);
   transfer.header = model::pack(model::header(transfer.copy));
   auto& operations = transfer.operations;
-  operations.push_back(transport.send(to, tag, transfer.header));
+  operations.push_back(transport.send(Rank(to.value), tag, transfer.header));
   Digester digester;
   digester.update(transfer.header);
   for (const auto piece : transfer.pieces) {
-    operations.push_back(transport.send(to, tag, piece));
+    operations.push_back(transport.send(Rank(to.value), tag, piece));
     digester.update(piece);
   }
   transfer.trailer.digest = digester.digest();
-  operations.push_back(transport.send(to, tag, bytes_of(transfer.trailer)));
+  operations.push_back(transport.send(Rank(to.value), tag, bytes_of(transfer.trailer)));
 }
 
 // Posts everything; new memory is gone through while the first pieces arrive.
@@ -94,11 +96,12 @@ void start_receiving(Transport& transport, const model::Layer& layer, model::Fro
   transfer.copy = model::allocate_tensors_like(layer, transfer.layer, frozen);
   transfer.pieces = layer_pieces(transfer.copy);
   auto& operations = transfer.operations;
-  operations.push_back(transport.receive(transfer.from, tag, transfer.header));
+  operations.push_back(transport.receive(Rank(transfer.from.value), tag, transfer.header));
   for (const auto piece : transfer.pieces) {
-    operations.push_back(transport.receive(transfer.from, tag, piece));
+    operations.push_back(transport.receive(Rank(transfer.from.value), tag, piece));
   }
-  operations.push_back(transport.receive(transfer.from, tag, bytes_of(transfer.trailer)));
+  operations.push_back(
+      transport.receive(Rank(transfer.from.value), tag, bytes_of(transfer.trailer)));
   model::complete_memory(transfer.copy);
 }
 
@@ -117,8 +120,7 @@ std::string take_header(std::span<const std::byte> bytes, model::LayerState& sta
 }
 
 // Waits until all has arrived; the refusal, "" if what arrived is what was sent.
-// `sender` is a rank of the group, for people.
-Expected<std::string> finish_receiving(const model::Layer& layer, Rank sender, Transfer& transfer) {
+Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& transfer) {
   // The digest is that of the final memory, taken piece by piece as they arrive.
   Digester digester;
   DYNMO_TRY(transfer.operations.front()->wait());
@@ -136,7 +138,7 @@ Expected<std::string> finish_receiving(const model::Layer& layer, Rank sender, T
     why = fmt::format("checksum {} where {} was sent", digester.digest().hex(), sent.hex());
   }
   if (why.empty()) return why;
-  return fmt::format("layer {} from rank {}: {}", transfer.layer, sender, why);
+  return fmt::format("layer {} from rank {}: {}", transfer.layer, transfer.from, why);
 }
 
 Expected<void> finish_sending(Transfer& transfer) {
@@ -158,60 +160,102 @@ Expected<std::string> vote(Transport& transport, Tag tag, const std::string& ref
   return std::string();
 }
 
-}  // namespace
+// All transfers of one rank, a few at a time.
+class Mover {
+ public:
+  Mover(Transport& group, const model::Model& model, RankState& state, const Staging& staging)
+      : group_(group), model_(model), state_(state), staging_(staging) {}
 
-Expected<MigrationReport> migrate(Transport& pipeline, Transport& voters, Tag vote_tag,
-                                  const model::Model& model, const plan::Migration& migration,
-                                  LayerStates& states, int frozen_layers, const Staging& staging) {
-  const auto start = std::chrono::steady_clock::now();
-  MigrationReport report;
-  LayerStates shadows;
-  std::string refusal;
-  std::list<Transfer> under_way;
-  const auto finish_first = [&]() -> Expected<void> {
-    Transfer& transfer = under_way.front();
+  // All ranks go through the moves in one order, and wait for those they have begun in that order:
+  // both ends of the earliest that is not finished have begun it, so no two wait for each other.
+  Expected<void> run(const std::vector<LayerTransfer>& moves) {
+    for (const LayerTransfer& move : moves) {
+      if (move.from == self() || move.to == self()) start(move);
+      if (under_way_.size() == kUnderWay) DYNMO_TRY(finish_first());
+    }
+    while (!under_way_.empty()) DYNMO_TRY(finish_first());
+    return {};
+  }
+
+  WorldRank self() const { return WorldRank(group_.rank().value); }
+  const std::string& refusal() const { return refusal_; }
+  Bytes sent() const { return sent_; }
+  Bytes received() const { return received_; }
+
+ private:
+  void start(const LayerTransfer& move) {
+    const bool sends = move.from == self();
+    Transfer& transfer = under_way_.emplace_back(
+        Transfer{.layer = move.layer, .from = move.from, .receives = !sends});
+    if (sends) {
+      start_sending(group_, move.to, state_.layers.at(move.layer), staging_, transfer);
+      sent_ += model::tensor_bytes(transfer.copy);
+    } else {
+      start_receiving(group_, *model_[move.layer.index()], move.frozen, transfer);
+      received_ += model::tensor_bytes(transfer.copy);
+    }
+  }
+
+  Expected<void> finish_first() {
+    Transfer& transfer = under_way_.front();
     if (transfer.receives) {
-      // A replica's ranks follow one another in the group.
-      const Rank sender(transfer.from.value + voters.rank().value - pipeline.rank().value);
-      DYNMO_ASSIGN(std::string why,
-                   finish_receiving(*model[transfer.layer.index()], sender, transfer));
-      if (refusal.empty()) refusal = std::move(why);
-      shadows.emplace(transfer.layer, staging.to_device(transfer.copy));
+      DYNMO_ASSIGN(std::string why, finish_receiving(*model_[transfer.layer.index()], transfer));
+      if (why.empty()) {
+        state_.spares.insert_or_assign(transfer.layer, staging_.to_device(transfer.copy));
+      } else if (refusal_.empty()) {
+        refusal_ = std::move(why);
+      }
     } else {
       DYNMO_TRY(finish_sending(transfer));
     }
-    under_way.pop_front();
+    under_way_.pop_front();
     return {};
-  };
-  // All ranks go through the moves in one order, and wait for those they have begun in that order:
-  // both ends of the earliest that is not finished have begun it, so no two wait for each other.
+  }
+
+  Transport& group_;
+  const model::Model& model_;
+  RankState& state_;
+  const Staging& staging_;
+  std::list<Transfer> under_way_;
+  std::string refusal_;
+  Bytes sent_;
+  Bytes received_;
+};
+
+}  // namespace
+
+std::vector<LayerTransfer> transfers(const plan::Migration& migration, const transport::Axes& axes,
+                                     int frozen_layers) {
+  std::vector<LayerTransfer> all;
   for (const plan::LayerMove& move : migration.moves) {
-    const bool sends = move.from == pipeline.rank();
-    if (!sends && move.to != pipeline.rank()) continue;
-    Transfer& transfer = under_way.emplace_back(
-        Transfer{.layer = move.layer, .from = move.from, .receives = !sends});
-    if (sends) {
-      start_sending(pipeline, move.to, states.at(move.layer), staging, transfer);
-      report.sent += model::tensor_bytes(transfer.copy);
-    } else {
-      start_receiving(pipeline, *model[move.layer.index()],
-                      move.layer.value < frozen_layers ? model::Frozen::kYes : model::Frozen::kNo,
-                      transfer);
-      report.received += model::tensor_bytes(transfer.copy);
+    for (int replica = 0; replica < axes.replicas; ++replica) {
+      all.push_back(
+          {.layer = move.layer,
+           .from = axes.world_rank({replica, move.from}),
+           .to = axes.world_rank({replica, move.to}),
+           .frozen = move.layer.value < frozen_layers ? model::Frozen::kYes : model::Frozen::kNo});
     }
-    if (under_way.size() == kUnderWay) DYNMO_TRY(finish_first());
   }
-  while (!under_way.empty()) DYNMO_TRY(finish_first());
-  DYNMO_ASSIGN(report.refusal, vote(voters, vote_tag, refusal));
+  return all;
+}
+
+Expected<MigrationReport> migrate(Transport& group, Tag vote_tag, const model::Model& model,
+                                  const std::vector<LayerTransfer>& moves, RankState& state,
+                                  const Staging& staging) {
+  const auto start = std::chrono::steady_clock::now();
+  Mover mover(group, model, state, staging);
+  DYNMO_TRY(mover.run(moves));
+  MigrationReport report{.sent = mover.sent(), .received = mover.received()};
+  DYNMO_ASSIGN(report.refusal, vote(group, vote_tag, mover.refusal()));
   report.committed = report.refusal.empty();
-  if (report.committed) {
-    for (const plan::LayerMove& move : migration.moves) {
-      if (move.from == pipeline.rank()) states.erase(move.layer);
-    }
-    states.merge(shadows);
-    DYNMO_CHECK(shadows.empty(), "no layer that is already here");
+  for (const LayerTransfer& move : moves) {
+    if (move.to != mover.self()) continue;
+    auto arrived = state.spares.extract(move.layer);
+    if (!report.committed) continue;
+    const auto placed = state.layers.insert(std::move(arrived));
+    DYNMO_CHECK(placed.inserted, "layer {} that is not already here", move.layer);
   }
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = seconds_since(start);
   return report;
 }
 

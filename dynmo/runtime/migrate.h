@@ -5,40 +5,55 @@
 // key. Copy, never move: the source keeps its layer until every rank has said that its copy is
 // complete and its checksum right, so a failure before that leaves the old plan running.
 
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/migration.h"
-#include "dynmo/runtime/engine.h"
-#include "dynmo/runtime/pieces.h"
+#include "dynmo/runtime/rank_state.h"
 #include "dynmo/runtime/staging.h"
+#include "dynmo/transport/grid.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
 
 struct MigrationReport {
   bool committed = false;
-  std::string
-      refusal;  // why not, when every rank is alive but a copy was refused (checksum, header)
+  // Why not, when every rank is alive but a copy was refused (checksum, header).
+  std::string refusal = {};
   double seconds = 0;
   Bytes sent;      // by this rank
   Bytes received;  // by this rank
 };
 
-// Called by all ranks of `voters` with equal `migration` at a step boundary: gradients are zero,
-// nothing is in flight. Layers move between the ranks of `pipeline`, which is all of the voters or
-// one replica among them (whose ranks follow one another); all replicas commit, or none does. On
-// commit the moved layers are in the states of their new owners only. kPeerLost where a rank is
-// gone; the group is finished then. Layers travel on transport::migration_tag(layer), the verdicts
-// on `vote_tag`. What travels are the bytes in host memory, the same whatever `staging` says at
-// either end.
-[[nodiscard]] Expected<MigrationReport> migrate(transport::Transport& pipeline,
-                                                transport::Transport& voters,
+// One layer from one rank of the group to another.
+struct LayerTransfer {
+  LayerId layer;
+  WorldRank from;
+  WorldRank to;
+  model::Frozen frozen = model::Frozen::kNo;  // its state at the source
+};
+
+// The moves of a plan in every replica.
+[[nodiscard]] std::vector<LayerTransfer> transfers(const plan::Migration& migration,
+                                                   const transport::Axes& axes, int frozen_layers);
+
+// Called by all ranks of the group with equal transfers at a step boundary: gradients are zero,
+// nothing is in flight. All commit, or none does: on commit the moved layers are in the `layers` of
+// their new owners, and of the old ones until set_aside (rank_state.h) under the new plan.
+//
+// No error loses a layer, for some ranks may have seen that all agree while others have not: the
+// source's layer and the verified copy both stay, in `layers` or `spares`. Who calls it empties the
+// spares once all ranks have met again, which proves that all have committed.
+//
+// kPeerLost where a rank is gone; the group is finished then. Layers travel on
+// transport::migration_tag(layer), the verdicts on `vote_tag`. What travels are the bytes in host
+// memory, the same whatever `staging` says at either end.
+[[nodiscard]] Expected<MigrationReport> migrate(transport::Transport& group,
                                                 transport::Tag vote_tag, const model::Model& model,
-                                                const plan::Migration& migration,
-                                                LayerStates& states, int frozen_layers,
-                                                const Staging& staging = {});
+                                                const std::vector<LayerTransfer>& moves,
+                                                RankState& state, const Staging& staging = {});
 
 }  // namespace dynmo::runtime

@@ -18,8 +18,6 @@
 namespace dynmo::runtime {
 namespace {
 
-constexpr int kDeviceUse = 15;  // control use: before the trainer and its pipelines begin
-
 // libdynmo_nccl.so stays loaded: its groups have threads.
 struct Library {
   ConnectNccl* connect = nullptr;
@@ -49,8 +47,9 @@ Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, 
   NcclTransport result;
   if (group.size() == 1) return result;
   const Library library = load_library();
-  DYNMO_ASSIGN(const auto names, transport::gather_texts(group, transport::control_tag(kDeviceUse),
-                                                         device_name(library, device)));
+  DYNMO_ASSIGN(const auto names,
+               transport::gather_texts(group, transport::control_tag(transport::Control::kDevices),
+                                       device_name(library, device)));
   const std::set<std::string> different(names.begin(), names.end());
   if (different.contains("")) {
     result.why_not = "not every rank has libdynmo_nccl.so (docs/gpu.md)";
@@ -61,7 +60,7 @@ Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, 
 
   const auto prefix = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("dynmo-nccl/{}/{}", options.attempt, options.generation), group.store()->keys);
-  const auto connect = [library, prefix, device, own = group.rank(),
+  const auto connect = [library, prefix, device, own = WorldRank(group.rank().value),
                         timeout = options.message_timeout](const Channel& channel) {
     const auto store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("{}-{}-{}", channel.from, channel.to, channel.tag), prefix);
@@ -72,7 +71,7 @@ Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, 
     return made;
   };
   result.channels = std::make_unique<ChannelTransport>(
-      ChannelOptions{.rank = group.rank(),
+      ChannelOptions{.rank = WorldRank(group.rank().value),
                      .size = group.size(),
                      .device = device,
                      .connect = connect,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/seconds_since.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/transport/tags.h"
 
@@ -23,7 +24,7 @@ class Stopwatch {
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
-  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  ~Stopwatch() { seconds_ += seconds_since(start_); }
 
  private:
   double& seconds_;

@@ -14,6 +14,7 @@ model::LayerState changed(model::LayerState state, Change change) {
       if (tensor->defined()) *tensor = change(*tensor);
     }
   }
+  for (model::Buffer& buffer : state.buffers) buffer.value = change(buffer.value);
   return state;
 }
 

@@ -59,16 +59,7 @@ Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& s
 
 }  // namespace
 
-Expected<void> check_ties(const std::vector<model::Tie>& ties, const model::Model& model,
-                          bool freezing) {
-  if (freezing && !ties.empty()) {
-    return make_error(ErrorCode::kBadInput,
-                      "freezing with tied parameters ({} of layer {} and {} of layer {}): freezing "
-                      "begins at the first layer and would stop one of two equal copies; use "
-                      "freezing.enabled = false, or a model with untied embeddings",
-                      ties[0].first_parameter, ties[0].first, ties[0].second_parameter,
-                      ties[0].second);
-  }
+Expected<void> check_ties(const std::vector<model::Tie>& ties, const model::Model& model) {
   std::set<std::pair<LayerId, std::string>> seen;
   for (const model::Tie& tie : ties) {
     DYNMO_ASSIGN(const model::ParameterSpec first, spec_of(model, tie.first, tie.first_parameter));

@@ -18,10 +18,9 @@
 namespace dynmo::runtime {
 
 // kBadInput: a layer or parameter that is not there, two of different shapes or weight decay, one
-// in two ties, or freezing: it freezes layers from the first on, and would stop one of the two
-// copies.
+// in two ties.
 [[nodiscard]] Expected<void> check_ties(const std::vector<model::Tie>& ties,
-                                        const model::Model& model, bool freezing);
+                                        const model::Model& model);
 
 // Gives the second parameter of each tie the initial value of the first, where it is in `states`.
 void take_initial_values(const std::vector<model::Tie>& ties, const model::Model& model,

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/median.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/propose.h"
@@ -15,13 +16,6 @@ namespace {
 
 constexpr std::int64_t kLongestWait = 256;
 constexpr std::int64_t kFirstHorizon = 100;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 struct StageWork {
   std::vector<double> share;  // of the model's work
@@ -185,44 +179,45 @@ void Controller::remember(std::int64_t step, const plan::Plan& plan, const cost:
   reference_ = stage_work(plan, seen, scenario_.training.micro_batches).share;
 }
 
-Expected<std::optional<plan::Decision>> Controller::consider(std::int64_t step,
-                                                             const plan::Plan& current,
-                                                             const cost::Cluster& cluster,
-                                                             const std::vector<int>& present) {
+Expected<std::optional<control::Decision>> Controller::consider(std::int64_t step,
+                                                                const plan::Plan& current,
+                                                                const cost::Cluster& cluster,
+                                                                const std::vector<int>& present) {
   const cost::ModelCost seen = medians();
-  const bool packs = policy_.rank_use == plan::RankUse::kFewest;
+  const bool packs = policy_.rank_use == control::RankUse::kFewest;
   if (reference_.empty() && packs) known_ = true;  // the first plan is on all ranks
   if (reference_.empty() && !packs) {              // ... and was made for these costs
     remember(step, current, seen);
-    return std::optional<plan::Decision>();
+    return std::optional<control::Decision>();
   }
   if (!known_ && (step - decided_step_ < wait_ || !drifted(current, seen))) {
-    return std::optional<plan::Decision>();
+    return std::optional<control::Decision>();
   }
   const Scenario::Policy& p = scenario_.policy;
   const cost::Cluster there = subset(cluster, present);
-  DYNMO_ASSIGN(plan::Decision decision,
-               plan::decide({.current = to_present(current, present),
-                             .model = seen,
-                             .relative_noise = relative_noise(),
-                             .cluster = there,
-                             .micro_batches = scenario_.training.micro_batches,
-                             .horizon_steps = horizon_steps(step),
-                             .bytes_per_s = p.move_bandwidth,
-                             .fixed_cost_s = p.plan_s + p.move_fixed_s,
-                             .change = known_ ? plan::Change::kKnown : plan::Change::kMeasured},
-                            {.balancer = policy_.balancer,
-                             .minimum_gain = p.minimum_gain,
-                             .noise_factor = p.noise_factor,
-                             .rank_use = policy_.rank_use,
-                             .pack_slack = p.pack_slack,
-                             .propose = proposing()}));
+  DYNMO_ASSIGN(
+      control::Decision decision,
+      control::decide({.current = to_present(current, present),
+                       .model = seen,
+                       .relative_noise = relative_noise(),
+                       .cluster = there,
+                       .micro_batches = scenario_.training.micro_batches,
+                       .horizon_steps = horizon_steps(step),
+                       .bytes_per_s = p.move_bandwidth,
+                       .fixed_cost_s = p.plan_s + p.move_fixed_s,
+                       .change = known_ ? control::Change::kKnown : control::Change::kMeasured},
+                      {.balancer = policy_.balancer,
+                       .minimum_gain = p.minimum_gain,
+                       .noise_factor = p.noise_factor,
+                       .rank_use = policy_.rank_use,
+                       .pack_slack = p.pack_slack,
+                       .propose = proposing()}));
   // Where drift was not worth a move, the next look is twice as far away: planning costs little in
   // the end, whatever the loads do.
   wait_ = decision.migrate || known_ ? 1 : std::min(2 * wait_, kLongestWait);
   decision.plan = to_all(decision.plan, present, cluster.size());
   remember(step, decision.plan, seen);
-  return std::optional<plan::Decision>(std::move(decision));
+  return std::optional<control::Decision>(std::move(decision));
 }
 
 }  // namespace dynmo::scenario

@@ -2,18 +2,18 @@
 #pragma once
 
 // The planning side of a simulated run: it sees costs as a profiler would, with noise, notices that
-// they have changed, and asks the policy (plan/policy.h) whether to move.
+// they have changed, and asks the policy (control/policy.h) whether to move.
 
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <vector>
 
+#include "dynmo/control/policy.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
-#include "dynmo/plan/policy.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/scenario/policy_name.h"
 #include "dynmo/scenario/scenario.h"
@@ -43,10 +43,9 @@ class Controller {
   // What was decided behind step `step`; nullopt if there was nothing to plan for (no plan was
   // computed). The plan in the decision is over all positions. Requires a measurement, and a plan
   // on ranks that are present.
-  [[nodiscard]] Expected<std::optional<plan::Decision>> consider(std::int64_t step,
-                                                                 const plan::Plan& current,
-                                                                 const cost::Cluster& cluster,
-                                                                 const std::vector<int>& present);
+  [[nodiscard]] Expected<std::optional<control::Decision>> consider(
+      std::int64_t step, const plan::Plan& current, const cost::Cluster& cluster,
+      const std::vector<int>& present);
 
  private:
   [[nodiscard]] plan::ProposeOptions proposing() const;

@@ -6,7 +6,8 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/cost/hugging_face.h"
 #include "dynmo/cost/transformer.h"
-#include "dynmo/dynamism/trace.h"
+#include "dynmo/dynamism/load_log.h"
+#include "dynmo/dynamism/registry.h"
 
 namespace dynmo::scenario {
 namespace {
@@ -62,26 +63,12 @@ Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
 
 dynamism::LoadOptions load_options(const Scenario& scenario, const cost::TransformerShape& shape,
                                    const cost::Device& device) {
-  using dynamism::ExitedTokens;
-  using dynamism::FreezingRule;
-  dynamism::LoadOptions options;
-  options.inputs = {.shape = shape,
-                    .device = device,
-                    .seed = static_cast<std::uint64_t>(scenario.training.seed),
-                    .steps = scenario.training.steps};
-  options.moe = scenario.moe;
-  options.pruning = scenario.pruning;
-  options.freezing = scenario.freezing;
-  options.freezing.rule = scenario.freezing_rule == "plasticity" ? FreezingRule::kPlasticity
-                          : scenario.freezing_rule == "schedule" ? FreezingRule::kSchedule
-                                                                 : FreezingRule::kRandom;
-  options.sparse_attention = scenario.sparse_attention;
-  options.early_exit = scenario.early_exit;
-  options.early_exit.exited =
-      scenario.early_exit_exited == "removed" ? ExitedTokens::kRemoved : ExitedTokens::kPropagated;
-  options.early_exit.micro_batches = scenario.training.micro_batches;
-  options.mixture_of_depths = scenario.mixture_of_depths;
-  return options;
+  return {.inputs = {.shape = shape,
+                     .device = device,
+                     .seed = static_cast<std::uint64_t>(scenario.training.seed),
+                     .steps = scenario.training.steps,
+                     .micro_batches = scenario.training.micro_batches},
+          .sources = scenario.sources};
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ Expected<Policy> parse_policy(std::string_view name) {
   } else if (balancer != "uniform") {
     if (balancer.ends_with(kPack)) {
       balancer.remove_suffix(kPack.size());
-      policy.rank_use = plan::RankUse::kFewest;
+      policy.rank_use = control::RankUse::kFewest;
     }
     policy.replanning = Replanning::kAutonomous;
   }

@@ -4,15 +4,15 @@
 // The policies that a comparison can name:
 //   uniform       the even cut, kept: the baseline
 //   static:NAME   the cut of balancer NAME for the first step's costs, kept
-//   NAME          the autonomous policy (plan/policy.h), proposing plans of balancer NAME
+//   NAME          the autonomous policy (control/policy.h), proposing plans of balancer NAME
 //   NAME+pack     the same on as few ranks as keep the speed within policy.pack_slack
 
 #include <string>
 #include <string_view>
 
+#include "dynmo/control/policy.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/plan/balance.h"
-#include "dynmo/plan/policy.h"
 
 namespace dynmo::scenario {
 
@@ -22,7 +22,7 @@ struct Policy {
   std::string name;
   plan::Balancer balancer = plan::Balancer::kUniform;
   Replanning replanning = Replanning::kNever;
-  plan::RankUse rank_use = plan::RankUse::kAll;
+  control::RankUse rank_use = control::RankUse::kAll;
 };
 
 // kBadInput: an unknown name, with those there are.

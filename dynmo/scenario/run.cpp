@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/scenario/controller_impl.h"
 #include "dynmo/scenario/grid.h"
@@ -121,7 +122,20 @@ class Run {
       move_to(std::move(next));
     }
     controller_.known_change(step_);
-    if (event.failure) go_back();
+    if (!event.failure) return {};
+    go_back();
+    return replace_plan_that_cannot_run();
+  }
+
+  // The order of an adaptive plan has no backward of stages that were frozen when it was made. At
+  // the checkpoint they may train again.
+  Expected<void> replace_plan_that_cannot_run() {
+    model_ = load_.at(step_);
+    if (plan::evaluate(plan_, model_, cluster(), scenario_.training.micro_batches)) return {};
+    DYNMO_ASSIGN(plan::Plan next,
+                 controller_.propose(model_, cluster(), present_, plan_.generation + 1));
+    charge_plan();
+    move_to(std::move(next));
     return {};
   }
 
@@ -134,11 +148,10 @@ class Run {
     std::vector<double> bytes(static_cast<std::size_t>(plan_.ranks), 0.0);
     double all = 0;
     for (std::int32_t i = 0; i < model_.size(); ++i) {
-      const cost::LayerCost& layer = model_.layers[static_cast<std::size_t>(i)];
-      Bytes state = layer.parameter_bytes;
-      if (!layer.frozen) state += layer.optimizer_bytes;
-      bytes[plan_.owner(LayerId{i}).index()] += static_cast<double>(state.value);
-      all += static_cast<double>(state.value);
+      const LayerId layer{i};
+      const auto state = static_cast<double>(plan::moved_bytes(model_.layers[layer.index()]).value);
+      bytes[plan_.owner(layer).index()] += state;
+      all += state;
     }
     const double most = *std::max_element(bytes.begin(), bytes.end());
     spend(result_.time.move_s,
@@ -209,7 +222,7 @@ class Run {
   Expected<void> replan() {
     controller_.measure(step_, model_);
     if (step_ + 1 == scenario_.training.steps) return {};
-    DYNMO_ASSIGN(std::optional<plan::Decision> decision,
+    DYNMO_ASSIGN(std::optional<control::Decision> decision,
                  controller_.consider(step_, plan_, cluster(), present_));
     if (!decision) return {};
     charge_plan();
@@ -271,6 +284,7 @@ Expected<Comparison> compare(const Job& job, const std::vector<std::string>& pol
                           .step = step + 1,
                           .steps = job.scenario.training.steps});
       };
+      run_options.progress(-1);  // it begins
     }
     return run(job, load, policy, run_options);
   };

@@ -81,7 +81,7 @@ struct ComparisonProgress {
   std::string run;  // name
   int number = 0;   // of this run, from 0
   int runs = 0;
-  std::int64_t step = 0;
+  std::int64_t step = 0;  // steps done; 0 once as it begins
   std::int64_t steps = 0;
 };
 

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/core/toml.h"
+#include "dynmo/dynamism/registry.h"
 #include "dynmo/scenario/policy_name.h"
 #include "dynmo/schedule/schedule.h"
 
@@ -36,123 +36,71 @@ TomlTables tables_of(std::vector<Event>& events) {
               }};
 }
 
-void add_load_keys(Scenario& s, std::vector<TomlKey>& keys) {
-  const std::vector<TomlKey> loads = {
-      {"moe.expert_ranks", &s.moe.expert_ranks},
-      {"moe.least_skew", &s.moe.least_skew},
-      {"moe.most_skew", &s.moe.most_skew},
-      {"moe.early_skew", &s.moe.early_skew},
-      {"moe.settle_steps", &s.moe.settle_steps},
-      {"moe.drift", &s.moe.drift},
-      {"moe.drift_steps", &s.moe.drift_steps},
-      {"moe.capacity_factor", &s.moe.capacity_factor},
-      {"moe.sampled_micro_batches", &s.moe.sampled_micro_batches},
-      {"pruning.start", &s.pruning.start},
-      {"pruning.end", &s.pruning.end},
-      {"pruning.every", &s.pruning.every},
-      {"pruning.initial_sparsity", &s.pruning.initial_sparsity},
-      {"pruning.final_sparsity", &s.pruning.final_sparsity},
-      {"pruning.sparse_rate", &s.pruning.sparse_rate},
-      {"pruning.depth_ratio", &s.pruning.depth_ratio},
-      {"pruning.matrix_spread", &s.pruning.matrix_spread},
-      {"pruning.output_scale", &s.pruning.output_scale},
-      {"pruning.most_sparsity", &s.pruning.most_sparsity},
-      {"pruning.index_bytes", &s.pruning.index_bytes},
-      {"freezing.rule", &s.freezing_rule},
-      {"freezing.check_every", &s.freezing.check_every},
-      {"freezing.bootstrap", &s.freezing.bootstrap},
-      {"freezing.tolerance", &s.freezing.tolerance},
-      {"freezing.patience", &s.freezing.patience},
-      {"freezing.front_rate", &s.freezing.front_rate},
-      {"freezing.back_rate", &s.freezing.back_rate},
-      {"freezing.rate_spread", &s.freezing.rate_spread},
-      {"freezing.slope_noise", &s.freezing.slope_noise},
-      {"freezing.most", &s.freezing.most},
-      {"freezing.start", &s.freezing.schedule.start},
-      {"freezing.end", &s.freezing.schedule.end},
-      {"freezing.fraction", &s.freezing.schedule.fraction},
-      {"freezing.every", &s.freezing.schedule.every},
-      {"sparse_attention.buckets", &s.sparse_attention.buckets},
-      {"sparse_attention.least_skew", &s.sparse_attention.least_skew},
-      {"sparse_attention.most_skew", &s.sparse_attention.most_skew},
-      {"sparse_attention.drift", &s.sparse_attention.drift},
-      {"sparse_attention.drift_steps", &s.sparse_attention.drift_steps},
-      {"sparse_attention.micro_batch_noise", &s.sparse_attention.micro_batch_noise},
-      {"sparse_attention.sampled_micro_batches", &s.sparse_attention.sampled_micro_batches},
-      {"sparse_attention.block", &s.sparse_attention.block},
-      {"early_exit.survivors", &s.early_exit.survivors},
-      {"early_exit.exit_every", &s.early_exit.exit_every},
-      {"early_exit.exited", &s.early_exit_exited},
-      {"early_exit.warm_up", &s.early_exit.warm_up},
-      {"early_exit.ramp_steps", &s.early_exit.ramp_steps},
-      {"early_exit.exit_spread", &s.early_exit.exit_spread},
-      {"early_exit.drift", &s.early_exit.drift},
-      {"early_exit.drift_steps", &s.early_exit.drift_steps},
-      {"mixture_of_depths.capacity", &s.mixture_of_depths.capacity},
-      {"mixture_of_depths.every", &s.mixture_of_depths.every},
-      {"mixture_of_depths.first_block", &s.mixture_of_depths.first_block},
-      {"mixture_of_depths.noise", &s.mixture_of_depths.noise},
+std::vector<TomlKey> model_keys(Scenario::Model& m) {
+  constexpr double kMaxSize = 1 << 24;
+  const Range size = between(0, kMaxSize, "(0: the family's)");
+  return {
+      {"model.family", &m.family, Names{"gpt", "llama", "mixtral"}},
+      {"model.config", &m.config},
+      {"model.profile", &m.profile},
+      {"model.blocks", &m.blocks, between(1, 4096)},
+      {"model.hidden", &m.hidden, between(1, kMaxSize)},
+      {"model.heads", &m.heads, size},
+      {"model.kv_heads", &m.kv_heads, size},
+      {"model.intermediate", &m.intermediate, size},
+      {"model.vocabulary", &m.vocabulary, size},
+      {"model.experts", &m.experts, size},
+      {"model.experts_per_token", &m.experts_per_token, size},
+      {"model.sequence", &m.sequence, between(0, kMaxSize)},
+      {"model.micro_batch_size", &m.micro_batch_size, between(1, 65536)},
   };
-  keys.insert(keys.end(), loads.begin(), loads.end());
 }
 
-// The one list of keys.
-std::vector<TomlKey> keys_of(Scenario& s) {
-  std::vector<TomlKey> keys = {
-      {"model.family", &s.model.family},
-      {"model.config", &s.model.config},
-      {"model.profile", &s.model.profile},
-      {"model.blocks", &s.model.blocks},
-      {"model.hidden", &s.model.hidden},
-      {"model.heads", &s.model.heads},
-      {"model.kv_heads", &s.model.kv_heads},
-      {"model.intermediate", &s.model.intermediate},
-      {"model.vocabulary", &s.model.vocabulary},
-      {"model.experts", &s.model.experts},
-      {"model.experts_per_token", &s.model.experts_per_token},
-      {"model.sequence", &s.model.sequence},
-      {"model.micro_batch_size", &s.model.micro_batch_size},
-      {"device.name", &s.device},
-      {"cluster.pipeline_ranks", &s.cluster.pipeline_ranks},
-      {"cluster.data_parallel", &s.cluster.data_parallel},
-      {"cluster.ranks_per_node", &s.cluster.ranks_per_node},
-      {"cluster.order", &s.cluster.order},
-      {"cluster.memory", &s.cluster.memory},
-      {"cluster.inside_latency", TomlSeconds{&s.cluster.inside_latency_s}},
-      {"cluster.inside_bandwidth", TomlBandwidth{&s.cluster.inside_bandwidth}},
-      {"cluster.between_latency", TomlSeconds{&s.cluster.between_latency_s}},
-      {"cluster.between_bandwidth", TomlBandwidth{&s.cluster.between_bandwidth}},
-      {"cluster.nic_bandwidth", TomlBandwidth{&s.cluster.nic_bandwidth}},
-      {"cluster.slow_ranks", &s.cluster.slow_ranks},
-      {"cluster.slow_speed", &s.cluster.slow_speed},
-      {"dynamism.source", &s.dynamism.source},
-      {"dynamism.trace", &s.dynamism.trace},
+std::vector<TomlKey> cluster_keys(Scenario::Cluster& c) {
+  return {
+      {"cluster.pipeline_ranks", &c.pipeline_ranks, between(1, kMaxPipelineRanks)},
+      {"cluster.data_parallel", &c.data_parallel, between(1, kMaxRanks)},
+      {"cluster.ranks_per_node", &c.ranks_per_node, between(1, kMaxRanks)},
+      {"cluster.order", &c.order, Names{"pipeline", "data"}},
+      {"cluster.memory", &c.memory},
+      {"cluster.inside_latency", TomlSeconds{&c.inside_latency_s}},
+      {"cluster.inside_bandwidth", TomlBandwidth{&c.inside_bandwidth}},
+      {"cluster.between_latency", TomlSeconds{&c.between_latency_s}},
+      {"cluster.between_bandwidth", TomlBandwidth{&c.between_bandwidth}},
+      {"cluster.nic_bandwidth", TomlBandwidth{&c.nic_bandwidth}},
+      {"cluster.slow_ranks", &c.slow_ranks},
+      {"cluster.slow_speed", &c.slow_speed, above_to(0, 1000)},
   };
-  add_load_keys(s, keys);
-  const std::vector<TomlKey> rest = {
-      {"training.steps", &s.training.steps},
-      {"training.micro_batches", &s.training.micro_batches},
-      {"training.schedule", &s.training.schedule},
-      {"training.seed", &s.training.seed},
-      {"training.sample_every", &s.training.sample_every},
-      {"training.checkpoint_every", &s.training.checkpoint_every},
-      {"training.restart", TomlSeconds{&s.training.restart_s}},
-      {"policy.compare", &s.policy.compare},
-      {"policy.noise", &s.policy.noise},
-      {"policy.window", &s.policy.window},
-      {"policy.profile_share", &s.policy.profile_share},
-      {"policy.plan", TomlSeconds{&s.policy.plan_s}},
-      {"policy.move_bandwidth", TomlBandwidth{&s.policy.move_bandwidth}},
-      {"policy.move_fixed", TomlSeconds{&s.policy.move_fixed_s}},
-      {"policy.minimum_gain", &s.policy.minimum_gain},
-      {"policy.noise_factor", &s.policy.noise_factor},
-      {"policy.horizon_steps", &s.policy.horizon_steps},
-      {"policy.pack_slack", &s.policy.pack_slack},
-      {"policy.evaluations", &s.policy.evaluations},
-      {"event", tables_of(s.events)},
+}
+
+std::vector<TomlKey> training_keys(Scenario::Training& t) {
+  return {
+      {"training.steps", &t.steps, between(1, kMaxSteps)},
+      {"training.micro_batches", &t.micro_batches, between(1, 65536)},
+      {"training.schedule", &t.schedule, readable_by(schedule::parse_schedule_kind)},
+      {"training.seed", &t.seed, at_least(0)},
+      {"training.sample_every", &t.sample_every, between(1, kMaxSteps)},
+      {"training.checkpoint_every", &t.checkpoint_every, between(0, kMaxSteps)},
+      {"training.restart", TomlSeconds{&t.restart_s}, between(0, 1e6, "seconds")},
   };
-  keys.insert(keys.end(), rest.begin(), rest.end());
-  return keys;
+}
+
+std::vector<TomlKey> policy_keys(Scenario::Policy& p) {
+  const double largest = std::numeric_limits<double>::max();
+  return {
+      {"policy.compare", &p.compare},
+      {"policy.noise", &p.noise, between(0, 1)},
+      {"policy.window", &p.window, between(1, 1000)},
+      {"policy.profile_share", &p.profile_share, between(0, 10)},
+      {"policy.plan", TomlSeconds{&p.plan_s}, between(0, 1e6, "seconds")},
+      {"policy.move_bandwidth", TomlBandwidth{&p.move_bandwidth}, above_to(0, largest)},
+      {"policy.move_fixed", TomlSeconds{&p.move_fixed_s}, between(0, 1e6, "seconds")},
+      {"policy.minimum_gain", &p.minimum_gain, between(0, 1)},
+      {"policy.noise_factor", &p.noise_factor, between(0, 1000)},
+      {"policy.horizon_steps", &p.horizon_steps, between(0, kMaxSteps)},
+      {"policy.pack_slack", &p.pack_slack, between(0, 10)},
+      {"policy.evaluations", &p.evaluations, between(0, 10'000'000)},
+  };
 }
 
 template <typename T>
@@ -161,102 +109,37 @@ Expected<void> require(bool holds, std::string_view key, const T& value, std::st
   return make_error(ErrorCode::kBadInput, "{} is {}, wanted {}", key, value, wanted);
 }
 
-Expected<void> require_one_of(std::string_view key, const std::string& value,
-                              std::initializer_list<std::string> names) {
-  const std::vector<std::string> known(names);
-  if (std::find(known.begin(), known.end(), value) != known.end()) return {};
-  return make_error(ErrorCode::kBadInput, "{}: '{}' is not known{}", key, value,
-                    suggestion(value, known));
-}
-
-template <typename T>
-Expected<void> require_range(std::string_view key, T value, T least, T most) {
-  return require(value >= least && value <= most, key, value, fmt::format("{} to {}", least, most));
-}
-
-Expected<void> validate_model(const Scenario::Model& model) {
-  DYNMO_TRY(require_one_of("model.family", model.family, {"gpt", "llama", "mixtral"}));
-  DYNMO_TRY(require(model.config.empty() || model.profile.empty(), "model.profile", model.profile,
-                    "either model.config or model.profile"));
-  DYNMO_TRY(require_range("model.blocks", model.blocks, 1, 4096));
-  constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  const std::array<std::pair<std::string_view, std::int64_t>, 6> sizes = {
-      {{"model.heads", model.heads},
-       {"model.kv_heads", model.kv_heads},
-       {"model.intermediate", model.intermediate},
-       {"model.vocabulary", model.vocabulary},
-       {"model.experts", model.experts},
-       {"model.experts_per_token", model.experts_per_token}}};
-  for (const auto& [key, value] : sizes) {
-    DYNMO_TRY(require_range(key, value, std::int64_t{0}, kMost));
-  }
-  DYNMO_TRY(require_range("model.hidden", model.hidden, std::int64_t{1}, kMost));
-  DYNMO_TRY(require_range("model.sequence", model.sequence, std::int64_t{0}, kMost));
-  return require_range("model.micro_batch_size", model.micro_batch_size, std::int64_t{1},
-                       std::int64_t{65536});
-}
-
-Expected<void> validate_cluster(const Scenario::Cluster& cluster) {
-  DYNMO_TRY(require_range("cluster.pipeline_ranks", std::int64_t{cluster.pipeline_ranks},
-                          std::int64_t{1}, kMostPipelineRanks));
-  DYNMO_TRY(require_range("cluster.data_parallel", std::int64_t{cluster.data_parallel},
-                          std::int64_t{1}, kMostRanks));
+Expected<void> check_ranks(const Scenario::Cluster& cluster) {
   const std::int64_t ranks = std::int64_t{cluster.pipeline_ranks} * cluster.data_parallel;
-  DYNMO_TRY(require(ranks <= kMostRanks, "cluster.data_parallel", cluster.data_parallel,
-                    fmt::format("at most {} ranks in all", kMostRanks)));
-  DYNMO_TRY(require_range("cluster.ranks_per_node", std::int64_t{cluster.ranks_per_node},
-                          std::int64_t{1}, kMostRanks));
-  DYNMO_TRY(require_one_of("cluster.order", cluster.order, {"pipeline", "data"}));
+  DYNMO_TRY(require(ranks <= kMaxRanks, "cluster.data_parallel", cluster.data_parallel,
+                    fmt::format("at most {} ranks in all", kMaxRanks)));
   for (const std::int64_t rank : cluster.slow_ranks) {
-    DYNMO_TRY(require_range("cluster.slow_ranks", rank, std::int64_t{0}, ranks - 1));
+    DYNMO_TRY(
+        check_allowed("cluster.slow_ranks", rank, between(0, static_cast<double>(ranks - 1))));
   }
-  return require(cluster.slow_speed > 0 && cluster.slow_speed <= 1000, "cluster.slow_speed",
-                 cluster.slow_speed, "more than 0, at most 1000");
+  return {};
 }
 
-Expected<void> validate_training(const Scenario::Training& training) {
-  DYNMO_TRY(require_range("training.steps", training.steps, std::int64_t{1}, kMostSteps));
-  DYNMO_TRY(require_range("training.micro_batches", training.micro_batches, 1, 65536));
-  DYNMO_TRY(schedule::parse_schedule_kind(training.schedule));
-  DYNMO_TRY(require(
-      training.schedule != "adaptive", "training.schedule", training.schedule,
-      "a schedule that a shape alone gives, such as 1f1b; the search balancer finds orders"));
-  DYNMO_TRY(require(training.seed >= 0, "training.seed", training.seed, "0 or more"));
-  DYNMO_TRY(
-      require_range("training.sample_every", training.sample_every, std::int64_t{1}, kMostSteps));
-  DYNMO_TRY(require_range("training.checkpoint_every", training.checkpoint_every, std::int64_t{0},
-                          kMostSteps));
-  return require(training.restart_s <= 1e6, "training.restart", training.restart_s,
-                 "at most 1e6 seconds");
+Expected<void> check_loads(const Scenario& scenario) {
+  const std::string& source = scenario.dynamism.source;
+  const std::vector<std::string> known = dynamism::load_names(scenario.sources);
+  const auto found = std::find(known.begin(), known.end(), source);
+  if (found == known.end()) {
+    return make_error(ErrorCode::kBadInput, "dynamism.source: '{}' is not a source{}", source,
+                      suggestion(source, known));
+  }
+  DYNMO_TRY(require(scenario.dynamism.trace.empty() || source == "none", "dynamism.source", source,
+                    "none with dynamism.trace"));
+  return require(scenario.model.profile.empty() || source == "none", "dynamism.source", source,
+                 "none (or dynamism.trace) with model.profile, which has no shape");
 }
 
-Expected<void> validate_policy(const Scenario::Policy& policy) {
-  DYNMO_TRY(require(!policy.compare.empty() && policy.compare.size() <= 32, "policy.compare",
-                    policy.compare.size(), "1 to 32 names"));
-  for (const std::string& name : policy.compare) DYNMO_TRY(parse_policy(name));
-  DYNMO_TRY(require_range("policy.noise", policy.noise, 0.0, 1.0));
-  DYNMO_TRY(require_range("policy.window", policy.window, 1, 1000));
-  DYNMO_TRY(require_range("policy.profile_share", policy.profile_share, 0.0, 10.0));
-  DYNMO_TRY(require(policy.plan_s <= 1e6, "policy.plan", policy.plan_s, "at most 1e6 seconds"));
-  DYNMO_TRY(require(policy.move_bandwidth > 0 && std::isfinite(policy.move_bandwidth),
-                    "policy.move_bandwidth", policy.move_bandwidth, "a finite number above 0"));
-  DYNMO_TRY(require(policy.move_fixed_s <= 1e6, "policy.move_fixed", policy.move_fixed_s,
-                    "at most 1e6 seconds"));
-  DYNMO_TRY(require_range("policy.minimum_gain", policy.minimum_gain, 0.0, 1.0));
-  DYNMO_TRY(require_range("policy.noise_factor", policy.noise_factor, 0.0, 1000.0));
-  DYNMO_TRY(require_range("policy.pack_slack", policy.pack_slack, 0.0, 10.0));
-  DYNMO_TRY(require_range("policy.evaluations", policy.evaluations, std::int64_t{0},
-                          std::int64_t{10'000'000}));
-  return require_range("policy.horizon_steps", policy.horizon_steps, std::int64_t{0}, kMostSteps);
-}
-
-Expected<void> validate_events(const Scenario& s) {
+Expected<void> check_events(const Scenario& s) {
   DYNMO_TRY(require(s.events.size() <= 10'000, "event", s.events.size(), "at most 10000 of them"));
   std::int64_t before = 0;
   std::vector<char> here(static_cast<std::size_t>(s.cluster.pipeline_ranks), 1);
   const auto change = [&](std::string_view key, std::int64_t rank, char to) -> Expected<void> {
-    DYNMO_TRY(
-        require_range(key, rank, std::int64_t{0}, std::int64_t{s.cluster.pipeline_ranks} - 1));
+    DYNMO_TRY(check_allowed(key, rank, between(0, s.cluster.pipeline_ranks - 1)));
     char& state = here[static_cast<std::size_t>(rank)];
     DYNMO_TRY(
         require(state != to, key, rank, to == 0 ? "a rank that is there" : "a rank that has left"));
@@ -272,8 +155,7 @@ Expected<void> validate_events(const Scenario& s) {
     for (const std::int64_t rank : event.join) DYNMO_TRY(change("event.join", rank, 1));
     DYNMO_TRY(require(std::count(here.begin(), here.end(), 1) > 0, "event.leave",
                       fmt::format("all ranks at step {}", event.step), "a rank that stays"));
-    DYNMO_TRY(require_range("event.replicas", event.replicas, std::int64_t{0},
-                            std::int64_t{s.cluster.data_parallel}));
+    DYNMO_TRY(check_allowed("event.replicas", event.replicas, between(0, s.cluster.data_parallel)));
   }
   return {};
 }
@@ -310,31 +192,42 @@ Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin
 
 Expected<Scenario> read_scenario(const std::filesystem::path& path,
                                  std::span<const std::string> settings) {
-  DYNMO_ASSIGN(const std::string text, read_file(path));
+  DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTomlBytes));
   return read_text(text, path.string(), settings, path.parent_path());
 }
 
+std::vector<TomlKey> keys_of(Scenario& s) {
+  std::vector<TomlKey> keys;
+  const auto append = [&](const std::vector<TomlKey>& more) {
+    keys.insert(keys.end(), more.begin(), more.end());
+  };
+  append(model_keys(s.model));
+  append({{"device.name", &s.device}});
+  append(cluster_keys(s.cluster));
+  append({{"dynamism.source", &s.dynamism.source}, {"dynamism.trace", &s.dynamism.trace}});
+  append(s.sources.scenario_keys());
+  append(training_keys(s.training));
+  append(policy_keys(s.policy));
+  append({{"event", tables_of(s.events)}});
+  return keys;
+}
+
 Expected<void> validate(const Scenario& scenario) {
-  DYNMO_TRY(validate_model(scenario.model));
-  DYNMO_TRY(validate_cluster(scenario.cluster));
-  const std::vector<std::string> sources(dynamism::kLoadSources.begin(),
-                                         dynamism::kLoadSources.end());
-  if (std::find(sources.begin(), sources.end(), scenario.dynamism.source) == sources.end()) {
-    return make_error(ErrorCode::kBadInput, "dynamism.source: '{}' is not a source{}",
-                      scenario.dynamism.source, suggestion(scenario.dynamism.source, sources));
-  }
-  DYNMO_TRY(require(scenario.dynamism.trace.empty() || scenario.dynamism.source == "none",
-                    "dynamism.source", scenario.dynamism.source, "none beside dynamism.trace"));
-  DYNMO_TRY(require(scenario.model.profile.empty() || scenario.dynamism.source == "none",
-                    "dynamism.source", scenario.dynamism.source,
-                    "none (or dynamism.trace) beside model.profile, which has no shape"));
-  DYNMO_TRY(require_one_of("freezing.rule", scenario.freezing_rule,
-                           {"plasticity", "schedule", "random"}));
-  DYNMO_TRY(
-      require_one_of("early_exit.exited", scenario.early_exit_exited, {"removed", "propagated"}));
-  DYNMO_TRY(validate_training(scenario.training));
-  DYNMO_TRY(validate_policy(scenario.policy));
-  return validate_events(scenario);
+  Scenario copy = scenario;
+  DYNMO_TRY(check_values(keys_of(copy)));
+  DYNMO_TRY(require(scenario.model.config.empty() || scenario.model.profile.empty(),
+                    "model.profile", scenario.model.profile,
+                    "either model.config or model.profile"));
+  DYNMO_TRY(check_ranks(scenario.cluster));
+  DYNMO_TRY(check_loads(scenario));
+  DYNMO_TRY(require(
+      scenario.training.schedule != "adaptive", "training.schedule", scenario.training.schedule,
+      "a schedule that a shape alone gives, such as 1f1b; the search balancer finds orders"));
+  const std::vector<std::string>& compare = scenario.policy.compare;
+  DYNMO_TRY(require(!compare.empty() && compare.size() <= 32, "policy.compare", compare.size(),
+                    "1 to 32 names"));
+  for (const std::string& name : compare) DYNMO_TRY(parse_policy(name));
+  return check_events(scenario);
 }
 
 std::string to_toml(const Scenario& scenario) {

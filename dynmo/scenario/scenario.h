@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
-#include "dynmo/dynamism/sources.h"
+#include "dynmo/dynamism/source_options.h"
 
 namespace dynmo::scenario {
 
@@ -65,14 +66,7 @@ struct Scenario {
     std::string source = "none";
     std::string trace;  // a recorded load instead of a source
   } dynamism;
-  dynamism::MoeParameters moe;
-  dynamism::PruningParameters pruning;
-  dynamism::FreezingParameters freezing;
-  std::string freezing_rule = "plasticity";  // plasticity, schedule, random
-  dynamism::SparseAttentionParameters sparse_attention;
-  dynamism::EarlyExitParameters early_exit;
-  std::string early_exit_exited = "removed";  // removed, propagated
-  dynamism::MixtureOfDepthsParameters mixture_of_depths;
+  dynamism::SourceOptions sources;
   struct Training {
     std::int64_t steps = 1000;
     int micro_batches = 32;  // of a replica
@@ -100,10 +94,12 @@ struct Scenario {
 };
 
 // Bounds, so that any file is answered in bounded memory.
-inline constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
-inline constexpr std::int64_t kMostPipelineRanks = 4096;
-inline constexpr std::int64_t kMostSteps = 10'000'000;
+inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMaxPipelineRanks = 4096;
+inline constexpr std::int64_t kMaxSteps = 10'000'000;
 
+// The one list of keys, over the fields of `scenario`.
+[[nodiscard]] std::vector<TomlKey> keys_of(Scenario& scenario);
 // Reads and validates. Takes any bytes; kBadInput with `origin` and line as core/toml.h says, or
 // with key, value and range.
 [[nodiscard]] Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin);

@@ -2,6 +2,7 @@
 #include "dynmo/schedule/adaptive.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -12,8 +13,8 @@ namespace {
 __extension__ typedef __int128 Wide;
 
 constexpr std::int64_t kNever = ListScheduler::kStopped;
-constexpr std::int64_t kMostTime = std::int64_t{1} << 52;  // due dates then stay inside 62 bits
-constexpr int kMostParts = 1 << 18;
+constexpr std::int64_t kMaxTime = std::int64_t{1} << 52;  // due dates then stay inside 62 bits
+constexpr int kMaxParts = 1 << 18;
 
 std::int64_t parts_of(std::int64_t time, int parts) {
   return static_cast<std::int64_t>(Wide{time} * parts / DuePolicy::kWhole);
@@ -52,11 +53,11 @@ Expected<void> check_costs(const AdaptiveProblem& problem) {
   }
   total *= problem.shape.micro_batches;
   bytes *= problem.shape.micro_batches;
-  if (total <= static_cast<double>(kMostTime) && bytes <= 0x1p62) return {};
+  if (total <= static_cast<double>(kMaxTime) && bytes <= 0x1p62) return {};
   return make_error(ErrorCode::kBadInput,
                     "a step of up to {:.3g} s and {:.3g} bytes; an adaptive order wants at most "
                     "{:.3g} s and 2^62 bytes, check the units of the costs",
-                    total * 1e-9, bytes, static_cast<double>(kMostTime) * 1e-9);
+                    total * 1e-9, bytes, static_cast<double>(kMaxTime) * 1e-9);
 }
 
 Expected<void> check_policy(const DuePolicy& policy, std::size_t stages) {
@@ -64,7 +65,7 @@ Expected<void> check_policy(const DuePolicy& policy, std::size_t stages) {
     return make_error(ErrorCode::kBadInput, "offsets of {} stages for {}; want as many or none",
                       policy.offsets.size(), stages);
   }
-  const auto outside = [](int parts) { return parts < -kMostParts || parts > kMostParts; };
+  const auto outside = [](int parts) { return parts < -kMaxParts || parts > kMaxParts; };
   bool bad = outside(policy.forward) || outside(policy.gradient) || outside(policy.weight_delay);
   for (const int wait : {policy.wait_for_weight, policy.wait_for_others}) {
     bad = bad || wait < 0 || wait > DuePolicy::kWhole;
@@ -76,7 +77,7 @@ Expected<void> check_policy(const DuePolicy& policy, std::size_t stages) {
   if (!bad) return {};
   return make_error(ErrorCode::kBadInput,
                     "a due policy with a wait outside 0..{} or another number outside -{}..{}",
-                    DuePolicy::kWhole, kMostParts, kMostParts);
+                    DuePolicy::kWhole, kMaxParts, kMaxParts);
 }
 
 Expected<void> check_limits(const AdaptiveProblem& problem) {
@@ -104,6 +105,7 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
   const std::size_t count = stages.size();
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   ranks_.assign(ranks, RankState{});
+  wake_.resize((ranks + 3) / 4 * 4);  // next_rank() takes four at a time
   slots_.assign(count, Slot{});
   slot_of_.resize(count);
   for (const StageShape& stage : shape.stages) ++ranks_[stage.rank.index()].end;
@@ -150,6 +152,7 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
       Slot& slot = slots_[static_cast<std::size_t>(i)];
       slot.stash_behind = before - slot.stash_before;
     }
+    rank.stash = before;
     rank.left = work * micro_batches_;
     period_ = std::max(period_, work);
   }
@@ -159,8 +162,8 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
 void ListScheduler::start(const DuePolicy& policy) {
   wait_[kW] = policy.wait_for_weight;
   wait_[kF] = wait_[kI] = policy.wait_for_others;
+  std::fill(wake_.begin(), wake_.end(), kNever);
   for (RankState& rank : ranks_) {
-    rank.wake = kNever;
     rank.free = rank.posted = rank.held = 0;
     rank.left = 0;
     for (int i = rank.first; i < rank.end; ++i) {
@@ -195,7 +198,7 @@ void ListScheduler::start(const DuePolicy& policy) {
     slot.due[kI] += parts_of(period_, offset.input_gradient);
     slot.due[kW] += parts_of(period_, offset.weight_gradient);
   }
-  ranks_[static_cast<std::size_t>(slots_[static_cast<std::size_t>(slot_of_[0])].rank)].wake = 0;
+  wake_[static_cast<std::size_t>(slots_[static_cast<std::size_t>(slot_of_[0])].rank)] = 0;
 }
 
 // With D_k = `ahead` of slot k, the micro-batch i at the head of slot k holds with all younger ones
@@ -213,38 +216,39 @@ bool ListScheduler::admits(const RankState& rank, int index) const {
   return true;
 }
 
-// What the rank does at `now`; no slot if it waits, `wake` is then the time until which.
-ListScheduler::Choice ListScheduler::choose(RankState& rank, std::int64_t now) {
+// Chooses what the rank does at `now`. No slot: the rank waits until its wake.
+ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64_t now) {
+  const RankState& rank = ranks_[index];
+  // Then the banker has nothing to refuse: what is ahead of a stage is held.
+  const bool roomy = rank.held + rank.stash <= rank.limit;
   Choice best;
   std::int64_t best_due = kNever;
   std::int64_t later_due = kNever;      // earliest due date of what is still on its way
   std::int64_t later_arrival = kNever;  // when it arrives
   std::int64_t next_arrival = kNever;   // of anything
+  const auto take = [&](int slot, Kind kind, std::int64_t due) {
+    best = {slot, kind};
+    best_due = due;
+  };
+  const auto consider = [&](const Slot& slot, int i, Kind kind) {
+    if (slot.ready[kind] == kNever) return;
+    const std::int64_t due = slot.due[kind];
+    const std::int64_t arrival = std::max(slot.ready[kind], rank.posted) + slot.transfer[kind];
+    if (arrival <= now && due >= best_due) return;
+    if (kind == kF && !roomy && !admits(rank, i)) return;
+    if (arrival <= now) return take(i, kind, due);
+    next_arrival = std::min(next_arrival, arrival);
+    if (due >= later_due) return;
+    later_due = due;
+    later_arrival = arrival;
+  };
   for (int i = rank.first; i < rank.end; ++i) {
     const Slot& slot = slots_[static_cast<std::size_t>(i)];
-    if (slot.head[kW] < slot.head[kI] && slot.due[kW] < best_due) {
-      best = {i, kW};
-      best_due = slot.due[kW];
-    }
-    for (const Kind kind : {kF, kI}) {
-      if (slot.ready[kind] == kNever) continue;
-      const std::int64_t due = slot.due[kind];
-      const std::int64_t arrival = std::max(slot.ready[kind], rank.posted) + slot.transfer[kind];
-      if (arrival <= now ? due >= best_due : false) continue;
-      if (kind == kF && !admits(rank, i)) continue;
-      if (arrival <= now) {
-        best = {i, kind};
-        best_due = due;
-        continue;
-      }
-      next_arrival = std::min(next_arrival, arrival);
-      if (due < later_due) {
-        later_due = due;
-        later_arrival = arrival;
-      }
-    }
+    if (slot.head[kW] < slot.head[kI] && slot.due[kW] < best_due) take(i, kW, slot.due[kW]);
+    consider(slot, i, kF);  // a loop over both would read the kind from memory, every time
+    consider(slot, i, kI);
   }
-  rank.wake = next_arrival;
+  wake_[index] = next_arrival;
   if (best.slot < 0 || later_due >= best_due) return best;
   const std::int64_t duration = slots_[static_cast<std::size_t>(best.slot)].duration[best.kind];
   if ((later_arrival - now) * DuePolicy::kWhole > duration * wait_[best.kind]) return best;
@@ -254,9 +258,10 @@ ListScheduler::Choice ListScheduler::choose(RankState& rank, std::int64_t now) {
 // The input of the next action of a slot exists from `sent` on.
 void ListScheduler::arrive(Slot& slot, Kind kind, std::int64_t sent) {
   slot.ready[kind] = sent;
-  RankState& rank = ranks_[static_cast<std::size_t>(slot.rank)];
+  const RankState& rank = ranks_[static_cast<std::size_t>(slot.rank)];
   const std::int64_t arrival = std::max(sent, rank.posted) + slot.transfer[kind];
-  rank.wake = std::min(rank.wake, std::max(rank.free, arrival));
+  std::int64_t& wake = wake_[static_cast<std::size_t>(slot.rank)];
+  wake = std::min(wake, std::max(rank.free, arrival));
 }
 
 void ListScheduler::finish_forward(RankState& rank, Slot& slot, int index, std::int64_t end) {
@@ -300,7 +305,8 @@ void ListScheduler::finish_gradient(Slot& slot, int index, std::int64_t end) {
   if (!before.frozen && before.head[kI] == micro_batch) arrive(before, kI, end);
 }
 
-void ListScheduler::place(RankState& rank, Choice choice) {
+void ListScheduler::place(std::size_t index, Choice choice) {
+  RankState& rank = ranks_[index];
   Slot& slot = slots_[static_cast<std::size_t>(choice.slot)];
   if (record_ != nullptr) {
     constexpr ActionKind kKinds[] = {ActionKind::kForward, ActionKind::kInputGradient,
@@ -331,23 +337,42 @@ void ListScheduler::place(RankState& rank, Choice choice) {
     ++slot.head[kW];
     rank.held -= slot.stash;
   }
-  rank.wake = end;  // another look; what there is to run decides then
+  wake_[index] = end;  // another look; what there is to run decides then
+}
+
+// The rank that wakes first, the lowest one among equals. Four minima do not wait for one another,
+// and a bit for every rank that has the least of them says which is the lowest; no comparison of
+// times is a branch.
+std::size_t ListScheduler::next_rank() const {
+  std::int64_t min[4] = {kNever, kNever, kNever, kNever};
+  for (std::size_t r = 0; r < wake_.size(); r += 4) {
+    for (std::size_t i = 0; i < 4; ++i) min[i] = std::min(min[i], wake_[r + i]);
+  }
+  const std::int64_t first = std::min(std::min(min[0], min[1]), std::min(min[2], min[3]));
+  for (std::size_t r = 0;; r += 64) {
+    const std::size_t count = std::min<std::size_t>(wake_.size() - r, 64);
+    std::uint64_t has = 0;
+    for (std::size_t i = 0; i < count; i += 4) {
+      const std::int64_t* wake = &wake_[r + i];
+      const unsigned bits = unsigned{wake[0] == first} | unsigned{wake[1] == first} << 1U |
+                            unsigned{wake[2] == first} << 2U | unsigned{wake[3] == first} << 3U;
+      has |= std::uint64_t{bits} << i;
+    }
+    if (has != 0) return r + static_cast<std::size_t>(std::countr_zero(has));
+  }
 }
 
 std::int64_t ListScheduler::run(const DuePolicy& policy, std::int64_t bound) {
   start(policy);
   for (std::int64_t placed = 0; placed < actions_;) {
-    RankState* rank = ranks_.data();
-    for (RankState& other : ranks_) {
-      if (other.wake < rank->wake) rank = &other;
-    }
-    const std::int64_t now = rank->wake;
+    const std::size_t rank = next_rank();
+    const std::int64_t now = wake_[rank];
     DYNMO_CHECK(now != kNever, "an order that goes on, got a deadlock after {} of {} actions",
                 placed, actions_);
-    if (now + rank->left > bound) return kStopped;
-    const Choice choice = choose(*rank, now);
+    if (now + ranks_[rank].left > bound) return kStopped;
+    const Choice choice = choose(rank, now);
     if (choice.slot < 0) continue;
-    place(*rank, choice);
+    place(rank, choice);
     ++placed;
     ++placed_;
   }

@@ -5,7 +5,7 @@
 // a rank, for any placement of stages on ranks. A list scheduler: whenever a rank is free it runs,
 // of the actions whose inputs have arrived, the one that is due first, or waits for one that is due
 // earlier and arrives soon. How due dates follow from the costs is set by a few numbers
-// (DuePolicy), which plan::search tunes (docs/search.md).
+// (DuePolicy), which plan::search tunes (docs/planner.md).
 //
 // Cannot deadlock: an F is admitted only if, on its rank, every older micro-batch still on its way
 // forward could go on to its last stage there once the micro-batches before it have finished (the
@@ -95,31 +95,32 @@ class ListScheduler {
  private:
   enum Kind : int { kF = 0, kI = 1, kW = 2 };
   // One stage and how far it has come. Slots of a rank are neighbours, in the order of the stages.
+  // What choose() reads of every slot comes first.
   struct Slot {
-    std::int64_t duration[3] = {};
-    std::int64_t due[3] = {};    // of the next action
     std::int64_t ready[2] = {};  // when the input of the next F, I existed; kStopped: not yet known
     std::int64_t transfer[2] = {};
+    std::int64_t due[3] = {};  // of the next action
+    int head[3] = {};          // micro-batch of the next action
+    int rank = 0;
+    std::int64_t duration[3] = {};
     std::int64_t stash = 0;
     std::int64_t stash_before = 0;  // of the rank's stages in front of this one
     std::int64_t stash_behind = 0;  // of this one and the rank's stages behind it
     // Stash of the micro-batches from the next F's on in the rank's stages in front of this one.
     std::int64_t ahead = 0;
-    int head[3] = {};  // micro-batch of the next action
-    int rank = 0;
     int stage = 0;
     int before = -1;  // slots of the neighbouring stages
     int behind = -1;
     bool frozen = false;
   };
   struct RankState {
-    std::int64_t wake = 0;    // earliest start of its next action
     std::int64_t free = 0;    // end of its last action
     std::int64_t posted = 0;  // end of the one before: when the next action's receive is posted
     std::int64_t left = 0;    // work not placed yet
     std::int64_t held = 0;    // stashes
     std::int64_t limit = 0;
-    int first = 0;  // slots [first, end)
+    std::int64_t stash = 0;  // of one micro-batch, all stages
+    int first = 0;           // slots [first, end)
     int end = 0;
   };
   struct Choice {
@@ -128,9 +129,10 @@ class ListScheduler {
   };
 
   void start(const DuePolicy& policy);
+  [[nodiscard]] std::size_t next_rank() const;
   [[nodiscard]] bool admits(const RankState& rank, int slot) const;
-  [[nodiscard]] Choice choose(RankState& rank, std::int64_t now);
-  void place(RankState& rank, Choice choice);
+  [[nodiscard]] Choice choose(std::size_t rank, std::int64_t now);
+  void place(std::size_t rank, Choice choice);
   void finish_forward(RankState& rank, Slot& slot, int index, std::int64_t end);
   void finish_gradient(Slot& slot, int index, std::int64_t end);
   void arrive(Slot& slot, Kind kind, std::int64_t sent);
@@ -149,6 +151,7 @@ class ListScheduler {
   std::vector<int> slot_of_;  // by stage
   std::vector<Slot> slots_;
   std::vector<RankState> ranks_;
+  std::vector<std::int64_t> wake_;  // by rank: earliest start of its next action
   std::vector<std::int64_t> done_;  // ends of F and I, by slot, kind, micro-batch
   std::vector<std::vector<Action>>* record_ = nullptr;
 };

@@ -13,7 +13,7 @@
 namespace dynmo::schedule {
 namespace {
 
-constexpr std::size_t kLongestShown = 40;  // characters of a bad cell in its message
+constexpr std::size_t kMaxShown = 40;  // characters of a bad cell in its message
 constexpr std::string_view kOverlap = "OVERLAP_F_B";
 constexpr std::array<std::string_view, 3> kIgnored = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
 constexpr std::string_view kBlanks = " \t";
@@ -38,8 +38,8 @@ std::string_view next_part(std::string_view& rest, char separator) {
 
 // Short and on one line, whatever was given. What this changes is no action before nor after.
 std::string shown(std::string_view text) {
-  std::string result(text.substr(0, kLongestShown));
-  if (text.size() > kLongestShown) result += "...";
+  std::string result(text.substr(0, kMaxShown));
+  if (text.size() > kMaxShown) result += "...";
   std::replace_if(
       result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return result;

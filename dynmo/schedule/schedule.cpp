@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/schedule/schedule.h"
 
+#include <algorithm>
 #include <array>
-#include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo::schedule {
 namespace {
 
-constexpr std::array kKindNames = {
-    std::pair{ScheduleKind::kGpipe, std::string_view("gpipe")},
-    std::pair{ScheduleKind::k1F1B, std::string_view("1f1b")},
-    std::pair{ScheduleKind::kInterleaved, std::string_view("interleaved")},
-    std::pair{ScheduleKind::kZbH1, std::string_view("zb-h1")},
-    std::pair{ScheduleKind::kZbV, std::string_view("zb-v")},
-    std::pair{ScheduleKind::kAdaptive, std::string_view("adaptive")},
+constexpr std::array kKinds = {
+    KindTraits{ScheduleKind::k1F1B, "1f1b", StageLayout::kOneARank},
+    KindTraits{ScheduleKind::kGpipe, "gpipe", StageLayout::kOneARank},
+    KindTraits{ScheduleKind::kZbH1, "zb-h1", StageLayout::kOneARank},
+    KindTraits{ScheduleKind::kZbV, "zb-v", StageLayout::kV},
+    KindTraits{ScheduleKind::kInterleaved, "interleaved", StageLayout::kLoop},
+    KindTraits{ScheduleKind::kAdaptive, "adaptive", StageLayout::kAny},
 };
 
 }  // namespace
@@ -56,18 +57,21 @@ Expected<void> validate(const PipelineShape& shape) {
   return {};
 }
 
-std::string_view name(ScheduleKind kind) {
-  for (const auto& [known, text] : kKindNames) {
-    if (known == kind) return text;
-  }
-  return "unknown";
+std::span<const KindTraits> schedule_kinds() { return kKinds; }
+
+const KindTraits& traits(ScheduleKind kind) {
+  const auto found = std::ranges::find(kKinds, kind, &KindTraits::kind);
+  DYNMO_CHECK(found != kKinds.end(), "a schedule kind, got {}", static_cast<int>(kind));
+  return *found;
 }
+
+std::string_view name(ScheduleKind kind) { return traits(kind).name; }
 
 Expected<ScheduleKind> parse_schedule_kind(std::string_view name) {
   std::vector<std::string> known;
-  for (const auto& [kind, text] : kKindNames) {
-    if (text == name) return kind;
-    known.emplace_back(text);
+  for (const KindTraits& one : kKinds) {
+    if (one.name == name) return one.kind;
+    known.emplace_back(one.name);
   }
   return make_error(ErrorCode::kBadInput, "'{}' is not a schedule{}", name,
                     suggestion(name, known));

@@ -7,6 +7,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,6 +75,23 @@ enum class ScheduleKind {
   kZbV,
   kAdaptive,  // an order made from actual costs: a plan carries it, no shape alone gives it
 };
+
+// Where a kind wants its stages.
+enum class StageLayout {
+  kOneARank,
+  kLoop,  // several times around the ranks
+  kV,     // there and back: ranks r and 2P - 1 - r
+  kAny,   // wherever the plan has them
+};
+struct KindTraits {
+  ScheduleKind kind;
+  std::string_view name;
+  StageLayout layout;
+};
+// Every kind, in the order in which planners try them: of equal plans the first stays.
+[[nodiscard]] std::span<const KindTraits> schedule_kinds();
+[[nodiscard]] const KindTraits& traits(ScheduleKind kind);
+
 // "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "adaptive".
 [[nodiscard]] std::string_view name(ScheduleKind kind);
 [[nodiscard]] Expected<ScheduleKind> parse_schedule_kind(std::string_view name);

@@ -13,7 +13,7 @@
 namespace dynmo::sim {
 namespace {
 
-// What the parts of idle time are measured against, all in nanoseconds.
+// The parts of idle time are differences of these, all in nanoseconds.
 struct Levels {
   std::int64_t step = 0;
   std::int64_t free_step = 0;  // if messages and reductions were free and immediate
@@ -89,7 +89,7 @@ SimResult summary(ReplayResult replayed, const StepCosts& costs) {
   return result;
 }
 
-// Of a schedule that the checker accepts.
+// Requires a schedule that the checker accepts.
 Expected<SimResult> simulate_valid(const schedule::Schedule& lowered,
                                    std::span<const StageCost> stages, const cost::Cluster& cluster,
                                    const SimOptions& options) {

@@ -68,7 +68,7 @@ Expected<void> check_cluster(const cost::Cluster& cluster) {
   DYNMO_TRY(check_link(cluster.inside_node, "inside a node"));
   DYNMO_TRY(check_link(cluster.between_nodes, "between nodes"));
   if (!std::isfinite(cluster.action_s) || cluster.action_s < 0) {
-    return make_error(ErrorCode::kBadInput, "actions take {} s beside the layers; want 0 or more",
+    return make_error(ErrorCode::kBadInput, "the overhead of an action is {} s; want 0 or more",
                       cluster.action_s);
   }
   if (cluster.nic_bandwidth_bytes_per_s > 0) return {};
@@ -89,7 +89,7 @@ struct Ends {
   Rank to;
 };
 
-// Of the messages over the boundary behind stage `boundary`.
+// Which ranks the messages over the boundary behind stage `boundary` go between.
 Ends ends_of(const PipelineShape& shape, std::size_t boundary, bool gradient) {
   const Rank low = shape.stages[boundary].rank;
   const Rank high = shape.stages[boundary + 1].rank;
@@ -154,7 +154,7 @@ double fastest_used(const PipelineShape& shape, const cost::Cluster& cluster) {
   return fastest;
 }
 
-// What the stage adds to the busy time of a rank of this speed.
+// A rank of this speed is busy for so long with the stage.
 std::int64_t busy_time(const StageCost& stage, bool frozen, int micro_batches, double speed) {
   const std::int64_t forward = rounded(stage.forward, speed);
   if (frozen) return micro_batches * forward;

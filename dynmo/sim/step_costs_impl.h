@@ -38,7 +38,7 @@ struct StepCosts {
   std::vector<Stage> stages;
   std::vector<Channel> channels;
   std::size_t nodes = 0;
-  std::int64_t action = 0;           // beside the layers, before every action
+  std::int64_t action = 0;           // overhead before every action
   std::vector<std::int64_t> update;  // by rank
   std::vector<std::int64_t> state;   // by rank, bytes
   // By rank: what it would be busy at the speed of the fastest rank that holds a stage.

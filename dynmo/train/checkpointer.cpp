@@ -6,16 +6,14 @@
 #include <chrono>
 #include <utility>
 
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/observe/run_folder.h"
 #include "dynmo/transport/gather.h"
 
 namespace dynmo::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // A result as text: what it gave, or "!" and its error's message.
 std::string encode(const Expected<std::string>& result) {
@@ -34,7 +32,7 @@ Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
                            TensorName name, Waiting waiting)
     : transport_(transport),
       tag_(tag),
-      root_(run_directory / kCheckpointFolder),
+      root_(observe::RunFolder(run_directory).checkpoints()),
       config_(config),
       name_(std::move(name)),
       waiting_(waiting),

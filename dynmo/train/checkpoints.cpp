@@ -11,12 +11,39 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/observe/run_folder.h"
 
 namespace dynmo::train {
 namespace {
 
 constexpr const char* kFirstMoment = "optimizer.exp_avg.";
 constexpr const char* kSecondMoment = "optimizer.exp_avg_sq.";
+
+checkpoint::DType dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return checkpoint::DType::kF32;
+    case at::kDouble:
+      return checkpoint::DType::kF64;
+    case at::kBFloat16:
+      return checkpoint::DType::kBF16;
+    case at::kLong:
+      return checkpoint::DType::kI64;
+    case at::kInt:
+      return checkpoint::DType::kI32;
+    case at::kShort:
+      return checkpoint::DType::kI16;
+    case at::kChar:
+      return checkpoint::DType::kI8;
+    case at::kByte:
+      return checkpoint::DType::kU8;
+    case at::kBool:
+      return checkpoint::DType::kBool;
+    default:
+      DYNMO_CHECK(false, "a type that checkpoints hold, got {}", c10::toString(type));
+      return checkpoint::DType::kF32;
+  }
+}
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
@@ -66,12 +93,12 @@ Expected<T> number(const checkpoint::Safetensors& file, const std::string& key, 
 Expected<void> copy_tensor(const checkpoint::Safetensors& file, const std::string& name,
                            const at::Tensor& to) {
   const checkpoint::TensorView* from = file.find(name);
-  const bool fits = from != nullptr && from->dtype == checkpoint::DType::kF32 &&
+  const bool fits = from != nullptr && from->dtype == dtype_of(to.scalar_type()) &&
                     std::ranges::equal(from->shape, to.sizes()) &&
                     from->bytes.size() == to.nbytes();
   if (!fits) {
     return make_error(ErrorCode::kBadInput, "checkpoint: tensor '{}' {}", name,
-                      from == nullptr ? "is missing" : "is not of the model's shape in fp32");
+                      from == nullptr ? "is missing" : "is not of the model's shape and type");
   }
   std::memcpy(to.data_ptr(), from->bytes.data(), from->bytes.size());
   return {};
@@ -95,6 +122,9 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
     DYNMO_TRY(copy_tensor(file, kFirstMoment + full, parameter.first_moment));
     DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
   }
+  for (const model::Buffer& buffer : state.buffers) {
+    DYNMO_TRY(copy_tensor(file, kBuffer + name(id, buffer.name), buffer.value));
+  }
   model::round_values(layer, state);
   return state;
 }
@@ -105,7 +135,7 @@ checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorNam
   checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
   const auto add = [&](std::string tensor_name, const at::Tensor& tensor) {
     file.tensors.push_back({.name = std::move(tensor_name),
-                            .dtype = checkpoint::DType::kF32,
+                            .dtype = dtype_of(tensor.scalar_type()),
                             .shape = tensor.sizes().vec(),
                             .bytes = bytes_of(tensor)});
   };
@@ -115,6 +145,9 @@ checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorNam
     if (state.frozen) continue;
     add(kFirstMoment + full, parameter.first_moment);
     add(kSecondMoment + full, parameter.second_moment);
+  }
+  for (const model::Buffer& buffer : state.buffers) {
+    add(kBuffer + name(state.id, buffer.name), buffer.value);
   }
   file.metadata["optimizer_steps"] = fmt::format("{}", state.optimizer_steps);
   file.metadata["random_key"] = fmt::format("{}", state.random_key);
@@ -127,25 +160,28 @@ Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
   for (const plan::PlanStage& stage : pipeline.plan().stages) {
     cut.push_back({{"rank", stage.rank.value}, {"layers", stage.layers.count}});
   }
-  return {{"step", pipeline.next_step()},
-          {"identity", identity(config)},
-          {"plan",
-           {{"ranks", pipeline.plan().ranks},
-            {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
-            {"generation", pipeline.plan().generation},
-            {"stages", std::move(cut)}}},
-          {"machine", machine_json(config)},
-          {"config", to_toml(config)}};
+  Json json = {{"step", pipeline.next_step()},
+               {"identity", identity(config)},
+               {"plan",
+                {{"ranks", pipeline.plan().ranks},
+                 {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
+                 {"generation", pipeline.plan().generation},
+                 {"stages", std::move(cut)}}},
+               {"machine", machine_json(config)},
+               {"config", to_toml(config)}};
+  Json sources = dynamism::state(pipeline.sources());
+  if (!sources.empty()) json["sources"] = std::move(sources);
+  return json;
 }
 
 Expected<Restored> restore(const Config& config) {
   std::vector<Error> skipped;
-  auto found = checkpoint::newest_verified(
-      std::filesystem::path(config.run.directory) / kCheckpointFolder, &skipped);
+  auto found =
+      checkpoint::newest_verified(observe::RunFolder(config.run.directory).checkpoints(), &skipped);
   if (!found) {
     return make_error(found.error().code,
-                      "--resume: {}; wanted the --out of a run that has one, or leave --resume "
-                      "out to start anew in another --out",
+                      "{}; wanted a run.directory whose run has a checkpoint to resume from, or a "
+                      "new run in another one",
                       found.error().message);
   }
   Restored restored{.checkpoint = std::move(*found), .step = 0, .plan = {}, .notes = {}};
@@ -164,20 +200,22 @@ Expected<Restored> restore(const Config& config) {
   }
   state.ignore("config");
   state.ignore("machine");
+  state.ignore("sources");
   auto plan = state.object("plan");
   DYNMO_TRY(state.finish());
   if (trained != identity(config)) {
     return make_error(
         ErrorCode::kBadInput,
-        "checkpoint '{}' is of another training: model, batch, optimizer, freezing, train.seed or "
-        "train.steps differ, or the micro-batches of a step (replicas x accumulation x "
-        "micro_batches); wanted those of its run: --config {}",
+        "checkpoint '{}' is of another training: model, batch, optimizer, sources of dynamism, "
+        "train.seed or train.steps differ, or the micro-batches of a step (replicas x "
+        "accumulation x micro_batches); wanted those of its run, in {}",
         restored.checkpoint.path.string(),
-        (std::filesystem::path(config.run.directory) / "config.toml").string());
+        observe::RunFolder(config.run.directory).config().string());
   }
   if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);
   DYNMO_ASSIGN(restored.plan, parse_plan(*std::move(plan)));
   const Json& state_value = restored.checkpoint.manifest.state;
+  if (state_value.contains("sources")) restored.sources = state_value["sources"];
   const Json machine = state_value.contains("machine") ? state_value["machine"] : Json();
   if (machine != machine_json(config)) {
     restored.notes.push_back(

@@ -21,13 +21,13 @@
 
 namespace dynmo::train {
 
-// In the folder of a run.
-inline constexpr const char* kCheckpointFolder = "checkpoints";
-
 // The name in a file of a layer's parameter: Hugging Face's for the families that have one.
 using TensorName = std::function<std::string(LayerId, std::string_view parameter)>;
 
-// A layer's file: its parameters, moments, counts. The bytes are the state's own.
+// Before the names of a file's tensors that are buffers.
+inline constexpr const char* kBuffer = "buffer.";
+
+// A layer's file: its parameters, moments, buffers, counts. The bytes are the state's own.
 [[nodiscard]] checkpoint::LayerFile layer_file(const model::LayerState& state,
                                                const TensorName& name);
 // What a manifest says beside the files: step, plan, config, what the bits depend on.
@@ -40,11 +40,12 @@ struct Restored {
   checkpoint::VerifiedCheckpoint checkpoint;
   std::int64_t step = 0;           // next to run
   plan::Plan plan;                 // that was running; of any number of ranks
+  Json sources = Json::object();   // state of the sources of dynamism, by name
   std::vector<std::string> notes;  // damaged ones passed over; differences that change bits
 };
 
 // The newest checkpoint of run.directory whose files all verify. kNoCheckpoint: there is none.
-// kBadInput: it belongs to another training (model, data, batch, optimizer, seed, steps, freezing).
+// kBadInput: it belongs to another training (config.h: identity).
 [[nodiscard]] Expected<Restored> restore(const Config& config);
 
 // States of the layers that `plan` gives to `rank`. kBadInput: a tensor is missing or of another

@@ -3,10 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
-#include "dynmo/core/toml.h"
-#include "dynmo/dynamism/freezing.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/model/precision.h"
@@ -17,77 +17,117 @@
 namespace dynmo::train {
 namespace {
 
-// The one list of keys: reading, --set, saving and the nearest-key message all follow it.
-std::vector<TomlKey> keys_of(Config& c) {
+constexpr double kLarge = 1 << 24;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;  // of a micro-batch
+
+Range steps_or_0(const char* meaning_of_0) {
+  return between(0, kLarge, fmt::format("(0: {})", meaning_of_0));
+}
+
+std::vector<TomlKey> model_keys(Config::Model& m) {
   return {
-      {"model.family", &c.model.family},
-      {"model.vocabulary", &c.model.vocabulary},
-      {"model.hidden", &c.model.hidden},
-      {"model.blocks", &c.model.blocks},
-      {"model.heads", &c.model.heads},
-      {"model.kv_heads", &c.model.kv_heads},
-      {"model.intermediate", &c.model.intermediate},
-      {"model.sequence", &c.model.sequence},
-      {"model.dropout", &c.model.dropout},
-      {"model.rope_theta", &c.model.rope_theta},
-      {"model.precision", &c.model.precision},
-      {"model.positions", &c.model.positions},
-      {"model.norm_epsilon", &c.model.norm_epsilon},
-      {"model.tied_embeddings", &c.model.tied_embeddings},
-      {"data.path", &c.data.path},
-      {"data.validation_path", &c.data.validation_path},
-      {"data.vocabulary", &c.data.vocabulary},
-      {"batch.micro_batches", &c.batch.micro_batches},
-      {"batch.micro_batch_size", &c.batch.micro_batch_size},
-      {"batch.accumulation", &c.batch.accumulation},
-      {"optimizer.learning_rate", &c.optimizer.learning_rate},
-      {"optimizer.minimum_learning_rate", &c.optimizer.minimum_learning_rate},
-      {"optimizer.warmup_steps", &c.optimizer.warmup_steps},
-      {"optimizer.decay", &c.optimizer.decay},
-      {"optimizer.decay_share", &c.optimizer.decay_share},
-      {"optimizer.beta1", &c.optimizer.beta1},
-      {"optimizer.beta2", &c.optimizer.beta2},
-      {"optimizer.epsilon", &c.optimizer.epsilon},
-      {"optimizer.weight_decay", &c.optimizer.weight_decay},
-      {"optimizer.clip_norm", &c.optimizer.clip_norm},
-      {"train.steps", &c.train.steps},
-      {"train.seed", &c.train.seed},
-      {"train.init", &c.train.init},
-      {"train.on_nan", &c.train.on_nan},
-      {"train.validation_every", &c.train.validation_every},
-      {"train.validation_steps", &c.train.validation_steps},
-      {"pipeline.ranks", &c.pipeline.ranks},
-      {"pipeline.replicas", &c.pipeline.replicas},
-      {"pipeline.schedule", &c.pipeline.schedule},
-      {"pipeline.stages_per_rank", &c.pipeline.stages_per_rank},
-      {"pipeline.balancer", &c.pipeline.balancer},
-      {"pipeline.cut", &c.pipeline.cut},
-      {"pipeline.measure_steps", &c.pipeline.measure_steps},
-      {"pipeline.pin", &c.pipeline.pin},
-      {"pipeline.recompute", &c.pipeline.recompute},
-      {"pipeline.memory", &c.pipeline.memory},
-      {"pipeline.timeout_s", &c.pipeline.timeout_s},
-      {"balance.enabled", &c.balance.enabled},
-      {"balance.balancer", &c.balance.balancer},
-      {"balance.minimum_gain", &c.balance.minimum_gain},
-      {"balance.noise_factor", &c.balance.noise_factor},
-      {"balance.window", &c.balance.window},
-      {"freezing.enabled", &c.freezing.enabled},
-      {"freezing.start", &c.freezing.start},
-      {"freezing.end", &c.freezing.end},
-      {"freezing.fraction", &c.freezing.fraction},
-      {"freezing.every", &c.freezing.every},
-      {"checkpoint.every", &c.checkpoint.every},
-      {"checkpoint.keep", &c.checkpoint.keep},
+      {"model.family", &m.family, readable_by(model::parse_family)},
+      {"model.vocabulary", &m.vocabulary, between(0, kLarge, "(0: that of the data)")},
+      {"model.hidden", &m.hidden},
+      {"model.blocks", &m.blocks},
+      {"model.heads", &m.heads},
+      {"model.kv_heads", &m.kv_heads},
+      {"model.intermediate", &m.intermediate},
+      {"model.sequence", &m.sequence, between(1, kLarge)},
+      {"model.dropout", &m.dropout},
+      {"model.rope_theta", &m.rope_theta},
+      {"model.precision", &m.precision, readable_by(model::parse_precision)},
+      {"model.positions", &m.positions, between(0, kLarge, "(0: model.sequence)")},
+      {"model.norm_epsilon", &m.norm_epsilon},
+      {"model.tied_embeddings", &m.tied_embeddings},
+  };
+}
+
+std::vector<TomlKey> data_keys(Config::Data& d, Config::Batch& b) {
+  return {
+      {"data.path", &d.path},
+      {"data.validation_path", &d.validation_path},
+      {"data.vocabulary", &d.vocabulary, between(0, kLarge, "(0: that of a prepared folder)")},
+      // As many as the planner takes: each is a few actions of the schedule.
+      {"batch.micro_batches", &b.micro_batches,
+       between(1, 65536, "(more of a step: batch.accumulation)")},
+      {"batch.micro_batch_size", &b.micro_batch_size, between(1, kLarge)},
+      {"batch.accumulation", &b.accumulation, between(1, kLarge)},
+  };
+}
+
+std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
+  return {
+      {"optimizer.learning_rate", &o.learning_rate, above(0)},
+      {"optimizer.minimum_learning_rate", &o.minimum_learning_rate, at_least(0)},
+      {"optimizer.warmup_steps", &o.warmup_steps, between(0, kLarge)},
+      {"optimizer.decay", &o.decay, readable_by(model::parse_decay)},
+      {"optimizer.decay_share", &o.decay_share, above_to(0, 1)},
+      {"optimizer.beta1", &o.beta1, from_below(0, 1)},
+      {"optimizer.beta2", &o.beta2, from_below(0, 1)},
+      {"optimizer.epsilon", &o.epsilon, above(0)},
+      {"optimizer.weight_decay", &o.weight_decay, at_least(0)},
+      {"optimizer.clip_norm", &o.clip_norm, at_least(0, "(0: no clipping)")},
+  };
+}
+
+std::vector<TomlKey> train_keys(Config::Train& t) {
+  return {
+      {"train.steps", &t.steps, between(1, kLarge)},
+      {"train.seed", &t.seed, at_least(0)},
+      {"train.init", &t.init},
+      {"train.on_nan", &t.on_nan, Names{"stop", "skip"}},
+      {"train.validation_every", &t.validation_every, steps_or_0("never")},
+      {"train.validation_steps", &t.validation_steps, between(1, kLarge)},
+  };
+}
+
+Expected<void> parse_schedule(std::string_view name) {
+  if (name == "auto") return {};
+  const auto kind = schedule::parse_schedule_kind(name);
+  if (kind) return {};
+  return make_error(ErrorCode::kBadInput, "{}; or auto", kind.error().message);
+}
+
+std::vector<TomlKey> pipeline_keys(Config::Pipeline& p) {
+  return {
+      {"pipeline.ranks", &p.ranks, between(0, 4096, "(0: the usable cores)")},
+      {"pipeline.replicas", &p.replicas, between(1, 4096)},
+      {"pipeline.schedule", &p.schedule, readable_by(parse_schedule)},
+      {"pipeline.stages_per_rank", &p.stages_per_rank, between(1, kLarge)},
+      {"pipeline.balancer", &p.balancer, readable_by(plan::parse_balancer)},
+      {"pipeline.cut", &p.cut},
+      {"pipeline.measure_steps", &p.measure_steps, between(2, kLarge)},
+      {"pipeline.pin", &p.pin},
+      {"pipeline.recompute", &p.recompute, readable_by(plan::parse_recompute)},
+      {"pipeline.memory", &p.memory, at_least(0, "bytes")},
+      {"pipeline.timeout_s", &p.timeout_s, between(0.1, 1e6, "seconds")},
+  };
+}
+
+std::vector<TomlKey> balance_keys(Config::Balance& b) {
+  return {
+      {"balance.enabled", &b.enabled},
+      {"balance.balancer", &b.balancer, readable_by(plan::parse_balancer)},
+      {"balance.minimum_gain", &b.minimum_gain, at_least(0)},
+      {"balance.noise_factor", &b.noise_factor, at_least(0)},
+      {"balance.window", &b.window, between(3, kLarge)},
+  };
+}
+
+std::vector<TomlKey> run_keys(Config& c) {
+  return {
+      {"checkpoint.every", &c.checkpoint.every, steps_or_0("none")},
+      {"checkpoint.keep", &c.checkpoint.keep, between(1, kLarge)},
       {"checkpoint.asynchronous", &c.checkpoint.asynchronous},
-      {"checkpoint.memory", &c.checkpoint.memory},
+      {"checkpoint.memory", &c.checkpoint.memory, at_least(0, "bytes")},
       {"emulated.profile", &c.emulated.profile},
       {"emulated.trace", &c.emulated.trace},
-      {"emulated.memory_scale", &c.emulated.memory_scale},
+      {"emulated.memory_scale", &c.emulated.memory_scale, above_to(0, 1)},
       {"run.directory", &c.run.directory},
-      {"run.device", &c.run.device},
-      {"run.trace_steps", &c.run.trace_steps},
-      {"run.load_trace", &c.run.load_trace},
+      {"run.device", &c.run.device, Names{"cpu", "cuda", "emulated"}},
+      {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
+      {"run.load_trace", &c.run.load_trace, steps_or_0("none")},
   };
 }
 
@@ -101,15 +141,59 @@ Config resolved(Config config) {
 }
 
 template <typename T>
-Expected<void> require(bool holds, const char* key, const T& value, const char* wanted) {
+Expected<void> require(bool holds, std::string_view key, const T& value, std::string_view wanted) {
   if (holds) return {};
   return make_error(ErrorCode::kBadInput, "{} is {}, wanted {}", key, value, wanted);
 }
 
+// Sizes are checked one by one before, so that no product here overflows.
+Expected<void> check_step_size(const Config& c) {
+  const std::int64_t tokens = c.batch.micro_batch_size * c.model.sequence;
+  DYNMO_TRY(require(tokens <= kMaxTokens, "batch.micro_batch_size x model.sequence", tokens,
+                    fmt::format("at most {} tokens", kMaxTokens)));
+  const std::int64_t micro_batches = step_micro_batches(c);
+  return require(micro_batches <= static_cast<std::int64_t>(kLarge),
+                 "pipeline.replicas x batch.accumulation x batch.micro_batches", micro_batches,
+                 fmt::format("at most {}", static_cast<std::int64_t>(kLarge)));
+}
+
+// What a run whose layers only take time cannot have.
+Expected<void> check_emulation(const Config& c) {
+  if (!emulates(c)) return {};
+  DYNMO_TRY(require(c.train.init.empty(), "train.init", c.train.init,
+                    "nothing with run.device = emulated"));
+  DYNMO_TRY(require(c.model.precision == "fp32", "model.precision", c.model.precision,
+                    "fp32 with run.device = emulated: its costs say how many bytes pass"));
+  DYNMO_TRY(require(c.pipeline.recompute == "none", "pipeline.recompute", c.pipeline.recompute,
+                    "none with run.device = emulated: its layers keep no activations"));
+  DYNMO_TRY(require(c.emulated.profile.empty() != c.emulated.trace.empty(), "run.device",
+                    c.run.device, "one of emulated.profile and emulated.trace with it"));
+  return require(c.train.validation_every == 0, "train.validation_every", c.train.validation_every,
+                 "0 with run.device = emulated: it has no losses");
+}
+
+// A source that is not enabled decides nothing: its table can grow without making every checkpoint
+// one of another training.
+bool is_enabled_source(const dynamism::SourceOptions& sources, std::string_view table) {
+  const std::vector<std::string_view> enabled = sources.enabled_tables();
+  return std::find(enabled.begin(), enabled.end(), table) != enabled.end();
+}
+
 }  // namespace
 
+std::vector<TomlKey> keys_of(Config& c) {
+  std::vector<TomlKey> keys;
+  for (const auto& table :
+       {model_keys(c.model), data_keys(c.data, c.batch), optimizer_keys(c.optimizer),
+        train_keys(c.train), pipeline_keys(c.pipeline), balance_keys(c.balance),
+        c.sources.training_keys(), run_keys(c)}) {
+    keys.insert(keys.end(), table.begin(), table.end());
+  }
+  return keys;
+}
+
 Expected<void> apply_file(Config& config, const std::filesystem::path& path) {
-  DYNMO_ASSIGN(const std::string text, read_file(path));
+  DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTomlBytes));
   return apply_text(config, text, path.string());
 }
 
@@ -124,139 +208,28 @@ Expected<void> apply_settings(Config& config, std::span<const std::string> setti
 bool emulates(const Config& config) { return config.run.device == "emulated"; }
 bool uses_cuda(const Config& config) { return config.run.device == "cuda"; }
 
-Expected<void> validate(const Config& c) {
-  constexpr std::int64_t kLarge = std::int64_t{1} << 24;
-  const auto in = [](std::int64_t value, std::int64_t low) {
-    return value >= low && value <= kLarge;
-  };
-  const auto family = model::parse_family(c.model.family);
-  if (!family) return make_error(ErrorCode::kBadInput, "model.family: {}", family.error().message);
-  DYNMO_TRY(require(in(c.model.vocabulary, 0), "model.vocabulary", c.model.vocabulary,
-                    "1 or more, or 0 for that of the data"));
-  DYNMO_TRY(require(in(c.model.sequence, 1), "model.sequence", c.model.sequence, "1 to 16777216"));
-  DYNMO_TRY(require(c.model.positions >= 0, "model.positions", c.model.positions,
-                    "1 or more, or 0 for model.sequence"));
-  DYNMO_TRY(require(c.train.init.empty() || !emulates(c), "train.init", c.train.init,
-                    "nothing with run.device = emulated"));
-  // As many as the planner takes: each is a few actions of the schedule.
-  DYNMO_TRY(require(c.batch.micro_batches >= 1 && c.batch.micro_batches <= 65536,
-                    "batch.micro_batches", c.batch.micro_batches,
-                    "1 to 65536 (more of a step: batch.accumulation)"));
-  DYNMO_TRY(require(in(c.batch.micro_batch_size, 1), "batch.micro_batch_size",
-                    c.batch.micro_batch_size, "1 or more"));
-  DYNMO_TRY(require(in(c.data.vocabulary, 0), "data.vocabulary", c.data.vocabulary,
-                    "1 or more, or 0 for that of a prepared folder"));
-  DYNMO_TRY(require(in(c.batch.accumulation, 1), "batch.accumulation", c.batch.accumulation,
-                    "1 or more"));
-  DYNMO_TRY(require(c.pipeline.replicas >= 1 && c.pipeline.replicas <= 4096, "pipeline.replicas",
-                    c.pipeline.replicas, "1 to 4096"));
-  // A micro-batch's tokens, so that those of a step can be counted.
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
-  const std::int64_t tokens = c.batch.micro_batch_size * c.model.sequence;
-  DYNMO_TRY(require(tokens <= kMostTokens, "batch.micro_batch_size x model.sequence", tokens,
-                    "at most 1073741824 tokens"));
-  if (step_micro_batches(c) > kLarge) {
-    return make_error(ErrorCode::kBadInput,
-                      "pipeline.replicas x batch.accumulation x batch.micro_batches is {}, wanted "
-                      "at most {}",
-                      step_micro_batches(c), kLarge);
-  }
-  DYNMO_TRY(require(in(c.train.steps, 1), "train.steps", c.train.steps, "1 or more"));
-  DYNMO_TRY(require(c.train.seed >= 0, "train.seed", c.train.seed, "0 or more"));
-  DYNMO_TRY(require(in(c.train.validation_every, 0), "train.validation_every",
-                    c.train.validation_every, "0 (never) or more"));
-  DYNMO_TRY(require(in(c.train.validation_steps, 1), "train.validation_steps",
-                    c.train.validation_steps, "1 or more"));
-  DYNMO_TRY(require(c.optimizer.learning_rate > 0, "optimizer.learning_rate",
-                    c.optimizer.learning_rate, "more than 0"));
-  DYNMO_TRY(require(c.optimizer.minimum_learning_rate >= 0 &&
-                        c.optimizer.minimum_learning_rate <= c.optimizer.learning_rate,
+Expected<void> validate(const Config& config) {
+  Config c = resolved(config);
+  DYNMO_TRY(check_values(keys_of(c)));
+  DYNMO_TRY(check_step_size(c));
+  DYNMO_TRY(require(c.optimizer.minimum_learning_rate <= c.optimizer.learning_rate,
                     "optimizer.minimum_learning_rate", c.optimizer.minimum_learning_rate,
                     "0 to optimizer.learning_rate"));
-  DYNMO_TRY(require(in(c.optimizer.warmup_steps, 0), "optimizer.warmup_steps",
-                    c.optimizer.warmup_steps, "0 or more"));
-  const auto precision = model::parse_precision(c.model.precision);
-  if (!precision) {
-    return make_error(ErrorCode::kBadInput, "model.precision: {}", precision.error().message);
-  }
-  DYNMO_TRY(require(!emulates(c) || *precision == model::Precision::kFp32, "model.precision",
-                    c.model.precision,
-                    "fp32 with run.device = emulated: its costs say how many bytes pass"));
-  const auto decay = model::parse_decay(c.optimizer.decay);
-  if (!decay) {
-    return make_error(ErrorCode::kBadInput, "optimizer.decay: {}", decay.error().message);
-  }
-  DYNMO_TRY(require(c.optimizer.decay_share > 0 && c.optimizer.decay_share <= 1,
-                    "optimizer.decay_share", c.optimizer.decay_share, "above 0 and at most 1"));
-  DYNMO_TRY(require(c.train.on_nan == "stop" || c.train.on_nan == "skip", "train.on_nan",
-                    c.train.on_nan, "stop or skip"));
-  DYNMO_TRY(require(c.optimizer.beta1 >= 0 && c.optimizer.beta1 < 1, "optimizer.beta1",
-                    c.optimizer.beta1, "0 to below 1"));
-  DYNMO_TRY(require(c.optimizer.beta2 >= 0 && c.optimizer.beta2 < 1, "optimizer.beta2",
-                    c.optimizer.beta2, "0 to below 1"));
-  DYNMO_TRY(
-      require(c.optimizer.epsilon > 0, "optimizer.epsilon", c.optimizer.epsilon, "more than 0"));
-  DYNMO_TRY(require(c.optimizer.weight_decay >= 0, "optimizer.weight_decay",
-                    c.optimizer.weight_decay, "0 or more"));
-  DYNMO_TRY(require(c.optimizer.clip_norm >= 0, "optimizer.clip_norm", c.optimizer.clip_norm,
-                    "0 (no clipping) or more"));
-  DYNMO_TRY(require(c.pipeline.ranks >= 0 && c.pipeline.ranks <= 4096, "pipeline.ranks",
-                    c.pipeline.ranks, "1 to 4096, or 0 for the usable cores"));
-  DYNMO_TRY(require(in(c.pipeline.measure_steps, 2), "pipeline.measure_steps",
-                    c.pipeline.measure_steps, "2 or more"));
-  DYNMO_TRY(require(c.pipeline.timeout_s >= 0.1 && c.pipeline.timeout_s <= 1e6,
-                    "pipeline.timeout_s", c.pipeline.timeout_s, "0.1 to 1e6 seconds"));
-  if (c.pipeline.schedule != "auto") {
-    const auto kind = schedule::parse_schedule_kind(c.pipeline.schedule);
-    if (!kind) {
-      return make_error(ErrorCode::kBadInput, "pipeline.schedule: {}; or auto",
-                        kind.error().message);
-    }
-  }
-  DYNMO_TRY(require(in(c.pipeline.stages_per_rank, 1), "pipeline.stages_per_rank",
-                    c.pipeline.stages_per_rank, "1 or more"));
-  const auto recompute = plan::parse_recompute(c.pipeline.recompute);
-  if (!recompute) {
-    return make_error(ErrorCode::kBadInput, "pipeline.recompute: {}", recompute.error().message);
-  }
-  DYNMO_TRY(require(!emulates(c) || *recompute == plan::Recompute::kNone, "pipeline.recompute",
-                    c.pipeline.recompute,
-                    "none with run.device = emulated: its layers keep no activations"));
-  DYNMO_TRY(require(*recompute != plan::Recompute::kAuto || c.pipeline.memory > Bytes{0},
+  DYNMO_TRY(require(c.pipeline.recompute != "auto" || c.pipeline.memory > Bytes{0},
                     "pipeline.memory", c.pipeline.memory.value,
                     "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
-  for (const auto& [key, name] : {std::pair{"pipeline.balancer", &c.pipeline.balancer},
-                                  {"balance.balancer", &c.balance.balancer}}) {
-    const auto balancer = plan::parse_balancer(*name);
-    if (!balancer) return make_error(ErrorCode::kBadInput, "{}: {}", key, balancer.error().message);
-  }
-  DYNMO_TRY(require(c.balance.minimum_gain >= 0, "balance.minimum_gain", c.balance.minimum_gain,
-                    "0 or more"));
-  DYNMO_TRY(require(c.balance.noise_factor >= 0, "balance.noise_factor", c.balance.noise_factor,
-                    "0 or more"));
-  DYNMO_TRY(require(in(c.balance.window, 3), "balance.window", c.balance.window, "3 or more"));
-  DYNMO_TRY(dynamism::validate({.start = c.freezing.start,
-                                .end = c.freezing.end,
-                                .fraction = c.freezing.fraction,
-                                .every = c.freezing.every}));
-  DYNMO_TRY(require(in(c.checkpoint.every, 0), "checkpoint.every", c.checkpoint.every,
-                    "0 (none) or more"));
-  DYNMO_TRY(require(in(c.checkpoint.keep, 1), "checkpoint.keep", c.checkpoint.keep, "1 or more"));
-  DYNMO_TRY(require(c.checkpoint.memory >= Bytes{0}, "checkpoint.memory", c.checkpoint.memory.value,
-                    "0 bytes or more"));
-  DYNMO_TRY(require(in(c.run.load_trace, 0), "run.load_trace", c.run.load_trace, "0 or more"));
-  DYNMO_TRY(require(in(c.run.trace_steps, 0), "run.trace_steps", c.run.trace_steps, "0 or more"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
-  DYNMO_TRY(require(c.run.device == "cpu" || uses_cuda(c) || emulates(c), "run.device",
-                    c.run.device, "cpu, cuda or emulated"));
-  DYNMO_TRY(require(!emulates(c) || c.emulated.profile.empty() != c.emulated.trace.empty(),
-                    "run.device", c.run.device,
-                    "one of emulated.profile and emulated.trace beside it"));
-  DYNMO_TRY(require(c.emulated.memory_scale > 0 && c.emulated.memory_scale <= 1,
-                    "emulated.memory_scale", c.emulated.memory_scale, "above 0 and at most 1"));
-  DYNMO_TRY(require(!emulates(c) || c.train.validation_every == 0, "train.validation_every",
-                    c.train.validation_every, "0 with run.device = emulated: it has no losses"));
-  return {};
+  DYNMO_TRY(check_emulation(c));
+  return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings});
+}
+
+std::vector<std::string> key_names() {
+  Config config;
+  std::vector<std::string> names;
+  for (const TomlKey& key : keys_of(config)) {
+    if (key.refused.empty()) names.push_back(key.name);
+  }
+  return names;
 }
 
 std::string to_toml(const Config& config) {
@@ -287,9 +260,12 @@ std::string identity(const Config& config) {
   for (const TomlKey& key : keys_of(copy)) {
     const std::string table = key.name.substr(0, key.name.find('.'));
     const bool decides = table == "model" || table == "batch" || table == "optimizer" ||
-                         table == "freezing" || table == "emulated" || key.name == "run.device" ||
-                         key.name == "train.steps" || key.name == "train.seed";
-    if (decides) text += fmt::format("{}={}\n", key.name, toml_value(key.field));
+                         table == "emulated" || key.name == "run.device" ||
+                         key.name == "train.steps" || key.name == "train.seed" ||
+                         is_enabled_source(copy.sources, table);
+    if (decides && key.refused.empty()) {
+      text += fmt::format("{}={}\n", key.name, toml_value(key.field));
+    }
   }
   return digest_of(text).hex();
 }

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
+#include "dynmo/dynamism/source_options.h"
 
 namespace dynmo::train {
 
@@ -22,14 +24,15 @@ struct Config {
     std::string family = "llama";  // or gpt2
     std::int64_t vocabulary = 0;   // 0: the data's; more: with tokens that the data does not use
     std::int64_t hidden = 256;
-    std::int64_t blocks = 8;  // two layers (half blocks) each
+    std::int64_t blocks = 8;  // two layers (sublayers) each
     std::int64_t heads = 4;
     std::int64_t kv_heads = 2;  // llama
     std::int64_t intermediate = 688;
     std::int64_t sequence = 128;
     double dropout = 0;
-    double rope_theta = 10000;   // llama
-    std::int64_t positions = 0;  // gpt2: that have a learned vector; 0: as many as sequence
+    double rope_theta = 10000;  // llama
+    // gpt2: that have a learned vector; llama: the longest input that an export names. 0: sequence.
+    std::int64_t positions = 0;
     double norm_epsilon = 1e-5;
     std::optional<bool> tied_embeddings = {};  // default: what the family does, true for gpt2 alone
     std::string precision = "fp32";            // or bf16: computes in it, keeps parameters in fp32
@@ -86,15 +89,10 @@ struct Config {
     std::string balancer = "optimal";
     double minimum_gain = 0.01;
     double noise_factor = 5;
-    std::int64_t window = 5;  // least steps whose median is a layer's share
+    std::int64_t window = 5;  // fewest steps whose median is a layer's share
   } balance;
-  struct Freezing {
-    bool enabled = false;
-    double start = 0.1;      // fraction of the steps at which the first layers freeze
-    double end = 0.7;        // ... and the last
-    double fraction = 0.7;   // of the layers that are frozen then
-    std::int64_t every = 1;  // steps between changes
-  } freezing;
+  // Tables of their own; a source is found by the type of its options.
+  dynamism::SourceOptions sources;
   struct Checkpoint {
     std::int64_t every = 0;               // steps; 0: none
     std::int64_t keep = 2;                // newest ones kept
@@ -115,13 +113,18 @@ struct Config {
   } run;
 };
 
+// The one list of keys, over the fields of `config`: reading, changing, checking, saving and the
+// nearest key of a message all follow it.
+[[nodiscard]] std::vector<TomlKey> keys_of(Config& config);
 // Applies a TOML file. kBadInput with file and line: unknown key, wrong type.
 [[nodiscard]] Expected<void> apply_file(Config& config, const std::filesystem::path& path);
 // The same of its text; `origin` names it in messages.
 [[nodiscard]] Expected<void> apply_text(Config& config, std::string_view text,
                                         std::string_view origin);
-// Applies "a.b=c" flags; the value is TOML, or a string without quotes.
+// Applies "a.b=c" texts; the value is TOML, or a string without quotes.
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
+// All keys, such as "train.steps", in the order of the resolved form.
+[[nodiscard]] std::vector<std::string> key_names();
 // Ranges and combinations that no run can have.
 [[nodiscard]] Expected<void> validate(const Config& config);
 // Whether the layers are emulated: any output says so.
@@ -135,9 +138,10 @@ struct Config {
 // Ranks of one replica where `world` ranks were started. kBadInput where replicas do not divide it.
 [[nodiscard]] Expected<int> pipeline_ranks(const Config& config, int world);
 // Digest text of what decides the numbers of a run (model, data, micro-batches of a step and their
-// size, optimizer, train.seed/steps, freezing): a checkpoint continues only a run with an equal
-// one. The number of ranks, cuts and balancing are not part of it; nor is how the micro-batches of
-// a step are grouped in replicas, or whether the device is cpu or cuda, which change the last bits.
+// size, optimizer, train.seed/steps, tables of the enabled sources): a checkpoint continues only a
+// run with an equal one. The number of ranks, cuts and balancing are not part of it; nor is how the
+// micro-batches of a step are grouped in replicas, or whether the device is cpu or cuda, which
+// change the last bits.
 [[nodiscard]] std::string identity(const Config& config);
 
 }  // namespace dynmo::train

@@ -12,9 +12,10 @@
 
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/transformer.h"
-#include "dynmo/observe/resident_memory.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/process/host_memory.h"
+#include "dynmo/runtime/known_costs.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/first_plan.h"
 #include "dynmo/train/pipeline_options.h"
@@ -23,9 +24,9 @@
 namespace dynmo::train {
 namespace {
 
-constexpr double kMostMeasuring = 10;  // seconds
-constexpr int kMicroBatches = 2;       // of a step that is measured
-constexpr int kSteps = 4;              // the first of which warms up
+constexpr double kMaxMeasuring = 10;  // seconds
+constexpr int kMicroBatches = 2;      // of a step that is measured
+constexpr int kSteps = 4;             // the first of which warms up
 
 // Index of the first layer of the same kind, by layer.
 std::vector<std::size_t> kinds_of(const model::Model& layers) {
@@ -40,18 +41,6 @@ std::vector<std::size_t> kinds_of(const model::Model& layers) {
     kinds.push_back(first.emplace(std::move(key), i).first->second);
   }
   return kinds;
-}
-
-// Names and bytes of the layers, as the engine will count them.
-cost::ModelCost known_costs(const DryRun& dry_run) {
-  const auto group = transport::make_in_process_group(1);
-  runtime::PipelineOptions options = dry_run.pipeline;
-  options.freezing.reset();
-  options.replicas = options.accumulation = 1;
-  options.ties.clear();
-  const auto all =
-      plan::make_plan({static_cast<int>(dry_run.layers.size())}, schedule::ScheduleKind::k1F1B);
-  return runtime::Pipeline(*group.front(), dry_run.layers, options, all, {}).profiler().known();
 }
 
 Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
@@ -69,7 +58,7 @@ Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
   shape.learned_positions = shape.norm_biases = shape.qkv_biases = shape.projection_biases =
       shape.mlp_biases = gpt2;
   shape.positions = m.sequence;
-  shape.vocabulary = dry_run.vocabulary;
+  shape.vocabulary = m.vocabulary > 0 ? m.vocabulary : dry_run.vocabulary;
   shape.sequence = m.sequence;
   shape.micro_batch_size = dry_run.config.batch.micro_batch_size;
   shape.dropout = m.dropout > 0;
@@ -109,7 +98,7 @@ Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost 
   }
   const auto group = transport::make_in_process_group(1);
   runtime::PipelineOptions options = dry_run.pipeline;
-  options.freezing.reset();
+  options.make_sources = {};
   options.replicas = options.accumulation = 1;
   options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   options.ties.clear();                        // of layers that are not all here
@@ -117,8 +106,8 @@ Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost 
   const auto plan =
       plan::make_plan({static_cast<int>(one_each.size())}, schedule::ScheduleKind::k1F1B);
   runtime::Pipeline pipeline(
-      *group.front(), one_each, options, plan,
-      runtime::initial_states(one_each, plan, Rank(0), dry_run.pipeline.seed));
+      *group.front(), one_each, options,
+      {plan, runtime::initial_states(one_each, plan, Rank(0), dry_run.pipeline.seed)});
   DYNMO_TRY(pipeline.measure(dry_run.batches, kSteps));
   const cost::ModelCost measured = *pipeline.costs();
   for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -133,7 +122,7 @@ struct Costs {
 };
 
 Expected<Costs> costs_of(const DryRun& dry_run) {
-  cost::ModelCost known = known_costs(dry_run);
+  cost::ModelCost known = runtime::known_costs(dry_run.layers, dry_run.pipeline);
   const Config& config = dry_run.config;
   if (emulates(config)) {
     DYNMO_ASSIGN(const cost::ModelCost given, emulated_costs(config));
@@ -165,7 +154,7 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
   }
   const double room = free_memory() / 2;
   if (!comparable || uses_cuda(config) ||
-      (seconds < kMostMeasuring && (room == 0 || bytes < room))) {
+      (seconds < kMaxMeasuring && (room == 0 || bytes < room))) {
     DYNMO_ASSIGN(cost::ModelCost measured, measured_costs(dry_run, std::move(known), kinds));
     return Costs{std::move(measured),
                  fmt::format("measured here, one layer of each of {} kinds by itself; ranks that "
@@ -201,45 +190,51 @@ Expected<Planned> plan_run(const Config& config, const cost::ModelCost& costs, i
                plan::recomputed_layers(plan::parse_recompute(config.pipeline.recompute).value(),
                                        plan, costs, cluster, micro_batches));
   DYNMO_ASSIGN(plan::Evaluation evaluation,
-               plan::evaluate(plan, plan::recomputed(costs, again), cluster, micro_batches));
+               plan::evaluate_recomputed(plan, costs, cluster, micro_batches, again));
   return Planned{std::move(plan), std::move(evaluation), static_cast<int>(again.size())};
 }
 
-// State and stashes of each rank, as a table.
+// State and stashes of each rank, as a table. Compute copies of the parameters have a column where
+// there are any.
 std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
                          const sim::SimResult& result) {
+  const bool copies = std::ranges::any_of(
+      model.layers, [](const cost::LayerCost& layer) { return layer.copy_bytes > Bytes{0}; });
   std::vector<std::vector<std::string>> rows;
   for (int rank = 0; rank < plan.ranks; ++rank) {
     std::vector<std::string> layers;
-    Bytes parameters, gradients, optimizer;
+    Bytes parameters, copied, gradients, optimizer, state;
     for (const plan::PlanStage& stage : plan.stages) {
       if (stage.rank != Rank(rank)) continue;
       layers.push_back(fmt::format("{}-{}", stage.layers.first.value, stage.layers.end() - 1));
       for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
         const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
-        parameters = parameters + layer.parameter_bytes;
-        gradients = gradients + layer.gradient_bytes;
-        optimizer = optimizer + layer.optimizer_bytes;
+        parameters += layer.parameter_bytes;
+        copied += layer.copy_bytes;
+        gradients += layer.gradient_bytes;
+        optimizer += layer.optimizer_bytes;
+        state += cost::state_bytes(layer);
       }
     }
     const Bytes activations = result.ranks[static_cast<std::size_t>(rank)].peak_activation;
     rows.push_back({fmt::format("{}", rank), fmt::format("{}", fmt::join(layers, ",")),
                     format_bytes(parameters), format_bytes(gradients), format_bytes(optimizer),
-                    format_bytes(activations),
-                    format_bytes(parameters + gradients + optimizer + activations)});
+                    format_bytes(activations), format_bytes(state + activations)});
+    if (copies) rows.back().insert(rows.back().begin() + 3, format_bytes(copied));
   }
   using observe::Column;
-  const std::vector<Column> columns = {{"rank"},       {"layers", Column::Align::kLeft},
-                                       {"parameters"}, {"gradients"},
-                                       {"optimizer"},  {"activations"},
-                                       {"together"}};
+  std::vector<Column> columns = {{"rank"},       {"layers", Column::Align::kLeft},
+                                 {"parameters"}, {"gradients"},
+                                 {"optimizer"},  {"activations"},
+                                 {"together"}};
+  if (copies) columns.insert(columns.begin() + 3, Column{"copies"});
   return observe::table(columns, rows);
 }
 
 }  // namespace
 
 Expected<std::string> describe(const DryRun& dry_run) {
-  const Bytes process = observe::resident_memory();  // before anything is measured
+  const Bytes process = process::resident_memory();  // before anything is measured
   DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
   const Config& config = dry_run.config;
   DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.ranks));
@@ -251,6 +246,7 @@ Expected<std::string> describe(const DryRun& dry_run) {
           ? fmt::format(" of each of {} replicas", config.pipeline.replicas)
           : "",
       schedule::name(plan.schedule), plan::to_string(plan));
+  text += cut_line(plan, dry_run.layers) + '\n';
   if (recomputed > 0) text += fmt::format("         {} layers computed again\n", recomputed);
   text += fmt::format("costs    {}\n", costs.source);
   text += fmt::format(

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dynmo/cost/files.h"
-#include "dynmo/dynamism/trace.h"
+#include "dynmo/dynamism/load_log.h"
 #include "dynmo/model/emulated.h"
 
 namespace dynmo::train {

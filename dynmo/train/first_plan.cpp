@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "dynmo/cost/cluster.h"
+#include "dynmo/observe/plan_report.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
-#include "dynmo/runtime/grid.h"
 #include "dynmo/train/pipeline_options.h"
+#include "dynmo/transport/grid.h"
 
 namespace dynmo::train {
 
@@ -61,12 +62,12 @@ Expected<void> check_cut(const Config& config, int ranks, int layers) {
 Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
                                const Config& config, const runtime::Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());
-  const runtime::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
-  DYNMO_TRY(check_cut(config, grid.ranks(), layers));
+  const transport::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
+  DYNMO_TRY(check_cut(config, grid.positions(), layers));
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(grid.ranks(), rank_memory(config));
+  const cost::Cluster cluster = cost::equal_ranks(grid.positions(), rank_memory(config));
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -76,12 +77,13 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel&
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
   runtime::PipelineOptions options = pipeline_options(config, made, 0, runtime::Balancing::kNever);
-  options.freezing.reset();
+  options.make_sources = {};
   options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   runtime::Pipeline measuring(
-      transport, made.layers, options, first.plan,
-      runtime::initial_states(made.layers, first.plan, grid.pipeline().rank(), seed, made.ties));
+      transport, made.layers, options,
+      {first.plan,
+       runtime::initial_states(made.layers, first.plan, grid.position(), seed, made.ties)});
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
   if (given) {
@@ -90,9 +92,16 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel&
     return first;
   }
   const cost::ModelCost costs = *measuring.costs();
-  DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, grid.ranks()));
+  DYNMO_ASSIGN(plan::RecomputeProposal proposed,
+               propose_first_plan(config, costs, grid.positions()));
   first.plan = std::move(proposed.proposal.plan);
   return first;
+}
+
+std::string cut_line(const plan::Plan& plan, const model::Model& layers) {
+  std::vector<std::string> names;
+  for (const auto& layer : layers) names.push_back(layer->name());
+  return fmt::format("         {}", observe::cut_text(plan, std::move(names)));
 }
 
 }  // namespace dynmo::train

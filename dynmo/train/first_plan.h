@@ -5,13 +5,14 @@
 // the first step.
 
 #include <optional>
+#include <string>
 
+#include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/runtime/profiler.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/train/config.h"
 #include "dynmo/train/made_model.h"
@@ -35,12 +36,15 @@ namespace dynmo::train {
 // no update.
 struct FirstPlan {
   plan::Plan plan;
-  std::optional<runtime::Profiler> profiler;
+  std::optional<control::Profiler> profiler;
 };
 
 // Called by all ranks of the group. kBadInput, kInfeasible; kPeerLost.
 [[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
                                              const Config& config,
                                              const runtime::Pipeline::Batches& batches);
+
+// The plan's cut by the names of the layers, as the line below a run's plan says it.
+[[nodiscard]] std::string cut_line(const plan::Plan& plan, const model::Model& layers);
 
 }  // namespace dynmo::train

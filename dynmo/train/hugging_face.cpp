@@ -14,7 +14,7 @@
 namespace dynmo::train {
 namespace {
 
-constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxPositions = std::int64_t{1} << 20;
 
 Json without_nulls(const Json& json) {
   Json kept = Json::object();
@@ -78,12 +78,13 @@ model::LlamaConfig llama(JsonObject& config, const Json& json,
   require(config, json, "mlp_bias", {false});
   require(config, json, "partial_rotary_factor", {1.0});
   // A table of angles is made for every position.
-  if (shape.positions > kMostPositions) {
+  if (shape.positions > kMaxPositions) {
     config.fail("max_position_embeddings",
-                fmt::format("is {}, implemented are at most {}", shape.positions, kMostPositions));
+                fmt::format("is {}, implemented are at most {}", shape.positions, kMaxPositions));
   }
   model::LlamaConfig llama;
   llama.kv_heads = shape.kv_heads;
+  llama.positions = shape.positions;
   llama.rope_theta = rope_theta(config, json);
   llama.rms_epsilon = epsilon(config, "rms_norm_eps", 1e-6);
   return llama;
@@ -131,7 +132,7 @@ Json config_of(const model::LlamaConfig& config) {
           {"num_attention_heads", config.heads},
           {"num_key_value_heads", config.kv_heads},
           {"head_dim", config.head_size()},
-          {"max_position_embeddings", config.sequence},
+          {"max_position_embeddings", std::max(config.positions, config.sequence)},
           {"rope_theta", config.rope_theta},
           {"rope_parameters", {{"rope_theta", config.rope_theta}, {"rope_type", "default"}}},
           {"rms_norm_eps", config.rms_epsilon},

@@ -22,7 +22,7 @@ void LoadTraceWriter::fail(const char* reason) {
   error_ = make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path_.string(), reason);
 }
 
-void LoadTraceWriter::add(std::int64_t step, int frozen_layers, const runtime::Profiler& profiler) {
+void LoadTraceWriter::add(std::int64_t step, int frozen_layers, const control::Profiler& profiler) {
   const bool change = frozen_layers_ && *frozen_layers_ != frozen_layers;
   if (error_ || (step < next_ && !change)) return;
   const auto costs = profiler.costs(frozen_layers);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes down what a run's layers cost over its steps ("dynmo-load-trace-1", dynamism/trace.h), so
-// that `dynmo simulate` and run.device = "emulated" can replay it.
+// Writes down what a run's layers cost over its steps ("dynmo-load-trace-1", dynamism/load_log.h),
+// so that `dynmo simulate` and run.device = "emulated" can replay it.
 
 #include <cstdint>
 #include <cstdio>
@@ -10,9 +10,9 @@
 #include <memory>
 #include <optional>
 
+#include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
-#include "dynmo/dynamism/trace.h"
-#include "dynmo/runtime/profiler.h"
+#include "dynmo/dynamism/load_log.h"
 
 namespace dynmo::train {
 
@@ -26,7 +26,7 @@ class LoadTraceWriter {
 
   // Costs as the profiler knows them after `step`, of which so many layers were frozen. After an
   // error nothing more is written.
-  void add(std::int64_t step, int frozen_layers, const runtime::Profiler& profiler);
+  void add(std::int64_t step, int frozen_layers, const control::Profiler& profiler);
   // The first error of writing.
   [[nodiscard]] Expected<void> close();
 

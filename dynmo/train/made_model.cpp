@@ -3,26 +3,44 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "dynmo/model/precision.h"
+#include "dynmo/model/recipe.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/model_config.h"
 
 namespace dynmo::train {
+namespace {
+
+dynamism::MakeSources sources_of(const TrainOptions& options) {
+  return [configured = dynamism::make_sources(options.config.sources),
+          own = options.make_sources](std::int64_t steps) {
+    dynamism::Sources sources = configured(steps);
+    if (own) std::ranges::move(own(steps), std::back_inserter(sources));
+    return sources;
+  };
+}
+
+}  // namespace
 
 Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
   const Config& c = options.config;
+  MadeModel made;
+  made.make_sources = sources_of(options);
   if (emulates(c)) {
     DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
-    return MadeModel{.layers = std::move(emulated.layers),
-                     .boundary_shape = std::move(emulated.boundary_shape)};
+    made.layers = std::move(emulated.layers);
+    made.boundary_shape = std::move(emulated.boundary_shape);
+    return made;
   }
-  MadeModel made{.layers = {},
-                 .boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden},
-                 .device = options.rank_device};
+  made.boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden};
+  made.device = options.rank_device;
+  const dynamism::Sources sources = made.make_sources(c.train.steps);
   DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
   if (options.make_model) {
     if (!c.train.init.empty()) {
@@ -30,8 +48,10 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
                         "train.init is '{}', wanted nothing with a model of your own",
                         c.train.init);
     }
-    DYNMO_ASSIGN(made.layers, options.make_model(c, vocabulary));
-    made.layers = model::in_precision(std::move(made.layers), precision);
+    DYNMO_ASSIGN(model::Recipe recipe, options.make_model(c, vocabulary));
+    DYNMO_TRY(dynamism::shape(sources, recipe));
+    made.layers = model::in_precision(model::layers_of(std::move(recipe)), precision);
+    DYNMO_TRY(dynamism::check(sources, {.model = made.layers, .ties = made.ties}));
     return made;
   }
   made.decoder = decoder_config(c, vocabulary);
@@ -41,13 +61,11 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
                       c.model.vocabulary, vocabulary, c.data.path);
   }
   DYNMO_TRY(model::validate(*made.decoder));
-  made.layers = model::in_precision(model::make_decoder(*made.decoder), precision);
+  model::Recipe recipe = model::make_recipe(*made.decoder);
+  DYNMO_TRY(dynamism::shape(sources, recipe));
+  made.layers = model::in_precision(model::layers_of(std::move(recipe)), precision);
   made.ties = model::ties(*made.decoder);
-  if (c.freezing.enabled && !made.ties.empty()) {
-    return make_error(ErrorCode::kBadInput,
-                      "freezing.enabled is true with tied embeddings: freezing would stop one of "
-                      "the two copies; set model.tied_embeddings=false or freezing.enabled=false");
-  }
+  DYNMO_TRY(dynamism::check(sources, {.model = made.layers, .ties = made.ties}));
   if (c.train.init.empty()) return made;
   auto weights = read_weights(c.train.init);
   if (weights) {

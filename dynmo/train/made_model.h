@@ -12,7 +12,7 @@
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/train/checkpoints.h"
-#include "dynmo/train/trainer.h"
+#include "dynmo/train/options.h"
 #include "dynmo/train/weights.h"
 
 namespace dynmo::train {
@@ -26,8 +26,10 @@ struct MadeModel {
   std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
   std::optional<Weights> weights = {};               // to start from
   TrainOptions::RankDevice device = {};              // where they run
+  dynamism::MakeSources make_sources = {};           // of the config and the user's own
 };
 
+// The layers are shaped by the sources of dynamism that the run has.
 // kBadInput naming the key: what no model can be made of, weights that do not fit it, data with
 // more tokens than the model's vocabulary. Otherwise the error of options.make_model.
 [[nodiscard]] Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary);

@@ -23,6 +23,7 @@ Decoder common(const Config::Model& m, std::int64_t vocabulary) {
 
 void fill(Config::Model& m, const model::LlamaConfig& llama) {
   m.kv_heads = llama.kv_heads;
+  m.positions = llama.positions;
   m.rope_theta = llama.rope_theta;
   m.norm_epsilon = llama.rms_epsilon;
 }
@@ -44,6 +45,7 @@ model::DecoderConfig decoder_config(const Config& config, std::int64_t vocabular
   }
   auto llama = common<model::LlamaConfig>(m, vocabulary);
   llama.kv_heads = m.kv_heads;
+  llama.positions = m.positions;
   llama.rope_theta = m.rope_theta;
   llama.rms_epsilon = m.norm_epsilon;
   return llama;

@@ -36,12 +36,7 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.learning_rate.decay_share = c.optimizer.decay_share;
   options.clip_norm = c.optimizer.clip_norm;
   options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;
-  if (c.freezing.enabled) {
-    options.freezing = dynamism::FreezingSchedule{.start = c.freezing.start,
-                                                  .end = c.freezing.end,
-                                                  .fraction = c.freezing.fraction,
-                                                  .every = c.freezing.every};
-  }
+  options.make_sources = made.make_sources;
   options.balancing = balancing;
   options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
   options.policy.minimum_gain = c.balance.minimum_gain;

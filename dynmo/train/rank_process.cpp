@@ -5,19 +5,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/files.h"
+#include "dynmo/core/exception_error.h"
 #include "dynmo/data/sampler.h"
+#include "dynmo/process/launcher.h"
+#include "dynmo/process/processors.h"
+#include "dynmo/process/rank_environment.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/cuda.h"
-#include "dynmo/runtime/launcher.h"
 #include "dynmo/runtime/nccl_transport.h"
-#include "dynmo/runtime/processors.h"
-#include "dynmo/runtime/rank_environment.h"
+#include "dynmo/train/inputs.h"
+#include "dynmo/train/run.h"
+#include "dynmo/train/run_lock.h"
 
 namespace dynmo::train {
 namespace {
+
+// Set for the ranks of a launcher, which holds the locks of their run.
+constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
 
 // The transport of a group that somebody else owns and ends.
 class Borrowed final : public transport::Transport {
@@ -44,26 +52,29 @@ class Borrowed final : public transport::Transport {
 Expected<void> train_guarded(transport::Transport& transport, const TrainOptions& options,
                              const Reporter& reporter) {
   try {
+    RunLocks locks;
+    if (transport.rank() == Rank(0) && std::getenv(kLockedByLauncher) == nullptr) {
+      DYNMO_ASSIGN(locks, lock_run(options));
+    }
     return train(transport, options, reporter);
   } catch (const CheckFailure& failure) {
     return make_error(ErrorCode::kInternal, "{}", failure.what());
   } catch (const data::ForeignShard& fault) {
     return make_error(ErrorCode::kBadInput, "{}", fault.what());
   } catch (const std::exception& fault) {
-    std::string what = fault.what();
-    return make_error(ErrorCode::kInternal, "{}", what.substr(0, what.find('\n')));
+    return error_of(fault);
   }
 }
 
 }  // namespace
 
 Expected<bool> is_rank_process() {
-  DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
+  DYNMO_ASSIGN(const auto environment, process::rank_environment());
   return environment.has_value();
 }
 
 Expected<void> run_rank(const RankProcess& process) {
-  DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
+  DYNMO_ASSIGN(const auto environment, process::rank_environment());
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
   // Before joining, which waits for all others.
   DYNMO_TRY(validate(process.options.config));
@@ -103,11 +114,11 @@ Expected<void> run_rank(const RankProcess& process) {
 int ranks_to_start(const Config& config) {
   if (config.pipeline.ranks > 0) return static_cast<int>(config.pipeline.ranks);
   const auto replicas = static_cast<int>(config.pipeline.replicas);
-  return std::clamp(runtime::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);
+  return std::clamp(process::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);
 }
 
 Expected<std::string> say_dry_run(const TrainOptions& options) {
-  DYNMO_ASSIGN(const auto environment, runtime::rank_environment());
+  DYNMO_ASSIGN(const auto environment, process::rank_environment());
   if (environment && environment->rank != Rank(0)) return std::string();
   DYNMO_TRY(validate(options.config));
   TrainOptions here = options;
@@ -123,17 +134,29 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
   DYNMO_TRY(validate(options.config));
   const int ranks = ranks_to_start(options.config);
-  DYNMO_TRY(check_inputs(options, ranks));
-  if (!uses_cuda(options.config)) DYNMO_TRY(check_host_memory(options));
-  DYNMO_TRY(make_directories(options.config.run.directory));  // where it cannot, one says so
+  // A folder that is there may belong to a run that goes on: its checkpoints are then not to be
+  // judged.
+  std::error_code fault;
+  RunLocks locks;
+  if (std::filesystem::exists(options.config.run.directory, fault)) {
+    DYNMO_ASSIGN(locks, lock_run(options));
+  }
+  {
+    DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
+    if (!uses_cuda(options.config)) DYNMO_TRY(check_host_memory(inputs, options.config));
+  }
+  if (locks.empty()) {
+    DYNMO_ASSIGN(locks, lock_run(options));
+  }
   if (uses_cuda(options.config)) DYNMO_TRY(runtime::load_cuda());
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
-  runtime::LaunchOptions launch_options{.ranks = world, .command = command};
+  process::LaunchOptions launch_options{
+      .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};
   if (options.config.pipeline.pin) {
-    const std::vector<int> cores = runtime::usable_processors().to_pin();
+    const std::vector<int> cores = process::usable_processors().to_pin();
     if (static_cast<int>(cores.size()) >= world) launch_options.cores = cores;
   }
-  return runtime::launch_ranks(launch_options);
+  return process::launch_ranks(launch_options);
 }
 
 }  // namespace dynmo::train

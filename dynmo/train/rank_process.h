@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/train/trainer.h"
+#include "dynmo/train/options.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -36,7 +36,7 @@ struct RankProcess {
 // replica), at least 2 (with several replicas 1).
 [[nodiscard]] int ranks_to_start(const Config& config);
 
-// dry_run (trainer.h) for the ranks that `launch` would start, or that somebody has started: then
+// dry_run (run.h) for the ranks that `launch` would start, or that somebody has started: then
 // rank 0 has the text, the others have an empty one.
 [[nodiscard]] Expected<std::string> say_dry_run(const TrainOptions& options);
 

@@ -6,57 +6,45 @@
 #include <algorithm>
 #include <tuple>
 
+#include "dynmo/core/median.h"
 #include "dynmo/observe/run_report.h"
 #include "dynmo/observe/summary.h"
-#include "dynmo/runtime/profiler.h"
 
 namespace dynmo::train {
 namespace {
 
 // Tokens a second over the last steps: what a progress line should show.
 double recent_tokens_per_s(const RunSeries& run) {
-  constexpr std::size_t kRecent = 10;
-  const std::size_t count = std::min(kRecent, run.steps.size());
   double time = 0;
-  for (std::size_t i = run.steps.size() - count; i < run.steps.size(); ++i)
-    time += run.steps[i].step_s;
-  return time > 0 ? static_cast<double>(run.tokens_per_step) * static_cast<double>(count) / time
-                  : 0;
+  for (const StepEntry& step : run.newest()) time += step.step_s;
+  const auto count = static_cast<double>(run.newest().size());
+  return time > 0 ? static_cast<double>(run.tokens_per_step) * count / time : 0;
 }
 
 double mean_of(const RunSeries& run, double StepEntry::*field) {
   double sum = 0;
-  for (const StepEntry& step : run.steps) sum += step.*field;
-  return run.steps.empty() ? 0 : sum / static_cast<double>(run.steps.size());
+  for (const StepEntry& step : run.sample()) sum += step.*field;
+  return run.sample().empty() ? 0 : sum / static_cast<double>(run.sample().size());
 }
 
 std::vector<double> values_of(const RunSeries& run, double StepEntry::*field) {
   std::vector<double> values;
-  for (const StepEntry& step : run.steps) values.push_back(step.*field);
+  for (const StepEntry& step : run.sample()) values.push_back(step.*field);
   return values;
 }
 
-// Mean of the first or last few losses: one step's is noisy.
-double first_loss(const RunSeries& run) { return run.steps.empty() ? 0 : run.steps.front().loss; }
+// Mean of the last few losses: one step's is noisy.
 double last_loss(const RunSeries& run) {
-  constexpr std::size_t kLast = 10;
-  const std::size_t count = std::min(kLast, run.steps.size());
   double sum = 0;
-  for (std::size_t i = run.steps.size() - count; i < run.steps.size(); ++i)
-    sum += run.steps[i].loss;
-  return count > 0 ? sum / static_cast<double>(count) : 0;
-}
-
-int migrations(const RunSeries& run) {
-  return static_cast<int>(std::count_if(run.steps.begin(), run.steps.end(),
-                                        [](const StepEntry& s) { return s.moved; }));
+  for (const StepEntry& step : run.newest()) sum += step.loss;
+  return run.newest().empty() ? 0 : sum / static_cast<double>(run.newest().size());
 }
 
 }  // namespace
 
 std::string progress_line(std::int64_t step, std::int64_t steps,
                           const std::vector<const RunSeries*>& runs, const plan::Plan& plan) {
-  const StepEntry& newest = runs.back()->steps.back();
+  const StepEntry& newest = runs.back()->newest().back();
   std::string line = fmt::format("step {:>5}/{}  loss {:.4f}", step + 1, steps, newest.loss);
   for (const RunSeries* run : runs) {
     line += fmt::format("  {} {:.0f} tokens/s", run->name, recent_tokens_per_s(*run));
@@ -74,21 +62,21 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.name = run.name;
   summary.tokens_per_s = run.tokens_per_s();
   std::vector<double> times = values_of(run, &StepEntry::step_s);
-  summary.step_time_s = runtime::median(std::move(times));
-  summary.loss_first = first_loss(run);
+  summary.step_time_s = median(std::move(times));
+  summary.loss_first = run.sample().empty() ? 0 : run.sample().front().loss;
   summary.loss_last = last_loss(run);
-  summary.loss_digest = loss_digest(run);
+  summary.loss_digest = run.loss_digest();
   summary.bubble = mean_of(run, &StepEntry::bubble);
   summary.imbalance = mean_of(run, &StepEntry::imbalance);
   summary.ranks = ranks * run.replicas;
   summary.replicas = run.replicas;
   summary.reduction_s = run.reduction_s;
-  summary.steps = std::ssize(run.steps);
+  summary.steps = run.count();
   summary.seconds = run.seconds();
   if (!run.validation.empty()) {
     std::tie(summary.validation_step, summary.validation_loss) = run.validation.back();
   }
-  summary.migrations = migrations(run);
+  summary.migrations = run.moves();
   summary.moved_layers = run.moved_layers;
   summary.moved_bytes = run.moved_bytes;
   summary.profile_s = run.profile_s;
@@ -117,19 +105,20 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
   }
   const RunSeries& last = *runs.back();
   const observe::RunSummary& end = summary.runs.back();
-  if (runs.size() == 2 && !last.steps.empty()) {
+  if (runs.size() == 2 && last.count() > 0) {
     DYNMO_ASSIGN(const Comparison comparison,
                  compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches),
                          static_cast<int>(config.batch.accumulation), ranks));
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;
+    summary.best_is_bound = comparison.best_is_bound;
   }
   if (end.seconds > 0) {
     summary.overhead = {end.profile_s / end.seconds, end.plan_s / end.seconds,
                         end.migrate_s / end.seconds};
   }
   summary.layers_moved = end.moved_layers;
-  summary.predicted_step_time_s = runtime::median(values_of(last, &StepEntry::predicted_s));
+  summary.predicted_step_time_s = median(values_of(last, &StepEntry::predicted_s));
   summary.measured_step_time_s = end.step_time_s;
   return Report{.lines = observe::report_lines(summary, curves, config.run.directory),
                 .summary = observe::summary_json(summary)};

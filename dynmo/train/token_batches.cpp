@@ -62,7 +62,7 @@ Expected<Tokens> open_tokens(const Config& config) {
   if (config.data.path.empty()) {
     return make_error(
         ErrorCode::kBadInput,
-        "data.path is not set: wanted a folder made by `dynmo data prepare`; use --data FOLDER");
+        "data.path is not set: wanted a folder made by `dynmo data prepare`, or token shards");
   }
   std::error_code fault;
   const std::filesystem::path path = config.data.path;
@@ -93,17 +93,19 @@ Expected<TokenBatches> TokenBatches::open(const Config& config) {
                                      .seed = static_cast<std::uint64_t>(config.train.seed)};
   DYNMO_ASSIGN(data::Sampler training, data::Sampler::make(tokens.training, options));
   std::optional<data::Sampler> validation;
-  if (config.train.validation_every > 0) {
-    auto made = data::Sampler::make(*tokens.validation, options);
-    if (!made) {
-      return make_error(made.error().code,
-                        "{}; or hold more out by `dynmo data prepare --held-out`, or set "
-                        "train.validation_every = 0",
-                        made.error().message);
-    }
-    validation = std::move(made).value();
+  const bool asked = config.train.validation_every > 0;
+  const bool enough = asked && tokens.validation->tokens() > config.model.sequence;
+  if (enough || (asked && !config.data.validation_path.empty())) {
+    DYNMO_ASSIGN(validation, data::Sampler::make(*tokens.validation, options));
   }
-  return TokenBatches(std::move(training), std::move(validation), config, tokens.vocabulary);
+  TokenBatches batches(std::move(training), std::move(validation), config, tokens.vocabulary);
+  if (asked && !batches.validates()) {
+    batches.note_ = fmt::format(
+        "no validation: '{}' holds out {} tokens, a sequence takes {}; prepare more text, or hold "
+        "more of it out",
+        config.data.path, tokens.validation->tokens(), config.model.sequence + 1);
+  }
+  return batches;
 }
 
 TokenBatches::TokenBatches(std::optional<data::Sampler> training,

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/data/sampler.h"
@@ -17,14 +18,19 @@ namespace dynmo::train {
 class TokenBatches {
  public:
   // Empty micro-batches where the device is emulated. kBadInput: no data.path, neither a prepared
-  // folder nor token shards with data.vocabulary, fewer tokens than a sequence (validation: only
-  // where it is asked for).
+  // folder nor token shards with data.vocabulary, fewer tokens than a sequence (validation: only of
+  // data.validation_path; a prepared folder with fewer is not validated on, see note()).
   [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
+  // Whether train.validation_every asks for validation and there is data for it.
+  [[nodiscard]] bool validates() const { return validation_.has_value(); }
+  // Why there is none although it is asked for, one line for people; else "".
+  [[nodiscard]] const std::string& note() const { return note_; }
   // Global sample index: (step x micro-batches of a step + micro-batch) x micro-batch size + row.
   [[nodiscard]] runtime::MicroBatch training(std::int64_t step, MicroBatchId micro_batch) const;
   // Held-out data: the same micro-batches for the same `step` at every validation.
+  // Requires validates().
   [[nodiscard]] runtime::MicroBatch validation(std::int64_t step, MicroBatchId micro_batch) const;
 
  private:
@@ -35,6 +41,7 @@ class TokenBatches {
 
   std::optional<data::Sampler> training_;  // none: emulated
   std::optional<data::Sampler> validation_;
+  std::string note_;
   std::int64_t micro_batches_;  // of a step
   std::int64_t rows_;
   std::int64_t vocabulary_;

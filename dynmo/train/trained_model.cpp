@@ -2,6 +2,7 @@
 #include "dynmo/train/trained_model.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +14,9 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/observe/run_folder.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
 #include "dynmo/train/hugging_face.h"
@@ -23,31 +26,52 @@
 namespace dynmo::train {
 namespace {
 
-// Of `tokens`, at most the model's longest input: [T, D] before the head.
-at::Tensor hidden_of(const TrainedModel& model, std::span<const std::int64_t> tokens) {
+// [T, D] before the head, of tokens that follow those in the cache; where there is none, of all.
+// They are at most the model's longest input.
+at::Tensor hidden_of(const TrainedModel& model, std::span<const std::int64_t> tokens,
+                     model::KeyValueCache* cache) {
   const auto length = static_cast<std::int64_t>(tokens.size());
   model::LayerContext context;
-  context.training = false;
+  context.pass = model::Pass::kGeneration;
   context.tokens_BT = at::empty({1, length}, at::kLong);
+  context.cache = cache;
   std::ranges::copy(tokens, context.tokens_BT.data_ptr<std::int64_t>());
-  at::Tensor hidden;
+  model::Hidden hidden;
   for (std::size_t i = 0; i + 1 < model.layers.size(); ++i) {
-    hidden = model.layers[i]->forward(model.states[i], hidden, context, nullptr);
+    hidden = model.layers[i]->forward(model.states[i], hidden, context, nullptr).hidden;
   }
-  return hidden;
+  if (cache != nullptr) cache->advance(length);
+  return hidden.x;
 }
 
-// The next token's scores, [vocabulary], in fp64.
-std::vector<double> scores_of(const TrainedModel& model, const std::vector<std::int64_t>& tokens) {
-  const auto longest = static_cast<std::size_t>(model::sizes(model.config).sequence);
-  const at::Tensor hidden_BTD =
-      hidden_of(model, std::span(tokens).last(std::min(tokens.size(), longest)));
-  const at::Tensor last_V = model::logits(model.config, model.states.back(),
-                                          hidden_BTD.narrow(1, hidden_BTD.size(1) - 1, 1))
-                                .flatten()
-                                .to(at::kDouble);
-  return {last_V.data_ptr<double>(), last_V.data_ptr<double>() + last_V.numel()};
-}
+// Reads a text that grows, each token once while the model's input has room.
+class Reader {
+ public:
+  explicit Reader(const TrainedModel& model)
+      : model_(model), longest_(model::sizes(model.config).sequence), cache_(longest_) {}
+
+  // The next token's scores, [vocabulary], in fp64. `tokens` are those of the last call and more.
+  std::vector<double> scores_of(std::span<const std::int64_t> tokens) {
+    const std::int64_t size = std::ssize(tokens);
+    if (size - first_ > longest_) {
+      first_ = size - (cache_.tokens() == 0 ? longest_ : (longest_ + 1) / 2);
+      cache_.clear();
+    }
+    const auto read = static_cast<std::size_t>(first_ + cache_.tokens());
+    const at::Tensor hidden_BTD = hidden_of(model_, tokens.subspan(read), &cache_);
+    const at::Tensor last_V = model::logits(model_.config, model_.states.back(),
+                                            hidden_BTD.narrow(1, hidden_BTD.size(1) - 1, 1))
+                                  .flatten()
+                                  .to(at::kDouble);
+    return {last_V.data_ptr<double>(), last_V.data_ptr<double>() + last_V.numel()};
+  }
+
+ private:
+  const TrainedModel& model_;
+  const std::int64_t longest_;
+  std::int64_t first_ = 0;  // of the text's tokens that the model still knows
+  model::KeyValueCache cache_;
+};
 
 // Ties go to the lowest token.
 std::int64_t likeliest(const std::vector<double>& scores) {
@@ -88,10 +112,10 @@ Expected<void> check_tokens(const TrainedModel& model, const std::vector<std::in
 }
 
 Expected<void> check_sampling(const Sampling& sampling) {
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
-  if (sampling.tokens < 0 || sampling.tokens > kMostTokens) {
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;
+  if (sampling.tokens < 0 || sampling.tokens > kMaxTokens) {
     return make_error(ErrorCode::kBadInput, "{} tokens to make, wanted 0 to {}", sampling.tokens,
-                      kMostTokens);
+                      kMaxTokens);
   }
   if (!(std::isfinite(sampling.temperature) && sampling.temperature >= 0)) {
     return make_error(ErrorCode::kBadInput, "a temperature of {}, wanted 0 or more",
@@ -133,6 +157,7 @@ std::vector<checkpoint::TensorView> exported(const TrainedModel& model) {
 
 Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   DYNMO_ASSIGN(const Weights weights, read_weights(path));
+  DYNMO_TRY(check_finite(weights));
   TrainedModel trained{.checkpoint = weights.origin,
                        .step = weights.step,
                        .data = weights.data,
@@ -157,19 +182,34 @@ Expected<at::Tensor> logits(const TrainedModel& model, const std::vector<std::in
     return make_error(ErrorCode::kBadInput, "{} tokens, wanted at most the model's {}",
                       tokens.size(), longest);
   }
-  return model::logits(model.config, model.states.back(), hidden_of(model, tokens)).squeeze(0);
+  return model::logits(model.config, model.states.back(), hidden_of(model, tokens, nullptr))
+      .squeeze(0);
+}
+
+Expected<std::string> check_generation(const TrainedModel& model,
+                                       const std::vector<std::int64_t>& prompt,
+                                       const Sampling& sampling) {
+  DYNMO_TRY(check_tokens(model, prompt));
+  DYNMO_TRY(check_sampling(sampling));
+  const std::int64_t longest = model::sizes(model.config).sequence;
+  // The last token is made of those before it.
+  if (std::ssize(prompt) + sampling.tokens - 1 <= longest) return std::string();
+  return fmt::format(
+      "the model reads at most {} tokens; the prompt has {}, and up to {} are made: when its input "
+      "is full, the older half is forgotten",
+      longest, prompt.size(), sampling.tokens);
 }
 
 Expected<std::vector<std::int64_t>> generate(const TrainedModel& model,
                                              std::vector<std::int64_t> prompt,
                                              const Sampling& sampling,
                                              const std::function<void(std::int64_t)>& made) {
-  DYNMO_TRY(check_tokens(model, prompt));
-  DYNMO_TRY(check_sampling(sampling));
+  DYNMO_TRY(check_generation(model, prompt, sampling));
   Rng rng(mix_key({sampling.seed, 0x67656e}));
+  Reader reader(model);
   std::vector<std::int64_t> result;
   for (std::int64_t i = 0; i < sampling.tokens; ++i) {
-    const std::vector<double> scores = scores_of(model, prompt);
+    const std::vector<double> scores = reader.scores_of(prompt);
     const std::int64_t token =
         sampling.temperature == 0 ? likeliest(scores) : draw(scores, sampling, rng);
     if (token == sampling.end) break;
@@ -209,8 +249,27 @@ Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel
   return tokenizer;
 }
 
+Expected<void> check_export_folder(const std::filesystem::path& directory) {
+  namespace fs = std::filesystem;
+  std::error_code fault;
+  std::vector<std::string> names;
+  for (fs::directory_iterator next(directory, fault); !fault && next != fs::directory_iterator();
+       next.increment(fault)) {
+    names.push_back(next->path().filename().string());
+  }
+  if (names.empty()) return {};
+  std::ranges::sort(names);
+  const std::size_t shown = std::min<std::size_t>(names.size(), 3);
+  return make_error(ErrorCode::kBadInput,
+                    "'{}' is there and holds {}{}: wanted a new or empty folder, or to be told to "
+                    "overwrite the files of a model in it",
+                    directory.string(), fmt::join(std::span(names).first(shown), ", "),
+                    names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "");
+}
+
 Expected<void> export_hugging_face(const TrainedModel& model,
-                                   const std::filesystem::path& directory) {
+                                   const std::filesystem::path& directory, Overwrite overwrite) {
+  if (overwrite == Overwrite::kNo) DYNMO_TRY(check_export_folder(directory));
   DYNMO_TRY(make_directories(directory));
   DYNMO_TRY(checkpoint::write_safetensors(directory / "model.safetensors", exported(model),
                                           {{"format", "pt"}}));
@@ -228,7 +287,8 @@ Expected<std::string> import_hugging_face(const std::filesystem::path& directory
                       directory.string());
   }
   DYNMO_ASSIGN(const TrainedModel model, open_trained(directory));
-  const std::filesystem::path root = run / "checkpoints";
+  const observe::RunFolder folder(run);
+  const std::filesystem::path root = folder.checkpoints();
   DYNMO_ASSIGN(const auto there, checkpoint::list_checkpoints(root));
   if (!there.empty()) {
     return make_error(ErrorCode::kBadInput,
@@ -250,7 +310,7 @@ Expected<std::string> import_hugging_face(const std::filesystem::path& directory
   DYNMO_TRY(checkpoint::commit_checkpoint(
       root, 0, std::move(entries),
       {{"step", 0}, {"identity", kImportedIdentity}, {"config", config}}));
-  DYNMO_TRY(write_file_durably(run / "config.toml", config));
+  DYNMO_TRY(write_file_durably(folder.config(), config));
   return model.left_out;
 }
 

@@ -29,7 +29,7 @@ struct TrainedModel {
   std::vector<model::LayerState> states;  // by LayerId; values only
 };
 
-// `path` and errors are those of read_weights (weights.h).
+// `path` and errors are those of read_weights and check_finite (weights.h).
 [[nodiscard]] Expected<TrainedModel> open_trained(const std::filesystem::path& path);
 
 struct Sampling {
@@ -48,9 +48,18 @@ struct Sampling {
 [[nodiscard]] Expected<at::Tensor> logits(const TrainedModel& model,
                                           const std::vector<std::int64_t>& tokens);
 
-// Continues `prompt`; the model sees as many of the last tokens as its longest input has. Calls
-// `made` with every token. Deterministic. kBadInput: an empty prompt, a token outside the
-// vocabulary, options outside their range.
+// What generate() refuses, before anything is made. Returns a line for people where the text may
+// become longer than the model's longest input, else "".
+[[nodiscard]] Expected<std::string> check_generation(const TrainedModel& model,
+                                                     const std::vector<std::int64_t>& prompt,
+                                                     const Sampling& sampling);
+
+// Continues `prompt`, token by token; keys and values of what the model has read are kept. Of a
+// prompt longer than the model's longest input the last tokens are read. Where the input is full,
+// its older half is forgotten and the rest read again, so that a token costs the same however long
+// the text is. Calls `made` with every
+// token. Deterministic. kBadInput: an empty prompt, a token outside the vocabulary, options outside
+// their range.
 [[nodiscard]] Expected<std::vector<std::int64_t>> generate(
     const TrainedModel& model, std::vector<std::int64_t> prompt, const Sampling& sampling,
     const std::function<void(std::int64_t)>& made = {});
@@ -60,10 +69,16 @@ struct Sampling {
 [[nodiscard]] Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(
     const TrainedModel& model, const std::string& name);
 
+// kBadInput unless `directory` is absent or empty.
+[[nodiscard]] Expected<void> check_export_folder(const std::filesystem::path& directory);
+
 // Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM or
 // GPT2LMHeadModel reads. A tied pair is written once, under the embedding's name, as they do.
+// Overwriting replaces these two files, and touches nothing else in the folder.
+enum class Overwrite { kNo, kYes };
 [[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,
-                                                 const std::filesystem::path& directory);
+                                                 const std::filesystem::path& directory,
+                                                 Overwrite overwrite = Overwrite::kNo);
 
 // Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
 // Hugging Face folder: `dynmo generate` works on it, and a run starts from it with train.init. It

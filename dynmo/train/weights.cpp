@@ -8,8 +8,10 @@
 #include <cstring>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/checkpoint/finite.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
+#include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
 #include "dynmo/train/hugging_face.h"
 #include "dynmo/train/model_config.h"
@@ -79,7 +81,9 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
     DYNMO_ASSIGN(checkpoint::Safetensors file,
                  checkpoint::read_layer(found, LayerId(static_cast<int>(i))));
     for (const TensorView& tensor : file.tensors()) {
-      if (!tensor.name.starts_with("optimizer.")) weights.tensors.emplace(tensor.name, tensor);
+      const bool value =
+          !tensor.name.starts_with("optimizer.") && !tensor.name.starts_with(kBuffer);
+      if (value) weights.tensors.emplace(tensor.name, tensor);
     }
     weights.files.push_back(std::move(file));
   }
@@ -206,6 +210,18 @@ Expected<void> check_same_decoder(const Weights& weights, const model::DecoderCo
                       "'{}' has two matrices for embedding and head, this run one: wanted the "
                       "same; set model.tied_embeddings=false",
                       weights.origin.string());
+  }
+  return {};
+}
+
+Expected<void> check_finite(const Weights& weights) {
+  for (const auto& [name, tensor] : weights.tensors) {
+    const auto found = checkpoint::find_not_finite(tensor);
+    if (!found) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "'{}': tensor '{}' has {} values that are NaN or Inf, the first at element "
+                      "{}: wanted finite weights, such as those of an earlier checkpoint",
+                      weights.origin.string(), name, found->count, found->first);
   }
   return {};
 }

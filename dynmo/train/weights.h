@@ -41,6 +41,9 @@ struct Weights {
 [[nodiscard]] Expected<void> check_same_decoder(const Weights& weights,
                                                 const model::DecoderConfig& config);
 
+// Reads all values. kBadInput, naming the first tensor with a NaN or Inf among them.
+[[nodiscard]] Expected<void> check_finite(const Weights& weights);
+
 // Fills the values of a layer of a decoder that check_same_decoder accepted.
 void load_values(const Weights& weights, const model::DecoderConfig& config,
                  model::LayerState& state);

@@ -12,7 +12,7 @@ namespace {
 
 class Subset final : public Transport {
  public:
-  Subset(Transport& group, std::vector<Rank> members, Rank rank)
+  Subset(Transport& group, std::vector<WorldRank> members, Rank rank)
       : group_(group), members_(std::move(members)), rank_(rank) {}
 
   [[nodiscard]] Rank rank() const override { return rank_; }
@@ -30,19 +30,19 @@ class Subset final : public Transport {
   Rank member(Rank peer) const {
     DYNMO_CHECK(peer.value >= 0 && peer.value < size(), "a peer in a subset of {}, got {}", size(),
                 peer);
-    return members_[peer.index()];
+    return Rank(members_[peer.index()].value);
   }
 
   Transport& group_;
-  std::vector<Rank> members_;
+  std::vector<WorldRank> members_;
   Rank rank_;  // in the subset
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> subset(Transport& group, std::vector<Rank> members) {
-  const std::set<Rank> different(members.begin(), members.end());
-  const auto self = std::find(members.begin(), members.end(), group.rank());
+std::unique_ptr<Transport> subset(Transport& group, std::vector<WorldRank> members) {
+  const std::set<WorldRank> different(members.begin(), members.end());
+  const auto self = std::find(members.begin(), members.end(), WorldRank(group.rank().value));
   DYNMO_CHECK(self != members.end() && different.size() == members.size() &&
                   different.begin()->value >= 0 && different.rbegin()->value < group.size(),
               "different ranks of a group of {}, {} among them", group.size(), group.rank());

@@ -9,12 +9,13 @@
 #include <memory>
 #include <vector>
 
+#include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::transport {
 
 // `members[i]` is rank i of the subset. The group must outlive the result. Requires different ranks
 // of the group, its own among them.
-[[nodiscard]] std::unique_ptr<Transport> subset(Transport& group, std::vector<Rank> members);
+[[nodiscard]] std::unique_ptr<Transport> subset(Transport& group, std::vector<WorldRank> members);
 
 }  // namespace dynmo::transport

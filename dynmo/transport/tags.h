@@ -28,10 +28,34 @@ inline constexpr Tag kFirstReductionTag = kFirstMigrationTag + kLayerTags;
 inline constexpr Tag kFirstScheduleTag = kFirstReductionTag + kLayerTags;
 inline constexpr int kLanes = (0x7fffffff - kFirstScheduleTag) / kChannelTags;
 
-// Requires 0 <= use < kControlTags. Users number their own exchanges.
-[[nodiscard]] constexpr Tag control_tag(int use) {
-  DYNMO_CHECK(use >= 0 && use < kControlTags, "a control use below {}, got {}", kControlTags, use);
-  return use;
+// What ranks exchange on control tags. This is the only list of them: a new exchange takes a name
+// here, so that no two can meet.
+enum class Control {
+  kDevices,  // before a run: who computes where
+  kSettings,
+  kBarrier,
+  kCheckpoint,
+  kTraffic,
+  kTraces,
+  kHoldings,  // a group begins: who brings which layers
+  kCosts,
+  kHandover,
+  kExchange,  // a pipeline
+  kPlan,
+  kLoss,
+  kVote,
+  kPing,
+  kUser,  // programs of the user's own, tests, benchmarks
+  kCount
+};
+
+// The pipelines of one group that run in turn have lanes of their own; all else is in lane 0.
+// Requires lane >= 0 and a tag below kControlTags.
+[[nodiscard]] constexpr Tag control_tag(Control use, int lane = 0) {
+  const int tag = static_cast<int>(Control::kCount) * lane + static_cast<int>(use);
+  DYNMO_CHECK(lane >= 0 && tag < kControlTags, "a control tag below {}, got {} of lane {}",
+              kControlTags, tag, lane);
+  return tag;
 }
 
 // Requires 0 <= layer < kLayerTags.

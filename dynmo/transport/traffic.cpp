@@ -30,17 +30,17 @@ Traffic::Traffic(int ranks) : ranks_(ranks) {
   counts_.resize(size * size * kPurposes.size());
 }
 
-std::size_t Traffic::place(Rank from, Rank to, Purpose purpose) const {
+std::size_t Traffic::place(WorldRank from, WorldRank to, Purpose purpose) const {
   DYNMO_CHECK(from.value >= 0 && from.value < ranks_ && to.value >= 0 && to.value < ranks_,
               "ranks below {}, got {} and {}", ranks_, from, to);
   const auto size = static_cast<std::size_t>(ranks_);
   return (from.index() * size + to.index()) * kPurposes.size() + static_cast<std::size_t>(purpose);
 }
 
-MessageCount& Traffic::at(Rank from, Rank to, Purpose purpose) {
+MessageCount& Traffic::at(WorldRank from, WorldRank to, Purpose purpose) {
   return counts_[place(from, to, purpose)];
 }
-const MessageCount& Traffic::at(Rank from, Rank to, Purpose purpose) const {
+const MessageCount& Traffic::at(WorldRank from, WorldRank to, Purpose purpose) const {
   return counts_[place(from, to, purpose)];
 }
 
@@ -48,7 +48,7 @@ CountingTransport::CountingTransport(Transport& inner) : inner_(inner), sent_(in
 
 std::unique_ptr<Operation> CountingTransport::send(Rank to, Tag tag,
                                                    std::span<const std::byte> bytes) {
-  MessageCount& count = sent_.at(rank(), to, purpose_of(tag));
+  MessageCount& count = sent_.at(WorldRank(rank().value), WorldRank(to.value), purpose_of(tag));
   ++count.messages;
   count.bytes += Bytes{static_cast<std::int64_t>(bytes.size())};
   bytes_ += Bytes{static_cast<std::int64_t>(bytes.size())};
@@ -60,7 +60,8 @@ Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& m
   std::vector<std::int64_t> row;
   for (int to = 0; to < mine.ranks(); ++to) {
     for (const Purpose purpose : kPurposes) {
-      const MessageCount& count = mine.at(transport.rank(), Rank(to), purpose);
+      const MessageCount& count =
+          mine.at(WorldRank(transport.rank().value), WorldRank(to), purpose);
       row.push_back(count.messages);
       row.push_back(count.bytes.value);
     }
@@ -73,7 +74,7 @@ Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& m
     auto next = row.begin();
     for (int to = 0; to < all.ranks(); ++to) {
       for (const Purpose purpose : kPurposes) {
-        MessageCount& count = all.at(Rank(from), Rank(to), purpose);
+        MessageCount& count = all.at(WorldRank(from), WorldRank(to), purpose);
         count.messages = *next++;
         count.bytes = Bytes{*next++};
       }

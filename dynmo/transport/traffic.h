@@ -11,6 +11,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
+#include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::transport {
@@ -35,12 +36,12 @@ class Traffic {
   explicit Traffic(int ranks = 0);
   [[nodiscard]] int ranks() const { return ranks_; }
   // Requires ranks below ranks().
-  [[nodiscard]] MessageCount& at(Rank from, Rank to, Purpose purpose);
-  [[nodiscard]] const MessageCount& at(Rank from, Rank to, Purpose purpose) const;
+  [[nodiscard]] MessageCount& at(WorldRank from, WorldRank to, Purpose purpose);
+  [[nodiscard]] const MessageCount& at(WorldRank from, WorldRank to, Purpose purpose) const;
   friend bool operator==(const Traffic&, const Traffic&) = default;
 
  private:
-  [[nodiscard]] std::size_t place(Rank from, Rank to, Purpose purpose) const;
+  [[nodiscard]] std::size_t place(WorldRank from, WorldRank to, Purpose purpose) const;
   int ranks_;
   std::vector<MessageCount> counts_;
 };

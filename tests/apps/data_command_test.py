@@ -45,8 +45,8 @@ class Prepare(Case):
     def test_wrong_input_is_one_line(self):
         text = self.corpus()
         trained = ["--tokenizer", "sentencepiece", "--vocab"]
-        self.assert_refused(self.prepare(text, *trained, 60000), "--vocab is 60000", "at most")
-        self.assert_refused(self.prepare(text, *trained, 100), "--vocab is 100", "260")
+        self.assert_refused(self.prepare(text, *trained, 60000), "--vocabulary is 60000", "at most")
+        self.assert_refused(self.prepare(text, *trained, 100), "--vocabulary is 100", "260")
         self.assert_refused(self.prepare(text, "--vocab", 100), "--tokenizer bytes has a vocabulary of its own")
         self.assert_refused(self.prepare(text, "--algorithm", "unigram"), "--tokenizer bytes is not trained")
         self.assert_refused(self.prepare(text, "--tokenizer", "none.model"), "none.model")
@@ -96,8 +96,8 @@ class Inspect(Case):
         self.assertIn("end of document 256", shown.stdout)
         described = json.loads(self.dynmo("inspect", "out", "--json").stdout)
         self.assertEqual(described["document"], [*("naïve 🎉\n" * 3).encode(), 256])
-        self.assertEqual(described["train"], {"shards": 1, "documents": 1, "tokens": 37, "type": "uint16", "least_token": 10,
-                                              "most_token": 256})
+        self.assertEqual(described["train"], {"shards": 1, "documents": 1, "tokens": 37, "type": "uint16", "min_token": 10,
+                                              "max_token": 256})
         self.assert_refused(self.dynmo("inspect", "out", "--document", 1), "no document 1")
         self.assert_refused(self.dynmo("inspect", "out", "--document", -1), "no document -1")
         data = bytearray((self.folder / "out/train.bin").read_bytes())

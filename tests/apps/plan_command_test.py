@@ -213,6 +213,22 @@ class Answers(Case):
         for name in [f"{stage}{kind}{micro}" for stage in range(2) for kind in "FB" for micro in range(4)]:
             self.assertEqual(names.count(name), 1, name)
 
+    def test_the_schedule_is_written_for_pytorch(self):
+        self.plan("even.json", "--ranks", 2, "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 3, "--schedule-csv", "s.csv")
+        self.assertEqual((self.folder / "s.csv").read_bytes(), b"0F0,0F1,0B0,0F2,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n")
+
+    def test_an_order_that_stops_is_shown(self):
+        words = ["even.json", "--ranks", 2, "--micro-batches", 2, "--schedule", "adaptive", "--balancer", "search", "--evaluations", 20]
+        plan = self.plan(*words)
+        del plan["all_layers"]  # of plan(), no key of a plan
+        plan["order"] = [list(reversed(actions)) for actions in plan["order"]]
+        self.write("stuck.json", plan)
+        result = self.run_plan(*words, "--from", "stuck.json")
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        lines = result.stderr.splitlines()
+        self.assertRegex(lines[-1], r"^dynmo: error: stuck.json: /order cannot run: ")
+        self.assertTrue(any(line.startswith("rank 0 |") for line in lines), result.stderr)
+
     def test_cluster_has_speeds_and_links(self):
         ranks = [{"speed": 1.0}, {"speed": 3.0}]
         self.write("cluster.json", {"format": "dynmo-cluster-1", "ranks": ranks,
@@ -264,6 +280,23 @@ class Models(Case):
         words = ["--model", "config.json", "--device", "h100", "--sequence", 4096, "--ranks", 4, "--evaluations", 20]
         self.assert_error(self.run_plan(*words), 3)
         self.plan(*words, "--memory", "10TiB")
+
+    def test_messages_take_time_and_memory_stays_free(self):
+        self.write("config.json", LLAMA)
+        words = ["--model", "config.json", "--device", "h100", "--sequence", 4096, "--ranks", 2, "--balancer", "uniform",
+                 "--schedule", "1f1b", "--micro-batches", 2]
+        said = self.run_plan(*words).stdout
+        self.assertRegex(said, r"links +those of h100 inside a node: 5\.00 us and 450 GB/s")
+        self.assertRegex(said, r"head-room +10 % of the memory")
+        self.assertRegex(said, r"memory .* of 67\.1 GiB")
+        self.assertRegex(said, r"cut +embedding \.\. blocks\.\d\.\w+ \| blocks\.\d\.\w+ \.\. head .*halves")
+        self.assertRegex(self.run_plan(*words, "--head-room", 0.2).stdout, r"memory .* of 59\.6 GiB")
+        self.assertNotIn("head-room", self.run_plan(*words, "--memory", "80GiB").stdout)
+        # Two micro-batches each way over one boundary of 4096 x 1024 bf16 elements; two of them wait for nothing else.
+        self.write("free.json", {"format": "dynmo-cluster-1", "ranks": [{"memory_bytes": 80 << 30}] * 2})
+        free = self.plan(*words[:6], "--cluster", "free.json", *words[8:])
+        self.assertGreater(self.plan(*words)["step_time_s"], free["step_time_s"] + 2 * 4096 * 1024 * 2 / 450e9)
+        self.assert_error(self.run_plan(*words, "--head-room", 1), 2, "--head-room")
 
 
 class Recompute(Case):

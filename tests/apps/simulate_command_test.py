@@ -34,7 +34,9 @@ class Case(FreshFolderCase):
 
     def answer(self, *words):
         result = self.simulate(*words)
-        self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for line in result.stderr.splitlines():
+            self.assertRegex(line, r"^dynmo: [a-z:-]+ took [0-9.]+ m?u?s$")
         return result.stdout
 
     def assert_refused(self, code, words, *said):
@@ -78,6 +80,10 @@ class Answers(Case):
             run = json.loads(self.answer(*words, "--json", "--set", "model.sequence=100"))["runs"][0]
             self.assertAlmostEqual(run["tokens_per_s"], run["micro_batches_per_s"] * 200, delta=1e-9 * run["tokens_per_s"])
 
+    def test_each_policy_says_how_long_it_took(self):
+        said = self.simulate("s.toml", "--compare", "uniform,static:optimal,optimal").stderr.splitlines()
+        self.assertEqual([line.split()[1] for line in said], ["dense", "uniform", "static:optimal", "optimal"])
+
     def test_settings_change_keys(self):
         summary = json.loads(self.answer("s.toml", "--json", "--set", "training.steps=7", "--set", "cluster.pipeline_ranks=2"))
         self.assertEqual((summary["steps"], summary["pipeline_ranks"]), (7, 2))
@@ -93,7 +99,7 @@ class BadInput(Case):
     def test_unknown_keys_name_line_and_nearest(self):
         self.write("bad.toml", "[training]\nstep = 3\n")
         self.assert_refused(2, ["bad.toml"], "bad.toml:2: 'training.step' is not a known key", "did you mean 'training.steps'?")
-        self.assert_refused(2, ["s.toml", "--set", "model.blok=3"], "--set model.blok=3", "'model.blocks'")
+        self.assert_refused(2, ["s.toml", "--set", "model.blok=3"], "setting model.blok=3", "'model.blocks'")
 
     def test_wrong_units_name_line_and_unit(self):
         self.write("bad.toml", "[cluster]\n\nmemory = \"80 parsec\"\n")

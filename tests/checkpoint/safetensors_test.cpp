@@ -145,11 +145,14 @@ TEST(Safetensors, RefusesWhatBreaksARuleAndSaysWhich) {
   const auto one = [](std::string_view fields, std::string_view data = "abcd") {
     return why(file_of(fmt::format(R"({{"a":{{{}}}}})", fields), data));
   };
-  EXPECT_EQ(why("1234567"), "x: 7 bytes are no safetensors file");
+  EXPECT_EQ(why("1234567"),
+            "x: 7 bytes are there, a safetensors file has at least the 8 of its header's length");
   EXPECT_EQ(why(std::string("\x03\0\0\0\0\0\0\0{}", 10)),
-            "x: a header of 3 bytes in a file of 10 (largest: 100000000)");
-  EXPECT_EQ(why(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10)),
-            "x: a header of 18446744073709551615 bytes in a file of 10 (largest: 100000000)");
+            "x: truncated: 10 bytes are there, its header alone takes 11");
+  EXPECT_EQ(
+      why(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10)),
+      "x: not a safetensors file: its header would have 18446744073709551615 bytes, the format "
+      "allows 100000000");
   EXPECT_EQ(why(file_of("")), "x: the header does not begin with {");
   EXPECT_EQ(why(file_of(" {}")), "x: the header does not begin with {");
   EXPECT_EQ(why(file_of("{\"a\":")), "x: the header is not JSON");
@@ -186,7 +189,7 @@ TEST(Safetensors, RefusesWhatBreaksARuleAndSaysWhich) {
   EXPECT_EQ(one(R"("dtype":"U8","shape":[4],"data_offsets":[4,0])"),
             "x: tensor \"a\" needs 4 bytes, its data_offsets are 4 and 0");
   EXPECT_EQ(one(R"("dtype":"U8","shape":[5],"data_offsets":[0,5])"),
-            "x: tensor \"a\" has bytes 0 to 5 of 4, wanted it to begin at 0");
+            "x: truncated: 65 bytes are there, wanted 66 by its header");
   EXPECT_EQ(one(R"("dtype":"U8","shape":[3],"data_offsets":[1,4])"),
             "x: tensor \"a\" has bytes 1 to 4 of 4, wanted it to begin at 0");
   const auto two = [](std::string_view first, std::string_view second) {
@@ -198,6 +201,18 @@ TEST(Safetensors, RefusesWhatBreaksARuleAndSaysWhich) {
             "x: tensor \"b\" has bytes 2 to 4 of 4, wanted it to begin at 1");
   EXPECT_EQ(two(R"("shape":[3],"data_offsets":[0,3])", R"("shape":[2],"data_offsets":[2,4])"),
             "x: tensor \"b\" has bytes 2 to 4 of 4, wanted it to begin at 3");
+}
+
+TEST(Safetensors, AFileCutAnywhereIsCalledTruncated) {
+  const std::string whole = file_of(R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]},)"
+                                    R"("a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}})",
+                                    "abcde");
+  ASSERT_EQ(why(whole), "fine");
+  for (std::size_t size = 8; size < whole.size(); ++size) {
+    const std::string said = why(whole.substr(0, size));
+    EXPECT_NE(said.find(fmt::format("truncated: {} bytes are there, ", size)), std::string::npos)
+        << said;
+  }
 }
 
 TEST(Safetensors, RefusesToWriteWhatItCouldNotRead) {

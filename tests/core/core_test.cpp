@@ -7,7 +7,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/digest.h"
-#include "dynmo/core/files.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/nearest.h"
@@ -104,62 +103,6 @@ TEST(Units, PrintForPeople) {
   EXPECT_EQ(format_bytes(Bytes{512}), "512 B");
   EXPECT_EQ(format_seconds(0.00125), "1.25 ms");
   EXPECT_EQ(to_nanoseconds(1e-9 * 2.6).count(), 3);
-}
-
-TEST(Files, WriteDurablyReplacesTheWholeFile) {
-  const auto folder = std::filesystem::temp_directory_path() / "dynmo-files-test";
-  std::filesystem::remove_all(folder);
-  ASSERT_TRUE(make_directories(folder));
-  const auto path = folder / "a.txt";
-  ASSERT_TRUE(write_file_durably(path, "long content"));
-  ASSERT_TRUE(write_file_durably(path, "short"));
-  EXPECT_EQ(*read_file(path), "short");
-  EXPECT_FALSE(std::filesystem::exists(folder / "a.txt.new"));
-  const auto missing = read_file(folder / "none");
-  ASSERT_FALSE(missing);
-  EXPECT_EQ(missing.error().code, ErrorCode::kBadInput);
-  std::filesystem::remove_all(folder);
-}
-
-TEST(Json, ErrorsNameFileAndPointer) {
-  const auto json = parse_json(R"({"layers": [{"forward_s": "x", "nmae": 1}]})", "p.json");
-  ASSERT_TRUE(json);
-  JsonObject root(*json, "p.json");
-  auto layers = root.objects("layers");
-  ASSERT_EQ(layers.size(), 1U);
-  (void)layers[0].number("forward_s");
-  EXPECT_EQ(layers[0].finish().error().message,
-            "p.json: /layers/0/forward_s is \"x\", wanted a finite number");
-}
-
-TEST(Json, UnknownKeyIsAnErrorWithTheNearestOne) {
-  const auto json = parse_json(R"({"nmae": "a", "name": "b"})", "p.json");
-  JsonObject root(*json, "p.json");
-  EXPECT_EQ(root.string("name"), "b");
-  EXPECT_EQ(root.finish().error().message,
-            "p.json: /nmae is not a known key, did you mean 'name'?");
-}
-
-TEST(Json, ANumberTooLargeForAnIntegerIsRefused) {
-  const auto json = parse_json(R"({"n": 18446744073709551615})", "p.json");
-  JsonObject root(*json, "p.json");
-  (void)root.integer("n");
-  EXPECT_FALSE(root.finish());
-}
-
-TEST(Json, NestingWithoutEndIsRefused) {
-  const std::string deep(200000, '[');
-  EXPECT_FALSE(parse_json(deep, "p.json"));
-  const auto closed = parse_json("{\"a\": " + deep + std::string(200000, ']') + "}", "p.json");
-  ASSERT_FALSE(closed);
-  EXPECT_EQ(closed.error().message, "p.json: wanted JSON of at most 64 levels");
-}
-
-TEST(Json, SyntaxErrorsAreOneLine) {
-  const auto json = parse_json("{\"a\": 1,\n}", "p.json");
-  ASSERT_FALSE(json);
-  EXPECT_EQ(json.error().message.find('\n'), std::string::npos);
-  EXPECT_NE(json.error().message.find("line 2"), std::string::npos) << json.error().message;
 }
 
 }  // namespace

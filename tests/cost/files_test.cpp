@@ -146,7 +146,7 @@ TEST(CostFiles, ClusterFaultsNameTheirPlace) {
   EXPECT_EQ(error(head + R"("ranks": []})"),
             "c.json: /ranks has no elements, wanted at least one rank");
   EXPECT_EQ(error(head + R"("ranks": [{}, {"speed": 0}]})"),
-            "c.json: /ranks/1/speed is 0, wanted more than 0");
+            "c.json: /ranks/1/speed is 0, wanted 1e-06 to 1000000");
   EXPECT_EQ(error(head + R"("ranks": [{"memory_bytes": -1}]})"),
             "c.json: /ranks/0/memory_bytes is -1, wanted bytes, 0 or more");
   EXPECT_EQ(error(head + R"("ranks": [{"node": -1}]})"),

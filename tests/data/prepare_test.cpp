@@ -96,9 +96,8 @@ TEST(Prepare, AJsonLineWithoutItsTextIsNamed) {
   const TempFolder folder;
   const auto file = folder.write("d.jsonl", "{\"text\": \"one\"}\n{\"content\": \"two\"}\n");
   const Paths paths = {file};
-  EXPECT_EQ(
-      prepare(paths, options_for(folder)).error().message,
-      file.string() + ":2: wanted an object with a string under 'text' (--text-key names another)");
+  EXPECT_EQ(prepare(paths, options_for(folder)).error().message,
+            file.string() + ":2: wanted an object with a string under 'text', the text key");
   folder.write("d.jsonl", "{\"content\": \"two\"}\n[1]\n");
   auto options = options_for(folder);
   options.text_key = "content";
@@ -182,8 +181,8 @@ TEST(Prepare, WithoutTextSaysWhatWasSkipped) {
   auto options = options_for(folder);
   options.endings = {".txt", ".md"};
   EXPECT_EQ(prepare(paths, options).error().message,
-            "no text found: 1 files of other endings, 0 compressed, 0 binary, 1 empty; the endings "
-            "taken are .txt,.md (--endings)");
+            "no text found: 1 files with other extensions, 0 compressed, 0 binary, 1 empty; the "
+            "extensions taken are .txt,.md");
   EXPECT_TRUE(std::filesystem::is_empty(options.out));
 }
 
@@ -200,17 +199,116 @@ TEST(Prepare, RefusesWhatCannotBeDone) {
   auto options = options_for(folder);
   options.endings = {"txt"};
   EXPECT_EQ(prepare(paths, options).error().message,
-            "ending 'txt' is none, wanted one such as '.txt'");
+            "extension 'txt' is none, wanted one such as '.txt'");
   options = options_for(folder);
   options.jobs = 0;
-  EXPECT_EQ(prepare(paths, options).error().message, "--jobs is 0, wanted 1 to 1024");
+  EXPECT_EQ(prepare(paths, options).error().message, "jobs is 0, wanted 1 to 1024");
   const Paths compressed = {folder.write("a.txt.gz", "text")};
   EXPECT_EQ(prepare(compressed, options_for(folder)).error().message,
             "'" + compressed[0].string() +
                 "' is a compressed file, wanted text or JSON lines: decompress it first");
-  options = options_for(folder, 0.999999);
-  EXPECT_EQ(prepare(paths, options).error().message,
-            "all 1 documents are held out: give more text, or less --validation than 0.999999");
+}
+
+// All text of a split, documents back to back.
+std::string joined(const std::vector<std::string>& documents) {
+  std::string text;
+  for (const std::string& document : documents) text += document;
+  return text;
+}
+
+// Prepares and returns the documents of both splits.
+struct Prepared {
+  PrepareReport report;
+  std::vector<std::string> train;
+  std::vector<std::string> validation;
+};
+Prepared prepared(const TempFolder& folder, const Paths& paths, const PrepareOptions& options) {
+  const auto report = prepare(paths, options);
+  if (!report) {
+    ADD_FAILURE() << report.error().message;
+    return {};
+  }
+  const auto dataset = open_dataset(folder.path() / "out");
+  return {*report, documents_of(dataset->train), documents_of(dataset->validation)};
+}
+
+TEST(Prepare, ASmallFolderHasADocumentHeldOut) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const TempFolder folder;
+    for (int i = 0; i < 31; ++i) {
+      folder.write(fmt::format("in/{}.txt", i), fmt::format("text number {}", i));
+    }
+    auto options = options_for(folder, 1e-6);
+    options.seed = seed;
+    const Prepared made = prepared(folder, {folder.path() / "in"}, options);
+    EXPECT_EQ(made.report.held_out, HeldOutKind::kDocument);
+    ASSERT_EQ(made.validation.size(), 1U);
+    EXPECT_EQ(made.train.size(), 30U);
+    EXPECT_EQ(made.validation[0], "text number " + made.report.held_out_name.substr(
+                                                       0, made.report.held_out_name.find('.')));
+    options.validation = 0.5;
+    const Prepared drawn = prepared(folder, {folder.path() / "in"}, options);
+    EXPECT_EQ(drawn.report.held_out, HeldOutKind::kDrawn);
+    EXPECT_NE(std::ranges::find(drawn.validation, made.validation[0]), drawn.validation.end())
+        << "a larger share holds out more, never others";
+  }
+}
+
+TEST(Prepare, OfOneDocumentTheEndIsHeldOut) {
+  const TempFolder folder;
+  std::string lines;
+  for (int i = 0; i < 500; ++i) lines += fmt::format("line {:03} é\n", i);
+  std::string one_line;
+  while (one_line.size() < 9 << 20) one_line += "wörds ";  // several pieces
+  for (const std::string& text : {lines, one_line, std::string("éé"), std::string("ab")}) {
+    for (const double share : {0.02, 0.3, 0.999999}) {
+      const Paths paths = {folder.write("book.txt", text)};
+      const Prepared made = prepared(folder, paths, options_for(folder, share));
+      EXPECT_EQ(made.report.held_out, HeldOutKind::kEnd);
+      ASSERT_EQ(made.train.size(), 1U);
+      ASSERT_EQ(made.validation.size(), 1U);
+      EXPECT_EQ(made.train[0] + made.validation[0], text);
+      EXPECT_FALSE(made.train[0].empty());
+      EXPECT_FALSE(made.validation[0].empty());
+      EXPECT_NE(static_cast<unsigned char>(made.validation[0][0]) & 0xC0, 0x80) << "a whole letter";
+      if (text.size() < 100) continue;
+      EXPECT_NEAR(static_cast<double>(made.validation[0].size()),
+                  share * static_cast<double>(text.size()),
+                  20 + share * static_cast<double>(text.size()) / 2);
+      EXPECT_TRUE(text != lines || made.train[0].ends_with('\n'));
+    }
+  }
+  // A line of JSON lines is a document, too, of whatever size.
+  const Paths paths = {folder.write("d.jsonl", "{\"text\": \"" + one_line + "\"}\n")};
+  const Prepared made = prepared(folder, paths, options_for(folder, 0.25));
+  EXPECT_EQ(joined(made.train) + joined(made.validation), one_line);
+  EXPECT_EQ(made.validation.size(), 1U);
+}
+
+TEST(Prepare, WhereOneDocumentIsMostOfTheTextItsEndIsHeldOut) {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    const TempFolder folder;
+    folder.write("in/book.txt", std::string(10000, 'b'));
+    folder.write("in/larger.txt", std::string(12000, 'l'));
+    auto options = options_for(folder, 0.02);
+    options.seed = seed;
+    const Prepared made = prepared(folder, {folder.path() / "in"}, options);
+    if (made.report.held_out == HeldOutKind::kDrawn) continue;
+    EXPECT_EQ(made.report.held_out, HeldOutKind::kEnd);
+    EXPECT_EQ(made.report.held_out_name, "larger.txt");
+    EXPECT_EQ(made.validation, std::vector<std::string>{std::string(240, 'l')});
+  }
+}
+
+TEST(Prepare, WhatCannotBeCutIsTrainedOn) {
+  const TempFolder folder;
+  for (const std::string text : {"a", "é"}) {
+    const Paths paths = {folder.write("a.txt", text)};
+    const Prepared made = prepared(folder, paths, options_for(folder, 0.02));
+    EXPECT_EQ(made.report.held_out, HeldOutKind::kNothing);
+    EXPECT_EQ(made.train, std::vector<std::string>{text});
+    EXPECT_TRUE(made.validation.empty());
+  }
 }
 
 TEST(Prepare, AFailureLeavesTheOlderDataSetWhole) {

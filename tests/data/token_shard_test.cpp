@@ -158,9 +158,12 @@ TEST(TokenShard, FaultsNameTheFileAndWhatIsWrong) {
   EXPECT_EQ(message_of(0, 'X', 1), "not a token index: wanted a file that begins with MMIDIDX");
   EXPECT_EQ(message_of(9, 2, 8), "index version 2, wanted 1");
   EXPECT_EQ(message_of(17, 7, 1), "tokens of type code 7, wanted an integer type");
-  EXPECT_EQ(message_of(18, 3, 8), "3 sequences and 3 document boundaries do not make 82 bytes");
+  EXPECT_EQ(message_of(18, 3, 8),
+            "truncated: 82 bytes are there, wanted 94 for 3 sequences and 3 document boundaries");
+  EXPECT_EQ(message_of(18, 1, 8),
+            "82 bytes are there, wanted 70 for 1 sequences and 3 document boundaries");
   EXPECT_EQ(message_of(18, ~0ULL, 8),
-            "18446744073709551615 sequences and 3 document boundaries do not make 82 bytes");
+            "18446744073709551615 sequences and 3 document boundaries, more than a file can hold");
   EXPECT_EQ(message_of(34, 0x80000000, 4), "sequence 0 has -2147483648 tokens");
   EXPECT_EQ(message_of(50, 4, 8), "sequence 1 begins at byte 4, wanted 6");
   EXPECT_EQ(message_of(58, 1, 8), "document boundary 0 is sequence 1, wanted 0 to 0");
@@ -169,7 +172,17 @@ TEST(TokenShard, FaultsNameTheFileAndWhatIsWrong) {
   folder.write("g.idx", golden_index().text);
   folder.write("g.bin", golden_tokens().text + "x");
   EXPECT_EQ(TokenShard::open(prefix).error().message,
-            prefix.string() + ".bin has 9 bytes, wanted 8 by its index");
+            prefix.string() + ".bin: 9 bytes are there, wanted 8 by its index");
+  folder.write("g.bin", golden_tokens().text.substr(0, 7));
+  EXPECT_EQ(TokenShard::open(prefix).error().message,
+            prefix.string() + ".bin: truncated: 7 bytes are there, wanted 8 by its index");
+  for (std::size_t size = 0; size < golden_index().text.size(); ++size) {
+    folder.write("g.idx", golden_index().text.substr(0, size));
+    EXPECT_NE(TokenShard::open(prefix).error().message.find(
+                  fmt::format(".idx: truncated: {} bytes are there, ", size)),
+              std::string::npos)
+        << TokenShard::open(prefix).error().message;
+  }
   EXPECT_NE(TokenShard::open(folder.path() / "none").error().message.find("none.idx"),
             std::string::npos);
 }

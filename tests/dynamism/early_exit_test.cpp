@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/early_exit.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "dynmo/dynamism/early_exit/load.h"
 #include "tests/dynamism/shapes.h"
 
 namespace dynmo::dynamism {
 namespace {
 
+constexpr int kNoBatchNoise = 1'000'000'000;  // micro-batches a step
+
 // Survivors fall as survivors^(b / exits), the same in every step.
-EarlyExitParameters geometric(double survivors, std::int64_t exit_every = 1) {
-  EarlyExitParameters p;
+EarlyExitOptions geometric(double survivors, std::int64_t exit_every = 1) {
+  EarlyExitOptions p;
   p.survivors = survivors;
   p.exit_every = exit_every;
   p.exit_spread = p.drift = 0;
   p.warm_up = 0;
   p.ramp_steps = 1;
-  p.micro_batches = 1'000'000'000;  // no batch noise
   return p;
 }
 
 TEST(EarlyExit, SurvivorsAreGeometricInDepth) {
-  const auto rho = survivors(geometric(0.1), 24, 2048, 1, 1000);
+  const auto rho = survivors(geometric(0.1), 24, std::int64_t{2048} * kNoBatchNoise, 1, 1000);
   ASSERT_EQ(rho.size(), 25U);
   for (std::size_t b = 0; b < 24; ++b) {
     EXPECT_NEAR(rho[b], std::pow(0.1, static_cast<double>(b) / 23), 1e-5) << b;
@@ -33,9 +33,8 @@ TEST(EarlyExit, SurvivorsAreGeometricInDepth) {
 
 TEST(EarlyExit, SurvivorsNeverGrowAndStartWhole) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    EarlyExitParameters p;
+    EarlyExitOptions p;
     p.exit_every = 1 + static_cast<std::int64_t>(seed % 5);
-    p.micro_batches = 1;
     const auto step = static_cast<std::int64_t>(seed * 50);
     const auto rho = survivors(p, 30, 100, seed, step);
     ASSERT_EQ(rho.front(), 1) << "seed " << seed;
@@ -52,11 +51,11 @@ TEST(EarlyExit, SurvivorsNeverGrowAndStartWhole) {
   }
 }
 
-// dynamic-models.md 5.3: confidence rises, so fewer survive, by slow drift and batch noise of
-// sqrt(rho (1 - rho) / T).
+// Confidence rises while a model trains, so fewer tokens survive: slow drift, and the noise of a
+// binomial share of T tokens, sqrt(rho (1 - rho) / T).
 TEST(EarlyExit, ModelsGetSurer) {
-  const EarlyExitParameters p;
-  const auto last = [&](std::int64_t step) { return survivors(p, 32, 2048, 7, step).back(); };
+  const EarlyExitOptions p;
+  const auto last = [&](std::int64_t step) { return survivors(p, 32, 2048 * 32, 7, step).back(); };
   EXPECT_EQ(last(0), 1);
   EXPECT_EQ(last(499), 1);
   EXPECT_GT(last(1000), last(3000));
@@ -65,8 +64,7 @@ TEST(EarlyExit, ModelsGetSurer) {
 }
 
 TEST(EarlyExit, BatchNoiseIsThatOfDrawnTokens) {
-  EarlyExitParameters p = geometric(0.25);
-  p.micro_batches = 1;
+  const EarlyExitOptions p = geometric(0.25);
   constexpr int kSteps = 4000;
   double squares = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -76,17 +74,19 @@ TEST(EarlyExit, BatchNoiseIsThatOfDrawnTokens) {
   EXPECT_NEAR(std::sqrt(squares), std::sqrt(0.25 * 0.75 / 400), 0.001);
 }
 
-// dynamic-models.md 5.3: products rho, attention's core rho x kv (B: rho, C: 1), messages and stash
-// of survivors.
+// With rho of the tokens left, products cost rho, attention's core rho x the keys' share (rho where
+// tokens are removed, 1 where their keys and values are propagated as in CALM, Schuster et al.
+// 2022); messages and stash are those of survivors.
 TEST(EarlyExit, RemovedTokensCostNothingMore) {
-  const LoadInputs inputs = inputs_of(gpt(9, 512, 4096));
+  LoadInputs inputs = inputs_of(gpt(9, 512, 4096));
+  inputs.micro_batches = kNoBatchNoise;
   const auto all = dense(inputs);
-  EarlyExitParameters p = geometric(0.5, 8);  // one exit, behind block 7
+  EarlyExitOptions p = geometric(0.5, 8);  // one exit, behind block 7
   const auto now = (*make_early_exit(p, inputs))->at(1000);
   for (std::size_t i = 1; i <= 15; ++i) {  // before it
     EXPECT_EQ(now.layers[i], all.layers[i]) << i;
   }
-  const double rho = survivors(p, 9, 4096, 1, 1000)[8];
+  const double rho = survivors(p, 9, std::int64_t{4096} * kNoBatchNoise, 1, 1000)[8];
   const auto& attention = all.layers[17];
   const cost::LayerWork work = cost::transformer_work(inputs.shape)[17];
   const double expected = (work.matrix_flops * rho + work.core_flops * rho * rho) / 1e12;
@@ -110,11 +110,12 @@ TEST(EarlyExit, RemovedTokensCostNothingMore) {
 // Every token's loss is taken once, wherever it leaves: the heads together do one head's work, and
 // the tests 2 T h each.
 TEST(EarlyExit, HeadsDoOneHeadsWorkTogether) {
-  const LoadInputs inputs = inputs_of(gpt(12, 512, 512));
+  LoadInputs inputs = inputs_of(gpt(12, 512, 512));
+  inputs.micro_batches = kNoBatchNoise;
   const auto all = dense(inputs);
-  const EarlyExitParameters p = geometric(0.2, 4);
+  const EarlyExitOptions p = geometric(0.2, 4);
   const auto now = (*make_early_exit(p, inputs))->at(1000);
-  const auto rho = survivors(p, 12, 512, 1, 1000);
+  const auto rho = survivors(p, 12, std::int64_t{512} * kNoBatchNoise, 1, 1000);
   double heads = now.layers.back().forward_s;
   for (const std::size_t block : {3U, 7U}) {
     const std::size_t mlp = 2 + 2 * block;
@@ -133,9 +134,9 @@ TEST(EarlyExit, WithoutExitsItIsTheDenseModel) {
 
 TEST(EarlyExit, FaultsNameTheField) {
   const LoadInputs inputs = inputs_of(gpt(1, 512, 512));
-  EarlyExitParameters p;
+  EarlyExitOptions p;
   p.survivors = 0;
-  EXPECT_NE(make_early_exit(p, inputs).error().message.find("early-exit: survivors is 0"),
+  EXPECT_NE(make_early_exit(p, inputs).error().message.find("early_exit.survivors is 0"),
             std::string::npos);
   p = {};
   p.exit_every = 0;

@@ -4,25 +4,28 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dynmo/dynamism/freezing.h"
+#include "dynmo/dynamism/freezing/load.h"
+#include "dynmo/dynamism/freezing/load_schedule.h"
 #include "tests/dynamism/shapes.h"
 
 namespace dynmo::dynamism {
 namespace {
 
-FreezingParameters quiet() {
-  FreezingParameters p;
+FreezingOptions by_plasticity() { return {.rule = FreezingRule::kPlasticity}; }
+
+FreezingOptions quiet() {
+  FreezingOptions p = by_plasticity();
   p.rate_spread = p.slope_noise = p.bootstrap = 0;
   p.check_every = 1;
   p.patience = 1;
-  p.most = 1;
+  p.max_fraction = 1;
   return p;
 }
 
 // Closed form of the rule: the slope exp(-rate x) is below the tolerance from
 // x = ln(1 / tolerance) / rate on.
 TEST(FreezingLoad, WithoutNoiseABlockFreezesWhenItsSlopeHasFallen) {
-  const FreezingParameters p = quiet();
+  const FreezingOptions p = quiet();
   constexpr std::int64_t kSteps = 100'000;
   const auto at = freezing_steps(p, 12, kSteps, 1);
   for (int b = 0; b < 12; ++b) {
@@ -36,7 +39,7 @@ TEST(FreezingLoad, WithoutNoiseABlockFreezesWhenItsSlopeHasFallen) {
 
 TEST(FreezingLoad, BlocksFreezeInOrderAtChecks) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const FreezingParameters p;
+    const FreezingOptions p;
     const auto at = freezing_steps(p, 32, 10'000, seed);
     ASSERT_TRUE(std::is_sorted(at.begin(), at.end())) << "seed " << seed;
     for (const std::int64_t step : at) {
@@ -46,13 +49,13 @@ TEST(FreezingLoad, BlocksFreezeInOrderAtChecks) {
     }
     const auto frozen = std::count_if(at.begin(), at.end(), [](auto s) { return s <= 8000; });
     ASSERT_GE(frozen, 16) << "seed " << seed;
-    ASSERT_LE(frozen, 24) << "seed " << seed;  // `most`
+    ASSERT_LE(frozen, 24) << "seed " << seed;  // max_fraction
   }
 }
 
 TEST(FreezingLoad, APrefixRunsForwardOnly) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 512));
-  const auto load = make_freezing({}, inputs);
+  const auto load = make_freezing(by_plasticity(), inputs);
   const auto all = dense(inputs);
   int before = 0;
   int changes = 0;
@@ -71,12 +74,13 @@ TEST(FreezingLoad, APrefixRunsForwardOnly) {
   EXPECT_GT(changes, 2);
 }
 
-// dynamic-models.md 3.2: frozen behind a layer that trains, F + I: 2 of 3; frozen prefix 1 of 3.
+// F, I and W take about the same time. A layer frozen behind one that trains still passes gradients
+// on, F + I: 2 of 3; a frozen prefix runs forward only: 1 of 3.
 TEST(FreezingLoad, RandomBlocksSkipTheirWeightGradientsOnly) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 512));
-  FreezingParameters p;
+  FreezingOptions p;
   p.rule = FreezingRule::kRandom;
-  p.most = 0.5;
+  p.max_fraction = 0.5;
   const auto load = make_freezing(p, inputs);
   const auto all = dense(inputs);
   const auto now = (*load)->at(9999);
@@ -100,8 +104,7 @@ TEST(FreezingLoad, RandomBlocksSkipTheirWeightGradientsOnly) {
 
 TEST(FreezingLoad, TheScheduleIsComposersRamp) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 512), 1, 1000);
-  FreezingParameters p;
-  p.rule = FreezingRule::kSchedule;
+  const FreezingOptions p;
   const auto load = make_freezing(p, inputs);
   for (const std::int64_t step : {0, 500, 700, 999}) {
     EXPECT_EQ((*load)->at(step).frozen_layers(), frozen_layers(p.schedule, step, 1000, 18));
@@ -110,9 +113,9 @@ TEST(FreezingLoad, TheScheduleIsComposersRamp) {
 
 TEST(FreezingLoad, FaultsNameTheField) {
   const LoadInputs inputs = inputs_of(gpt(1, 512, 512));
-  FreezingParameters p;
+  FreezingOptions p;
   p.tolerance = 2;
-  EXPECT_EQ(make_freezing(p, inputs).error().message, "freezing: tolerance is 2, wanted 0 to 1");
+  EXPECT_EQ(make_freezing(p, inputs).error().message, "freezing.tolerance is 2, wanted 0 to 1");
   p = {};
   p.schedule.every = 0;
   EXPECT_NE(make_freezing(p, inputs).error().message.find("every is 0"), std::string::npos);

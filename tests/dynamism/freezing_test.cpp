@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/freezing.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/dynamism/freezing/load_schedule.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -40,7 +39,7 @@ TEST(Freezing, NeverShrinksAndChangesOnlyWhereItMay) {
     const double end = start + (1 - start) * rng.uniform();
     const FreezingSchedule schedule =
         ramp(start, end, rng.uniform(), 1 + static_cast<std::int64_t>(rng.below(12)));
-    ASSERT_TRUE(validate(schedule));
+    ASSERT_TRUE(check(schedule));
     const auto steps = 1 + static_cast<std::int64_t>(rng.below(200));
     const auto layers = 1 + static_cast<int>(rng.below(40));
     int before = frozen_layers(schedule, 0, steps, layers);
@@ -58,12 +57,11 @@ TEST(Freezing, NeverShrinksAndChangesOnlyWhereItMay) {
 }
 
 TEST(Freezing, FaultsNameTheField) {
-  EXPECT_EQ(validate(ramp(-0.1, 1, 1)).error().message,
-            "freezing.start is -0.1, wanted a share from 0 to 1");
-  EXPECT_NE(validate(ramp(0, 1, std::nan(""))).error().message.find("fraction"), std::string::npos);
-  EXPECT_EQ(validate(ramp(0.8, 0.2, 1)).error().message,
+  EXPECT_EQ(check(ramp(-0.1, 1, 1)).error().message, "freezing.start is -0.1, wanted 0 to 1");
+  EXPECT_NE(check(ramp(0, 1, std::nan(""))).error().message.find("fraction"), std::string::npos);
+  EXPECT_EQ(check(ramp(0.8, 0.2, 1)).error().message,
             "freezing.start is 0.8, wanted at most freezing.end, which is 0.2");
-  EXPECT_NE(validate(ramp(0, 1, 1, 0)).error().message.find("every is 0"), std::string::npos);
+  EXPECT_NE(check(ramp(0, 1, 1, 0)).error().message.find("every is 0"), std::string::npos);
 }
 
 cost::ModelCost model_of(int layers) {

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What balancing alone can give: the table of dynamic-models.md 0.1, rebuilt from the load models,
-// the balancers and the simulator. 1F1B, M = 4 P, no communication, whole blocks as layers;
-// speed-up of the exact contiguous cut over the even one.
+// What balancing alone can give, rebuilt from the load models, the balancers and the simulator. The
+// expected figures are those of a simulation of 1F1B that was written apart from this program.
+// 1F1B, M = 4 P, no communication, whole blocks as layers; speed-up of the exact contiguous cut
+// over the even one.
 
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
 
+#include "dynmo/dynamism/early_exit/load.h"
+#include "dynmo/dynamism/freezing/load.h"
+#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/mixture_of_depths/load.h"
+#include "dynmo/dynamism/moe/load.h"
+#include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "tests/dynamism/shapes.h"
@@ -80,14 +87,15 @@ Gain gain_of(const cost::ModelCost& blocks, int ranks) {
 
 // Survivors geometric in depth, the same in every step.
 cost::ModelCost exits(double survivors, int blocks) {
-  EarlyExitParameters p;
+  EarlyExitOptions p;
   p.survivors = survivors;
   p.exit_every = 1;
   p.exit_spread = p.drift = 0;
   p.warm_up = 0;
   p.ramp_steps = 1;
-  p.micro_batches = 1'000'000'000;
-  return whole_blocks((*make_early_exit(p, products(blocks)))->at(1000), Ends::kLeftOut);
+  LoadInputs inputs = products(blocks);
+  inputs.micro_batches = 1'000'000'000;
+  return whole_blocks((*make_early_exit(p, inputs))->at(1000), Ends::kLeftOut);
 }
 
 // Tolerances: among cuts with the same bottleneck ours is the one with the least sum of squares,
@@ -124,10 +132,10 @@ TEST(Gains, FrozenPrefix) {
 // The table's rows of 1.00: what is frozen anywhere passes gradients on, and with an even number of
 // blocks a stage routed and full blocks even out.
 TEST(Gains, RandomFreezingAndMixtureOfDepthsHaveNone) {
-  FreezingParameters random;
+  FreezingOptions random;
   random.rule = FreezingRule::kRandom;
-  random.most = 0.5;
-  MixtureOfDepthsParameters routed;
+  random.max_fraction = 0.5;
+  MixtureOfDepthsOptions routed;
   routed.noise = 0;
   for (const auto& [blocks, ranks] : kPipelines) {
     const LoadInputs inputs = products(blocks);

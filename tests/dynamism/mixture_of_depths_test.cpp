@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/mixture_of_depths.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "dynmo/dynamism/mixture_of_depths/load.h"
 #include "tests/dynamism/shapes.h"
 
 namespace dynmo::dynamism {
 namespace {
 
-MixtureOfDepthsParameters without_noise() {
-  MixtureOfDepthsParameters p;
+MixtureOfDepthsOptions without_noise() {
+  MixtureOfDepthsOptions p;
   p.noise = 0;
   return p;
 }
@@ -23,8 +22,8 @@ TEST(MixtureOfDepths, RoutesAtLeastOneToken) {
   EXPECT_EQ(routed_tokens(1, 100), 100);
 }
 
-// dynamic-models.md 6.2: products x 0.125, core x 1/64, router 2 T h; "alternating model: linear
-// average 56 %".
+// Raposo et al. 2024, at a capacity of 12.5 %: products x 0.125, core x 1/64 as it is quadratic in
+// the tokens, router 2 T h; every other block routed is (1 + 0.125) / 2 = 56 % of the products.
 TEST(MixtureOfDepths, MatchesItsClosedForm) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 2048));
   const auto all = dense(inputs);
@@ -55,7 +54,7 @@ TEST(MixtureOfDepths, MatchesItsClosedForm) {
 
 TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForTheRouter) {
   const LoadInputs inputs = inputs_of(gpt(4, 512, 512));
-  MixtureOfDepthsParameters p = without_noise();
+  MixtureOfDepthsOptions p = without_noise();
   p.capacity = 1;
   p.every = 1;
   const auto now = (*make_mixture_of_depths(p, inputs))->at(0);
@@ -84,10 +83,10 @@ TEST(MixtureOfDepths, OnlyNoiseChangesWithTime) {
 }
 
 TEST(MixtureOfDepths, FaultsNameTheField) {
-  MixtureOfDepthsParameters p;
+  MixtureOfDepthsOptions p;
   p.capacity = -0.5;
   EXPECT_EQ(make_mixture_of_depths(p, inputs_of(gpt(1, 512, 512))).error().message,
-            "mixture-of-depths: capacity is -0.5, wanted 0 to 1");
+            "mixture_of_depths.capacity is -0.5, wanted 0 to 1");
 }
 
 }  // namespace

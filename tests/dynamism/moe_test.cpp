@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/moe.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/dynamism/moe/load.h"
 #include "tests/dynamism/shapes.h"
 
 namespace dynmo::dynamism {
 namespace {
 
 // All experts alike in every layer: what is left is the drawing.
-MoeParameters even(int ranks) {
-  MoeParameters p;
+MoeOptions even(int ranks) {
+  MoeOptions p;
   p.expert_ranks = ranks;
-  p.least_skew = p.most_skew = p.drift = 0;
+  p.min_skew = p.max_skew = p.drift = 0;
   return p;
 }
 
@@ -50,13 +49,14 @@ TEST(Moe, ZipfSharesSumToOneAndFall) {
   EXPECT_NEAR(share[2], 2.0 / 11, 1e-15);
 }
 
-// dynamic-models.md 1.4: "Multinomial floor: about 1 + sqrt(2 R ln R / (k T))". It is the limit for
-// many devices; with the mean of the largest of R deviates it is 65 % of it at R = 8, 81 % at R
-// = 64.
+// The largest of R normal deviates comes near to sqrt(2 ln R), and a device's share of k T draws
+// has the std sqrt(k T / R): phi is about 1 + sqrt(2 R ln R / (k T)) even where all experts are
+// equally popular. It is the limit for many devices; with the mean of the largest of R deviates it
+// is 65 % of it at R = 8, 81 % at R = 64.
 TEST(Moe, EvenExpertsReachTheMultinomialFloor) {
   for (const int ranks : {8, 16, 64}) {
     for (const std::int64_t tokens : {1024, 4096}) {
-      MoeParameters p = even(ranks);
+      MoeOptions p = even(ranks);
       p.sampled_micro_batches = 400;
       auto shape = mixture(1, ranks, 2);
       shape.sequence = shape.positions = tokens;
@@ -81,25 +81,25 @@ TEST(Moe, AgreesWithTokensDrawnOneByOne) {
     for (std::int64_t i = 0; i < 2 * shape.tokens(); ++i) load[rng.below(kRanks)] += 1;
     phi += straggler_factor(load, kRanks, 1e9) / kRounds;
   }
-  MoeParameters p = even(kRanks);
+  MoeOptions p = even(kRanks);
   p.sampled_micro_batches = kRounds;
   const LoadInputs inputs = inputs_of(shape);
   // Deviation of one phi is about 0.03, of the mean of 400 0.0015.
   EXPECT_NEAR(phi_of((*make_moe(p, inputs))->at(0), inputs), phi, 0.008);
 }
 
-// dynamic-models.md 1.4: with all experts on one device and nothing dropped cost is constant; a
-// capacity makes skewed layers do less.
+// With all experts on one device and nothing dropped every assignment is computed there, so cost is
+// constant; a capacity makes skewed layers do less.
 TEST(Moe, OneDeviceWorksConstantlyUnlessTokensAreDropped) {
   const LoadInputs inputs = inputs_of(mixture(2, 8, 2));
-  MoeParameters p;
+  MoeOptions p;
   p.expert_ranks = 1;
   const auto model = (*make_moe(p, inputs))->at(100);
   EXPECT_NEAR(phi_of(model, inputs), 1, 1e-12);
   p.capacity_factor = 1;
   double before = 1.01;
   for (const double skew : {0.0, 0.5, 1.0, 2.0}) {
-    p.least_skew = p.most_skew = skew;
+    p.min_skew = p.max_skew = skew;
     const double phi = phi_of((*make_moe(p, inputs))->at(9000), inputs);
     EXPECT_LT(phi, before) << "skew " << skew;
     before = phi;
@@ -127,10 +127,11 @@ TEST(Moe, DefaultsLieInThePlanningRange) {
   EXPECT_LT(sum / count, 1.6);
 }
 
-// dynamic-models.md 1.4, drift: largest in the first 10^2 to 10^3 steps, then slow.
+// Popularity changes most in the first 10^2 to 10^3 steps and slowly after: adjacent steps are
+// alike, which FlexMoE (Nie et al. 2023) and Pro-Prophet (Wang et al. 2024) rest on.
 TEST(Moe, DriftsFastFirstAndSlowlyLater) {
   const LoadInputs inputs = inputs_of(default_shape("moe"), 3);
-  MoeParameters p;
+  MoeOptions p;
   p.sampled_micro_batches = 400;  // the draws averaged out
   const auto load = make_moe(p, inputs);
   const auto moved = [&](std::int64_t from, std::int64_t to) {
@@ -171,13 +172,13 @@ TEST(Moe, OnlyTheExpertsScale) {
 
 TEST(Moe, FaultsNameTheField) {
   const LoadInputs inputs = inputs_of(mixture(1, 8, 2));
-  MoeParameters p;
+  MoeOptions p;
   p.expert_ranks = 3;
   EXPECT_EQ(make_moe(p, inputs).error().message,
-            "moe: expert_ranks is 3, wanted a divisor of the 8 experts");
+            "moe.expert_ranks is 3, wanted a divisor of the 8 experts");
   p = {};
   p.drift = std::nan("");
-  EXPECT_EQ(make_moe(p, inputs).error().message, "moe: drift is nan, wanted 0 to 10");
+  EXPECT_EQ(make_moe(p, inputs).error().message, "moe.drift is nan, wanted 0 to 10");
   EXPECT_NE(make_moe({}, inputs_of(gpt(1, 512, 512))).error().message.find("no experts"),
             std::string::npos);
 }

@@ -5,7 +5,7 @@
 // operations.
 
 #include "dynmo/dynamism/load_inputs.h"
-#include "dynmo/dynamism/sources.h"
+#include "dynmo/dynamism/registry.h"
 
 namespace dynmo::dynamism {
 

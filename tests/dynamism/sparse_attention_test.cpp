@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/sparse_attention.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/dynamism/moe/load.h"
+#include "dynmo/dynamism/sparse_attention/load.h"
 #include "tests/dynamism/shapes.h"
 
 namespace dynmo::dynamism {
 namespace {
 
-// dynamic-models.md 4.3, without tiles: the share of causal pairs in one bucket is kappa / nb.
+// Without tiles, and with positions independent of buckets, the share of causal pairs in one bucket
+// is sum_u (n_u / s)^2 = kappa / nb.
 TEST(SparseAttention, CountsThePairsOfEqualBuckets) {
   constexpr int kTokens = 4096;
   for (const int buckets : {1, 4, 16}) {
@@ -46,17 +47,18 @@ TEST(SparseAttention, LiesBetweenOneBucketInNbAndDense) {
 
 // A model whose every layer has this skew, always.
 cost::ModelCost with_skew(double skew, const LoadInputs& inputs) {
-  SparseAttentionParameters p;
-  p.least_skew = p.most_skew = skew;
+  SparseAttentionOptions p;
+  p.min_skew = p.max_skew = skew;
   p.drift = p.micro_batch_noise = 0;
   p.buckets = 1024;  // so that even buckets leave next to nothing of the core
   p.block = 0;
   return (*make_sparse_attention(p, inputs))->at(0);
 }
 
-// dynamic-models.md 4.3: "whole-layer spread at s=8k, h=768 is about 1 : (1 + s / (12 h)) = 1.9, at
-// s=16k 2.8", of the forward pass.
-TEST(SparseAttention, SpreadsWholeBlocksAsFarAsTheReferenceSays) {
+// A block has 24 T h^2 of products and 2 T s h of a causal core: without the core it is 1 and with
+// all of it 1 + s / (12 h), which is 1.9 at s = 8k, h = 768 and 2.8 at s = 16k, of the forward
+// pass.
+TEST(SparseAttention, SpreadsWholeBlocksAsFarAsTheirCores) {
   const auto forward = [](const cost::ModelCost& model) {
     return model.layers[1].forward_s + model.layers[2].forward_s;
   };
@@ -80,7 +82,7 @@ TEST(SparseAttention, OnlyAttentionChanges) {
     EXPECT_LT(now.layers[i].forward_s, all.layers[i].forward_s);
     EXPECT_LT(now.layers[i].backward_input_s, all.layers[i].backward_input_s);
     EXPECT_DOUBLE_EQ(now.layers[i].backward_weight_s, all.layers[i].backward_weight_s);
-    // dynamic-models.md 4.3: indices 4 a T 2 B and copies of q, k, v.
+    // Indices, 4 a T of 2 bytes, and copies of q, k, v.
     const auto& s = inputs.shape;
     EXPECT_EQ((now.layers[i].activation_bytes - all.layers[i].activation_bytes).value,
               4 * s.heads * s.tokens() * 2 + 3 * 2 * s.tokens() * s.hidden);
@@ -107,10 +109,10 @@ TEST(SparseAttention, LayersDifferMoreThanSteps) {
 
 TEST(SparseAttention, FaultsNameTheField) {
   const LoadInputs inputs = inputs_of(gpt(1, 512, 512));
-  SparseAttentionParameters p;
-  p.most_skew = 1.5;
+  SparseAttentionOptions p;
+  p.max_skew = 1.5;
   EXPECT_EQ(make_sparse_attention(p, inputs).error().message,
-            "sparse-attention: most_skew is 1.5, wanted 0 to 1");
+            "sparse_attention.max_skew is 1.5, wanted 0 to 1");
   p = {};
   p.buckets = 0;
   EXPECT_NE(make_sparse_attention(p, inputs).error().message.find("buckets"), std::string::npos);

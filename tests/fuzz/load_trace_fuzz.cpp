@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A trace of loads that is taken replays to valid costs, and records back to a trace that replays
 // the same.
-#include "dynmo/dynamism/trace.h"
+#include "dynmo/dynamism/load_log.h"
 #include "tests/fuzz/target.h"
 
 namespace dynmo::fuzz {

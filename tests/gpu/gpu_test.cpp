@@ -61,7 +61,7 @@ PassResult one_pass(const model::DecoderConfig& config, model::Precision precisi
   context.targets_BT =
       model::testing::random_tokens(2, sizes.sequence, sizes.vocabulary, 9).to(device);
   model::testing::Pass pass = model::testing::forward(layers, states, context);
-  at::Tensor gradient = at::full({}, 1.0, pass.loss.scalar_type());
+  at::Tensor gradient;
   for (std::size_t i = layers.size(); i-- > 0;) {
     gradient = layers[i]->input_gradient(states[i], *pass.stashes[i], gradient,
                                          model::Layer::InputGradient::kWanted);

@@ -80,7 +80,7 @@ TEST_P(Decoders, ATokenChangesNoScoreBeforeIt) {
   const auto scores = [&](const LayerContext& context) {
     at::Tensor hidden;
     for (std::size_t i = 0; i + 1 < model.size(); ++i) {
-      hidden = model[i]->forward(states[i], hidden, context, nullptr);
+      hidden = model[i]->forward(states[i], hidden, context, nullptr).hidden.x;
     }
     return logits(config, states.back(), hidden);
   };
@@ -113,7 +113,7 @@ TEST_P(Decoders, LogitsAreThoseOfTheLoss) {
   const at::Tensor scores = logits(config, head, hidden);
   const at::Tensor expected =
       at::cross_entropy_loss(scores.view({-1, 19}), context.targets_BT.view(-1));
-  const at::Tensor loss = model.back()->forward(head, hidden, context, nullptr);
+  const at::Tensor loss = model.back()->forward(head, hidden, context, nullptr).loss;
   EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
 }
 

@@ -113,8 +113,8 @@ at::Tensor Gpt2Gradients::plain(const std::vector<at::Tensor>& p, const at::Tens
 }
 
 TEST_P(Gpt2Gradients, MatchAPlainCompositionOfOperations) {
-  const at::Tensor dy =
-      random_tensor(layer_->forward(state_, input_, context_, nullptr).sizes(), 51);
+  const at::Tensor dy = random_tensor(
+      testing::made_by(layer_->forward(state_, input_, context_, nullptr)).sizes(), 51);
   const auto function = [&](const std::vector<at::Tensor>& p, const at::Tensor& x) {
     return plain(p, x);
   };

@@ -33,7 +33,7 @@ class LayerGradients : public ::testing::TestWithParam<Case> {
   }
 
   [[nodiscard]] at::Tensor run(const at::Tensor& input) const {
-    return layer_->forward(state_, input, context_, nullptr);
+    return testing::made_by(layer_->forward(state_, input, context_, nullptr));
   }
   Gradients by_layer(const at::Tensor& output_gradient) {
     return testing::by_three_calls(*layer_, state_, input_, context_, output_gradient);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Gradients of one layer: by its three calls, and by autograd through a plain composition of
-// libtorch's operations.
+// Gradients of one layer, of the loss if it has one: by its three calls, and by autograd through a
+// plain composition of libtorch's operations.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -15,6 +15,11 @@
 
 namespace dynmo::model::testing {
 
+// The tensor that a layer's gradients are of.
+inline at::Tensor made_by(const Output& output) {
+  return output.loss.defined() ? output.loss : output.hidden.x;
+}
+
 struct Gradients {
   at::Tensor output;
   at::Tensor input;
@@ -22,12 +27,15 @@ struct Gradients {
 };
 
 inline Gradients by_three_calls(const Layer& layer, LayerState& state, const at::Tensor& input,
-                                const LayerContext& context, const at::Tensor& output_gradient) {
+                                LayerContext context, const at::Tensor& output_gradient) {
   std::unique_ptr<Stash> stash;
   Gradients result;
-  result.output = layer.forward(state, input, context, &stash);
-  result.input =
-      layer.input_gradient(state, *stash, output_gradient, Layer::InputGradient::kWanted);
+  const bool head = layer.needs().loss;
+  if (head) context.loss_weight = output_gradient.item<double>();
+  const Output output = layer.forward(state, input, context, &stash);
+  result.output = made_by(output);
+  result.input = layer.input_gradient(state, *stash, head ? at::Tensor() : output_gradient,
+                                      Layer::InputGradient::kWanted);
   layer.weight_gradient(state, *stash);
   for (const Parameter& p : state.parameters) result.parameters.push_back(p.gradient);
   return result;

@@ -99,13 +99,16 @@ inline Pass forward(const Model& model, const std::vector<LayerState>& states,
                     const LayerContext& context) {
   Pass pass;
   pass.stashes.resize(model.size());
+  Hidden hidden;
   for (std::size_t i = 0; i < model.size(); ++i) {
-    pass.loss = model[i]->forward(states[i], pass.loss, context, &pass.stashes[i]);
+    Output output = model[i]->forward(states[i], hidden, context, &pass.stashes[i]);
+    hidden = std::move(output.hidden);
+    pass.loss = output.loss;
   }
   return pass;
 }
 inline void input_gradients(const Model& model, const std::vector<LayerState>& states, Pass& pass) {
-  at::Tensor gradient = at::ones_like(pass.loss);
+  at::Tensor gradient;
   for (std::size_t i = model.size(); i-- > 0;) {
     gradient = model[i]->input_gradient(states[i], *pass.stashes[i], gradient,
                                         Layer::InputGradient::kWanted);

@@ -10,11 +10,13 @@
 #include "dynmo/core/check.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/state_bytes.h"
+#include "gradients.h"
 #include "helpers.h"
 
 namespace dynmo::model {
 namespace {
 
+using testing::made_by;
 using testing::random_tensor;
 using testing::same_bits;
 
@@ -37,8 +39,8 @@ TEST_F(ThreeCalls, ForwardWithoutAStashHasTheSameBits) {
   for (const std::size_t i : {1U, 2U, 5U}) {
     const LayerState state = make_state(*model[i], LayerId{static_cast<int>(i)}, 3);
     std::unique_ptr<Stash> stash;
-    const at::Tensor with = model[i]->forward(state, x_, context(), &stash);
-    const at::Tensor without = model[i]->forward(state, x_, context(), nullptr);
+    const at::Tensor with = made_by(model[i]->forward(state, x_, context(), &stash));
+    const at::Tensor without = made_by(model[i]->forward(state, x_, context(), nullptr));
     EXPECT_NE(stash, nullptr);
     EXPECT_TRUE(same_bits(with, without));
     EXPECT_FALSE(with.requires_grad() || without.requires_grad());
@@ -229,8 +231,10 @@ TEST(Dropout, IsTheIdentityOutsideTraining) {
   const at::Tensor x = random_tensor({3, 4}, 1);
   LayerContext context;
   EXPECT_TRUE(dropout(x, 0, {}, context, 0).is_same(x));
-  context.training = false;
-  EXPECT_TRUE(dropout(x, 0.5, {}, context, 0).is_same(x));
+  for (const Pass pass : {Pass::kValidation, Pass::kGeneration}) {
+    context.pass = pass;
+    EXPECT_TRUE(dropout(x, 0.5, {}, context, 0).is_same(x));
+  }
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ TEST(Llama, GroupedQueriesEqualFullAttentionWithRepeatedKeyHeads) {
     repeated.parameters[i].value = value;
   }
   const at::Tensor x = random_tensor({2, 10, 24}, 8);
-  const at::Tensor a = layer->forward(state, x, {}, nullptr);
-  const at::Tensor b = make_llama(full)[1]->forward(repeated, x, {}, nullptr);
+  const at::Tensor a = layer->forward(state, x, {}, nullptr).hidden.x;
+  const at::Tensor b = make_llama(full)[1]->forward(repeated, x, {}, nullptr).hidden.x;
   EXPECT_TRUE(at::allclose(a, b, 1e-12, 1e-12));
 }
 

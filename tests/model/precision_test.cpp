@@ -142,7 +142,7 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
                  operand(head.parameters[1]));
   const at::Tensor expected =
       at::cross_entropy_loss(scores.to(at::kDouble), context.targets_BT.view(-1));
-  const at::Tensor loss = model[5]->forward(head, hidden, context, nullptr);
+  const at::Tensor loss = model[5]->forward(head, hidden, context, nullptr).loss;
   EXPECT_EQ(loss.scalar_type(), at::kFloat);
   EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5 * expected.item<double>());
 

@@ -13,6 +13,7 @@ namespace dynmo::model {
 namespace {
 
 using testing::random_tensor;
+using testing::same_bits;
 
 // What a migration does: header and tensors as bytes, into a state made from the layer alone.
 LayerState copy_by_bytes(const Layer& layer, const LayerState& state) {
@@ -127,7 +128,8 @@ TEST_F(StateBytes, AHeaderSurvivesPackingAndOthersAreRefused) {
 TEST_F(StateBytes, CompletingMemoryLeavesWhatHasArrived) {
   // Above and below the size of a large page.
   const auto layer = autograd_layer(
-      "two", {{.name = "large", .shape = {1200, 1000}}, {.name = "small", .shape = {3}}}, {});
+      "two", {{.name = "large", .shape = {1200, 1000}}, {.name = "small", .shape = {3}}},
+      HiddenFunction());
   for (const Frozen frozen : {Frozen::kNo, Frozen::kYes}) {
     LayerState state = allocate_tensors_like(*layer, LayerId{0}, frozen);
     for (const NamedTensor& tensor : tensors(state)) {
@@ -159,13 +161,68 @@ TEST_F(StateBytes, AHeaderOfAnotherModelIsRefused) {
             "the same model at both ends");
 }
 
+// With a buffer of every kind that sources use; they count its rows and mask some.
+std::shared_ptr<const Layer> buffered_layer(at::ScalarType mask = at::kBool) {
+  return autograd_layer(
+      "buffered", {{.name = "weight", .shape = {3}, .deviation = 1}}, HiddenFunction(),
+      {.buffers = {{.name = "count", .shape = {2}, .type = at::kLong, .initial = 5},
+                   {.name = "mask", .shape = {3}, .type = mask, .initial = 1}}});
+}
+
+TEST(Buffers, StartAsDescribed) {
+  const LayerState state = make_state(*buffered_layer(), LayerId{0}, 1);
+  ASSERT_EQ(state.buffers.size(), 2U);
+  EXPECT_TRUE(same_bits(state.buffers[0].value, at::full({2}, 5, at::kLong)));
+  EXPECT_TRUE(same_bits(state.buffers[1].value, at::full({3}, 1, at::kBool)));
+}
+
+TEST(Buffers, TravelAsBytesOfTheirOwnType) {
+  const auto layer = buffered_layer();
+  LayerState state = make_state(*layer, LayerId{0}, 1);
+  state.buffers[0].value[1] = std::int64_t{1} << 40;
+  state.buffers[1].value[2] = false;
+  EXPECT_EQ(tensor_bytes(state).value, 3 * 3 * 4 + 2 * 8 + 3);
+  EXPECT_EQ(tensors(state).back().type, at::kBool);
+  const LayerState copy = copy_by_bytes(*layer, state);
+  EXPECT_EQ(digest(copy), digest(state));
+  EXPECT_TRUE(same_bits(copy.buffers[0].value, state.buffers[0].value));
+  freeze(state);
+  EXPECT_EQ(tensor_bytes(state).value, 3 * 4 + 2 * 8 + 3) << "a frozen layer has them, too";
+}
+
+TEST(Buffers, AreInTheDigestAndInTheLayout) {
+  LayerState state = make_state(*buffered_layer(), LayerId{0}, 1);
+  const Digest before = digest(state);
+  state.buffers[1].value[0] = false;
+  EXPECT_NE(digest(state), before);
+  EXPECT_FALSE(allocate_like(*buffered_layer(at::kByte), header(state)).has_value());
+}
+
+TEST(Memory, AStashKnowsItsBytes) {
+  LlamaConfig llama = testing::tiny_config();
+  Gpt2Config gpt2 = testing::tiny_gpt2();
+  llama.dropout = gpt2.dropout = 0.1;
+  for (const Model& model : {make_llama(llama), make_gpt2(gpt2)}) {
+    const LayerContext context = testing::random_context(llama, 3, 4);
+    for (std::size_t i = 0; i < model.size(); ++i) {
+      const LayerState state = make_state(*model[i], LayerId{static_cast<int>(i)}, 3);
+      at::Tensor x;
+      if (i > 0) x = at::ones({3, 10, 24});
+      std::unique_ptr<Stash> stash;
+      (void)model[i]->forward(state, x, context, &stash);
+      EXPECT_EQ(stash->bytes(), measure_stash(*model[i], state, x, context).held)
+          << model[i]->name();
+    }
+  }
+}
+
 TEST(Memory, ForwardWithoutAStashKeepsItsOutputOnly) {
   const LlamaConfig config = testing::tiny_config();
   const Model model = make_llama(config);
   const LayerState state = make_state(*model[1], LayerId{1}, 3);
   const at::Tensor x = random_tensor({3, 10, 24}, 8, at::kFloat);
   const AllocationMeter meter;
-  const at::Tensor y = model[1]->forward(state, x, {}, nullptr);
+  const at::Tensor y = model[1]->forward(state, x, {}, nullptr).hidden.x;
   EXPECT_EQ(meter.held(), boundary_bytes(config, 3));
 }
 
@@ -178,7 +235,7 @@ TEST(Memory, AFrozenLayerBehindATrainedOneKeepsNothingForItsWeights) {
   const at::Tensor dy = random_tensor({3, 10, 24}, 9, at::kFloat);
   const AllocationMeter meter;
   std::unique_ptr<Stash> stash;
-  at::Tensor y = model[2]->forward(state, x, {}, &stash);
+  at::Tensor y = model[2]->forward(state, x, {}, &stash).hidden.x;
   y.reset();
   EXPECT_GT(meter.held().value, 0);
   at::Tensor dx = model[2]->input_gradient(state, *stash, dy, Layer::InputGradient::kWanted);
@@ -193,7 +250,7 @@ TEST(Memory, InputGradientKeepsWhatWeightGradientNeedsAndThatFreesTheRest) {
   const AllocationMeter meter;
   std::unique_ptr<Stash> stash;
   at::Tensor x = at::ones({3, 10, 24});
-  at::Tensor y = model[2]->forward(state, x, {}, &stash);
+  at::Tensor y = model[2]->forward(state, x, {}, &stash).hidden.x;
   x.reset();
   y.reset();
   EXPECT_EQ(meter.held(), activation_bytes(config, LayerId{2}, 3));

@@ -48,6 +48,7 @@ TEST(PlanReport, SaysWhatAPlanIs) {
             "      0     0  0-2     block0 .. block2  12.00 ms  3.0 MiB          2\n"
             "      1     1  3       block3             6.00 ms  1.0 MiB          1\n"
             "\n"
+            "cut             block0 .. block2 | block3\n"
             "step time       26.00 ms, 1.444 x ideal\n"
             "  uniform 1f1b  30.00 ms, 1.667 x ideal\n"
             "  ideal         18.00 ms = 2 x work / speed of all ranks\n"

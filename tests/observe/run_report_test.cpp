@@ -87,6 +87,28 @@ TEST(RunReport, SaysSpeedPredictionAndOverheadOfAnyRun) {
   EXPECT_FALSE(has("speed-up"));
 }
 
+TEST(RunReport, OfTwoRunsFitsAScreenAndExplainsItsWords) {
+  Summary summary;
+  summary.runs = {run_summary("static"), run_summary("balanced")};
+  for (RunSummary& run : summary.runs) {
+    run.validation_step = 10;
+    run.validation_loss = 3.25;
+    run.checkpoints_written = 2;
+    run.traffic = {{0, 1, "activation", 40, Bytes{40960}}};
+  }
+  summary.speedup = 1.2;
+  summary.best_speedup = 1.25;
+  const std::vector<RunCurves> curves(2, {std::vector<double>(160, 0.5), {0.25, 0.5, 0.25}});
+  const auto lines = report_lines(summary, curves, "a");
+  EXPECT_LE(lines.size(), 25U);
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  EXPECT_NE(text.find("validation loss 3.2500"), std::string::npos) << text;
+  for (const char* word : {"imbalance:", "bubble:", "overhead:", "predicted:", "digest:"}) {
+    EXPECT_NE(text.find(word), std::string::npos) << "not explained: " << word << text;
+  }
+}
+
 TEST(RunReport, SaysWhichCheckpointsFailed) {
   Summary summary = one_run();
   summary.runs[0].checkpoints_written = 3;
@@ -109,6 +131,29 @@ TEST(RunReport, LayersAreListedWithTheirSums) {
   ASSERT_FALSE(all.empty()) << table;
   EXPECT_EQ(all[1], "2.00") << "two forwards of 1 ms" << table;
   EXPECT_NE(table.find("5.0 KiB"), std::string::npos) << "1 of the frozen, 4 of the other" << table;
+}
+
+TEST(RunReport, AStateHasTheComputeCopyOfTheParameters) {
+  cost::ModelCost model = two_layers();
+  for (cost::LayerCost& layer : model.layers) layer.copy_bytes = Bytes{512};
+  const std::string table = layer_table(model);
+  EXPECT_NE(table.find("6.0 KiB"), std::string::npos)
+      << "1.5 of the frozen, 4.5 of the other" << table;
+}
+
+TEST(RunReport, ABoundIsCalledOne) {
+  Summary summary = one_run();
+  summary.runs.push_back(summary.runs[0]);
+  summary.speedup = 1.2;
+  summary.best_speedup = 1.5;
+  const std::vector<RunCurves> curves(2, RunCurves{{0.1}, {0.3}});
+  const auto text = [&] {
+    return fmt::format("{}", fmt::join(report_lines(summary, curves, "a"), "\n"));
+  };
+  EXPECT_NE(text().find("best possible 1.500 x"), std::string::npos) << text();
+  summary.best_is_bound = true;
+  EXPECT_NE(text().find("not more than 1.500 x is possible (a bound"), std::string::npos) << text();
+  EXPECT_EQ(text().find("best possible"), std::string::npos) << text();
 }
 
 TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {

@@ -3,12 +3,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <limits>
 #include <thread>
@@ -172,6 +174,46 @@ TEST_F(Records, AFullDiskIsReportedByClose) {
   EXPECT_NE(closed.error().message.find("cannot write step records '/dev/full'"), std::string::npos)
       << closed.error().message;
   EXPECT_FALSE((*writer)->close());
+}
+
+// A limit of the file's size stands for a disk that is full for a while.
+TEST_F(Records, LinesThatDoNotFitAreLeftOutWholeAndLaterOnesAreWritten) {
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit unlimited{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  auto writer = RecordWriter::open(path_, {.queue_records = 1000000});
+  ASSERT_TRUE(writer);
+  EXPECT_FALSE((*writer)->take_failure());
+  rlimit full = unlimited;
+  full.rlim_cur = 5000;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  std::int64_t step = 0;
+  while ((*writer)->missing() == 0 && step < 100000) {
+    StepRecord record;
+    record.step = step++;
+    (*writer)->write(record);
+    std::this_thread::yield();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  std::signal(SIGXFSZ, before);
+  const auto failure = (*writer)->take_failure();
+  ASSERT_TRUE(failure);
+  EXPECT_NE(failure->message.find("File too large"), std::string::npos) << failure->message;
+  EXPECT_FALSE((*writer)->take_failure());  // said once
+
+  StepRecord last;
+  last.step = step++;
+  (*writer)->write(last);
+  const auto closed = (*writer)->close();
+  ASSERT_FALSE(closed);
+  const std::int64_t missing = (*writer)->missing();
+  EXPECT_NE(closed.error().message.find(fmt::format("lacks {} step records", missing)),
+            std::string::npos)
+      << closed.error().message;
+  const auto read = read_records(path_);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(std::ssize(*read), step - missing);
+  EXPECT_EQ(read->back().step, step - 1);
 }
 
 TEST_F(Records, AFileThatCannotBeMadeIsAnError) {

@@ -66,7 +66,7 @@ class Checks:
         self.megatron, self.dynmo, self.folder, self.failed = megatron, dynmo, folder, 0
 
     def check(self, holds, name, what):
-        print(f"{'PASS' if holds else 'FAIL'} {name}: {what}")
+        print(f"PASS {name}: {what}" if holds else f"FAIL {name}: not so: {what}")
         self.failed += not holds
 
     def run(self, *words):

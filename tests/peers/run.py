@@ -9,7 +9,7 @@ has none. It is run with `--dynmo PROGRAM` by an interpreter that has the packag
     FAIL name: why
     SKIP name: why
 
-and whatever else it likes. A program without such lines counts as one test: passed where it ends with 0, skipped with 77 (its
+and whatever else it likes. A name may have spaces; it ends at the first colon with a space behind it. A program without such lines counts as one test: passed where it ends with 0, skipped with 77 (its
 last line says why), else failed. So does one that ends with another code than 0 and 77 and has no line FAIL.
 """
 import argparse
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Path and further arguments.
 EXTRA = [("tests/peers/make_goldens.py", []), ("tests/peers/check_export.py", []),
          ("bench/peers/compare.py", ["--models", "small", "--rounds", "3"])]
-LINE = re.compile(r"^(PASS|FAIL|SKIP) ([^:\s]+)(?::\s*(.*))?$")
+LINE = re.compile(r"^(PASS|FAIL|SKIP) (\S.*?)(?::(?:\s+(.*))?)?\s*$")
 SKIPPED = 77
 
 
@@ -34,12 +34,15 @@ def programs(root):
 
 
 def results_of(name, code, output):
-    """What a program said, as (verdict, name, why)."""
-    results = [(found[1], f"{name}:{found[2]}", found[3] or "") for found in map(LINE.match, output.splitlines()) if found]
-    words = [line for line in output.splitlines() if line.strip()]
-    last = words[-1] if words else "it said nothing"
+    """What a program said, as (verdict, name, why); its code is None where it was not done in time."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    results = [(found[1], f"{name}:{found[2]}", found[3] or "") for found in map(LINE.match, lines) if found]
+    # A line of a check that passed is not why the program failed behind it.
+    rest = [line for line in lines if not LINE.match(line)]
+    last = rest[-1].strip() if rest else "it said nothing" + (" but its checks" if results else "")
     if code not in (0, SKIPPED) and all(verdict != "FAIL" for verdict, _, _ in results):
-        results.append(("FAIL", name, f"exit code {code}: {last}"))
+        ended = "" if code is None else f"killed by signal {-code}: " if code < 0 else f"exit code {code}: "
+        results.append(("FAIL", name, ended + last))
     if not results:
         results.append(("PASS", name, "") if code == 0 else ("SKIP", name, last))
     return results
@@ -61,7 +64,9 @@ def main():
                                   stdin=subprocess.DEVNULL, timeout=arguments.timeout, cwd=arguments.root)
             code, output = done.returncode, done.stdout
         except subprocess.TimeoutExpired as fault:
-            code, output = -1, f"{(fault.stdout or b'').decode(errors='replace')}\nnot done after {arguments.timeout:g} s"
+            said = fault.stdout or ""  # bytes in some versions of Python, whatever `text` says
+            said = said if isinstance(said, str) else said.decode(errors="replace")
+            code, output = None, f"{said}\nnot done after {arguments.timeout:g} s"
         results = results_of(name, code, output)
         for verdict, what, why in results:
             counts[verdict] += 1

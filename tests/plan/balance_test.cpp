@@ -391,7 +391,7 @@ TEST(Balance, BadInputIsNamed) {
   slow.ranks[1].speed = 0;
   EXPECT_NE(message(equal_model(3, 1), slow).find("rank 1: speed is 0"), std::string::npos);
   model = equal_model(3000, 1);
-  for (auto& layer : model.layers) layer.activation_bytes = cost::kMostBytes;
+  for (auto& layer : model.layers) layer.activation_bytes = cost::kMaxBytes;
   EXPECT_NE(message(model, two, 1000).find("2^62"), std::string::npos);
 }
 

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "dynmo/plan/balance.h"
-#include "dynmo/plan/best_cut.h"
+#include "dynmo/plan/simulated_optimum.h"
 #include "dynmo/schedule/placement.h"
 #include "tests/plan/cuts.h"
 
@@ -186,7 +186,7 @@ TEST(Evaluate, DamagedPlanFilesAreReadOrRefused) {
   EXPECT_GT(read, 50);
 }
 
-TEST(BestCut, EqualsReplayingEveryCut) {
+TEST(SimulatedOptimum, EqualsReplayingEveryCut) {
   int infeasible = 0;
   std::int64_t simulated = 0;
   std::int64_t all = 0;
@@ -215,39 +215,47 @@ TEST(BestCut, EqualsReplayingEveryCut) {
         best = counts;
       }
     });
-    const auto found = best_by_simulation(model, cluster, micro_batches, kind);
+    const auto found = simulated_optimum(model, cluster, micro_batches, kind);
     ASSERT_EQ(found.has_value(), least.has_value()) << "seed " << seed;
     if (!found) {
       ASSERT_EQ(found.error().code, ErrorCode::kInfeasible);
       ++infeasible;
       continue;
     }
-    simulated += found->simulated;
-    ASSERT_EQ(found->step_time_s, *least) << "seed " << seed;
-    ASSERT_EQ(found->plan, make_plan(best, kind)) << "seed " << seed;
+    ASSERT_TRUE(found->has_value()) << "seed " << seed;
+    simulated += (*found)->simulated;
+    ASSERT_EQ((*found)->step_time_s, *least) << "seed " << seed;
+    ASSERT_EQ((*found)->plan, make_plan(best, kind)) << "seed " << seed;
+    ASSERT_LE(*step_time_bound_s(model, cluster, micro_batches), *least) << "seed " << seed;
   }
   EXPECT_GT(infeasible, 10);
   EXPECT_LT(simulated, all);  // the bound rules cuts out
 }
 
-TEST(BestCut, TheBoundLeavesFewOfManyCuts) {
+TEST(SimulatedOptimum, TheBoundLeavesFewOfManyCuts) {
   for (const double frozen : {0.0, 0.5}) {
     Rng rng(11);
     cost::ModelCost model = random_model(rng, 20);
     for (std::size_t i = 0; i < 20; ++i)
       model.layers[i].frozen = static_cast<double>(i) < 20 * frozen;
-    const auto best = best_by_simulation(model, cost::equal_ranks(4), 16, ScheduleKind::k1F1B);
-    ASSERT_TRUE(best);
-    EXPECT_LT(best->simulated, 200);  // of 969
+    const auto best = simulated_optimum(model, cost::equal_ranks(4), 16, ScheduleKind::k1F1B);
+    ASSERT_TRUE(best && *best);
+    EXPECT_LT((*best)->simulated, 200);  // of 969
   }
 }
 
-TEST(BestCut, TooManyCutsAreRefusedNotGuessed) {
-  const auto best =
-      best_by_simulation(equal_model(64, 1e-3), cost::equal_ranks(16), 4, ScheduleKind::k1F1B);
-  ASSERT_FALSE(best);
-  EXPECT_EQ(best.error().code, ErrorCode::kBadInput);
-  EXPECT_NE(best.error().message.find("too many cuts"), std::string::npos);
+TEST(SimulatedOptimum, IsUnknownOfTooManyCutsWhichABoundIsNot) {
+  const cost::ModelCost model = equal_model(64, 1e-3);
+  const cost::Cluster cluster = cost::equal_ranks(16);
+  const auto best = simulated_optimum(model, cluster, 4, ScheduleKind::k1F1B);
+  ASSERT_TRUE(best);
+  EXPECT_FALSE(best->has_value());
+  const auto even =
+      evaluate(make_plan(std::vector<int>(16, 4), ScheduleKind::k1F1B), model, cluster, 4);
+  const auto bound = step_time_bound_s(model, cluster, 4);
+  ASSERT_TRUE(even && bound);
+  EXPECT_NEAR(*bound, 4 * even->bottleneck_s, 1e-5 * *bound);
+  EXPECT_LT(*bound, even->step_time_s);
 }
 
 }  // namespace

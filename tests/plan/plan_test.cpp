@@ -134,5 +134,22 @@ TEST(Migration, FrozenLayersMoveTheirParametersOnly) {
   EXPECT_EQ(migration.bytes(), Bytes{4000});
 }
 
+TEST(NamedCut, SaysTheEndsOfEveryStage) {
+  const std::vector<std::string> names = {"embedding", "a", "b", "head"};
+  const auto cut = [&](const std::vector<int>& counts) {
+    return named_cut(make_plan(counts, schedule::ScheduleKind::k1F1B), names);
+  };
+  EXPECT_EQ(cut({4}), "embedding .. head");
+  EXPECT_EQ(cut({2, 2}), "embedding .. a | b .. head");
+  EXPECT_EQ(cut({1, 2, 1}), "embedding | a .. b | head");
+}
+
+TEST(NamedCut, OfManyStagesShowsTheOuterOnes) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 10; ++i) names.push_back(fmt::format("{}", i));
+  const auto plan = make_plan(std::vector<int>(10, 1), schedule::ScheduleKind::k1F1B);
+  EXPECT_EQ(named_cut(plan, names), "0 | 1 | 2 | 3 | (2 more stages) | 6 | 7 | 8 | 9");
+}
+
 }  // namespace
 }  // namespace dynmo::plan

@@ -18,16 +18,28 @@ def folder_map(root):
     return tuple(re.search(rf"dynmo_library\({name} ([^)]*)\)", text).group(1).split() for name in ("core", "runtime"))
 
 
+def half_of_dynamism(parts):
+    """Which library a file of dynmo/dynamism belongs to, as cmake/DynmoTargets.cmake has it."""
+    if len(parts) == 3:
+        return "runtime" if parts[2].startswith("source.") else "core"
+    return "core" if parts[-1].startswith(("options", "load")) else "runtime"
+
+
+def room(parts):
+    """The place of a file in the map: its folder; dynamism, whose folders hold both halves of a source, is two."""
+    return "dynamism (runtime)" if parts[1] == "dynamism" and half_of_dynamism(parts) == "runtime" else parts[1]
+
+
 def violations(root):
     core, runtime = folder_map(root)
-    order = core + runtime
+    order = core + [name if name != "dynamism" else "dynamism (runtime)" for name in runtime]
     found = []
     folders = {path.name for path in (root / "dynmo").iterdir() if path.is_dir()}
     found += [f"dynmo/{name}: not in the folder map of CMakeLists.txt" for name in sorted(folders - set(order))]
     for path in sorted((root / "dynmo").rglob("*")):
         if path.suffix not in (".h", ".cpp", ".cu") or path.relative_to(root).parts[1] not in order:
             continue
-        folder, where = path.relative_to(root).parts[1], path.relative_to(root)
+        folder, where = room(path.relative_to(root).parts), path.relative_to(root)
         for bracket, name in INCLUDE.findall(path.read_text()):
             parts = name.split("/")
             if LIBTORCH.match(name) and folder in core:
@@ -40,9 +52,9 @@ def violations(root):
                 found.append(f"{where}: {name}: our own headers are included with quotes")
             elif parts[0] == "dynmo" and parts[1] not in order:
                 found.append(f"{where}: {name}: no such folder in the map")
-            elif parts[0] == "dynmo" and order.index(parts[1]) > order.index(folder):
-                found.append(f"{where}: {name}: {parts[1]} is below {folder} in the map")
-            elif parts[0] == "dynmo" and name.endswith("_impl.h") and parts[1] != folder:
+            elif parts[0] == "dynmo" and order.index(room(parts)) > order.index(folder):
+                found.append(f"{where}: {name}: {room(parts)} is below {folder} in the map")
+            elif parts[0] == "dynmo" and name.endswith("_impl.h") and parts[1] != where.parts[1]:
                 found.append(f"{where}: {name}: private to dynmo/{parts[1]}")
     return found
 
@@ -66,10 +78,16 @@ class Includes(unittest.TestCase):
             "dynmo/cost/g.h": ("#include <dynmo/core/ids.h>", "with quotes"),
             "dynmo/cost/h.h": ('#include "dynmo/nowhere/ids.h"', "no such folder"),
             "dynmo/sim/i.cpp": ('#include "tests/sim/oracle.h"', "nothing that uses it"),
+            "dynmo/dynamism/moe/load.cpp": ('#include "dynmo/dynamism/source.h"', "dynamism (runtime) is below dynamism"),
+            "dynmo/dynamism/moe/options.h": ('#include "dynmo/dynamism/moe/router.h"', "dynamism (runtime) is below dynamism"),
+            "dynmo/dynamism/moe/router.cpp": ('#include "dynmo/runtime/engine.h"', "runtime is below dynamism (runtime)"),
+            "dynmo/model/m.cpp": ('#include "dynmo/dynamism/source.h"', "dynamism (runtime) is below model"),
             "dynmo/extra/j.h": ("", "not in the folder map"),
         }
         innocent = {
             "dynmo/model/k.cpp": '#include <torch/torch.h>\n#include "dynmo/core/ids.h"\n',
+            "dynmo/dynamism/moe/source.cpp": '#include <ATen/ATen.h>\n#include "dynmo/dynamism/moe/load.h"\n#include "dynmo/model/k.h"\n',
+            "dynmo/runtime/n.cpp": '#include "dynmo/dynamism/source.h"\n',
             "dynmo/sim/l.cpp": '#include "dynmo/sim/replay_impl.h"\n#include <vector>\n',
         }
         with tempfile.TemporaryDirectory() as folder:

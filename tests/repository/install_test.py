@@ -47,6 +47,8 @@ class InstallTree(unittest.TestCase):
 
     def test_holds_a_command_that_runs(self):
         self.assertIn("Usage:", call(self.prefix / "bin" / "dynmo", "--help"))
+        if RUNTIME:
+            self.assertIn("--dry-run", call(self.prefix / "bin" / "dynmo", "train", "--help"))
 
     def test_holds_every_public_header_and_no_private_one(self):
         installed = {str(path.relative_to(self.prefix / "include")) for path in (self.prefix / "include").rglob("*.h")}

@@ -42,8 +42,27 @@ class Runner(unittest.TestCase):
         })
         self.assertEqual(done.returncode, 1)
         self.assertIn("FAIL tests/peers/b_test.py: exit code 1: ValueError: broken", done.stdout)
-        self.assertIn("FAIL tests/peers/d_test.py: exit code -1: not done after 5 s", done.stdout)
+        self.assertIn("FAIL tests/peers/d_test.py: not done after 5 s", done.stdout)
         self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 4 failed, 0 skipped")
+
+    def test_names_with_spaces_are_counted_each(self):
+        lines = ["PASS golden gpt2-tied", "PASS export of a trained llama tied", "SKIP golden of no such model: not here",
+                 "PASS torchrun.same_losses", "PASS ratio a: b: 1.3 x", "PASS", "PASSED all", "FAIL golden llama: config.json: differs"]
+        done = self.run_programs({"tests/peers/a_test.py": f"print({chr(10).join(lines)!r}); raise SystemExit(1)"})
+        self.assertEqual(done.stdout.splitlines()[:6], [
+            "PASS tests/peers/a_test.py:golden gpt2-tied", "PASS tests/peers/a_test.py:export of a trained llama tied",
+            "SKIP tests/peers/a_test.py:golden of no such model: not here", "PASS tests/peers/a_test.py:torchrun.same_losses",
+            "PASS tests/peers/a_test.py:ratio a: b: 1.3 x", "FAIL tests/peers/a_test.py:golden llama: config.json: differs"])
+        self.assertEqual(done.stdout.splitlines()[-1], "4 passed, 1 failed, 1 skipped")
+
+    def test_the_reason_of_a_failure_is_not_what_passed(self):
+        done = self.run_programs({
+            "tests/peers/a_test.py": "print('cannot open x'); print('PASS one two'); raise SystemExit(3)",
+            "tests/peers/b_test.py": "import os, signal; print('PASS one', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
+        })
+        self.assertIn("FAIL tests/peers/a_test.py: exit code 3: cannot open x", done.stdout)
+        self.assertIn("FAIL tests/peers/b_test.py: killed by signal 9: it said nothing but its checks", done.stdout)
+        self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 2 failed, 0 skipped")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class FakeWork final : public c10d::Work {
 class FakePair final : public c10d::Backend {
  public:
   FakePair(Transport& transport, const Channel& channel)
-      : c10d::Backend(channel.from == transport.rank() ? 0 : 1, 2),
+      : c10d::Backend(channel.from.value == transport.rank().value ? 0 : 1, 2),
         transport_(transport),
         channel_(channel) {
     const std::byte mine{1};
@@ -64,7 +64,8 @@ class FakePair final : public c10d::Backend {
 
  private:
   [[nodiscard]] Rank other() const {
-    return channel_.from == transport_.rank() ? channel_.to : channel_.from;
+    const bool sends = channel_.from.value == transport_.rank().value;
+    return Rank((sends ? channel_.to : channel_.from).value);
   }
 
   Transport& transport_;
@@ -73,7 +74,7 @@ class FakePair final : public c10d::Backend {
 
 // Pairs on tags that nobody else uses. Records what was opened.
 ChannelOptions fake_channels(Transport& transport, std::vector<Channel>& opened) {
-  return {.rank = transport.rank(),
+  return {.rank = WorldRank(transport.rank().value),
           .size = transport.size(),
           .connect = [&transport, &opened](const Channel& channel) {
             opened.push_back(channel);
@@ -84,9 +85,11 @@ ChannelOptions fake_channels(Transport& transport, std::vector<Channel>& opened)
 }
 
 TEST(ChannelTransport, OpensWhatIsNewAndItsOwnInTheGivenOrder) {
-  const std::vector<Channel> first = {{Rank(0), Rank(1), 3}, {Rank(1), Rank(0), 4}};
-  const std::vector<Channel> second = {
-      {Rank(0), Rank(1), 3}, {Rank(2), Rank(0), 5}, {Rank(2), Rank(1), 6}};
+  const std::vector<Channel> first = {{WorldRank(0), WorldRank(1), 3},
+                                      {WorldRank(1), WorldRank(0), 4}};
+  const std::vector<Channel> second = {{WorldRank(0), WorldRank(1), 3},
+                                       {WorldRank(2), WorldRank(0), 5},
+                                       {WorldRank(2), WorldRank(1), 6}};
   std::vector<std::vector<Channel>> opened(3);
   const auto done = transport::run_ranks(3, [&](Transport& transport) -> Expected<void> {
     ChannelTransport channels(fake_channels(transport, opened[transport.rank().index()]));
@@ -109,7 +112,7 @@ TEST(ChannelTransport, RefusesAChannelThatIsNotOpen) {
 
 // A device would wait for the lost rank forever.
 TEST(ChannelTransport, FailsAndAbortsItsGroupsWhenTheOtherTransportHas) {
-  const std::vector<Channel> both = {{Rank(0), Rank(1), 3}};
+  const std::vector<Channel> both = {{WorldRank(0), WorldRank(1), 3}};
   const Error lost{ErrorCode::kPeerLost, "rank 1 was lost"};
   const auto done = transport::run_ranks(2, [&](Transport& transport) -> Expected<void> {
     std::atomic<bool> failed = false;

@@ -8,21 +8,32 @@
 namespace dynmo::runtime {
 namespace {
 
+// Two figures; with a loss or without one.
+std::shared_ptr<const model::Layer> counting_layer(bool loss) {
+  return model::autograd_layer(
+      "counting", {}, model::HiddenFunction(),
+      {.buffers = {}, .figures = {"rows", "tokens"}, .needs = {.targets = false, .loss = loss}});
+}
+
 // Two replicas of two ranks, three layers: every number is (world rank + 1) x its own weight.
+// Layers 1 and 2 have a loss.
 TEST(Exchange, TellsAllRanksTheSame) {
   const plan::Plan plan = plan::make_plan({2, 1}, schedule::ScheduleKind::k1F1B);
-  const auto figures = [](const Grid& grid) {
-    const double number = grid.world().rank().value + 1;
-    const bool last = grid.pipeline().rank() == Rank(1);
+  const model::Model layers = {counting_layer(false), counting_layer(true), counting_layer(true)};
+  const auto figures = [](const transport::Grid& grid) {
+    const double number = grid.rank().value + 1;
+    const bool last = grid.position() == Position(1);
     OwnFigures own;
     for (const int id : last ? std::vector<int>{2} : std::vector<int>{0, 1}) {
       own.layers[LayerId(id)] = {
           .sample = {.time = {1 * number, 2 * number, 3 * number},
                      .update_s = 4 * number,
                      .stash_bytes = Bytes{static_cast<std::int64_t>(6 * number)}},
-          .squared_norm = 5.0 + id};
+          .squared_norm = 5.0 + id,
+          .figures = {16 * number, 17.0 + id}};
     }
-    if (last) own.losses = {7 * number, 8 * number};
+    if (last) own.layers[LayerId(2)].losses = {7 * number, 8 * number};
+    if (!last) own.layers[LayerId(1)].losses = {0.25 * number, 0, 0.5 * number};
     own.busy_s = 9 * number;
     own.overhead_s = 10 * number;
     own.plan_s = 11 * number;
@@ -33,8 +44,8 @@ TEST(Exchange, TellsAllRanksTheSame) {
     return own;
   };
   const auto status = transport::run_ranks(4, [&](transport::Transport& world) -> Expected<void> {
-    const Grid grid(world, 2);
-    DYNMO_ASSIGN(const Exchange all, exchange(grid, 3, plan, 3, figures(grid)));
+    const transport::Grid grid(world, 2);
+    DYNMO_ASSIGN(const Exchange all, exchange(grid, 3, plan, layers, 3, figures(grid)));
     EXPECT_EQ(all.layers.size(), 3U);
     if (all.layers.size() != 3) return {};
     // Ranks 0 and 2 of the group have layers 0 and 1, ranks 1 and 3 layer 2.
@@ -47,8 +58,10 @@ TEST(Exchange, TellsAllRanksTheSame) {
       EXPECT_EQ(all.layers[i].stash_bytes, Bytes{static_cast<std::int64_t>(6 * means[i])});
     }
     EXPECT_EQ(all.squared_norms, (std::vector<double>{5, 6, 7}));
-    // A third micro-batch, of which nothing is known, is 0.
-    EXPECT_EQ(all.losses, (std::vector<double>{14, 16, 0, 28, 32, 0}));
+    // Sums over both replicas.
+    EXPECT_EQ(all.figures, (std::vector<std::vector<double>>{{64, 34}, {64, 36}, {96, 38}}));
+    // Of layers 1 and 2; a third micro-batch, of which layer 2 says nothing, is 0 there.
+    EXPECT_EQ(all.losses, (std::vector<double>{14.25, 16, 0.5, 28.75, 32, 1.5}));
     EXPECT_EQ(all.busy_s, (std::vector<double>{9, 18, 27, 36}));
     EXPECT_EQ(all.beside.overhead_s, 10);                       // least
     EXPECT_EQ(all.beside.action_s, 13.0 * 10 / (14 * 10));      // of all actions of all ranks

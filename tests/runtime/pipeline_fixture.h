@@ -18,10 +18,12 @@
 
 #include "dynmo/core/digest.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/dynamism/freezing/source.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/placement.h"
 #include "dynmo/transport/fault.h"
@@ -62,6 +64,7 @@ struct RunOptions {
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   std::optional<plan::Plan> plan = {};  // instead of the two
   std::optional<dynamism::FreezingSchedule> freezing = {};
+  dynamism::MakeSources make_sources = {};  // instead of freezing
   Balancing balancing = Balancing::kNever;
   OnNan on_nan = OnNan::kStop;
   std::vector<model::Tie> ties = {};
@@ -148,7 +151,14 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.learning_rate.peak = 1e-2;
   options.learning_rate.warmup_steps = 3;
   options.learning_rate.total_steps = run.steps;
-  options.freezing = run.freezing;
+  if (run.freezing) {
+    options.make_sources = [schedule = *run.freezing](std::int64_t steps) {
+      dynamism::Sources sources;
+      sources.push_back(dynamism::make_freezing_source(schedule, steps));
+      return sources;
+    };
+  }
+  if (run.make_sources) options.make_sources = run.make_sources;
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
   options.recompute = run.recompute;
@@ -179,8 +189,8 @@ inline RunResult run_pipeline(const RunOptions& run) {
         PipelineOptions own = options;
         own.channels = channels.get();
         Pipeline pipeline(
-            *transport, layers, own, plan,
-            in_type(initial_states(layers, plan, rank, run.seed, run.ties), run.type));
+            *transport, layers, own,
+            {plan, in_type(initial_states(layers, plan, rank, run.seed, run.ties), run.type)});
         for (int step = 0; step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));

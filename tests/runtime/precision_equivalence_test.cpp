@@ -56,8 +56,8 @@ TEST(Bf16Equivalence, CostsSayHalfTheBoundaryTheCopiesAndTheMeteredStashes) {
     const auto status =
         transport::run_ranks(1, [&](transport::Transport& transport) -> Expected<void> {
           at::set_num_threads(1);
-          Pipeline pipeline(transport, layers, options, plan,
-                            initial_states(layers, plan, Rank(0), run.seed));
+          Pipeline pipeline(transport, layers, options,
+                            {plan, initial_states(layers, plan, Rank(0), run.seed)});
           DYNMO_TRY(pipeline.measure(
               [&](std::int64_t step, MicroBatchId id) { return batch(config, 7, step, id); }, 2));
           const cost::ModelCost costs = *pipeline.costs();

@@ -10,12 +10,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <thread>
 
+#include "dynmo/process/launcher.h"
 #include "dynmo/runtime/c10d_transport.h"
-#include "dynmo/runtime/launcher.h"
+#include "tests/runtime/resources.h"
 
 namespace dynmo::runtime {
 namespace {
@@ -180,18 +180,6 @@ Expected<void> leave_late(Group& group) {
   return messages(group);
 }
 
-// Open descriptors and threads of this process; the least of a while, as some are about to end.
-std::ptrdiff_t resources() {
-  using Entries = std::filesystem::directory_iterator;
-  std::ptrdiff_t least = 1 << 20;
-  for (int i = 0; i < 50; ++i) {
-    least = std::min(least, std::distance(Entries("/proc/self/fd"), {}) +
-                                std::distance(Entries("/proc/self/task"), {}));
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return least;
-}
-
 // Groups one after the other through one store; the last of them without rank 2, which dies while
 // 64 MiB are on the wire.
 Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
@@ -203,9 +191,9 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
     ++options.generation;
     group.reset();
     DYNMO_ASSIGN(group, join_group(options));
-    if (round == 0) at_first = resources();
+    if (round == 0) at_first = testing::resources();
   }
-  DYNMO_TRY(require(resources() <= at_first, "no descriptor or thread left by a group"));
+  DYNMO_TRY(require(testing::resources() <= at_first, "no descriptor or thread left by a group"));
   const Bytes mine(64 * kMiB);
   Bytes theirs(64 * kMiB);
   DYNMO_TRY(exchange(*group, 1, mine, theirs, mine.size()));
@@ -227,7 +215,8 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
   DYNMO_ASSIGN(group, join_group(options));
   const std::chrono::duration<double, std::milli> joined = Clock::now() - begin;
   DYNMO_TRY(messages(*group));
-  DYNMO_TRY(require(resources() < at_first, "no descriptor or thread left by the failed group"));
+  DYNMO_TRY(
+      require(testing::resources() < at_first, "no descriptor or thread left by the failed group"));
   if (group->rank() == Rank(0)) {
     fmt::print("closed after {:.1f} ms, rebuilt after {:.1f} ms\n", closed.count(), joined.count());
   }
@@ -242,7 +231,7 @@ int run_rank(const std::string& scenario) {
       {"walk-away", walk_away}, {"leave-late", leave_late}, {"alone", alone}};
   std::unique_ptr<Group> group;
   const auto run = [&]() -> Expected<void> {
-    DYNMO_ASSIGN(const auto environment, rank_environment());
+    DYNMO_ASSIGN(const auto environment, process::rank_environment());
     if (!environment) return make_error(ErrorCode::kBadInput, "not started as a rank");
     GroupOptions options = group_options(*environment);
     if (const char* seconds = std::getenv("JOIN_SECONDS")) {
@@ -267,10 +256,10 @@ int run_rank(const std::string& scenario) {
 }
 
 int launch(int ranks, const std::string& scenario) {
-  LaunchOptions options;
+  process::LaunchOptions options;
   options.ranks = ranks;
   options.command = {"/proc/self/exe", scenario};
-  const auto code = launch_ranks(options);
+  const auto code = process::launch_ranks(options);
   if (code) return *code;
   fmt::print(stderr, "dynmo: {}\n", code.error().message);
   return exit_code(code.error().code);

@@ -7,10 +7,10 @@
 #include <memory>
 #include <sstream>
 
-#include "dynmo/runtime/sockets_impl.h"
-#include "tests/runtime/process.h"
+#include "dynmo/process/sockets.h"
+#include "tests/support/process.h"
 
-namespace dynmo::runtime::test {
+namespace dynmo::runtime {
 namespace {
 
 using std::chrono::milliseconds;
@@ -118,7 +118,7 @@ Environment environment_of(int rank, int size, std::uint16_t port) {
           {"JOIN_SECONDS", "20"},         {"OMP_NUM_THREADS", "1"}};
 }
 
-std::uint16_t free_port() { return local_port(*listen_on("127.0.0.1", 0)); }
+std::uint16_t free_port() { return process::local_port(*process::listen_on("127.0.0.1", 0)); }
 
 std::vector<std::unique_ptr<Process>> start_alone(const std::string& scenario) {
   const std::uint16_t port = free_port();
@@ -301,12 +301,12 @@ TEST(Launcher, TakesItsRanksAlongWhenItIsKilled) {
 }
 
 TEST(Join, APortInUseIsNamed) {
-  const auto taken = listen_on("127.0.0.1", 0);
+  const auto taken = process::listen_on("127.0.0.1", 0);
   ASSERT_TRUE(taken);
-  Process rank({RANK_PROGRAM, "messages"}, environment_of(0, 2, local_port(*taken)));
+  Process rank({RANK_PROGRAM, "messages"}, environment_of(0, 2, process::local_port(*taken)));
   EXPECT_EQ(rank.wait(), 2);
-  EXPECT_TRUE(contains(rank.output(),
-                       fmt::format("dynmo: port {} on 127.0.0.1 is in use: ", local_port(*taken))));
+  EXPECT_TRUE(contains(rank.output(), fmt::format("dynmo: port {} on 127.0.0.1 is in use: ",
+                                                  process::local_port(*taken))));
 }
 
 TEST(Join, NobodyThereIsAnErrorAfterTheDeadline) {
@@ -373,4 +373,4 @@ TEST(Join, ALossWhileJoiningEndsAll) {
 }
 
 }  // namespace
-}  // namespace dynmo::runtime::test
+}  // namespace dynmo::runtime

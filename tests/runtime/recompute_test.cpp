@@ -45,7 +45,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
         at::set_num_threads(1);
         const Rank rank = transport.rank();
         const auto states = [&] { return initial_states(layers, plan, rank, run.seed); };
-        Pipeline none(transport, layers, plain, plan, states());
+        Pipeline none(transport, layers, plain, {plan, states()});
         DYNMO_TRY(none.measure(batches, 2));
         const cost::ModelCost costs = *none.costs();
         const auto all = plan::peak_memory(plan, costs, run.micro_batches, {}).value();
@@ -53,7 +53,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
         PipelineOptions limited = plain;
         limited.recompute = plan::Recompute::kAuto;
         limited.memory = Bytes{std::max(all[0], all[1]).value * 85 / 100};
-        Pipeline tight(transport, layers, limited, plan, states());
+        Pipeline tight(transport, layers, limited, {plan, states()});
         DYNMO_TRY(tight.use(none.profiler()));
         const plan::LayerSet set = tight.recomputed();
         EXPECT_FALSE(set.empty());
@@ -78,7 +78,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
         }
 
         limited.memory = Bytes{1000};
-        Pipeline impossible(transport, layers, limited, plan, states());
+        Pipeline impossible(transport, layers, limited, {plan, states()});
         const auto refused = impossible.use(none.profiler());
         EXPECT_FALSE(refused.has_value());
         if (!refused) {

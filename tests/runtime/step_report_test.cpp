@@ -8,6 +8,7 @@
 #include <functional>
 #include <thread>
 
+#include "dynmo/core/median.h"
 #include "dynmo/model/emulated.h"
 #include "pipeline_fixture.h"
 
@@ -30,8 +31,8 @@ TEST(StepReport, TheBubbleIsOfTheTimeThatIsCounted) {
   const auto status =
       transport::run_ranks(1, [&](transport::Transport& transport) -> Expected<void> {
         at::set_num_threads(1);
-        Pipeline pipeline(transport, layers, options, plan,
-                          initial_states(layers, plan, Rank(0), run.seed));
+        Pipeline pipeline(transport, layers, options,
+                          {plan, initial_states(layers, plan, Rank(0), run.seed)});
         for (int step = 0; step < run.steps; ++step) {
           DYNMO_ASSIGN(StepReport report, pipeline.step([&](std::int64_t at, MicroBatchId id) {
             return batch(config, run.seed, at, id);
@@ -59,7 +60,7 @@ struct SlowRun {
 
   struct Result {
     double error = 0;  // |predicted - measured| / measured step time, the median over the steps
-    StepSample beside;
+    cost::StepSample beside;
   };
   [[nodiscard]] Result result() const {
     const auto costs = [](std::int64_t) {
@@ -102,8 +103,8 @@ struct SlowRun {
         transport::run_ranks(2 * replicas, [&](transport::Transport& inner) -> Expected<void> {
           at::set_num_threads(1);
           const auto transport = transport::with_faults(inner, faults);
-          Pipeline pipeline(*transport, layers, options, plan,
-                            initial_states(layers, plan, Rank(inner.rank().value % 2), 1));
+          Pipeline pipeline(*transport, layers, options,
+                            {plan, initial_states(layers, plan, Rank(inner.rank().value % 2), 1)});
           const auto batches = [&](std::int64_t step, MicroBatchId id) {
             std::this_thread::sleep_for(tokens);
             return batch(config, 1, step, id);
@@ -148,7 +149,8 @@ TEST(Prediction, KnowsWhatAStepTakesBesideItsLayers) {
 // A round trip takes the delay once: the answer was posted for before the question.
 TEST(Prediction, MessagesAreMeasuredThereAndBack) {
   EXPECT_TRUE(in_one_of_five_runs([] {
-    const StepSample beside = SlowRun{.receives = std::chrono::milliseconds(20)}.result().beside;
+    const cost::StepSample beside =
+        SlowRun{.receives = std::chrono::milliseconds(20)}.result().beside;
     EXPECT_TRUE(beside.message_s && beside.action_s && beside.overhead_s);
     EXPECT_FALSE(beside.reduction_bytes_per_s);
     EXPECT_GE(beside.message_s.value_or(0), 0.0095);

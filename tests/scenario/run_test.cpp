@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/dynamism/freezing/load_schedule.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/report.h"
@@ -211,6 +212,17 @@ TEST(Run, AFailureLosesTheStepsSinceTheCheckpoint) {
   EXPECT_EQ(run.micro_batches, 20 * 8);
   s.training.checkpoint_every = 0;  // only the start
   EXPECT_EQ(result_of(job_of(s), "uniform").steps_lost, 10);
+}
+
+// The order of an adaptive plan that was made after layers froze has no backward of theirs.
+TEST(Run, AFailureThatThawsLayersReplacesAnAdaptivePlan) {
+  Scenario s = free_scenario();
+  s.training.schedule = "adaptive";
+  s.training.checkpoint_every = 8;
+  s.events = {{.step = 14, .failure = true}};
+  const RunResult run = result_of(job_of(s, {.frozen_from = 10, .frozen = 4}), "optimal");
+  EXPECT_EQ(run.steps_lost, 6);
+  EXPECT_GE(run.migrations, 3);  // frozen, thawed, frozen again
 }
 
 // The last stage to end is the first, and its gradients are summed then.

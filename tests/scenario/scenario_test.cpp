@@ -10,6 +10,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/job.h"
+#include "tests/dynamism/seventh_source.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::scenario {
@@ -53,6 +54,21 @@ TEST(ScenarioFile, ResolvedFormReadsBackToTheSame) {
   EXPECT_EQ(to_toml(*back), to_toml(scenario));
   EXPECT_EQ(back->events[0].leave, scenario.events[0].leave);
   EXPECT_TRUE(back->events[0].failure);
+}
+
+TEST(ScenarioFile, ASeventhSourceNeedsAnEntryOnly) {
+  Scenario scenario;
+  scenario.sources = dynamism::seven_sources();
+  ASSERT_TRUE(apply_toml(keys_of(scenario),
+                         "[dynamism]\nsource = \"layer-drop\"\n[layer_drop]\njitter = 0.5\n",
+                         "s.toml"));
+  EXPECT_NE(to_toml(scenario).find("[layer_drop]\nrate = 0.2\nevery = 2\njitter = 0.5\n"),
+            std::string::npos);
+  const auto job = make_job(scenario);
+  ASSERT_TRUE(job.has_value()) << job.error().message;
+  EXPECT_LT(job->load->at(0).layers[1].forward_s, job->dense->at(0).layers[1].forward_s);
+  scenario.sources.get<dynamism::LayerDropOptions>().rate = 7;
+  EXPECT_EQ(validate(scenario).error().message, "layer_drop.rate is 7, wanted 0 to 1");
 }
 
 TEST(ScenarioFile, PathsAreRelativeToTheFileAndSettingsComeLast) {

@@ -6,8 +6,10 @@
 #include <fstream>
 
 #include "dynmo/core/files.h"
+#include "dynmo/observe/run_folder.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/traffic.h"
+#include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
 
@@ -53,13 +55,18 @@ struct Training {
   bool resume = false;
   std::vector<int> checkpoints = {};          // after these steps
   std::function<void(int step)> before = {};  // rank 0, before each step
+  dynamism::MakeSources make_sources = {};
 };
 
 // Trains to the end, or from the newest checkpoint to it; ranks are threads.
 Outcome train_small(const Training& training) {
   const model::LlamaConfig llama = small_model();
-  const model::Model layers = model::make_llama(llama);
+  model::Model layers = model::make_llama(llama);
+  if (training.make_sources) {
+    layers = runtime::testing::shaped(std::move(layers), training.make_sources);
+  }
   RunOptions run;
+  run.make_sources = training.make_sources;
   run.steps = kSteps;
   run.micro_batches = training.micro_batches;
   const runtime::PipelineOptions options = runtime::testing::pipeline_options(llama, run);
@@ -79,11 +86,13 @@ Outcome train_small(const Training& training) {
         } else {
           states = runtime::initial_states(layers, training.plan, transport.rank(), kSeed);
         }
-        runtime::Pipeline pipeline(transport, layers, options, training.plan, std::move(states),
-                                   restored ? restored->step : 0);
-        Checkpointer checkpointer(transport, transport::control_tag(1),
-                                  training.config.run.directory, training.config, names(),
-                                  Waiting::kNever);
+        runtime::Pipeline pipeline(
+            transport, layers, options,
+            {training.plan, std::move(states), restored ? restored->step : 0});
+        if (restored) DYNMO_TRY(dynamism::restore(pipeline.sources(), restored->sources));
+        Checkpointer checkpointer(
+            transport, transport::control_tag(transport::Control::kCheckpoint),
+            training.config.run.directory, training.config, names(), Waiting::kNever);
         for (auto step = static_cast<int>(pipeline.next_step()); step < kSteps; ++step) {
           if (training.before && transport.rank() == Rank(0)) training.before(step);
           DYNMO_TRY(pipeline.step([&](std::int64_t at, MicroBatchId id) {
@@ -139,14 +148,14 @@ TEST(Checkpointer, WritesTheBytesOfTheSynchronousWriteWhileTrainingGoesOn) {
     EXPECT_TRUE(outcome.notes.empty());
     for (const std::int64_t step : {6, 9}) {
       const auto path = checkpoint::step_folder(
-          fs::path(training.config.run.directory) / kCheckpointFolder, step);
+          observe::RunFolder(training.config.run.directory).checkpoints(), step);
       ASSERT_TRUE(checkpoint::verify(path));
       const auto files = contents(path);
       EXPECT_EQ(files.size(), static_cast<std::size_t>(kLayers));
       EXPECT_EQ(files, contents(checkpoint::step_folder(folder.path() / "sync/checkpoints", step)));
     }
-    EXPECT_FALSE(fs::exists(
-        checkpoint::step_folder(fs::path(training.config.run.directory) / kCheckpointFolder, 3)))
+    EXPECT_FALSE(fs::exists(checkpoint::step_folder(
+        observe::RunFolder(training.config.run.directory).checkpoints(), 3)))
         << "checkpoint.keep is 2";
   }
 }
@@ -160,7 +169,7 @@ TEST(Checkpointer, TrainingGoesOnWhereADiskSaysNoAndTheNextOneIsTried) {
       train_small({.config = config_for(folder.path() / "other", true, 0), .plan = three_ranks()});
   // A file where the folder should be, from before the first step to the second checkpoint; then,
   // beside a good one, where the folder of the third is renamed to.
-  const fs::path root = folder.path() / kCheckpointFolder;
+  const fs::path root = observe::RunFolder(folder.path()).checkpoints();
   const fs::path third = checkpoint::step_folder(root, 6);
   std::ofstream(root) << "in the way";
   training.before = [&](int step) {
@@ -227,6 +236,23 @@ TEST(Checkpointer, AnyPlanLoadsWhatAnyOtherSavedAndGoesOnWithTheSameBits) {
   }
 }
 
+// The buffers of these layers say in which micro-batches they are on.
+TEST(Checkpointer, SourcesGoOnWithTheirBuffersAndTheirState) {
+  const TempFolder folder;
+  Training training{.config = config_for(folder.path() / "whole", false, 1 << 30),
+                    .plan = plan::make_plan({kLayers}, schedule::ScheduleKind::k1F1B),
+                    .checkpoints = {4},
+                    .make_sources = runtime::testing::blinking_sources};
+  const Outcome whole = train_small(training);
+  training.plan = three_ranks();
+  training.resume = true;
+  training.checkpoints.clear();
+  EXPECT_EQ(train_small(training).states, whole.states);
+  const auto restored = restore(training.config);
+  ASSERT_TRUE(restored.has_value()) << restored.error().message;
+  EXPECT_EQ(restored->sources, (Json{{"blinking", 4}}));
+}
+
 // What goes over the channels of a schedule is what its sends say, and nothing else.
 TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
   using schedule::ActionKind;
@@ -253,7 +279,9 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
       for (const schedule::Action& action : actions) {
         const bool activation = action.kind == ActionKind::kSendActivation;
         if (!activation && action.kind != ActionKind::kSendGradient) continue;
-        const auto rank_of = [&](StageId stage) { return plan.stages[stage.index()].rank; };
+        const auto rank_of = [&](StageId stage) {
+          return WorldRank(plan.stages[stage.index()].rank.value);
+        };
         auto& count = expected.at(rank_of(action.stage), rank_of(schedule::peer(action).stage),
                                   activation ? Purpose::kActivation : Purpose::kGradient);
         ++count.messages;
@@ -263,14 +291,16 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
     const auto done = transport::run_ranks(3, [&](transport::Transport& inner) -> Expected<void> {
       at::set_num_threads(1);
       transport::CountingTransport transport(inner);
-      runtime::Pipeline pipeline(transport, layers, options, plan,
-                                 runtime::initial_states(layers, plan, transport.rank(), kSeed));
+      runtime::Pipeline pipeline(
+          transport, layers, options,
+          {plan, runtime::initial_states(layers, plan, transport.rank(), kSeed)});
       DYNMO_TRY(pipeline.accumulate([&](std::int64_t at, MicroBatchId id) {
         return runtime::testing::batch(llama, kSeed, at, id);
       }));
       DYNMO_ASSIGN(
           const transport::Traffic all,
-          transport::gather_traffic(transport, transport::control_tag(2), transport.sent()));
+          transport::gather_traffic(transport, transport::control_tag(transport::Control::kTraffic),
+                                    transport.sent()));
       EXPECT_EQ(all, expected);
       return {};
     });

@@ -194,7 +194,7 @@ class Checkpoints(RunCase):
         self.assertIn("step-00000020: step 20", lines[2])
         inspected = self.dynmo("checkpoint", "inspect", run)
         self.assertEqual(inspected.returncode, 0, inspected.stderr)
-        self.assertIn("passed over: ", inspected.stdout)
+        self.assertIn("ignored: ", inspected.stdout)
         self.assertIn("step       20", inspected.stdout)
         resumed = self.train("walk", "--resume")
         self.assertEqual(resumed.returncode, 0, resumed.stderr)

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "dynmo/dynamism/freezing.h"
+#include "dynmo/dynamism/freezing/load_schedule.h"
 #include "dynmo/plan/evaluate.h"
 
 namespace dynmo::train {
@@ -21,24 +21,26 @@ cost::ModelCost known() {
   return model;
 }
 
-// Steps of a run under one plan; the layers before `frozen` run forward only.
+// One step of a run; the layers before `frozen` run forward only.
+runtime::StepReport step_of(std::int64_t number, int frozen, double step_s) {
+  runtime::StepReport step;
+  step.step = number;
+  step.loss = 5.0 - static_cast<double>(number);
+  step.step_s = step_s;
+  step.frozen_layers = frozen;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const double backward = layer < frozen ? 0 : 1e-3;
+    step.layers.push_back({.time = {1e-3, backward, backward}, .update_s = 0, .stash_bytes = {}});
+  }
+  return step;
+}
+
+// Steps of a run under one plan.
 RunSeries run(const std::string& name, const plan::Plan& plan, int frozen, int steps,
               double step_s) {
-  RunSeries series;
-  series.name = name;
+  RunSeries series(name, Kept::kCosts);
   series.tokens_per_step = 100;
-  for (int i = 0; i < steps; ++i) {
-    StepEntry step;
-    step.loss = 5.0 - i;
-    step.step_s = step_s;
-    step.frozen_layers = frozen;
-    step.plan = plan;
-    for (int layer = 0; layer < kLayers; ++layer) {
-      const double backward = layer < frozen ? 0 : 1e-3;
-      step.layers.push_back({.time = {1e-3, backward, backward}, .update_s = 0, .stash_bytes = {}});
-    }
-    series.steps.push_back(step);
-  }
+  for (int i = 0; i < steps; ++i) series.add(step_of(i, frozen, step_s), plan);
   return series;
 }
 
@@ -77,26 +79,71 @@ TEST(Comparison, BestIsTheSimulatedOptimumOverAllCuts) {
   EXPECT_GT(compared->best_speedup, 1.2);
 }
 
+TEST(Comparison, OfTooManyCutsItIsABound) {
+  constexpr int kMany = 64;
+  const auto plan =
+      plan::make_plan(std::vector<int>(16, kMany / 16), schedule::ScheduleKind::k1F1B);
+  RunSeries series("static", Kept::kCosts);
+  series.tokens_per_step = 100;
+  for (int i = 0; i < 3; ++i) {
+    runtime::StepReport step = step_of(i, 0, 0.3);
+    step.layers.assign(kMany, {.time = {1e-3, 1e-3, 1e-3}, .update_s = 0, .stash_bytes = {}});
+    series.add(step, plan);
+  }
+  cost::ModelCost model{std::vector<cost::LayerCost>(kMany)};
+  for (cost::LayerCost& layer : model.layers) layer.name = "layer";
+  const auto compared = compare(series, series, model, 4, 1, 16);
+  ASSERT_TRUE(compared.has_value()) << compared.error().message;
+  EXPECT_TRUE(compared->best_is_bound);
+  // 4 + 15 slots of a stage's work instead of 4.
+  EXPECT_NEAR(compared->best_speedup, 19.0 / 4, 1e-3);
+}
+
 TEST(Comparison, PredictionErrorCountsFromTheFirstMove) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
-  RunSeries series = run("balanced", plan, 0, 4, 1.0);
+  RunSeries series("balanced");
   const std::vector<double> predicted = {0.1, 0.9, 0.8, 1.0};
-  for (std::size_t i = 0; i < 4; ++i) series.steps[i].predicted_s = predicted[i];
-  series.steps[1].moved = true;
-  series.steps[1].balancing_s = 0.1;  // 0.9 without the move: predicted exactly
+  for (std::size_t i = 0; i < 4; ++i) {
+    runtime::StepReport step = step_of(static_cast<std::int64_t>(i), 0, 1.0);
+    step.predicted_s = predicted[i];
+    if (i == 1) {
+      step.moved_layers = 1;
+      step.migrate_s = 0.1;  // 0.9 without the move: predicted exactly
+    }
+    series.add(step, plan);
+  }
   const PredictionError error = prediction_error(series);
   EXPECT_EQ(error.steps, 3);
   EXPECT_NEAR(error.worst, 0.2, 1e-12);
   EXPECT_NEAR(error.median, 0.0, 1e-12);
 }
 
-TEST(Comparison, LossDigestSeesOneBit) {
+TEST(RunSeries, LossDigestSeesOneBit) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
   const RunSeries a = run("a", plan, 0, 4, 1.0);
-  RunSeries b = a;
-  EXPECT_EQ(loss_digest(a), loss_digest(b));
-  b.steps[2].loss = std::nextafter(b.steps[2].loss, 10);
-  EXPECT_NE(loss_digest(a), loss_digest(b));
+  RunSeries b = run("b", plan, 0, 3, 1.0);
+  RunSeries c = run("c", plan, 0, 3, 1.0);
+  runtime::StepReport last = step_of(3, 0, 1.0);
+  b.add(last, plan);
+  last.loss = std::nextafter(last.loss, 10);
+  c.add(last, plan);
+  EXPECT_EQ(a.loss_digest(), b.loss_digest());
+  EXPECT_NE(a.loss_digest(), c.loss_digest());
+}
+
+TEST(RunSeries, OfALongRunStaysBounded) {
+  const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
+  constexpr int kSteps = 3 * static_cast<int>(RunSeries::kMaxSample);
+  const RunSeries series = run("long", plan, 0, kSteps, 0.5);
+  EXPECT_EQ(series.count(), kSteps);
+  EXPECT_NEAR(series.seconds(), 0.5 * kSteps, 1e-6);
+  EXPECT_EQ(series.newest().size(), RunSeries::kMaxNewest);
+  EXPECT_EQ(series.newest().back().step, kSteps - 1);
+  EXPECT_LE(series.sample().size(), RunSeries::kMaxSample);
+  for (std::size_t i = 0; i < series.sample().size(); ++i) {
+    ASSERT_EQ(series.sample()[i].step, static_cast<std::int64_t>(4 * i));
+  }
+  EXPECT_EQ(series.sample().size(), static_cast<std::size_t>(kSteps) / 4);
 }
 
 }  // namespace

@@ -5,12 +5,18 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/dynamism/freezing/options.h"
+#include "tests/dynamism/seventh_source.h"
 
 namespace dynmo::train {
 namespace {
@@ -98,10 +104,10 @@ TEST(Config, BadSettingsSayWhichOne) {
     return result.has_value() ? std::string() : result.error().message;
   };
   EXPECT_EQ(error("train.step=7"),
-            "--set train.step=7: 'train.step' is not a known key, did you mean 'train.steps'?");
-  EXPECT_EQ(error("train.steps"), "--set train.steps: wanted key=value, such as train.steps=100");
+            "setting train.step=7: 'train.step' is not a known key, did you mean 'train.steps'?");
+  EXPECT_EQ(error("train.steps"), "setting train.steps: wanted key=value, such as train.steps=100");
   EXPECT_EQ(error("train.steps=x"),
-            "--set train.steps=x: train.steps is 'x', wanted a whole number");
+            "setting train.steps=x: train.steps is 'x', wanted a whole number");
 }
 
 TEST_F(ConfigFile, ResolvedFormReadsBackToTheSameValue) {
@@ -170,7 +176,8 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
   config = {};
   config.run.device = "gpu";
-  EXPECT_EQ(validate(config).error().message, "run.device is gpu, wanted cpu, cuda or emulated");
+  EXPECT_EQ(validate(config).error().message,
+            "run.device is 'gpu', wanted cpu, cuda or emulated, did you mean 'cpu'?");
   config.run.device = "cuda";
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(uses_cuda(config));
@@ -186,17 +193,85 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message,
             "balance.balancer: balancer 'tyme' is not known, did you mean 'time'?");
   config = {};
-  config.freezing.start = 0.9;
+  config.sources.get<dynamism::FreezingOptions>().schedule.start = 0.9;
   EXPECT_EQ(validate(config).error().message,
             "freezing.start is 0.9, wanted at most freezing.end, which is 0.7");
   config = {};
   config.pipeline.timeout_s = 1e300;
   EXPECT_EQ(validate(config).error().message,
-            "pipeline.timeout_s is 1e+300, wanted 0.1 to 1e6 seconds");
+            "pipeline.timeout_s is 1e+300, wanted 0.1 to 1000000 seconds");
   config = {};
   config.emulated.memory_scale = 0;
   EXPECT_EQ(validate(config).error().message,
             "emulated.memory_scale is 0, wanted above 0 and at most 1");
+}
+
+// A reader of the message need not look the limit up.
+TEST(Config, LimitsAreInTheMessages) {
+  const auto error = [](const std::string& setting) {
+    Config config;
+    EXPECT_TRUE(apply_settings(config, std::vector<std::string>{setting}));
+    const auto valid = validate(config);
+    return valid ? std::string() : valid.error().message;
+  };
+  EXPECT_EQ(error("train.steps=16777217"), "train.steps is 16777217, wanted 1 to 16777216");
+  EXPECT_EQ(error("batch.micro_batch_size=0"), "batch.micro_batch_size is 0, wanted 1 to 16777216");
+  EXPECT_EQ(error("model.vocabulary=-1"),
+            "model.vocabulary is -1, wanted 0 to 16777216 (0: that of the data)");
+  EXPECT_EQ(error("optimizer.beta2=1"), "optimizer.beta2 is 1, wanted 0 to below 1");
+  EXPECT_EQ(error("train.on_nan=stopp"),
+            "train.on_nan is 'stopp', wanted stop or skip, did you mean 'stop'?");
+  EXPECT_EQ(error("freezing.every=0"), "freezing.every is 0, wanted 1 or more");
+}
+
+// Keys of a source mean the same in a training and in a scenario; those that describe a simulated
+// load are refused by name.
+TEST(Config, KeysOfLoadModelsAreRefusedByName) {
+  Config config;
+  const auto result = apply_settings(config, std::vector<std::string>{"freezing.front_rate=3"});
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().message,
+            "setting freezing.front_rate=3: freezing.front_rate describes a simulated load: it "
+            "belongs in a scenario, a training measures instead");
+}
+
+TEST(Config, ASourceThatIsNotEnabledIsNotPartOfTheIdentity) {
+  Config a;
+  Config b;
+  b.sources.get<dynamism::FreezingOptions>().schedule.every = 7;
+  EXPECT_EQ(identity(a), identity(b));
+  a.sources.enable<dynamism::FreezingOptions>();
+  EXPECT_NE(identity(a), identity(Config{}));
+  b.sources.enable<dynamism::FreezingOptions>();
+  EXPECT_NE(identity(a), identity(b));
+}
+
+TEST(Config, FreezingIsCheckedAgainstTheModelAndTheRules) {
+  const auto error = [](const std::vector<std::string>& settings) {
+    Config config;
+    EXPECT_TRUE(apply_settings(config, settings));
+    const auto valid = validate(config);
+    return valid ? std::string() : valid.error().message;
+  };
+  EXPECT_EQ(error({"freezing.enabled=true"}), "");
+  EXPECT_NE(error({"freezing.enabled=true", "model.family=gpt2"}).find("tied embeddings"),
+            std::string::npos);
+  EXPECT_EQ(error({"freezing.enabled=false", "model.family=gpt2"}), "");
+  EXPECT_EQ(error({"freezing.enabled=true", "freezing.rule=random"}),
+            "freezing.rule is random, wanted schedule: a training knows no other yet");
+}
+
+TEST(Config, ASeventhSourceNeedsAnEntryOnly) {
+  Config config;
+  config.sources = dynamism::seven_sources();
+  const std::string before = identity(config);
+  ASSERT_TRUE(apply_text(config, "[layer_drop]\nenabled = true\nrate = 0.3\n", "run.toml"));
+  EXPECT_NE(to_toml(config).find("[layer_drop]\nenabled = true\nrate = 0.3\nevery = 2\n\n"),
+            std::string::npos);
+  EXPECT_NE(identity(config), before);
+  EXPECT_TRUE(validate(config));
+  config.model.tied_embeddings = true;
+  EXPECT_EQ(validate(config).error().message, "layer_drop.enabled is true with tied embeddings");
 }
 
 TEST(Config, TiesFollowTheFamilyUnlessTheyAreGiven) {
@@ -238,6 +313,25 @@ TEST(Config, ThePageHasAllKeysAndTheirDefaults) {
   ASSERT_TRUE(read.has_value()) << read.error().message;
   EXPECT_EQ(to_toml(config), to_toml(Config{}));
   EXPECT_EQ(keys_in(toml), keys_in(to_toml(Config{})));
+}
+
+// In the first column of its rows, where our words are.
+TEST(Config, TheGlossaryNamesKeysThatExist) {
+  const std::filesystem::path page =
+      std::filesystem::path(CONFIG_PAGE).parent_path() / "glossary.md";
+  std::istringstream lines(read_file(page).value());
+  const std::vector<std::string> known = key_names();
+  int found = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| ")) continue;
+    const std::string word = line.substr(2, line.find(" | ") - 2);
+    const std::regex key("`([a-z]+\\.[a-z_]+)`");
+    for (std::sregex_iterator it(word.begin(), word.end(), key), end; it != end; ++it) {
+      ++found;
+      EXPECT_NE(std::find(known.begin(), known.end(), (*it)[1].str()), known.end()) << (*it)[1];
+    }
+  }
+  EXPECT_GE(found, 15);
 }
 
 // Whatever bytes are in the file: an error or a config, never a crash.

@@ -19,7 +19,6 @@
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/rank_process.h"
-#include "dynmo/train/trainer.h"
 #include "dynmo/transport/fault.h"
 #include "dynmo/transport/tags.h"
 

@@ -5,8 +5,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <map>
 
 #include "dynmo/core/files.h"
@@ -209,6 +211,7 @@ TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {
 TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
   model::LlamaConfig llama;
   llama.kv_heads = 2;
+  llama.positions = llama.sequence;
   llama.rope_theta = 123456;
   llama.tied_embeddings = true;
   model::Gpt2Config gpt2;
@@ -220,6 +223,59 @@ TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
     EXPECT_EQ(parse_hugging_face(hugging_face_config(config), "config.json").value(), config);
     EXPECT_EQ(decoder_config(config_of(config), 5), config);
   }
+}
+
+TEST(HuggingFaceConfig, TrainingOnShorterInputsKeepsTheLongestInputOfALlama) {
+  const Json json = config_json("llama-tied");
+  Config config = config_of(parse_hugging_face(json, "config.json").value());
+  config.model.sequence = 16;
+  const model::DecoderConfig trained = decoder_config(config, 71);
+  EXPECT_EQ(hugging_face_config(trained)["max_position_embeddings"],
+            json["max_position_embeddings"]);
+  config.model.positions = 0;
+  EXPECT_EQ(hugging_face_config(decoder_config(config, 71))["max_position_embeddings"], 16);
+}
+
+// Where the input is full, its older half is forgotten: the tokens are those of whole readings.
+TEST(Generation, BeyondTheLongestInputReadsWhatIsLeft) {
+  for (const char* golden : {"llama-tied", "gpt2-tied"}) {
+    const TrainedModel model = open_trained(kGoldens / golden).value();
+    const std::int64_t longest = model::sizes(model.config).sequence;
+    for (const std::int64_t size : {std::int64_t{3}, longest, longest + 30}) {
+      std::vector<std::int64_t> text;
+      for (std::int64_t i = 0; i < size; ++i) text.push_back((i * i + 3) % 61);
+      Sampling sampling;
+      sampling.tokens = longest + 5;
+      const auto made = generate(model, text, sampling);
+      ASSERT_TRUE(made) << made.error().message;
+      ASSERT_EQ(std::ssize(*made), sampling.tokens);
+      std::int64_t first = std::max<std::int64_t>(0, size - longest);
+      for (const std::int64_t token : *made) {
+        if (std::ssize(text) - first > longest) first = std::ssize(text) - (longest + 1) / 2;
+        const std::vector<std::int64_t> known(text.begin() + first, text.end());
+        const at::Tensor scores = logits(model, known)->select(0, std::ssize(known) - 1);
+        const double best = scores.max().item<double>();
+        ASSERT_NEAR(scores[token].item<double>(), best, 1e-4 * (1 + std::abs(best)))
+            << golden << ", " << size << " tokens, at " << text.size();
+        text.push_back(token);
+      }
+    }
+  }
+}
+
+TEST(Generation, SaysThatTheInputWillBeFull) {
+  const TrainedModel model = open_trained(kGoldens / "llama-tied").value();
+  const std::int64_t longest = model::sizes(model.config).sequence;
+  Sampling sampling;
+  sampling.tokens = longest - 3;
+  EXPECT_EQ(check_generation(model, {1, 2, 3, 4}, sampling).value(), "");
+  EXPECT_EQ(check_generation(model, {1, 2, 3, 4, 5}, sampling).value(),
+            fmt::format("the model reads at most {} tokens; the prompt has 5, and up to {} are "
+                        "made: when its input is full, the older half is forgotten",
+                        longest, sampling.tokens));
+  EXPECT_FALSE(check_generation(model, {}, sampling));
+  EXPECT_FALSE(check_generation(model, {71}, sampling));
+  EXPECT_FALSE(check_generation(model, {-1}, sampling));
 }
 
 // A golden whose files a test may change.
@@ -272,6 +328,44 @@ TEST_F(Changed, TensorsThatAreMissingUnknownOrOfAnotherShapeAreNamed) {
   });
   EXPECT_PRED2(contains, error(other),
                "tensor 'model.norm.weight' has shape [4, 8], wanted [32] by its config");
+}
+
+TEST_F(Changed, WeightsThatAreNotFiniteAreRefusedByName) {
+  const fs::path folder = copy("llama-tied");
+  std::vector<float> values(32, 1.0F);
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    values[5] = bad;
+    rewrite(folder, [&](auto& tensors) {
+      for (auto& t : tensors) {
+        if (t.name != "model.norm.weight") continue;
+        t.dtype = checkpoint::DType::kF32;
+        t.bytes = std::as_bytes(std::span(values));
+      }
+    });
+    const std::string said =
+        "tensor 'model.norm.weight' has 1 values that are NaN or Inf, the "
+        "first at element 5";
+    EXPECT_PRED2(contains, open_trained(folder).error().message, said);
+    const fs::path run = scratch_.path() / "run";
+    EXPECT_PRED2(contains, import_hugging_face(folder, run).error().message, said);
+    EXPECT_FALSE(fs::exists(run));
+  }
+}
+
+TEST_F(Changed, AnExportReplacesNothingUnlessAsked) {
+  const TrainedModel model = open_trained(kGoldens / "llama-tied").value();
+  const fs::path out = scratch_.path() / "out";
+  ASSERT_TRUE(export_hugging_face(model, out));
+  std::ofstream(out / "notes.txt") << "mine";
+  std::ofstream(out / "config.json") << "older";
+  EXPECT_EQ(export_hugging_face(model, out).error().message,
+            "'" + out.string() +
+                "' is there and holds config.json, model.safetensors, notes.txt: wanted a new or "
+                "empty folder, or to be told to overwrite the files of a model in it");
+  EXPECT_EQ(read_file(out / "config.json").value(), "older");
+  ASSERT_TRUE(export_hugging_face(model, out, Overwrite::kYes));
+  EXPECT_TRUE(open_trained(out));
+  EXPECT_EQ(read_file(out / "notes.txt").value(), "mine");
 }
 
 TEST_F(Changed, NamesAndBuffersOfOlderFilesAreUnderstood) {

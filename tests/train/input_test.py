@@ -85,8 +85,8 @@ class BadInput(RunCase):
         self.assert_error(self.run_command(huge), 2, "pipeline.cut is [9223372036854775807, 1]")
 
     def test_resume_without_a_checkpoint(self):
-        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "--resume: no usable checkpoint",
-                          "empty/checkpoints", "--out", "checkpoint.every")
+        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "no usable checkpoint",
+                          "empty/checkpoints", "run.directory", "checkpoint.every")
 
     def test_resume_without_its_data(self):
         gone = [DYNMO, "train", "--out", "run", "--resume", *settings(TINY)]
@@ -173,6 +173,25 @@ class DryRun(RunCase):
                                           self.kibibytes(parameters), self.kibibytes(2 * parameters), self.kibibytes(stashes),
                                           self.kibibytes(4 * parameters + stashes)])
             first += count
+
+    def test_counts_compute_copies_where_there_are_any(self):
+        rows = self.rows(self.dry_run("-n", "2", extra=["model.precision=bf16"]))
+        for row in rows:
+            amounts = [float(amount[:-3]) * {"K": 1, "M": 1024, "G": 1 << 20}[amount[-3]] for amount in row[2:]]
+            self.assertEqual(len(amounts), 6)  # parameters, copies, gradients, optimizer, activations, together
+            self.assertAlmostEqual(amounts[1], amounts[0] / 2, delta=0.01 * amounts[0])
+            self.assertAlmostEqual(sum(amounts[:-1]), amounts[-1], delta=0.05 * amounts[-1])
+
+    def test_formulas_have_the_vocabulary_of_the_model(self):
+        large = ["model.hidden=8192", "model.heads=64", "model.kv_heads=8", "model.intermediate=28672", "model.blocks=8",
+                 "model.sequence=4096"]
+
+        def seconds(*extra):
+            said = self.dry_run("-n", "2", extra=[*large, *extra]).stdout
+            self.assertIn("by formulas", said)
+            return float(re.search(r"step +([0-9.]+) s predicted", said)[1])
+
+        self.assertGreater(seconds("model.vocabulary=200000"), 1.1 * seconds())
 
     def test_uses_formulas_for_what_it_cannot_measure(self):
         large = ["model.hidden=8192", "model.heads=64", "model.kv_heads=8", "model.intermediate=28672", "model.blocks=80",

@@ -77,7 +77,7 @@ class LostRank(RunCase):
                 self.assertEqual(process.returncode, -signal.SIGKILL)
                 continue
             self.assertEqual(process.returncode, 5, err)
-            lines = [line for line in err.splitlines() if "error" in line]
+            lines = [line for line in err.splitlines() if "dynmo: " in line]
             self.assertEqual(len(lines), 1, err)
             self.assertIn(f"rank {victim}", lines[0])
         self.assertEqual(rank_processes(str(run)), [])

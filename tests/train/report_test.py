@@ -72,4 +72,4 @@ class Report(RunCase):
         self.assertEqual(json.loads((run / "summary.json").read_text()), summary)
 
     def test_of_what_is_no_run(self):
-        self.assert_error(self.run_command([DYNMO, "report", "nowhere"]), 2, "nowhere/summary.json")
+        self.assert_error(self.run_command([DYNMO, "report", "nowhere"]), 2, "nowhere", "summary.json")

@@ -63,6 +63,9 @@ class TrainedModel(RunCase):
         self.assertEqual(len(names), 1 + 3 * 9 + 2)
         self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
         self.assertFalse(any(name.startswith("optimizer") for name in names))
+        words = ["checkpoint", "export-hf", self.run_folder, "--out", out]
+        self.assert_error(self.dynmo(*words), 2, "config.json, model.safetensors", "--overwrite")
+        self.assertEqual(self.dynmo(*words, "--overwrite").returncode, 0)
 
 
 class Families(RunCase):
@@ -134,6 +137,63 @@ class Families(RunCase):
         self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
         self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", ""]), 2, "--prompt-tokens")
         self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt", "a", "--seed", "-1"]), 2, "--seed")
+        for tokens, number in (("3,,4", 1), ("3,", 1), (",3", 0), ("0x10", 0), ("3,1e2", 1), ("3 4", 0), ("3, 4", 1),
+                               ("7,12345678901234567890", 1), ("9" * 30, 0), ("-1", 0), ("3,4x", 1)):
+            self.assert_error(self.run_command([DYNMO, "generate", run, f"--prompt-tokens={tokens}"]), 2, "--prompt-tokens",
+                              f"token {number} is '")
+        self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "3,257"]), 2, "token 257", "0 to 256")
+
+    def test_a_text_beyond_the_longest_input_is_said(self):
+        run = str(self.folder / "gpt2")  # reads 16 tokens
+        whole = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "15"])
+        self.assertEqual((whole.returncode, whole.stderr), (0, ""))
+        beyond = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "40"])
+        self.assertEqual((beyond.returncode, len(beyond.stdout.split())), (0, 40))
+        self.assertEqual(beyond.stderr.count("\n"), 1)
+        self.assertIn("at most 16 tokens; the prompt has 2", beyond.stderr)
+        self.assertEqual(beyond.stdout.split()[:15], whole.stdout.split())
+        scores = self.folder / "scores.safetensors"
+        refused = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "15", "--scores", str(scores)])
+        self.assert_error(refused, 2, "--scores", "2 + 15", "16")
+        self.assertEqual(refused.stdout, "")
+        self.assertFalse(scores.exists())
+
+
+class SmallFolder(RunCase):
+    """The steps of README on little text: what is held out is said, and a run without it trains."""
+
+    def dynmo(self, *words):
+        return self.run_command([DYNMO, *map(str, words)])
+
+    def prepare(self, texts, sizes):
+        folder = self.folder / f"in-{texts}"
+        folder.mkdir()
+        for number in range(texts):
+            (folder / f"{number}.md").write_text(f"# text {number}\n" + "some words\n" * sizes)
+        made = self.dynmo("data", "prepare", folder, "--out", f"out-{texts}")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        return made.stdout, self.dynmo("train", "--data", f"out-{texts}", "--out", f"run-{texts}", "--steps", "2",
+                                       *settings([*TINY, "train.validation_every=1"]))
+
+    def test_of_many_texts_some_are_held_out(self):
+        said, done = self.prepare(31, 20)
+        self.assertRegex(said, r"validation +[1-9]\d* documents +[1-9]\d* tokens")
+        self.assertRegex(said, r"held out +(one document, \d+\.md|\d of 31 documents)")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("validation loss", done.stdout)
+
+    def test_of_one_text_the_end_is_held_out(self):
+        said, done = self.prepare(1, 200)
+        self.assertIn("held out    the end of 0.md, 2 % of it", said)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("validation loss", done.stdout)
+
+    def test_where_too_little_is_held_out_a_run_trains_without_validation(self):
+        said, done = self.prepare(2, 10)
+        self.assertIn("held out    the end of", said)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("no validation: 'out-2' holds out", done.stdout)
+        self.assertNotIn("validation loss", done.stdout)
 
 
 class SentencePiece(RunCase):

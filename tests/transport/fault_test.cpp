@@ -114,7 +114,11 @@ TEST(Tags, OfAllUsesAreApartAndInRange) {
     tags.insert(tag);
     ++given;
   };
-  for (const int use : {0, 1, kControlTags - 1}) add(control_tag(use));
+  for (const int lane : {0, 1, 60}) {
+    for (int use = 0; use < static_cast<int>(Control::kCount); ++use) {
+      add(control_tag(static_cast<Control>(use), lane));
+    }
+  }
   for (const int layer : {0, 1, kLayerTags - 1}) {
     add(migration_tag(LayerId(layer)));
     add(reduction_tag(LayerId(layer)));
@@ -124,7 +128,7 @@ TEST(Tags, OfAllUsesAreApartAndInRange) {
   }
   EXPECT_EQ(tags.size(), given);
   EXPECT_THROW((void)schedule_tag(0, kChannelTags), CheckFailure);
-  EXPECT_THROW((void)control_tag(kControlTags), CheckFailure);
+  EXPECT_THROW((void)control_tag(Control::kDevices, kControlTags), CheckFailure);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 namespace dynmo::transport {
 namespace {
 
-std::vector<Rank> ranks(std::initializer_list<int> values) {
-  std::vector<Rank> result;
+std::vector<WorldRank> ranks(std::initializer_list<int> values) {
+  std::vector<WorldRank> result;
   for (const int value : values) result.emplace_back(value);
   return result;
 }
@@ -29,11 +29,11 @@ Expected<std::vector<int>> names(Transport& group, Transport& part) {
 
 TEST(Subset, NumbersItsMembersInTheOrderGiven) {
   const auto done = run_ranks(6, [](Transport& group) -> Expected<void> {
-    const std::vector<Rank> members =
+    const std::vector<WorldRank> members =
         group.rank().value % 2 == 0 ? ranks({4, 0, 2}) : ranks({1, 3, 5});
     const auto part = subset(group, members);
     EXPECT_EQ(part->size(), 3);
-    EXPECT_EQ(members[part->rank().index()], group.rank());
+    EXPECT_EQ(members[part->rank().index()].value, group.rank().value);
     DYNMO_ASSIGN(const std::vector<int> seen, names(group, *part));
     EXPECT_EQ(seen, group.rank().value % 2 == 0 ? std::vector({4, 0, 2}) : std::vector({1, 3, 5}));
     return {};

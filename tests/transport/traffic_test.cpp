@@ -12,8 +12,8 @@ namespace dynmo::transport {
 namespace {
 
 TEST(Traffic, PurposeFollowsFromTheTag) {
-  EXPECT_EQ(purpose_of(control_tag(0)), Purpose::kControl);
-  EXPECT_EQ(purpose_of(control_tag(kControlTags - 1)), Purpose::kControl);
+  EXPECT_EQ(purpose_of(0), Purpose::kControl);
+  EXPECT_EQ(purpose_of(kControlTags - 1), Purpose::kControl);
   for (const LayerId layer : {LayerId(0), LayerId(kLayerTags - 1)}) {
     EXPECT_EQ(purpose_of(migration_tag(layer)), Purpose::kMigration);
     EXPECT_EQ(purpose_of(reduction_tag(layer)), Purpose::kReduction);
@@ -52,14 +52,16 @@ TEST(Traffic, CountsWhatEachRankSendsAndPassesItOn) {
     for (const auto& operation : operations) DYNMO_TRY(operation->wait());
     EXPECT_EQ(in.back(), std::byte{5});
     const std::byte one{};
-    DYNMO_TRY(all_gather(transport, control_tag(3), std::span(&one, 1)));
-    DYNMO_ASSIGN(const Traffic all, gather_traffic(transport, control_tag(4), transport.sent()));
+    DYNMO_TRY(all_gather(transport, control_tag(Control::kUser), std::span(&one, 1)));
+    DYNMO_ASSIGN(const Traffic all,
+                 gather_traffic(transport, control_tag(Control::kTraffic), transport.sent()));
     Traffic expected(3);
     for (int r = 0; r < 3; ++r) {
-      expected.at(Rank(r), Rank((r + 1) % 3), Purpose::kMigration) = {r + 1,
-                                                                      Bytes{(r + 1) * (10 + r)}};
+      expected.at(WorldRank(r), WorldRank((r + 1) % 3), Purpose::kMigration) = {
+          r + 1, Bytes{(r + 1) * (10 + r)}};
       for (int other = 0; other < 3; ++other) {
-        if (other != r) expected.at(Rank(r), Rank(other), Purpose::kControl) = {1, Bytes{1}};
+        if (other != r)
+          expected.at(WorldRank(r), WorldRank(other), Purpose::kControl) = {1, Bytes{1}};
       }
     }
     EXPECT_EQ(all, expected);

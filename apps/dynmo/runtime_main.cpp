@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// `dynmo-runtime`: the commands that need libtorch. `dynmo` becomes it; ranks that it starts are
+// it.
+#include "apps/dynmo/checkpoint_command.h"
+#include "apps/dynmo/generate_command.h"
+#include "apps/dynmo/program.h"
+#include "apps/dynmo/train_command.h"
+
+int main(int argc, char** argv) {
+  using namespace dynmo::app;
+  return run_program(argc, argv, [argc, argv](CLI::App& app, Command& chosen) {
+    add_train_command(app, {argv, argv + argc}, chosen);
+    add_generate_command(app, chosen);
+    add_checkpoint_command(app, chosen);
+  });
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/control/policy.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/pack.h"
+
+namespace dynmo::control {
+namespace {
+
+constexpr double kAssumedBytesPerSecond = 1e9;
+
+Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) {
+  const std::array<std::pair<std::string_view, double>, 10> values = {{
+      {"relative_noise", input.relative_noise},
+      {"rank_noise", input.rank_noise},
+      {"horizon_steps", input.horizon_steps},
+      {"bytes_per_s", input.bytes_per_s},
+      {"fixed_cost_s", input.fixed_cost_s},
+      {"minimum_gain", options.minimum_gain},
+      {"noise_factor", options.noise_factor},
+      {"known_change_noise_factor", options.known_change_noise_factor},
+      {"pack_slack", options.pack_slack},
+      {"head_room", options.head_room},
+  }};
+  for (const auto& [field, value] : values) {
+    if (std::isfinite(value) && value >= 0) continue;
+    return make_error(ErrorCode::kBadInput, "policy: {} is {}, wanted a number, 0 or more", field,
+                      value);
+  }
+  if (options.head_room >= 1) {
+    return make_error(ErrorCode::kBadInput, "policy: head_room is {}, wanted less than 1",
+                      options.head_room);
+  }
+  return {};
+}
+
+// By layer: its work over the speed of the plan's slowest rank, 0 where that is not its owner.
+std::vector<double> bottleneck_work_s(const plan::Plan& plan, const PolicyInput& input) {
+  const auto times = rank_times_s(plan, input.model, input.cluster, input.micro_batches);
+  const Rank slowest(
+      static_cast<int>(std::max_element(times.begin(), times.end()) - times.begin()));
+  std::vector<double> work = cost::layer_work_s(input.model, input.micro_batches);
+  const std::vector<Rank> owner = owners(plan);
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    work[i] = owner[i] == slowest ? work[i] / input.cluster.ranks[slowest.index()].speed : 0;
+  }
+  return work;
+}
+
+// The deviation of the difference of two plans' step times (PolicyOptions).
+double noise_s(const PolicyInput& input, const plan::Plan& planned) {
+  const std::vector<double> now = bottleneck_work_s(input.current, input);
+  const std::vector<double> then = bottleneck_work_s(planned, input);
+  const std::vector<Rank> owner = owners(input.current);
+  double of_layers = 0;
+  std::vector<double> of_rank(static_cast<std::size_t>(input.current.ranks));
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    of_layers += now[i] * now[i] + then[i] * then[i];
+    of_rank[owner[i].index()] += now[i] - then[i];
+  }
+  double of_ranks = 0;
+  for (const double difference : of_rank) of_ranks += difference * difference;
+  return input.micro_batches * std::sqrt(input.relative_noise * input.relative_noise * of_layers +
+                                         input.rank_noise * input.rank_noise * of_ranks);
+}
+
+double percent(double share) { return 100 * share; }
+
+Decision keep(Decision decision, std::string reason) {
+  decision.migrate = false;
+  decision.reason = std::move(reason);
+  return decision;
+}
+
+Decision take(Decision decision, plan::Plan plan, std::string reason) {
+  decision.migrate = true;
+  decision.plan = std::move(plan);
+  decision.reason = std::move(reason);
+  return decision;
+}
+
+// The gain, "1.20 ms -> 1.00 ms a step (16.7 %)".
+std::string gain_text(const Decision& decision) {
+  const double gain = decision.current_step_s - decision.planned_step_s;
+  return fmt::format("{} -> {} a step ({:.1f} %)", format_seconds(decision.current_step_s),
+                     format_seconds(decision.planned_step_s),
+                     percent(gain / decision.current_step_s));
+}
+
+double gain_of_step(const Decision& decision) {
+  const double used = decision.ranks_after < decision.ranks_before
+                          ? static_cast<double>(decision.ranks_after) / decision.ranks_before
+                          : 1;
+  return decision.current_step_s - decision.planned_step_s * used;
+}
+
+int ranks_used(const plan::Plan& plan) {
+  std::set<Rank> ranks;
+  for (const plan::PlanStage& stage : plan.stages) ranks.insert(stage.rank);
+  return static_cast<int>(ranks.size());
+}
+
+// The balancer's plan, on few ranks where asked, leaving the head-room free.
+Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
+  const cost::Cluster cluster = cost::with_head_room(input.cluster, options.head_room);
+  plan::BalanceProblem problem{input.model, cluster, input.micro_batches, input.current.schedule};
+  problem.current = &input.current;
+  const int used = ranks_used(input.current);
+  if (used > 0) {
+    problem.stages_per_rank = std::max(1, static_cast<int>(input.current.stages.size()) / used);
+  }
+  if (options.rank_use == RankUse::kAll) {
+    return propose(options.balancer, problem, options.propose);
+  }
+  DYNMO_ASSIGN(
+      plan::Packing packing,
+      pack(options.balancer, problem, {.slack = options.pack_slack, .propose = options.propose}));
+  return std::move(packing.proposal);
+}
+
+struct Rivals {
+  plan::Plan plan;
+  plan::Evaluation current;
+  plan::Evaluation planned;
+};
+
+Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& input,
+               const PolicyOptions& options) {
+  const std::string cuts =
+      fmt::format("{} to {}", to_string(input.current), to_string(proposal.plan));
+  if (!plan::fits_memory(proposal.current.result, input.cluster)) {
+    std::string reason = fmt::format("move {}: the current plan no longer fits the memory, {}",
+                                     cuts, gain_text(decision));
+    return take(std::move(decision), proposal.plan, std::move(reason));
+  }
+  const double gain = gain_of_step(decision);
+  const auto refuse = [&](std::string why) {
+    return keep(decision, fmt::format("keep {}: {} would give {}, {}", to_string(input.current),
+                                      to_string(proposal.plan), gain_text(decision), why));
+  };
+  if (!(gain > options.minimum_gain * decision.current_step_s)) {
+    return refuse(fmt::format("wanted more than {:.1f} %", percent(options.minimum_gain)));
+  }
+  const double factor =
+      input.change == Change::kKnown ? options.known_change_noise_factor : options.noise_factor;
+  if (!(gain > factor * decision.noise_s)) {
+    return refuse(
+        fmt::format("within {:.3g} x the noise of {}", factor, format_seconds(decision.noise_s)));
+  }
+  if (!(decision.gain_s > decision.cost_s)) {
+    return refuse(fmt::format("{} over {:.0f} steps, less than the {} of moving {} layers, {}",
+                              format_seconds(decision.gain_s), input.horizon_steps,
+                              format_seconds(decision.cost_s), decision.migration.moves.size(),
+                              format_bytes(decision.migration.bytes())));
+  }
+  const std::string ranks =
+      decision.ranks_before == decision.ranks_after
+          ? ""
+          : fmt::format(", {} -> {} ranks", decision.ranks_before, decision.ranks_after);
+  std::string reason =
+      fmt::format("move {}: {}{}, imbalance {:.1f} -> {:.1f} %, {} layers, {}, gains {} for {}",
+                  cuts, gain_text(decision), ranks, percent(decision.imbalance_before),
+                  percent(decision.imbalance_after), decision.migration.moves.size(),
+                  format_bytes(decision.migration.bytes()), format_seconds(decision.gain_s),
+                  format_seconds(decision.cost_s));
+  return take(std::move(decision), proposal.plan, std::move(reason));
+}
+
+}  // namespace
+
+bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now, const plan::Plan& plan,
+                 int micro_batches, double relative_noise, double noise_factor, double rank_noise) {
+  const std::vector<double> then = cost::layer_work_s(before, micro_batches);
+  std::vector<double> work = cost::layer_work_s(now, micro_batches);
+  DYNMO_CHECK(then.size() == work.size() && plan.layers() == now.size(),
+              "costs of {} layers twice, got {} and {}", plan.layers(), then.size(), work.size());
+  // What makes all layers slower changes no plan.
+  const double before_s = std::accumulate(then.begin(), then.end(), 0.0);
+  const double now_s = std::accumulate(work.begin(), work.end(), 0.0);
+  for (double& layer : work) layer *= now_s > 0 ? before_s / now_s : 1;
+  struct Sum {
+    double before = 0;
+    double now = 0;
+    double squares = 0;  // of the layers, before and now
+    void add(double from, double to) {
+      before += from;
+      now += to;
+      squares += from * from + to * to;
+    }
+  };
+  // `common`: the noise that all layers of the sum share.
+  const auto moved = [&](const Sum& sum, double common) {
+    const double variance = relative_noise * relative_noise * sum.squares +
+                            common * common * (sum.before * sum.before + sum.now * sum.now);
+    return std::abs(sum.now - sum.before) > noise_factor * std::sqrt(variance);
+  };
+  std::vector<Sum> ranks(static_cast<std::size_t>(plan.ranks));
+  for (const plan::PlanStage& stage : plan.stages) {
+    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
+      const auto layer = static_cast<std::size_t>(i);
+      Sum alone;
+      alone.add(then[layer], work[layer]);
+      if (moved(alone, rank_noise)) return true;
+      ranks[stage.rank.index()].add(then[layer], work[layer]);
+    }
+  }
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const Sum& sum) { return moved(sum, rank_noise); });
+}
+
+Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
+  DYNMO_TRY(validate(input, options));
+  Rivals rivals;
+  DYNMO_ASSIGN(rivals.current,
+               evaluate(input.current, input.model, input.cluster, input.micro_batches));
+  Decision decision;
+  decision.plan = input.current;
+  decision.current_step_s = decision.planned_step_s = rivals.current.step_time_s;
+  decision.imbalance_before = decision.imbalance_after = rivals.current.imbalance;
+
+  decision.ranks_before = decision.ranks_after = ranks_used(input.current);
+  auto found = proposed(input, options);
+  if (!found && found.error().code == ErrorCode::kInfeasible) {
+    return keep(std::move(decision),
+                fmt::format("keep {}: {}", to_string(input.current), found.error().message));
+  }
+  if (!found) return found.error();
+  rivals.plan = std::move(found->plan);
+  if (rivals.plan.stages == input.current.stages &&
+      rivals.plan.schedule == input.current.schedule && rivals.plan.order == input.current.order) {
+    std::string reason =
+        fmt::format("keep {}: it is the {} cut, {} a step, imbalance {:.1f} %",
+                    to_string(input.current), name(options.balancer),
+                    format_seconds(decision.current_step_s), percent(decision.imbalance_before));
+    return keep(std::move(decision), std::move(reason));
+  }
+  decision.ranks_after = ranks_used(rivals.plan);
+  rivals.planned = std::move(found->evaluation);
+  decision.planned_step_s = rivals.planned.step_time_s;
+  decision.imbalance_after = rivals.planned.imbalance;
+  decision.migration = difference(input.current, rivals.plan, input.model);
+  decision.gain_s = gain_of_step(decision) * input.horizon_steps;
+  const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
+  decision.cost_s =
+      static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
+  decision.noise_s = noise_s(input, rivals.plan);
+  return weigh(std::move(decision), rivals, input, options);
+}
+
+}  // namespace dynmo::control

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// When to move. Autonomous: it acts when costs have changed by more than their noise and the gain
+// over the expected horizon exceeds the measured cost of planning and moving.
+// Deterministic, so every rank decides alike.
+
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/migration.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/propose.h"
+
+namespace dynmo::control {
+
+enum class RankUse {
+  kAll,     // plans may use every rank of the cluster
+  kFewest,  // as few as keep tokens/s within the slack (pack.h): ranks are released, and taken back
+};
+
+// How much the predicted gain may be noise: the two step times differ by the work of the two
+// bottleneck ranks, each a sum of measured layers, so its variance is about
+//   M^2 x (relative_noise^2 x sum over those layers of (work / speed)^2
+//        + rank_noise^2 x sum over the ranks that own them now of (their part of the difference)^2)
+// The first is what each layer has of its own, the second what the layers of a rank have in common:
+// a processor that others use, too, makes them all slower, and moving them seem to gain. It must
+// exceed `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither
+// the move nor the way back is ever worth it. The default is high because the proposed cut was
+// chosen from the same noisy costs, and because a run decides thousands of times.
+struct PolicyOptions {
+  plan::Balancer balancer = plan::Balancer::kOptimal;
+  double minimum_gain = 0.01;  // least relative gain of step time worth a move
+  double noise_factor = 5;     // least gain in deviations of the predicted difference
+  // The same where the load has changed for a cause that is known: the gain is then no artefact of
+  // the noise, and there is one decision a change instead of one a step.
+  double known_change_noise_factor = 1;
+  double head_room = 0;  // share of every rank's memory that a proposed plan must leave free
+  RankUse rank_use = RankUse::kAll;
+  double pack_slack = 0;  // kFewest: growth of step time that is accepted for fewer ranks
+  plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may swap
+};
+
+enum class Change {
+  kMeasured,  // if anything changed, it is only seen in the costs
+  kKnown,     // a layer was frozen, pruned, ... since the last decision
+};
+
+struct PolicyInput {
+  const plan::Plan& current;
+  const cost::ModelCost& model;  // newest costs, medians
+  double relative_noise = 0;     // standard deviation of a layer's cost, relative (0.02 = 2 %)
+  const cost::Cluster& cluster;
+  int micro_batches = 1;
+  double horizon_steps = 0;  // steps for which the gain is expected to last
+  double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
+  double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
+  Change change = Change::kMeasured;
+  // Standard deviation of what the costs of the layers of a rank of `current` have in common.
+  double rank_noise = 0;
+};
+
+struct Decision {
+  bool migrate = false;
+  plan::Plan plan;            // the plan to run from now on; generation + 1 if migrate
+  double current_step_s = 0;  // predicted, by replay
+  double planned_step_s = 0;  // of the best plan found, taken or not
+  double gain_s = 0;          // over the horizon; of fewer ranks: in time of all current ranks
+  double cost_s = 0;          // of the move: bytes / bandwidth + fixed
+  double noise_s = 0;         // deviation of current_step_s - planned_step_s
+  plan::Migration migration;  // of the plan proposed, taken or not
+  double imbalance_before = 0;
+  double imbalance_after = 0;
+  int ranks_before = 0;  // with layers
+  int ranks_after = 0;   // of the best plan found, taken or not
+  std::string reason;    // one line for people
+};
+
+// Whether a layer's share of all work, or that of a rank of `plan`, differs between two costs of
+// one model by more than `noise_factor` deviations of what measuring both with this noise
+// (PolicyInput) would make of it: where it does not, and a proposal takes long (search), planning
+// again can be spared. Requires models of as many layers as the plan, and one micro-batch or more.
+[[nodiscard]] bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now,
+                               const plan::Plan& plan, int micro_batches, double relative_noise,
+                               double noise_factor, double rank_noise = 0);
+
+// Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
+// `minimum_gain` and the noise, and over the horizon the cost; at once where the current plan no
+// longer fits the memory and the proposed one does. Keeps the current plan where the balancer finds
+// none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or is
+// negative or no number.
+//
+// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
+// are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.
+[[nodiscard]] Expected<Decision> decide(const PolicyInput& input,
+                                        const PolicyOptions& options = {});
+
+}  // namespace dynmo::control

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Which values a key of a config takes, as data beside the key: checks and messages both follow it.
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo {
+
+// Numbers, both ends included unless `above_min` or `below_max` leaves one out.
+struct Range {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false;
+  bool below_max = false;
+  std::string note = {};  // behind the limits in a message: a unit, or what 0 means
+};
+[[nodiscard]] Range at_least(double min, std::string note = {});
+[[nodiscard]] Range above(double min, std::string note = {});
+[[nodiscard]] Range between(double min, double max, std::string note = {});
+[[nodiscard]] Range above_to(double min, double max, std::string note = {});
+[[nodiscard]] Range from_below(double min, double max, std::string note = {});
+
+// One of these texts.
+using Names = std::vector<std::string_view>;
+// Texts that a function of the library reads; its error says what is wanted.
+using Readable = std::function<Expected<void>(const std::string&)>;
+template <typename Parse>
+[[nodiscard]] Readable readable_by(Parse parse) {
+  return [parse](const std::string& text) -> Expected<void> {
+    DYNMO_TRY(parse(text));
+    return {};
+  };
+}
+
+using Allowed = std::variant<std::monostate, Range, Names, Readable>;
+using AllowedValue = std::variant<std::int64_t, double, std::string_view>;
+
+// "0 to 1", "1 to 4096 (...)", "above 0 and at most 1", "0 or more".
+[[nodiscard]] std::string text_of(const Range& range);
+// "cpu, cuda or emulated".
+[[nodiscard]] std::string listed(std::span<const std::string_view> names);
+
+// kBadInput "train.steps is 0, wanted 1 to 16777216"; NaN is in no range.
+[[nodiscard]] Expected<void> check_allowed(std::string_view key, const AllowedValue& value,
+                                           const Allowed& allowed);
+
+}  // namespace dynmo

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/early_exit/load.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/dynamism/dense_impl.h"
+#include "dynmo/dynamism/drift_impl.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+enum ExitDraw : std::uint64_t {
+  kExitHazard = 0x45584954,
+  kExitDrift,
+  kExitBatch
+};  // keys of this model
+
+bool has_exit(const EarlyExitOptions& p, int block, int blocks) {
+  return (block + 1) % p.exit_every == 0 && block + 1 < blocks;
+}
+
+// -log(rho) behind the last exit: 0 in the warm-up, then to its final value.
+double whole_hazard(const EarlyExitOptions& p, std::int64_t step) {
+  if (step < p.warm_up) return 0;
+  const double since = static_cast<double>(step - p.warm_up) / static_cast<double>(p.ramp_steps);
+  return -std::log(p.survivors) * (1 - std::exp(-since));
+}
+
+// By block: the share of the whole hazard that the exit behind it takes.
+std::vector<double> hazards(const EarlyExitOptions& p, int blocks, std::uint64_t seed,
+                            std::int64_t step) {
+  std::vector<double> hazard(static_cast<std::size_t>(blocks), 0.0);
+  const double position = static_cast<double>(step) / static_cast<double>(p.drift_steps);
+  double sum = 0;
+  for (int b = 0; b < blocks; ++b) {
+    if (!has_exit(p, b, blocks)) continue;
+    const auto id = static_cast<std::uint64_t>(b);
+    const double own = p.exit_spread * Rng(mix_key({kExitHazard, seed, id})).normal();
+    const double moved = p.drift * drift(mix_key({kExitDrift, seed, id}), position);
+    sum += hazard[id] = std::exp(own + moved);
+  }
+  for (double& one : hazard) one /= std::max(sum, 1e-300);
+  return hazard;
+}
+
+class EarlyExit final : public LoadModel {
+ public:
+  EarlyExit(const EarlyExitOptions& options, DenseModel dense, const LoadInputs& inputs)
+      : options_(options),
+        dense_(std::move(dense)),
+        seed_(inputs.seed),
+        step_tokens_(inputs.shape.tokens() * inputs.micro_batches) {}
+
+  cost::ModelCost at(std::int64_t step) const override {
+    const std::vector<double> rho =
+        survivors(options_, dense_.shape.blocks, step_tokens_, seed_, step);
+    cost::ModelCost model = dense_.costs;
+    for (int layer = 0; layer < dense_.size(); ++layer) {
+      cost::LayerCost& cost = model.layers[static_cast<std::size_t>(layer)];
+      const int block = dense_.block[static_cast<std::size_t>(layer)];
+      if (block != kNoBlock) {
+        cost = block_cost(layer, rho[static_cast<std::size_t>(block)],
+                          rho[static_cast<std::size_t>(block) + 1]);
+      } else if (dense_.kind(layer) == cost::LayerKind::kHead) {
+        cost = head_cost(layer, rho.back());
+      }
+    }
+    return model;
+  }
+
+  bool changes_at(std::int64_t /*step*/) const override { return false; }
+
+ private:
+  bool propagated() const { return options_.exited == ExitedTokens::kPropagated; }
+
+  // Share of a sublayer's products and stash that `rho` of the tokens cause.
+  double product_share(int layer, double rho) const {
+    if (!propagated() || dense_.kind(layer) != cost::LayerKind::kAttention) return rho;
+    const auto& shape = dense_.shape;
+    const double keys = 2 * static_cast<double>(shape.kv_heads);
+    const double keys_share = keys / (2 * static_cast<double>(shape.heads) + keys);
+    return keys_share + (1 - keys_share) * rho;
+  }
+
+  // Before the block `rho` of the tokens are left, behind its exit `after` (the same without one).
+  cost::LayerCost block_cost(int layer, double rho, double after) const {
+    const bool attention = dense_.kind(layer) == cost::LayerKind::kAttention;
+    cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
+    const double share = product_share(layer, rho);
+    work.matrix_flops *= share;
+    work.activation_bytes *= share;
+    work.moved_bytes *= share;
+    work.core_flops *= propagated() ? rho : rho * rho;
+    const bool exit =
+        !attention &&
+        has_exit(options_, dense_.block[static_cast<std::size_t>(layer)], dense_.shape.blocks);
+    if (exit) add_exit(work, rho, after);
+    scale_boundary(work, exit ? after : rho);
+    return dense_.cost_of(work);
+  }
+
+  void add_exit(cost::LayerWork& work, double rho, double after) const {
+    const cost::LayerWork& head = dense_.work.back();
+    const auto tokens = static_cast<double>(dense_.shape.tokens());
+    const auto hidden = static_cast<double>(dense_.shape.hidden);
+    work.matrix_flops += (rho - after) * head.matrix_flops + 2 * rho * tokens * hidden;
+    work.moved_bytes += (rho - after) * head.moved_bytes;
+    work.activation_bytes += (rho - after) * head.activation_bytes;
+    work.parameters += head.parameters + head.copied_parameters;
+    work.product_parameters += head.product_parameters;
+  }
+
+  void scale_boundary(cost::LayerWork& work, double rho) const {
+    if (propagated()) return;
+    constexpr double kIndex = 4;  // bytes
+    const double index = rho < 1 ? kIndex * static_cast<double>(dense_.shape.tokens()) : 0;
+    work.boundary_bytes = rho * (work.boundary_bytes + index);
+  }
+
+  cost::LayerCost head_cost(int layer, double rho) const {
+    cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
+    work.matrix_flops *= rho;
+    work.moved_bytes *= rho;
+    work.activation_bytes *= rho;
+    return dense_.cost_of(work);
+  }
+
+  EarlyExitOptions options_;
+  DenseModel dense_;
+  std::uint64_t seed_;
+  std::int64_t step_tokens_;
+};
+
+}  // namespace
+
+std::vector<double> survivors(const EarlyExitOptions& options, int blocks, std::int64_t tokens,
+                              std::uint64_t seed, std::int64_t step) {
+  DYNMO_CHECK(check(options).has_value(), "valid early-exit options");
+  DYNMO_CHECK(blocks >= 1 && tokens >= 1 && step >= 0, "blocks, tokens, a step; got {}, {}, {}",
+              blocks, tokens, step);
+  const double whole = whole_hazard(options, step);
+  const std::vector<double> hazard = hazards(options, blocks, seed, step);
+  const auto counted = static_cast<double>(tokens);
+  std::vector<double> rho = {1};
+  double passed = 0;
+  for (int b = 0; b < blocks; ++b) {
+    const auto id = static_cast<std::uint64_t>(b);
+    passed += hazard[id];
+    const double mean = std::exp(-whole * passed);
+    double noise = 0;
+    if (hazard[id] > 0) {
+      const auto key = mix_key({kExitBatch, seed, id, static_cast<std::uint64_t>(step)});
+      noise = std::sqrt(mean * (1 - mean) / counted) * step_noise(key);
+    }
+    const double next = hazard[id] > 0 ? mean + noise : rho.back();
+    rho.push_back(std::clamp(next, 0.0, rho.back()));
+  }
+  return rho;
+}
+
+Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
+                                                     const LoadInputs& inputs) {
+  DYNMO_TRY(check(options));
+  DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
+  return std::unique_ptr<LoadModel>(std::make_unique<EarlyExit>(options, std::move(dense), inputs));
+}
+
+SourceEntry early_exit_source() {
+  return source_entry<EarlyExitOptions, make_early_exit>("early_exit");
+}
+
+}  // namespace dynmo::dynamism

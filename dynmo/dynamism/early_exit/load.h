@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Early exit as a load model: tokens whose prediction is already sure leave the model on the way,
+// so that deep layers see few of them. Which share of the tokens is left before block l is
+// rho_l = prod_{j < l} (1 - e_j); it never grows with depth, and falls while training goes on and
+// the model gets surer.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/early_exit/options.h"
+#include "dynmo/dynamism/load_inputs.h"
+#include "dynmo/dynamism/load_model.h"
+#include "dynmo/dynamism/source_entry.h"
+
+namespace dynmo::dynamism {
+
+// rho before each of `blocks` blocks and, last, before the head, in [0, 1] and never growing. A
+// function of (options, seed, step); `tokens` are those of a step. Requires valid options.
+[[nodiscard]] std::vector<double> survivors(const EarlyExitOptions& options, int blocks,
+                                            std::int64_t tokens, std::uint64_t seed,
+                                            std::int64_t step);
+
+// A sublayer works on, keeps and sends on survivors only (with a 4-byte index a token). A token's
+// loss is taken where it leaves, with a head of the vocabulary's size: the MLP before an exit does
+// the head's work for the tokens that leave, and holds an untied exit head's weights; the test
+// itself is one product of 2 T h (a learned classifier). kBadInput naming the field.
+[[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
+                                                                   const LoadInputs& inputs);
+
+// Its line in sources.def.
+[[nodiscard]] SourceEntry early_exit_source();
+
+}  // namespace dynmo::dynamism

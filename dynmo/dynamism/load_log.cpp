@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/load_log.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/allowed.h"
+#include "dynmo/core/files.h"
+#include "dynmo/core/json.h"
+#include "dynmo/cost/files.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+constexpr std::string_view kFormat = "dynmo-load-trace-1";
+
+struct Seconds {
+  const char* key;
+  double cost::LayerCost::*field;
+};
+constexpr std::array<Seconds, 4> kSeconds = {{
+    {"forward_s", &cost::LayerCost::forward_s},
+    {"backward_input_s", &cost::LayerCost::backward_input_s},
+    {"backward_weight_s", &cost::LayerCost::backward_weight_s},
+    {"update_s", &cost::LayerCost::update_s},
+}};
+
+struct Amount {
+  const char* key;
+  Bytes cost::LayerCost::*field;
+};
+constexpr std::array<Amount, 6> kAmounts = {{
+    {"parameter_bytes", &cost::LayerCost::parameter_bytes},
+    {"gradient_bytes", &cost::LayerCost::gradient_bytes},
+    {"optimizer_bytes", &cost::LayerCost::optimizer_bytes},
+    {"copy_bytes", &cost::LayerCost::copy_bytes},
+    {"activation_bytes", &cost::LayerCost::activation_bytes},
+    {"boundary_bytes", &cost::LayerCost::boundary_bytes},
+}};
+
+template <typename Of>
+Json column(const cost::ModelCost& model, const Of& of) {
+  Json values = Json::array();
+  for (const cost::LayerCost& layer : model.layers) values.push_back(of(layer));
+  return values;
+}
+
+template <typename Of>
+void add_if_changed(Json& line, const char* key, const cost::ModelCost& before,
+                    const cost::ModelCost& now, const Of& of) {
+  Json values = column(now, of);
+  if (values != column(before, of)) line[key] = std::move(values);
+}
+
+// What has changed since the line before.
+Json step_line(std::int64_t step, bool change, const cost::ModelCost& before,
+               const cost::ModelCost& now) {
+  Json line = {{"step", step}};
+  if (change) line["change"] = true;
+  for (const Seconds& s : kSeconds) {
+    add_if_changed(line, s.key, before, now, [&](const auto& layer) { return layer.*s.field; });
+  }
+  for (const Amount& a : kAmounts) {
+    add_if_changed(line, a.key, before, now,
+                   [&](const auto& layer) { return (layer.*a.field).value; });
+  }
+  add_if_changed(line, "frozen", before, now, [](const auto& layer) { return layer.frozen; });
+  return line;
+}
+
+bool same_layers(const cost::ModelCost& one, const cost::ModelCost& two) {
+  const auto same_name = [](const auto& a, const auto& b) { return a.name == b.name; };
+  return std::equal(one.layers.begin(), one.layers.end(), two.layers.begin(), two.layers.end(),
+                    same_name);
+}
+
+// One column of a trace, shared by the steps in which it stays the same, so that memory follows the
+// file's size.
+template <typename T>
+using Column = std::shared_ptr<const std::vector<T>>;
+
+struct TraceStep {
+  std::int64_t step = 0;
+  bool change = false;
+  std::array<Column<double>, kSeconds.size()> seconds;
+  std::array<Column<std::int64_t>, kAmounts.size()> amounts;
+  Column<bool> frozen;
+};
+
+template <typename T, typename Of>
+Column<T> share(const cost::ModelCost& model, const Of& of) {
+  std::vector<T> values;
+  for (const cost::LayerCost& layer : model.layers) values.push_back(of(layer));
+  return std::make_shared<const std::vector<T>>(std::move(values));
+}
+
+TraceStep columns_of(const cost::ModelCost& model) {
+  TraceStep columns;
+  for (std::size_t i = 0; i < kSeconds.size(); ++i) {
+    columns.seconds[i] =
+        share<double>(model, [&](const auto& layer) { return layer.*kSeconds[i].field; });
+  }
+  for (std::size_t i = 0; i < kAmounts.size(); ++i) {
+    columns.amounts[i] = share<std::int64_t>(
+        model, [&](const auto& layer) { return (layer.*kAmounts[i].field).value; });
+  }
+  columns.frozen = share<bool>(model, [](const auto& layer) { return layer.frozen; });
+  return columns;
+}
+
+bool is_value(const Json& json, double) {
+  return json.is_number() && json.get<double>() >= 0 && json.get<double>() <= cost::kMaxSeconds;
+}
+bool is_value(const Json& json, std::int64_t) {
+  return json.is_number_integer() && json.get<double>() >= 0 &&
+         json.get<double>() <= static_cast<double>(cost::kMaxBytes.value);
+}
+bool is_value(const Json& json, bool) { return json.is_boolean(); }
+
+constexpr std::string_view wanted(double) { return "seconds from 0 to 1e6"; }
+constexpr std::string_view wanted(std::int64_t) { return "whole bytes from 0 to 2^50"; }
+constexpr std::string_view wanted(bool) { return "true or false"; }
+
+// Reads the column below `key` if it is there.
+template <typename T>
+void read_column(JsonObject& object, const Json& line, const char* key, Column<T>& column) {
+  object.ignore(key);
+  const auto found = line.find(key);
+  if (found == line.end()) return;
+  if (!found->is_array() || found->size() != column->size()) {
+    object.fail(key, fmt::format("is not an array of {} elements, one a layer", column->size()));
+    return;
+  }
+  std::vector<T> values;
+  for (std::size_t i = 0; i < found->size(); ++i) {
+    if (!is_value((*found)[i], T{})) {
+      object.fail(fmt::format("{}/{}", key, i),
+                  fmt::format("is {}, wanted {}", (*found)[i].dump(), wanted(T{})));
+      return;
+    }
+    values.push_back((*found)[i].get<T>());
+  }
+  column = std::make_shared<const std::vector<T>>(std::move(values));
+}
+
+Expected<TraceStep> read_step(const Json& line, const std::string& origin,
+                              const TraceStep& before) {
+  JsonObject object(line, origin);
+  TraceStep step = before;
+  step.step = object.integer("step");
+  step.change = object.boolean("change", false);
+  if (step.step <= before.step) {
+    object.fail("step", fmt::format("is {}, wanted more than {}", step.step, before.step));
+  }
+  if (line.is_object()) {
+    for (std::size_t i = 0; i < kSeconds.size(); ++i) {
+      read_column(object, line, kSeconds[i].key, step.seconds[i]);
+    }
+    for (std::size_t i = 0; i < kAmounts.size(); ++i) {
+      read_column(object, line, kAmounts[i].key, step.amounts[i]);
+    }
+    read_column(object, line, "frozen", step.frozen);
+  }
+  DYNMO_TRY(object.finish());
+  return step;
+}
+
+Expected<cost::ModelCost> read_header(Json header, const std::string& origin) {
+  JsonObject object(header, origin);
+  object.expect_format(kFormat);
+  for (const char* key : {"layers", "emulated"}) object.ignore(key);
+  DYNMO_TRY(object.finish());
+  header["format"] = "dynmo-profile-1";  // whose layers these are
+  return cost::parse_profile(header, origin);
+}
+
+class Replay final : public LoadModel {
+ public:
+  Replay(cost::ModelCost header, std::vector<TraceStep> steps)
+      : header_(std::move(header)), steps_(std::move(steps)) {}
+
+  cost::ModelCost at(std::int64_t step) const override {
+    auto after = std::upper_bound(steps_.begin(), steps_.end(), step, is_before);
+    if (after != steps_.begin()) --after;
+    const TraceStep& found = *after;
+    cost::ModelCost model = header_;
+    for (std::size_t layer = 0; layer < model.layers.size(); ++layer) {
+      cost::LayerCost& cost = model.layers[layer];
+      for (std::size_t i = 0; i < kSeconds.size(); ++i) {
+        cost.*kSeconds[i].field = (*found.seconds[i])[layer];
+      }
+      for (std::size_t i = 0; i < kAmounts.size(); ++i) {
+        cost.*kAmounts[i].field = Bytes{(*found.amounts[i])[layer]};
+      }
+      cost.frozen = (*found.frozen)[layer];
+    }
+    return model;
+  }
+
+  bool changes_at(std::int64_t step) const override {
+    const auto after = std::upper_bound(steps_.begin(), steps_.end(), step, is_before);
+    return after != steps_.begin() && (after - 1)->step == step && (after - 1)->change;
+  }
+
+ private:
+  static bool is_before(std::int64_t step, const TraceStep& recorded) {
+    return step < recorded.step;
+  }
+
+  cost::ModelCost header_;
+  std::vector<TraceStep> steps_;  // at least one, steps ascending
+};
+
+// Lines of a text; the last one may lack its newline.
+struct Lines {
+  std::string_view text;
+  std::size_t start = 0;
+  int number = 0;
+  bool finished = true;  // whether the line read last ended in a newline
+
+  bool next(std::string_view& line) {
+    if (start >= text.size()) return false;
+    const std::size_t newline = text.find('\n', start);
+    finished = newline != std::string_view::npos;
+    const std::size_t end = finished ? newline : text.size();
+    line = text.substr(start, end - start);
+    start = end + 1;
+    ++number;
+    return true;
+  }
+};
+
+}  // namespace
+
+Expected<std::string> TraceLines::add(std::int64_t step, bool change,
+                                      const cost::ModelCost& model) {
+  if (step <= last_step_) {
+    return make_error(ErrorCode::kBadInput, "trace: step is {}, wanted more than {}", step,
+                      last_step_);
+  }
+  if (auto valid = cost::validate(model); !valid) {
+    return make_error(ErrorCode::kBadInput, "trace: step {}: {}", step, valid.error().message);
+  }
+  std::string text;
+  if (last_step_ < 0) {
+    Json header = cost::profile_json(model);
+    header["format"] = kFormat;
+    if (emulated_) header["emulated"] = true;
+    text = header.dump() + "\n";
+    last_ = model;
+  } else if (!same_layers(model, last_)) {
+    return make_error(ErrorCode::kBadInput,
+                      "trace: step {}: the layers are not those of step {}, wanted the same names",
+                      step, last_step_);
+  }
+  text += step_line(step, change, last_, model).dump() + "\n";
+  last_step_ = step;
+  last_ = model;
+  return text;
+}
+
+Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps, std::int64_t every) {
+  DYNMO_TRY(check_allowed("trace: steps", steps, at_least(1)));
+  DYNMO_TRY(check_allowed("trace: every", every, at_least(1)));
+  TraceLines lines;
+  std::string text;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const bool change = load.changes_at(step);
+    if (step % every != 0 && !change) continue;
+    DYNMO_ASSIGN(const std::string line, lines.add(step, change, load.at(step)));
+    text += line;
+  }
+  return text;
+}
+
+Expected<void> record(const LoadModel& load, std::int64_t steps, std::int64_t every,
+                      const std::filesystem::path& path) {
+  DYNMO_ASSIGN(const std::string text, trace_text(load, steps, every));
+  return write_file_durably(path, text);
+}
+
+Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::string_view name) {
+  Lines lines{.text = text};
+  std::string_view line;
+  if (!lines.next(line)) {
+    return make_error(ErrorCode::kBadInput, "{}: is empty, wanted a \"{}\" file", name, kFormat);
+  }
+  const auto origin = [&] { return fmt::format("{}: line {}", name, lines.number); };
+  DYNMO_ASSIGN(Json first, parse_json(line, origin()));
+  DYNMO_ASSIGN(cost::ModelCost header, read_header(std::move(first), origin()));
+  TraceStep before = columns_of(header);
+  before.step = -1;
+  std::vector<TraceStep> steps;
+  while (lines.next(line)) {
+    const auto json = parse_json(line, origin());
+    if (!json && !lines.finished) break;
+    if (!json) return json.error();
+    DYNMO_ASSIGN(before, read_step(*json, origin(), before));
+    steps.push_back(before);
+  }
+  if (steps.empty()) {
+    return make_error(ErrorCode::kBadInput, "{}: has no steps, wanted a line for at least one",
+                      name);
+  }
+  return std::unique_ptr<LoadModel>(std::make_unique<Replay>(std::move(header), std::move(steps)));
+}
+
+Expected<std::unique_ptr<LoadModel>> read_trace(const std::filesystem::path& path) {
+  constexpr std::size_t kMaxTraceBytes = std::size_t{1} << 30;
+  DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTraceBytes));
+  return parse_trace(text, path.string());
+}
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Mixture of depths: its keys, one table for a training and for a scenario.
+
+#include <cstdint>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_key.h"
+
+namespace dynmo::dynamism {
+
+struct MixtureOfDepthsOptions {
+  double capacity = 0.125;       // C / s; the paper's best
+  std::int64_t every = 2;        // of `every` blocks the last is routed: 2 is every other block
+  std::int64_t first_block = 0;  // blocks before this one are never routed
+  double noise = 0.005;          // relative std of a layer's time between steps (the kernels')
+};
+
+[[nodiscard]] std::vector<SourceKey> keys_of(MixtureOfDepthsOptions& options);
+// kBadInput naming the key: a value outside its range.
+[[nodiscard]] Expected<void> check(const MixtureOfDepthsOptions& options);
+
+}  // namespace dynmo::dynamism

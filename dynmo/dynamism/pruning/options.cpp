@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/pruning/options.h"
+
+namespace dynmo::dynamism {
+
+std::vector<SourceKey> keys_of(PruningOptions& o) {
+  return {
+      {.name = "start",
+       .field = &o.start,
+       .allowed = between(0, 1e12),
+       .help = "first step that prunes"},
+      {.name = "end",
+       .field = &o.end,
+       .allowed = between(0, 1e12),
+       .help = "last one, a whole number of `every` behind start"},
+      {.name = "every", .field = &o.every, .allowed = between(1, 1e12), .help = "steps between"},
+      {.name = "initial_sparsity",
+       .field = &o.initial_sparsity,
+       .allowed = between(0, 1),
+       .help = "share of the weights gone at start"},
+      {.name = "final_sparsity",
+       .field = &o.final_sparsity,
+       .allowed = between(0, 1),
+       .help = "... and at end"},
+      {.name = "sparse_rate",
+       .field = &o.sparse_rate,
+       .allowed = between(1e-6, 1e6),
+       .help = "rate of sparse kernels / of dense ones",
+       .used_by = UsedBy::kLoad},
+      {.name = "depth_ratio",
+       .field = &o.depth_ratio,
+       .allowed = between(1e-3, 1e3),
+       .help = "std of the last block's weights / of the first's",
+       .used_by = UsedBy::kLoad},
+      {.name = "matrix_spread",
+       .field = &o.matrix_spread,
+       .allowed = between(0, 10),
+       .help = "std of a matrix's log std",
+       .used_by = UsedBy::kLoad},
+      {.name = "output_scale",
+       .field = &o.output_scale,
+       .allowed = between(1e-6, 1e6),
+       .help = "factor on the std of output matrices",
+       .used_by = UsedBy::kLoad},
+      {.name = "max_sparsity",
+       .field = &o.max_sparsity,
+       .allowed = between(0, 1),
+       .help = "of one matrix"},
+      {.name = "index_bytes",
+       .field = &o.index_bytes,
+       .allowed = between(0, 64),
+       .help = "of each weight of a sparse matrix",
+       .used_by = UsedBy::kLoad},
+  };
+}
+
+Expected<void> check(const PruningOptions& o) {
+  DYNMO_TRY(check_key_values("pruning", o));
+  if (o.end < o.start || (o.end - o.start) % o.every != 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "pruning.end is {}, wanted a whole number of pruning.every ({}) behind "
+                      "pruning.start, {}",
+                      o.end, o.every, o.start);
+  }
+  if (o.final_sparsity < o.initial_sparsity || o.final_sparsity > o.max_sparsity) {
+    return make_error(ErrorCode::kBadInput,
+                      "pruning.final_sparsity is {}, wanted pruning.initial_sparsity, {}, to "
+                      "pruning.max_sparsity, {}",
+                      o.final_sparsity, o.initial_sparsity, o.max_sparsity);
+  }
+  return {};
+}
+
+}  // namespace dynmo::dynamism

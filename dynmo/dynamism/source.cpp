@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/source.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace dynmo::dynamism {
+
+// Every source that trains has NAME_in_training in NAME/source.cpp.
+#define DYNMO_SOURCE(name, kind) DYNMO_##kind(name)
+#define DYNMO_kLoadOnly(name)
+#define DYNMO_kTrains(name) \
+  std::unique_ptr<Source> name##_in_training(const SourceOptions& options, std::int64_t steps);
+#include "dynmo/dynamism/sources.def"
+#undef DYNMO_kTrains
+
+MakeSources make_sources(SourceOptions options) {
+  return [options = std::move(options)](std::int64_t steps) {
+    Sources sources;
+    const std::vector<std::string_view> enabled = options.enabled_tables();
+#define DYNMO_kTrains(name)                                       \
+  if (std::ranges::count(enabled, std::string_view(#name)) > 0) { \
+    sources.push_back(name##_in_training(options, steps));        \
+  }
+#include "dynmo/dynamism/sources.def"
+#undef DYNMO_kTrains
+#undef DYNMO_kLoadOnly
+#undef DYNMO_SOURCE
+    return sources;
+  };
+}
+
+namespace {
+
+Change both(const Change& a, const Change& b) {
+  Change change{.known = a.known || b.known, .frozen_layers = a.frozen_layers};
+  if (b.frozen_layers) {
+    change.frozen_layers = std::max(*b.frozen_layers, a.frozen_layers.value_or(0));
+  }
+  return change;
+}
+
+}  // namespace
+
+Expected<void> check(const Sources& sources, const Setting& setting) {
+  for (const auto& source : sources) DYNMO_TRY(source->check(setting));
+  return {};
+}
+
+Expected<void> shape(const Sources& sources, model::Recipe& recipe) {
+  for (const auto& source : sources) DYNMO_TRY(source->shape(recipe));
+  return {};
+}
+
+Expected<Change> before_step(const Sources& sources, const Boundary& boundary) {
+  Change all;
+  for (const auto& source : sources) {
+    DYNMO_ASSIGN(const Change change, source->before_step(boundary));
+    all = both(all, change);
+  }
+  return all;
+}
+
+Expected<void> after_update(const Sources& sources, const Boundary& boundary,
+                            const Outcome& outcome) {
+  for (const auto& source : sources) DYNMO_TRY(source->after_update(boundary, outcome));
+  return {};
+}
+
+Json state(const Sources& sources) {
+  Json all = Json::object();
+  for (const auto& source : sources) {
+    Json own = source->state();
+    if (!own.is_null()) all[std::string(source->name())] = std::move(own);
+  }
+  return all;
+}
+
+Expected<void> restore(const Sources& sources, const Json& state) {
+  for (const auto& [name, own] : state.items()) {
+    const auto found = std::ranges::find_if(
+        sources,
+        [&, wanted = std::string_view(name)](const auto& s) { return s->name() == wanted; });
+    if (found == sources.end()) {
+      return make_error(ErrorCode::kBadInput,
+                        "the checkpoint holds the state of source '{}', which this run does not "
+                        "have; wanted the sources of its run",
+                        name);
+    }
+    DYNMO_TRY((*found)->restore(own));
+  }
+  return {};
+}
+
+}  // namespace dynmo::dynamism

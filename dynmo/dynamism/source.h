@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A source of dynamism in real training: what changes a model's work while it trains. One folder
+// each (dynmo/dynamism/S), or none: examples/custom_source.cpp is built outside of DynMo.
+//
+// Every rank has an instance of its own; all are equal and take the same decisions, because they
+// derive them from values that all ranks have: the step, the model, the figures and norms of the
+// last step. So nothing has to be sent when a source changes its mind. What belongs to a layer is
+// in the layer's state (parameters, buffers), where it moves with the layer; the source owns what
+// follows from exchanged numbers.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/dynamism/source_options.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/recipe.h"
+
+namespace dynmo::dynamism {
+
+// What a source may refuse before a rank starts.
+struct Setting {
+  const model::Model& model;
+  const std::vector<model::Tie>& ties;
+};
+
+// Between two steps. Equal on all ranks but for `states`.
+struct Boundary {
+  std::int64_t step;           // before_step: the one that comes; after_update: the one just done
+  const model::Model& model;   // as shaped
+  model::LayerStates& states;  // this rank's
+};
+
+// What all ranks know of the step just done, by layer.
+struct Outcome {
+  const std::vector<std::vector<double>>& figures;  // as Layer::figures() names them
+  const std::vector<double>& squared_norms;         // of the gradients
+};
+
+// What a source has changed; equal on all ranks.
+struct Change {
+  // The work of layers is another from now on, by a cause that is known: the policy need not wait
+  // until measurements show it.
+  bool known = false;
+  // How many layers from the first one on run forward only; unset: no opinion.
+  std::optional<int> frozen_layers = {};
+};
+
+class Source {
+ public:
+  virtual ~Source() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;  // its table in a config
+  // kBadInput naming what does not go together.
+  [[nodiscard]] virtual Expected<void> check(const Setting&) const { return {}; }
+  // Replaces or wraps layers before the model is made, on all ranks alike.
+  [[nodiscard]] virtual Expected<void> shape(model::Recipe&) const { return {}; }
+  // Once before each step, also before the first one after a start.
+  [[nodiscard]] virtual Expected<Change> before_step(const Boundary&) { return Change{}; }
+  // After the update of a step, of a skipped one, too. What later steps need of the outcome belongs
+  // into the layers' states or into the source's own.
+  [[nodiscard]] virtual Expected<void> after_update(const Boundary&, const Outcome&) { return {}; }
+  // What a run continues from besides the layers' states: in the manifest of a checkpoint. null:
+  // nothing.
+  [[nodiscard]] virtual Json state() const { return nullptr; }
+  [[nodiscard]] virtual Expected<void> restore(const Json&) { return {}; }
+};
+
+using Sources = std::vector<std::unique_ptr<Source>>;
+// Each call makes new ones, as they are when a run of `steps` steps starts.
+using MakeSources = std::function<Sources(std::int64_t steps)>;
+
+// The enabled sources of a config's tables, by sources.def.
+[[nodiscard]] MakeSources make_sources(SourceOptions options);
+
+// The calls above for all sources of a run, in their order. Of changes: known if one is, the
+// longest frozen prefix.
+[[nodiscard]] Expected<void> check(const Sources& sources, const Setting& setting);
+[[nodiscard]] Expected<void> shape(const Sources& sources, model::Recipe& recipe);
+[[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);
+[[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
+                                          const Outcome& outcome);
+// By name. kBadInput where the state is of other sources.
+[[nodiscard]] Json state(const Sources& sources);
+[[nodiscard]] Expected<void> restore(const Sources& sources, const Json& state);
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the registry knows of a source: its table of keys, its checks and its load model, with the
+// type of its options erased, so that no list but sources.def names the sources.
+
+#include <any>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/load_inputs.h"
+#include "dynmo/dynamism/load_model.h"
+#include "dynmo/dynamism/source_key.h"
+
+namespace dynmo::dynamism {
+
+// What a source may exclude in a training.
+struct TrainingSetting {
+  bool tied_embeddings = false;
+};
+
+struct SourceEntry {
+  std::string_view table;  // "sparse_attention": of its keys, and its folder
+  std::any defaults;       // its options
+  std::vector<SourceKey> (*keys)(std::any& options) = nullptr;
+  Expected<void> (*check)(const std::any& options) = nullptr;
+  Expected<void> (*check_training)(const std::any& options,
+                                   const TrainingSetting& setting) = nullptr;
+  Expected<std::unique_ptr<LoadModel>> (*make_load)(const std::any& options,
+                                                    const LoadInputs& inputs) = nullptr;
+  bool trains = false;  // it has a runtime half; sources.def says so
+};
+
+// The entry of a source with options of type Options, for which these are found:
+// keys_of(Options&), check(const Options&), and, where a training can exclude it,
+// check_training(const Options&, const TrainingSetting&).
+template <typename Options,
+          Expected<std::unique_ptr<LoadModel>> (*Make)(const Options&, const LoadInputs&)>
+[[nodiscard]] SourceEntry source_entry(std::string_view table) {
+  return {
+      .table = table,
+      .defaults = Options{},
+      .keys = [](std::any& options) { return keys_of(*std::any_cast<Options>(&options)); },
+      .check =
+          [](const std::any& options) { return check(*std::any_cast<const Options>(&options)); },
+      .check_training = [](const std::any& options,
+                           const TrainingSetting& setting) -> Expected<void> {
+        if constexpr (requires(const Options& o) { check_training(o, setting); }) {
+          return check_training(*std::any_cast<const Options>(&options), setting);
+        } else {
+          return {};
+        }
+      },
+      .make_load =
+          [](const std::any& options, const LoadInputs& inputs) {
+            return Make(*std::any_cast<const Options>(&options), inputs);
+          }};
+}
+
+}  // namespace dynmo::dynamism

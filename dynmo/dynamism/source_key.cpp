@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/source_key.h"
+
+#include <fmt/format.h>
+
+namespace dynmo::dynamism {
+namespace {
+
+std::string refusal(const SourceKey& key, UsedBy reader) {
+  if (reader == UsedBy::kTraining && key.used_by == UsedBy::kLoad) {
+    return "describes a simulated load: it belongs in a scenario, a training measures instead";
+  }
+  if (reader == UsedBy::kLoad && key.used_by == UsedBy::kTraining) {
+    return "belongs in the config of a training, a scenario has no use for it";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<TomlKey> toml_keys(std::string_view table, const std::vector<SourceKey>& keys,
+                               UsedBy reader) {
+  std::vector<TomlKey> all;
+  for (const SourceKey& key : keys) {
+    all.push_back({.name = fmt::format("{}.{}", table, key.name),
+                   .field = key.field,
+                   .allowed = key.allowed,
+                   .help = std::string(key.help),
+                   .refused = refusal(key, reader)});
+  }
+  return all;
+}
+
+}  // namespace dynmo::dynamism

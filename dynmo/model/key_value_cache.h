@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What attention layers have read, so that generating a token runs the layers on that token alone:
+// the keys and values of every token so far, by layer. Its owner passes it to the layers in
+// LayerContext::cache, each time with the tokens that follow, and says then how many they were.
+// Layers that look at one token at a time need nothing of it but the position.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+
+#include "dynmo/core/ids.h"
+
+namespace dynmo::model {
+
+// One thread.
+class KeyValueCache {
+ public:
+  // For at most `max_tokens` of every sequence. Memory grows with the tokens that are there.
+  explicit KeyValueCache(std::int64_t max_tokens) : max_tokens_(max_tokens) {}
+
+  // Of every sequence: those that all layers have read.
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  struct KeyValues {
+    at::Tensor k_BTHK;
+    at::Tensor v_BTHK;
+  };
+  // Adds those of the next tokens of a layer, and returns views of all: T = tokens() + the next.
+  // Again before advance(): takes their place. Requires as many sequences each time.
+  [[nodiscard]] KeyValues append(LayerId layer, const at::Tensor& k_BTHK, const at::Tensor& v_BTHK);
+  // All layers have read `tokens` more.
+  void advance(std::int64_t tokens);
+  // Forgets everything, and keeps the memory.
+  void clear() { tokens_ = 0; }
+
+ private:
+  void reserve(at::Tensor& room_BTHK, const at::Tensor& like_BTHK, std::int64_t tokens) const;
+
+  std::int64_t max_tokens_;
+  std::int64_t tokens_ = 0;
+  std::map<LayerId, KeyValues> rooms_;  // with room for more than tokens_
+};
+
+}  // namespace dynmo::model

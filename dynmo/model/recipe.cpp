@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/recipe.h"
+
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::model {
+
+Model layers_of(Recipe recipe) {
+  Model layers;
+  layers.reserve(recipe.slots.size());
+  for (Slot& slot : recipe.slots) layers.push_back(std::move(slot.layer));
+  return layers;
+}
+
+Place decoder_place(LayerId layer, std::int64_t blocks) {
+  const std::int64_t head = 2 * blocks + 1;
+  DYNMO_CHECK(layer.value >= 0 && layer.value <= head, "layer 0 to {}, got {}", head, layer);
+  if (layer.value == 0) return {.part = Part::kEmbedding};
+  if (layer.value == head) return {.part = Part::kHead};
+  return {.part = layer.value % 2 == 1 ? Part::kAttention : Part::kMlp,
+          .block = (layer.value - 1) / 2};
+}
+
+Recipe decoder_recipe(Model layers) {
+  DYNMO_CHECK(layers.size() >= 2 && layers.size() % 2 == 0,
+              "embedding, two halves a block and a head, got {} layers", layers.size());
+  const auto blocks = static_cast<std::int64_t>(layers.size()) / 2 - 1;
+  Recipe recipe;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    recipe.slots.push_back(
+        {decoder_place(LayerId(static_cast<std::int32_t>(i)), blocks), std::move(layers[i])});
+  }
+  return recipe;
+}
+
+}  // namespace dynmo::model

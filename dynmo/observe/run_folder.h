@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The folder of a run and the names of all that lies in it (docs/formats.md).
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "dynmo/core/ids.h"
+
+namespace dynmo::observe {
+
+class RunFolder {
+ public:
+  using Path = std::filesystem::path;
+
+  explicit RunFolder(Path root) : root_(std::move(root)) {}
+
+  [[nodiscard]] const Path& root() const { return root_; }
+  // The folder of one of several runs that are compared; the run's own where there is but one,
+  // whose name is empty.
+  [[nodiscard]] RunFolder of(std::string_view name) const {
+    return name.empty() ? *this : RunFolder(root_ / name);
+  }
+
+  [[nodiscard]] Path config() const { return root_ / "config.toml"; }
+  [[nodiscard]] Path summary() const { return root_ / "summary.json"; }
+  [[nodiscard]] Path profile() const { return root_ / "profile.json"; }
+  [[nodiscard]] Path trace() const { return root_ / "trace.json"; }
+  [[nodiscard]] Path checkpoints() const { return root_ / "checkpoints"; }
+  [[nodiscard]] Path records() const { return root_ / "records"; }
+  [[nodiscard]] Path records_of(Rank rank) const {
+    return records() / fmt::format("rank-{}.jsonl", rank);
+  }
+  // A run that was resumed at a step goes on in a file of its own.
+  [[nodiscard]] Path load_trace(std::int64_t first_step) const {
+    return root_ / (first_step > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step)
+                                   : "load-trace.jsonl");
+  }
+  [[nodiscard]] Path lock() const { return root_ / "run.lock"; }
+
+ private:
+  Path root_;
+};
+
+}  // namespace dynmo::observe

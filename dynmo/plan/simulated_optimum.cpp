@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/simulated_optimum.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/lowering.h"
+
+namespace dynmo::plan {
+namespace {
+
+constexpr std::size_t kMaxCandidates = 200'000;
+constexpr std::int64_t kMaxNodes = 20'000'000;
+
+struct Problem {
+  const cost::ModelCost& model;
+  const cost::Cluster& cluster;
+  int micro_batches;
+  schedule::ScheduleKind kind;
+};
+
+struct Candidate {
+  double bound_s = 0;
+  std::vector<int> counts;
+};
+
+// Replays cuts of one problem; a lowered schedule depends only on how many stages are frozen.
+class Replayer {
+ public:
+  explicit Replayer(const Problem& problem)
+      : problem_(problem), lowered_(problem.cluster.ranks.size() + 1) {}
+
+  // Step time, or nullopt if the memory does not suffice.
+  Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
+    ++replays_;
+    const Plan plan = make_plan(counts, problem_.kind);
+    const auto shape = shape_of(plan, problem_.micro_batches, problem_.model.frozen_layers());
+    const auto frozen = static_cast<std::size_t>(
+        std::count_if(shape.stages.begin(), shape.stages.end(),
+                      [](const schedule::StageShape& stage) { return stage.frozen; }));
+    if (!lowered_[frozen]) {
+      DYNMO_ASSIGN(const auto compute, schedule::make_schedule(problem_.kind, shape));
+      lowered_[frozen] = schedule::lower(compute);
+    }
+    DYNMO_ASSIGN(
+        const sim::SimResult result,
+        sim::simulate(*lowered_[frozen], stage_costs(plan, problem_.model, problem_.cluster),
+                      problem_.cluster));
+    if (!fits_memory(result, problem_.cluster)) return std::optional<Nanoseconds>();
+    return std::optional(result.step_time);
+  }
+
+  [[nodiscard]] std::int64_t replays() const { return replays_; }
+
+ private:
+  const Problem& problem_;
+  std::vector<std::optional<schedule::Schedule>> lowered_;
+  std::int64_t replays_ = 0;
+};
+
+// Enumerates cuts rank by rank and keeps those whose bound does not exceed `limit_s`.
+//
+// The bound: rank r cannot start before the first micro-batch has passed the ranks before it, runs
+// M micro-batches and its update, and, if it trains, its last backward still has to pass down to
+// the first rank that trains. Messages and reductions are left out. The ranks not yet cut share at
+// best what is left in proportion to their speeds.
+class Enumerator {
+ public:
+  Enumerator(const Problem& problem, double limit_s)
+      : problem_(problem),
+        micro_batches_(problem.micro_batches),
+        layers_(problem.model.size()),
+        frozen_(problem.model.frozen_layers()),
+        limit_s_(limit_s) {
+    add_suffix_sums();
+  }
+
+  // False if there are too many.
+  bool enumerate() {
+    extend(0, 0, {});
+    return candidates_.size() <= kMaxCandidates && nodes_ <= kMaxNodes;
+  }
+
+  std::vector<Candidate> take() && { return std::move(candidates_); }
+
+ private:
+  struct Prefix {
+    double bound_s = 0;
+    double fill_s = 0;   // F of one micro-batch through the ranks so far
+    double drain_s = 0;  // B of one micro-batch through those that train
+  };
+  struct Work {
+    double forward_s = 0;
+    double backward_s = 0;
+    double update_s = 0;
+    bool trains = false;
+  };
+
+  void add(Work& work, int layer) const {
+    const cost::LayerCost& cost = problem_.model.layers[static_cast<std::size_t>(layer)];
+    work.forward_s += cost.forward_s;
+    if (layer < frozen_) return;
+    work.trains = true;
+    work.backward_s += cost.backward_input_s;
+    if (cost.frozen) return;
+    work.backward_s += cost.backward_weight_s;
+    work.update_s += cost.update_s;
+  }
+
+  void add_suffix_sums() {
+    remaining_.assign(static_cast<std::size_t>(layers_) + 1, 0.0);
+    for (int i = layers_ - 1; i >= 0; --i) {
+      Work work;
+      add(work, i);
+      remaining_[static_cast<std::size_t>(i)] =
+          remaining_[static_cast<std::size_t>(i) + 1] + work.forward_s + work.backward_s;
+    }
+    const std::size_t ranks = problem_.cluster.ranks.size();
+    speeds_.assign(ranks + 1, 0.0);
+    for (std::size_t r = ranks; r-- > 0;) {
+      speeds_[r] = speeds_[r + 1] + problem_.cluster.ranks[r].speed;
+    }
+  }
+
+  [[nodiscard]] Prefix with(const Prefix& prefix, const Work& work, double speed) const {
+    Prefix next = prefix;
+    const double own = prefix.fill_s + micro_batches_ * (work.forward_s + work.backward_s) / speed;
+    next.bound_s = std::max(
+        {prefix.bound_s, own + work.update_s / speed, own + (work.trains ? prefix.drain_s : 0)});
+    next.fill_s += work.forward_s / speed;
+    next.drain_s += work.backward_s / speed;
+    return next;
+  }
+
+  void extend(int first, std::size_t rank, const Prefix& prefix) {
+    const std::size_t ranks = problem_.cluster.ranks.size();
+    const int most = layers_ - static_cast<int>(ranks - rank - 1);
+    const bool last = rank + 1 == ranks;
+    Work work;
+    for (int end = first + 1; end <= most; ++end) {
+      add(work, end - 1);
+      if (last && end < most) continue;
+      if (++nodes_ > kMaxNodes || candidates_.size() > kMaxCandidates) return;
+      const Prefix next = with(prefix, work, problem_.cluster.ranks[rank].speed);
+      if (next.bound_s > limit_s_) return;  // more layers only make it worse
+      counts_.push_back(end - first);
+      if (last) {
+        candidates_.push_back({next.bound_s, counts_});
+      } else if (next.fill_s + micro_batches_ * remaining_[static_cast<std::size_t>(end)] /
+                                   speeds_[rank + 1] <=
+                 limit_s_) {
+        extend(end, rank + 1, next);
+      }
+      counts_.pop_back();
+    }
+  }
+
+  const Problem& problem_;
+  int micro_batches_;
+  int layers_;
+  int frozen_;
+  double limit_s_;
+  std::vector<double> remaining_;  // F + B of all layers from here on
+  std::vector<double> speeds_;     // of all ranks from here on
+  std::vector<int> counts_;
+  std::vector<Candidate> candidates_;
+  std::int64_t nodes_ = 0;
+};
+
+// The bound that a cut of this step time may have: replays round each action to nanoseconds, once
+// as a stage's cost and once on its rank (2M + 1 actions of each rank lie on a path at most), and
+// add in another order.
+double loosened(const Problem& problem, Nanoseconds step_time) {
+  double slowest = 1;
+  for (const auto& rank : problem.cluster.ranks) slowest = std::min(slowest, rank.speed);
+  const double roundings =
+      (2.0 * problem.micro_batches + 1) * static_cast<double>(problem.cluster.ranks.size());
+  return to_seconds(step_time) * (1 + 1e-9) + 1e-9 * (1 + 1 / slowest) * roundings;
+}
+
+// The best of the balancers' cuts, or nothing if none fits the memory.
+Expected<std::optional<Nanoseconds>> first_limit(const Problem& problem, Replayer& replayer) {
+  std::optional<Nanoseconds> best;
+  for (const Balancer balancer : {Balancer::kOptimal, Balancer::kTime, Balancer::kUniform}) {
+    const auto counts =
+        balance(balancer, {problem.model, problem.cluster, problem.micro_batches, problem.kind});
+    if (!counts && counts.error().code == ErrorCode::kInfeasible) continue;
+    if (!counts) return counts.error();
+    DYNMO_ASSIGN(const auto time, replayer.step_time(*counts));
+    if (time && (!best || *time < *best)) best = time;
+  }
+  return best;
+}
+
+}  // namespace
+
+Expected<std::optional<SimulatedOptimum>> simulated_optimum(const cost::ModelCost& model,
+                                                            const cost::Cluster& cluster,
+                                                            int micro_batches,
+                                                            schedule::ScheduleKind schedule) {
+  const Problem problem{model, cluster, micro_batches, schedule};
+  // Checks the input for all that follows.
+  DYNMO_ASSIGN(const auto uniform,
+               balance(Balancer::kUniform, {model, cluster, micro_batches, schedule}));
+  DYNMO_TRY(evaluate(make_plan(uniform, schedule), model, cluster, micro_batches));
+
+  Replayer replayer(problem);
+  DYNMO_ASSIGN(const auto limit, first_limit(problem, replayer));
+  Enumerator enumerator(
+      problem, limit ? loosened(problem, *limit) : std::numeric_limits<double>::infinity());
+  if (!enumerator.enumerate()) return std::optional<SimulatedOptimum>();
+  std::vector<Candidate> candidates = std::move(enumerator).take();
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.bound_s < b.bound_s; });
+  std::optional<Nanoseconds> best;
+  const std::vector<int>* chosen = nullptr;
+  for (const Candidate& candidate : candidates) {
+    if (best && candidate.bound_s > loosened(problem, *best)) break;
+    DYNMO_ASSIGN(const auto time, replayer.step_time(candidate.counts));
+    if (!time) continue;
+    if (!best || *time < *best || (*time == *best && candidate.counts < *chosen)) {
+      best = time;
+      chosen = &candidate.counts;
+    }
+  }
+  if (chosen == nullptr) {
+    // The balancer knows how much memory would do.
+    DYNMO_TRY(balance(Balancer::kOptimal, {model, cluster, micro_batches, schedule}));
+    return make_error(ErrorCode::kInfeasible,
+                      "no cut of {} layers over {} ranks fits their memory: give the ranks more "
+                      "memory, or use more of them",
+                      model.size(), cluster.size());
+  }
+  return std::optional(SimulatedOptimum{.plan = make_plan(*chosen, schedule),
+                                        .step_time_s = to_seconds(*best),
+                                        .simulated = replayer.replays()});
+}
+
+Expected<double> step_time_bound_s(const cost::ModelCost& model, const cost::Cluster& cluster,
+                                   int micro_batches) {
+  // The balancer's idea of what a cut stashes is stricter than a replay's.
+  cost::Cluster roomy = cluster;
+  for (cost::ClusterRank& rank : roomy.ranks) rank.memory = cost::kUnlimitedMemory;
+  DYNMO_ASSIGN(const auto counts, balance(Balancer::kOptimal, {model, roomy, micro_batches}));
+  const auto times =
+      rank_times_s(make_plan(counts, schedule::ScheduleKind::k1F1B), model, cluster, micro_batches);
+  // The balancer counts work in parts, which are rounded.
+  return micro_batches * *std::max_element(times.begin(), times.end()) * (1 - 1e-6);
+}
+
+}  // namespace dynmo::plan

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The number of files and connections that a process may have open.
+
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::process {
+
+// Descriptors that a rank of `ranks` may need: a connection of Gloo to every other, on rank 0 also
+// of the store and the watchdog, and as much again while joining; and what any rank has open.
+[[nodiscard]] constexpr int descriptors_of_rank(int ranks) { return 4 * ranks + 64; }
+
+// Of the process that starts `ranks` ranks: two pipes or processes each.
+[[nodiscard]] constexpr int descriptors_of_launcher(int ranks) { return 2 * ranks + 32; }
+
+// Lets this process open `wanted` descriptors, raising its own limit up to the hard one. kBadInput
+// where that is lower: "... at most 64 open files here, wanted 128 for ...".
+[[nodiscard]] Expected<void> allow_descriptors(int wanted, std::string_view whom);
+
+}  // namespace dynmo::process

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Memory of this process and of the host, as the system counts it.
+
+#include "dynmo/core/units.h"
+
+namespace dynmo::process {
+
+// Resident now; 0 where the system does not tell.
+[[nodiscard]] Bytes resident_memory();
+
+// Of this host, with its swap; 0 where the system does not tell.
+[[nodiscard]] Bytes host_memory();
+
+}  // namespace dynmo::process

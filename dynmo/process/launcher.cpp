@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/process/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/process/descriptors.h"
+#include "dynmo/process/line_merger_impl.h"
+#include "dynmo/process/sockets.h"
+#include "dynmo/process/spawn_impl.h"
+
+extern char** environ;
+
+namespace dynmo::process {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
+constexpr milliseconds kDrainTime{500};       // for what is still in the pipes at the end
+constexpr milliseconds kCauseTime{100};       // for a process to be seen ended after its loss was
+constexpr milliseconds kPoll{20};             // where the kernel has no pidfd
+constexpr int kLastOutput = 32;               // bufferfuls read of a rank that has failed
+
+// Of a rank that was killed, or that lost another.
+const int kLostExit = exit_code(ErrorCode::kPeerLost);
+
+// One rank's process. It stays unreaped to the end, so that its number names nobody else.
+struct Child {
+  Rank rank;
+  pid_t pid = -1;
+  UniqueFd process;     // readable once it has ended
+  UniqueFd output;      // what it prints, but for rank 0's stdout, which is ours
+  std::string unshown;  // read of it, not passed on yet
+  bool running = true;
+  bool signalled = false;  // we sent it a signal before it ended
+  int turn = 0;            // in which it was seen to have ended
+  int code = 0;
+  int signal = 0;
+};
+
+// Blocks the signals that end a run, and SIGPIPE, and gives them as a descriptor.
+class Signals {
+ public:
+  Signals() {
+    sigset_t wanted;
+    sigemptyset(&wanted);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) sigaddset(&wanted, signal);
+    pthread_sigmask(SIG_BLOCK, &wanted, &before_);
+    fd_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  ~Signals() {
+    while (next() != 0) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const sigset_t& before() const { return before_; }
+  // 0: none.
+  [[nodiscard]] int next() const {
+    signalfd_siginfo info{};
+    return read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)
+                                                              : 0;
+  }
+
+ private:
+  sigset_t before_{};
+  UniqueFd fd_;
+};
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written > 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (written < 0 && errno == EAGAIN) {
+      pollfd wait{.fd = fd, .events = POLLOUT, .revents = 0};
+      poll(&wait, 1, 1000);
+    } else if (written == 0 || errno != EINTR) {
+      return;  // nobody reads us; the ranks matter more
+    }
+  }
+}
+
+// Whether one of our lines in it names a rank, as each that tells of a loss does.
+bool speaks_of_a_rank(std::string_view output) {
+  return output.find("dynmo: rank ") != std::string_view::npos ||
+         output.find("dynmo: error: rank ") != std::string_view::npos;
+}
+
+bool is_stopped(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  const std::size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && text.substr(name_end).starts_with(") T");
+}
+
+// The environment of rank `rank`: ours, with ours of a rank over it.
+std::vector<std::string> environment_of(const LaunchOptions& options, int rank, std::uint16_t port,
+                                        int store_fd) {
+  std::vector<std::pair<std::string, std::string>> set = options.environment;
+  const auto set_unless_given = [&set](const char* name, const char* value) {
+    const bool given = std::getenv(name) != nullptr ||
+                       std::ranges::any_of(set, [&](const auto& one) { return one.first == name; });
+    if (!given) set.emplace_back(name, value);
+  };
+  set_unless_given("OMP_NUM_THREADS", "1");
+  set_unless_given("MKL_NUM_THREADS", "1");
+  set.emplace_back("RANK", std::to_string(rank));
+  set.emplace_back("LOCAL_RANK", std::to_string(rank));
+  set.emplace_back("WORLD_SIZE", std::to_string(options.ranks));
+  set.emplace_back("MASTER_ADDR", "127.0.0.1");
+  set.emplace_back("MASTER_PORT", std::to_string(port));
+  set.emplace_back("DYNMO_STORE_FD", rank == 0 ? std::to_string(store_fd) : "");
+  set.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "");
+
+  std::vector<std::string> result;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view variable = *one;
+    const std::string_view name = variable.substr(0, variable.find('='));
+    if (std::ranges::none_of(set, [name](const auto& ours) { return ours.first == name; })) {
+      result.emplace_back(variable);
+    }
+  }
+  for (const auto& [name, value] : set) result.push_back(fmt::format("{}={}", name, value));
+  return result;
+}
+
+class Launch {
+ public:
+  explicit Launch(const LaunchOptions& options) : options_(options) {}
+
+  Expected<void> start();
+  int run();
+
+ private:
+  Expected<void> start_rank(int rank, const std::string& program, const UniqueFd& store);
+  void say(const std::string& line) { write_all(options_.errors, "dynmo: " + line + "\n"); }
+
+  void wait_for_events(milliseconds at_most);
+  bool read_output(Child& child);
+  void show_output(Child& child);
+  void wait_for_cause();
+  void note_ended();
+  void note_end(Child& child);
+  void handle_signals();
+  void begin_ending(milliseconds grace);
+  void escalate();
+  void signal_running(int signal);
+  void drain();
+  void reap();
+  [[nodiscard]] int result() const;
+  [[nodiscard]] bool any_running() const {
+    return std::ranges::any_of(children_, [](const Child& child) { return child.running; });
+  }
+
+  const LaunchOptions& options_;
+  Signals signals_;
+  std::vector<Child> children_;
+  LineMerger merger_;
+  int turn_ = 0;
+  bool interrupted_ = false;
+  std::optional<Clock::time_point> terminate_at_;  // set while ending
+  std::optional<Clock::time_point> kill_at_;
+};
+
+Expected<void> Launch::start() {
+  DYNMO_TRY(allow_descriptors(descriptors_of_launcher(options_.ranks),
+                              fmt::format("the launcher of {} ranks", options_.ranks)));
+  DYNMO_ASSIGN(const std::string program, find_program(options_.command.front()));
+  DYNMO_ASSIGN(const UniqueFd store, listen_on("127.0.0.1", 0));
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const auto started = start_rank(rank, program, store);
+    if (started) continue;
+    signal_running(SIGKILL);
+    reap();
+    return started.error();
+  }
+  return {};
+}
+
+Expected<void> Launch::start_rank(int rank, const std::string& program, const UniqueFd& store) {
+  std::array<int, 2> pipe{};
+  if (pipe2(pipe.data(), O_CLOEXEC) != 0) {
+    return make_error(ErrorCode::kBadInput, "cannot make a pipe for rank {}: {}", rank,
+                      system_reason(errno));
+  }
+  Child child;
+  child.rank = Rank(rank);
+  child.output = UniqueFd(pipe[0]);
+  const UniqueFd to_output(pipe[1]);
+
+  ChildOptions how;
+  how.program = program;
+  how.command = options_.command;
+  how.environment = environment_of(options_, rank, local_port(store), store.get());
+  how.output = rank == 0 ? options_.output : to_output.get();
+  how.errors = to_output.get();
+  if (rank == 0) how.inherited = store.get();
+  if (!options_.cores.empty()) {
+    how.core = options_.cores[static_cast<std::size_t>(rank) % options_.cores.size()];
+  }
+  how.group = children_.empty() ? 0 : children_.front().pid;
+  how.signals = signals_.before();
+  DYNMO_ASSIGN(child.pid, spawn(how));
+  child.process = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
+  fcntl(child.output.get(), F_SETFL, fcntl(child.output.get(), F_GETFL) | O_NONBLOCK);
+  children_.push_back(std::move(child));
+  return {};
+}
+
+int Launch::run() {
+  while (any_running()) {
+    wait_for_events(std::chrono::hours(1));
+    ++turn_;
+    note_ended();  // before what the others say about it
+    for (Child& child : children_) show_output(child);
+    handle_signals();
+    escalate();
+  }
+  drain();
+  reap();
+  return result();
+}
+
+void Launch::wait_for_events(milliseconds at_most) {
+  std::vector<pollfd> events = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
+  for (const Child& child : children_) {
+    events.push_back({.fd = child.output.get(), .events = POLLIN, .revents = 0});
+    if (!child.running) continue;
+    events.push_back({.fd = child.process.get(), .events = POLLIN, .revents = 0});
+    if (!child.process) at_most = std::min(at_most, kPoll);
+  }
+  const auto now = Clock::now();
+  for (const auto& deadline : {terminate_at_, kill_at_}) {
+    if (!deadline) continue;
+    const auto left = std::chrono::ceil<milliseconds>(*deadline - now);
+    at_most = std::clamp(left, milliseconds(0), at_most);
+  }
+  poll(events.data(), events.size(), static_cast<int>(at_most.count()));
+}
+
+// One bufferful, so that a rank that prints without end does not keep the others waiting. False if
+// there was nothing.
+bool Launch::read_output(Child& child) {
+  std::array<char, 1 << 16> bytes;
+  const ssize_t got = child.output ? read(child.output.get(), bytes.data(), bytes.size()) : -1;
+  if (got == 0) child.output.reset();
+  if (got <= 0) return false;
+  child.unshown.append(bytes.data(), static_cast<std::size_t>(got));
+  return true;
+}
+
+void Launch::show_output(Child& child) {
+  read_output(child);
+  if (speaks_of_a_rank(child.unshown)) wait_for_cause();
+  write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
+}
+
+// A killed process closes its connections a moment before it can be seen to have ended, and one
+// that has failed tells the others before it ends. They may have spoken of it in between: what
+// itself said and how it ended come first.
+void Launch::wait_for_cause() {
+  if (terminate_at_ || kill_at_) return;  // known already
+  std::vector<pollfd> events;
+  for (const Child& child : children_) {
+    if (!child.running) continue;
+    events.push_back({.fd = child.process.get(), .events = POLLIN, .revents = 0});
+  }
+  poll(events.data(), events.size(), static_cast<int>(kCauseTime.count()));
+  note_ended();
+}
+
+void Launch::note_ended() {
+  std::vector<Child*> ended;
+  for (Child& child : children_) {
+    if (!child.running) continue;
+    siginfo_t info{};
+    const int status =
+        waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT);
+    if (status != 0 || info.si_pid != child.pid) continue;
+    child.running = false;
+    child.turn = turn_;
+    (info.si_code == CLD_EXITED ? child.code : child.signal) = info.si_status;
+    ended.push_back(&child);
+  }
+  // Of several at once the killed ones first: they are what the others speak of.
+  std::ranges::stable_partition(ended, [](const Child* child) { return child->signal != 0; });
+  for (Child* child : ended) note_end(*child);
+}
+
+void Launch::note_end(Child& child) {
+  if (child.signalled || (child.code == 0 && child.signal == 0)) return;
+  merger_.expect_loss_of(child.rank);
+  if (child.signal != 0) {
+    say(fmt::format("rank {} was killed by signal {} ({})", child.rank, child.signal,
+                    strsignal(child.signal)));
+  }
+  for (int more = kLastOutput; more > 0 && read_output(child); --more) {
+  }
+  write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
+  if (child.code != 0 && !merger_.has_explained(child.rank)) {
+    say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
+  }
+  begin_ending(options_.grace);
+}
+
+void Launch::handle_signals() {
+  while (const int signal = signals_.next()) {
+    if (signal == SIGPIPE) continue;
+    signal_running(interrupted_ ? SIGKILL : signal);
+    if (interrupted_) continue;
+    interrupted_ = true;
+    for (const Child& child : children_) merger_.expect_loss_of(child.rank);
+    terminate_at_.reset();
+    begin_ending(options_.interrupt_grace);
+  }
+}
+
+void Launch::begin_ending(milliseconds grace) {
+  if (terminate_at_ || kill_at_) return;
+  terminate_at_ = Clock::now() + grace;
+  // A stopped rank ends by nothing but SIGKILL.
+  for (Child& child : children_) {
+    if (!child.running || !is_stopped(child.pid)) continue;
+    child.signalled = true;
+    kill(child.pid, SIGKILL);
+  }
+}
+
+void Launch::escalate() {
+  const auto now = Clock::now();
+  if (kill_at_ && now >= *kill_at_) {
+    signal_running(SIGKILL);
+    kill_at_ = now + kTerminateTime;  // a process in the kernel's hands may take a while
+  } else if (!kill_at_ && terminate_at_ && now >= *terminate_at_) {
+    signal_running(SIGTERM);
+    terminate_at_.reset();
+    kill_at_ = now + kTerminateTime;
+  }
+}
+
+void Launch::signal_running(int signal) {
+  for (Child& child : children_) {
+    if (!child.running) continue;
+    child.signalled = true;
+    kill(child.pid, signal);
+  }
+}
+
+// What the ranks themselves have started goes with them; then the pipes end.
+void Launch::drain() {
+  kill(-children_.front().pid, SIGKILL);
+  const auto deadline = Clock::now() + kDrainTime;
+  const auto is_open = [](const Child& child) { return static_cast<bool>(child.output); };
+  terminate_at_.reset();
+  kill_at_.reset();
+  while (std::ranges::any_of(children_, is_open) && Clock::now() < deadline) {
+    wait_for_events(kPoll);
+    for (Child& child : children_) show_output(child);
+  }
+  for (const Child& child : children_) write_all(options_.errors, merger_.finish(child.rank));
+}
+
+void Launch::reap() {
+  for (const Child& child : children_) waitpid(child.pid, nullptr, 0);
+}
+
+int Launch::result() const {
+  if (interrupted_) return 130;
+  // Whoever failed on its own account before those who failed because of it; then the first.
+  const auto worse = [](const Child& a, const Child& b) {
+    const auto order = [](const Child& child) {
+      const bool is_failure = !child.signalled && (child.code != 0 || child.signal != 0);
+      const bool is_cause = is_failure && child.code != kLostExit;
+      return std::tuple(is_cause ? 0 : is_failure ? 1 : 2, child.turn, child.signal == 0);
+    };
+    return order(a) < order(b);
+  };
+  const Child& first = *std::ranges::min_element(children_, worse);
+  return first.signal != 0 ? kLostExit : first.code;
+}
+
+}  // namespace
+
+Expected<int> launch_ranks(const LaunchOptions& options) {
+  DYNMO_CHECK(options.ranks >= 1, "at least one rank, got {}", options.ranks);
+  DYNMO_CHECK(!options.command.empty(), "a program to start");
+  Launch launch(options);
+  DYNMO_TRY(launch.start());
+  return launch.run();
+}
+
+}  // namespace dynmo::process

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Starts the ranks of a run as processes of this host, shows what they say, and sees to it that
+// they end together. What `dynmo train` does where nobody else (torchrun, srun) has started the
+// ranks.
+//
+// Each rank finds in its environment RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
+// from torchrun, and one thread for OpenMP and MKL unless the user set another number. The port
+// cannot be taken by another program meanwhile: the launcher listens on it from the start and hands
+// the socket to rank 0 (DYNMO_STORE_FD, read by rank_environment.h). Knows nothing of libtorch.
+
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::process {
+
+struct LaunchOptions {
+  int ranks = 1;
+  std::vector<std::string> command;  // program and arguments; looked up in PATH if without '/'
+  std::vector<std::pair<std::string, std::string>> environment = {};  // added to this process's
+  std::vector<int> cores = {};  // rank i is pinned to cores[i % size]; empty: nowhere
+  int output = STDOUT_FILENO;   // becomes rank 0's own stdout
+  int errors = STDERR_FILENO;   // what else the ranks print, in whole lines, "[rank 2] " in front
+  std::chrono::milliseconds grace{4000};             // for the others to end after a failure
+  std::chrono::milliseconds interrupt_grace{10000};  // for all to end after Ctrl-C
+};
+
+// Starts the ranks and returns when none of their processes is left: 0 if all ended with 0, else
+// the exit code of the run. 5 where a rank was killed by a signal; else that of the first rank that
+// failed on its own account (5 is one that lost another); 130 after SIGINT, SIGTERM or SIGHUP to
+// this process. After a failure the others have `grace` to end by themselves, then SIGTERM, a
+// second later SIGKILL; a second Ctrl-C is SIGKILL at once. Should this process be killed itself,
+// the system kills the ranks.
+//
+// Says on `errors` which rank was killed or failed without a word. A line "dynmo: ..." that another
+// rank has printed already is shown once.
+//
+// To be called in the process's main thread, before it starts others: they would take the signals.
+// kBadInput if the program cannot be started.
+[[nodiscard]] Expected<int> launch_ranks(const LaunchOptions& options);
+
+}  // namespace dynmo::process

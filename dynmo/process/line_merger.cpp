@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cctype>
+
+#include "dynmo/process/line_merger_impl.h"
+
+namespace dynmo::process {
+namespace {
+
+constexpr std::string_view kOurs = "dynmo: ";
+constexpr std::size_t kMaxLine = 1 << 16;  // longer ones are cut
+constexpr std::size_t kMaxRemembered = 1000;
+
+// Without what the command line puts in front of an error: a loss that rank 1 reports as an error
+// is the one that the launcher has reported.
+std::string_view without_error(std::string_view text) {
+  constexpr std::string_view kError = "error: ";
+  return text.starts_with(kError) ? text.substr(kError.size()) : text;
+}
+
+// Without "rank 1: ", which the other ranks put in front of rank 1's reason.
+std::string_view without_rank(std::string_view text) {
+  constexpr std::string_view kRank = "rank ";
+  if (!text.starts_with(kRank)) return text;
+  const std::size_t end = text.find_first_not_of("0123456789", kRank.size());
+  if (end == kRank.size() || end == std::string_view::npos) return text;
+  return text.substr(end).starts_with(": ") ? text.substr(end + 2) : text;
+}
+
+// Two ranks may have noticed one loss in different ways.
+std::string_view without_detail(std::string_view text) {
+  constexpr std::string_view kLost = " was lost: ";
+  const std::size_t at = text.find(kLost);
+  return at == std::string_view::npos ? text : text.substr(0, at + kLost.size());
+}
+
+}  // namespace
+
+std::string LineMerger::feed(Rank rank, std::string_view bytes) {
+  std::string& partial = partial_[rank];
+  std::string shown;
+  while (!bytes.empty()) {
+    const std::size_t end = bytes.find('\n');
+    partial += bytes.substr(0, end);
+    const bool complete = end != std::string_view::npos;
+    bytes.remove_prefix(complete ? end + 1 : bytes.size());
+    if (!complete && partial.size() < kMaxLine) break;
+    shown += show(rank, partial);
+    partial.clear();
+  }
+  return shown;
+}
+
+std::string LineMerger::finish(Rank rank) {
+  const std::string line = std::move(partial_[rank]);
+  partial_.erase(rank);
+  return line.empty() ? "" : show(rank, line);
+}
+
+std::string LineMerger::show(Rank rank, std::string_view line) {
+  if (line.starts_with(kOurs)) {
+    explained_.insert(rank);
+    if (is_repeated(rank, without_error(line.substr(kOurs.size())))) return "";
+  }
+  return (rank == Rank(0) ? "" : fmt::format("[rank {}] ", rank)) + std::string(line) + "\n";
+}
+
+bool LineMerger::is_repeated(Rank rank, std::string_view line) {
+  const auto lost = [line](Rank gone) {
+    return line.starts_with(fmt::format("rank {} was lost: ", gone));
+  };
+  if (std::ranges::any_of(gone_, lost)) return true;
+  const std::string_view reason = without_detail(without_rank(line));
+  const auto found = first_.find(reason);
+  if (found != first_.end()) return found->second != rank;
+  if (first_.size() < kMaxRemembered) first_.emplace(reason, rank);
+  return false;
+}
+
+}  // namespace dynmo::process

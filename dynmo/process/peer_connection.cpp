@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "dynmo/process/peer_connection_impl.h"
+
+namespace dynmo::process {
+namespace {
+
+constexpr std::size_t kMaxVerdictText = 4000;
+constexpr std::size_t kMaxFrame = 8192;
+
+template <typename T>
+void append(std::string& bytes, T value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+template <typename T>
+T take(std::string_view& bytes) {
+  T value{};
+  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.remove_prefix(sizeof value);
+  return value;
+}
+
+}  // namespace
+
+std::string encode(FrameType type, std::string_view rest) {
+  std::string bytes;
+  append(bytes, static_cast<std::uint32_t>(rest.size() + 1));
+  append(bytes, type);
+  bytes.append(rest);
+  return bytes;
+}
+
+std::string encode(const Hello& hello) {
+  std::string rest;
+  append(rest, hello.secret);
+  append(rest, hello.rank.value);
+  return encode(FrameType::kHello, rest);
+}
+
+std::string encode_verdict(const Error& verdict) {
+  std::string rest;
+  append(rest, static_cast<std::int32_t>(verdict.code));
+  rest.append(verdict.message, 0, kMaxVerdictText);
+  return encode(FrameType::kVerdict, rest);
+}
+
+std::optional<Hello> parse_hello(std::string_view rest) {
+  if (rest.size() != sizeof(Hello::secret) + sizeof(Hello::rank.value)) return std::nullopt;
+  const auto secret = take<std::uint64_t>(rest);
+  return Hello{.secret = secret, .rank = Rank(take<std::int32_t>(rest))};
+}
+
+std::optional<Error> parse_verdict(std::string_view rest) {
+  if (rest.size() < sizeof(std::int32_t)) return std::nullopt;
+  const auto code = take<std::int32_t>(rest);
+  return Error{static_cast<ErrorCode>(code), std::string(rest)};
+}
+
+void PeerConnection::flush() {
+  while (socket && !out.empty()) {
+    const ssize_t sent = send(socket.get(), out.data(), out.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN) out.clear();
+    if (sent <= 0) return;
+    out.erase(0, static_cast<std::size_t>(sent));
+  }
+}
+
+PeerConnection::State PeerConnection::receive() {
+  std::array<char, 4096> bytes;
+  while (true) {
+    const ssize_t got = recv(socket.get(), bytes.data(), bytes.size(), 0);
+    if (got > 0) {
+      in.append(bytes.data(), static_cast<std::size_t>(got));
+      last_received = Clock::now();
+      if (in.size() > 2 * kMaxFrame) return State::kOpen;  // the rest next time
+      continue;
+    }
+    if (got < 0 && errno == EINTR) continue;
+    return got < 0 && errno == EAGAIN ? State::kOpen : State::kClosed;
+  }
+}
+
+std::optional<std::size_t> PeerConnection::first_frame() const {
+  std::string_view bytes = in;
+  if (bytes.size() < sizeof(std::uint32_t)) return 0;
+  const auto length = take<std::uint32_t>(bytes);
+  if (length == 0 || length > kMaxFrame) return std::nullopt;
+  return bytes.size() < length ? 0 : length;
+}
+
+}  // namespace dynmo::process

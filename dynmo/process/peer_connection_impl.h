@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the watchdogs of two ranks send each other, and one end of their connection. A connection
+// belongs to the watchdog's thread and never blocks it.
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/process/sockets.h"
+
+namespace dynmo::process {
+
+// On the wire: length of the rest (4 bytes), type (1), what follows depends on the type. Numbers as
+// the machine has them; the ranks of a group are of one kind.
+enum class FrameType : char {
+  kHello,    // to rank 0: secret (8), rank (4)
+  kBeat,     // nothing
+  kDone,     // to rank 0: nothing
+  kAllDone,  // from rank 0: nothing
+  kVerdict,  // code (4), text
+};
+
+struct Frame {
+  FrameType type = FrameType::kBeat;
+  std::string_view rest;
+};
+
+struct Hello {
+  std::uint64_t secret = 0;
+  Rank rank;
+};
+
+[[nodiscard]] std::string encode(FrameType type, std::string_view rest = {});
+[[nodiscard]] std::string encode(const Hello& hello);
+[[nodiscard]] std::string encode_verdict(const Error& verdict);
+
+// Of the rest of such a frame; nullopt if it is none.
+[[nodiscard]] std::optional<Hello> parse_hello(std::string_view rest);
+[[nodiscard]] std::optional<Error> parse_verdict(std::string_view rest);
+
+struct PeerConnection {
+  enum class State { kOpen, kClosed };
+  using Clock = std::chrono::steady_clock;
+
+  // Sends what the system takes at once. A connection that fails shows as closed in receive().
+  void flush();
+  // Reads what has arrived.
+  [[nodiscard]] State receive();
+  // Calls `handle` with each whole frame that has arrived, until it returns kClosed. kClosed also
+  // for bytes that are no frame.
+  template <typename Handle>
+  [[nodiscard]] State take_frames(const Handle& handle);
+
+  [[nodiscard]] bool is_known() const { return rank >= 0; }
+
+  UniqueFd socket;
+  int rank = -1;  // unknown before its hello
+  std::string in;
+  std::string out;
+  Clock::time_point last_received = Clock::now();
+  bool done = false;  // has finished its work: its end is no loss
+
+ private:
+  // The length of the first frame's part behind the length field; 0: not there yet.
+  [[nodiscard]] std::optional<std::size_t> first_frame() const;
+};
+
+template <typename Handle>
+PeerConnection::State PeerConnection::take_frames(const Handle& handle) {
+  while (true) {
+    const auto length = first_frame();
+    if (!length) return State::kClosed;
+    if (*length == 0) return State::kOpen;
+    const std::string_view bytes = std::string_view(in).substr(sizeof(std::uint32_t), *length);
+    const Frame frame{.type = static_cast<FrameType>(bytes.front()), .rest = bytes.substr(1)};
+    if (handle(frame) == State::kClosed) return State::kClosed;
+    in.erase(0, sizeof(std::uint32_t) + *length);
+  }
+}
+
+}  // namespace dynmo::process

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/process/sockets.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <thread>
+
+namespace dynmo::process {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Expected<Addresses> resolve(const std::string& address, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int status = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (status != 0) {
+    return make_error(ErrorCode::kBadInput, "the address '{}' does not resolve: {}", address,
+                      status == EAI_SYSTEM ? system_reason(errno) : gai_strerror(status));
+  }
+  return Addresses(found, freeaddrinfo);
+}
+
+// The error's number, or 0 and the listening socket.
+int try_listen(int family, const sockaddr* address, socklen_t length, UniqueFd& socket) {
+  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return errno;
+  const int on = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(fd.get(), address, length) != 0) return errno;
+  if (listen(fd.get(), SOMAXCONN) != 0) return errno;
+  socket = std::move(fd);
+  return 0;
+}
+
+int try_listen_everywhere(std::uint16_t port, UniqueFd& socket) {
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_addr.s_addr = htonl(INADDR_ANY);
+  any.sin_port = htons(port);
+  return try_listen(AF_INET, reinterpret_cast<const sockaddr*>(&any), sizeof any, socket);
+}
+
+sockaddr_storage own_name(const UniqueFd& socket) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof name;
+  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &length);
+  return name;
+}
+
+// Numeric, without the port.
+std::string text_of(const sockaddr& name) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (name.sa_family == AF_INET6) {
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(name).sin6_addr, text, sizeof text);
+  } else {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(name).sin_addr, text, sizeof text);
+  }
+  return text;
+}
+
+// TCP connects a socket to itself where the port wanted is the one it was just given and nobody
+// listens there: likely for a free port of this host that is tried again and again.
+bool is_connected_to_itself(const UniqueFd& socket) {
+  const sockaddr_storage own = own_name(socket);
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &length) != 0) return false;
+  return std::memcmp(&own, &peer, length) == 0;
+}
+
+// The error's number, or 0 and the connected socket.
+int try_connect(const addrinfo& to, Clock::time_point deadline, UniqueFd& socket) {
+  UniqueFd fd(::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return errno;
+  if (connect(fd.get(), to.ai_addr, to.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return errno;
+    pollfd wait{.fd = fd.get(), .events = POLLOUT, .revents = 0};
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    const int ready = poll(&wait, 1, static_cast<int>(std::clamp<long>(left.count(), 0, 5000)));
+    if (ready == 0) return ETIMEDOUT;
+    if (ready < 0) return errno;
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return error;
+  }
+  if (is_connected_to_itself(fd)) return ECONNREFUSED;
+  socket = std::move(fd);
+  return 0;
+}
+
+bool worth_another_try(int error) {
+  return error == ECONNREFUSED || error == ETIMEDOUT || error == EINTR || error == ECONNRESET ||
+         error == EHOSTUNREACH || error == ENETUNREACH || error == EAGAIN;
+}
+
+}  // namespace
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::string system_reason(int error) { return std::system_category().message(error); }
+
+Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
+  DYNMO_ASSIGN(const Addresses addresses, resolve(address, port));
+  UniqueFd socket;
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    if (is_loopback(text_of(*one->ai_addr)) && !is_loopback(address)) {
+      error = EADDRNOTAVAIL;
+      break;
+    }
+    error = try_listen(one->ai_family, one->ai_addr, one->ai_addrlen, socket);
+    if (error == 0) return socket;
+    if (error == EADDRINUSE) break;
+  }
+  if (error == EADDRNOTAVAIL) error = try_listen_everywhere(port, socket);
+  if (error == 0) return socket;
+  if (error == EADDRINUSE) {
+    return make_error(ErrorCode::kBadInput,
+                      "port {} on {} is in use: end the program that listens there or choose "
+                      "another MASTER_PORT",
+                      port, address);
+  }
+  return make_error(ErrorCode::kBadInput, "cannot listen on port {} of {}: {}", port, address,
+                    system_reason(error));
+}
+
+Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
+                              Clock::time_point deadline) {
+  int error = ETIMEDOUT;
+  for (auto pause = std::chrono::milliseconds(2);;
+       pause = std::min(2 * pause, decltype(pause)(100))) {
+    // Resolved anew each time: the name of a pod may appear only after this one has started.
+    auto addresses = resolve(address, port);
+    if (addresses) {
+      for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
+        UniqueFd socket;
+        error = try_connect(*one, deadline, socket);
+        if (error == 0) return socket;
+      }
+    }
+    if (Clock::now() + pause >= deadline || (addresses && !worth_another_try(error))) {
+      if (!addresses) return addresses.error();
+      return Error{ErrorCode::kPeerLost, system_reason(error)};
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+std::string local_address(const UniqueFd& socket) {
+  const sockaddr_storage name = own_name(socket);
+  return text_of(reinterpret_cast<const sockaddr&>(name));
+}
+
+std::uint16_t local_port(const UniqueFd& socket) {
+  const sockaddr_storage name = own_name(socket);
+  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
+                                          : reinterpret_cast<const sockaddr_in&>(name).sin_port);
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+std::string address_towards(const std::string& to) {
+  const auto addresses = resolve(to, 9);  // connecting a datagram socket only chooses the route
+  if (!addresses) return "";
+  const addrinfo& first = **addresses;
+  const UniqueFd fd(::socket(first.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || connect(fd.get(), first.ai_addr, first.ai_addrlen) != 0) return "";
+  return local_address(fd);
+}
+
+void make_prompt(const UniqueFd& socket) {
+  const int on = 1;
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+}
+
+}  // namespace dynmo::process

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What every rank derives by itself must come out alike; this finds the defect where it does not,
+// before anybody acts on it.
+
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+// Called by all ranks with the text of what they derived. kInternal, naming `what` and a rank with
+// another text.
+[[nodiscard]] Expected<void> agree(transport::Transport& transport, transport::Tag tag,
+                                   std::string_view what, std::string_view text);
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The channels on which a pipeline's activations and gradients pass between devices
+// (channel_transport.h): opened by all ranks together whenever the schedules have changed.
+
+#include <memory>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/runtime/channel_transport.h"
+#include "dynmo/runtime/program.h"
+#include "dynmo/transport/grid.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+class DeviceMessages {
+ public:
+  // `group` outlives it; null: there are none, and everything below does nothing.
+  DeviceMessages(const transport::Grid& grid, ChannelTransport* group);
+
+  // The transport of this replica's ranks for a step; null: none.
+  [[nodiscard]] transport::Transport* transport() const { return transport_.get(); }
+  void schedules_changed() { due_ = group_ != nullptr; }
+  // All ranks have the same schedules, come here at the same points, and open channels in one
+  // order.
+  [[nodiscard]] Expected<void> open(const transport::Grid& grid, const Program& program, int lane);
+
+ private:
+  ChannelTransport* group_;
+  std::unique_ptr<transport::Transport> transport_;
+  bool due_ = false;
+};
+
+}  // namespace dynmo::runtime

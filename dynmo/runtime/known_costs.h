@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/runtime/pipeline_options.h"
+
+namespace dynmo::runtime {
+
+// What is known of the layers before anything is measured: names and bytes.
+[[nodiscard]] cost::ModelCost known_costs(const model::Model& model,
+                                          const PipelineOptions& options);
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a pipeline is told of the training it is part of. Equal on all ranks but for the device.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "dynmo/control/policy.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/dynamism/source.h"
+#include "dynmo/model/adamw.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/learning_rate.h"
+#include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/channel_transport.h"
+#include "dynmo/runtime/staging.h"
+
+namespace dynmo::runtime {
+
+enum class Balancing { kNever, kAutomatic };
+
+// What to do with a step whose loss or gradient norm is no finite number.
+enum class OnNan {
+  kStop,  // an error that names step, layer and rank
+  kSkip,  // no update; training goes on with the next step
+};
+
+struct PipelineOptions {
+  std::uint64_t seed = 1;
+  std::int64_t steps =
+      0;  // of the whole run: horizon of the policy and the sources, end of the learning rate
+  int micro_batches = 1;                     // of one round of the schedule
+  int accumulation = 1;                      // rounds of the schedule before an update
+  int replicas = 1;                          // pipelines in the group
+  std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
+  at::ScalarType boundary_type = at::kFloat;
+  std::vector<model::Tie> ties;  // as runtime/ties.h accepts them
+  model::AdamWOptions optimizer;
+  model::LearningRateOptions learning_rate;
+  double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
+  OnNan on_nan = OnNan::kStop;
+  dynamism::MakeSources make_sources;  // of dynamism, in their order; none: nothing changes
+  Balancing balancing = Balancing::kAutomatic;
+  control::PolicyOptions policy;
+  plan::Recompute recompute = plan::Recompute::kNone;
+  Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
+  int profile_window = 5;                 // least steps, 3 or more
+  Staging staging = {};                   // where this rank computes
+  ChannelTransport* channels = nullptr;   // of the group; see StepInput::device_messages
+  int lane = 0;  // pipelines of one group that run in turn need different ones
+};
+
+}  // namespace dynmo::runtime

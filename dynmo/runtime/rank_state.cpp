@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/runtime/rank_state.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "dynmo/runtime/ties.h"
+
+namespace dynmo::runtime {
+
+void set_aside(RankState& state, Position position) {
+  for (auto at = state.layers.begin(); at != state.layers.end();) {
+    const auto place = at++;
+    if (state.plan.owner(place->first) == position) continue;
+    auto left = state.layers.extract(place);
+    for (model::Parameter& parameter : left.mapped().parameters) {
+      parameter.gradient.reset();  // zero
+      parameter.rounded.reset();   // derived
+    }
+    state.spares.insert_or_assign(left.key(), std::move(left.mapped()));
+  }
+}
+
+void make_whole(const model::Model& model, LayerStates& layers) {
+  for (auto& [id, layer] : layers) {
+    if (layer.frozen || layer.parameters.empty() || layer.parameters[0].gradient.defined())
+      continue;
+    for (model::Parameter& parameter : layer.parameters) {
+      parameter.gradient = at::zeros_like(parameter.value);
+    }
+    model::round_values(*model[id.index()], layer);
+  }
+}
+
+LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
+                           std::uint64_t seed, const std::vector<model::Tie>& ties) {
+  LayerStates states;
+  for (int i = 0; i < plan.layers(); ++i) {
+    const LayerId id(i);
+    if (plan.owner(id) == rank) states.emplace(id, model::make_state(*model[id.index()], id, seed));
+  }
+  take_initial_values(ties, model, seed, states);
+  return states;
+}
+
+}  // namespace dynmo::runtime

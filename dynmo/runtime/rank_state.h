@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a rank holds between two steps and takes along when its group ends: a value that knows no
+// transport. A Pipeline (pipeline.h) binds it to one group and gives it back.
+
+#include <cstdint>
+#include <vector>
+
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/dynamism/source.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/runtime/engine.h"
+#include "dynmo/transport/place.h"
+
+namespace dynmo::runtime {
+
+struct RankState {
+  plan::Plan plan;        // that the layers lie under
+  LayerStates layers;     // that the plan gives this rank of its replica
+  std::int64_t step = 0;  // the next one to run
+  int frozen_layers = 0;  // length of the frozen prefix
+  // Of dynamism, with what they remember; none: the pipeline makes those of its options.
+  dynamism::Sources sources = {};
+  // What the sources remember, where those of this rank are still to be made: it came new.
+  Json source_state = nullptr;
+  // Copies of layers that the last migration took away, or brought while it is not known whether
+  // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.
+  LayerStates spares = {};
+};
+
+// Makes spares of the layers that the state's plan gives to others.
+void set_aside(RankState& state, Position position);
+// Layers that were spares get back what they were kept without.
+void make_whole(const model::Model& model, LayerStates& layers);
+
+// Layers that `plan` gives to `rank`, with their initial values.
+[[nodiscard]] LayerStates initial_states(const model::Model& model, const plan::Plan& plan,
+                                         Rank rank, std::uint64_t seed,
+                                         const std::vector<model::Tie>& ties = {});
+
+}  // namespace dynmo::runtime

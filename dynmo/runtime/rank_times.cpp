@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/runtime/rank_times.h"
+
+#include <algorithm>
+
+#include "dynmo/control/profiler.h"
+#include "dynmo/runtime/ties.h"
+
+namespace dynmo::runtime {
+namespace {
+
+double busy_time(const std::vector<schedule::TimedAction>& actions) {
+  double sum = 0;
+  for (const auto& timed : actions) sum += to_seconds(timed.end - timed.start);
+  return sum;
+}
+
+// Seconds of a rank's actions that no layer took, nor waiting.
+double beside_layers_s(const StepOutput& output) {
+  double layers = 0;
+  for (const auto& [layer, times] : output.layer_times) {
+    for (const cost::LayerTime& time : times) {
+      layers += time.forward_s + time.input_gradient_s + time.weight_gradient_s;
+    }
+  }
+  return output.seconds - output.waiting_s - layers;
+}
+
+cost::LayerSample layer_sample(LayerId id, const StepOutput& output, const RankTimes& times,
+                               const plan::LayerSet& recomputed) {
+  cost::LayerSample sample;
+  const auto found = output.layer_times.find(id);
+  if (found != output.layer_times.end()) sample.time = control::mean_time(found->second);
+  if (const auto update = times.update_s.find(id); update != times.update_s.end()) {
+    sample.update_s = update->second;
+  }
+  // The second forward and the small stash are the plan's doing, not the layer's cost.
+  if (std::binary_search(recomputed.begin(), recomputed.end(), id)) {
+    sample.time.input_gradient_s =
+        std::max(0.0, sample.time.input_gradient_s - sample.time.forward_s);
+    return sample;
+  }
+  const auto stash = output.stash_bytes.find(id);
+  if (stash != output.stash_bytes.end()) sample.stash_bytes = stash->second;
+  return sample;
+}
+
+std::vector<double> numbers_of(LayerId id, const std::map<LayerId, std::vector<double>>& numbers) {
+  const auto found = numbers.find(id);
+  return found == numbers.end() ? std::vector<double>() : found->second;
+}
+
+}  // namespace
+
+OwnFigures own_figures(const LayerStates& states, const StepOutput& output, const RankTimes& times,
+                       const plan::LayerSet& recomputed, const std::vector<model::Tie>& ties) {
+  OwnFigures own;
+  for (const auto& [id, state] : states) {
+    own.layers[id] = {.sample = layer_sample(id, output, times, recomputed),
+                      .squared_norm = state.frozen ? 0.0 : squared_norm(ties, state),
+                      .figures = numbers_of(id, output.figures),
+                      .losses = numbers_of(id, output.losses)};
+  }
+  own.busy_s = busy_time(output.actions) - times.reducing_s + times.update_total_s;
+  own.overhead_s = times.overhead_s;
+  own.beside_s = std::max(0.0, beside_layers_s(output) - times.reducing_s);
+  own.actions = static_cast<double>(output.actions.size());
+  own.message_s = times.message_s;
+  own.reduction_bytes_per_s = times.reduction_bytes_per_s;
+  return own;
+}
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one rank's clock says of its own part of the newest step, and what of it the rank tells the
+// others (exchange.h).
+
+#include <map>
+#include <vector>
+
+#include "dynmo/core/ids.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/exchange.h"
+
+namespace dynmo::runtime {
+
+struct RankTimes {
+  std::map<LayerId, double> update_s;
+  double update_total_s = 0;
+  double schedule_s = 0;   // its rounds without reducing
+  double reduction_s = 0;  // exposed, in summing gradients over the replicas
+  double reducing_s = 0;   // the part of it that lies within actions
+  double after_exchange_s = 0;
+  // As measured last; 0: not yet.
+  double overhead_s = 0;  // of a step, beside its schedule and update
+  double message_s = 0;
+  double reduction_bytes_per_s = 0;
+};
+
+// This rank's part of the exchange, but for the costs of planning and moving.
+[[nodiscard]] OwnFigures own_figures(const LayerStates& states, const StepOutput& output,
+                                     const RankTimes& times, const plan::LayerSet& recomputed,
+                                     const std::vector<model::Tie>& ties);
+
+}  // namespace dynmo::runtime

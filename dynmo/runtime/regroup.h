@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How ranks that bring layers from an earlier group begin a new one, of the same or another number
+// of ranks: all say what they hold, every rank derives who sends what to whom, and the layers move
+// as in a migration. Plans of the past count for nothing, only what is there.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/runtime/migrate.h"
+#include "dynmo/runtime/rank_state.h"
+#include "dynmo/runtime/staging.h"
+#include "dynmo/transport/grid.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+// What one rank brings.
+struct Holdings {
+  struct Layer {
+    LayerId layer;
+    model::Frozen frozen = model::Frozen::kNo;
+    friend bool operator==(const Layer&, const Layer&) = default;
+  };
+  std::int64_t step = 0;  // of the layers: the next to run
+  int frozen_layers = 0;
+  Generation generation = 0;
+  std::vector<Layer> layers = {};  // ascending; none: a rank that comes new
+  friend bool operator==(const Holdings&, const Holdings&) = default;
+};
+[[nodiscard]] Holdings holdings_of(const RankState& state);  // spares included
+[[nodiscard]] std::string to_text(const Holdings& holdings);
+[[nodiscard]] Expected<Holdings> parse_holdings(std::string_view text);
+
+// What brings every layer to where `plan` wants it in each replica. A rank that holds a layer keeps
+// its own; a missing one comes from a holder in its replica, else from the holder that has the
+// fewest to send, of equals the lowest. By layer, then receiver. Requires a plan of axes.positions
+// ranks. kNoCheckpoint where nobody holds a layer; kInternal where holders are at different steps.
+[[nodiscard]] Expected<std::vector<LayerTransfer>> choose_sources(
+    const std::vector<Holdings>& by_rank, const plan::Plan& plan, const transport::Axes& axes);
+
+// Called by all ranks of a new group with equal `plan`, whose generation no group has had, and each
+// with what it brings (of a rank that comes new: RankState()). Afterwards `mine` is what the plan
+// gives this rank. After an error it still has all it came with.
+[[nodiscard]] Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
+                                     const plan::Plan& plan, RankState& mine,
+                                     const Staging& staging = {});
+
+// Called by all ranks of a new group: the costs that the first rank with any brings, the same on
+// all; none where nobody has measured. A rank that comes new has none.
+[[nodiscard]] Expected<std::optional<cost::ModelCost>> share_costs(
+    transport::Transport& group, const std::optional<cost::ModelCost>& mine);
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The optimizer's update of a rank's layers, timed. It sends nothing.
+
+#include "dynmo/model/adamw.h"
+#include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/rank_times.h"
+
+namespace dynmo::runtime {
+
+enum class Update { kApply, kSkip };  // kSkip: the gradients go unused
+
+// Every trained layer, with its gradient times `clip_factor`.
+void update_layers(LayerStates& states, const model::AdamWOptions& optimizer, double clip_factor,
+                   Update update, at::Device device, RankTimes& times);
+
+// Times the update of every trained layer on a copy and zeroes its gradient: no number changes.
+void measure_updates(LayerStates& states, const model::AdamWOptions& optimizer, at::Device device,
+                     RankTimes& times);
+
+}  // namespace dynmo::runtime

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/generation.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "dynmo/train/pipeline_options.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+
+GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inputs& inputs,
+                   const RunLane& lane, runtime::RankState state)
+    : config_(config),
+      inputs_(inputs),
+      transport_(std::make_unique<transport::CountingTransport>(group)),
+      pipeline_(std::make_unique<runtime::Pipeline>(
+          *transport_, inputs.model.layers,
+          pipeline_options(config, inputs.model, lane.number, lane.balancing), std::move(state))) {
+  if (config.checkpoint.every == 0) return;
+  checkpointer_ = std::make_unique<Checkpointer>(
+      *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory, config,
+      inputs.tensor_name, lane.checkpoints_wait);
+}
+
+Expected<runtime::StepReport> GroupRun::step() { return pipeline_->step(inputs_.training()); }
+
+Expected<double> GroupRun::validate() {
+  double sum = 0;
+  for (std::int64_t i = 0; i < config_.train.validation_steps; ++i) {
+    DYNMO_ASSIGN(const double loss, pipeline_->validate([&](std::int64_t, MicroBatchId id) {
+      return inputs_.batches.validation(i, id);
+    }));
+    sum += loss;
+  }
+  return sum / static_cast<double>(config_.train.validation_steps);
+}
+
+Expected<void> GroupRun::checkpoint(bool due) {
+  DYNMO_TRY(checkpointer_->poll());
+  if (due) DYNMO_TRY(checkpointer_->start(*pipeline_));
+  return {};
+}
+
+}  // namespace dynmo::train

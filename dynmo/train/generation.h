@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A run's part of one group: what is bound to the group's transport and ends with it. What goes on
+// is the rank's state, which close() gives back, and what the run has written (run_log.h).
+
+#include <filesystem>
+#include <memory>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/checkpointer.h"
+#include "dynmo/train/config.h"
+#include "dynmo/train/inputs.h"
+#include "dynmo/transport/traffic.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+// One of the runs that advance in turn.
+struct RunLane {
+  int number = 0;
+  runtime::Balancing balancing = runtime::Balancing::kAutomatic;
+  std::filesystem::path directory;
+  Waiting checkpoints_wait = Waiting::kNever;
+};
+
+// The same calls at the same points on all ranks of the group.
+class GroupRun {
+ public:
+  // The group, config and inputs outlive it. `state` is this rank's under a plan of the group's
+  // ranks.
+  GroupRun(transport::Transport& group, const Config& config, const Inputs& inputs,
+           const RunLane& lane, runtime::RankState state);
+
+  [[nodiscard]] Expected<runtime::StepReport> step();
+  // Mean loss of the configured number of held-out steps.
+  [[nodiscard]] Expected<double> validate();
+  // Goes on with the checkpoint under way, begins one if it is due. Requires checkpoints().
+  [[nodiscard]] Expected<void> checkpoint(bool due);
+  // Ends this part; what checkpoints are under way was finished before.
+  [[nodiscard]] runtime::RankState close() { return pipeline_->take_state(); }
+
+  [[nodiscard]] runtime::Pipeline& pipeline() { return *pipeline_; }
+  [[nodiscard]] const runtime::Pipeline& pipeline() const { return *pipeline_; }
+  [[nodiscard]] Checkpointer* checkpoints() const { return checkpointer_.get(); }  // null: none
+  [[nodiscard]] const transport::CountingTransport& transport() const { return *transport_; }
+
+ private:
+  const Config& config_;
+  const Inputs& inputs_;
+  std::unique_ptr<transport::CountingTransport> transport_;  // outlives what uses it
+  std::unique_ptr<runtime::Pipeline> pipeline_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+}  // namespace dynmo::train

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/inputs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/nearest.h"
+#include "dynmo/model/memory.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/process/host_memory.h"
+#include "dynmo/train/first_plan.h"
+
+namespace dynmo::train {
+namespace {
+
+const std::vector<std::string> kComparable = {"static", "balanced"};
+
+Expected<void> check_names(const std::vector<std::string>& names) {
+  for (auto name = names.begin(); name != names.end(); ++name) {
+    if (std::find(kComparable.begin(), kComparable.end(), *name) == kComparable.end()) {
+      return make_error(ErrorCode::kBadInput, "--compare '{}' is not a known run{}", *name,
+                        suggestion(*name, kComparable));
+    }
+    // Each has a folder of its name.
+    if (std::find(names.begin(), name, *name) == name) continue;
+    return make_error(ErrorCode::kBadInput, "--compare names '{}' twice: wanted each run once",
+                      *name);
+  }
+  return {};
+}
+
+}  // namespace
+
+Expected<void> check_folder_is_free(const TrainOptions& options) {
+  if (options.resume || options.config.checkpoint.every == 0) return {};
+  std::vector<std::string> runs = options.compare;
+  if (runs.empty()) runs = {""};
+  for (const std::string& run : runs) {
+    const std::filesystem::path folder =
+        observe::RunFolder(options.config.run.directory).of(run).checkpoints();
+    DYNMO_ASSIGN(const auto found, checkpoint::list_checkpoints(folder));
+    if (found.empty()) continue;
+    return make_error(
+        ErrorCode::kBadInput,
+        "'{}' holds {} checkpoints of an earlier run: wanted --resume to continue it, "
+        "another --out, or that folder removed",
+        folder.string(), found.size());
+  }
+  return {};
+}
+
+Expected<Inputs> open_inputs(const TrainOptions& options) {
+  DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
+  DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
+  TensorName name = tensor_names(model);
+  return Inputs{std::move(batches), std::move(model), std::move(name)};
+}
+
+Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
+  DYNMO_TRY(validate(options.config));
+  DYNMO_TRY(check_names(options.compare));
+  if (options.resume && !options.compare.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "--resume with --compare: wanted one of them; a comparison starts at step 0");
+  }
+  auto inputs = open_inputs(options);
+  if (!inputs && options.resume) {
+    return make_error(inputs.error().code,
+                      "{}; --resume goes on with the data of the run, whose settings are in '{}'",
+                      inputs.error().message,
+                      observe::RunFolder(options.config.run.directory).config().string());
+  }
+  if (!inputs) return inputs.error();
+  if (inputs->model.weights) {
+    const auto finite = check_finite(*inputs->model.weights);
+    if (!finite) return make_error(finite.error().code, "train.init: {}", finite.error().message);
+  }
+  const int layers = static_cast<int>(inputs->model.layers.size());
+  DYNMO_TRY(check_cut(options.config, ranks, layers));
+  if (options.resume) DYNMO_TRY(restore(options.config));
+  DYNMO_TRY(check_folder_is_free(options));
+  return inputs;
+}
+
+Expected<void> check_host_memory(const Inputs& inputs, const Config& config) {
+  Bytes states;
+  for (const auto& layer : inputs.model.layers) {
+    // Values, gradients, two moments, and copies where it computes in bf16.
+    states += model::parameter_bytes(*layer) * 4 + model::copy_bytes(*layer);
+  }
+  const std::int64_t replicas = config.pipeline.replicas;
+  const Bytes host = process::host_memory();
+  if (host == Bytes{0} || states <= Bytes{host.value / replicas}) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "the model's parameters with gradients and moments take {}{}, this host has "
+                    "{}: wanted a smaller model (model.hidden, model.blocks), or ranks on more "
+                    "hosts (docs/clusters.md)",
+                    format_bytes(states),
+                    replicas > 1 ? fmt::format(" in each of {} replicas", replicas) : "",
+                    format_bytes(host));
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a run starts from, opened once: its data and its model.
+
+#include "dynmo/core/expected.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/checkpoints.h"
+#include "dynmo/train/made_model.h"
+#include "dynmo/train/options.h"
+#include "dynmo/train/token_batches.h"
+
+namespace dynmo::train {
+
+struct Inputs {
+  TokenBatches batches;
+  MadeModel model;
+  TensorName tensor_name;
+
+  // The micro-batches of training; `this` outlives it.
+  [[nodiscard]] runtime::Pipeline::Batches training() const {
+    return [this](std::int64_t step, MicroBatchId id) { return batches.training(step, id); };
+  }
+};
+
+// Requires a valid config. kBadInput: as TokenBatches::open and make_model say.
+[[nodiscard]] Expected<Inputs> open_inputs(const TrainOptions& options);
+
+// The same after what can be known before any rank starts: config, names, ranks (of a replica)
+// against layers, the checkpoint to resume from, a folder that is free. kBadInput.
+[[nodiscard]] Expected<Inputs> check_inputs(const TrainOptions& options, int ranks);
+
+// Whether this host has the memory for the states of all layers, as many times as there are
+// replicas: to be asked where all ranks run on it. kBadInput.
+[[nodiscard]] Expected<void> check_host_memory(const Inputs& inputs, const Config& config);
+
+// Checkpoints of an earlier run in the folders of this one would be taken for its own: the newest
+// to keep, to resume and to generate with. kBadInput.
+[[nodiscard]] Expected<void> check_folder_is_free(const TrainOptions& options);
+
+}  // namespace dynmo::train

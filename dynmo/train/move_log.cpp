@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/move_log.h"
+
+#include <fmt/format.h>
+
+#include "dynmo/core/median.h"
+#include "dynmo/core/units.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr std::size_t kCompared = 3;  // steps before a move, and after it
+
+double median_of(const std::deque<double>& times) { return median({times.begin(), times.end()}); }
+
+// Of a step that took `before` and takes `after`, in percent of the first.
+double gain_percent(double before, double after) { return 100 * (1 - after / before); }
+
+}  // namespace
+
+std::vector<std::string> MoveLog::add(const std::string& name, const runtime::StepReport& report,
+                                      const plan::Plan& plan) {
+  std::vector<std::string> lines;
+  if (report.moved_layers > 0) {
+    const double before_s = step_s_.empty() ? 0 : median_of(step_s_);
+    double predicted = 0;
+    std::string what = fmt::format("moved to {}", plan::to_string(plan));
+    if (report.decision) {
+      predicted = gain_percent(report.decision->current_step_s, report.decision->planned_step_s);
+      what = report.decision->reason;
+    }
+    lines.push_back(fmt::format("step {:5}  {}: {}, moved in {}", report.step, name, what,
+                                format_seconds(report.migrate_s)));
+    move_ = Move{.step = report.step, .before_s = before_s, .predicted_gain = predicted};
+    step_s_.clear();
+  }
+  step_s_.push_back(report.step_s - report.profile_s - report.plan_s - report.migrate_s);
+  if (step_s_.size() > kCompared) step_s_.pop_front();
+  if (!move_ || step_s_.size() < kCompared) return lines;
+  if (move_->before_s > 0) {
+    const double after_s = median_of(step_s_);
+    lines.push_back(fmt::format(
+        "step {:5}  {}: the move at step {} gained {:.1f} % (predicted {:.1f} %): a step took {} "
+        "before, {} after",
+        report.step, name, move_->step, gain_percent(move_->before_s, after_s),
+        move_->predicted_gain, format_seconds(move_->before_s), format_seconds(after_s)));
+  }
+  move_.reset();
+  return lines;
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tells people of every move: a line when layers move, and one of what it has gained once three
+// steps ran under the new plan. One thread.
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dynmo/plan/plan.h"
+#include "dynmo/runtime/step_report.h"
+
+namespace dynmo::train {
+
+class MoveLog {
+ public:
+  // The lines of a step that ran under `plan`, each about the run `name`.
+  [[nodiscard]] std::vector<std::string> add(const std::string& name,
+                                             const runtime::StepReport& report,
+                                             const plan::Plan& plan);
+
+ private:
+  struct Move {
+    std::int64_t step = 0;
+    double before_s = 0;  // median of the steps before it; 0: none
+    double predicted_gain = 0;
+  };
+
+  std::deque<double> step_s_;  // newest under one plan, without the balancing itself
+  std::optional<Move> move_;   // whose gain is not known yet
+};
+
+}  // namespace dynmo::train

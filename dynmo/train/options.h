@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a training run is told besides its config, and where its text for people goes.
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source.h"
+#include "dynmo/model/layer.h"
+#include "dynmo/model/recipe.h"
+#include "dynmo/runtime/channel_transport.h"
+#include "dynmo/train/config.h"
+
+namespace dynmo::train {
+
+// Called on rank 0 only. A progress text replaces the one before it.
+struct Reporter {
+  std::function<void(std::string_view)> line = [](std::string_view) {};
+  std::function<void(std::string_view)> progress = [](std::string_view) {};
+};
+
+struct TrainOptions {
+  Config config;  // valid
+  // Names among "static" (the first plan, never changed) and "balanced"; empty: one run as the
+  // config says. The first is the baseline.
+  std::vector<std::string> compare;
+  bool resume = false;  // continue from the newest checkpoint that verifies, in run.directory
+  // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.
+  std::function<Expected<model::Recipe>(const Config&, std::int64_t vocabulary)> make_model;
+  // Sources of dynamism of your own, behind those of the config.
+  dynamism::MakeSources make_sources;
+  // Where this rank computes, and how bytes in the memory of its device get to the others (null:
+  // through host memory). run_rank (rank_process.h) fills it in for run.device = cuda.
+  struct RankDevice {
+    at::Device device = at::kCPU;
+    runtime::ChannelTransport* channels = nullptr;
+    std::string text;  // for people
+  };
+  RankDevice rank_device = {};
+};
+
+}  // namespace dynmo::train

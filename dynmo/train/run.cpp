@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/run.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/files.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/table.h"
+#include "dynmo/train/dry_run.h"
+#include "dynmo/train/emulation.h"
+#include "dynmo/train/first_plan.h"
+#include "dynmo/train/generation.h"
+#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/report.h"
+#include "dynmo/train/run_log.h"
+#include "dynmo/train/same_settings.h"
+#include "dynmo/train/traces.h"
+#include "dynmo/train/weights.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/grid.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+namespace {
+
+using transport::Control;
+using transport::control_tag;
+using transport::Transport;
+
+// What it takes to say who sent what.
+std::vector<observe::TrafficRow> rows_of(const transport::Traffic& traffic) {
+  std::vector<observe::TrafficRow> rows;
+  for (int from = 0; from < traffic.ranks(); ++from) {
+    for (int to = 0; to < traffic.ranks(); ++to) {
+      for (const transport::Purpose purpose : transport::kPurposes) {
+        const transport::MessageCount& count = traffic.at(WorldRank(from), WorldRank(to), purpose);
+        if (count.messages == 0) continue;
+        rows.push_back({.from = from,
+                        .to = to,
+                        .purpose = std::string(transport::name(purpose)),
+                        .messages = count.messages,
+                        .bytes = count.bytes});
+      }
+    }
+  }
+  return rows;
+}
+
+Expected<void> barrier(Transport& transport) {
+  const std::byte nothing{};
+  DYNMO_TRY(
+      transport::all_gather(transport, control_tag(Control::kBarrier), std::span(&nothing, 1)));
+  return {};
+}
+
+// What begins alike on all ranks.
+struct Start {
+  std::optional<Restored> restored;
+  FirstPlan first;
+};
+
+class Run {
+ public:
+  Run(Transport& group, const TrainOptions& options, const Reporter& reporter, Inputs inputs)
+      : options_(options),
+        config_(options.config),
+        reporter_(reporter),
+        folder_(config_.run.directory),
+        inputs_(std::move(inputs)),
+        group_(group),
+        grid_(group, static_cast<int>(config_.pipeline.replicas)) {}
+
+  Expected<void> run() {
+    DYNMO_ASSIGN(const Start begin, start());
+    for (std::size_t i = 0; i < names().size(); ++i) {
+      DYNMO_TRY(add_lane(names()[i], static_cast<int>(i), begin));
+    }
+    DYNMO_TRY(say_start(begin.first.plan));
+    for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {
+      for (Lane& lane : lanes_) DYNMO_TRY(advance(lane));
+      report_progress(step);
+    }
+    return finish();
+  }
+
+ private:
+  // One of the runs that advance in turn: what lives as long as it, and its part of the group.
+  struct Lane {
+    RunLog log;
+    std::unique_ptr<GroupRun> group;
+  };
+
+  bool first_rank() const { return grid_.rank() == WorldRank(0); }
+  void say(std::string_view text) const {
+    if (first_rank()) reporter_.line(text);
+  }
+  std::vector<std::string> names() const {
+    return options_.compare.empty() ? std::vector<std::string>{""} : options_.compare;
+  }
+  std::vector<const RunSeries*> all_series() const {
+    std::vector<const RunSeries*> series;
+    for (const Lane& lane : lanes_) series.push_back(&lane.log.series());
+    return series;
+  }
+
+  Expected<Start> start() {
+    Start begin;
+    if (options_.resume) {
+      DYNMO_ASSIGN(begin.restored, restore(config_));
+      for (const std::string& note : begin.restored->notes) say(note);
+      say(fmt::format("resume   step {} of {}, from {}", begin.restored->step, config_.train.steps,
+                      begin.restored->checkpoint.path.string()));
+      first_step_ = begin.restored->step;
+    }
+    // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
+    // anew. (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint
+    // does not hold.)
+    const auto& restored = begin.restored;
+    if (restored && config_.pipeline.recompute != "auto" &&
+        restored->plan.ranks == grid_.positions() &&
+        restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
+      begin.first = FirstPlan{.plan = restored->plan, .profiler = {}};
+    } else {
+      DYNMO_ASSIGN(begin.first, first_plan(group_, inputs_.model, config_, inputs_.training()));
+    }
+    if (!inputs_.batches.note().empty()) say(inputs_.batches.note());
+    if (inputs_.model.weights && !restored) say_weights(*inputs_.model.weights);
+    return begin;
+  }
+
+  void say_weights(const Weights& weights) const {
+    say(fmt::format("weights  of {}{}{}", weights.origin.string(),
+                    weights.left_out.empty() ? "" : "; ", weights.left_out));
+    for (const std::string& note : weights.notes) say(note);
+  }
+
+  Expected<runtime::LayerStates> first_states(const Start& begin) const {
+    const MadeModel& model = inputs_.model;
+    const plan::Plan& plan = begin.first.plan;
+    if (begin.restored) {
+      return load_states(*begin.restored, model.layers, plan, grid_.position(),
+                         inputs_.tensor_name);
+    }
+    auto states =
+        runtime::initial_states(model.layers, plan, grid_.position(),
+                                static_cast<std::uint64_t>(config_.train.seed), model.ties);
+    if (!model.weights) return states;
+    for (auto& [id, state] : states) {
+      load_values(*model.weights, *model.decoder, state);
+      model::round_values(*model.layers[id.index()], state);
+    }
+    return states;
+  }
+
+  Expected<void> add_lane(const std::string& name, int number, const Start& begin) {
+    const bool balanced = name.empty() ? config_.balance.enabled : name == "balanced";
+    const observe::RunFolder folder = folder_.of(name);
+    const RunLane lane{
+        .number = number,
+        .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
+        .directory = folder.root(),
+        // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
+        .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways};
+    DYNMO_ASSIGN(runtime::LayerStates states, first_states(begin));
+    auto group = std::make_unique<GroupRun>(
+        group_, config_, inputs_, lane,
+        runtime::RankState{
+            .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
+    if (begin.restored) {
+      DYNMO_TRY(dynamism::restore(group->pipeline().sources(), begin.restored->sources));
+    }
+    if (begin.first.profiler) DYNMO_TRY(group->pipeline().use(*begin.first.profiler));
+    // Rank 0 says at the end what was possible, from what the layers cost in every step.
+    const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
+    DYNMO_ASSIGN(RunLog log, RunLog::open(config_, name.empty() ? "run" : name, folder,
+                                          grid_.rank(), first_step_, kept));
+    lanes_.push_back({std::move(log), std::move(group)});
+    return {};
+  }
+
+  Expected<void> say_start(const plan::Plan& plan) const {
+    // A run that cannot be continued with other settings keeps those it had.
+    DYNMO_TRY(barrier(group_));
+    if (first_rank()) {
+      DYNMO_TRY(write_file_durably(folder_.config(), to_toml(config_)));
+    }
+    if (emulates(config_)) {
+      say(fmt::format(
+          "device   EMULATED: layers sleep for the times of {}, hold {:g} of their bytes; "
+          "losses are 0",
+          config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
+          config_.emulated.memory_scale));
+    }
+    if (uses_cuda(config_)) say(fmt::format("device   {}", inputs_.model.device.text));
+    const auto layers = std::ssize(inputs_.model.layers);
+    if (const auto& again = lanes_.front().group->pipeline().recomputed(); !again.empty()) {
+      say(
+          fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
+                      "(pipeline.recompute = {})",
+                      again.size(), layers, config_.pipeline.recompute));
+    }
+    const std::string ranks =
+        grid_.replicas() > 1
+            ? fmt::format("each of {} x {} ranks", grid_.replicas(), grid_.positions())
+            : observe::format_count(grid_.positions(), "rank");
+    say(fmt::format("plan     {} on {}, {}: {}", observe::format_count(layers, "layer"), ranks,
+                    schedule::name(plan.schedule), plan::to_string(plan)));
+    say(cut_line(plan, inputs_.model.layers));
+    return {};
+  }
+
+  // One step of one run, with what hangs on it. The barrier charges every run its own time only.
+  Expected<void> advance(Lane& lane) {
+    if (lanes_.size() > 1) DYNMO_TRY(barrier(group_));
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
+    for (const std::string& line : lane.log.add(report, *lane.group, begin_ns)) say(line);
+    const std::int64_t done = report.step + 1;
+    const bool last = done == config_.train.steps;
+    if (inputs_.batches.validates() && (done % config_.train.validation_every == 0 || last)) {
+      DYNMO_TRY(traced(lane, SpanKind::kValidation, [&] { return validate(lane); }));
+    }
+    if (Checkpointer* checkpoints = lane.group->checkpoints()) {
+      const bool due = done % config_.checkpoint.every == 0 || last;
+      if (due || checkpoints->active()) {
+        DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
+        for (const std::string& note : checkpoints->take_notes()) say(note);
+      }
+    }
+    return {};
+  }
+
+  // Where in the trace it was.
+  template <typename Work>
+  Expected<void> traced(Lane& lane, SpanKind kind, Work work) {
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_TRY(work());
+    lane.log.add_span(kind, begin_ns);
+    return {};
+  }
+
+  Expected<void> validate(Lane& lane) {
+    DYNMO_ASSIGN(const double loss, lane.group->validate());
+    lane.log.series().validation.emplace_back(lane.group->pipeline().next_step(), loss);
+    return {};
+  }
+
+  void report_progress(std::int64_t step) const {
+    if (!first_rank()) return;
+    reporter_.progress(progress_line(step, config_.train.steps, all_series(),
+                                     lanes_.back().group->pipeline().plan()) +
+                       (emulates(config_) ? "  EMULATED" : ""));
+  }
+
+  Expected<void> finish() {
+    for (Lane& lane : lanes_) DYNMO_TRY(finish(lane));
+    if (first_rank()) DYNMO_TRY(report());
+    for (const Lane& lane : lanes_) {
+      const Checkpointer* checkpoints = lane.group->checkpoints();
+      if (checkpoints == nullptr || !checkpoints->failure()) continue;
+      return make_error(ErrorCode::kNoCheckpoint,
+                        "the run is done, but its last checkpoint could not be written: {}",
+                        checkpoints->failure()->message);
+    }
+    return {};
+  }
+
+  Expected<void> finish(Lane& lane) {
+    if (Checkpointer* checkpoints = lane.group->checkpoints()) {
+      DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
+      for (const std::string& note : checkpoints->take_notes()) say(note);
+      lane.log.add_checkpoints(checkpoints->totals());
+    }
+    const RunLog::Closed closed = lane.log.close();
+    DYNMO_TRY(say_missing_records(lane, closed.records));
+    DYNMO_ASSIGN(const transport::Traffic traffic,
+                 transport::gather_traffic(group_, control_tag(Control::kTraffic),
+                                           lane.group->transport().sent()));
+    lane.log.series().traffic = rows_of(traffic);
+    if (!closed.load_trace.empty()) say(closed.load_trace);
+    DYNMO_TRY(report_full_disk(
+        write_trace(group_, control_tag(Control::kTraces), lane.log.traces(), grid_.replicas(),
+                    emulates(config_) ? "emulated" : "measured", lane.log.folder().trace())));
+    if (!first_rank()) return {};
+    const auto costs = lane.group->pipeline().costs();
+    if (!costs) return {};
+    Json profile = cost::profile_json(*costs);
+    if (emulates(config_)) profile["emulated"] = true;
+    return report_full_disk(
+        write_file_durably(lane.log.folder().profile(), profile.dump(2) + "\n"));
+  }
+
+  // A file about a run that is done and could not be written is a line for people; what is left of
+  // the run is still told.
+  Expected<void> report_full_disk(const Expected<void>& written) const {
+    if (written || written.error().code != ErrorCode::kBadInput) return written;
+    say(written.error().message);
+    return {};
+  }
+
+  Expected<void> say_missing_records(const Lane& lane, const std::string& why) const {
+    const auto missing = static_cast<double>(lane.log.missing_records());
+    DYNMO_ASSIGN(const auto all, transport::gather_numbers(group_, control_tag(Control::kTraffic),
+                                                           std::span(&missing, 1)));
+    double sum = 0;
+    for (const auto& of_rank : all) sum += of_rank.front();
+    if (sum > 0) {
+      say(fmt::format("records  {} are missing in '{}'{}",
+                      observe::format_count(static_cast<std::int64_t>(sum), "line"),
+                      lane.log.folder().records().string(), why.empty() ? "" : ": " + why));
+    }
+    return {};
+  }
+
+  Expected<void> report() const {
+    DYNMO_ASSIGN(const Report report,
+                 make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
+                             config_, grid_.positions()));
+    // A finished run that is resumed has no steps to tell: what it said at its end stays.
+    const std::filesystem::path path = folder_.summary();
+    std::error_code fault;
+    if (lanes_.back().log.series().count() > 0 || !std::filesystem::exists(path, fault)) {
+      DYNMO_TRY(write_file_durably(path, report.summary.dump(2) + "\n"));
+    }
+    for (const std::string& line : report.lines) reporter_.line(line);
+    return {};
+  }
+
+  const TrainOptions& options_;
+  const Config& config_;
+  const Reporter& reporter_;
+  const observe::RunFolder folder_;
+  Inputs inputs_;
+  Transport& group_;
+  transport::Grid grid_;
+  std::int64_t first_step_ = 0;
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace
+
+Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
+  DYNMO_TRY(validate(options.config));
+  DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
+  DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
+  DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
+  DYNMO_TRY(check_folder_is_free(options));
+  DYNMO_TRY(make_directories(options.config.run.directory));
+  return Run(transport, options, reporter, std::move(inputs)).run();
+}
+
+Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
+  if (options.resume) {
+    return make_error(ErrorCode::kBadInput,
+                      "--resume with --dry-run: wanted one of them; a dry run starts at step 0");
+  }
+  DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
+  return describe(
+      {.config = options.config,
+       .layers = inputs.model.layers,
+       .pipeline = pipeline_options(options.config, inputs.model, 0, runtime::Balancing::kNever),
+       .batches = inputs.training(),
+       .vocabulary = inputs.batches.vocabulary(),
+       .ranks = ranks});
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A whole training run as one rank sees it: data, first plan, steps, validation, records,
+// checkpoints, summary. With `compare` it advances several runs of the same training in turn, step
+// by step, so that a noisy machine treats them alike.
+
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/train/inputs.h"
+#include "dynmo/train/options.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+// What the run would be, in lines of text (dry_run.h). Starts no rank and writes no file.
+[[nodiscard]] Expected<std::string> dry_run(const TrainOptions& options, int ranks);
+
+// Called by all ranks of the group with equal options. Requires at::set_num_threads(1) or the same
+// number on all.
+[[nodiscard]] Expected<void> train(transport::Transport& transport, const TrainOptions& options,
+                                   const Reporter& reporter = {});
+
+}  // namespace dynmo::train

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/run_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "dynmo/core/files.h"
+#include "dynmo/observe/step_record.h"
+#include "dynmo/process/host_memory.h"
+
+namespace dynmo::train {
+namespace {
+
+observe::StepRecord record_of(const runtime::StepReport& report,
+                              const runtime::Pipeline& pipeline) {
+  observe::StepRecord record;
+  record.step = report.step;
+  record.rank = pipeline.grid().rank().value;
+  record.generation = pipeline.plan().generation;
+  for (const plan::PlanStage& stage : pipeline.plan().stages) {
+    if (stage.rank != pipeline.grid().position()) continue;
+    if (record.layers == 0) record.first_layer = stage.layers.first.value;
+    record.layers += stage.layers.count;
+  }
+  record.frozen_layers = report.frozen_layers;
+  record.loss = report.loss;
+  record.gradient_norm = report.gradient_norm;
+  record.learning_rate = report.learning_rate;
+  record.step_s = report.step_s;
+  record.predicted_s = report.predicted_s;
+  record.busy_s = report.busy_s[pipeline.grid().rank().index()];
+  record.idle_s = std::max(0.0, report.step_s - record.busy_s);
+  record.imbalance = report.imbalance;
+  record.bubble = report.bubble;
+  record.memory_bytes = process::resident_memory();
+  record.reduction_s = report.reduction_s;
+  record.profile_s = report.profile_s;
+  record.plan_s = report.plan_s;
+  record.migrate_s = report.migrate_s;
+  record.moved_layers = report.moved_layers;
+  record.moved_bytes = report.moved_bytes;
+  return record;
+}
+
+}  // namespace
+
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+RunLog::RunLog(const Config& config, std::string name, observe::RunFolder folder, Kept kept)
+    : emulated_(emulates(config)),
+      trace_steps_(config.run.trace_steps),
+      folder_(std::move(folder)),
+      series_(std::move(name), kept) {
+  series_.replicas = static_cast<int>(config.pipeline.replicas);
+  series_.tokens_per_step =
+      step_micro_batches(config) * config.batch.micro_batch_size * config.model.sequence;
+}
+
+Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::RunFolder folder,
+                              WorldRank rank, std::int64_t first_step, Kept kept) {
+  RunLog log(config, std::move(name), std::move(folder), kept);
+  DYNMO_TRY(make_directories(log.folder_.records()));
+  using Start = observe::RecordWriterOptions::Start;
+  const Start start = first_step > 0 ? Start::kAppend : Start::kEmpty;
+  DYNMO_ASSIGN(log.records_, observe::RecordWriter::open(log.folder_.records_of(Rank(rank.value)),
+                                                         {.start = start}));
+  if (rank != WorldRank(0) || config.run.load_trace == 0) return log;
+  using Device = dynamism::TraceLines::Device;
+  DYNMO_ASSIGN(log.load_trace_,
+               LoadTraceWriter::open(log.folder_.load_trace(first_step), config.run.load_trace,
+                                     log.emulated_ ? Device::kEmulated : Device::kReal));
+  return log;
+}
+
+void RunLog::write_record(const runtime::StepReport& report, const GroupRun& group) {
+  observe::StepRecord record = record_of(report, group.pipeline());
+  record.tokens = series_.tokens_per_step;
+  record.emulated = emulated_;
+  const Bytes sent = group.transport().sent_bytes();
+  record.sent_bytes = sent - recorded_bytes_;
+  recorded_bytes_ = sent;
+  if (const Checkpointer* checkpoints = group.checkpoints()) {
+    const double pause_s = checkpoints->totals().pause_s;
+    record.checkpoint_s = pause_s - recorded_pause_s_;
+    recorded_pause_s_ = pause_s;
+  }
+  records_->write(record);
+}
+
+std::vector<std::string> RunLog::add(const runtime::StepReport& report, const GroupRun& group,
+                                     std::int64_t begin_ns) {
+  const runtime::Pipeline& pipeline = group.pipeline();
+  write_record(report, group);
+  series_.add(report, pipeline.plan());
+  if (load_trace_) load_trace_->add(report.step, report.frozen_layers, pipeline.profiler());
+  if (trace_steps_ > 0) {
+    traces_.push_back(step_trace(report, begin_ns));
+    if (std::ssize(traces_) > trace_steps_) traces_.pop_front();
+  }
+  std::vector<std::string> lines = moves_.add(name(), report, pipeline.plan());
+  if (const auto failure = records_->take_failure()) {
+    lines.push_back(fmt::format("records  {}; training goes on", failure->message));
+  }
+  if (report.skipped) {
+    lines.push_back(
+        fmt::format("step {:5}  loss {}, gradient norm {}: no update (train.on_nan = skip)",
+                    report.step, std::abs(report.loss), report.gradient_norm));
+  }
+  if (const auto slow = slow_.add(report.layers, pipeline.plan())) {
+    // (Times are means over the replicas.)
+    lines.push_back(fmt::format(
+        "step {:5}  {}{} is slow: all its layers take {:.1f} x as long as before", report.step,
+        series_.replicas > 1 ? "one of " : "", pipeline.grid().name_of(slow->rank), slow->factor));
+  }
+  return lines;
+}
+
+void RunLog::add_span(SpanKind kind, std::int64_t begin_ns) {
+  if (!traces_.empty()) traces_.back().spans.push_back({kind, begin_ns, now_ns()});
+}
+
+void RunLog::add_checkpoints(const CheckpointTotals& totals) {
+  series_.checkpoints_written += totals.written;
+  series_.checkpoints_failed += totals.failed;
+  series_.checkpoint_s += totals.pause_s;
+}
+
+RunLog::Closed RunLog::close() {
+  Closed closed;
+  if (const auto done = records_->close(); !done) closed.records = done.error().message;
+  if (!load_trace_) return closed;
+  if (const auto done = load_trace_->close(); !done) closed.load_trace = done.error().message;
+  return closed;
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one run leaves behind, on one rank: records, series, traces, load trace. It lives as long as
+// the run, however its groups change.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/control/slow_rank.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/observe/record_writer.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/train/config.h"
+#include "dynmo/train/generation.h"
+#include "dynmo/train/load_trace_writer.h"
+#include "dynmo/train/move_log.h"
+#include "dynmo/train/run_series.h"
+#include "dynmo/train/traces.h"
+#include "dynmo/transport/place.h"
+
+namespace dynmo::train {
+
+class RunLog {
+ public:
+  // `name` for people; the first step is past 0 where the run is a resumed one. `rank` names the
+  // records' file; rank 0 writes the load trace.
+  [[nodiscard]] static Expected<RunLog> open(const Config& config, std::string name,
+                                             observe::RunFolder folder, WorldRank rank,
+                                             std::int64_t first_step, Kept kept = Kept::kNumbers);
+
+  // Takes in a step of the run's part of the group, which began at `begin_ns` (steady clock).
+  // Returns lines for people.
+  std::vector<std::string> add(const runtime::StepReport& report, const GroupRun& group,
+                               std::int64_t begin_ns);
+  // Work of this kind has taken from `begin_ns` until now.
+  void add_span(SpanKind kind, std::int64_t begin_ns);
+  void add_checkpoints(const CheckpointTotals& totals);
+  // Closes the files: what of them could not be written, for people. Records tell of a run and are
+  // not the run: it is done without them.
+  struct Closed {
+    std::string records;
+    std::string load_trace;
+  };
+  [[nodiscard]] Closed close();
+
+  [[nodiscard]] const std::string& name() const { return series_.name; }
+  [[nodiscard]] const observe::RunFolder& folder() const { return folder_; }
+  // Lines that the records lack so far; final after close().
+  [[nodiscard]] std::int64_t missing_records() const { return records_->missing(); }
+  [[nodiscard]] const RunSeries& series() const { return series_; }
+  [[nodiscard]] RunSeries& series() { return series_; }
+  [[nodiscard]] const std::deque<StepTrace>& traces() const { return traces_; }
+
+ private:
+  RunLog(const Config& config, std::string name, observe::RunFolder folder, Kept kept);
+  void write_record(const runtime::StepReport& report, const GroupRun& group);
+
+  bool emulated_;
+  std::int64_t trace_steps_;
+  observe::RunFolder folder_;
+  std::unique_ptr<observe::RecordWriter> records_;
+  RunSeries series_;  // on every rank alike, but for the times of its own clock
+  std::deque<StepTrace> traces_;
+  control::SlowRankDetector slow_;
+  MoveLog moves_;
+  std::unique_ptr<LoadTraceWriter> load_trace_;  // null: none, or not rank 0
+  Bytes recorded_bytes_;                         // sent, in step records so far
+  double recorded_pause_s_ = 0;                  // of the checkpoints'
+};
+
+[[nodiscard]] std::int64_t now_ns();  // steady clock
+
+}  // namespace dynmo::train

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/run_series.h"
+
+#include <span>
+
+namespace dynmo::train {
+
+RunSeries::RunSeries(std::string run_name, Kept kept)
+    : name(std::move(run_name)), kept_(kept), losses_(std::make_unique<Digester>()) {}
+
+void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
+  StepEntry entry{.step = report.step,
+                  .loss = report.loss,
+                  .step_s = report.step_s,
+                  .balancing_s = report.profile_s + report.plan_s + report.migrate_s,
+                  .predicted_s = report.predicted_s,
+                  .imbalance = report.imbalance,
+                  .bubble = report.bubble,
+                  .frozen_layers = report.frozen_layers};
+  newest_.push_back(entry);
+  if (newest_.size() > kMaxNewest) newest_.pop_front();
+  losses_->update(std::as_bytes(std::span(&report.loss, 1)));
+  seconds_ += report.step_s;
+  profile_s += report.profile_s;
+  plan_s += report.plan_s;
+  migrate_s += report.migrate_s;
+  reduction_s += report.reduction_s;
+  moved_layers += report.moved_layers;
+  moved_bytes += report.moved_bytes;
+  if (report.moved_layers > 0) {
+    ++moves_;
+    if (first_move_ < 0) first_move_ = report.step;
+  }
+  if (kept_ == Kept::kCosts) {
+    entry.layers = report.layers;
+    entry.plan = plan;
+  }
+  if (count_ % stride_ == 0) add_to_sample(std::move(entry));
+  ++count_;
+}
+
+void RunSeries::add_to_sample(StepEntry entry) {
+  if (sample_.size() == kMaxSample) {
+    for (std::size_t i = 0; 2 * i < sample_.size(); ++i) sample_[i] = std::move(sample_[2 * i]);
+    sample_.resize(kMaxSample / 2);
+    stride_ *= 2;
+  }
+  // (Where the stride has just doubled, this step is still a multiple of it.)
+  sample_.push_back(std::move(entry));
+}
+
+double RunSeries::tokens_per_s() const {
+  if (seconds_ <= 0) return 0;
+  return static_cast<double>(tokens_per_step) * static_cast<double>(count_) / seconds_;
+}
+
+}  // namespace dynmo::train

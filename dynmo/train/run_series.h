@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a run was, step by step, on one rank: sums over all steps, the newest steps, and a sample of
+// the steps that stays bounded however long the run is.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/digest.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/layer_sample.h"
+#include "dynmo/observe/summary.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/runtime/step_report.h"
+
+namespace dynmo::train {
+
+struct StepEntry {
+  std::int64_t step = 0;
+  double loss = 0;
+  double step_s = 0;       // balancing included
+  double balancing_s = 0;  // profile + plan + migrate
+  double predicted_s = 0;  // 0: none
+  double imbalance = 0;
+  double bubble = 0;
+  int frozen_layers = 0;
+  // Kept::kCosts only.
+  std::vector<cost::LayerSample> layers = {};
+  plan::Plan plan = {};
+};
+
+// What of a step is kept: its layers' times and its plan are wanted where runs are compared, and
+// take much more room than the rest.
+enum class Kept { kNumbers, kCosts };
+
+class RunSeries {
+ public:
+  static constexpr std::size_t kMaxSample = 4096;  // steps
+  static constexpr std::size_t kMaxNewest = 10;
+
+  explicit RunSeries(std::string run_name = "", Kept kept = Kept::kNumbers);
+
+  void add(const runtime::StepReport& report, const plan::Plan& plan);
+
+  [[nodiscard]] std::int64_t count() const { return count_; }
+  // All steps; of more than kMaxSample every second, of more than twice as many every fourth, ...
+  [[nodiscard]] const std::vector<StepEntry>& sample() const { return sample_; }
+  [[nodiscard]] const std::deque<StepEntry>& newest() const { return newest_; }
+  [[nodiscard]] double seconds() const { return seconds_; }  // all steps
+  [[nodiscard]] double tokens_per_s() const;
+  [[nodiscard]] int moves() const { return moves_; }
+  [[nodiscard]] std::int64_t first_move() const { return first_move_; }  // its step; -1: none
+  // Over the bits of all losses: equal numbers, equal digest.
+  [[nodiscard]] std::string loss_digest() const { return losses_->digest().hex(); }
+
+  std::string name;
+  std::int64_t tokens_per_step = 0;
+  int replicas = 1;
+  double profile_s = 0;
+  double plan_s = 0;
+  double migrate_s = 0;
+  double reduction_s = 0;  // exposed
+  int moved_layers = 0;
+  Bytes moved_bytes;
+  std::vector<std::pair<std::int64_t, double>> validation = {};  // step, loss
+  int checkpoints_written = 0;
+  int checkpoints_failed = 0;
+  double checkpoint_s = 0;                        // that rank 0 stood still for them
+  std::vector<observe::TrafficRow> traffic = {};  // of all steps, once the run is over
+
+ private:
+  void add_to_sample(StepEntry entry);
+
+  Kept kept_;
+  std::vector<StepEntry> sample_;
+  std::int64_t stride_ = 1;  // of the sample
+  std::deque<StepEntry> newest_;
+  std::int64_t count_ = 0;
+  double seconds_ = 0;
+  int moves_ = 0;
+  std::int64_t first_move_ = -1;
+  std::unique_ptr<Digester> losses_;
+};
+
+}  // namespace dynmo::train

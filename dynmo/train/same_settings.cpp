@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/same_settings.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+Expected<void> check_same_settings(transport::Transport& transport, const TrainOptions& options,
+                                   std::int64_t vocabulary) {
+  Config config = options.config;
+  config.data.path = config.run.directory = "";
+  std::string mine = to_toml(config);
+  mine += fmt::format("--resume = {}\n--compare = {}\nvocabulary of the data = {}\n",
+                      options.resume, fmt::join(options.compare, ","), vocabulary);
+  DYNMO_ASSIGN(const auto all,
+               transport::gather_texts(
+                   transport, transport::control_tag(transport::Control::kSettings), mine));
+  const std::vector<std::string> wanted = lines_of(all.front());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const std::vector<std::string> given = lines_of(all[rank]);
+    const auto [there, here] =
+        std::mismatch(wanted.begin(), wanted.end(), given.begin(), given.end());
+    return make_error(ErrorCode::kBadInput,
+                      "rank {} was started with '{}', rank 0 with '{}': start all ranks with the "
+                      "same command",
+                      rank, here == given.end() ? "" : *here, there == wanted.end() ? "" : *there);
+  }
+  return {};
+}
+
+}  // namespace dynmo::train

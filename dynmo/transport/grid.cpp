@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/transport/grid.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/transport/subset.h"
+
+namespace dynmo::transport {
+
+namespace {
+
+Axes axes_of(const Transport& world, int replicas) {
+  DYNMO_CHECK(replicas >= 1 && world.size() % replicas == 0,
+              "a number of replicas that divides {} ranks, got {}", world.size(), replicas);
+  return {replicas, world.size() / replicas};
+}
+
+}  // namespace
+
+Grid::Grid(Transport& world, int replicas) : world_(world), axes_(axes_of(world, replicas)) {
+  std::vector<WorldRank> peers;
+  for (int i = 0; i < replicas; ++i) peers.push_back(world_rank({i, position()}));
+  peers_ = subset(world, std::move(peers));
+  if (replicas == 1) return;
+  std::vector<WorldRank> pipeline;
+  for (int i = 0; i < positions(); ++i) {
+    pipeline.push_back(world_rank({replica(), Position(i)}));
+  }
+  pipeline_ = subset(world, std::move(pipeline));
+}
+
+std::string Grid::name_of(Position position) const {
+  std::string text = replicas() > 1 ? "ranks" : "rank";
+  for (int i = 0; i < replicas(); ++i) {
+    text += fmt::format("{} {}", i > 0 ? "," : "", world_rank({i, position}));
+  }
+  return text;
+}
+
+}  // namespace dynmo::transport

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/control/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "dynmo/plan/evaluate.h"
+#include "tests/plan/cuts.h"
+
+namespace dynmo::control {
+namespace {
+
+using schedule::ScheduleKind;
+
+plan::Plan even_plan(int layers, int ranks) {
+  return plan::make_plan(std::vector<int>(static_cast<std::size_t>(ranks), layers / ranks),
+                         ScheduleKind::k1F1B, 3);
+}
+
+cost::ModelCost with_frozen_prefix(cost::ModelCost model, int layers) {
+  for (int i = 0; i < layers; ++i) model.layers[static_cast<std::size_t>(i)].frozen = true;
+  return model;
+}
+
+cost::ModelCost jittered(cost::ModelCost model, double deviation, Rng& rng) {
+  for (cost::LayerCost& layer : model.layers) {
+    const double factor = 1 + deviation * std::sqrt(3.0) * (2 * rng.uniform() - 1);
+    layer.forward_s *= factor;
+    layer.backward_input_s *= factor;
+    layer.backward_weight_s *= factor;
+  }
+  return model;
+}
+
+TEST(Policy, AGrownFrozenPrefixIsAnsweredAtOnce) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const plan::Plan plan = even_plan(16, 4);
+  const cost::ModelCost before = plan::equal_model(16, 1e-3);
+  const cost::ModelCost after = with_frozen_prefix(before, 6);
+  const auto calm = decide({plan, before, 0.02, cluster, 16, 1000});
+  EXPECT_FALSE(calm->migrate);
+  EXPECT_EQ(calm->plan, plan);
+  const auto decision = decide({plan, after, 0.02, cluster, 16, 1000, 1e9, 0.01});
+  ASSERT_TRUE(decision) << decision.error().message;
+  EXPECT_TRUE(decision->migrate) << decision->reason;
+  EXPECT_EQ(decision->plan.generation, plan.generation + 1);
+  EXPECT_EQ(decision->plan.schedule, plan.schedule);
+  EXPECT_LT(decision->planned_step_s, decision->current_step_s);
+  EXPECT_LT(decision->imbalance_after, decision->imbalance_before);
+  EXPECT_EQ(decision->reason.find('\n'), std::string::npos);
+  // What it predicts is what the replay says.
+  EXPECT_EQ(decision->planned_step_s, evaluate(decision->plan, after, cluster, 16)->step_time_s);
+  const auto next = decide({decision->plan, after, 0.02, cluster, 16, 1000});
+  EXPECT_FALSE(next->migrate) << next->reason;
+}
+
+// An even cut of four layers saves 3 of 21 ms of compute. Where the gradients of layer 1 take 300
+// ms to sum over the replicas, at the end of rank 0's work or 2 ms earlier of rank 1's, the step is
+// only 1 ms shorter: less than the least gain worth a move.
+TEST(Policy, WeighsAGainAgainstAStepThatReducesGradients) {
+  cost::ModelCost model = plan::equal_model(4, 1e-3);
+  for (cost::LayerCost& layer : model.layers) layer.gradient_bytes = Bytes{0};
+  model.layers[1].gradient_bytes = Bytes{3000};
+  const plan::Plan plan = plan::make_plan({1, 3}, ScheduleKind::k1F1B);
+  cost::Cluster cluster = cost::equal_ranks(2);
+  EXPECT_TRUE(decide({plan, model, 0.0, cluster, 2, 1000})->migrate);
+  cluster.replicas = 2;
+  cluster.between_replicas.bandwidth_bytes_per_s = 3000 / 0.3;
+  const auto decision = decide({plan, model, 0.0, cluster, 2, 1000});
+  ASSERT_TRUE(decision) << decision.error().message;
+  EXPECT_FALSE(decision->migrate) << decision->reason;
+  EXPECT_EQ(decision->current_step_s, evaluate(plan, model, cluster, 2)->step_time_s);
+  EXPECT_NEAR(decision->current_step_s, 0.319, 1e-9);
+  EXPECT_NEAR(decision->planned_step_s, 0.318, 1e-9);
+}
+
+TEST(Policy, FollowsAFreezingRunToItsEnd) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  plan::Plan plan = even_plan(24, 4);
+  int moves = 0;
+  Rng rng(5);
+  cost::ModelCost model = plan::equal_model(24, 1e-3);
+  for (int frozen = 0; frozen <= 20; ++frozen) {
+    model = with_frozen_prefix(plan::equal_model(24, 1e-3), frozen);
+    const auto decision =
+        decide({plan, jittered(model, 0.005, rng), 0.005, cluster, 16, 500, 1e9, 0.001});
+    plan = decision->plan;
+    moves += decision->migrate ? 1 : 0;
+  }
+  EXPECT_GE(moves, 3);
+  const double reached = evaluate(plan, model, cluster, 16)->step_time_s;
+  const auto best = balance(plan::Balancer::kOptimal, {model, cluster, 16});
+  const double least =
+      evaluate(plan::make_plan(*best, ScheduleKind::k1F1B), model, cluster, 16)->step_time_s;
+  EXPECT_LT(reached, 1.05 * least);
+  EXPECT_LT(reached, 0.8 * evaluate(even_plan(24, 4), model, cluster, 16)->step_time_s);
+}
+
+TEST(Policy, NoiseOnConstantCostsMovesAtMostOnce) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    Rng rng(mix_key({0x9015E, seed}));
+    const cost::ModelCost model =
+        seed % 2 == 0 ? plan::equal_model(16, 1e-3) : plan::random_model(rng, 16);
+    const cost::Cluster cluster = cost::equal_ranks(4);
+    plan::Plan plan = even_plan(16, 4);
+    int moves = 0;
+    for (int step = 0; step < 1000; ++step) {
+      const double deviation = 0.03 / std::sqrt(3.0);  // of +-3 %, evenly spread
+      const auto decision =
+          decide({plan, jittered(model, deviation, rng), deviation, cluster, 8, 1e9});
+      ASSERT_TRUE(decision);
+      moves += decision->migrate ? 1 : 0;
+      plan = decision->plan;
+    }
+    EXPECT_LE(moves, 1) << "seed " << seed;
+  }
+}
+
+// A processor that others use makes all layers on it slower for a while, wherever they are.
+TEST(Policy, NoiseThatTheLayersOfARankShareMovesAtMostOnce) {
+  constexpr double kDeviation = 0.05;
+  int moves_unaware = 0;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    Rng rng(mix_key({0x5A4E, seed}));
+    const cost::ModelCost model =
+        seed % 2 == 0 ? plan::equal_model(18, 1e-3) : plan::random_model(rng, 18);
+    const cost::Cluster cluster = cost::equal_ranks(3);
+    const auto moves = [&](double rank_noise) {
+      plan::Plan plan = plan::make_plan(*balance(plan::Balancer::kOptimal, {model, cluster, 8}),
+                                        ScheduleKind::k1F1B);
+      int count = 0;
+      for (int step = 0; step < 1000; ++step) {
+        cost::ModelCost seen = model;
+        const std::vector<Rank> owner = owners(plan);
+        for (int rank = 0; rank < 3; ++rank) {
+          const double slower = 1 + kDeviation * rng.normal();
+          for (std::size_t i = 0; i < owner.size(); ++i) {
+            if (owner[i] != Rank(rank)) continue;
+            seen.layers[i].forward_s *= slower;
+            seen.layers[i].backward_input_s *= slower;
+            seen.layers[i].backward_weight_s *= slower;
+          }
+        }
+        const auto decision = decide({.current = plan,
+                                      .model = seen,
+                                      .cluster = cluster,
+                                      .micro_batches = 8,
+                                      .horizon_steps = 1e9,
+                                      .rank_noise = rank_noise});
+        EXPECT_TRUE(decision) << "seed " << seed;
+        count += decision->migrate ? 1 : 0;
+        plan = decision->plan;
+      }
+      return count;
+    };
+    EXPECT_LE(moves(kDeviation), 1) << "seed " << seed;
+    moves_unaware += moves(0);
+  }
+  EXPECT_GT(moves_unaware, 100);
+}
+
+// 4|2 to 3|3 of equal layers of work w: of the bottleneck's 4 w, all on rank 0, stay 3 w, of which
+// one was measured on rank 0; or, as both ranks then have 3 w, the lower one's: all on rank 0.
+TEST(Policy, NoiseIsThatOfTheDifferenceOfTheBottlenecks) {
+  const cost::ModelCost model = plan::equal_model(6, 1e-3);
+  const cost::Cluster cluster = cost::equal_ranks(2);
+  const plan::Plan plan = plan::make_plan({4, 2}, ScheduleKind::k1F1B);
+  const double work = cost::layer_work_s(model, 8)[0];
+  PolicyInput input{plan, model, 0.1, cluster, 8, 1000};
+  EXPECT_NEAR(decide(input)->noise_s, 8 * 0.1 * work * std::sqrt(4.0 + 3.0), 1e-12);
+  input.relative_noise = 0;
+  input.rank_noise = 0.1;
+  EXPECT_NEAR(decide(input)->noise_s, 8 * 0.1 * work * (4 - 3), 1e-12);
+  input.rank_noise = std::nan("");
+  EXPECT_EQ(decide(input).error().message, "policy: rank_noise is nan, wanted a number, 0 or more");
+}
+
+// Noise this large hides the gain, unless the cause of the change is known.
+TEST(Policy, AKnownChangeNeedsLessEvidence) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const cost::ModelCost after = with_frozen_prefix(plan::equal_model(16, 1e-3), 6);
+  const plan::Plan plan = even_plan(16, 4);
+  PolicyInput input{plan, after, 0, cluster, 16, 1000};
+  const auto calm = decide(input);
+  ASSERT_TRUE(calm->migrate) << calm->reason;
+  // The noise of the difference is proportional to relative_noise: a gain of three deviations.
+  input.relative_noise = 0.1;
+  const double noise = decide(input)->noise_s;
+  input.relative_noise *= (calm->current_step_s - calm->planned_step_s) / (3 * noise);
+  EXPECT_FALSE(decide(input)->migrate);
+  input.change = Change::kKnown;
+  EXPECT_TRUE(decide(input)->migrate) << decide(input)->reason;
+}
+
+TEST(Policy, DoesNotMoveForLessThanTheMoveCosts) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const plan::Plan plan = even_plan(16, 4);
+  const cost::ModelCost model = with_frozen_prefix(plan::equal_model(16, 1e-3), 6);
+  const auto long_horizon = decide({plan, model, 0, cluster, 16, 1000, 1e9, 0.5});
+  ASSERT_TRUE(long_horizon->migrate);
+  const double gain = long_horizon->current_step_s - long_horizon->planned_step_s;
+  const double even = long_horizon->cost_s / gain;  // steps after which the move has paid
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 16, 0.99 * even, 1e9, 0.5})->migrate);
+  EXPECT_TRUE(decide({plan, model, 0, cluster, 16, 1.01 * even, 1e9, 0.5})->migrate);
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 16, 0})->migrate);
+  EXPECT_NEAR(long_horizon->cost_s,
+              0.5 + static_cast<double>(long_horizon->migration.bytes().value) / 1e9, 1e-12);
+}
+
+TEST(Policy, DoesNotMoveForAGainWithinTheNoiseOrBelowTheMinimum) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const plan::Plan plan = even_plan(16, 4);
+  const cost::ModelCost model = with_frozen_prefix(plan::equal_model(16, 1e-3), 6);
+  const auto noisy = decide({plan, model, 0.5, cluster, 16, 1e6});
+  EXPECT_FALSE(noisy->migrate);
+  EXPECT_NE(noisy->reason.find("noise"), std::string::npos) << noisy->reason;
+  const auto small = decide({plan, model, 0, cluster, 16, 1e6}, {.minimum_gain = 0.9});
+  EXPECT_FALSE(small->migrate);
+  EXPECT_NE(small->reason.find("wanted more than 90.0 %"), std::string::npos) << small->reason;
+}
+
+TEST(Policy, KeepsThePlanWhereNoCutFits) {
+  const plan::Plan plan = even_plan(16, 4);
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{100});
+  const auto decision = decide({plan, plan::equal_model(16, 1e-3), 0, cluster, 16, 1000});
+  ASSERT_TRUE(decision);
+  EXPECT_FALSE(decision->migrate);
+  EXPECT_EQ(decision->plan, plan);
+  EXPECT_NE(decision->reason.find("bytes"), std::string::npos) << decision->reason;
+}
+
+TEST(Policy, LeavesAPlanThatNoLongerFitsWhateverItGains) {
+  cost::Cluster cluster = cost::equal_ranks(2);
+  cluster.ranks[0].memory = Bytes{3 * 4000 + 3 * 2 * 100};  // three layers of the four
+  const cost::ModelCost model = plan::equal_model(8, 1e-3);
+  const auto decision = decide({even_plan(8, 2), model, 0.1, cluster, 8, 0});
+  ASSERT_TRUE(decision->migrate) << decision->reason;
+  EXPECT_EQ(to_string(decision->plan), "3|5");
+}
+
+TEST(Policy, NeverMovesToAPlanThatDoesNotFit) {
+  // The time balancer, blind to memory, would put eight frozen layers on rank 0.
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{4 * 1000 + 600});
+  const cost::ModelCost model = with_frozen_prefix(plan::equal_model(16, 1e-3), 8);
+  const auto tight =
+      decide({even_plan(16, 4), model, 0, cluster, 16, 1e6}, {.balancer = plan::Balancer::kTime});
+  EXPECT_FALSE(tight->migrate) << tight->reason;
+  EXPECT_NE(tight->reason.find("on rank 2, which has 4600 bytes"), std::string::npos)
+      << tight->reason;
+}
+
+TEST(Policy, DecidesTheSameEveryTime) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    Rng rng(mix_key({0xDEC1DE, seed}));
+    const cost::ModelCost model = plan::random_model(rng, 12);
+    const cost::Cluster cluster = cost::equal_ranks(3);
+    const plan::Plan plan = even_plan(12, 3);
+    const PolicyInput input{plan, model, 0.01, cluster, 6, 100, 1e6, 0.001};
+    const auto once = decide(input);
+    const auto again = decide(input);
+    ASSERT_EQ(digest(once->plan), digest(again->plan)) << "seed " << seed;
+    ASSERT_EQ(once->reason, again->reason) << "seed " << seed;
+    ASSERT_EQ(once->migrate, once->plan != plan) << "seed " << seed;
+  }
+}
+
+TEST(Policy, NumbersThatMakeNoSenseAreRefused) {
+  const plan::Plan plan = even_plan(8, 2);
+  const cost::ModelCost model = plan::equal_model(8, 1e-3);
+  const cost::Cluster cluster = cost::equal_ranks(2);
+  const auto bad = decide({plan, model, std::nan(""), cluster, 8, 100});
+  ASSERT_FALSE(bad);
+  EXPECT_EQ(bad.error().message, "policy: relative_noise is nan, wanted a number, 0 or more");
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 8, -1}));
+  EXPECT_FALSE(decide({plan, model, 0, cluster, 8, 1}, {.noise_factor = -1}));
+  EXPECT_FALSE(decide({plan, plan::equal_model(9, 1), 0, cluster, 8, 1}));
+}
+
+TEST(Policy, CostsThatOnlyJitterHaveNotMoved) {
+  const plan::Plan plan = plan::make_plan({5, 3, 4, 4}, ScheduleKind::k1F1B);
+  const cost::ModelCost model = plan::equal_model(16, 1e-3);
+  Rng rng(21);
+  int alarms = 0;
+  for (int step = 0; step < 1000; ++step) {
+    alarms += costs_moved(model, jittered(model, 0.02, rng), plan, 16, 0.02, 5) ? 1 : 0;
+  }
+  EXPECT_EQ(alarms, 0);
+  cost::ModelCost slower = model;  // the whole machine
+  for (cost::LayerCost& layer : slower.layers) {
+    layer.forward_s *= 2;
+    layer.backward_input_s *= 2;
+    layer.backward_weight_s *= 2;
+    layer.update_s *= 2;
+  }
+  EXPECT_FALSE(costs_moved(model, slower, plan, 16, 0.001, 5));
+  cost::ModelCost one = model;  // a layer by 20 %: 7 deviations of a difference
+  one.layers[3].forward_s *= 1.6;
+  EXPECT_TRUE(costs_moved(model, one, plan, 16, 0.02, 5));
+  // Every layer of a rank by 10 %: each within its noise, the rank is not.
+  cost::ModelCost all = model;
+  for (std::size_t i = 0; i < 5; ++i) all.layers[i].forward_s *= 1.3;
+  EXPECT_TRUE(costs_moved(model, all, plan, 16, 0.02, 5));
+  EXPECT_FALSE(
+      costs_moved(model, all, plan, 16, 0.02, 5, 0.05));  // which rank 0 may have in common
+  all.layers[0] = all.layers[1] = all.layers[2] = all.layers[3] = model.layers[0];
+  EXPECT_FALSE(costs_moved(model, all, plan, 16, 0.02, 5));
+}
+
+TEST(Policy, ProposalsLeaveTheHeadRoomFree) {
+  // 4,000 bytes of state a layer and 100 of stash: the even cut takes 16,400 bytes and more.
+  const cost::ModelCost model = plan::equal_model(16, 1e-3);
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{20000});
+  const plan::Plan plan = plan::make_plan({1, 7, 4, 4}, ScheduleKind::k1F1B);
+  const PolicyInput input{plan, model, 0, cluster, 16, 1e6, 1e9};
+  EXPECT_TRUE(decide(input, {.head_room = 0.1})->migrate);
+  const auto refused = decide(input, {.head_room = 0.15});
+  ASSERT_TRUE(refused);
+  EXPECT_FALSE(refused->migrate) << refused->reason;
+  EXPECT_FALSE(decide(input, {.head_room = 1}));
+}
+
+TEST(Policy, ReleasesRanksThatTheStepDoesNotNeedAndTakesThemBack) {
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const cost::ModelCost even = plan::equal_model(16, 1e-3);
+  cost::ModelCost headed = even;  // one layer as heavy as all others
+  headed.layers.back().forward_s = 0.048;
+  const plan::Plan plan = even_plan(16, 4);
+  const PolicyOptions options{.rank_use = RankUse::kFewest};
+  const auto packed = decide({plan, headed, 0.001, cluster, 16, 1000, 1e9}, options);
+  ASSERT_TRUE(packed) << packed.error().message;
+  EXPECT_TRUE(packed->migrate) << packed->reason;
+  EXPECT_EQ(packed->ranks_before, 4);
+  EXPECT_LT(packed->ranks_after, 4) << packed->reason;
+  EXPECT_LE(packed->planned_step_s, packed->current_step_s);
+  const auto grown = decide({packed->plan, even, 0.001, cluster, 16, 1000, 1e9}, options);
+  EXPECT_TRUE(grown->migrate) << grown->reason;
+  EXPECT_EQ(grown->ranks_after, 4);
+  // A move that costs more than the ranks' time is worth is not made.
+  const auto dear = decide({plan, headed, 0.001, cluster, 16, 1, 1e9, 100}, options);
+  EXPECT_FALSE(dear->migrate) << dear->reason;
+}
+
+}  // namespace
+}  // namespace dynmo::control

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/control/profiler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "dynmo/core/median.h"
+#include "dynmo/core/rng.h"
+
+namespace dynmo::control {
+namespace {
+
+constexpr int kWindow = 5;
+constexpr int kLongest = 8 * kWindow;
+
+cost::ModelCost named(int layers) {
+  cost::ModelCost model;
+  model.layers.resize(static_cast<std::size_t>(layers));
+  for (int i = 0; i < layers; ++i) {
+    model.layers[static_cast<std::size_t>(i)].name = fmt::format("layer{}", i);
+  }
+  return model;
+}
+
+// Steps of layers on ranks, each time with noise of the layer, of its rank and of the step.
+struct Machine {
+  std::vector<double> forward_s;
+  std::vector<Rank> owners;
+  double weight_gradient = 3;  // times forward
+  double layer_noise = 0;
+  double rank_noise = 0;
+  double step_noise = 0;
+  std::uint64_t seed = 1;
+  Rng rng{seed};
+
+  void run(Profiler& profiler, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      const double of_step = std::exp(step_noise * rng.normal());
+      std::map<Rank, double> of_rank;
+      for (const Rank rank : owners) of_rank.try_emplace(rank, 1 + rank_noise * rng.normal());
+      std::vector<cost::LayerSample> layers;
+      for (std::size_t i = 0; i < forward_s.size(); ++i) {
+        const double time =
+            forward_s[i] * of_step * of_rank[owners[i]] * (1 + layer_noise * rng.normal());
+        cost::LayerSample& layer = layers.emplace_back();
+        layer.time = {.forward_s = time,
+                      .input_gradient_s = 2 * time,
+                      .weight_gradient_s = weight_gradient * time};
+        layer.update_s = 4 * time;
+      }
+      profiler.add(layers, owners);
+    }
+  }
+};
+
+std::vector<Rank> ranks(const std::vector<int>& numbers) {
+  std::vector<Rank> result;
+  for (const int number : numbers) result.emplace_back(number);
+  return result;
+}
+
+TEST(Profiler, GivesWhatItWasGivenWhereNothingChanges) {
+  Profiler profiler(named(3), kWindow);
+  EXPECT_FALSE(profiler.costs(0));
+  Machine machine{.forward_s = {1, 2, 5}, .owners = ranks({0, 0, 1})};
+  machine.run(profiler, 100);
+  EXPECT_EQ(profiler.steps(), kLongest);
+  const auto costs = profiler.costs(1);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const cost::LayerCost& layer = costs->layers[i];
+    const double trained = i == 0 ? 0 : machine.forward_s[i];
+    EXPECT_NEAR(layer.forward_s, machine.forward_s[i], 1e-12);
+    EXPECT_NEAR(layer.backward_input_s, 2 * trained, 1e-12);
+    EXPECT_NEAR(layer.backward_weight_s, 3 * trained, 1e-12);
+    EXPECT_NEAR(layer.update_s, 4 * trained, 1e-12);
+  }
+  EXPECT_NEAR(profiler.relative_noise(), 0, 1e-12);
+  EXPECT_NEAR(profiler.rank_noise(), 0, 1e-12);
+  profiler.shorten();
+  EXPECT_EQ(profiler.steps(), kWindow);
+  profiler.forget_times();
+  EXPECT_FALSE(profiler.costs(0));
+}
+
+TEST(Profiler, OneLayerThatChangesIsSeenInAFewSteps) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    Profiler profiler(named(4), kWindow);
+    Machine machine{.forward_s = {1, 1, 1, 1},
+                    .owners = ranks({0, 0, 1, 1}),
+                    .layer_noise = 0.01,
+                    .rank_noise = 0.01,
+                    .step_noise = 0.1,
+                    .seed = seed};
+    machine.run(profiler, kLongest);
+    machine.forward_s[2] = 0.5;  // pruned
+    machine.run(profiler, kWindow);
+    EXPECT_LT(profiler.steps(), 2 * kWindow) << "seed " << seed;
+    const auto costs = profiler.costs(0);
+    EXPECT_NEAR(costs->layers[2].forward_s / costs->layers[1].forward_s, 0.5, 0.05)
+        << "seed " << seed;
+  }
+}
+
+TEST(Profiler, ABackwardThatChangesAloneIsSeenToo) {
+  Profiler profiler(named(2), kWindow);
+  Machine machine{.forward_s = {1, 1}, .owners = ranks({0, 1}), .layer_noise = 0.01};
+  machine.run(profiler, kLongest);
+  machine.weight_gradient = 0;
+  machine.run(profiler, kWindow);
+  EXPECT_LT(profiler.steps(), 2 * kWindow);
+  EXPECT_EQ(profiler.costs(0)->layers[1].backward_weight_s, 0);
+}
+
+// The whole machine slower: the newest steps say how long, all steps in what shares.
+TEST(Profiler, AMachineThatIsSlowerChangesNoShare) {
+  Profiler profiler(named(2), kWindow);
+  Machine machine{.forward_s = {1, 3}, .owners = ranks({0, 1})};
+  machine.run(profiler, kLongest);
+  machine.forward_s = {2, 6};
+  machine.run(profiler, kWindow);
+  EXPECT_EQ(profiler.steps(), kLongest);
+  EXPECT_NEAR(profiler.costs(0)->layers[0].forward_s, 2, 1e-12);
+  EXPECT_NEAR(profiler.costs(0)->layers[1].forward_s, 6, 1e-12);
+}
+
+TEST(Profiler, NoiseAloneKeepsTheWindowLong) {
+  std::int64_t steps = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    Profiler profiler(named(12), kWindow);
+    Machine machine{.forward_s = std::vector<double>(12, 1.0),
+                    .owners = ranks({0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}),
+                    .layer_noise = 0.02,
+                    .rank_noise = 0.1,
+                    .step_noise = 0.2,
+                    .seed = seed};
+    machine.run(profiler, 2 * kLongest);
+    for (int step = 0; step < 100; ++step) {
+      machine.run(profiler, 1);
+      steps += profiler.steps();
+    }
+  }
+  EXPECT_GT(steps / 2000, kLongest * 3 / 4);
+}
+
+// The noise of one step's costs, shrunk as a median's over the window.
+TEST(Profiler, TellsNoiseOfRanksFromThatOfLayers) {
+  const double shrunk = 1.2533 / std::sqrt(kLongest);
+  for (const double of_ranks : {0.0, 0.1}) {
+    std::vector<double> layer;
+    std::vector<double> rank;
+    for (std::uint64_t seed = 1; seed <= 25; ++seed) {
+      Profiler profiler(named(60), kWindow);
+      Machine machine{.forward_s = std::vector<double>(60, 1.0),
+                      .owners = std::vector<Rank>(30, Rank(0)),
+                      .layer_noise = 0.02,
+                      .rank_noise = of_ranks,
+                      .step_noise = 0.2,
+                      .seed = seed};
+      machine.owners.resize(60, Rank(1));
+      machine.run(profiler, 2 * kLongest);
+      if (profiler.steps() < kLongest) continue;
+      layer.push_back(profiler.relative_noise() / shrunk);
+      rank.push_back(profiler.rank_noise() / shrunk);
+    }
+    ASSERT_GT(rank.size(), 15U);
+    // A rank's sum of 30 layers keeps a share of their own noise.
+    const double own = 0.02 / std::sqrt(30.0);
+    EXPECT_NEAR(median(rank), std::hypot(of_ranks, own), 0.15 * std::hypot(of_ranks, own));
+    EXPECT_NEAR(median(layer), 0.02, 0.002);
+  }
+}
+
+TEST(Profiler, OneRankHasNoNoiseOfRanks) {
+  Profiler profiler(named(2), kWindow);
+  Machine machine{.forward_s = {1, 3}, .owners = ranks({0, 0}), .rank_noise = 0.1};
+  machine.run(profiler, kLongest);
+  EXPECT_EQ(profiler.rank_noise(), 0);
+}
+
+}  // namespace
+}  // namespace dynmo::control

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// The launcher with shells as ranks. Ranks that talk to each other are in ranks_test.cpp.
+#include "dynmo/process/launcher.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "dynmo/process/processors.h"
+#include "tests/support/process.h"
+
+namespace dynmo::process {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+
+// In a process of its own, which takes the signals. The script has a folder $DIR of the run for its
+// ranks to wait for each other in: `await NAME` waits for a file, `await_end RANK` for the end of a
+// rank that has called `enter`.
+class Shells : public Process {
+ public:
+  struct How {
+    std::vector<int> cores = {};
+    milliseconds grace{5000};
+  };
+  Shells(int ranks, const std::string& script) : Shells(ranks, script, How()) {}
+  Shells(int ranks, const std::string& script, const How& how)
+      : Process([&] {
+          std::string folder = std::filesystem::temp_directory_path() / "dynmo-launcher-XXXXXX";
+          if (mkdtemp(folder.data()) == nullptr) return 98;
+          LaunchOptions options;
+          options.ranks = ranks;
+          options.command = {"sh", "-c", kHelpers + script};
+          options.environment = {{"DIR", folder}};
+          options.cores = how.cores;
+          options.grace = how.grace;
+          options.interrupt_grace = how.grace;
+          const auto code = launch_ranks(options);
+          std::filesystem::remove_all(folder);
+          return code ? *code : 99;
+        }) {}
+
+ private:
+  inline static const std::string kHelpers =
+      "await() { while ! [ -e $DIR/$1 ]; do sleep 0.01; done; }; "
+      "enter() { echo $$ > $DIR/new$RANK; mv $DIR/new$RANK $DIR/rank$RANK; }; "
+      "await_end() { await rank$1; while ! grep -q 'State:.Z' /proc/$(cat $DIR/rank$1)/status; do "
+      "sleep 0.01; done; }; ";
+};
+
+TEST(Launcher, GivesEachRankItsEnvironment) {
+  unsetenv("OMP_NUM_THREADS");
+  setenv("MKL_NUM_THREADS", "7", 1);
+  setenv("RANK", "5", 1);
+  Shells run(2,
+             "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $MKL_NUM_THREADS "
+             "$((MASTER_PORT > 1023)) >&2");
+  unsetenv("RANK");
+  unsetenv("MKL_NUM_THREADS");
+  EXPECT_EQ(run.wait(), 0);
+  EXPECT_NE(run.output().find("0 0 2 127.0.0.1 1 7 1\n"), std::string::npos) << run.output();
+  EXPECT_NE(run.output().find("[rank 1] 1 1 2 127.0.0.1 1 7 1\n"), std::string::npos)
+      << run.output();
+}
+
+TEST(Launcher, HandsRank0AListeningSocketOnThePort) {
+  // Connecting works though no rank listens itself, and rank 1 has no such descriptor.
+  Shells run(2,
+             "if [ $RANK = 0 ]; then readlink /proc/self/fd/$DYNMO_STORE_FD | grep -q socket; "
+             "else [ -z \"$DYNMO_STORE_FD\" ]; fi");
+  EXPECT_EQ(run.wait(), 0) << run.output();
+}
+
+TEST(Launcher, PassesStdoutOfRank0OnUnchanged) {
+  Shells run(2, "printf 'step 1\\rstep 2 of rank '$RANK");
+  ASSERT_EQ(run.wait(), 0);
+  EXPECT_NE(run.output().find("step 1\rstep 2 of rank 0"), std::string::npos) << run.output();
+  EXPECT_NE(run.output().find("[rank 1] step 1\rstep 2 of rank 1\n"), std::string::npos)
+      << run.output();
+}
+
+TEST(Launcher, PinsRankIToTheIthCore) {
+  const std::vector<int> cores = usable_processors().cores;
+  Shells run(2, "echo $(grep Cpus_allowed_list /proc/self/status) >&2", {.cores = cores});
+  ASSERT_EQ(run.wait(), 0);
+  EXPECT_NE(
+      run.output().find(fmt::format("[rank 1] Cpus_allowed_list: {}\n", cores[1 % cores.size()])),
+      std::string::npos)
+      << run.output();
+}
+
+TEST(Launcher, ReturnsTheCodeOfTheFirstFailure) {
+  // Rank 1 fails; the others find out and end with 5.
+  Shells run(3,
+             "enter; if [ $RANK = 1 ]; then echo 'dynmo: bad' >&2; exit 3; fi; await_end 1; "
+             "echo 'dynmo: rank 1: bad' >&2; exit 5");
+  EXPECT_EQ(run.wait(), 3);
+  EXPECT_EQ(run.output(), "[rank 1] dynmo: bad\n");
+}
+
+TEST(Launcher, PutsTheCauseBeforeThoseWhoFoundItFirst) {
+  Shells killed(2, "enter; if [ $RANK = 1 ]; then await_end 0; kill -9 $$; fi; exit 5");
+  EXPECT_EQ(killed.wait(), 5);
+  EXPECT_NE(killed.output().find("dynmo: rank 1 was killed by signal 9 (Killed)\n"),
+            std::string::npos)
+      << killed.output();
+  Shells failed(2, "enter; if [ $RANK = 1 ]; then await_end 0; exit 3; fi; exit 5");
+  EXPECT_EQ(failed.wait(), 3);
+}
+
+// It speaks of a loss and ends while the launcher waits for the lost one's end.
+TEST(Launcher, ReadsTheLastWordsOfARankBeforeItSaysHowItEnded) {
+  Shells run(2,
+             "if [ $RANK = 0 ]; then sleep 100; fi; echo 'dynmo: rank 0 was lost: silent' >&2; "
+             "sleep 0.03; exit 5",
+             {.grace = milliseconds(100)});
+  EXPECT_EQ(run.wait(), 5);
+  EXPECT_EQ(run.output(), "[rank 1] dynmo: rank 0 was lost: silent\n");
+}
+
+TEST(Launcher, EndsTheStubbornAndWhatTheyStarted) {
+  Shells run(2,
+             "if [ $RANK = 1 ]; then await trapped; exit 2; fi; trap '' TERM INT; sleep 1000 & "
+             "echo pid $! >&2; echo pid $$ >&2; touch $DIR/trapped; while true; do sleep 0.05; "
+             "done",
+             {.grace = milliseconds(300)});
+  EXPECT_EQ(run.wait(), 2);
+  int pids = 0;
+  for (std::size_t at = 0; (at = run.output().find("pid ", at)) != std::string::npos; ++at) {
+    ++pids;
+    EXPECT_FALSE(is_running(std::atoi(run.output().c_str() + at + 4))) << run.output();
+  }
+  EXPECT_EQ(pids, 2) << run.output();
+}
+
+TEST(Launcher, AFinishedRankDoesNotEndTheOthers) {
+  Shells run(
+      3, "enter; if [ $RANK = 1 ]; then exit 0; fi; await_end 1; sleep 0.1; echo end $RANK >&2");
+  EXPECT_EQ(run.wait(), 0);
+  EXPECT_NE(run.output().find("[rank 2] end 2\n"), std::string::npos) << run.output();
+}
+
+TEST(Launcher, LetsRanksEndInTheirOwnWayAfterControlC) {
+  Shells run(2,
+             "trap 'echo stopped $RANK >&2; exit 130' INT; echo ready >&2; while true; do sleep "
+             "0.02; done");
+  ASSERT_TRUE(run.read_until(
+      [](const std::string& output) { return output.find("ready") != output.rfind("ready"); }));
+  kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.wait(), 130);
+  EXPECT_NE(run.output().find("stopped 0\n"), std::string::npos) << run.output();
+  EXPECT_NE(run.output().find("[rank 1] stopped 1\n"), std::string::npos) << run.output();
+}
+
+TEST(Launcher, ASecondControlCKillsAtOnce) {
+  Shells run(2, "trap 'echo no >&2' INT TERM; echo ready >&2; while true; do sleep 0.02; done",
+             {.grace = minutes(2)});
+  ASSERT_TRUE(run.read_until(
+      [](const std::string& output) { return output.find("ready") != output.rfind("ready"); }));
+  kill(run.pid(), SIGINT);
+  ASSERT_TRUE(run.read_until(
+      [](const std::string& output) { return output.find("no\n") != std::string::npos; }));
+  kill(run.pid(), SIGINT);
+  const auto begin = Clock::now();
+  EXPECT_EQ(run.wait(), 130);
+  EXPECT_LT(seconds_since(begin), 60);  // of a grace of two minutes
+}
+
+TEST(Launcher, AMissingProgramIsBadInput) {
+  for (const char* program : {"no-such-program", "/no/such/program"}) {
+    LaunchOptions options;
+    options.command = {program};
+    const auto code = launch_ranks(options);
+    ASSERT_FALSE(code);
+    EXPECT_EQ(code.error().code, ErrorCode::kBadInput);
+    EXPECT_NE(code.error().message.find(program), std::string::npos) << code.error().message;
+  }
+}
+
+TEST(Launcher, ALotOfOutputArrivesWhole) {
+  Shells run(2, "i=0; while [ $i -lt 2000 ]; do echo line $i of rank $RANK >&2; i=$((i+1)); done");
+  ASSERT_EQ(run.wait(), 0);
+  for (const char* line : {"\n[rank 1] line 1999 of rank 1\n", "\nline 1999 of rank 0\n"}) {
+    EXPECT_NE(("\n" + run.output()).find(line), std::string::npos);
+  }
+  EXPECT_EQ(std::count(run.output().begin(), run.output().end(), '\n'), 4000);
+}
+
+}  // namespace
+}  // namespace dynmo::process

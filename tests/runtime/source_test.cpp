@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/source.h"
+
+#include <gtest/gtest.h>
+
+#include "blinking_source.h"
+#include "pipeline_fixture.h"
+
+// Of examples/custom_source.cpp, which is built into this program.
+dynmo::dynamism::Sources layer_drop(std::int64_t steps);
+
+namespace dynmo::runtime {
+namespace {
+
+using namespace testing;
+
+constexpr int kSteps = 15;
+constexpr int kMicroBatches = 12;  // what interleaved takes of 1 to 3 ranks
+
+RunOptions with(const dynamism::MakeSources& make_sources, std::vector<int> cut) {
+  RunOptions run{.steps = kSteps, .micro_batches = kMicroBatches, .cut = std::move(cut)};
+  run.layers = shaped(model::make_llama(small_model()), make_sources);
+  run.make_sources = make_sources;
+  return run;
+}
+
+struct Named {
+  std::string name;
+  dynamism::MakeSources make_sources;
+};
+
+class UsersSources : public ::testing::TestWithParam<Named> {};
+
+TEST_P(UsersSources, GiveTheSameBitsOnOneToThreeRanksAndWhileLayersMove) {
+  const auto& [name, make_sources] = GetParam();
+  const RunResult single = run_pipeline(with(make_sources, {kLayers}));
+  const RunResult plain =
+      run_pipeline({.steps = kSteps, .micro_batches = kMicroBatches, .cut = {kLayers}});
+  EXPECT_NE(single.losses, plain.losses) << "the source does something";
+  for (const std::vector<int>& cut : {std::vector{3, 5}, std::vector{3, 2, 3}}) {
+    RunOptions run = with(make_sources, cut);
+    const std::string what = fmt::format("{} on {} ranks", name, cut.size());
+    expect_same(single, run_pipeline(run), what);
+    run.before_step = random_plans(31, static_cast<int>(cut.size()), run.micro_batches);
+    expect_same(single, run_pipeline(run), what + ", moving");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UsersSources,
+                         ::testing::Values(Named{"blinking", blinking_sources},
+                                           Named{"layer_drop", layer_drop}),
+                         [](const auto& c) { return c.param.name; });
+
+// The comparison above notices a buffer that stays behind.
+TEST(Buffers, OneThatIsWithheldShows) {
+  const RunResult still = run_pipeline(with(blinking_sources, {3, 5}));
+  for (const std::size_t buffer : {0U, 1U}) {
+    RunOptions run = with(blinking_sources, {3, 5});
+    run.before_step = [=](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+      if (step != 10) return {};
+      DYNMO_TRY(pipeline.apply(plan::make_plan({5, 3}, schedule::ScheduleKind::k1F1B, 1)));
+      const auto moved = pipeline.states().find(LayerId(3));
+      if (moved == pipeline.states().end()) return {};
+      const auto spec = pipeline.model()[3]->buffers()[buffer];
+      moved->second.buffers[buffer].value.fill_(spec.initial);
+      return {};
+    };
+    const RunResult moving = run_pipeline(run);
+    ASSERT_TRUE(moving.status.has_value()) << moving.status.error().message;
+    EXPECT_NE(still.losses, moving.losses) << "buffer " << buffer;
+  }
+}
+
+TEST(Sources, ThoseOfARunSpeakAsOne) {
+  class Fixed final : public dynamism::Source {
+   public:
+    Fixed(std::string_view name, dynamism::Change change, Json state)
+        : name_(name), change_(change), state_(std::move(state)) {}
+    std::string_view name() const override { return name_; }
+    Expected<dynamism::Change> before_step(const dynamism::Boundary&) override { return change_; }
+    Json state() const override { return state_; }
+
+   private:
+    std::string_view name_;
+    dynamism::Change change_;
+    Json state_;
+  };
+  dynamism::Sources sources;
+  const auto add = [&](auto... arguments) {
+    sources.push_back(std::make_unique<Fixed>(arguments...));
+  };
+  add("quiet", dynamism::Change{}, Json());
+  add("short", dynamism::Change{.known = true, .frozen_layers = 2}, Json(70));
+  add("long", dynamism::Change{.known = false, .frozen_layers = 3}, Json(50));
+  const model::Model model;
+  LayerStates states;
+  const auto change = dynamism::before_step(sources, {.step = 0, .model = model, .states = states});
+  EXPECT_TRUE(change->known);
+  EXPECT_EQ(change->frozen_layers, 3);
+  EXPECT_EQ(dynamism::state(sources), (Json{{"short", 70}, {"long", 50}}));
+  const auto other = dynamism::restore(sources, {{"pruning", 1}});
+  ASSERT_FALSE(other.has_value());
+  EXPECT_NE(other.error().message.find("'pruning'"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace dynmo::runtime

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: one run at a time, disks that are full, what an interrupted run leaves."""
+import os
+import signal
+import socket
+import subprocess
+import time
+
+from run_case import RunCase, losses
+
+
+class RunFolder(RunCase):
+    def start(self, run, *words, extra=()):
+        return subprocess.Popen(self.command("-n", "2", *words, run=run, extra=("train.steps=100000", *extra)),
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=self.folder,
+                                text=True)
+
+    def wait_until(self, process, holds):
+        deadline = time.monotonic() + 100
+        while not holds():
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll(), "ended too early")
+            time.sleep(0.02)
+
+    def wait_for(self, process, path, text=""):
+        self.wait_until(process, lambda: path.exists() and text in path.read_text())
+
+    def resume(self, run):
+        """A resumed run that has done a step."""
+        records = self.folder / run / "records" / "rank-1.jsonl"
+        size = records.stat().st_size
+        process = self.start(run, "--resume", extra=("checkpoint.every=5",))
+        self.wait_until(process, lambda: records.stat().st_size > size)
+        return process
+
+    def interrupt(self, process):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, err)
+        return err
+
+    def test_a_second_run_is_refused_until_the_first_has_ended(self):
+        run = self.folder / "locked"
+        first = self.start("locked", extra=("checkpoint.every=5",))
+        self.wait_for(first, run / "records" / "rank-1.jsonl", '"step":6')
+        before = (run / "config.toml").read_bytes()
+        for words in ((), ("--resume",), ("--compare", "static,balanced")):
+            second = self.run_command(self.command("-n", "2", *words, run="locked", extra=("checkpoint.every=5",)))
+            self.assert_error(second, 2, str(run), f"in use by another run: process {first.pid} on ", ", since 20")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        as_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self.assert_error(self.run_command(self.command(run="locked"), env=as_rank), 2, f"process {first.pid} on ")
+        self.assertEqual((run / "config.toml").read_bytes(), before)
+        first.kill()
+        first.communicate(timeout=30)
+        # The launcher was killed: its file is left, its lock is not.
+        self.assertTrue((run / "run.lock").exists())
+        third = self.resume("locked")
+        self.assertIn(f'"pid":{third.pid},', (run / "run.lock").read_text())
+        self.interrupt(third)
+        self.assertFalse((run / "run.lock").exists())
+
+    def test_a_run_of_a_comparison_is_locked_too(self):
+        run = self.folder / "compared"
+        first = self.start("compared", "--compare", "static,balanced")
+        self.wait_for(first, run / "balanced" / "records" / "rank-1.jsonl", '"step":1')
+        second = self.run_command(self.command("-n", "2", run="compared/static"))
+        self.assert_error(second, 2, f"process {first.pid} on ")
+        self.assertIn("a comparison starts at step 0 again", self.interrupt(first))
+        self.assertEqual(sorted(path.name for path in run.rglob("run.lock")), [])
+
+    def test_an_interrupted_run_says_its_step_and_how_to_go_on(self):
+        run = self.folder / "interrupted"
+        first = self.start("interrupted", extra=("checkpoint.every=5",))
+        self.wait_for(first, run / "checkpoints" / "step-00000005" / "manifest.json")
+        lines = self.interrupt(first).splitlines()
+        self.assertEqual(len(lines), 1, lines)
+        newest = sorted((run / "checkpoints").glob("step-*[0-9]"))[-1].name
+        self.assertRegex(lines[0], rf"^dynmo: interrupted at step \d+ of 100000; checkpoint of step {int(newest[5:])}; ")
+        command = lines[0].split("continue with: dynmo ")[1].split()
+        self.assertEqual(command, ["train", "--config", str(run / "config.toml"), "--resume"])
+        self.interrupt(self.resume("interrupted"))
+
+    def test_without_a_checkpoint_it_says_so(self):
+        first = self.start("unsaved")
+        self.wait_for(first, self.folder / "unsaved" / "records" / "rank-1.jsonl", '"step":2')
+        self.assertIn("no checkpoint to continue from", self.interrupt(first))
+
+    def test_a_full_disk_under_the_records_stops_nothing(self):
+        records = self.folder / "full" / "records"
+        records.mkdir(parents=True)
+        os.symlink("/dev/full", records / "rank-0.jsonl")
+        done = self.run_command(self.command("-n", "2", run="full", extra=("train.steps=40",)))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        told = [line for line in done.stdout.splitlines() if line.startswith("records ")]
+        self.assertIn(len(told), (1, 2), done.stdout)  # at once, unless the writer was late, and at the end
+        self.assertIn("No space left on device", told[0])
+        self.assertIn("40 lines are missing", told[-1])
+        self.assertTrue((self.folder / "full" / "summary.json").exists())
+        self.assertEqual(self.run_command(self.command("-n", "2", run="empty", extra=("train.steps=8",))).returncode, 0)
+        self.assertEqual(len(losses(self.folder / "empty")), 8)
