@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Turns the layer times of the last steps into costs. It measures every layer in every step (two
-// clock reads a layer, 0.004 % of a step), so there is no separate profiling phase. Of what a step
-// takes beside its layers, too.
+// Turns the layer times of the last steps into costs, and notices when they have become others. It
+// measures every layer in every step (two clock reads a layer, 0.004 % of a step), so there is no
+// separate profiling phase. Of what a step takes beside its layers, too.
 //
 // What share of a step's forward time each of a layer's times is, is the median over a window that
-// grows, up to 8 times its least length, until a layer's newest shares differ from the older ones
-// by more than noise, forward or in all; then the older ones go. How long the steps take is the
+// grows, up to 8 times its least length, while nothing changes. How long the steps take is the
 // median over the newest three alone: a machine that is slower for a while changes no share.
+//
+// A change is found by a test of the newest steps against the older ones of the window (docs/
+// planner.md). What a layer's time says has three parts: what all layers have in common, what those
+// of its rank have in common, and its own. Deviations are medians of what changes from one step to
+// the next (and, if larger, of the distance from the median), so neither a burst nor a change
+// counts as noise:
+//   own:   the newest 3 steps of a layer, on one side, against the older ones
+//   rank:  the newest 4 steps of the sum of a rank's layers, on one side: a burst of 3 is none
+// Both must exceed 5 deviations of the difference, and a share of a rank's time that matters.
 
+#include <cstddef>
 #include <deque>
-#include <map>
 #include <optional>
 #include <vector>
 
@@ -21,28 +29,41 @@
 
 namespace dynmo::control {
 
+// The newest steps are of other work than the older ones.
+struct Found {
+  std::optional<LayerId> layer;  // whose own time differs most, else ...
+  std::optional<Rank> rank;      // ... the rank of whose layers
+  double factor = 1;             // of the time before
+};
+
 class Profiler {
  public:
   // `known` gives names and bytes of every layer; its times are not used. `window`: least length,
-  // steps.
-  Profiler(cost::ModelCost known, int window);
+  // steps. `relevant`: share of the mean rank's time that a change must come to.
+  Profiler(cost::ModelCost known, int window, double relevant = 0.01);
 
-  // Layers by LayerId; `owners`, their ranks, tell what a rank's layers have in common.
-  void add(const std::vector<cost::LayerSample>& layers, const std::vector<Rank>& owners,
-           const cost::StepSample& step = {});
-  void forget_times();  // what is known of bytes stays
-  // The layers' work has changed for a known cause: back to the least window.
-  void shorten();
+  // Layers by LayerId; `owners`, their ranks. Where the newest steps are of other work, the window
+  // is these steps from now on. The first `frozen_layers` count with their forward time alone.
+  std::optional<Found> add(const std::vector<cost::LayerSample>& layers,
+                           const std::vector<Rank>& owners, const cost::StepSample& step = {},
+                           int frozen_layers = 0);
+  // The work of the layers is another from the next step on: what was measured is outdated, but the
+  // noise is still that of the machine.
+  void restart() { window_.clear(); }
+  void forget_times();  // noise included; what is known of bytes stays
   // Names and bytes of the layers, stashes as metered.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
   // The same with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
-  // Costs with the first `frozen_layers` layers frozen. A layer that the window still saw training
-  // keeps its measured forward time; what freezing removes is known without measuring. nullopt
-  // before the first step.
-  [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const;
+  // The measured times in `known`, which says what is frozen and how large everything is. A layer
+  // that the window still saw training keeps its forward time; what freezing removes is known
+  // without measuring. nullopt before the first step.
+  [[nodiscard]] std::optional<cost::ModelCost> costs(cost::ModelCost known) const;
+  [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
+    return costs(known(frozen_layers));
+  }
   // Medians over the newest steps, the least window's, that measured it, else of the last one that
   // did.
   [[nodiscard]] const cost::StepSample& beside() const { return beside_; }
@@ -60,26 +81,30 @@ class Profiler {
     std::vector<Rank> owners;
     cost::StepSample beside;
     double forward_s = 0;  // of all layers
-    // Of each layer: its share of its rank's forward time, and that one's relative change since the
-    // step before (empty: another plan).
-    std::vector<double> own_shares = {};
-    std::vector<double> own_changes = {};
+    std::vector<double> own_shares = {};  // of each layer in its rank's forward time
   };
+  class Test;
 
-  void note_ranks(const std::map<Rank, double>& sums, bool same_plan);
-  void drop_outdated();
-  // Relative, of one step's value: of a layer (mean over the layers), of a rank.
-  [[nodiscard]] double layer_deviation() const;
-  [[nodiscard]] double rank_deviation() const;
+  void note_changes(const Sample& sample);
+  void note_beside();
+  [[nodiscard]] std::optional<Found> test(int frozen_layers) const;
   // Deviation of a median over the window to that of one step's value.
   [[nodiscard]] double median_error() const;
 
   cost::ModelCost known_;
   std::size_t least_;
+  double relevant_;
   std::deque<Sample> window_;
   cost::StepSample beside_;
-  std::vector<double> rank_levels_;  // in the newest step: logarithms of the ranks' sums, mean 0
-  std::deque<double> rank_changes_;  // one step's deviations, from its change to the next
+  // Of the newest step, to compare the next one with.
+  std::vector<Rank> owners_;
+  std::vector<double> own_shares_;
+  std::vector<double> rank_levels_;  // logarithms of the ranks' sums, mean 0
+  // One step's deviations, from its change to the next.
+  std::deque<std::vector<double>> own_changes_;  // by layer
+  std::deque<double> rank_changes_;
+  double own_deviation_ = 0;  // of one step's value, mean over the layers; and of a rank's
+  double rank_deviation_ = 0;
 };
 
 // Mean over the micro-batches of each field: a step takes their sum, outliers included.
