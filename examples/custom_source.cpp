@@ -64,7 +64,7 @@ class LayerDrop final : public dynamism::Source {
       const double depth = id.value / static_cast<double>(now.model.size());
       if (!state.buffers.empty()) state.buffers[0].value.fill_(1 - 0.75 * done * depth);
     }
-    return dynamism::Change{.known = now.step % 5 == 0};
+    return dynamism::Change{.work = now.step % 5 == 0};
   }
   Expected<void> after_update(const dynamism::Boundary& now,
                               const dynamism::Outcome& done) override {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -25,9 +24,9 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
       {"horizon_steps", input.horizon_steps},
       {"bytes_per_s", input.bytes_per_s},
       {"fixed_cost_s", input.fixed_cost_s},
+      {"forgone_s", input.forgone_s},
       {"minimum_gain", options.minimum_gain},
       {"noise_factor", options.noise_factor},
-      {"known_change_noise_factor", options.known_change_noise_factor},
       {"pack_slack", options.pack_slack},
       {"head_room", options.head_room},
   }};
@@ -133,6 +132,20 @@ struct Rivals {
   plan::Evaluation planned;
 };
 
+double noise_factor(Cause cause, const PolicyOptions& options) {
+  switch (cause) {
+    case Cause::kKnown:
+    case Cause::kConfirmed:
+      return options.noise_factor / 5;
+    case Cause::kFound:
+    case Cause::kWaited:
+      return options.noise_factor * 3 / 5;
+    case Cause::kDrift:
+      return options.noise_factor;
+  }
+  DYNMO_CHECK(false, "a cause, got {}", static_cast<int>(cause));
+}
+
 Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& input,
                const PolicyOptions& options) {
   const std::string cuts =
@@ -150,13 +163,14 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
   if (!(gain > options.minimum_gain * decision.current_step_s)) {
     return refuse(fmt::format("wanted more than {:.1f} %", percent(options.minimum_gain)));
   }
-  const double factor =
-      input.change == Change::kKnown ? options.known_change_noise_factor : options.noise_factor;
+  const double factor = noise_factor(input.cause, options);
   if (!(gain > factor * decision.noise_s)) {
+    decision.within_noise = true;
     return refuse(
         fmt::format("within {:.3g} x the noise of {}", factor, format_seconds(decision.noise_s)));
   }
-  if (!(decision.gain_s > decision.cost_s)) {
+  if (!(decision.gain_s + input.forgone_s > decision.cost_s)) {
+    decision.too_dear = true;
     return refuse(fmt::format("{} over {:.0f} steps, less than the {} of moving {} layers, {}",
                               format_seconds(decision.gain_s), input.horizon_steps,
                               format_seconds(decision.cost_s), decision.migration.moves.size(),
@@ -176,46 +190,6 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
 }
 
 }  // namespace
-
-bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now, const plan::Plan& plan,
-                 int micro_batches, double relative_noise, double noise_factor, double rank_noise) {
-  const std::vector<double> then = cost::layer_work_s(before, micro_batches);
-  std::vector<double> work = cost::layer_work_s(now, micro_batches);
-  DYNMO_CHECK(then.size() == work.size() && plan.layers() == now.size(),
-              "costs of {} layers twice, got {} and {}", plan.layers(), then.size(), work.size());
-  // What makes all layers slower changes no plan.
-  const double before_s = std::accumulate(then.begin(), then.end(), 0.0);
-  const double now_s = std::accumulate(work.begin(), work.end(), 0.0);
-  for (double& layer : work) layer *= now_s > 0 ? before_s / now_s : 1;
-  struct Sum {
-    double before = 0;
-    double now = 0;
-    double squares = 0;  // of the layers, before and now
-    void add(double from, double to) {
-      before += from;
-      now += to;
-      squares += from * from + to * to;
-    }
-  };
-  // `common`: the noise that all layers of the sum share.
-  const auto moved = [&](const Sum& sum, double common) {
-    const double variance = relative_noise * relative_noise * sum.squares +
-                            common * common * (sum.before * sum.before + sum.now * sum.now);
-    return std::abs(sum.now - sum.before) > noise_factor * std::sqrt(variance);
-  };
-  std::vector<Sum> ranks(static_cast<std::size_t>(plan.ranks));
-  for (const plan::PlanStage& stage : plan.stages) {
-    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
-      const auto layer = static_cast<std::size_t>(i);
-      Sum alone;
-      alone.add(then[layer], work[layer]);
-      if (moved(alone, rank_noise)) return true;
-      ranks[stage.rank.index()].add(then[layer], work[layer]);
-    }
-  }
-  return std::any_of(ranks.begin(), ranks.end(),
-                     [&](const Sum& sum) { return moved(sum, rank_noise); });
-}
 
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
   DYNMO_TRY(validate(input, options));

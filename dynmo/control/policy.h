@@ -17,6 +17,15 @@
 
 namespace dynmo::control {
 
+// Why a plan is made (controller.h).
+enum class Cause {
+  kKnown,      // the work has changed, and training says so
+  kConfirmed,  // the same or the next, measured for some steps more
+  kFound,      // measurements show a change
+  kWaited,     // the gain that was forgone since a move was too dear has come to its cost
+  kDrift,      // if anything has changed, it was slowly
+};
+
 enum class RankUse {
   kAll,     // plans may use every rank of the cluster
   kFewest,  // as few as keep tokens/s within the slack (pack.h): ranks are released, and taken back
@@ -29,24 +38,19 @@ enum class RankUse {
 // The first is what each layer has of its own, the second what the layers of a rank have in common:
 // a processor that others use, too, makes them all slower, and moving them seem to gain. It must
 // exceed `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither
-// the move nor the way back is ever worth it. The default is high because the proposed cut was
-// chosen from the same noisy costs, and because a run decides thousands of times.
+// the move nor the way back is ever worth it. For drift it is high because the proposed cut was
+// chosen from the same noisy costs, and because a run looks thousands of times. Where the work has
+// changed the gain is less likely an artefact of the noise, and there is one decision a change.
 struct PolicyOptions {
   plan::Balancer balancer = plan::Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move
-  double noise_factor = 5;     // least gain in deviations of the predicted difference
-  // The same where the load has changed for a cause that is known: the gain is then no artefact of
-  // the noise, and there is one decision a change instead of one a step.
-  double known_change_noise_factor = 1;
-  double head_room = 0;  // share of every rank's memory that a proposed plan must leave free
+  double noise_factor = 5;     // least gain in deviations of the predicted difference, for drift;
+                               // 3/5 of it where a change was found, or a gain has lasted; 1/5
+                               // where a change is known
+  double head_room = 0;        // share of every rank's memory that a proposed plan must leave free
   RankUse rank_use = RankUse::kAll;
   double pack_slack = 0;  // kFewest: growth of step time that is accepted for fewer ranks
   plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may swap
-};
-
-enum class Change {
-  kMeasured,  // if anything changed, it is only seen in the costs
-  kKnown,     // a layer was frozen, pruned, ... since the last decision
 };
 
 struct PolicyInput {
@@ -58,7 +62,8 @@ struct PolicyInput {
   double horizon_steps = 0;  // steps for which the gain is expected to last
   double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
-  Change change = Change::kMeasured;
+  Cause cause = Cause::kDrift;
+  double forgone_s = 0;  // gain that steps have lacked since a move was too dear
   // Standard deviation of what the costs of the layers of a rank of `current` have in common.
   double rank_noise = 0;
 };
@@ -74,21 +79,18 @@ struct Decision {
   plan::Migration migration;  // of the plan proposed, taken or not
   double imbalance_before = 0;
   double imbalance_after = 0;
-  int ranks_before = 0;  // with layers
-  int ranks_after = 0;   // of the best plan found, taken or not
-  std::string reason;    // one line for people
+  int ranks_before = 0;       // with layers
+  int ranks_after = 0;        // of the best plan found, taken or not
+  bool within_noise = false;  // this alone forbade the move; here and below
+  bool too_dear = false;      // its cost
+  std::string reason;         // one line for people
+  std::string why = {};       // a plan was made at all, as the controller says
 };
 
-// Whether a layer's share of all work, or that of a rank of `plan`, differs between two costs of
-// one model by more than `noise_factor` deviations of what measuring both with this noise
-// (PolicyInput) would make of it: where it does not, and a proposal takes long (search), planning
-// again can be spared. Requires models of as many layers as the plan, and one micro-batch or more.
-[[nodiscard]] bool costs_moved(const cost::ModelCost& before, const cost::ModelCost& now,
-                               const plan::Plan& plan, int micro_batches, double relative_noise,
-                               double noise_factor, double rank_noise = 0);
-
 // Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
-// `minimum_gain` and the noise, and over the horizon the cost; at once where the current plan no
+// `minimum_gain` and the noise, and over the horizon, with what was forgone, the cost (who cannot
+// know how long a gain lasts and moves when it has paid for the move once loses at most as much
+// again); at once where the current plan no
 // longer fits the memory and the proposed one does. Keeps the current plan where the balancer finds
 // none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or is
 // negative or no number.

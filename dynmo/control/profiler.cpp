@@ -13,11 +13,9 @@
 namespace dynmo::control {
 namespace {
 
-constexpr std::size_t kLongest = 8;             // lengths of the least window
-constexpr std::size_t kLevelSteps = 3;          // whose median says how long steps take
-constexpr double kOutdated = 5;                 // deviations that are no noise
-constexpr double kDeviationPerMad = 1.4826;     // of a normal distribution
-constexpr double kMedianPerMeanError = 1.2533;  // standard error of a median to that of a mean
+constexpr std::size_t kLongest = 8;     // lengths of the least window
+constexpr int kMeasuredAgain = 6;       // steps since a change
+constexpr std::size_t kLevelSteps = 3;  // whose median says how long steps take
 
 // The median of one number over the elements of a range.
 template <typename Range, typename Get>
@@ -34,6 +32,15 @@ std::map<Rank, double> forward_by_rank(const std::vector<cost::LayerSample>& lay
   std::map<Rank, double> sums;
   for (std::size_t i = 0; i < layers.size(); ++i) sums[owners[i]] += layers[i].time.forward_s;
   return sums;
+}
+
+bool is_frozen(std::size_t layer, int frozen_layers) {
+  return layer < static_cast<std::size_t>(frozen_layers);
+}
+
+// Of a layer but its update.
+double total_s(const cost::LayerTime& time, bool frozen) {
+  return frozen ? time.forward_s : time.forward_s + time.input_gradient_s + time.weight_gradient_s;
 }
 
 // The first of the newest `count` elements.
@@ -55,21 +62,23 @@ cost::LayerTime mean_time(const std::vector<cost::LayerTime>& micro_batches) {
   return {sum.forward_s / count, sum.input_gradient_s / count, sum.weight_gradient_s / count};
 }
 
-Profiler::Profiler(cost::ModelCost known, int window)
-    : known_(std::move(known)), least_(static_cast<std::size_t>(std::max(window, 1))) {}
+Profiler::Profiler(cost::ModelCost known, int window, double relevant)
+    : known_(std::move(known)),
+      least_(static_cast<std::size_t>(std::max(window, 1))),
+      relevant_(relevant) {}
 
 void Profiler::forget_times() {
   window_.clear();
-  rank_levels_.clear();
+  found_.clear();
+  owners_.clear();
+  own_changes_.clear();
   rank_changes_.clear();
+  own_deviation_ = rank_deviation_ = 0;
 }
 
-void Profiler::shorten() {
-  while (window_.size() > least_) window_.pop_front();
-}
-
-void Profiler::add(const std::vector<cost::LayerSample>& layers, const std::vector<Rank>& owners,
-                   const cost::StepSample& step) {
+std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& layers,
+                                         const std::vector<Rank>& owners,
+                                         const cost::StepSample& step, int frozen_layers) {
   DYNMO_CHECK(layers.size() == known_.layers.size() && owners.size() == layers.size(),
               "{} layers and their ranks, got {} and {}", known_.layers.size(), layers.size(),
               owners.size());
@@ -78,22 +87,19 @@ void Profiler::add(const std::vector<cost::LayerSample>& layers, const std::vect
     if (layers[i].stash_bytes > Bytes{0}) known_.layers[i].activation_bytes = layers[i].stash_bytes;
     sample.forward_s += layers[i].time.forward_s;
   }
-  const std::map<Rank, double> sums = forward_by_rank(layers, owners);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    sample.own_shares.push_back(share(layers[i].time.forward_s, sums.at(owners[i])));
+  note_noise(sample);
+  if (outdated_) {
+    window_.clear();
+    found_.clear();
   }
-  const bool same_plan = !window_.empty() && owners == window_.back().owners;
-  if (same_plan) {
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      const double before = window_.back().own_shares[i];
-      const double now = sample.own_shares[i];
-      sample.own_changes.push_back(2 * share(std::abs(now - before), now + before));
-    }
-  }
-  note_ranks(sums, same_plan);
+  outdated_ = false;
   window_.push_back(std::move(sample));
   if (window_.size() > kLongest * least_) window_.pop_front();
-  drop_outdated();
+  note_beside();
+  return find(frozen_layers);
+}
+
+void Profiler::note_beside() {
   for (const auto field :
        {&cost::StepSample::overhead_s, &cost::StepSample::action_s, &cost::StepSample::message_s,
         &cost::StepSample::reduction_bytes_per_s}) {
@@ -105,7 +111,14 @@ void Profiler::add(const std::vector<cost::LayerSample>& layers, const std::vect
   }
 }
 
-void Profiler::note_ranks(const std::map<Rank, double>& sums, bool same_plan) {
+// How the layers' shares and the ranks' sums differ from those of the step before, under the same
+// plan.
+void Profiler::note_noise(const Sample& sample) {
+  const std::map<Rank, double> sums = forward_by_rank(sample.layers, sample.owners);
+  std::vector<double> shares;
+  for (std::size_t i = 0; i < sample.layers.size(); ++i) {
+    shares.push_back(share(sample.layers[i].time.forward_s, sums.at(sample.owners[i])));
+  }
   std::vector<double> levels;
   double total = 0;
   for (const auto& [rank, sum] : sums) {
@@ -114,51 +127,84 @@ void Profiler::note_ranks(const std::map<Rank, double>& sums, bool same_plan) {
   }
   const auto ranks = static_cast<double>(levels.size());
   for (double& level : levels) level -= total / ranks;
-  if (same_plan) {
+  if (sample.owners == owners_) {
+    std::vector<double>& changes = own_changes_.emplace_back();
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      const double before = own_shares_[i];
+      changes.push_back(2 * share(std::abs(shares[i] - before), shares[i] + before));
+    }
+    if (own_changes_.size() > kLongest * least_) own_changes_.pop_front();
     for (std::size_t i = 0; ranks > 1 && i < levels.size(); ++i) {
       // Of two steps, and from the mean of all: 2 (1 - 1 / ranks) variances of one.
       rank_changes_.push_back(std::abs(levels[i] - rank_levels_[i]) /
                               std::sqrt(2 * (1 - 1 / ranks)));
     }
     while (rank_changes_.size() > kLongest * least_ * levels.size()) rank_changes_.pop_front();
+    double sum = 0;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      sum += median_of(own_changes_, [&](const std::vector<double>& step) { return step[i]; });
+    }
+    own_deviation_ = kDeviationPerMad / std::sqrt(2.0) * sum / static_cast<double>(shares.size());
+    rank_deviation_ = kDeviationPerMad * median({rank_changes_.begin(), rank_changes_.end()});
   }
+  owners_ = sample.owners;
+  own_shares_ = std::move(shares);
   rank_levels_ = std::move(levels);
 }
 
-// Of a layer's forward time, and of all its time but the update's, in the forward time of its step.
-// A change must exceed what measuring makes of noise; deviations are from changes between
-// neighbours, as a drift is no noise.
-void Profiler::drop_outdated() {
-  if (window_.size() < 2 * least_) return;
-  const std::size_t older = first_of_newest(window_, least_);
-  const double error = kMedianPerMeanError * std::sqrt(1.0 / static_cast<double>(older) +
-                                                       1.0 / static_cast<double>(least_));
-  const double common = std::hypot(layer_deviation(), rank_deviation());
-  const auto outdated = [&](auto share) {
-    std::vector<double> before;
-    std::vector<double> since;
-    std::vector<double> changes;
-    for (std::size_t i = 0; i < window_.size(); ++i) {
-      (i < older ? before : since).push_back(share(window_[i]));
-      if (i > 0 && i < older) changes.push_back(std::abs(before[i] - before[i - 1]));
+// Of a layer's time but its update's. What is frozen now counts as if it had been: its backward
+// pass was no work that changed by itself.
+std::deque<LayerTimes> Profiler::times(int frozen_layers) const {
+  std::deque<LayerTimes> steps;
+  for (const Sample& sample : window_) {
+    LayerTimes& times = steps.emplace_back();
+    times.owners = sample.owners;
+    for (std::size_t i = 0; i < sample.layers.size(); ++i) {
+      times.seconds.push_back(total_s(sample.layers[i].time, is_frozen(i, frozen_layers)));
     }
-    const double center = median(std::move(before));
-    // One of the two may look calm by chance.
-    const double deviation =
-        std::max(kDeviationPerMad / std::sqrt(2.0) * median(std::move(changes)), common * center);
-    return std::abs(median(std::move(since)) - center) > kOutdated * error * deviation;
-  };
-  for (std::size_t i = 0; i < known_.layers.size(); ++i) {
-    const auto forward = [i](const Sample& step) {
-      return share(step.layers[i].time.forward_s, step.forward_s);
+  }
+  return steps;
+}
+
+// A change is measured again when there are 6 and 12 steps of it.
+std::optional<FoundChange> Profiler::find(int frozen_layers) {
+  for (FoundChange& found : found_) {
+    ++found.steps;
+    if (found.steps != kMeasuredAgain && found.steps != 2 * kMeasuredAgain) continue;
+    if (steps() <= found.steps) continue;
+    scale(measure_change(times(frozen_layers), found), found.steps, frozen_layers);
+  }
+  std::erase_if(found_, [](const FoundChange& f) { return f.steps >= 2 * kMeasuredAgain; });
+  auto found = find_change(times(frozen_layers), {.own = own_deviation_, .rank = rank_deviation_},
+                           relevant_);
+  if (!found) return found;
+  scale(found->factors, found->steps, frozen_layers);
+  found_.push_back(*found);
+  return found;
+}
+
+// The parts of a changed layer's time are as they are in the newest steps.
+void Profiler::scale(const std::vector<double>& factors, int steps, int frozen_layers) {
+  const auto older =
+      static_cast<std::ptrdiff_t>(first_of_newest(window_, static_cast<std::size_t>(steps)));
+  const std::ranges::subrange newest(window_.begin() + older, window_.end());
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    if (factors[i] == 1) continue;
+    const bool frozen = is_frozen(i, frozen_layers);
+    const auto part = [&](auto field) {
+      return median_of(newest, [&](const Sample& step) {
+        const cost::LayerTime& time = step.layers[i].time;
+        return share(time.*field, total_s(time, frozen));
+      });
     };
-    const auto all = [i](const Sample& step) {
-      const cost::LayerTime& time = step.layers[i].time;
-      return share(time.forward_s + time.input_gradient_s + time.weight_gradient_s, step.forward_s);
-    };
-    if (outdated(forward) || outdated(all)) {
-      shorten();
-      return;
+    const double forward = part(&cost::LayerTime::forward_s);
+    const double input = part(&cost::LayerTime::input_gradient_s);
+    const double weight = part(&cost::LayerTime::weight_gradient_s);
+    for (auto step = window_.begin(); step != window_.begin() + older; ++step) {
+      cost::LayerTime& time = step->layers[i].time;
+      const double total = factors[i] * total_s(time, frozen);
+      step->forward_s += forward * total - time.forward_s;
+      time = {forward * total, input * total, weight * total};
     }
   }
 }
@@ -167,53 +213,52 @@ cost::ModelCost Profiler::known(int frozen_layers) const {
   return dynamism::freeze_prefix(known_, frozen_layers);
 }
 
-std::optional<cost::ModelCost> Profiler::costs(int frozen_layers) const {
+std::optional<cost::ModelCost> Profiler::costs(cost::ModelCost known) const {
   if (window_.empty()) return std::nullopt;
+  DYNMO_CHECK(known.layers.size() == known_.layers.size(), "{} layers, got {}",
+              known_.layers.size(), known.layers.size());
   const std::ranges::subrange newest(
       window_.begin() + static_cast<std::ptrdiff_t>(first_of_newest(window_, kLevelSteps)),
       window_.end());
   const double forward_s = median_of(newest, [](const Sample& step) { return step.forward_s; });
-  cost::ModelCost model = known_;
-  for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    cost::LayerCost& layer = model.layers[i];
+  const int prefix = known.frozen_layers();
+  for (std::size_t i = 0; i < known.layers.size(); ++i) {
+    cost::LayerCost& layer = known.layers[i];
     const auto over_window = [&](auto get) {
       return forward_s * median_of(window_, [&](const Sample& step) {
                return share(get(step.layers[i]), step.forward_s);
              });
     };
     layer.forward_s = over_window([](const cost::LayerSample& s) { return s.time.forward_s; });
-    layer.backward_input_s =
-        over_window([](const cost::LayerSample& s) { return s.time.input_gradient_s; });
+    layer.backward_input_s = layer.backward_weight_s = layer.update_s = 0;
+    if (i >= static_cast<std::size_t>(prefix)) {
+      layer.backward_input_s =
+          over_window([](const cost::LayerSample& s) { return s.time.input_gradient_s; });
+    }
+    if (layer.frozen) continue;
     layer.backward_weight_s =
         over_window([](const cost::LayerSample& s) { return s.time.weight_gradient_s; });
     layer.update_s = over_window([](const cost::LayerSample& s) { return s.update_s; });
   }
-  return dynamism::freeze_prefix(std::move(model), frozen_layers);
+  return known;
 }
 
-double Profiler::layer_deviation() const {
-  double sum = 0;
-  for (std::size_t i = 0; i < known_.layers.size(); ++i) {
-    std::vector<double> changes;
-    for (const Sample& step : window_) {
-      if (!step.own_changes.empty()) changes.push_back(step.own_changes[i]);
+double Profiler::median_error(bool of_ranks) const {
+  std::vector<double> steps(known_.layers.size(), static_cast<double>(std::max(this->steps(), 1)));
+  for (const FoundChange& found : found_) {
+    if (found.rank.has_value() != of_ranks) continue;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (found.factors[i] != 1) steps[i] = std::min(steps[i], static_cast<double>(found.steps));
     }
-    sum += median(std::move(changes));
   }
-  return kDeviationPerMad / std::sqrt(2.0) * sum / static_cast<double>(known_.layers.size());
+  double variance = 0;
+  for (const double count : steps) variance += 1 / count;
+  variance /= static_cast<double>(std::max<std::size_t>(steps.size(), 1));
+  return std::min(1.0, kMedianPerMeanError * std::sqrt(variance));
 }
 
-double Profiler::rank_deviation() const {
-  return kDeviationPerMad * median({rank_changes_.begin(), rank_changes_.end()});
-}
+double Profiler::relative_noise() const { return median_error(false) * own_deviation_; }
 
-double Profiler::median_error() const {
-  return kMedianPerMeanError /
-         std::sqrt(static_cast<double>(std::max<std::size_t>(window_.size(), 1)));
-}
-
-double Profiler::relative_noise() const { return median_error() * layer_deviation(); }
-
-double Profiler::rank_noise() const { return median_error() * rank_deviation(); }
+double Profiler::rank_noise() const { return median_error(true) * rank_deviation_; }
 
 }  // namespace dynmo::control

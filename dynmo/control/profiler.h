@@ -9,32 +9,20 @@
 // grows, up to 8 times its least length, while nothing changes. How long the steps take is the
 // median over the newest three alone: a machine that is slower for a while changes no share.
 //
-// A change is found by a test of the newest steps against the older ones of the window (docs/
-// planner.md). What a layer's time says has three parts: what all layers have in common, what those
-// of its rank have in common, and its own. Deviations are medians of what changes from one step to
-// the next (and, if larger, of the distance from the median), so neither a burst nor a change
-// counts as noise:
-//   own:   the newest 3 steps of a layer, on one side, against the older ones
-//   rank:  the newest 4 steps of the sum of a rank's layers, on one side: a burst of 3 is none
-// Both must exceed 5 deviations of the difference, and a share of a rank's time that matters.
+// Where the newest steps are of other work than the older ones (find_change.h), the older ones are
+// scaled to it, so that the window stays long and a change of one layer makes no other uncertain.
 
 #include <cstddef>
 #include <deque>
 #include <optional>
 #include <vector>
 
+#include "dynmo/control/find_change.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/layer_sample.h"
 
 namespace dynmo::control {
-
-// The newest steps are of other work than the older ones.
-struct Found {
-  std::optional<LayerId> layer;  // whose own time differs most, else ...
-  std::optional<Rank> rank;      // ... the rank of whose layers
-  double factor = 1;             // of the time before
-};
 
 class Profiler {
  public:
@@ -42,14 +30,14 @@ class Profiler {
   // steps. `relevant`: share of the mean rank's time that a change must come to.
   Profiler(cost::ModelCost known, int window, double relevant = 0.01);
 
-  // Layers by LayerId; `owners`, their ranks. Where the newest steps are of other work, the window
-  // is these steps from now on. The first `frozen_layers` count with their forward time alone.
-  std::optional<Found> add(const std::vector<cost::LayerSample>& layers,
-                           const std::vector<Rank>& owners, const cost::StepSample& step = {},
-                           int frozen_layers = 0);
-  // The work of the layers is another from the next step on: what was measured is outdated, but the
+  // Layers by LayerId; `owners`, their ranks. Says where the newest steps are of other work. The
+  // first `frozen_layers` count with their forward time alone.
+  std::optional<FoundChange> add(const std::vector<cost::LayerSample>& layers,
+                                 const std::vector<Rank>& owners, const cost::StepSample& step = {},
+                                 int frozen_layers = 0);
+  // The work of the layers is another from the next step on: with it the window begins anew. The
   // noise is still that of the machine.
-  void restart() { window_.clear(); }
+  void restart() { outdated_ = true; }
   void forget_times();  // noise included; what is known of bytes stays
   // Names and bytes of the layers, stashes as metered.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
@@ -81,20 +69,24 @@ class Profiler {
     std::vector<Rank> owners;
     cost::StepSample beside;
     double forward_s = 0;  // of all layers
-    std::vector<double> own_shares = {};  // of each layer in its rank's forward time
   };
-  class Test;
 
-  void note_changes(const Sample& sample);
+  void note_noise(const Sample& sample);
   void note_beside();
-  [[nodiscard]] std::optional<Found> test(int frozen_layers) const;
-  // Deviation of a median over the window to that of one step's value.
-  [[nodiscard]] double median_error() const;
+  [[nodiscard]] std::deque<LayerTimes> times(int frozen_layers) const;
+  [[nodiscard]] std::optional<FoundChange> find(int frozen_layers);
+  // To all but the newest `steps`.
+  void scale(const std::vector<double>& factors, int steps, int frozen_layers);
+  // Deviation of a median over the steps to that of one step's value, over the layers; one that was
+  // found to have changed is known from the steps since.
+  [[nodiscard]] double median_error(bool of_ranks) const;
 
   cost::ModelCost known_;
   std::size_t least_;
   double relevant_;
   std::deque<Sample> window_;
+  bool outdated_ = false;           // the whole window
+  std::vector<FoundChange> found_;  // lately; their steps grow
   cost::StepSample beside_;
   // Of the newest step, to compare the next one with.
   std::vector<Rank> owners_;

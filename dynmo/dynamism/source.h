@@ -47,9 +47,9 @@ struct Outcome {
 
 // What a source has changed; equal on all ranks.
 struct Change {
-  // The work of layers is another from now on, by a cause that is known: the policy need not wait
-  // until measurements show it.
-  bool known = false;
+  // The work of layers is another from now on, and has to be measured anew: the controller need not
+  // find it out. Not of freezing alone, whose costs follow from those before.
+  bool work = false;
   // How many layers from the first one on run forward only; unset: no opinion.
   std::optional<int> frozen_layers = {};
 };
@@ -81,7 +81,7 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 // The enabled sources of a config's tables, by sources.def.
 [[nodiscard]] MakeSources make_sources(SourceOptions options);
 
-// The calls above for all sources of a run, in their order. Of changes: known if one is, the
+// The calls above for all sources of a run, in their order. Of changes: of work if one is, the
 // longest frozen prefix.
 [[nodiscard]] Expected<void> check(const Sources& sources, const Setting& setting);
 [[nodiscard]] Expected<void> shape(const Sources& sources, model::Recipe& recipe);

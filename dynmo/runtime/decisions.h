@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the ranks have measured together and what follows from it: costs, the layers to recompute,
-// the predicted time of a step, whether to move. It knows neither tensors nor transports: it is fed
-// with what all ranks have alike, so it says the same on all of them.
+// A pipeline's side of the controller (control/controller.h): it tells it what the ranks have
+// measured together and asks it; from the same costs it chooses the layers to recompute and
+// predicts the time of a step. It knows neither tensors nor transports: it is fed with what all
+// ranks have alike, so it says the same on all of them.
 
 #include <cstdint>
 #include <optional>
 
-#include "dynmo/control/policy.h"
-#include "dynmo/control/profiler.h"
+#include "dynmo/control/controller.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
@@ -28,17 +28,14 @@ class Decisions {
             std::int64_t first_step);
 
   // Goes on from what another pipeline of the same model and group has measured.
-  void use(const control::Profiler& measured) { profiler_ = measured; }
+  void use(const control::Profiler& measured) { controller_.use(measured); }
   // Begins anew from costs that an earlier group has measured, given alike to all ranks: one
   // measurement, so that nothing is decided before the new group has measured for itself.
-  void use(const cost::ModelCost& costs, const plan::Plan& plan);
+  void use(const cost::ModelCost& costs, const plan::Plan& plan) { controller_.use(costs, plan); }
   // One more step under `plan`, as all ranks exchanged it.
-  void observe(const Exchange& step, const plan::Plan& plan);
-  void forget_times() { profiler_.forget_times(); }
-  // The layers' work changes from the next step on, for a cause that is known.
-  void announce_change();
-  // From now on predictions use what was measured beside the layers.
-  void take_measures();
+  void observe(const Exchange& step, const plan::Plan& plan, int frozen_layers);
+  void forget_times() { controller_.forget_times(); }
+  void announce(control::Announced what, std::int64_t step) { controller_.announce(what, step); }
 
   // Where the layers lie, as far as a decision asks for it.
   struct Now {
@@ -47,19 +44,15 @@ class Decisions {
     int frozen_layers = 0;
     const plan::LayerSet& recomputed;
   };
-  struct Verdict {
-    std::optional<control::Decision> decision;  // none: nobody asked the policy
-    double profile_s = 0;                       // by this rank's clock
-    double plan_s = 0;
-  };
-  // What the policy says at the boundary before `now.step`.
-  [[nodiscard]] Expected<Verdict> decide(const Now& now);
-  // A decision was carried out.
-  void moved(std::int64_t step, Bytes bytes);
+  // What the controller says at the boundary before `now.step`.
+  [[nodiscard]] Expected<std::optional<control::Decision>> decide(const Now& now);
+  // A decision to migrate was carried out, or was not.
+  void moved(Bytes bytes) { moved_ = bytes; }
+  void not_moved() { controller_.not_moved(); }
 
   // Nullopt before anything was measured.
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
-    return profiler_.costs(frozen_layers);
+    return profiler().costs(frozen_layers);
   }
   // Chosen by costs that all ranks have alike; none before anything was measured (kAuto).
   // kInfeasible: the plan does not fit the memory with every layer recomputed.
@@ -67,26 +60,21 @@ class Decisions {
                                                           int frozen_layers) const;
   // Of a step, by replay of the plan; 0: nothing was measured.
   [[nodiscard]] double predicted_step_s(const Now& now) const;
-  [[nodiscard]] const control::Profiler& profiler() const { return profiler_; }
+  [[nodiscard]] const control::Profiler& profiler() const { return controller_.profiler(); }
+  // The newest step, as the controller has seen it.
+  [[nodiscard]] const control::Observation& observed() const { return observed_; }
   // Predictions contain the time of summing gradients over the replicas.
-  [[nodiscard]] bool knows_reduction() const { return cluster_.replicas > 1; }
+  [[nodiscard]] bool knows_reduction() const;
   [[nodiscard]] double own_plan_s() const { return own_plan_s_; }  // this rank's last decision
 
  private:
-  [[nodiscard]] std::optional<cost::ModelCost> round_costs(const Now& now) const;
-  [[nodiscard]] bool worth_asking(const Now& now, const cost::ModelCost& costs, double noise) const;
-  [[nodiscard]] control::PolicyInput policy_input(const Now& now, const cost::ModelCost& costs,
-                                                  double noise) const;
+  [[nodiscard]] cost::Cluster cluster() const;
 
   PipelineOptions options_;
-  cost::Cluster cluster_;
-  control::Profiler profiler_;
-  std::optional<cost::ModelCost> planned_for_;  // costs of the last decision that made a plan
-  bool known_change_ = false;                   // announced since the last decision
-  std::int64_t last_move_;                      // its step
-  Bytes moved_;                                 // by it
-  double move_cost_s_ = 0;                      // agreed: largest of any rank
-  double plan_cost_s_ = 0;                      // agreed: largest of any rank
+  int ranks_;
+  control::Controller controller_;
+  control::Observation observed_;
+  Bytes moved_;  // by the newest move
   double own_plan_s_ = 0;
 };
 

@@ -99,13 +99,13 @@ Expected<void> Pipeline::choose_recomputed() {
 }
 
 Expected<void> Pipeline::balance(StepReport& report) {
-  DYNMO_ASSIGN(Decisions::Verdict verdict, decisions_.decide(now()));
-  report.profile_s += verdict.profile_s;
-  report.plan_s = verdict.plan_s;
-  report.decision = std::move(verdict.decision);
+  const auto asked = Clock::now();
+  DYNMO_ASSIGN(report.decision, decisions_.decide(now()));
+  report.plan_s = seconds_since(asked);
   if (!report.decision || !report.decision->migrate) return {};
   const plan::Plan& wanted = report.decision->plan;
   if (const auto layers = decisions_.recomputed_under(wanted, state_.frozen_layers); !layers) {
+    decisions_.not_moved();
     report.decision->migrate = false;
     report.decision->reason =
         fmt::format("keep {}: {}", plan::to_string(state_.plan), layers.error().message);
@@ -115,6 +115,7 @@ Expected<void> Pipeline::balance(StepReport& report) {
   const plan::Migration migration = plan::difference(state_.plan, wanted, *costs());
   DYNMO_ASSIGN(const bool moved, apply(wanted));
   report.migrate_s = seconds_since(start);
+  if (!moved) decisions_.not_moved();
   if (moved) {
     report.moved_layers = static_cast<int>(migration.moves.size());
     report.moved_bytes = migration.bytes();
@@ -140,7 +141,7 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   if (!migration_.committed) return false;
   state_.plan = plan;
   set_aside(state_, grid_.position());
-  decisions_.moved(state_.step, migration.bytes());
+  decisions_.moved(migration.bytes());
   remake_program(std::move(layers));
   return true;
 }
@@ -234,7 +235,6 @@ Expected<void> Pipeline::prepare(StepReport& report) {
   DYNMO_TRY(ask_sources_first());
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());
-  decisions_.take_measures();
   if (options_.balancing == Balancing::kAutomatic) DYNMO_TRY(balance(report));
   if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
   const auto predicting = Clock::now();
@@ -267,7 +267,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   // The replay knows the reduction, once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
   const auto profiling = Clock::now();
-  decisions_.observe(exchanged, state_.plan);
+  decisions_.observe(exchanged, state_.plan, state_.frozen_layers);
   report.profile_s += seconds_since(profiling);
   report.reduction_s = times_.reduction_s;
   // What busy_s is of: the time between two exchanges, where all ranks meet. The update before the

@@ -38,7 +38,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     const auto begin = std::chrono::steady_clock::now();
     DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
     times_.overhead_s = seconds_since(begin);
-    decisions_.observe(exchanged, state_.plan);
+    decisions_.observe(exchanged, state_.plan, state_.frozen_layers);
     if (i == 0) decisions_.forget_times();
   }
   return choose_recomputed();

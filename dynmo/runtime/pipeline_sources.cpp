@@ -15,10 +15,15 @@ dynamism::Boundary Pipeline::boundary() {
 Expected<void> Pipeline::ask_sources() {
   if (asked_for_ == state_.step) return {};
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
+  const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
   // The first plan was made for what had changed before this pipeline began.
-  if (change.known && asked_for_ >= 0) decisions_.announce_change();
+  if (asked_for_ >= 0 && change.work) {
+    decisions_.announce(control::Announced::kWork, state_.step);
+  } else if (asked_for_ >= 0 && frozen != state_.frozen_layers) {
+    decisions_.announce(control::Announced::kKnown, state_.step);
+  }
   asked_for_ = state_.step;
-  state_.frozen_layers = change.frozen_layers.value_or(state_.frozen_layers);
+  state_.frozen_layers = frozen;
   for (const auto& [id, layer] : state_.layers) {
     if (layer.frozen) times_.update_s[id] = 0;
   }

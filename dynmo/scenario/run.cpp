@@ -6,8 +6,8 @@
 
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
-#include "dynmo/scenario/controller_impl.h"
 #include "dynmo/scenario/grid.h"
+#include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/replay_impl.h"
 
 namespace dynmo::scenario {
@@ -36,16 +36,20 @@ class Run {
         load_(load),
         policy_(policy),
         options_(options),
-        controller_(job.scenario, policy),
+        model_(load.at(0)),
+        controller_(model_, controller_options(job.scenario, policy)),
         replayer_(std::move(grid), job.scenario.training.micro_batches) {
     for (int r = 0; r < scenario_.cluster.pipeline_ranks; ++r) present_.push_back(r);
     result_.name = policy.name;
   }
 
   Expected<RunResult> all() {
-    model_ = load_.at(0);
-    DYNMO_ASSIGN(plan_, controller_.propose(model_, cluster(), present_, 0));
-    if (policy_.replanning == Replanning::kAutonomous) charge_plan();
+    DYNMO_ASSIGN(plan_, proposed(0));
+    if (autonomous()) charge_plan();
+    // The first plan is on all ranks.
+    if (policy_.rank_use == control::RankUse::kFewest) {
+      controller_.announce(control::Announced::kKnown, 0);
+    }
     while (step_ < scenario_.training.steps) {
       if (const auto applied = apply_events(); !applied)
         return named(applied.error(), "events of ");
@@ -64,6 +68,10 @@ class Run {
   [[nodiscard]] const cost::Cluster& cluster() const { return replayer_.grid().planned; }
   [[nodiscard]] int replicas() const { return replayer_.grid().replicas; }
   [[nodiscard]] bool autonomous() const { return policy_.replanning == Replanning::kAutonomous; }
+
+  Expected<plan::Plan> proposed(Generation generation) const {
+    return propose(scenario_, policy_, model_, cluster(), present_, generation);
+  }
 
   // Time passes for the ranks there and the ranks in use.
   void spend(double& part, double seconds) {
@@ -116,12 +124,11 @@ class Run {
       spend(result_.time.restart_s, scenario_.training.restart_s);
     }
     if (stranded) {
-      DYNMO_ASSIGN(plan::Plan next,
-                   controller_.propose(model_, cluster(), present_, plan_.generation + 1));
+      DYNMO_ASSIGN(plan::Plan next, proposed(plan_.generation + 1));
       charge_plan();
       move_to(std::move(next));
     }
-    controller_.known_change(step_);
+    controller_.announce(control::Announced::kKnown, step_);
     if (!event.failure) return {};
     go_back();
     return replace_plan_that_cannot_run();
@@ -132,8 +139,7 @@ class Run {
   Expected<void> replace_plan_that_cannot_run() {
     model_ = load_.at(step_);
     if (plan::evaluate(plan_, model_, cluster(), scenario_.training.micro_batches)) return {};
-    DYNMO_ASSIGN(plan::Plan next,
-                 controller_.propose(model_, cluster(), present_, plan_.generation + 1));
+    DYNMO_ASSIGN(plan::Plan next, proposed(plan_.generation + 1));
     charge_plan();
     move_to(std::move(next));
     return {};
@@ -170,7 +176,7 @@ class Run {
     step_ -= sums_.steps;
     fresh_ = true;
     forget_checkpoint_sums();
-    controller_.known_change(step_);
+    controller_.announce(control::Announced::kWork, step_);
   }
 
   void forget_checkpoint_sums() {
@@ -182,8 +188,13 @@ class Run {
   Expected<void> advance() {
     const bool changed = step_ > 0 && load_.changes_at(step_);
     const bool sampled = step_ % scenario_.training.sample_every == 0 || changed || fresh_;
-    if (sampled) model_ = load_.at(step_);
+    if (sampled) {
+      cost::ModelCost next = load_.at(step_);
+      if (changed) controller_.announce(announced(model_, next), step_);
+      model_ = std::move(next);
+    }
     fresh_ = false;
+    if (autonomous()) DYNMO_TRY(replan());
     const bool traced = step_ >= scenario_.training.steps - options_.trace_steps;
     DYNMO_ASSIGN(const StepMeasure* measure,
                  replayer_.step(plan_, model_, traced ? Timelines::kKept : Timelines::kLeftOut));
@@ -195,8 +206,9 @@ class Run {
     }
     if (autonomous()) {
       spend(result_.time.profile_s, scenario_.policy.profile_share * measure->step_s);
-      if (changed) controller_.known_change(step_);
-      if (sampled) DYNMO_TRY(replan());
+      if (sampled) {
+        controller_.observe(measured(scenario_, step_, model_), plan_, model_.frozen_layers());
+      }
     }
     if (options_.progress) options_.progress(step_);
     ++step_;
@@ -220,13 +232,16 @@ class Run {
   }
 
   Expected<void> replan() {
-    controller_.measure(step_, model_);
-    if (step_ + 1 == scenario_.training.steps) return {};
-    DYNMO_ASSIGN(std::optional<control::Decision> decision,
-                 controller_.consider(step_, plan_, cluster(), present_));
+    const cost::Cluster there = subset(cluster(), present_);
+    const plan::Plan current = to_present(plan_, present_);
+    DYNMO_ASSIGN(
+        auto decision,
+        controller_.decide({.plan = current, .step = step_, .known = model_, .cluster = there}));
     if (!decision) return {};
     charge_plan();
-    if (decision->migrate) move_to(std::move(decision->plan));
+    decision->plan = to_all(decision->plan, present_, cluster().size());
+    if (decision->migrate) move_to(decision->plan);
+    result_.decisions.push_back({step_, *std::move(decision)});
     return {};
   }
 
@@ -248,11 +263,11 @@ class Run {
   const dynamism::LoadModel& load_;
   const Policy& policy_;
   const RunOptions& options_;
-  Controller controller_;
+  cost::ModelCost model_;
+  control::Controller controller_;
   Replayer replayer_;
   std::vector<int> present_;  // positions, ascending
   plan::Plan plan_;
-  cost::ModelCost model_;
   std::int64_t step_ = 0;
   bool fresh_ = true;  // costs of the next step are not known
   std::size_t event_ = 0;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/control/policy.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/trace.h"
 #include "dynmo/scenario/job.h"
@@ -31,6 +32,11 @@ struct TimeSpent {
   }
 };
 
+struct DecisionAt {
+  std::int64_t step = 0;  // before it
+  control::Decision decision;
+};
+
 struct RunResult {
   std::string name;
   TimeSpent time;
@@ -48,6 +54,7 @@ struct RunResult {
   std::int64_t steps_lost = 0;
   std::int64_t steps_over_memory = 0;  // a rank's memory would not have sufficed
   std::vector<observe::TracedStep> trace;
+  std::vector<DecisionAt> decisions;  // for which a plan was made, in their order
 
   // Micro-batches (of a token count that is not known) or tokens a second of the whole time.
   [[nodiscard]] double micro_batches_per_s() const { return micro_batches / time.total_s(); }

@@ -90,12 +90,12 @@ TEST(Sources, ThoseOfARunSpeakAsOne) {
     sources.push_back(std::make_unique<Fixed>(arguments...));
   };
   add("quiet", dynamism::Change{}, Json());
-  add("short", dynamism::Change{.known = true, .frozen_layers = 2}, Json(70));
-  add("long", dynamism::Change{.known = false, .frozen_layers = 3}, Json(50));
+  add("short", dynamism::Change{.work = true, .frozen_layers = 2}, Json(70));
+  add("long", dynamism::Change{.work = false, .frozen_layers = 3}, Json(50));
   const model::Model model;
   LayerStates states;
   const auto change = dynamism::before_step(sources, {.step = 0, .model = model, .states = states});
-  EXPECT_TRUE(change->known);
+  EXPECT_TRUE(change->work);
   EXPECT_EQ(change->frozen_layers, 3);
   EXPECT_EQ(dynamism::state(sources), (Json{{"short", 70}, {"long", 50}}));
   const auto other = dynamism::restore(sources, {{"pruning", 1}});

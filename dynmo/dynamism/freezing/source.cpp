@@ -31,15 +31,12 @@ class FreezingSource final : public Source {
       if (id.value >= frozen) break;
       if (!state.frozen) model::freeze(state);
     }
-    const bool longer = frozen != frozen_;
-    frozen_ = frozen;
-    return Change{.known = longer, .frozen_layers = frozen};
+    return Change{.frozen_layers = frozen};
   }
 
  private:
   FreezingSchedule schedule_;
   std::int64_t steps_;
-  int frozen_ = 0;  // by the last step that was asked for
 };
 
 }  // namespace

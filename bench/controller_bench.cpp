@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// How well the controller decides: six load models x four noises of measuring x SEEDS, 8 ranks, 300
+// steps in which a load goes through the 10,000 of its whole run.
+//
+//   controller_bench [SEEDS]     (20)
+//
+// It is compared with an oracle that knows the true costs of all steps, past and to come, pays the
+// same for moving and nothing for planning: the best sequence, by dynamic programming, of plans of
+// which each is the optimal cut of some step. And with never moving. All three begin with the
+// optimal cut of the first step; a step takes what the replay of its plan with the true costs says.
+//
+//   regret    time of all steps, moves and plans over the oracle's, less 1
+//   never     the same over that of never moving, largest of any run
+//   moves     over the oracle's, of all runs of the line
+//   reaction  steps from a move of the oracle to the next of the controller (0: up to 3 before); a
+//             move of the oracle's that the controller does not follow counts to the oracle's next
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/control/controller.h"
+#include "dynmo/core/check.h"
+#include "dynmo/core/median.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/cost/device.h"
+#include "dynmo/dynamism/registry.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/migration.h"
+
+namespace dynmo::control {
+namespace {
+
+constexpr int kRanks = 8;
+constexpr int kMicroBatches = 32;
+constexpr std::int64_t kSteps = 300;
+constexpr std::int64_t kLoadSteps = 10'000;
+constexpr std::size_t kOraclePlans = 48;
+constexpr Charges kCharges = {.plan_s = 0.5e-3, .move_fixed_s = 5e-3, .bytes_per_s = 1e10};
+
+struct Noise {
+  std::string name;
+  double of_layers = 0;
+  double of_ranks = 0;
+  bool bursts = false;
+};
+
+const std::vector<Noise> kNoises = {
+    {"none"}, {"layers 5 %", 0.05}, {"ranks 15 %", 0, 0.15}, {"bursts 2 x", 0, 0, true}};
+
+cost::Cluster ranks() { return cost::equal_ranks(kRanks); }
+
+// What a load really costs.
+struct Truth {
+  std::string name;
+  std::vector<cost::ModelCost> costs;  // by step
+  std::vector<bool> changes;           // that training announces
+};
+
+Truth truth_of(const dynamism::NamedLoad& named) {
+  Truth truth{.name = named.name, .costs = {}, .changes = {}};
+  std::int64_t before = 0;
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const std::int64_t now = step * kLoadSteps / kSteps;
+    truth.costs.push_back(named.load->at(now));
+    bool change = false;
+    for (std::int64_t i = before + 1; i <= now; ++i) change = change || named.load->changes_at(i);
+    truth.changes.push_back(change);
+    before = now;
+  }
+  return truth;
+}
+
+plan::Plan optimal_plan(const cost::ModelCost& model, Generation generation) {
+  const auto cut = plan::balance(plan::Balancer::kOptimal, {model, ranks(), kMicroBatches});
+  DYNMO_CHECK(cut.has_value(), "a cut, got: {}", cut.error().message);
+  return plan::make_plan(*cut, schedule::ScheduleKind::k1F1B, generation);
+}
+
+double step_s(const plan::Plan& plan, const cost::ModelCost& model) {
+  const auto evaluation = plan::evaluate(plan, model, ranks(), kMicroBatches);
+  DYNMO_CHECK(evaluation.has_value(), "a replay, got: {}", evaluation.error().message);
+  return evaluation->step_time_s;
+}
+
+double move_s(const plan::Plan& from, const plan::Plan& to, const cost::ModelCost& model) {
+  const auto bytes = static_cast<double>(plan::difference(from, to, model).bytes().value);
+  return bytes / kCharges.bytes_per_s + kCharges.move_fixed_s;
+}
+
+struct Course {
+  double total_s = 0;
+  std::vector<std::int64_t> moves = {};  // steps before which layers moved
+};
+
+Course never(const Truth& truth) {
+  Course course;
+  const plan::Plan plan = optimal_plan(truth.costs.front(), 0);
+  for (const cost::ModelCost& costs : truth.costs) course.total_s += step_s(plan, costs);
+  return course;
+}
+
+Course oracle(const Truth& truth) {
+  std::vector<plan::Plan> plans = {optimal_plan(truth.costs.front(), 0)};
+  for (const cost::ModelCost& costs : truth.costs) {
+    plan::Plan plan = optimal_plan(costs, 0);
+    const bool known = std::any_of(plans.begin(), plans.end(),
+                                   [&](const plan::Plan& p) { return p.stages == plan.stages; });
+    if (!known) plans.push_back(std::move(plan));
+  }
+  while (plans.size() > kOraclePlans) {  // every second one goes
+    std::vector<plan::Plan> fewer;
+    for (std::size_t i = 0; i < plans.size(); i += 2) fewer.push_back(std::move(plans[i]));
+    plans = std::move(fewer);
+  }
+  // By plan: least time of the steps so far that end under it, and the plan before, by step.
+  std::vector<double> best(plans.size(), 1e300);
+  best[0] = 0;
+  std::vector<std::vector<std::size_t>> before;
+  for (const cost::ModelCost& costs : truth.costs) {
+    std::vector<double> next(plans.size());
+    std::vector<std::size_t>& from = before.emplace_back(plans.size());
+    for (std::size_t to = 0; to < plans.size(); ++to) {
+      next[to] = best[to];
+      from[to] = to;
+      for (std::size_t p = 0; p < plans.size(); ++p) {
+        // A move takes the fixed time at least: most pairs need no closer look.
+        if (p == to || best[p] + kCharges.move_fixed_s >= next[to]) continue;
+        const double moved = best[p] + move_s(plans[p], plans[to], costs);
+        if (moved >= next[to]) continue;
+        next[to] = moved;
+        from[to] = p;
+      }
+      next[to] += step_s(plans[to], costs);
+    }
+    best = std::move(next);
+  }
+  auto at = static_cast<std::size_t>(std::min_element(best.begin(), best.end()) - best.begin());
+  Course course{.total_s = best[at]};
+  for (std::size_t step = before.size(); step-- > 0;) {
+    if (before[step][at] != at)
+      course.moves.insert(course.moves.begin(), static_cast<std::int64_t>(step));
+    at = before[step][at];
+  }
+  return course;
+}
+
+// What measuring sees of a step.
+class Measuring {
+ public:
+  Measuring(const Noise& noise, std::uint64_t seed) : noise_(noise), rng_(seed) {}
+
+  Observation step(const cost::ModelCost& truth, const plan::Plan& plan) {
+    if (noise_.bursts && left_ == 0 && rng_.uniform() < 1.0 / 25) {
+      left_ = 3;
+      slow_ = Rank(static_cast<std::int32_t>(rng_.uniform() * kRanks));
+    }
+    std::vector<double> of_rank;
+    for (int r = 0; r < kRanks; ++r) {
+      const double burst = left_ > 0 && slow_ == Rank(r) ? 2 : 1;
+      of_rank.push_back(burst * std::max(0.1, 1 + noise_.of_ranks * rng_.normal()));
+    }
+    left_ = std::max(0, left_ - 1);
+    Observation seen{.layers = {}, .charges = kCharges};
+    for (std::int32_t i = 0; i < truth.size(); ++i) {
+      const cost::LayerCost& layer = truth.layers[LayerId(i).index()];
+      const double factor = of_rank[plan.owner(LayerId(i)).index()] *
+                            std::max(0.1, 1 + noise_.of_layers * rng_.normal());
+      seen.layers.push_back({.time = {.forward_s = factor * layer.forward_s,
+                                      .input_gradient_s = factor * layer.backward_input_s,
+                                      .weight_gradient_s = factor * layer.backward_weight_s},
+                             .update_s = factor * layer.update_s,
+                             .stash_bytes = layer.activation_bytes});
+    }
+    return seen;
+  }
+
+ private:
+  const Noise& noise_;
+  Rng rng_;
+  int left_ = 0;  // steps of a burst
+  Rank slow_;
+};
+
+// Whether layers froze and nothing else changed.
+Announced announced(const cost::ModelCost& before, const cost::ModelCost& now) {
+  for (std::size_t i = 0; i < now.layers.size(); ++i) {
+    if (now.layers[i].forward_s != before.layers[i].forward_s) return Announced::kWork;
+  }
+  return now.frozen_layers() > before.frozen_layers() ? Announced::kKnown : Announced::kWork;
+}
+
+Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bool verbose) {
+  Course course;
+  plan::Plan plan = optimal_plan(truth.costs.front(), 0);
+  Controller controller(truth.costs.front(), {.micro_batches = kMicroBatches, .steps = kSteps});
+  Measuring measuring(noise, seed);
+  const cost::Cluster cluster = ranks();
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const auto i = static_cast<std::size_t>(step);
+    const cost::ModelCost& costs = truth.costs[i];
+    if (truth.changes[i]) controller.announce(announced(truth.costs[i - 1], costs), step);
+    auto decision =
+        controller.decide({.plan = plan, .step = step, .known = costs, .cluster = cluster});
+    DYNMO_CHECK(decision.has_value(), "a decision, got: {}", decision.error().message);
+    if (*decision) {
+      course.total_s += kCharges.plan_s;
+      if (verbose) fmt::print("  step {} {}: {}\n", step, (*decision)->why, (*decision)->reason);
+      if ((*decision)->migrate) {
+        course.total_s += move_s(plan, (*decision)->plan, costs);
+        course.moves.push_back(step);
+        plan = std::move((*decision)->plan);
+      }
+    }
+    course.total_s += step_s(plan, costs);
+    controller.observe(measuring.step(costs, plan), plan, costs.frozen_layers());
+  }
+  return course;
+}
+
+std::vector<double> reactions(const Course& oracle, const Course& course) {
+  std::vector<double> result;
+  for (std::size_t i = 0; i < oracle.moves.size(); ++i) {
+    const std::int64_t at = oracle.moves[i];
+    const std::int64_t next = i + 1 < oracle.moves.size() ? oracle.moves[i + 1] : kSteps;
+    const auto found = std::lower_bound(course.moves.begin(), course.moves.end(), at - 3);
+    const std::int64_t answer = found == course.moves.end() ? next : std::min(*found, next);
+    result.push_back(static_cast<double>(std::max<std::int64_t>(0, answer - at)));
+  }
+  return result;
+}
+
+struct Line {
+  std::vector<double> regrets;
+  double never = -1;
+  double moves = 0;
+  double oracle_moves = 0;
+  std::vector<double> reactions;
+
+  void add(const Course& never_moving, const Course& best, const Course& course) {
+    regrets.push_back(course.total_s / best.total_s - 1);
+    never = std::max(never, course.total_s / never_moving.total_s - 1);
+    moves += static_cast<double>(course.moves.size());
+    oracle_moves += static_cast<double>(best.moves.size());
+    const std::vector<double> more = control::reactions(best, course);
+    reactions.insert(reactions.end(), more.begin(), more.end());
+  }
+  double regret() const {
+    double sum = 0;
+    for (const double r : regrets) sum += r;
+    return sum / static_cast<double>(regrets.size());
+  }
+  void print(const std::string& noise, const std::string& load) const {
+    fmt::print("{:<12} {:<18} {:>7.2f} %  {:>7.2f} %  {:>7.2f} %  {:>5.2f}  {:>6.1f}\n", noise,
+               load, 100 * regret(), 100 * *std::max_element(regrets.begin(), regrets.end()),
+               100 * never, oracle_moves > 0 ? moves / oracle_moves : moves, median(reactions));
+  }
+};
+
+void run(std::uint64_t seeds, bool verbose) {
+  std::map<std::string, std::map<std::string, Line>> table;  // noise, load
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    const auto loads = dynamism::default_loads(cost::find_device("h100").value(), seed, dynamism::Ends::kLeftOut);
+    DYNMO_CHECK(loads.has_value(), "loads, got: {}", loads.error().message);
+    for (const dynamism::NamedLoad& named : *loads) {
+      const Truth truth = truth_of(named);
+      const Course stays = never(truth);
+      const Course best = oracle(truth);
+      for (const Noise& noise : kNoises) {
+        if (verbose) fmt::print("{} {} seed {}\n", noise.name, named.name, seed);
+        const Course course = controlled(truth, noise, mix_key({seed, 0xC0}), verbose);
+        table[noise.name][named.name].add(stays, best, course);
+      }
+    }
+  }
+  fmt::print("{:<12} {:<18} {:>9}  {:>9}  {:>9}  {:>5}  {:>6}\n", "noise", "load", "regret",
+             "worst", "never", "moves", "react");
+  for (const Noise& noise : kNoises) {
+    Line all;
+    for (const auto& [load, line] : table[noise.name]) {
+      line.print(noise.name, load);
+      all.regrets.insert(all.regrets.end(), line.regrets.begin(), line.regrets.end());
+      all.reactions.insert(all.reactions.end(), line.reactions.begin(), line.reactions.end());
+      all.never = std::max(all.never, line.never);
+      all.moves += line.moves;
+      all.oracle_moves += line.oracle_moves;
+    }
+    all.print(noise.name, "all");
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::control
+
+int main(int argc, char** argv) {
+  const std::uint64_t seeds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20;
+  dynmo::control::run(std::max<std::uint64_t>(seeds, 1), argc > 2);
+  return 0;
+}

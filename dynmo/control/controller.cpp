@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/control/controller.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::control {
+namespace {
+
+constexpr std::int64_t kConfirmAfter = 3;  // steps
+constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
+constexpr std::int64_t kFirstInterval =
+    100;                                    // steps to the next known change, before there were two
+constexpr std::int64_t kLeastHorizon = 10;  // steps
+constexpr int kLeastSteps = 3;              // measured, before drift is looked for
+constexpr double kFruitless = 0.005;        // share of the time of training
+
+struct StageWork {
+  std::vector<double> share;  // of the model's work
+  std::vector<double> noise;  // deviation of a share for layers of relative deviation 1
+};
+
+StageWork stage_work(const plan::Plan& plan, const cost::ModelCost& costs, int micro_batches) {
+  const std::vector<double> work = cost::layer_work_s(costs, micro_batches);
+  const double total = std::accumulate(work.begin(), work.end(), 0.0);
+  StageWork result;
+  for (const plan::PlanStage& stage : plan.stages) {
+    double sum = 0;
+    double squares = 0;
+    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
+      const double layer = work[static_cast<std::size_t>(i)];
+      sum += layer;
+      squares += layer * layer;
+    }
+    result.share.push_back(total > 0 ? sum / total : 0);
+    result.noise.push_back(total > 0 ? std::sqrt(squares) / total : 0);
+  }
+  return result;
+}
+
+// The time of the busiest rank: a step is not shorter.
+double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan& plan,
+                 int micro_batches) {
+  std::map<Rank, double> busy;
+  const std::vector<Rank> owners = plan::owners(plan);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const cost::LayerTime& time = layers[i].time;
+    busy[owners[i]] +=
+        micro_batches * (time.forward_s + time.input_gradient_s + time.weight_gradient_s) +
+        layers[i].update_s;
+  }
+  double most = 0;
+  for (const auto& [rank, seconds] : busy) most = std::max(most, seconds);
+  return most;
+}
+
+}  // namespace
+
+cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& beside, int replicas,
+                          int accumulation) {
+  cluster.action_s = beside.action_s.value_or(0);
+  cluster.inside_node.latency_s = beside.message_s.value_or(0);
+  if (!beside.reduction_bytes_per_s) return cluster;
+  cluster.replicas = replicas;
+  cluster.between_replicas.bandwidth_bytes_per_s = accumulation * *beside.reduction_bytes_per_s;
+  return cluster;
+}
+
+Controller::Controller(cost::ModelCost known, ControllerOptions options, std::int64_t first_step)
+    : options_(options),
+      profiler_(std::move(known), options.window, options.policy.minimum_gain),
+      look_at_(kLeastSteps),
+      changed_step_(first_step) {}
+
+void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
+  std::vector<cost::LayerSample> layers;
+  for (const cost::LayerCost& layer : costs.layers) {
+    layers.push_back({.time = {layer.forward_s, layer.backward_input_s, layer.backward_weight_s},
+                      .update_s = layer.update_s,
+                      .stash_bytes = layer.activation_bytes});
+  }
+  profiler_ = Profiler(profiler_.known(), options_.window, options_.policy.minimum_gain);
+  profiler_.add(layers, plan::owners(plan));
+}
+
+void Controller::observe(const Observation& step, const plan::Plan& plan, int frozen_layers) {
+  charges_ = step.charges;
+  if (planned_ && !moved_) fruitless_s_ += charges_.plan_s;
+  planned_ = moved_ = waiting_ = false;
+  forgone_s_ += lacked_s_;
+  ++observed_;
+  trained_s_ += busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
+  if (auto found = profiler_.add(step.layers, plan::owners(plan), step.beside, frozen_layers)) {
+    found_ = found;
+  }
+}
+
+void Controller::announce(Announced what, std::int64_t step) {
+  if (what == Announced::kWork) {
+    profiler_.restart();
+    measured_anew_ = waiting_ = true;
+  }
+  announced_ = true;
+  found_.reset();
+  confirm_at_.reset();
+  if (step > changed_step_) change_interval_ = step - changed_step_;
+  changed_step_ = step;
+}
+
+std::optional<cost::ModelCost> Controller::costs(const cost::ModelCost& known,
+                                                 const plan::LayerSet& recomputed) const {
+  auto model = profiler_.costs(known);
+  if (!model) return model;
+  for (cost::LayerCost& layer : model->layers) layer.update_s /= options_.accumulation;
+  return plan::recomputed(*std::move(model), recomputed);
+}
+
+std::optional<Cause> Controller::cause() const {
+  if (profiler_.steps() == 0 || waiting_) return std::nullopt;
+  if (announced_) return Cause::kKnown;
+  if (confirm_at_ && observed_ >= *confirm_at_) return Cause::kConfirmed;
+  if (lacked_s_ > 0 && forgone_s_ > dear_s_) return Cause::kWaited;
+  if (observed_ == decided_at_ || fruitless_s_ > kFruitless * trained_s_) return std::nullopt;
+  if (found_) return Cause::kFound;
+  if (observed_ >= look_at_ && profiler_.steps() >= kLeastSteps) return Cause::kDrift;
+  return std::nullopt;
+}
+
+// Whether a stage's share of the work has changed since the last plan, by more than the least gain
+// and noise. Where noise forbade a move, a window of twice the length may allow it.
+bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) const {
+  if (stage_shares_.empty() || stages_ != now.plan.stages) return true;
+  if (noisy_window_ > 0 && profiler_.steps() >= 2 * noisy_window_) return true;
+  const StageWork work = stage_work(now.plan, costs, options_.micro_batches);
+  for (std::size_t s = 0; s < work.share.size(); ++s) {
+    const double change = std::abs(work.share[s] - stage_shares_[s]);
+    const double noise = std::sqrt(2.0) * std::hypot(profiler_.relative_noise() * work.noise[s],
+                                                     profiler_.rank_noise() * work.share[s]);
+    if (change > options_.policy.minimum_gain * work.share[s] && change > noise) return true;
+  }
+  return false;
+}
+
+// As long as the loads before it did: known changes as long as the last two were apart, others as
+// long as the newest change is ago. Never beyond the end of the run.
+double Controller::horizon_steps(Cause cause, std::int64_t step) const {
+  std::int64_t horizon = options_.horizon_steps;
+  if (horizon == 0 && (cause == Cause::kKnown || cause == Cause::kConfirmed)) {
+    horizon = change_interval_ > 0 ? change_interval_ : kFirstInterval;
+  }
+  if (horizon == 0) horizon = step - changed_step_;
+  horizon = std::max(horizon, kLeastHorizon);
+  return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
+}
+
+Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
+  const std::optional<Cause> cause = this->cause();
+  if (!cause) return std::optional<Decision>();
+  const cost::ModelCost costs = *this->costs(now.known, now.recomputed);
+  if (*cause == Cause::kDrift && !drifted(now, costs)) {
+    wait_ = std::min(2 * wait_, kLongestWait);
+    look_at_ = observed_ + wait_;
+    return std::optional<Decision>();
+  }
+  DYNMO_ASSIGN(
+      Decision decision,
+      control::decide({.current = now.plan,
+                       .model = costs,
+                       .relative_noise = profiler_.relative_noise(),
+                       .cluster = now.cluster,
+                       .micro_batches = options_.micro_batches,
+                       .horizon_steps = options_.accumulation * horizon_steps(*cause, now.step),
+                       .bytes_per_s = charges_.bytes_per_s,
+                       .fixed_cost_s = charges_.plan_s + charges_.move_fixed_s,
+                       .cause = *cause,
+                       .forgone_s = forgone_s_,
+                       .rank_noise = profiler_.rank_noise()},
+                      options_.policy));
+  for (double* time : {&decision.current_step_s, &decision.planned_step_s, &decision.noise_s}) {
+    *time *= options_.accumulation;
+  }
+  decision.why = why(*cause, now);
+  remember(*cause, now, costs, decision);
+  return std::optional<Decision>(std::move(decision));
+}
+
+void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCost& costs,
+                          const Decision& decision) {
+  planned_ = true;
+  moved_ = decision.migrate;
+  decided_at_ = observed_;
+  if (decision.too_dear) {
+    lacked_s_ = decision.current_step_s - decision.planned_step_s;
+    dear_s_ = decision.cost_s - decision.gain_s;
+  } else {
+    lacked_s_ = forgone_s_ = 0;
+  }
+  noisy_window_ = decision.within_noise ? profiler_.steps() : 0;
+  stages_ = decision.plan.stages;
+  stage_shares_ = stage_work(decision.plan, costs, options_.micro_batches).share;
+  const bool drift = cause == Cause::kDrift;
+  wait_ = drift && !decision.migrate ? std::min(2 * wait_, kLongestWait) : 1;
+  look_at_ = observed_ + wait_;
+  confirm_at_.reset();
+  if ((cause == Cause::kKnown && measured_anew_) || cause == Cause::kFound) {
+    confirm_at_ = observed_ + kConfirmAfter;
+  }
+  if (cause == Cause::kFound) changed_step_ = std::max(changed_step_, now.step - found_->steps);
+  announced_ = measured_anew_ = false;
+  found_.reset();
+}
+
+std::string Controller::why(Cause cause, const Boundary& now) const {
+  switch (cause) {
+    case Cause::kKnown:
+      return "the work has changed";
+    case Cause::kConfirmed:
+      return "measured again since the change";
+    case Cause::kFound:
+      if (found_->layer) {
+        return fmt::format("'{}' takes {:.2f} x as long",
+                           now.known.layers[found_->layer->index()].name, found_->factor);
+      }
+      return fmt::format("the layers of rank {} take {:.2f} x as long", *found_->rank,
+                         found_->factor);
+    case Cause::kWaited:
+      return "it has lasted";
+    case Cause::kDrift:
+      return "the work has drifted";
+  }
+  DYNMO_CHECK(false, "a cause, got {}", static_cast<int>(cause));
+}
+
+}  // namespace dynmo::control

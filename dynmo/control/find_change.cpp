@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/control/find_change.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/median.h"
+
+namespace dynmo::control {
+namespace {
+
+constexpr int kNewestOwn = 3;
+constexpr int kNewestRank = 4;
+constexpr std::size_t kLeastOlder = 3;
+constexpr std::size_t kScatter = 8;  // older steps that tell how they scatter
+constexpr double kDeviations = 5;
+
+double median_in_place(std::span<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+// A layer or a rank through the steps: logarithms of its time to the one expected.
+using Series = std::vector<double>;
+
+// What the newest steps of a series differ by from the older ones.
+double shift(const Series& series, std::size_t newest) {
+  const auto split = series.end() - static_cast<std::ptrdiff_t>(newest);
+  return median({split, series.end()}) - median({series.begin(), split});
+}
+
+// The same of the steps behind the first `older` ones but for a gap; 0 where it may be noise.
+double significant_shift(const Series& series, std::size_t older, int newest, double noise) {
+  Series before(series.begin(), series.begin() + static_cast<std::ptrdiff_t>(older));
+  const double center = median_in_place(before);
+  Series now(series.end() - newest, series.end());
+  for (double& value : now) value -= center;
+  const double change = median(now);
+  const auto shows_half = [&](double value) { return value / change >= 0.5; };
+  if (change == 0 || !std::all_of(now.begin(), now.end(), shows_half)) return 0;
+  if (older >= kScatter) {
+    for (double& value : before) value = std::abs(value - center);
+    noise = std::max(noise, kDeviationPerMad * median_in_place(before));
+  }
+  const double error =
+      kMedianPerMeanError * noise * std::sqrt(1 / static_cast<double>(older) + 1.0 / newest);
+  return std::abs(change) > kDeviations * error ? change : 0;
+}
+
+class Test {
+ public:
+  Test(const std::deque<LayerTimes>& steps, std::size_t older) : steps_(steps), older_(older) {
+    for (const LayerTimes& step : steps) {
+      for (const Rank owner : step.owners) ranks_ = std::max(ranks_, owner.index() + 1);
+    }
+    expect();
+    take_apart();
+  }
+
+  std::optional<FoundChange> of_layers(double noise, double relevant) const {
+    FoundChange found{.layer = {}, .rank = {}, .factors = unchanged(), .steps = kNewestOwn};
+    double largest = 0;
+    for (std::size_t i = 0; i < own_.size(); ++i) {
+      const double change = significant_shift(own_[i], older_, kNewestOwn, noise);
+      const double share = std::abs(std::expm1(change)) * expected_[i] * mean_ranks_;
+      if (change == 0 || share <= relevant) continue;
+      found.factors[i] = std::exp(change);
+      if (share <= largest) continue;
+      largest = share;
+      found.layer = LayerId(static_cast<std::int32_t>(i));
+      found.factor = found.factors[i];
+    }
+    return found.layer ? std::optional(found) : std::nullopt;
+  }
+
+  std::optional<FoundChange> of_ranks(double noise, double relevant) const {
+    FoundChange found{.layer = {}, .rank = {}, .factors = unchanged(), .steps = kNewestRank};
+    double largest = 0;
+    for (std::size_t r = 0; r < sums_.size(); ++r) {
+      if (sums_[r].empty()) continue;
+      const double change = significant_shift(sums_[r], older_, kNewestRank, noise);
+      const double share = std::abs(std::expm1(change)) * newest_sum_[r] * mean_ranks_;
+      if (change == 0 || share <= relevant) continue;
+      set_factors(found.factors, r, std::exp(change));
+      if (share <= largest) continue;
+      largest = share;
+      found.rank = Rank(static_cast<std::int32_t>(r));
+      found.factor = std::exp(change);
+    }
+    return found.rank ? std::optional(found) : std::nullopt;
+  }
+
+  std::vector<double> measured(const FoundChange& found) const {
+    const auto newest = static_cast<std::size_t>(found.steps);
+    std::vector<double> factors = unchanged();
+    for (std::size_t i = 0; found.layer && i < own_.size(); ++i) {
+      if (found.factors[i] != 1) factors[i] = std::exp(shift(own_[i], newest));
+    }
+    for (std::size_t r = 0; found.rank && r < sums_.size(); ++r) {
+      if (sums_[r].empty()) continue;
+      const double factor = std::exp(shift(sums_[r], newest));
+      for (std::size_t i = 0; i < factors.size(); ++i) {
+        if (found.factors[i] != 1 && steps_.back().owners[i].index() == r) factors[i] = factor;
+      }
+    }
+    return factors;
+  }
+
+ private:
+  std::vector<double> unchanged() const { return std::vector<double>(own_.size(), 1.0); }
+  void set_factors(std::vector<double>& factors, std::size_t rank, double factor) const {
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      if (steps_.back().owners[i].index() == rank) factors[i] = factor;
+    }
+  }
+
+  // Shares of the step, from the older steps.
+  void expect() {
+    const std::size_t layers = steps_.front().seconds.size();
+    for (const LayerTimes& step : steps_) {
+      totals_.push_back(std::accumulate(step.seconds.begin(), step.seconds.end(), 0.0));
+    }
+    Series shares(older_);
+    for (std::size_t i = 0; i < layers; ++i) {
+      for (std::size_t t = 0; t < older_; ++t) {
+        shares[t] = totals_[t] > 0 ? steps_[t].seconds[i] / totals_[t] : 0;
+      }
+      expected_.push_back(median_in_place(shares));
+    }
+  }
+
+  void take_apart() {
+    own_.assign(expected_.size(), Series(steps_.size()));
+    sums_.assign(ranks_, Series());
+    newest_sum_.assign(ranks_, 0);
+    std::vector<bool> always(ranks_, true);  // has layers in every step
+    std::vector<Series> sums(ranks_, Series(steps_.size()));
+    for (std::size_t t = 0; t < steps_.size(); ++t) {
+      const LayerTimes& step = steps_[t];
+      std::vector<std::vector<double>> of_rank(ranks_);
+      std::vector<double> sum(ranks_);
+      std::vector<double> expected(ranks_);
+      for (std::size_t i = 0; i < expected_.size(); ++i) {
+        const std::size_t r = step.owners[i].index();
+        sum[r] += step.seconds[i];
+        expected[r] += expected_[i];
+        if (!(expected_[i] > 0 && step.seconds[i] > 0)) continue;
+        own_[i][t] = std::log(step.seconds[i] / (totals_[t] * expected_[i]));
+        of_rank[r].push_back(own_[i][t]);
+      }
+      std::vector<double> common(ranks_);
+      std::vector<double> levels;
+      for (std::size_t r = 0; r < ranks_; ++r) {
+        if (!of_rank[r].empty()) common[r] = median_in_place(of_rank[r]);
+        always[r] = always[r] && sum[r] > 0 && expected[r] > 0;
+        if (!(sum[r] > 0 && expected[r] > 0)) continue;
+        sums[r][t] = std::log(sum[r] / (totals_[t] * expected[r]));
+        levels.push_back(sums[r][t]);
+      }
+      const double of_step = levels.empty() ? 0 : median_in_place(levels);
+      for (Series& series : sums) series[t] -= of_step;
+      for (std::size_t i = 0; i < expected_.size(); ++i) {
+        if (expected_[i] > 0 && step.seconds[i] > 0) own_[i][t] -= common[step.owners[i].index()];
+      }
+      if (t + 1 == steps_.size()) newest_sum_ = std::move(expected);
+    }
+    double in_use = 0;
+    double whole = 0;
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      if (always[r]) sums_[r] = std::move(sums[r]);
+      in_use += newest_sum_[r] > 0 ? 1 : 0;
+      whole += newest_sum_[r];
+    }
+    mean_ranks_ = whole > 0 ? in_use / whole : 0;
+  }
+
+  const std::deque<LayerTimes>& steps_;
+  std::size_t older_;
+  std::size_t ranks_ = 0;
+  std::vector<double> totals_;      // by step
+  std::vector<double> expected_;    // by layer, share of a step
+  std::vector<Series> own_;         // by layer
+  std::vector<Series> sums_;        // by rank; empty: not in all steps
+  std::vector<double> newest_sum_;  // expected, by rank
+  double mean_ranks_ = 0;           // ranks in use over the expected sum: 1 / the mean rank's share
+};
+
+}  // namespace
+
+std::optional<FoundChange> find_change(const std::deque<LayerTimes>& steps, const StepNoise& noise,
+                                       double relevant) {
+  const std::size_t count = steps.size();
+  if (count < kLeastOlder + kNewestOwn) return std::nullopt;
+  for (const LayerTimes& step : steps) {
+    DYNMO_CHECK(step.seconds.size() == steps.front().seconds.size() &&
+                    step.owners.size() == step.seconds.size(),
+                "steps of {} layers and their ranks, got {} and {}", steps.front().seconds.size(),
+                step.seconds.size(), step.owners.size());
+  }
+  const std::size_t older = std::max(kLeastOlder, count - kNewestRank);
+  const Test test(steps, older);
+  if (auto found = test.of_layers(noise.own, relevant)) return found;
+  if (count < older + kNewestRank) return std::nullopt;
+  return test.of_ranks(noise.rank, relevant);
+}
+
+std::vector<double> measure_change(const std::deque<LayerTimes>& steps, const FoundChange& found) {
+  const auto newest = static_cast<std::size_t>(found.steps);
+  DYNMO_CHECK(steps.size() > newest && found.factors.size() == steps.front().seconds.size(),
+              "more than {} steps of the same layers, got {}", newest, steps.size());
+  return Test(steps, steps.size() - newest).measured(found);
+}
+
+}  // namespace dynmo::control

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/plan/propose.h"
+#include "dynmo/scenario/grid.h"
+#include "dynmo/scenario/planning_impl.h"
+#include "dynmo/schedule/text.h"
+
+namespace dynmo::scenario {
+namespace {
+
+plan::ProposeOptions propose_options(const Scenario& scenario, const Policy& policy) {
+  plan::ProposeOptions options;
+  if (scenario.policy.evaluations > 0) options.evaluations = scenario.policy.evaluations;
+  // A search finds the schedule, too.
+  if (policy.balancer == plan::Balancer::kSearch) options.schedules = plan::ScheduleChoice::kBest;
+  return options;
+}
+
+}  // namespace
+
+plan::Plan to_present(const plan::Plan& plan, const std::vector<int>& present) {
+  std::vector<int> index(static_cast<std::size_t>(plan.ranks), -1);
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    index[static_cast<std::size_t>(present[i])] = static_cast<int>(i);
+  }
+  plan::Plan result = plan;
+  result.ranks = static_cast<int>(present.size());
+  for (plan::PlanStage& stage : result.stages) {
+    const int rank = index[stage.rank.index()];
+    DYNMO_CHECK(rank >= 0, "stages on ranks that are there, got one on {}", stage.rank.value);
+    stage.rank = Rank{rank};
+  }
+  result.order.clear();
+  for (const int rank : present) {
+    if (!plan.order.empty()) result.order.push_back(plan.order[static_cast<std::size_t>(rank)]);
+  }
+  return result;
+}
+
+plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int ranks) {
+  plan::Plan result = plan;
+  result.ranks = ranks;
+  for (plan::PlanStage& stage : result.stages) stage.rank = Rank{present[stage.rank.index()]};
+  if (plan.order.empty()) return result;
+  result.order.assign(static_cast<std::size_t>(ranks), {});
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    result.order[static_cast<std::size_t>(present[i])] = plan.order[i];
+  }
+  return result;
+}
+
+control::ControllerOptions controller_options(const Scenario& scenario, const Policy& policy) {
+  const Scenario::Policy& p = scenario.policy;
+  return {.policy = {.balancer = policy.balancer,
+                     .minimum_gain = p.minimum_gain,
+                     .noise_factor = p.noise_factor,
+                     .rank_use = policy.rank_use,
+                     .pack_slack = p.pack_slack,
+                     .propose = propose_options(scenario, policy)},
+          .window = p.window,
+          .micro_batches = scenario.training.micro_batches,
+          .steps = scenario.training.steps,
+          .horizon_steps = p.horizon_steps};
+}
+
+Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
+                             const cost::ModelCost& model, const cost::Cluster& cluster,
+                             const std::vector<int>& present, Generation generation) {
+  DYNMO_ASSIGN(const schedule::ScheduleKind kind,
+               schedule::parse_schedule_kind(scenario.training.schedule));
+  const cost::Cluster there = subset(cluster, present);
+  const plan::BalanceProblem problem{.model = model,
+                                     .cluster = there,
+                                     .micro_batches = scenario.training.micro_batches,
+                                     .schedule = kind};
+  plan::Plan plan;
+  if (policy.balancer == plan::Balancer::kUniform) {  // the baseline, whether it fits or not
+    DYNMO_ASSIGN(const std::vector<int> counts, plan::balance(policy.balancer, problem));
+    plan = plan::make_plan(counts, plan::placement(policy.balancer, problem), there.size(), kind);
+  } else {
+    DYNMO_ASSIGN(plan::Proposal proposal,
+                 plan::propose(policy.balancer, problem, propose_options(scenario, policy)));
+    plan = std::move(proposal.plan);
+  }
+  plan.generation = generation;
+  return to_all(plan, present, cluster.size());
+}
+
+// A layer's times of one step share their noise: it comes from the machine's clock and neighbours.
+control::Observation measured(const Scenario& scenario, std::int64_t step,
+                              const cost::ModelCost& truth) {
+  const Scenario::Policy& p = scenario.policy;
+  control::Observation seen{
+      .layers = {},
+      .charges = {
+          .plan_s = p.plan_s, .move_fixed_s = p.move_fixed_s, .bytes_per_s = p.move_bandwidth}};
+  for (std::size_t i = 0; i < truth.layers.size(); ++i) {
+    Rng rng(mix_key({static_cast<std::uint64_t>(scenario.training.seed), 0x70726f66,
+                     static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(step)}));
+    const double factor = std::max(0.0, 1 + p.noise * rng.normal());
+    const cost::LayerCost& layer = truth.layers[i];
+    seen.layers.push_back({.time = {.forward_s = factor * layer.forward_s,
+                                    .input_gradient_s = factor * layer.backward_input_s,
+                                    .weight_gradient_s = factor * layer.backward_weight_s},
+                           .update_s = factor * layer.update_s,
+                           .stash_bytes = layer.activation_bytes});
+  }
+  return seen;
+}
+
+control::Announced announced(const cost::ModelCost& before, const cost::ModelCost& now) {
+  const int prefix = now.frozen_layers();
+  bool known = prefix >= before.frozen_layers();
+  for (std::size_t i = 0; i < now.layers.size(); ++i) {
+    const cost::LayerCost& then = before.layers[i];
+    const cost::LayerCost& layer = now.layers[i];
+    const bool frozen = i < static_cast<std::size_t>(prefix);
+    known = known && layer.frozen == frozen && layer.forward_s == then.forward_s &&
+            (frozen || (layer.backward_input_s == then.backward_input_s &&
+                        layer.backward_weight_s == then.backward_weight_s));
+  }
+  return known ? control::Announced::kKnown : control::Announced::kWork;
+}
+
+}  // namespace dynmo::scenario

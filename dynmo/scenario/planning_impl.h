@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What stands between a simulated run and the controller (control/controller.h): plans over the
+// ranks that are there, and what measuring would give.
+
+#include <cstdint>
+#include <vector>
+
+#include "dynmo/control/controller.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/scenario/policy_name.h"
+#include "dynmo/scenario/scenario.h"
+
+namespace dynmo::scenario {
+
+// Plans are over all positions of the pipeline; the policy plans over those that are there.
+[[nodiscard]] plan::Plan to_present(const plan::Plan& plan, const std::vector<int>& present);
+[[nodiscard]] plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int ranks);
+
+[[nodiscard]] control::ControllerOptions controller_options(const Scenario& scenario,
+                                                            const Policy& policy);
+
+// The policy's cut from scratch of the costs `model`, of generation `generation`. kInfeasible if
+// none fits the memory.
+[[nodiscard]] Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
+                                           const cost::ModelCost& model,
+                                           const cost::Cluster& cluster,
+                                           const std::vector<int>& present, Generation generation);
+
+// Step `step`, whose costs are `truth`, with the scenario's noise of measuring and charges.
+[[nodiscard]] control::Observation measured(const Scenario& scenario, std::int64_t step,
+                                            const cost::ModelCost& truth);
+
+// What training would say of a change between two costs: where a prefix of the layers froze and
+// nothing else changed, the new ones follow from the old.
+[[nodiscard]] control::Announced announced(const cost::ModelCost& before,
+                                           const cost::ModelCost& now);
+
+}  // namespace dynmo::scenario
