@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How well the controller decides: six load models x four noises of measuring x SEEDS, 8 ranks, 300
-// steps in which a load goes through the 10,000 of its whole run.
+// steps in which a load goes through the 10,000 of its whole run. Of pruning there are two: one
+// that training announces and one (hidden) that has to be found.
 //
 //   controller_bench [SEEDS]     (20)
 //
@@ -11,9 +12,13 @@
 //
 //   regret    time of all steps, moves and plans over the oracle's, less 1
 //   never     the same over that of never moving, largest of any run
-//   moves     over the oracle's, of all runs of the line
-//   reaction  steps from a move of the oracle to the next of the controller (0: up to 3 before); a
-//             move of the oracle's that the controller does not follow counts to the oracle's next
+//   moves     of all runs of the line; and over the oracle's
+//   reaction  median steps from a change, announced or hidden, to the first move behind it, of the
+//             changes that the oracle answers before the next one; no move: the steps to the next
+//             change. Loads that only drift have none.
+//   lag       median steps from any move of the oracle's, which knows what comes, to the next of
+//   the
+//             controller (0: up to 3 before); no move: the steps to the oracle's next
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,7 +65,8 @@ cost::Cluster ranks() { return cost::equal_ranks(kRanks); }
 struct Truth {
   std::string name;
   std::vector<cost::ModelCost> costs;  // by step
-  std::vector<bool> changes;           // that training announces
+  std::vector<bool> changes;           // by step: training itself has changed the model
+  bool hidden = false;                 // and does not say so
 };
 
 Truth truth_of(const dynamism::NamedLoad& named) {
@@ -205,7 +211,8 @@ Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bo
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const auto i = static_cast<std::size_t>(step);
     const cost::ModelCost& costs = truth.costs[i];
-    if (truth.changes[i]) controller.announce(announced(truth.costs[i - 1], costs), step);
+    if (truth.changes[i] && !truth.hidden)
+      controller.announce(announced(truth.costs[i - 1], costs), step);
     auto decision =
         controller.decide({.plan = plan, .step = step, .known = costs, .cluster = cluster});
     DYNMO_CHECK(decision.has_value(), "a decision, got: {}", decision.error().message);
@@ -224,14 +231,32 @@ Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bo
   return course;
 }
 
-std::vector<double> reactions(const Course& oracle, const Course& course) {
+// The first move of `course` from `from` on, at most `next`.
+std::int64_t answer(const Course& course, std::int64_t from, std::int64_t next) {
+  const auto found = std::lower_bound(course.moves.begin(), course.moves.end(), from);
+  return found == course.moves.end() ? next : std::min(*found, next);
+}
+
+std::vector<double> lags(const Course& oracle, const Course& course) {
   std::vector<double> result;
   for (std::size_t i = 0; i < oracle.moves.size(); ++i) {
     const std::int64_t at = oracle.moves[i];
     const std::int64_t next = i + 1 < oracle.moves.size() ? oracle.moves[i + 1] : kSteps;
-    const auto found = std::lower_bound(course.moves.begin(), course.moves.end(), at - 3);
-    const std::int64_t answer = found == course.moves.end() ? next : std::min(*found, next);
-    result.push_back(static_cast<double>(std::max<std::int64_t>(0, answer - at)));
+    const std::int64_t lag = answer(course, at - 3, next) - at;
+    result.push_back(static_cast<double>(std::max<std::int64_t>(0, lag)));
+  }
+  return result;
+}
+
+std::vector<double> reactions(const Truth& truth, const Course& oracle, const Course& course) {
+  std::vector<double> result;
+  std::int64_t next = kSteps;
+  for (std::int64_t step = kSteps; step-- > 0;) {
+    if (!truth.changes[static_cast<std::size_t>(step)]) continue;
+    if (answer(oracle, step, next) < next) {
+      result.push_back(static_cast<double>(answer(course, step, next) - step));
+    }
+    next = step;
   }
   return result;
 }
@@ -242,14 +267,27 @@ struct Line {
   double moves = 0;
   double oracle_moves = 0;
   std::vector<double> reactions;
+  std::vector<double> lags;
 
-  void add(const Course& never_moving, const Course& best, const Course& course) {
+  void add(const Truth& truth, const Course& never_moving, const Course& best,
+           const Course& course) {
     regrets.push_back(course.total_s / best.total_s - 1);
     never = std::max(never, course.total_s / never_moving.total_s - 1);
     moves += static_cast<double>(course.moves.size());
     oracle_moves += static_cast<double>(best.moves.size());
-    const std::vector<double> more = control::reactions(best, course);
-    reactions.insert(reactions.end(), more.begin(), more.end());
+    append(reactions, control::reactions(truth, best, course));
+    append(lags, control::lags(best, course));
+  }
+  void add(const Line& other) {
+    append(regrets, other.regrets);
+    append(reactions, other.reactions);
+    append(lags, other.lags);
+    never = std::max(never, other.never);
+    moves += other.moves;
+    oracle_moves += other.oracle_moves;
+  }
+  static void append(std::vector<double>& to, const std::vector<double>& more) {
+    to.insert(to.end(), more.begin(), more.end());
   }
   double regret() const {
     double sum = 0;
@@ -257,42 +295,57 @@ struct Line {
     return sum / static_cast<double>(regrets.size());
   }
   void print(const std::string& noise, const std::string& load) const {
-    fmt::print("{:<12} {:<18} {:>7.2f} %  {:>7.2f} %  {:>7.2f} %  {:>5.2f}  {:>6.1f}\n", noise,
-               load, 100 * regret(), 100 * *std::max_element(regrets.begin(), regrets.end()),
-               100 * never, oracle_moves > 0 ? moves / oracle_moves : moves, median(reactions));
+    const auto steps = [](const std::vector<double>& values) {
+      return values.empty() ? std::string("-") : fmt::format("{:.1f}", median(values));
+    };
+    fmt::print("{:<12} {:<18} {:>7.2f} %  {:>7.2f} %  {:>7.2f} %  {:>5}  {:>6.2f}  {:>8}  {:>6}\n",
+               noise, load, 100 * regret(), 100 * *std::max_element(regrets.begin(), regrets.end()),
+               100 * never, moves, oracle_moves > 0 ? moves / oracle_moves : moves,
+               steps(reactions), steps(lags));
   }
 };
+
+std::vector<Truth> truths(std::uint64_t seed) {
+  const auto loads =
+      dynamism::default_loads(cost::find_device("h100").value(), seed, dynamism::Ends::kLeftOut);
+  DYNMO_CHECK(loads.has_value(), "loads, got: {}", loads.error().message);
+  std::vector<Truth> result;
+  for (const dynamism::NamedLoad& named : *loads) {
+    result.push_back(truth_of(named));
+    if (named.name != "pruning") continue;
+    Truth& hidden = result.emplace_back(result.back());
+    hidden.name += ", hidden";
+    hidden.hidden = true;
+  }
+  return result;
+}
 
 void run(std::uint64_t seeds, bool verbose) {
   std::map<std::string, std::map<std::string, Line>> table;  // noise, load
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-    const auto loads = dynamism::default_loads(cost::find_device("h100").value(), seed, dynamism::Ends::kLeftOut);
-    DYNMO_CHECK(loads.has_value(), "loads, got: {}", loads.error().message);
-    for (const dynamism::NamedLoad& named : *loads) {
-      const Truth truth = truth_of(named);
+    for (const Truth& truth : truths(seed)) {
       const Course stays = never(truth);
       const Course best = oracle(truth);
       for (const Noise& noise : kNoises) {
-        if (verbose) fmt::print("{} {} seed {}\n", noise.name, named.name, seed);
+        if (verbose) fmt::print("{} {} seed {}\n", noise.name, truth.name, seed);
         const Course course = controlled(truth, noise, mix_key({seed, 0xC0}), verbose);
-        table[noise.name][named.name].add(stays, best, course);
+        table[noise.name][truth.name].add(truth, stays, best, course);
       }
     }
   }
-  fmt::print("{:<12} {:<18} {:>9}  {:>9}  {:>9}  {:>5}  {:>6}\n", "noise", "load", "regret",
-             "worst", "never", "moves", "react");
+  fmt::print("{:<12} {:<18} {:>9}  {:>9}  {:>9}  {:>5}  {:>6}  {:>8}  {:>6}\n", "noise", "load",
+             "regret", "worst", "never", "moves", "oracle", "reaction", "lag");
+  Line whole;
   for (const Noise& noise : kNoises) {
     Line all;
     for (const auto& [load, line] : table[noise.name]) {
       line.print(noise.name, load);
-      all.regrets.insert(all.regrets.end(), line.regrets.begin(), line.regrets.end());
-      all.reactions.insert(all.reactions.end(), line.reactions.begin(), line.reactions.end());
-      all.never = std::max(all.never, line.never);
-      all.moves += line.moves;
-      all.oracle_moves += line.oracle_moves;
+      all.add(line);
     }
     all.print(noise.name, "all");
+    whole.add(all);
   }
+  whole.print("all", "all");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
 constexpr std::int64_t kFirstInterval =
     100;                                    // steps to the next known change, before there were two
 constexpr std::int64_t kLeastHorizon = 10;  // steps
-constexpr int kLeastSteps = 3;              // measured, before drift is looked for
+constexpr int kLeastSteps = 7;              // measured, before drift is looked for: bursts have 3
 constexpr double kFruitless = 0.005;        // share of the time of training
 
 struct StageWork {
@@ -75,7 +75,8 @@ Controller::Controller(cost::ModelCost known, ControllerOptions options, std::in
     : options_(options),
       profiler_(std::move(known), options.window, options.policy.minimum_gain),
       look_at_(kLeastSteps),
-      changed_step_(first_step) {}
+      changed_step_(first_step),
+      lasts_since_(first_step) {}
 
 void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
   std::vector<cost::LayerSample> layers;
@@ -109,7 +110,8 @@ void Controller::announce(Announced what, std::int64_t step) {
   found_.reset();
   confirm_at_.reset();
   if (step > changed_step_) change_interval_ = step - changed_step_;
-  changed_step_ = step;
+  changed_step_ = lasts_since_ = step;
+  known_ = true;
 }
 
 std::optional<cost::ModelCost> Controller::costs(const cost::ModelCost& known,
@@ -146,14 +148,14 @@ bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) cons
   return false;
 }
 
-// As long as the loads before it did: known changes as long as the last two were apart, others as
-// long as the newest change is ago. Never beyond the end of the run.
+// As long as the loads before it did: after known changes as long as the last two were apart, else
+// as long as the newest of them, or of the moves, is ago. Never beyond the end of the run.
 double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   std::int64_t horizon = options_.horizon_steps;
-  if (horizon == 0 && (cause == Cause::kKnown || cause == Cause::kConfirmed)) {
+  if (horizon == 0 && (cause == Cause::kKnown || (cause == Cause::kConfirmed && known_))) {
     horizon = change_interval_ > 0 ? change_interval_ : kFirstInterval;
   }
-  if (horizon == 0) horizon = step - changed_step_;
+  if (horizon == 0) horizon = step - lasts_since_;
   horizon = std::max(horizon, kLeastHorizon);
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
@@ -210,7 +212,8 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   if ((cause == Cause::kKnown && measured_anew_) || cause == Cause::kFound) {
     confirm_at_ = observed_ + kConfirmAfter;
   }
-  if (cause == Cause::kFound) changed_step_ = std::max(changed_step_, now.step - found_->steps);
+  if (cause == Cause::kFound) known_ = false;
+  if (decision.migrate) lasts_since_ = now.step;
   announced_ = measured_anew_ = false;
   found_.reset();
 }

@@ -122,8 +122,10 @@ class Controller {
   std::int64_t decided_at_ = 0;
 
   // How long loads last.
-  std::int64_t changed_step_;         // of the newest change: known, or found
-  std::int64_t change_interval_ = 0;  // between the two newest that were known; 0: there was one
+  std::int64_t changed_step_;         // of the newest change that was known ...
+  std::int64_t change_interval_ = 0;  // ... and steps since the one before; 0: there was none
+  std::int64_t lasts_since_;          // the same, or the newest move
+  bool known_ = false;                // the newest change was, not found
 
   // What the last plan was made for.
   std::vector<double> stage_shares_;  // of the work; empty: none yet

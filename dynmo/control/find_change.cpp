@@ -138,47 +138,62 @@ class Test {
 
   void take_apart() {
     own_.assign(expected_.size(), Series(steps_.size()));
-    sums_.assign(ranks_, Series());
-    newest_sum_.assign(ranks_, 0);
-    std::vector<bool> always(ranks_, true);  // has layers in every step
-    std::vector<Series> sums(ranks_, Series(steps_.size()));
-    for (std::size_t t = 0; t < steps_.size(); ++t) {
-      const LayerTimes& step = steps_[t];
-      std::vector<std::vector<double>> of_rank(ranks_);
-      std::vector<double> sum(ranks_);
-      std::vector<double> expected(ranks_);
-      for (std::size_t i = 0; i < expected_.size(); ++i) {
-        const std::size_t r = step.owners[i].index();
-        sum[r] += step.seconds[i];
-        expected[r] += expected_[i];
-        if (!(expected_[i] > 0 && step.seconds[i] > 0)) continue;
-        own_[i][t] = std::log(step.seconds[i] / (totals_[t] * expected_[i]));
-        of_rank[r].push_back(own_[i][t]);
-      }
-      std::vector<double> common(ranks_);
-      std::vector<double> levels;
-      for (std::size_t r = 0; r < ranks_; ++r) {
-        if (!of_rank[r].empty()) common[r] = median_in_place(of_rank[r]);
-        always[r] = always[r] && sum[r] > 0 && expected[r] > 0;
-        if (!(sum[r] > 0 && expected[r] > 0)) continue;
-        sums[r][t] = std::log(sum[r] / (totals_[t] * expected[r]));
-        levels.push_back(sums[r][t]);
-      }
-      const double of_step = levels.empty() ? 0 : median_in_place(levels);
-      for (Series& series : sums) series[t] -= of_step;
-      for (std::size_t i = 0; i < expected_.size(); ++i) {
-        if (expected_[i] > 0 && step.seconds[i] > 0) own_[i][t] -= common[step.owners[i].index()];
-      }
-      if (t + 1 == steps_.size()) newest_sum_ = std::move(expected);
-    }
+    sums_.assign(ranks_, Series(steps_.size()));
+    for (std::size_t t = 0; t < steps_.size(); ++t) take_apart(t);
     double in_use = 0;
     double whole = 0;
-    for (std::size_t r = 0; r < ranks_; ++r) {
-      if (always[r]) sums_[r] = std::move(sums[r]);
-      in_use += newest_sum_[r] > 0 ? 1 : 0;
-      whole += newest_sum_[r];
+    for (const double sum : newest_sum_) {
+      in_use += sum > 0 ? 1 : 0;
+      whole += sum;
     }
     mean_ranks_ = whole > 0 ? in_use / whole : 0;
+  }
+
+  void take_apart(std::size_t t) {
+    const LayerTimes& step = steps_[t];
+    std::vector<std::vector<double>> of_rank(ranks_);  // its layers
+    std::vector<double> sum(ranks_);
+    std::vector<double> expected(ranks_);
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      const std::size_t r = step.owners[i].index();
+      sum[r] += step.seconds[i];
+      expected[r] += expected_[i];
+      if (!is_timed(i, step)) continue;
+      own_[i][t] = std::log(step.seconds[i] / (totals_[t] * expected_[i]));
+      of_rank[r].push_back(own_[i][t]);
+    }
+    std::vector<double> levels;
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      const bool timed = sum[r] > 0 && expected[r] > 0;
+      if (timed && !sums_[r].empty()) {
+        sums_[r][t] = std::log(sum[r] / (totals_[t] * expected[r]));
+        levels.push_back(sums_[r][t]);
+      } else {
+        sums_[r].clear();  // nothing to compare in every step
+      }
+    }
+    const double of_step = levels.empty() ? 0 : median_in_place(levels);
+    for (Series& series : sums_) {
+      if (!series.empty()) series[t] -= of_step;
+    }
+    std::vector<double> common(ranks_);
+    for (std::size_t r = 0; r < ranks_; ++r) common[r] = common_part(of_rank[r], of_step);
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      if (is_timed(i, step)) own_[i][t] -= common[step.owners[i].index()];
+    }
+    newest_sum_ = std::move(expected);
+  }
+
+  // Of two layers, one has changed rather than both in opposite ways: the other one says what is
+  // common.
+  static double common_part(std::vector<double>& layers, double of_step) {
+    if (layers.empty()) return of_step;
+    if (layers.size() != 2) return median_in_place(layers);
+    return std::abs(layers[0] - of_step) < std::abs(layers[1] - of_step) ? layers[0] : layers[1];
+  }
+
+  bool is_timed(std::size_t layer, const LayerTimes& step) const {
+    return expected_[layer] > 0 && step.seconds[layer] > 0;
   }
 
   const std::deque<LayerTimes>& steps_;
