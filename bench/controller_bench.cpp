@@ -47,7 +47,7 @@ constexpr int kMicroBatches = 32;
 constexpr std::int64_t kSteps = 300;
 constexpr std::int64_t kLoadSteps = 10'000;
 constexpr std::size_t kOraclePlans = 48;
-constexpr Charges kCharges = {.plan_s = 0.5e-3, .move_fixed_s = 5e-3, .bytes_per_s = 1e10};
+constexpr cost::Charges kCharges = {.plan_s = 0.5e-3, .move_fixed_s = 5e-3, .bytes_per_s = 1e10};
 
 struct Noise {
   std::string name;
@@ -64,9 +64,9 @@ cost::Cluster ranks() { return cost::equal_ranks(kRanks); }
 // What a load really costs.
 struct Truth {
   std::string name;
-  std::vector<cost::ModelCost> costs;  // by step
-  std::vector<bool> changes;           // by step: training itself has changed the model
-  bool hidden = false;                 // and does not say so
+  std::vector<cost::ModelCost> costs;    // by step
+  std::vector<cost::Announced> changes;  // by step
+  bool hidden = false;                   // they are not announced
 };
 
 Truth truth_of(const dynamism::NamedLoad& named) {
@@ -75,8 +75,11 @@ Truth truth_of(const dynamism::NamedLoad& named) {
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const std::int64_t now = step * kLoadSteps / kSteps;
     truth.costs.push_back(named.load->at(now));
-    bool change = false;
-    for (std::int64_t i = before + 1; i <= now; ++i) change = change || named.load->changes_at(i);
+    auto change = cost::Announced::kNothing;
+    for (std::int64_t i = before + 1; i <= now; ++i) {
+      const cost::Announced next = named.load->announced_at(i);
+      if (change != cost::Announced::kWork && next != cost::Announced::kNothing) change = next;
+    }
     truth.changes.push_back(change);
     before = now;
   }
@@ -162,9 +165,10 @@ class Measuring {
  public:
   Measuring(const Noise& noise, std::uint64_t seed) : noise_(noise), rng_(seed) {}
 
-  Observation step(const cost::ModelCost& truth, const plan::Plan& plan) {
-    if (noise_.bursts && left_ == 0 && rng_.uniform() < 1.0 / 25) {
+  cost::Observation step(const cost::ModelCost& truth, const plan::Plan& plan) {
+    if (noise_.bursts && --pause_ < 0 && rng_.uniform() < 1.0 / 15) {
       left_ = 3;
+      pause_ = 13;  // ten steps of peace
       slow_ = Rank(static_cast<std::int32_t>(rng_.uniform() * kRanks));
     }
     std::vector<double> of_rank;
@@ -173,7 +177,7 @@ class Measuring {
       of_rank.push_back(burst * std::max(0.1, 1 + noise_.of_ranks * rng_.normal()));
     }
     left_ = std::max(0, left_ - 1);
-    Observation seen{.layers = {}, .charges = kCharges};
+    cost::Observation seen{.layers = {}, .charges = kCharges};
     for (std::int32_t i = 0; i < truth.size(); ++i) {
       const cost::LayerCost& layer = truth.layers[LayerId(i).index()];
       const double factor = of_rank[plan.owner(LayerId(i)).index()] *
@@ -190,17 +194,10 @@ class Measuring {
  private:
   const Noise& noise_;
   Rng rng_;
-  int left_ = 0;  // steps of a burst
+  int left_ = 0;   // steps of a burst
+  int pause_ = 0;  // before the next one may begin
   Rank slow_;
 };
-
-// Whether layers froze and nothing else changed.
-Announced announced(const cost::ModelCost& before, const cost::ModelCost& now) {
-  for (std::size_t i = 0; i < now.layers.size(); ++i) {
-    if (now.layers[i].forward_s != before.layers[i].forward_s) return Announced::kWork;
-  }
-  return now.frozen_layers() > before.frozen_layers() ? Announced::kKnown : Announced::kWork;
-}
 
 Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bool verbose) {
   Course course;
@@ -211,8 +208,7 @@ Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bo
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const auto i = static_cast<std::size_t>(step);
     const cost::ModelCost& costs = truth.costs[i];
-    if (truth.changes[i] && !truth.hidden)
-      controller.announce(announced(truth.costs[i - 1], costs), step);
+    if (!truth.hidden) controller.announce(truth.changes[i], step);
     auto decision =
         controller.decide({.plan = plan, .step = step, .known = costs, .cluster = cluster});
     DYNMO_CHECK(decision.has_value(), "a decision, got: {}", decision.error().message);
@@ -252,7 +248,7 @@ std::vector<double> reactions(const Truth& truth, const Course& oracle, const Co
   std::vector<double> result;
   std::int64_t next = kSteps;
   for (std::int64_t step = kSteps; step-- > 0;) {
-    if (!truth.changes[static_cast<std::size_t>(step)]) continue;
+    if (truth.changes[static_cast<std::size_t>(step)] == cost::Announced::kNothing) continue;
     if (answer(oracle, step, next) < next) {
       result.push_back(static_cast<double>(answer(course, step, next) - step));
     }

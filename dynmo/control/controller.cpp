@@ -89,7 +89,7 @@ void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
   profiler_.add(layers, plan::owners(plan));
 }
 
-void Controller::observe(const Observation& step, const plan::Plan& plan, int frozen_layers) {
+void Controller::observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers) {
   charges_ = step.charges;
   if (planned_ && !moved_) fruitless_s_ += charges_.plan_s;
   planned_ = moved_ = waiting_ = false;
@@ -101,8 +101,9 @@ void Controller::observe(const Observation& step, const plan::Plan& plan, int fr
   }
 }
 
-void Controller::announce(Announced what, std::int64_t step) {
-  if (what == Announced::kWork) {
+void Controller::announce(cost::Announced what, std::int64_t step) {
+  if (what == cost::Announced::kNothing) return;
+  if (what == cost::Announced::kWork) {
     profiler_.restart();
     measured_anew_ = waiting_ = true;
   }
@@ -160,6 +161,12 @@ double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
 
+// What was found needs as much evidence when it is measured again.
+Cause Controller::evidence(Cause cause) const {
+  if (cause == Cause::kConfirmed && !known_) return Cause::kFound;
+  return cause == Cause::kKnown && measured_anew_ ? Cause::kConfirmed : cause;
+}
+
 Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
   const std::optional<Cause> cause = this->cause();
   if (!cause) return std::optional<Decision>();
@@ -179,7 +186,7 @@ Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
                        .horizon_steps = options_.accumulation * horizon_steps(*cause, now.step),
                        .bytes_per_s = charges_.bytes_per_s,
                        .fixed_cost_s = charges_.plan_s + charges_.move_fixed_s,
-                       .cause = *cause,
+                       .cause = evidence(*cause),
                        .forgone_s = forgone_s_,
                        .rank_noise = profiler_.rank_noise()},
                       options_.policy));

@@ -41,27 +41,6 @@ struct ControllerOptions {
   std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
 };
 
-// What planning and moving have cost, as all ranks have agreed.
-struct Charges {
-  double plan_s = 0;
-  double move_fixed_s = 0;  // of a move of no bytes
-  double bytes_per_s = 0;   // of a move; 0: not yet measured
-  friend bool operator==(const Charges&, const Charges&) = default;
-};
-
-// One step, as all ranks have it alike.
-struct Observation {
-  std::vector<cost::LayerSample> layers;  // by LayerId
-  cost::StepSample beside = {};
-  Charges charges = {};
-};
-
-// What training says has changed, from the next step on.
-enum class Announced {
-  kWork,   // of layers, by how much is not known: new costs have to be measured
-  kKnown,  // layers froze, ranks came or left: new costs follow from the boundary
-};
-
 // Between two steps.
 struct Boundary {
   const plan::Plan& plan;  // in force
@@ -82,9 +61,9 @@ class Controller {
   // Begins anew from costs that are given, as from one measured step.
   void use(const cost::ModelCost& costs, const plan::Plan& plan);
   // One more step under `plan`, with so many frozen layers.
-  void observe(const Observation& step, const plan::Plan& plan, int frozen_layers = 0);
+  void observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers = 0);
   // Before step `step`.
-  void announce(Announced what, std::int64_t step);
+  void announce(cost::Announced what, std::int64_t step);
   void forget_times() { profiler_.forget_times(); }
 
   // What to do before step `now.step`; nullopt where there is nothing to plan for (no plan was
@@ -101,6 +80,7 @@ class Controller {
  private:
   [[nodiscard]] std::optional<Cause> cause() const;
   [[nodiscard]] bool drifted(const Boundary& now, const cost::ModelCost& costs) const;
+  [[nodiscard]] Cause evidence(Cause cause) const;
   [[nodiscard]] double horizon_steps(Cause cause, std::int64_t step) const;
   void remember(Cause cause, const Boundary& now, const cost::ModelCost& costs,
                 const Decision& decision);
@@ -108,7 +88,7 @@ class Controller {
 
   ControllerOptions options_;
   Profiler profiler_;
-  Charges charges_;
+  cost::Charges charges_;
   std::int64_t observed_ = 0;  // steps
 
   // What there is to plan for.

@@ -19,8 +19,8 @@ namespace dynmo::control {
 
 // Why a plan is made (controller.h).
 enum class Cause {
-  kKnown,      // the work has changed, and training says so
-  kConfirmed,  // the same or the next, measured for some steps more
+  kKnown,      // the work has changed as training says, and new costs follow from those before
+  kConfirmed,  // it has, and was measured since
   kFound,      // measurements show a change
   kWaited,     // the gain that was forgone since a move was too dear has come to its cost
   kDrift,      // if anything has changed, it was slowly
@@ -37,10 +37,12 @@ enum class RankUse {
 //        + rank_noise^2 x sum over the ranks that own them now of (their part of the difference)^2)
 // The first is what each layer has of its own, the second what the layers of a rank have in common:
 // a processor that others use, too, makes them all slower, and moving them seem to gain. It must
-// exceed `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither
-// the move nor the way back is ever worth it. For drift it is high because the proposed cut was
-// chosen from the same noisy costs, and because a run looks thousands of times. Where the work has
-// changed the gain is less likely an artefact of the noise, and there is one decision a change.
+// exceed, beside what choosing the slowest of noisy ranks seems to gain by chance (rank_noise x
+// sqrt(2 ln ranks) x T, but not where a change follows from what is known), `noise_factor` deviations, which is also
+// the hysteresis: on costs that only jitter neither the move nor the way back is ever worth it. For
+// drift it is high because the proposed cut was chosen from the same noisy costs, and because a run
+// looks thousands of times. Where the work has changed the gain is less likely an artefact of the
+// noise, and there is one decision a change.
 struct PolicyOptions {
   plan::Balancer balancer = plan::Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move

@@ -5,6 +5,7 @@
 // costs of.
 
 #include <optional>
+#include <vector>
 
 #include "dynmo/core/units.h"
 
@@ -16,6 +17,7 @@ struct LayerTime {
   double forward_s = 0;
   double input_gradient_s = 0;
   double weight_gradient_s = 0;
+  friend bool operator==(const LayerTime&, const LayerTime&) = default;
 };
 
 // One layer in one step: means over the micro-batches.
@@ -23,6 +25,7 @@ struct LayerSample {
   LayerTime time;
   double update_s = 0;  // of the step before (the update comes after the exchange)
   Bytes stash_bytes;    // of one micro-batch; 0: not metered in this step
+  friend bool operator==(const LayerSample&, const LayerSample&) = default;
 };
 
 // What a step takes beside its layers, as all ranks agreed on it.
@@ -31,6 +34,30 @@ struct StepSample {
   std::optional<double> action_s;    // of an action, not waiting: mean over all of all ranks
   std::optional<double> message_s;   // of a message to the next rank whose both ends are posted
   std::optional<double> reduction_bytes_per_s;  // of a ring over the replicas
+  friend bool operator==(const StepSample&, const StepSample&) = default;
+};
+
+// What planning and moving have cost.
+struct Charges {
+  double plan_s = 0;
+  double move_fixed_s = 0;  // of a move of no bytes
+  double bytes_per_s = 0;   // of a move; 0: not yet measured
+  friend bool operator==(const Charges&, const Charges&) = default;
+};
+
+// One step, as all ranks have it alike.
+struct Observation {
+  std::vector<LayerSample> layers;  // by LayerId
+  StepSample beside = {};
+  Charges charges = {};
+  friend bool operator==(const Observation&, const Observation&) = default;
+};
+
+// What training says of a change of costs before it is measured.
+enum class Announced {
+  kNothing,  // drift is only seen in the costs
+  kWork,     // the work of layers has changed (weights were pruned): new costs have to be measured
+  kKnown,    // new costs follow from those before: layers froze, ranks came or left
 };
 
 }  // namespace dynmo::cost

@@ -17,6 +17,7 @@ namespace dynmo::dynamism {
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-load-trace-1";
+constexpr std::string_view kFrozen = "frozen";  // a change whose costs follow
 
 struct Seconds {
   const char* key;
@@ -57,10 +58,11 @@ void add_if_changed(Json& line, const char* key, const cost::ModelCost& before,
 }
 
 // What has changed since the line before.
-Json step_line(std::int64_t step, bool change, const cost::ModelCost& before,
+Json step_line(std::int64_t step, cost::Announced change, const cost::ModelCost& before,
                const cost::ModelCost& now) {
   Json line = {{"step", step}};
-  if (change) line["change"] = true;
+  if (change == cost::Announced::kWork) line["change"] = true;
+  if (change == cost::Announced::kKnown) line["change"] = kFrozen;
   for (const Seconds& s : kSeconds) {
     add_if_changed(line, s.key, before, now, [&](const auto& layer) { return layer.*s.field; });
   }
@@ -85,7 +87,7 @@ using Column = std::shared_ptr<const std::vector<T>>;
 
 struct TraceStep {
   std::int64_t step = 0;
-  bool change = false;
+  cost::Announced change = cost::Announced::kNothing;
   std::array<Column<double>, kSeconds.size()> seconds;
   std::array<Column<std::int64_t>, kAmounts.size()> amounts;
   Column<bool> frozen;
@@ -147,12 +149,24 @@ void read_column(JsonObject& object, const Json& line, const char* key, Column<T
   column = std::make_shared<const std::vector<T>>(std::move(values));
 }
 
+// true: of work; "frozen": costs follow.
+cost::Announced read_change(JsonObject& object, const Json& line) {
+  const auto found = line.is_object() ? line.find("change") : line.end();
+  if (found != line.end() && found->is_string()) {
+    if (object.string("change") == kFrozen) return cost::Announced::kKnown;
+    object.fail("change",
+                fmt::format("is {}, wanted true, false or \"{}\"", found->dump(), kFrozen));
+    return cost::Announced::kNothing;
+  }
+  return object.boolean("change", false) ? cost::Announced::kWork : cost::Announced::kNothing;
+}
+
 Expected<TraceStep> read_step(const Json& line, const std::string& origin,
                               const TraceStep& before) {
   JsonObject object(line, origin);
   TraceStep step = before;
   step.step = object.integer("step");
-  step.change = object.boolean("change", false);
+  step.change = read_change(object, line);
   if (step.step <= before.step) {
     object.fail("step", fmt::format("is {}, wanted more than {}", step.step, before.step));
   }
@@ -201,9 +215,10 @@ class Replay final : public LoadModel {
     return model;
   }
 
-  bool changes_at(std::int64_t step) const override {
+  cost::Announced announced_at(std::int64_t step) const override {
     const auto after = std::upper_bound(steps_.begin(), steps_.end(), step, is_before);
-    return after != steps_.begin() && (after - 1)->step == step && (after - 1)->change;
+    const bool recorded = after != steps_.begin() && (after - 1)->step == step;
+    return recorded ? (after - 1)->change : cost::Announced::kNothing;
   }
 
  private:
@@ -236,7 +251,7 @@ struct Lines {
 
 }  // namespace
 
-Expected<std::string> TraceLines::add(std::int64_t step, bool change,
+Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
                                       const cost::ModelCost& model) {
   if (step <= last_step_) {
     return make_error(ErrorCode::kBadInput, "trace: step is {}, wanted more than {}", step,
@@ -269,8 +284,8 @@ Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps, std:
   TraceLines lines;
   std::string text;
   for (std::int64_t step = 0; step < steps; ++step) {
-    const bool change = load.changes_at(step);
-    if (step % every != 0 && !change) continue;
+    const cost::Announced change = load.announced_at(step);
+    if (step % every != 0 && change == cost::Announced::kNothing) continue;
     DYNMO_ASSIGN(const std::string line, lines.add(step, change, load.at(step)));
     text += line;
   }

@@ -26,9 +26,9 @@ class TraceLines {
   explicit TraceLines(Device device = Device::kReal) : emulated_(device == Device::kEmulated) {}
 
   // The line of `step` (before the first one, the header too), each ended by a newline. `change`:
-  // training itself has changed the model since the line before. kBadInput: a step not above the
+  // what training itself has changed since the line before. kBadInput: a step not above the
   // last, costs that cost::validate refuses, other layers than the first step's.
-  [[nodiscard]] Expected<std::string> add(std::int64_t step, bool change,
+  [[nodiscard]] Expected<std::string> add(std::int64_t step, cost::Announced change,
                                           const cost::ModelCost& model);
 
  private:
@@ -37,7 +37,7 @@ class TraceLines {
   cost::ModelCost last_;
 };
 
-// Steps 0, every, 2 every, ... below `steps`, and those at which changes_at says so, as text.
+// Steps 0, every, 2 every, ... below `steps`, and those at which announced_at says something, as text.
 // Numbers are written so that they read back exactly. kBadInput: steps or every below 1, or as
 // TraceLines::add says.
 [[nodiscard]] Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps,
@@ -48,8 +48,7 @@ class TraceLines {
                                     const std::filesystem::path& path);
 
 // A load model that replays: at a recorded step exactly what was recorded, between two of them the
-// earlier, after the end the last, before the first the first. changes_at holds for recorded steps
-// marked as changes. Takes any bytes: kBadInput names `origin`, line and JSON pointer. A last line
+// earlier, after the end the last, before the first the first. announced_at is what recorded steps say. Takes any bytes: kBadInput names `origin`, line and JSON pointer. A last line
 // that does not end in a newline and cannot be read is what a killed process left half written: it
 // is passed over.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text,

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/layer_sample.h"
 
 namespace dynmo::dynamism {
 
@@ -18,9 +19,9 @@ class LoadModel {
   virtual ~LoadModel() = default;
   // Costs of step `step` >= 0, on a rank of speed 1.
   [[nodiscard]] virtual cost::ModelCost at(std::int64_t step) const = 0;
-  // Whether training itself has changed the model between `step` - 1 and `step` (layers frozen,
-  // weights pruned), so that a policy is told; false for drift that only the costs show.
-  [[nodiscard]] virtual bool changes_at(std::int64_t step) const = 0;
+  // What training itself has changed between `step` - 1 and `step`, so that a controller is told;
+  // kNothing of drift that only the costs show.
+  [[nodiscard]] virtual cost::Announced announced_at(std::int64_t step) const = 0;
 };
 
 }  // namespace dynmo::dynamism

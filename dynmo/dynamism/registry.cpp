@@ -23,7 +23,9 @@ class Static final : public LoadModel {
  public:
   explicit Static(cost::ModelCost model) : model_(std::move(model)) {}
   cost::ModelCost at(std::int64_t /*step*/) const override { return model_; }
-  bool changes_at(std::int64_t /*step*/) const override { return false; }
+  cost::Announced announced_at(std::int64_t /*step*/) const override {
+    return cost::Announced::kNothing;
+  }
 
  private:
   cost::ModelCost model_;
@@ -38,7 +40,9 @@ class WithoutEnds final : public LoadModel {
     model.layers.erase(model.layers.begin());
     return model;
   }
-  bool changes_at(std::int64_t step) const override { return whole_->changes_at(step); }
+  cost::Announced announced_at(std::int64_t step) const override {
+    return whole_->announced_at(step);
+  }
 
  private:
   std::unique_ptr<LoadModel> whole_;

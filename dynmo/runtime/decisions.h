@@ -35,7 +35,7 @@ class Decisions {
   // One more step under `plan`, as all ranks exchanged it.
   void observe(const Exchange& step, const plan::Plan& plan, int frozen_layers);
   void forget_times() { controller_.forget_times(); }
-  void announce(control::Announced what, std::int64_t step) { controller_.announce(what, step); }
+  void announce(cost::Announced what, std::int64_t step) { controller_.announce(what, step); }
 
   // Where the layers lie, as far as a decision asks for it.
   struct Now {
@@ -62,7 +62,7 @@ class Decisions {
   [[nodiscard]] double predicted_step_s(const Now& now) const;
   [[nodiscard]] const control::Profiler& profiler() const { return controller_.profiler(); }
   // The newest step, as the controller has seen it.
-  [[nodiscard]] const control::Observation& observed() const { return observed_; }
+  [[nodiscard]] const cost::Observation& observed() const { return observed_; }
   // Predictions contain the time of summing gradients over the replicas.
   [[nodiscard]] bool knows_reduction() const;
   [[nodiscard]] double own_plan_s() const { return own_plan_s_; }  // this rank's last decision
@@ -73,7 +73,7 @@ class Decisions {
   PipelineOptions options_;
   int ranks_;
   control::Controller controller_;
-  control::Observation observed_;
+  cost::Observation observed_;
   Bytes moved_;  // by the newest move
   double own_plan_s_ = 0;
 };

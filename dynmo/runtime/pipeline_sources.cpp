@@ -18,9 +18,9 @@ Expected<void> Pipeline::ask_sources() {
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
   // The first plan was made for what had changed before this pipeline began.
   if (asked_for_ >= 0 && change.work) {
-    decisions_.announce(control::Announced::kWork, state_.step);
+    decisions_.announce(cost::Announced::kWork, state_.step);
   } else if (asked_for_ >= 0 && frozen != state_.frozen_layers) {
-    decisions_.announce(control::Announced::kKnown, state_.step);
+    decisions_.announce(cost::Announced::kKnown, state_.step);
   }
   asked_for_ = state_.step;
   state_.frozen_layers = frozen;

@@ -91,10 +91,10 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
 }
 
 // A layer's times of one step share their noise: it comes from the machine's clock and neighbours.
-control::Observation measured(const Scenario& scenario, std::int64_t step,
-                              const cost::ModelCost& truth) {
+cost::Observation measured(const Scenario& scenario, std::int64_t step,
+                           const cost::ModelCost& truth) {
   const Scenario::Policy& p = scenario.policy;
-  control::Observation seen{
+  cost::Observation seen{
       .layers = {},
       .charges = {
           .plan_s = p.plan_s, .move_fixed_s = p.move_fixed_s, .bytes_per_s = p.move_bandwidth}};
@@ -110,20 +110,6 @@ control::Observation measured(const Scenario& scenario, std::int64_t step,
                            .stash_bytes = layer.activation_bytes});
   }
   return seen;
-}
-
-control::Announced announced(const cost::ModelCost& before, const cost::ModelCost& now) {
-  const int prefix = now.frozen_layers();
-  bool known = prefix >= before.frozen_layers();
-  for (std::size_t i = 0; i < now.layers.size(); ++i) {
-    const cost::LayerCost& then = before.layers[i];
-    const cost::LayerCost& layer = now.layers[i];
-    const bool frozen = i < static_cast<std::size_t>(prefix);
-    known = known && layer.frozen == frozen && layer.forward_s == then.forward_s &&
-            (frozen || (layer.backward_input_s == then.backward_input_s &&
-                        layer.backward_weight_s == then.backward_weight_s));
-  }
-  return known ? control::Announced::kKnown : control::Announced::kWork;
 }
 
 }  // namespace dynmo::scenario

@@ -32,12 +32,7 @@ namespace dynmo::scenario {
                                            const std::vector<int>& present, Generation generation);
 
 // Step `step`, whose costs are `truth`, with the scenario's noise of measuring and charges.
-[[nodiscard]] control::Observation measured(const Scenario& scenario, std::int64_t step,
-                                            const cost::ModelCost& truth);
-
-// What training would say of a change between two costs: where a prefix of the layers froze and
-// nothing else changed, the new ones follow from the old.
-[[nodiscard]] control::Announced announced(const cost::ModelCost& before,
-                                           const cost::ModelCost& now);
+[[nodiscard]] cost::Observation measured(const Scenario& scenario, std::int64_t step,
+                                         const cost::ModelCost& truth);
 
 }  // namespace dynmo::scenario

@@ -48,7 +48,7 @@ class Run {
     if (autonomous()) charge_plan();
     // The first plan is on all ranks.
     if (policy_.rank_use == control::RankUse::kFewest) {
-      controller_.announce(control::Announced::kKnown, 0);
+      controller_.announce(cost::Announced::kKnown, 0);
     }
     while (step_ < scenario_.training.steps) {
       if (const auto applied = apply_events(); !applied)
@@ -128,7 +128,7 @@ class Run {
       charge_plan();
       move_to(std::move(next));
     }
-    controller_.announce(control::Announced::kKnown, step_);
+    controller_.announce(cost::Announced::kKnown, step_);
     if (!event.failure) return {};
     go_back();
     return replace_plan_that_cannot_run();
@@ -176,7 +176,7 @@ class Run {
     step_ -= sums_.steps;
     fresh_ = true;
     forget_checkpoint_sums();
-    controller_.announce(control::Announced::kWork, step_);
+    controller_.announce(cost::Announced::kWork, step_);
   }
 
   void forget_checkpoint_sums() {
@@ -186,13 +186,11 @@ class Run {
   }
 
   Expected<void> advance() {
-    const bool changed = step_ > 0 && load_.changes_at(step_);
+    const auto announced = step_ > 0 ? load_.announced_at(step_) : cost::Announced::kNothing;
+    const bool changed = announced != cost::Announced::kNothing;
     const bool sampled = step_ % scenario_.training.sample_every == 0 || changed || fresh_;
-    if (sampled) {
-      cost::ModelCost next = load_.at(step_);
-      if (changed) controller_.announce(announced(model_, next), step_);
-      model_ = std::move(next);
-    }
+    if (sampled) model_ = load_.at(step_);
+    controller_.announce(announced, step_);
     fresh_ = false;
     if (autonomous()) DYNMO_TRY(replan());
     const bool traced = step_ >= scenario_.training.steps - options_.trace_steps;

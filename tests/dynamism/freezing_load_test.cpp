@@ -65,7 +65,7 @@ TEST(FreezingLoad, APrefixRunsForwardOnly) {
     ASSERT_EQ(now, freeze_prefix(all, frozen));
     ASSERT_TRUE(frozen == 0 || frozen % 2 == 1) << frozen;  // the embedding and whole blocks
     ASSERT_GE(frozen, before);
-    ASSERT_EQ((*load)->changes_at(step), frozen != before)
+    ASSERT_EQ(((*load)->announced_at(step) != cost::Announced::kNothing), frozen != before)
         << step;  // checks are at multiples of 50
     changes += frozen != before;
     before = frozen;

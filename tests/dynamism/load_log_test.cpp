@@ -40,7 +40,10 @@ class Drawn final : public LoadModel {
     }
     return model;
   }
-  bool changes_at(std::int64_t step) const override { return step > 0 && step % 5 == 0; }
+  cost::Announced announced_at(std::int64_t step) const override {
+    if (step == 0 || step % 5 != 0) return cost::Announced::kNothing;
+    return step % 10 == 0 ? cost::Announced::kWork : cost::Announced::kKnown;
+  }
 
  private:
   int layers_;
@@ -59,10 +62,10 @@ TEST(LoadTrace, ReplaysWhatWasRecordedBitForBit) {
       ASSERT_EQ((*replay)->at(step), load.at(step)) << "seed " << seed << ", step " << step;
     }
     for (std::int64_t step = 0; step < 40; ++step) {
-      ASSERT_EQ((*replay)->changes_at(step), load.changes_at(step)) << "step " << step;
+      ASSERT_EQ((*replay)->announced_at(step), load.announced_at(step)) << "step " << step;
     }
     EXPECT_EQ((*replay)->at(1000), load.at(39));
-    EXPECT_FALSE((*replay)->changes_at(1000));
+    EXPECT_EQ((*replay)->announced_at(1000), cost::Announced::kNothing);
   }
 }
 
@@ -151,7 +154,9 @@ TEST(LoadTrace, RefusesCostsThatMakeNoSense) {
       model.layers[0].forward_s = step == 1 ? std::nan("") : 1;
       return model;
     }
-    bool changes_at(std::int64_t /*step*/) const override { return false; }
+    cost::Announced announced_at(std::int64_t /*step*/) const override {
+      return cost::Announced::kNothing;
+    }
   };
   EXPECT_NE(trace_text(Bad(), 2, 1).error().message.find("step 1: layer 0"), std::string::npos);
   EXPECT_NE(trace_text(Bad(), 4, 2).error().message.find("step 2: the layers"), std::string::npos);
@@ -162,16 +167,18 @@ TEST(LoadTrace, MeasuredStepsGoInOneByOne) {
   const Drawn load(3, 8);
   TraceLines lines;
   std::string text;
-  for (const std::int64_t step : {4, 5, 9}) text += *lines.add(step, step == 9, load.at(step));
-  EXPECT_EQ(lines.add(9, false, load.at(9)).error().message,
+  for (const std::int64_t step : {4, 5, 9})
+    text += *lines.add(step, step == 9 ? cost::Announced::kWork : cost::Announced::kNothing,
+                       load.at(step));
+  EXPECT_EQ(lines.add(9, cost::Announced::kNothing, load.at(9)).error().message,
             "trace: step is 9, wanted more than 9");
   const auto replay = parse_trace(text, "t");
   ASSERT_TRUE(replay) << replay.error().message;
   EXPECT_EQ((*replay)->at(4), load.at(4));
   EXPECT_EQ((*replay)->at(8), load.at(5));
   EXPECT_EQ((*replay)->at(10), load.at(9));
-  EXPECT_TRUE((*replay)->changes_at(9));
-  EXPECT_FALSE((*replay)->changes_at(5));
+  EXPECT_EQ((*replay)->announced_at(9), cost::Announced::kWork);
+  EXPECT_EQ((*replay)->announced_at(5), cost::Announced::kNothing);
 }
 
 // Whatever the bytes, an error or a load model whose costs are valid.

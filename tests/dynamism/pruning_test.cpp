@@ -134,15 +134,16 @@ TEST(Pruning, ChangesAtPruningStepsOnly) {
   const LoadInputs inputs = inputs_of(gpt(4, 512, 512));
   const auto load = make_pruning({}, inputs);
   for (std::int64_t step = 0; step < 9000; step += step % 1000 < 999 ? 37 : 1) {
-    EXPECT_FALSE((*load)->changes_at(step) && step % 1000 != 0) << step;
+    EXPECT_FALSE(((*load)->announced_at(step) != cost::Announced::kNothing) && step % 1000 != 0)
+        << step;
   }
   for (const std::int64_t step : {4000, 5000, 6000, 7000}) {
-    EXPECT_TRUE((*load)->changes_at(step)) << step;
-    EXPECT_FALSE((*load)->changes_at(step + 1)) << step;
+    EXPECT_TRUE(((*load)->announced_at(step) != cost::Announced::kNothing)) << step;
+    EXPECT_FALSE(((*load)->announced_at(step + 1) != cost::Announced::kNothing)) << step;
     EXPECT_EQ((*load)->at(step), (*load)->at(step + 999));
   }
-  EXPECT_FALSE((*load)->changes_at(3000));  // s_i is 0
-  EXPECT_FALSE((*load)->changes_at(8000));
+  EXPECT_FALSE(((*load)->announced_at(3000) != cost::Announced::kNothing));  // s_i is 0
+  EXPECT_FALSE(((*load)->announced_at(8000) != cost::Announced::kNothing));
   EXPECT_EQ((*load)->at(3999), dense(inputs));
 }
 

@@ -18,7 +18,9 @@ class Rising : public dynamism::LoadModel {
     layer.frozen = step >= 2;
     return {.layers = {layer, layer}};
   }
-  [[nodiscard]] bool changes_at(std::int64_t step) const override { return step == 2; }
+  [[nodiscard]] cost::Announced announced_at(std::int64_t step) const override {
+    return step == 2 ? cost::Announced::kWork : cost::Announced::kNothing;
+  }
 };
 
 }  // namespace

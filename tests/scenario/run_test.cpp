@@ -40,7 +40,9 @@ class FreezingLoad final : public dynamism::LoadModel {
     }
     return step < from_ ? model : dynamism::freeze_prefix(model, count_);
   }
-  bool changes_at(std::int64_t step) const override { return step == from_; }
+  cost::Announced announced_at(std::int64_t step) const override {
+    return step == from_ ? cost::Announced::kKnown : cost::Announced::kNothing;
+  }
 
  private:
   int layers_;

@@ -73,7 +73,9 @@ class EarlyExit final : public LoadModel {
     return model;
   }
 
-  bool changes_at(std::int64_t /*step*/) const override { return false; }
+  cost::Announced announced_at(std::int64_t /*step*/) const override {
+    return cost::Announced::kNothing;
+  }
 
  private:
   bool propagated() const { return options_.exited == ExitedTokens::kPropagated; }

@@ -69,10 +69,13 @@ class Freezing final : public LoadModel {
     return freeze_prefix(dense_.costs, prefix(step));
   }
 
-  bool changes_at(std::int64_t step) const override {
-    if (step == 0) return false;
-    if (options_.rule == FreezingRule::kRandom) return frozen(step) != frozen(step - 1);
-    return prefix(step) != prefix(step - 1);
+  cost::Announced announced_at(std::int64_t step) const override {
+    if (step == 0) return cost::Announced::kNothing;
+    // Layers in the middle stash and pass gradients on.
+    if (options_.rule == FreezingRule::kRandom) {
+      return frozen(step) != frozen(step - 1) ? cost::Announced::kWork : cost::Announced::kNothing;
+    }
+    return prefix(step) != prefix(step - 1) ? cost::Announced::kKnown : cost::Announced::kNothing;
   }
 
  private:

@@ -42,7 +42,9 @@ class MixtureOfDepths final : public LoadModel {
     return model;
   }
 
-  bool changes_at(std::int64_t /*step*/) const override { return false; }
+  cost::Announced announced_at(std::int64_t /*step*/) const override {
+    return cost::Announced::kNothing;
+  }
 
  private:
   static cost::LayerCost routed(const DenseModel& dense, int layer, double capacity) {

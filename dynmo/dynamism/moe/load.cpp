@@ -65,7 +65,9 @@ class Moe final : public LoadModel {
     return model;
   }
 
-  bool changes_at(std::int64_t /*step*/) const override { return false; }
+  cost::Announced announced_at(std::int64_t /*step*/) const override {
+    return cost::Announced::kNothing;
+  }
 
  private:
   std::uint64_t key(MoeDraw draw, int layer, std::uint64_t more = 0) const {

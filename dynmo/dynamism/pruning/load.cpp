@@ -47,8 +47,9 @@ class Pruning final : public LoadModel {
     return cached_;
   }
 
-  bool changes_at(std::int64_t step) const override {
-    return step > 0 && sparsity_at(options_, step) != sparsity_at(options_, step - 1);
+  cost::Announced announced_at(std::int64_t step) const override {
+    const bool pruned = step > 0 && sparsity_at(options_, step) != sparsity_at(options_, step - 1);
+    return pruned ? cost::Announced::kWork : cost::Announced::kNothing;
   }
 
  private:

@@ -34,7 +34,9 @@ class SparseAttention final : public LoadModel {
     return model;
   }
 
-  bool changes_at(std::int64_t /*step*/) const override { return false; }
+  cost::Announced announced_at(std::int64_t /*step*/) const override {
+    return cost::Announced::kNothing;
+  }
 
  private:
   std::uint64_t key(AttentionDraw draw, int layer, std::int64_t step = 0) const {
