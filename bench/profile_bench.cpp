@@ -80,7 +80,7 @@ int main() {
         at::set_num_threads(1);
         runtime::Pipeline pipeline(
             transport, model, options,
-            {plan, runtime::initial_states(model, plan, transport.rank(), 1)});
+            {plan, runtime::initial_states(model, plan, Rank(transport.rank().value), 1)});
         for (int i = 0; i < kSteps; ++i) {
           DYNMO_ASSIGN(const auto report, pipeline.step([&](std::int64_t step, MicroBatchId id) {
             return batch(config, step, id);

@@ -73,8 +73,8 @@ struct RunOptions {
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
-  std::vector<transport::Fault> faults = {};  // of every rank
-  std::optional<Rank> faulty = {};            // or of this one only
+  std::vector<transport::Fault> faults = {};     // of every rank
+  std::optional<transport::Member> faulty = {};  // or of this one only
   model::Precision precision = model::Precision::kFp32;
   plan::Recompute recompute = plan::Recompute::kNone;
   Staging staging = {};
@@ -194,7 +194,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
         for (int step = 0; step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
-          if (transport->rank() == Rank(0)) {
+          if (transport->rank() == transport::Member(0)) {
             const std::lock_guard lock(mutex);
             result.losses.push_back(report.loss);
             result.gradient_norms.push_back(report.gradient_norm);

@@ -112,7 +112,7 @@ struct SlowRun {
           DYNMO_TRY(pipeline.measure(batches, 3));
           for (int step = 0; step < kSteps; ++step) {
             DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
-            if (inner.rank() != Rank(0)) continue;
+            if (inner.rank() != transport::Member(0)) continue;
             const double measured = report.step_s - report.plan_s;
             errors.push_back(std::abs(report.predicted_s - measured) / measured);
             result.beside = pipeline.profiler().beside();

@@ -81,10 +81,11 @@ Outcome train_small(const Training& training) {
         }
         runtime::LayerStates states;
         if (restored) {
-          DYNMO_ASSIGN(states,
-                       load_states(*restored, layers, training.plan, transport.rank(), names()));
+          DYNMO_ASSIGN(states, load_states(*restored, layers, training.plan,
+                                           Rank(transport.rank().value), names()));
         } else {
-          states = runtime::initial_states(layers, training.plan, transport.rank(), kSeed);
+          states =
+              runtime::initial_states(layers, training.plan, Rank(transport.rank().value), kSeed);
         }
         runtime::Pipeline pipeline(
             transport, layers, options,
@@ -94,7 +95,7 @@ Outcome train_small(const Training& training) {
             transport, transport::control_tag(transport::Control::kCheckpoint),
             training.config.run.directory, training.config, names(), Waiting::kNever);
         for (auto step = static_cast<int>(pipeline.next_step()); step < kSteps; ++step) {
-          if (training.before && transport.rank() == Rank(0)) training.before(step);
+          if (training.before && transport.rank() == transport::Member(0)) training.before(step);
           DYNMO_TRY(pipeline.step([&](std::int64_t at, MicroBatchId id) {
             return runtime::testing::batch(llama, kSeed, at, id);
           }));
@@ -108,7 +109,7 @@ Outcome train_small(const Training& training) {
         for (const auto& [id, state] : pipeline.states()) {
           outcome.states[id.value] = model::digest(state).hex();
         }
-        if (transport.rank() != Rank(0)) return {};
+        if (transport.rank() != transport::Member(0)) return {};
         outcome.totals = checkpointer.totals();
         outcome.notes = checkpointer.take_notes();
         outcome.failure = checkpointer.failure();
@@ -293,7 +294,7 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
       transport::CountingTransport transport(inner);
       runtime::Pipeline pipeline(
           transport, layers, options,
-          {plan, runtime::initial_states(layers, plan, transport.rank(), kSeed)});
+          {plan, runtime::initial_states(layers, plan, Rank(transport.rank().value), kSeed)});
       DYNMO_TRY(pipeline.accumulate([&](std::int64_t at, MicroBatchId id) {
         return runtime::testing::batch(llama, kSeed, at, id);
       }));

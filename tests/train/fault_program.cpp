@@ -71,8 +71,8 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
   transport::Fault fault{.kind = transport::Fault::Kind::kCall, .call = [run] { die(run); }};
   fault.first_tag = transport::schedule_tag(0, 0);
   fault.first = 250;
-  if (where == "forward") fault.peer = Rank(victim + 1);
-  if (where == "backward") fault.peer = Rank(victim - 1);
+  if (where == "forward") fault.peer = transport::Member(victim + 1);
+  if (where == "backward") fault.peer = transport::Member(victim - 1);
   if (where == "reduction") {
     fault.first_tag = transport::reduction_tag(LayerId(0));
     fault.last_tag = transport::reduction_tag(LayerId(7));
@@ -102,7 +102,7 @@ int main(int argc, char** argv) {
   train::RankProcess process;
   process.options.config = config_for(where, argv[3], run);
   process.decorate = [&](std::unique_ptr<transport::Transport> inner) {
-    if (inner->rank() != Rank(victim)) return inner;
+    if (inner->rank() != transport::Member(victim)) return inner;
     return transport::with_faults(std::move(inner), {fault_for(where, victim, run)});
   };
   process.options.config.pipeline.ranks = where == "reduction" ? 2 : 3;
