@@ -119,13 +119,9 @@ class Run {
                       begin.restored->checkpoint.path.string()));
       first_step_ = begin.restored->step;
     }
-    // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
-    // anew. (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint
-    // does not hold.)
+    // Otherwise layers are measured and cut anew.
     const auto& restored = begin.restored;
-    if (restored && config_.pipeline.recompute != "auto" &&
-        restored->plan.ranks == grid_.positions() &&
-        restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
+    if (restored && continues_with(restored->plan)) {
       begin.first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
       DYNMO_ASSIGN(begin.first, first_plan(group_, inputs_.model, config_, inputs_.training()));
@@ -133,6 +129,14 @@ class Run {
     if (!inputs_.batches.note().empty()) say(inputs_.batches.note());
     if (inputs_.model.weights && !restored) say_weights(*inputs_.model.weights);
     return begin;
+  }
+
+  // Whether the plan of a checkpoint can run here. (Which layers "auto" recomputes is chosen by
+  // costs, which a checkpoint does not hold.)
+  bool continues_with(const plan::Plan& plan) const {
+    const auto micro_batches = static_cast<int>(config_.batch.micro_batches);
+    return config_.pipeline.recompute != "auto" && plan.ranks == grid_.positions() &&
+           plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
   }
 
   void say_weights(const Weights& weights) const {

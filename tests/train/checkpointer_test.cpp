@@ -237,6 +237,26 @@ TEST(Checkpointer, AnyPlanLoadsWhatAnyOtherSavedAndGoesOnWithTheSameBits) {
   }
 }
 
+TEST(Checkpointer, AnAdaptivePlanIsReadBackWithItsOrder) {
+  const TempFolder folder;
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(mix_key({0xada, seed}));
+    Training training{.config = config_for(folder.path() / fmt::format("{}", seed), false, 0),
+                      .plan = random_plan(rng, schedule::ScheduleKind::kAdaptive, kLayers, 3, 4,
+                                          /*generation=*/2),
+                      .checkpoints = {5}};
+    const Outcome whole = train_small(training);
+    const auto restored = restore(training.config);
+    ASSERT_TRUE(restored.has_value()) << restored.error().message;
+    EXPECT_EQ(restored->plan, training.plan);
+    training.plan = restored->plan;
+    training.resume = true;
+    training.checkpoints.clear();
+    EXPECT_EQ(train_small(training).states, whole.states);
+  }
+}
+
 // The buffers of these layers say in which micro-batches they are on.
 TEST(Checkpointer, SourcesGoOnWithTheirBuffersAndTheirState) {
   const TempFolder folder;
