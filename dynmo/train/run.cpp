@@ -363,7 +363,8 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
 Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
   if (options.resume) {
     return make_error(ErrorCode::kBadInput,
-                      "--resume with --dry-run: wanted one of them; a dry run starts at step 0");
+                      "{} with a dry run: wanted one of them; a dry run starts at step 0",
+                      options.names.resume);
   }
   DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
   return describe(

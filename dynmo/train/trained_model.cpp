@@ -234,15 +234,15 @@ Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel
   if (gone) {
     return make_error(ErrorCode::kBadInput,
                       "the data '{}' that '{}' was trained on are not there to tell the tokenizer: "
-                      "give it by --tokenizer",
+                      "wanted its name",
                       model.data, model.checkpoint.string());
   }
   DYNMO_ASSIGN(auto tokenizer, data::open_tokenizer(name.empty() ? model.data : name));
   if (tokenizer->vocabulary() > vocabulary) {
     return make_error(
         ErrorCode::kBadInput,
-        "the tokenizer '{}' has a vocabulary of {}, wanted at most the {} of '{}': give that "
-        "which the model was trained with by --tokenizer",
+        "the tokenizer '{}' has a vocabulary of {}, wanted at most the {} of '{}': name "
+        "the one that the model was trained with",
         name.empty() ? model.data : name, tokenizer->vocabulary(), vocabulary,
         model.checkpoint.string());
   }
