@@ -63,7 +63,7 @@ Expected<void> check(const train::TrainedModel& model, const std::vector<std::in
 // Scores of all tokens need all of them in one input.
 Expected<void> check_scores(const train::TrainedModel& model, std::size_t prompt,
                             const GenerateFlags& flags) {
-  const std::int64_t longest = model::sizes(model.config).sequence;
+  const std::int64_t longest = model::shape_of(model.config).sequence;
   const std::int64_t all = static_cast<std::int64_t>(prompt) + flags.sampling.tokens;
   if (flags.scores.empty() || all <= longest) return {};
   return make_error(ErrorCode::kBadInput,

@@ -59,7 +59,7 @@ RunLog::RunLog(const Config& config, std::string name, observe::RunFolder folder
       series_(std::move(name), kept) {
   series_.replicas = static_cast<int>(config.pipeline.replicas);
   series_.tokens_per_step =
-      step_micro_batches(config) * config.batch.micro_batch_size * config.model.sequence;
+      step_micro_batches(config) * config.batch.micro_batch_size * config.model.shape.sequence;
 }
 
 Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::RunFolder folder,

@@ -291,8 +291,8 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
     run.steps = 2;
     run.micro_batches = kMicroBatches;
     const auto options = runtime::testing::pipeline_options(llama, run);
-    const Bytes boundary{static_cast<std::int64_t>(sizeof(float)) * 2 * llama.sequence *
-                         llama.hidden};
+    const Bytes boundary{static_cast<std::int64_t>(sizeof(float)) * 2 * llama.shape.sequence *
+                         llama.shape.hidden};
     transport::Traffic expected(3);
     const schedule::Schedule lowered =
         schedule::lower(*plan::schedule_of(plan, kMicroBatches, /*frozen_layers=*/0));
