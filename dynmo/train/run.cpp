@@ -266,6 +266,8 @@ class Run {
   Expected<void> finish() {
     for (Lane& lane : lanes_) DYNMO_TRY(finish(lane));
     if (first_rank()) DYNMO_TRY(report());
+    // A rank that ends with an error takes the others with it, also one that is still telling.
+    DYNMO_TRY(barrier(group_));
     for (const Lane& lane : lanes_) {
       const Checkpointer* checkpoints = lane.group->checkpoints();
       if (checkpoints == nullptr || !checkpoints->failure()) continue;
