@@ -70,7 +70,7 @@ std::vector<double> measure(const plan::Plan& plan, const model::Model& model,
         at::set_num_threads(1);
         runtime::Pipeline pipeline(
             transport, model, options,
-            {plan, runtime::initial_states(model, plan, transport.rank(), 1)});
+            {plan, runtime::initial_states(model, plan, Rank(transport.rank().value), 1)});
         for (std::size_t i = 0; i < longest.size(); ++i) {
           DYNMO_ASSIGN(
               const auto report,

@@ -98,7 +98,7 @@ Expected<Sample> timed(Transport& transport, Work work) {
 
 Expected<void> transfer(Transport& transport, const std::vector<std::span<std::byte>>& pieces,
                         bool sends) {
-  const Rank peer(1 - transport.rank().value);
+  const transport::Member peer(1 - transport.rank().value);
   std::vector<std::unique_ptr<transport::Operation>> operations;
   for (const auto piece : pieces) {
     operations.push_back(sends ? transport.send(peer, kRaw, piece)
@@ -123,8 +123,9 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
   options.learning_rate.total_steps = 1;
   options.balancing = runtime::Balancing::kNever;
   const plan::Plan first = plan_of(moved, false, 0);
-  runtime::Pipeline pipeline(transport, model, options,
-                             {first, runtime::initial_states(model, first, transport.rank(), 1)});
+  runtime::Pipeline pipeline(
+      transport, model, options,
+      {first, runtime::initial_states(model, first, Rank(transport.rank().value), 1)});
   // The same bytes wherever the layers are; what arrives is compared with what was made.
   std::vector<model::LayerState> made;
   std::vector<std::span<std::byte>> bare;
@@ -153,7 +154,7 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
   std::vector<double> cpu_ratio;
   for (int move = 0; move < 2 * (rounds + 1); ++move) {
     const bool forth = move % 2 == 0;
-    const bool sends = transport.rank() == Rank(forth ? 0 : 1);
+    const bool sends = transport.rank() == transport::Member(forth ? 0 : 1);
     Sample bare_sample;
     Sample move_sample;
     for (int k = 0; k < 2; ++k) {
@@ -184,7 +185,7 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
     ratio.push_back(move_sample.wall_s / bare_sample.wall_s);
     cpu_ratio.push_back(move_sample.cpu_s / bare_sample.cpu_s);
   }
-  if (transport.rank() != Rank(0)) return {};
+  if (transport.rank() != transport::Member(0)) return {};
   std::vector<double> sorted = raw;
   std::nth_element(sorted.begin(), sorted.begin() + std::ssize(sorted) / 2, sorted.end());
   const double mib = static_cast<double>(moved.layers * moved.mib);
@@ -197,7 +198,7 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
 
 Expected<void> run_rank(const process::RankEnvironment& environment, int rounds) {
   DYNMO_ASSIGN(const auto group, runtime::join_group(runtime::group_options(environment)));
-  if (group->rank() == Rank(0)) {
+  if (group->rank() == transport::Member(0)) {
     fmt::print("{} moves each way, raw and moved in turn; median (quartiles)\n", rounds);
     fmt::print("{:<12}{:<28}{:<28}{:<24}{:<11}{}\n", "layers", "   raw, ms", "   pause, ms",
                "   pause / raw", "raw MiB/s", "processor time");

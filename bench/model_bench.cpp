@@ -30,14 +30,14 @@ struct Shape {
 
 std::vector<Shape> shapes() {
   Shape small{.name = "small", .sequences = 4, .config = {}};
-  small.config.heads = small.config.kv_heads = 4;
+  small.config.shape.heads = small.config.shape.kv_heads = 4;
   Shape medium{.name = "medium", .sequences = 2, .config = {}};
-  medium.config.vocabulary = 8192;
-  medium.config.hidden = 512;
-  medium.config.blocks = 12;
-  medium.config.heads = medium.config.kv_heads = 8;
-  medium.config.intermediate = 1376;
-  medium.config.sequence = 256;
+  medium.config.shape.vocabulary = 8192;
+  medium.config.shape.hidden = 512;
+  medium.config.shape.blocks = 12;
+  medium.config.shape.heads = medium.config.shape.kv_heads = 8;
+  medium.config.shape.intermediate = 1376;
+  medium.config.shape.sequence = 256;
   return {small, medium};
 }
 
@@ -64,11 +64,11 @@ struct Setup {
   Setup(const Shape& shape, int index)
       : layer(make_llama(shape.config)[static_cast<std::size_t>(index)]),
         state(make_state(*layer, LayerId{index}, 1)),
-        tokens(shape.sequences * shape.config.sequence) {
-    const auto sequence = shape.config.sequence;
+        tokens(shape.sequences * shape.config.shape.sequence) {
+    const auto sequence = shape.config.shape.sequence;
     context.targets_BT =
-        at::randint(shape.config.vocabulary, {shape.sequences, sequence}, at::kLong);
-    input = at::randn({shape.sequences, sequence, shape.config.hidden});
+        at::randint(shape.config.shape.vocabulary, {shape.sequences, sequence}, at::kLong);
+    input = at::randn({shape.sequences, sequence, shape.config.shape.hidden});
     context.loss_weight = 1.0 / 8;
     if (!layer->needs().loss) gradient = at::randn_like(input);
   }
@@ -162,7 +162,7 @@ void run_update(benchmark::State& state, const Shape& shape, int index, By by) {
 int main(int argc, char** argv) {
   at::set_num_threads(1);
   for (const Shape& shape : shapes()) {
-    const int head = static_cast<int>(2 * shape.config.blocks + 1);
+    const int head = static_cast<int>(2 * shape.config.shape.blocks + 1);
     for (const auto& [kind, index] :
          {std::pair{"attention", 1}, std::pair{"mlp", 2}, std::pair{"head", head}}) {
       const auto add = [&, index = index](const char* what, auto function) {

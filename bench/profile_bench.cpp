@@ -39,13 +39,14 @@ double clock_read_s() {
 
 runtime::MicroBatch batch(const model::LlamaConfig& config, std::int64_t step, MicroBatchId id) {
   Rng rng(mix_key({static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(id.value)}));
-  at::Tensor tokens = at::empty({4, config.sequence + 1}, at::kLong);
+  at::Tensor tokens = at::empty({4, config.shape.sequence + 1}, at::kLong);
   auto* data = tokens.data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < tokens.numel(); ++i) {
-    data[i] = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.vocabulary)));
+    data[i] =
+        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.shape.vocabulary)));
   }
-  return {tokens.narrow(1, 0, config.sequence).contiguous(),
-          tokens.narrow(1, 1, config.sequence).contiguous()};
+  return {tokens.narrow(1, 0, config.shape.sequence).contiguous(),
+          tokens.narrow(1, 1, config.shape.sequence).contiguous()};
 }
 
 void print(const char* what, std::vector<double> values, double unit) {
@@ -58,7 +59,7 @@ void print(const char* what, std::vector<double> values, double unit) {
 
 int main() {
   model::LlamaConfig config;
-  config.heads = config.kv_heads = 4;
+  config.shape.heads = config.shape.kv_heads = 4;
   const model::Model model = model::make_llama(config);
   const int layers = static_cast<int>(model.size());
   const plan::Plan plan =
@@ -66,7 +67,7 @@ int main() {
   runtime::PipelineOptions options;
   options.steps = kSteps;
   options.micro_batches = kMicroBatches;
-  options.boundary_shape = {4, config.sequence, config.hidden};
+  options.boundary_shape = {4, config.shape.sequence, config.shape.hidden};
   options.learning_rate.total_steps = kSteps;
   options.policy.minimum_gain = 1e9;  // decides in every step, never moves
   const double read_s = clock_read_s();
@@ -80,7 +81,7 @@ int main() {
         at::set_num_threads(1);
         runtime::Pipeline pipeline(
             transport, model, options,
-            {plan, runtime::initial_states(model, plan, transport.rank(), 1)});
+            {plan, runtime::initial_states(model, plan, Rank(transport.rank().value), 1)});
         for (int i = 0; i < kSteps; ++i) {
           DYNMO_ASSIGN(const auto report, pipeline.step([&](std::int64_t step, MicroBatchId id) {
             return batch(config, step, id);

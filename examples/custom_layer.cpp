@@ -36,7 +36,7 @@ Expected<model::Recipe> primer(const train::Config& config, std::int64_t vocabul
   model::Recipe recipe = model::make_recipe(decoder);
   for (auto& [place, layer] : recipe.slots) {
     if (place.part != model::Part::kMlp) continue;
-    layer = squared_relu(layer->name(), config.model.hidden);
+    layer = squared_relu(layer->name(), config.model.shape.hidden);
   }
   return recipe;
 }
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
   options.make_model = primer;
   options.config.data.path = argv[1];
   options.config.run.directory = argv[2];
-  options.config.model = {
+  options.config.model.shape = {
       .hidden = 64, .blocks = 3, .heads = 4, .kv_heads = 2, .intermediate = 64, .sequence = 32};
   options.config.train.steps = 30;
   options.config.sources.enable<dynamism::FreezingOptions>().schedule = {.fraction = 0.5,

@@ -31,7 +31,11 @@ Expected<int> inspect(const CheckpointFlags& flags) {
   for (const auto& entry : manifest.files) total += entry.bytes;
   fmt::print("checkpoint {}\nstep       {}\nlayers     {}, {}\n", found.path.string(),
              manifest.step, manifest.files.size(), format_bytes(total));
-  if (manifest.state.contains("plan")) fmt::print("plan       {}\n", manifest.state["plan"].dump());
+  if (manifest.state.contains("plan")) {
+    Json plan = manifest.state["plan"];
+    plan.erase("order");  // an action for every stage and micro-batch
+    fmt::print("plan       {}\n", plan.dump());
+  }
   for (const auto& entry : manifest.files) {
     DYNMO_ASSIGN(const auto file, checkpoint::read_layer(found, entry.layer));
     for (const auto& tensor : file.tensors()) {

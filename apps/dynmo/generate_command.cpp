@@ -63,7 +63,7 @@ Expected<void> check(const train::TrainedModel& model, const std::vector<std::in
 // Scores of all tokens need all of them in one input.
 Expected<void> check_scores(const train::TrainedModel& model, std::size_t prompt,
                             const GenerateFlags& flags) {
-  const std::int64_t longest = model::sizes(model.config).sequence;
+  const std::int64_t longest = model::shape_of(model.config).sequence;
   const std::int64_t all = static_cast<std::int64_t>(prompt) + flags.sampling.tokens;
   if (flags.scores.empty() || all <= longest) return {};
   return make_error(ErrorCode::kBadInput,
@@ -115,7 +115,9 @@ Expected<int> run_generate(const GenerateFlags& flags) {
   DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
   for (const std::string& note : model.notes) print_note("{}", note);
   if (flags.prompt_tokens) return continue_tokens(model, tokens, flags);
-  DYNMO_ASSIGN(const auto tokenizer, train::tokenizer_of(model, flags.tokenizer));
+  const auto found = train::tokenizer_of(model, flags.tokenizer);
+  if (!found) return make_error(found.error().code, "{} (--tokenizer)", found.error().message);
+  const auto& tokenizer = *found;
   std::vector<std::int32_t> ids;
   tokenizer->encode(*flags.prompt, ids);
   const std::vector<std::int64_t> prompt(ids.begin(), ids.end());

@@ -53,6 +53,7 @@ Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::str
   if (flags.out) options.config.run.directory = *flags.out;
   options.compare = flags.compare;
   options.resume = flags.resume;
+  options.names = {.resume = "--resume", .compare = "--compare", .directory = "--out"};
   return options;
 }
 

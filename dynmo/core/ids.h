@@ -24,7 +24,11 @@ struct Id {
   friend constexpr auto operator<=>(Id, Id) = default;
 };
 
-using Rank = Id<struct RankTag>;      // one process in the pipeline group
+// A process by its place in its pipeline: what plans, schedules and the simulator know.
+using Rank = Id<struct RankTag>;
+// A process by its number in the group of all, replicas included; transport/place.h turns one into
+// the other (docs/decisions/011-ranks-and-world-ranks.md).
+using WorldRank = Id<struct WorldRankTag>;
 using StageId = Id<struct StageTag>;  // layers run as one on a rank, numbered along the model
 using LayerId = Id<struct LayerTag>;  // smallest unit that can move; global and stable
 using MicroBatchId = Id<struct MicroBatchTag>;

@@ -2,7 +2,6 @@
 #include "dynmo/cost/transformer.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -13,7 +12,6 @@ namespace dynmo::cost {
 namespace {
 
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
-constexpr int kMaxBlocks = 100'000;
 constexpr double kCausal = 0.5;  // share of the score matrix below the diagonal
 constexpr double kFloat = 4;     // losses, routers and log-sum-exps are kept in float32
 
@@ -159,55 +157,48 @@ LayerWork head(const TransformerShape& shape, const Sizes& n) {
   return work;
 }
 
-Expected<void> check_sizes(const TransformerShape& shape) {
-  const std::array<std::pair<std::string_view, std::int64_t>, 9> sizes = {{
-      {"blocks", shape.blocks},
-      {"hidden", shape.hidden},
-      {"heads", shape.heads},
-      {"kv_heads", shape.kv_heads},
-      {"head_size", shape.head_size},
-      {"intermediate", shape.intermediate},
-      {"vocabulary", shape.vocabulary},
-      {"sequence", shape.sequence},
-      {"micro_batch_size", shape.micro_batch_size},
-  }};
-  for (const auto& [field, value] : sizes) {
-    const std::int64_t most = field == "blocks" ? kMaxBlocks : kMaxSize;
-    if (value < 1 || value > most) {
-      return make_error(ErrorCode::kBadInput, "model: {} is {}, wanted 1 to {}", field, value,
-                        most);
-    }
-  }
-  return {};
-}
-
 Bytes to_bytes(double bytes) {
   return Bytes{static_cast<std::int64_t>(std::min(std::ceil(bytes), 0x1p62))};
 }
 
 }  // namespace
 
+TransformerShape transformer_shape(const DecoderShape& sizes, Architecture architecture) {
+  TransformerShape shape{with_defaults(sizes, architecture)};
+  const bool gpt = architecture == Architecture::kGpt;
+  shape.head_size = shape.heads < 1 ? 0 : std::max<std::int64_t>(1, shape.hidden / shape.heads);
+  shape.gated_mlp = !gpt;
+  shape.learned_positions = gpt;
+  shape.norm_biases = shape.qkv_biases = shape.projection_biases = shape.mlp_biases = gpt;
+  if (architecture == Architecture::kMixtral) {
+    shape.experts = 8;
+    shape.experts_per_token = 2;
+  }
+  return shape;
+}
+
 Expected<void> validate(const TransformerShape& shape) {
-  DYNMO_TRY(check_sizes(shape));
-  if (shape.heads % shape.kv_heads != 0) {
-    return make_error(ErrorCode::kBadInput,
-                      "model: kv_heads is {}, wanted a divisor of heads, which is {}",
-                      shape.kv_heads, shape.heads);
+  DYNMO_TRY(validate(static_cast<const DecoderShape&>(shape)));
+  for (const auto& [key, value] :
+       {std::pair<std::string_view, std::int64_t>{"head_size", shape.head_size},
+        {"micro_batch_size", shape.micro_batch_size}}) {
+    if (value >= 1 && value <= kMaxSize) continue;
+    return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", key, value, kMaxSize);
   }
   if (shape.experts < 0 || shape.experts > kMaxSize) {
-    return make_error(ErrorCode::kBadInput, "model: experts is {}, wanted 0 (dense) to {}",
+    return make_error(ErrorCode::kBadInput, "model.experts is {}, wanted 0 (dense) to {}",
                       shape.experts, kMaxSize);
   }
   if (shape.experts > 0 &&
       (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts)) {
     return make_error(ErrorCode::kBadInput,
-                      "model: experts_per_token is {}, wanted 1 to experts, which is {}",
+                      "model.experts_per_token is {}, wanted 1 to model.experts ({})",
                       shape.experts_per_token, shape.experts);
   }
-  if (shape.learned_positions && (shape.positions < shape.sequence || shape.positions > kMaxSize)) {
+  if (shape.learned_positions && shape.positions < shape.sequence) {
     return make_error(ErrorCode::kBadInput,
-                      "model: positions is {}, wanted at least the sequence of {} and at most {}",
-                      shape.positions, shape.sequence, kMaxSize);
+                      "model.positions is {}, wanted at least model.sequence ({})", shape.positions,
+                      shape.sequence);
   }
   return {};
 }

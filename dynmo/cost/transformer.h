@@ -11,39 +11,38 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/layer_cost.h"
 
 namespace dynmo::cost {
 
-struct TransformerShape {
-  int blocks = 0;
-  std::int64_t hidden = 0;
-  std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;
+// A decoder, and how micro-batches go through it.
+struct TransformerShape : DecoderShape {
   std::int64_t head_size = 0;  // usually hidden / heads
-  std::int64_t intermediate = 0;
-  bool gated_mlp = false;  // three matrices (Llama, Mixtral) instead of two (GPT)
-  std::int64_t vocabulary = 0;
+  bool gated_mlp = false;      // three matrices (Llama, Mixtral) instead of two (GPT)
   bool tied_embedding = false;
   bool learned_positions = false;  // adds positions x hidden parameters to the embedding
-  std::int64_t positions = 0;
-  std::int64_t experts = 0;  // 0: a dense MLP
+  std::int64_t experts = 0;        // 0: a dense MLP
   std::int64_t experts_per_token = 0;
   bool norm_biases = false;  // LayerNorm (GPT) instead of RMSNorm
   bool qkv_biases = false;
   bool projection_biases = false;  // of attention's output
   bool mlp_biases = false;
 
-  std::int64_t sequence = 0;
   std::int64_t micro_batch_size = 1;  // sequences
   bool fused_attention = true;        // false: the scores of all pairs are computed and kept
   bool dropout = false;               // keeps a mask of one byte an element where dropout acts
   [[nodiscard]] std::int64_t tokens() const { return sequence * micro_batch_size; }
 };
 
-// kBadInput naming the field: sizes below 1 or above 2^30, kv_heads that do not divide heads, more
-// experts a token than experts, a sequence longer than the learned positions.
+// `with_defaults` of the sizes, and what else the architecture is: the layers of GPT or Llama, in
+// Mixtral 8 experts, 2 a token.
+[[nodiscard]] TransformerShape transformer_shape(const DecoderShape& sizes,
+                                                 Architecture architecture);
+
+// kBadInput as for the sizes, or naming the field: a head size or micro-batch below 1, more experts
+// a token than experts, a sequence longer than the learned positions.
 [[nodiscard]] Expected<void> validate(const TransformerShape& shape);
 
 enum class LayerKind { kEmbedding, kAttention, kMlp, kMoe, kHead };

@@ -93,16 +93,8 @@ Expected<std::unique_ptr<LoadModel>> make_load_model(std::string_view source,
 }
 
 cost::TransformerShape default_shape(std::string_view source) {
-  cost::TransformerShape shape;
-  shape.blocks = 32;
-  shape.hidden = 1024;
-  shape.heads = shape.kv_heads = 16;
-  shape.head_size = 64;
-  shape.intermediate = 4096;
-  shape.vocabulary = 50304;
-  shape.learned_positions = shape.norm_biases = true;
-  shape.qkv_biases = shape.projection_biases = shape.mlp_biases = true;
-  shape.positions = shape.sequence = 2048;
+  cost::TransformerShape shape = cost::transformer_shape(
+      {.hidden = 1024, .blocks = 32, .sequence = 2048}, cost::Architecture::kGpt);
   if (source == "moe") {
     shape.experts = 8;
     shape.experts_per_token = 2;

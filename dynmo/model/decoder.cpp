@@ -44,18 +44,8 @@ Expected<Family> parse_family(std::string_view name) {
 
 Family family(const DecoderConfig& config) { return static_cast<Family>(config.index()); }
 
-DecoderSizes sizes(const DecoderConfig& config) {
-  return std::visit(
-      [](const auto& c) {
-        return DecoderSizes{.vocabulary = c.vocabulary,
-                            .hidden = c.hidden,
-                            .blocks = c.blocks,
-                            .heads = c.heads,
-                            .intermediate = c.intermediate,
-                            .sequence = c.sequence,
-                            .tied_embeddings = c.tied_embeddings};
-      },
-      config);
+const cost::DecoderShape& shape_of(const DecoderConfig& config) {
+  return std::visit([](const auto& c) -> const cost::DecoderShape& { return c.shape; }, config);
 }
 
 Expected<void> validate(const DecoderConfig& config) {
@@ -68,13 +58,17 @@ Model make_decoder(const DecoderConfig& config) {
   return std::visit([](const auto& c) { return make(c); }, config);
 }
 
+bool tied(const DecoderConfig& config) {
+  return std::visit([](const auto& c) { return c.tied_embeddings; }, config);
+}
+
 std::vector<Tie> ties(const DecoderConfig& config) {
   return std::visit(
       [](const auto& c) -> std::vector<Tie> {
         if (!c.tied_embeddings) return {};
         return {{.first = LayerId(0),
                  .first_parameter = embedding_name(c),
-                 .second = head_of(c.blocks),
+                 .second = head_of(c.shape.blocks),
                  .second_parameter = "lm_head.weight"}};
       },
       config);

@@ -30,17 +30,7 @@ enum class Family { kLlama, kGpt2 };
 [[nodiscard]] Expected<Family> parse_family(std::string_view name);
 [[nodiscard]] Family family(const DecoderConfig& config);
 
-// What the families have in common.
-struct DecoderSizes {
-  std::int64_t vocabulary = 0;
-  std::int64_t hidden = 0;
-  std::int64_t blocks = 0;
-  std::int64_t heads = 0;
-  std::int64_t intermediate = 0;
-  std::int64_t sequence = 0;
-  bool tied_embeddings = false;
-};
-[[nodiscard]] DecoderSizes sizes(const DecoderConfig& config);
+[[nodiscard]] const cost::DecoderShape& shape_of(const DecoderConfig& config);
 
 [[nodiscard]] Expected<void> validate(const DecoderConfig& config);
 // The layers of make_decoder in their places.
@@ -48,6 +38,8 @@ struct DecoderSizes {
 // 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
 // config.
 [[nodiscard]] Model make_decoder(const DecoderConfig& config);
+// Whether the embedding's and the head's matrix are one.
+[[nodiscard]] bool tied(const DecoderConfig& config);
 // The embedding's and the head's matrix, where they are one; else none.
 [[nodiscard]] std::vector<Tie> ties(const DecoderConfig& config);
 // Hugging Face's full name of a layer's parameter.

@@ -26,15 +26,7 @@ double residual_deviation(double deviation, std::int64_t blocks) {
   return deviation / std::sqrt(2.0 * static_cast<double>(blocks));
 }
 
-Expected<void> check_sizes(std::initializer_list<ConfigSize> sizes) {
-  for (const auto& [name, value, most] : sizes) {
-    if (value >= 1 && value <= most) continue;
-    return make_error(ErrorCode::kBadInput, "model.{} is {}, wanted 1 to {}", name, value, most);
-  }
-  return {};
-}
-
-Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields) {
+Expected<void> check_positive(std::initializer_list<ConfigField> fields) {
   for (const auto& [field, value] : fields) {
     if (!(std::isfinite(value) && value > 0)) {
       return make_error(ErrorCode::kBadInput, "model.{} is {:g}, wanted above 0", field, value);

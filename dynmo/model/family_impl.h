@@ -12,6 +12,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
@@ -26,27 +27,20 @@ using Specs = std::vector<ParameterSpec>;
 // Of the two projections into the residual stream (Radford et al., 2019, section 2.3).
 [[nodiscard]] double residual_deviation(double deviation, std::int64_t blocks);
 
-template <typename T>
 struct ConfigField {
   std::string_view name;
-  T value;
+  double value;
 };
 // The limits lie ten times above the largest models that were trained so far, so that what exceeds
 // one is a slip; below them, to describe and to plan a model takes seconds and little memory.
-inline constexpr std::int64_t kMostHidden = std::int64_t{1} << 17;
-inline constexpr std::int64_t kMostBlocks = std::int64_t{1} << 12;
-inline constexpr std::int64_t kMostIntermediate = std::int64_t{1} << 20;
-inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // of a vocabulary, a sequence
-inline constexpr std::int64_t kMostAngles = std::int64_t{1} << 28;  // of rotary positions
+inline constexpr cost::DecoderLimits kDecoderLimits = {.hidden = std::int64_t{1} << 17,
+                                                       .blocks = std::int64_t{1} << 12,
+                                                       .intermediate = std::int64_t{1} << 20,
+                                                       .tokens = std::int64_t{1} << 24};
+inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // of rotary positions
 
-struct ConfigSize {
-  std::string_view name;
-  std::int64_t value;
-  std::int64_t most;
-};
-// All kBadInput naming the key of a run's config. Sizes: 1 to the most.
-[[nodiscard]] Expected<void> check_sizes(std::initializer_list<ConfigSize> sizes);
-[[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField<double>> fields);
+// All kBadInput naming the key of a run's config.
+[[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField> fields);
 [[nodiscard]] Expected<void> check_heads(std::int64_t hidden, std::int64_t heads);
 [[nodiscard]] Expected<void> check_dropout(double dropout);
 

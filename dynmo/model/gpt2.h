@@ -18,18 +18,20 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
 
 struct Gpt2Config {
-  std::int64_t vocabulary = 257;  // bytes and an end of text
-  std::int64_t hidden = 256;
-  std::int64_t blocks = 8;  // layers in Hugging Face's sense; two of ours each
-  std::int64_t heads = 8;
-  std::int64_t intermediate = 1024;
-  std::int64_t sequence = 128;   // longest input, in tokens
-  std::int64_t positions = 128;  // that have a learned vector; at least sequence
+  cost::DecoderShape shape = {.vocabulary = 257,  // bytes and an end of text
+                              .hidden = 256,
+                              .blocks = 8,
+                              .heads = 8,
+                              .kv_heads = 0,  // as many as heads
+                              .intermediate = 1024,
+                              .sequence = 128,
+                              .positions = 128};
   double norm_epsilon = 1e-5;
   // Of the normal initial values; that of the two projections into the residual stream is divided
   // by sqrt(2 x blocks) (Radford et al., 2019, section 2.3).
@@ -37,7 +39,7 @@ struct Gpt2Config {
   double dropout = 0;
   bool tied_embeddings = true;  // the head's matrix is that of the embedding
 
-  [[nodiscard]] std::int64_t head_size() const { return hidden / heads; }
+  [[nodiscard]] std::int64_t head_size() const { return shape.hidden / shape.heads; }
   friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
 };
 

@@ -35,8 +35,8 @@ class Gpt2Embedding final : public HandWritten<SavedEmbedding> {
                  SavedEmbedding& saved) const override {
     const std::int64_t T = context.tokens_BT.size(1);
     const std::int64_t first = tokens_before(context);
-    DYNMO_CHECK(first + T <= config_.positions, "at most {} tokens, got {}", config_.positions,
-                first + T);
+    DYNMO_CHECK(first + T <= config_.shape.positions, "at most {} tokens, got {}",
+                config_.shape.positions, first + T);
     saved.tokens_BT = context.tokens_BT;
     const Tensor sum_BTD = at::embedding(value(state, kTokens), context.tokens_BT)
                                .add_(value(state, kPositions).narrow(0, first, T));
@@ -200,7 +200,7 @@ class Gpt2Attention final : public HandWritten<SavedAttention> {
 
   // Query (0), key (1) or value (2) of a stash as BTHK: a view.
   [[nodiscard]] Tensor part(const SavedAttention& saved, std::int64_t i, std::int64_t B) const {
-    return saved.qkv_N3D.view({B, -1, 3, config_.heads, config_.head_size()}).select(2, i);
+    return saved.qkv_N3D.view({B, -1, 3, config_.shape.heads, config_.head_size()}).select(2, i);
   }
   [[nodiscard]] static Tensor mixed(const SavedAttention& saved) {
     const Tensor& out = saved.attention.out_BTHK;

@@ -11,62 +11,49 @@ namespace dynmo::model {
 namespace {
 
 Specs attention_specs(const LlamaConfig& config) {
-  const std::int64_t kv = config.kv_heads * config.head_size();
-  return {constant("input_layernorm.weight", config.hidden, 1),
-          matrix("self_attn.q_proj.weight", config.hidden, config.hidden, config.deviation),
-          matrix("self_attn.k_proj.weight", kv, config.hidden, config.deviation),
-          matrix("self_attn.v_proj.weight", kv, config.hidden, config.deviation),
-          matrix("self_attn.o_proj.weight", config.hidden, config.hidden,
-                 residual_deviation(config.deviation, config.blocks))};
+  const std::int64_t kv = config.shape.kv_heads * config.head_size();
+  return {
+      constant("input_layernorm.weight", config.shape.hidden, 1),
+      matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden, config.deviation),
+      matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.deviation),
+      matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.deviation),
+      matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
+             residual_deviation(config.deviation, config.shape.blocks))};
 }
 
 Specs mlp_specs(const LlamaConfig& config) {
-  return {constant("post_attention_layernorm.weight", config.hidden, 1),
-          matrix("mlp.gate_proj.weight", config.intermediate, config.hidden, config.deviation),
-          matrix("mlp.up_proj.weight", config.intermediate, config.hidden, config.deviation),
-          matrix("mlp.down_proj.weight", config.hidden, config.intermediate,
-                 residual_deviation(config.deviation, config.blocks))};
+  return {constant("post_attention_layernorm.weight", config.shape.hidden, 1),
+          matrix("mlp.gate_proj.weight", config.shape.intermediate, config.shape.hidden,
+                 config.deviation),
+          matrix("mlp.up_proj.weight", config.shape.intermediate, config.shape.hidden,
+                 config.deviation),
+          matrix("mlp.down_proj.weight", config.shape.hidden, config.shape.intermediate,
+                 residual_deviation(config.deviation, config.shape.blocks))};
 }
 
 Specs head_specs(const LlamaConfig& config) {
-  return {constant("norm.weight", config.hidden, 1),
-          matrix("lm_head.weight", config.vocabulary, config.hidden, config.deviation)};
+  return {constant("norm.weight", config.shape.hidden, 1),
+          matrix("lm_head.weight", config.shape.vocabulary, config.shape.hidden, config.deviation)};
 }
 
 }  // namespace
 
 Expected<void> validate(const LlamaConfig& config) {
-  DYNMO_TRY(check_sizes({{"vocabulary", config.vocabulary, kMostTokens},
-                         {"hidden", config.hidden, kMostHidden},
-                         {"blocks", config.blocks, kMostBlocks},
-                         {"heads", config.heads, kMostHidden},
-                         {"kv_heads", config.kv_heads, kMostHidden},
-                         {"intermediate", config.intermediate, kMostIntermediate},
-                         {"sequence", config.sequence, kMostTokens}}));
-  DYNMO_TRY(check_heads(config.hidden, config.heads));
+  DYNMO_TRY(cost::validate(config.shape, kDecoderLimits));
+  DYNMO_TRY(check_heads(config.shape.hidden, config.shape.heads));
   if (config.head_size() % 2 != 0) {
     return make_error(ErrorCode::kBadInput,
                       "model.hidden / model.heads is {} / {} = {}, wanted an even head size for "
                       "rotary positions, such as model.hidden={}",
-                      config.hidden, config.heads, config.head_size(),
-                      config.heads * (config.head_size() + 1));
+                      config.shape.hidden, config.shape.heads, config.head_size(),
+                      config.shape.heads * (config.head_size() + 1));
   }
-  if (config.heads % config.kv_heads != 0) {
-    return make_error(ErrorCode::kBadInput,
-                      "model.kv_heads is {}, wanted a divisor of model.heads ({})", config.kv_heads,
-                      config.heads);
-  }
-  if (config.positions != 0 && config.positions < config.sequence) {
-    return make_error(ErrorCode::kBadInput,
-                      "model.positions is {}, wanted at least model.sequence ({}), or 0",
-                      config.positions, config.sequence);
-  }
-  if (config.sequence * config.head_size() > kMostAngles) {
+  if (config.shape.sequence * config.head_size() > kMaxAngles) {
     return make_error(
         ErrorCode::kBadInput,
         "model.sequence x model.hidden / model.heads is {} x {}, wanted at most {}: a "
         "table of that many angles is made",
-        config.sequence, config.head_size(), kMostAngles);
+        config.shape.sequence, config.head_size(), kMaxAngles);
   }
   DYNMO_TRY(check_positive({{"rope_theta", config.rope_theta},
                             {"norm_epsilon", config.rms_epsilon},
@@ -78,10 +65,11 @@ Model make_llama(const LlamaConfig& config) {
   const auto valid = validate(config);
   DYNMO_CHECK(valid.has_value(), "a valid config: {}", valid.error().message);
   Model model;
-  model.push_back(embedding_layer(
-      {matrix("embed_tokens.weight", config.vocabulary, config.hidden, config.deviation)}));
-  const RotaryTable table = rotary_table(config.sequence, config.head_size(), config.rope_theta);
-  for (std::int64_t block = 0; block < config.blocks; ++block) {
+  model.push_back(embedding_layer({matrix("embed_tokens.weight", config.shape.vocabulary,
+                                          config.shape.hidden, config.deviation)}));
+  const RotaryTable table =
+      rotary_table(config.shape.sequence, config.head_size(), config.rope_theta);
+  for (std::int64_t block = 0; block < config.shape.blocks; ++block) {
     model.push_back(attention_layer(fmt::format("blocks.{}.attention", block),
                                     attention_specs(config), config, table));
     model.push_back(mlp_layer(fmt::format("blocks.{}.mlp", block), mlp_specs(config), config));
@@ -91,17 +79,17 @@ Model make_llama(const LlamaConfig& config) {
 }
 
 std::string checkpoint_name(const LlamaConfig& config, LayerId layer, std::string_view parameter) {
-  return checkpoint_name("model", "layers", config.blocks, layer, parameter);
+  return checkpoint_name("model", "layers", config.shape.blocks, layer, parameter);
 }
 
 at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,
                         const at::Tensor& hidden_BTD) {
   const at::NoGradGuard no_graph;
-  const at::Tensor x_ND = hidden_BTD.reshape({-1, config.hidden});
+  const at::Tensor x_ND = hidden_BTD.reshape({-1, config.shape.hidden});
   const at::Tensor n_ND =
       normed(x_ND, inverse_rms(x_ND, config.rms_epsilon), head.parameters[0].value);
   return at::linear(n_ND, head.parameters[1].value)
-      .view({hidden_BTD.size(0), hidden_BTD.size(1), config.vocabulary});
+      .view({hidden_BTD.size(0), hidden_BTD.size(1), config.shape.vocabulary});
 }
 
 }  // namespace dynmo::model

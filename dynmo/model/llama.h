@@ -14,19 +14,19 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
 
 struct LlamaConfig {
-  std::int64_t vocabulary = 257;  // bytes and an end of text
-  std::int64_t hidden = 256;
-  std::int64_t blocks = 8;  // layers in Hugging Face's sense; two of ours each
-  std::int64_t heads = 8;
-  std::int64_t kv_heads = 8;  // grouped-query attention where fewer than heads
-  std::int64_t intermediate = 688;
-  std::int64_t sequence = 128;  // longest input, in tokens
-  std::int64_t positions = 0;   // max_position_embeddings of an export; 0: sequence
+  cost::DecoderShape shape = {.vocabulary = 257,  // bytes and an end of text
+                              .hidden = 256,
+                              .blocks = 8,
+                              .heads = 8,
+                              .kv_heads = 8,
+                              .intermediate = 688,
+                              .sequence = 128};
   double rope_theta = 10000;
   double rms_epsilon = 1e-5;
   // Of the normal initial values; that of the two projections into the residual stream is divided
@@ -35,7 +35,7 @@ struct LlamaConfig {
   double dropout = 0;
   bool tied_embeddings = false;  // the head's matrix is that of the embedding
 
-  [[nodiscard]] std::int64_t head_size() const { return hidden / heads; }
+  [[nodiscard]] std::int64_t head_size() const { return shape.hidden / shape.heads; }
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
 };
 

@@ -85,9 +85,9 @@ class AttentionLayer final : public HandWritten<SavedAttention> {
     saved.x_ND = rows(input.x);
     saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
-    saved.q_BTHK = heads(n_ND, kQ, config_.heads);
-    saved.k_BTHK = heads(n_ND, kK, config_.kv_heads);
-    saved.v_BTHK = heads(n_ND, kV, config_.kv_heads);
+    saved.q_BTHK = heads(n_ND, kQ, config_.shape.heads);
+    saved.k_BTHK = heads(n_ND, kK, config_.shape.kv_heads);
+    saved.v_BTHK = heads(n_ND, kV, config_.shape.kv_heads);
     rotate(saved.q_BTHK, table_, Turn::kForward, tokens_before(context));
     rotate(saved.k_BTHK, table_, Turn::kForward, tokens_before(context));
     saved.attention = attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK);

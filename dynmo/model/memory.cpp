@@ -66,7 +66,7 @@ Bytes copy_bytes(const Layer& layer) {
 }
 
 Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precision precision) {
-  return Bytes{element_bytes(precision) * sequences * config.sequence * config.hidden};
+  return Bytes{element_bytes(precision) * sequences * config.shape.sequence * config.shape.hidden};
 }
 
 // Dimensions as in operations.h. Per token, with D and V = kv_heads x head_size:
@@ -78,24 +78,25 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precisio
 // it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const Part part = decoder_place(layer, config.blocks).part;
-  const std::int64_t tokens = sequences * config.sequence;
+  const Part part = decoder_place(layer, config.shape.blocks).part;
+  const std::int64_t tokens = sequences * config.shape.sequence;
   const std::int64_t element = element_bytes(precision);
-  const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
+  const std::int64_t mask = config.dropout > 0 ? config.shape.hidden : 0;
   if (part == Part::kEmbedding) return Bytes{0};
   if (part == Part::kHead) {
-    return Bytes{tokens * (element * config.hidden + kFloat * (config.vocabulary + 1))};
+    return Bytes{tokens * (element * config.shape.hidden + kFloat * (config.shape.vocabulary + 1))};
   }
   if (part == Part::kAttention) {
-    const std::int64_t kv = config.kv_heads * config.head_size();
-    return Bytes{tokens *
-                 (element * (3 * config.hidden + 2 * kv) + kFloat * (1 + config.heads) + mask)};
+    const std::int64_t kv = config.shape.kv_heads * config.head_size();
+    return Bytes{tokens * (element * (3 * config.shape.hidden + 2 * kv) +
+                           kFloat * (1 + config.shape.heads) + mask)};
   }
-  return Bytes{tokens * (element * (config.hidden + 2 * config.intermediate) + kFloat + mask)};
+  return Bytes{tokens *
+               (element * (config.shape.hidden + 2 * config.shape.intermediate) + kFloat + mask)};
 }
 
 Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision precision) {
-  return Bytes{element_bytes(precision) * sequences * config.sequence * config.hidden};
+  return Bytes{element_bytes(precision) * sequences * config.shape.sequence * config.shape.hidden};
 }
 
 // Per token, with D and F as in operations.h:
@@ -107,16 +108,16 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision
 // log-sum-exp) and probabilities, which stay fp32.
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {
-  const Part part = decoder_place(layer, config.blocks).part;
-  const std::int64_t tokens = sequences * config.sequence;
-  const std::int64_t mask = config.dropout > 0 ? config.hidden : 0;
+  const Part part = decoder_place(layer, config.shape.blocks).part;
+  const std::int64_t tokens = sequences * config.shape.sequence;
+  const std::int64_t mask = config.dropout > 0 ? config.shape.hidden : 0;
   const std::int64_t element = element_bytes(precision);
-  const std::int64_t normed = element * config.hidden + kFloat * 2;  // what every norm keeps
+  const std::int64_t normed = element * config.shape.hidden + kFloat * 2;  // what every norm keeps
   if (part == Part::kEmbedding) return Bytes{tokens * mask};
-  if (part == Part::kHead) return Bytes{tokens * (normed + kFloat * config.vocabulary)};
+  if (part == Part::kHead) return Bytes{tokens * (normed + kFloat * config.shape.vocabulary)};
   const std::int64_t own = part == Part::kAttention
-                               ? element * 4 * config.hidden + kFloat * config.heads
-                               : element * config.intermediate;
+                               ? element * 4 * config.shape.hidden + kFloat * config.shape.heads
+                               : element * config.shape.intermediate;
   return Bytes{tokens * (normed + own + mask)};
 }
 

@@ -33,7 +33,7 @@ class RunFolder {
   [[nodiscard]] Path trace() const { return root_ / "trace.json"; }
   [[nodiscard]] Path checkpoints() const { return root_ / "checkpoints"; }
   [[nodiscard]] Path records() const { return root_ / "records"; }
-  [[nodiscard]] Path records_of(Rank rank) const {
+  [[nodiscard]] Path records_of(WorldRank rank) const {
     return records() / fmt::format("rank-{}.jsonl", rank);
   }
   // A run that was resumed at a step goes on in a file of its own.

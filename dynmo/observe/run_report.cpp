@@ -264,7 +264,7 @@ Expected<std::string> read_report(const std::filesystem::path& folder) {
   };
   std::vector<RunCurves> curves;
   for (const RunSummary& run : summary.runs) {
-    DYNMO_ASSIGN(const auto records, read_records(home(run).records_of(Rank(0))));
+    DYNMO_ASSIGN(const auto records, read_records(home(run).records_of(WorldRank(0))));
     // A step that was run twice, before and after a resume, counts as it was run last.
     std::map<std::int64_t, const StepRecord*> by_step;
     for (const StepRecord& record : records) by_step[record.step] = &record;

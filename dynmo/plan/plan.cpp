@@ -127,10 +127,12 @@ Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches, in
   }
   DYNMO_TRY(schedule::validate(shape));
   schedule::Schedule made{.shape = shape, .ranks = plan.order};
+  std::int64_t forwards = 0;
   for (std::vector<schedule::Action>& actions : made.ranks) {
     for (const schedule::Action& action : actions) {
       const bool known = action.stage.value >= 0 && action.stage.index() < shape.stages.size() &&
                          action.micro_batch.value >= 0 && action.micro_batch.value < micro_batches;
+      forwards += action.kind == schedule::ActionKind::kForward ? 1 : 0;
       if (known && schedule::is_compute(action.kind)) continue;
       return make_error(ErrorCode::kBadInput,
                         "the plan's order has {}, which is no compute action of {} stages and {} "
@@ -141,6 +143,13 @@ Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches, in
       return shape.stages[action.stage.index()].frozen &&
              action.kind != schedule::ActionKind::kForward;
     });
+  }
+  const std::int64_t wanted = std::ssize(shape.stages) * micro_batches;
+  if (forwards != wanted) {
+    return make_error(ErrorCode::kBadInput,
+                      "the plan's order has {} forward actions, wanted {} of {} stages and {} "
+                      "micro-batches: make a plan for this number of micro-batches",
+                      forwards, wanted, shape.stages.size(), micro_batches);
   }
   return made;
 }

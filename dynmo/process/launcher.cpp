@@ -43,7 +43,7 @@ const int kLostExit = exit_code(ErrorCode::kPeerLost);
 
 // One rank's process. It stays unreaped to the end, so that its number names nobody else.
 struct Child {
-  Rank rank;
+  WorldRank rank;
   pid_t pid = -1;
   UniqueFd process;     // readable once it has ended
   UniqueFd output;      // what it prints, but for rank 0's stdout, which is ours
@@ -206,7 +206,7 @@ Expected<void> Launch::start_rank(int rank, const std::string& program, const Un
                       system_reason(errno));
   }
   Child child;
-  child.rank = Rank(rank);
+  child.rank = WorldRank(rank);
   child.output = UniqueFd(pipe[0]);
   const UniqueFd to_output(pipe[1]);
 

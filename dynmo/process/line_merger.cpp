@@ -36,7 +36,7 @@ std::string_view without_detail(std::string_view text) {
 
 }  // namespace
 
-std::string LineMerger::feed(Rank rank, std::string_view bytes) {
+std::string LineMerger::feed(WorldRank rank, std::string_view bytes) {
   std::string& partial = partial_[rank];
   std::string shown;
   while (!bytes.empty()) {
@@ -51,22 +51,22 @@ std::string LineMerger::feed(Rank rank, std::string_view bytes) {
   return shown;
 }
 
-std::string LineMerger::finish(Rank rank) {
+std::string LineMerger::finish(WorldRank rank) {
   const std::string line = std::move(partial_[rank]);
   partial_.erase(rank);
   return line.empty() ? "" : show(rank, line);
 }
 
-std::string LineMerger::show(Rank rank, std::string_view line) {
+std::string LineMerger::show(WorldRank rank, std::string_view line) {
   if (line.starts_with(kOurs)) {
     explained_.insert(rank);
     if (is_repeated(rank, without_error(line.substr(kOurs.size())))) return "";
   }
-  return (rank == Rank(0) ? "" : fmt::format("[rank {}] ", rank)) + std::string(line) + "\n";
+  return (rank == WorldRank(0) ? "" : fmt::format("[rank {}] ", rank)) + std::string(line) + "\n";
 }
 
-bool LineMerger::is_repeated(Rank rank, std::string_view line) {
-  const auto lost = [line](Rank gone) {
+bool LineMerger::is_repeated(WorldRank rank, std::string_view line) {
+  const auto lost = [line](WorldRank gone) {
     return line.starts_with(fmt::format("rank {} was lost: ", gone));
   };
   if (std::ranges::any_of(gone_, lost)) return true;

@@ -53,7 +53,7 @@ std::string encode_verdict(const Error& verdict) {
 std::optional<Hello> parse_hello(std::string_view rest) {
   if (rest.size() != sizeof(Hello::secret) + sizeof(Hello::rank.value)) return std::nullopt;
   const auto secret = take<std::uint64_t>(rest);
-  return Hello{.secret = secret, .rank = Rank(take<std::int32_t>(rest))};
+  return Hello{.secret = secret, .rank = WorldRank(take<std::int32_t>(rest))};
 }
 
 std::optional<Error> parse_verdict(std::string_view rest) {

@@ -33,7 +33,7 @@ struct Frame {
 
 struct Hello {
   std::uint64_t secret = 0;
-  Rank rank;
+  WorldRank rank;
 };
 
 [[nodiscard]] std::string encode(FrameType type, std::string_view rest = {});

@@ -135,7 +135,7 @@ Expected<std::optional<RankEnvironment>> rank_environment(const GetVariable& get
   RankEnvironment result;
   DYNMO_ASSIGN(result.size, integer(get, names.size, 1, kMaxRanks));
   DYNMO_ASSIGN(const int rank, integer(get, names.rank, 0, result.size - 1));
-  result.rank = Rank(rank);
+  result.rank = WorldRank(rank);
   result.local_rank = rank;
   if (is_set(get, names.local_rank)) {
     DYNMO_ASSIGN(result.local_rank, integer(get, names.local_rank, 0, kMaxRanks));

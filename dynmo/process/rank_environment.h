@@ -21,7 +21,7 @@ enum class StoreHost {
 };
 
 struct RankEnvironment {
-  Rank rank;
+  WorldRank rank;
   int size = 1;
   int local_rank = 0;  // among the ranks of this host
   std::string address = "127.0.0.1";

@@ -79,7 +79,7 @@ class Watchdog::Loop {
   Expected<void> leave(milliseconds deadline);
 
  private:
-  [[nodiscard]] bool is_rank_0() const { return options_.rank == Rank(0); }
+  [[nodiscard]] bool is_rank_0() const { return options_.rank == WorldRank(0); }
   void adopt_rank_0(UniqueFd socket);
   template <typename Change>
   void request(const Change& change);
@@ -379,8 +379,8 @@ Watchdog::~Watchdog() = default;
 Expected<std::unique_ptr<Watchdog>> Watchdog::listen(const WatchdogOptions& options,
                                                      const std::string& address,
                                                      OnVerdict on_verdict) {
-  DYNMO_CHECK(options.rank == Rank(0) && options.size >= 2, "rank 0 of several, got rank {} of {}",
-              options.rank, options.size);
+  DYNMO_CHECK(options.rank == WorldRank(0) && options.size >= 2,
+              "rank 0 of several, got rank {} of {}", options.rank, options.size);
   DYNMO_ASSIGN(UniqueFd listener, listen_on(address, 0));
   make_prompt(listener);
   auto loop =

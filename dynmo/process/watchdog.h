@@ -25,7 +25,7 @@
 namespace dynmo::process {
 
 struct WatchdogOptions {
-  Rank rank;
+  WorldRank rank;
   int size = 2;                             // >= 2
   std::uint64_t secret = 0;                 // the group's own; whoever does not know it is ignored
   std::chrono::milliseconds period{100};    // from one heartbeat to the next

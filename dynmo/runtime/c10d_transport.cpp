@@ -71,7 +71,7 @@ Expected<void> Joining::open_store() {
   how.waitWorkers = false;
   how.timeout = options_.join_timeout;
   std::string reached;
-  if (options_.rank == Rank(0) && options_.store_host == process::StoreHost::kRank0) {
+  if (options_.rank == WorldRank(0) && options_.store_host == process::StoreHost::kRank0) {
     // Listening is not left to c10d: it would listen on every address, and cannot say well why not.
     process::UniqueFd listener(options_.store_fd.value_or(-1));
     if (!listener) {
@@ -120,7 +120,7 @@ void Joining::report(const Error& error) {
     const std::string text = fmt::format("{} {}", static_cast<int>(error.code), error.message);
     (void)keys_->compareSet("error", "", text);
     (void)keys_->add("acknowledged", 1);
-    if (options_.rank != Rank(0)) return;
+    if (options_.rank != WorldRank(0)) return;
     const auto until = Clock::now() + kAcknowledgeTime;
     while (Clock::now() < until && keys_->add("acknowledged", 0) < keys_->add("joined", 0)) {
       std::this_thread::sleep_for(kJoinPoll);
@@ -168,7 +168,7 @@ Expected<void> Joining::start_watchdog() {
   const auto on_verdict = [outstanding = state_->outstanding](const Error& why) {
     outstanding->fail(why);
   };
-  if (options_.rank == Rank(0)) {
+  if (options_.rank == WorldRank(0)) {
     std::random_device random;
     how.secret = (std::uint64_t{random()} << 32) | random();
     DYNMO_ASSIGN(state_->watchdog, process::Watchdog::listen(how, store_->address, on_verdict));
@@ -282,7 +282,8 @@ Expected<void> Joining::join() {
 }
 
 Expected<std::unique_ptr<Group>> Joining::run() {
-  state_ = std::make_shared<GroupState>(GroupState{options_.rank, options_.size});
+  state_ = std::make_shared<GroupState>(
+      GroupState{transport::Member(options_.rank.value), options_.size});
   store_ = options_.store;
   Expected<void> joined;
   if (options_.size > 1) {

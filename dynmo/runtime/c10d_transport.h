@@ -30,7 +30,7 @@ namespace dynmo::runtime {
 class Store;  // through which the ranks of a run find each other; outlives groups
 
 struct GroupOptions {
-  Rank rank;
+  WorldRank rank;
   int size = 1;
   // Of the plan that the group begins with; keys of the store are the generation's own.
   Generation generation = 0;

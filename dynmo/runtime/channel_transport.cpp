@@ -125,14 +125,16 @@ Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
   return {};
 }
 
-std::unique_ptr<transport::Operation> ChannelTransport::send(Rank to, transport::Tag tag,
+std::unique_ptr<transport::Operation> ChannelTransport::send(transport::Member to,
+                                                             transport::Tag tag,
                                                              std::span<const std::byte> bytes) {
   // c10d takes the bytes of both directions as not const and reads these.
   return post({self(), WorldRank(to.value), tag},
               {const_cast<std::byte*>(bytes.data()), bytes.size()});
 }
 
-std::unique_ptr<transport::Operation> ChannelTransport::receive(Rank from, transport::Tag tag,
+std::unique_ptr<transport::Operation> ChannelTransport::receive(transport::Member from,
+                                                                transport::Tag tag,
                                                                 std::span<std::byte> bytes) {
   return post({WorldRank(from.value), self(), tag}, bytes);
 }

@@ -63,11 +63,13 @@ class ChannelTransport final : public transport::Transport {
   // those of this rank that are not open yet. kPeerLost.
   [[nodiscard]] Expected<void> open(std::span<const Channel> channels);
 
-  [[nodiscard]] Rank rank() const override { return Rank(options_.rank.value); }
+  [[nodiscard]] transport::Member rank() const override {
+    return transport::Member(options_.rank.value);
+  }
   [[nodiscard]] int size() const override { return options_.size; }
-  std::unique_ptr<transport::Operation> send(Rank to, transport::Tag tag,
+  std::unique_ptr<transport::Operation> send(transport::Member to, transport::Tag tag,
                                              std::span<const std::byte> bytes) override;
-  std::unique_ptr<transport::Operation> receive(Rank from, transport::Tag tag,
+  std::unique_ptr<transport::Operation> receive(transport::Member from, transport::Tag tag,
                                                 std::span<std::byte> bytes) override;
   void abort(const Error& why) override;
 

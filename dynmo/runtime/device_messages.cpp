@@ -14,8 +14,8 @@ namespace {
 
 // A channel of one pipeline, the same in all replicas.
 struct Link {
-  Position from;
-  Position to;
+  Rank from;
+  Rank to;
   transport::Tag tag = 0;
   friend auto operator<=>(const Link&, const Link&) = default;
 };
@@ -46,7 +46,7 @@ DeviceMessages::DeviceMessages(const transport::Grid& grid, ChannelTransport* gr
   if (group == nullptr) return;
   std::vector<WorldRank> ranks;
   for (int i = 0; i < grid.positions(); ++i) {
-    ranks.push_back(grid.world_rank({grid.replica(), Position(i)}));
+    ranks.push_back(grid.world_rank({grid.replica(), Rank(i)}));
   }
   transport_ = transport::subset(*group, std::move(ranks));
 }

@@ -151,7 +151,7 @@ class Interpreter {
   void send(const Action& action, Rank to, transport::Tag tag, at::Tensor tensor) {
     if (!by_device()) tensor = input_.staging.to_host(tensor);
     const std::size_t place = record(action);
-    auto operation = transport_.send(to, tag, message_bytes(tensor));
+    auto operation = transport_.send(transport::Member(to.value), tag, message_bytes(tensor));
     sent_.push_back({std::move(tensor), std::move(operation), place});
   }
 
@@ -162,7 +162,7 @@ class Interpreter {
                                 at::device(input_.staging.device).dtype(input_.boundary_type))
                     : input_.staging.host_buffer(input_.boundary_shape, input_.boundary_type);
     const std::size_t place = record(action);
-    auto operation = transport_.receive(from, tag, message_bytes(tensor));
+    auto operation = transport_.receive(transport::Member(from.value), tag, message_bytes(tensor));
     received[{action.stage, action.micro_batch}] = {std::move(tensor), std::move(operation), place};
   }
 

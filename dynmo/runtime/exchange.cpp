@@ -179,7 +179,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
   const int positions = grid.positions();
   for (int replica = 0; replica < grid.replicas(); ++replica) {
     for (int position = 0; position < positions; ++position) {
-      const std::size_t place = grid.world_rank({replica, Position(position)}).index();
+      const std::size_t place = grid.world_rank({replica, Rank(position)}).index();
       ranks[place] = layout.unpack(Rank(position), all[place]);
     }
   }

@@ -11,12 +11,13 @@ namespace dynmo::runtime {
 namespace {
 
 using std::chrono::milliseconds;
+using transport::Member;
 using transport::Operation;
 using transport::Tag;
 
 // An error of Gloo on a message to or from `peer`: the group's reason for it. The peer is not
 // always the cause: it may have ended because of another.
-Error resolve(const GroupState& state, Rank peer, const std::string& what) {
+Error resolve(const GroupState& state, Member peer, const std::string& what) {
   if (auto failure = state.failure()) return *failure;
   if (const auto verdict = state.watchdog->verdict_within(kVerdictTime)) {
     state.outstanding->fail(*verdict);
@@ -28,7 +29,7 @@ Error resolve(const GroupState& state, Rank peer, const std::string& what) {
 
 class GlooOperation final : public Operation {
  public:
-  GlooOperation(std::shared_ptr<GroupState> state, Rank peer, c10::intrusive_ptr<c10d::Work> work)
+  GlooOperation(std::shared_ptr<GroupState> state, Member peer, c10::intrusive_ptr<c10d::Work> work)
       : state_(std::move(state)), peer_(peer), place_(state_->outstanding->add(std::move(work))) {}
 
   ~GlooOperation() override {
@@ -59,7 +60,7 @@ class GlooOperation final : public Operation {
 
  private:
   std::shared_ptr<GroupState> state_;
-  Rank peer_;
+  Member peer_;
   Outstanding::Works::iterator place_;
   bool waited_ = false;
 };
@@ -67,13 +68,13 @@ class GlooOperation final : public Operation {
 // One that Gloo refused to post, or that was posted after the failure.
 class FailedOperation final : public Operation {
  public:
-  FailedOperation(std::shared_ptr<GroupState> state, Rank peer, std::string what)
+  FailedOperation(std::shared_ptr<GroupState> state, Member peer, std::string what)
       : state_(std::move(state)), peer_(peer), what_(std::move(what)) {}
   Expected<void> wait() override { return resolve(*state_, peer_, what_); }
 
  private:
   std::shared_ptr<GroupState> state_;
-  Rank peer_;
+  Member peer_;
   std::string what_;
 };
 
@@ -88,15 +89,15 @@ class GlooGroup final : public Group {
     }
   }
 
-  [[nodiscard]] Rank rank() const override { return state_->rank; }
+  [[nodiscard]] Member rank() const override { return state_->rank; }
   [[nodiscard]] int size() const override { return state_->size; }
 
-  std::unique_ptr<Operation> send(Rank to, Tag tag, std::span<const std::byte> bytes) override {
+  std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {
     // Gloo takes the bytes of both directions as not const and reads these.
     auto* data = const_cast<std::byte*>(bytes.data());
     return post(to, tag, {data, bytes.size()}, &c10d::Backend::send);
   }
-  std::unique_ptr<Operation> receive(Rank from, Tag tag, std::span<std::byte> bytes) override {
+  std::unique_ptr<Operation> receive(Member from, Tag tag, std::span<std::byte> bytes) override {
     return post(from, tag, bytes, &c10d::Backend::recv);
   }
 
@@ -108,7 +109,7 @@ class GlooGroup final : public Group {
  private:
   using Post = c10::intrusive_ptr<c10d::Work> (c10d::Backend::*)(std::vector<at::Tensor>&, int,
                                                                  int);
-  std::unique_ptr<Operation> post(Rank peer, Tag tag, std::span<std::byte> bytes, Post how);
+  std::unique_ptr<Operation> post(Member peer, Tag tag, std::span<std::byte> bytes, Post how);
 
   std::shared_ptr<GroupState> state_;
   std::shared_ptr<Store> store_;
@@ -116,7 +117,7 @@ class GlooGroup final : public Group {
   bool left_ = false;
 };
 
-std::unique_ptr<Operation> GlooGroup::post(Rank peer, Tag tag, std::span<std::byte> bytes,
+std::unique_ptr<Operation> GlooGroup::post(Member peer, Tag tag, std::span<std::byte> bytes,
                                            Post how) {
   DYNMO_CHECK(peer != rank() && peer.value >= 0 && peer.value < size(),
               "a peer of rank {} in a group of {}, got {}", rank(), size(), peer);

@@ -64,7 +64,7 @@ class Outstanding {
 
 // What a group and its operations share. Made by one thread before it is shared, not changed later.
 struct GroupState {
-  Rank rank;
+  transport::Member rank;
   int size;
   std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watchdog
   c10::intrusive_ptr<c10d::Backend> gloo = {};

@@ -25,9 +25,9 @@ Expected<double> message_time_s(transport::Transport& pipeline, transport::Tag t
   const at::Tensor back = at::empty_like(there);
   double message_s = 0;
   for (int first = 0; first + 1 < pipeline.size(); ++first) {
-    const bool asks = pipeline.rank() == Rank(first);
-    if (!asks && pipeline.rank() != Rank(first + 1)) continue;
-    const Rank peer(asks ? first + 1 : first);
+    const bool asks = pipeline.rank() == transport::Member(first);
+    if (!asks && pipeline.rank() != transport::Member(first + 1)) continue;
+    const transport::Member peer(asks ? first + 1 : first);
     std::vector<double> seconds;
     for (int trip = 0; trip < kTrips; ++trip) {
       const auto start = Clock::now();

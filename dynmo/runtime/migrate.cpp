@@ -22,6 +22,7 @@
 namespace dynmo::runtime {
 namespace {
 
+using transport::Member;
 using transport::Operation;
 using transport::Tag;
 using transport::Transport;
@@ -78,15 +79,15 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
   transfer.pieces = layer_pieces(transfer.copy);
   transfer.header = model::pack(model::header(transfer.copy));
   auto& operations = transfer.operations;
-  operations.push_back(transport.send(Rank(to.value), tag, transfer.header));
+  operations.push_back(transport.send(Member(to.value), tag, transfer.header));
   Digester digester;
   digester.update(transfer.header);
   for (const auto piece : transfer.pieces) {
-    operations.push_back(transport.send(Rank(to.value), tag, piece));
+    operations.push_back(transport.send(Member(to.value), tag, piece));
     digester.update(piece);
   }
   transfer.trailer.digest = digester.digest();
-  operations.push_back(transport.send(Rank(to.value), tag, bytes_of(transfer.trailer)));
+  operations.push_back(transport.send(Member(to.value), tag, bytes_of(transfer.trailer)));
 }
 
 // Posts everything; new memory is gone through while the first pieces arrive.
@@ -96,12 +97,12 @@ void start_receiving(Transport& transport, const model::Layer& layer, model::Fro
   transfer.copy = model::allocate_tensors_like(layer, transfer.layer, frozen);
   transfer.pieces = layer_pieces(transfer.copy);
   auto& operations = transfer.operations;
-  operations.push_back(transport.receive(Rank(transfer.from.value), tag, transfer.header));
+  operations.push_back(transport.receive(Member(transfer.from.value), tag, transfer.header));
   for (const auto piece : transfer.pieces) {
-    operations.push_back(transport.receive(Rank(transfer.from.value), tag, piece));
+    operations.push_back(transport.receive(Member(transfer.from.value), tag, piece));
   }
   operations.push_back(
-      transport.receive(Rank(transfer.from.value), tag, bytes_of(transfer.trailer)));
+      transport.receive(Member(transfer.from.value), tag, bytes_of(transfer.trailer)));
   model::complete_memory(transfer.copy);
 }
 

@@ -9,7 +9,7 @@
 
 namespace dynmo::runtime {
 
-void set_aside(RankState& state, Position position) {
+void set_aside(RankState& state, Rank position) {
   for (auto at = state.layers.begin(); at != state.layers.end();) {
     const auto place = at++;
     if (state.plan.owner(place->first) == position) continue;

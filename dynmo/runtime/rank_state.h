@@ -32,7 +32,7 @@ struct RankState {
 };
 
 // Makes spares of the layers that the state's plan gives to others.
-void set_aside(RankState& state, Position position);
+void set_aside(RankState& state, Rank position);
 // Layers that were spares get back what they were kept without.
 void make_whole(const model::Model& model, LayerStates& layers);
 

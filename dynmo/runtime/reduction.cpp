@@ -80,10 +80,11 @@ void Reduction::start(LayerId layer) {
     auto& arrived = bucket.arrived[static_cast<std::size_t>(i)];
     for (const at::Tensor& piece : mine) {
       arrived.push_back(at::empty_like(piece));
-      bucket.operations.push_back(peers_.receive(Rank(i), tag, bytes_of(arrived.back())));
+      bucket.operations.push_back(
+          peers_.receive(transport::Member(i), tag, bytes_of(arrived.back())));
     }
     for (const at::Tensor& piece : gradient_pieces(bucket.host, i, peers_.size())) {
-      bucket.operations.push_back(peers_.send(Rank(i), tag, bytes_of(piece)));
+      bucket.operations.push_back(peers_.send(transport::Member(i), tag, bytes_of(piece)));
     }
   }
 }
@@ -108,12 +109,12 @@ Expected<void> Reduction::sum(Bucket& bucket) {
   }
   bucket.arrived.clear();
   for (int i = 0; i < peers_.size(); ++i) {
-    if (Rank(i) == peers_.rank()) continue;
+    if (transport::Member(i) == peers_.rank()) continue;
     for (const at::Tensor& piece : gradient_pieces(bucket.host, i, peers_.size())) {
-      bucket.operations.push_back(peers_.receive(Rank(i), tag, bytes_of(piece)));
+      bucket.operations.push_back(peers_.receive(transport::Member(i), tag, bytes_of(piece)));
     }
     for (const at::Tensor& piece : mine) {
-      bucket.operations.push_back(peers_.send(Rank(i), tag, bytes_of(piece)));
+      bucket.operations.push_back(peers_.send(transport::Member(i), tag, bytes_of(piece)));
     }
   }
   return {};

@@ -43,14 +43,15 @@ Expected<model::ParameterSpec> spec_of(const model::Model& model, LayerId layer,
 // not matter on which side: both have first + second.
 Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& staging, Rank other,
                                 transport::Tag tag, at::Tensor& own) {
+  const transport::Member peer(other.value);
   const at::Tensor mine = staging.to_host(own);
   const at::Tensor theirs = staging.host_buffer(own.sizes(), own.scalar_type());
   std::vector<std::unique_ptr<transport::Operation>> operations;
   for (const auto piece : pieces_of(bytes_of(theirs))) {
-    operations.push_back(pipeline.receive(other, tag, piece));
+    operations.push_back(pipeline.receive(peer, tag, piece));
   }
   for (const auto piece : pieces_of(bytes_of(mine))) {
-    operations.push_back(pipeline.send(other, tag, piece));
+    operations.push_back(pipeline.send(peer, tag, piece));
   }
   for (const auto& operation : operations) DYNMO_TRY(operation->wait());
   own.add_(staging.to_device(theirs));
@@ -102,20 +103,21 @@ Expected<void> add_tied_gradients(transport::Transport& pipeline,
   const auto gradient = [&](LayerId layer, const std::string& name) -> at::Tensor& {
     return parameter_of(states.at(layer), name).gradient;
   };
+  const Rank own(pipeline.rank().value);
   // All ranks go through the ties in one order, so no two wait for each other.
   for (const model::Tie& tie : ties) {
     const Rank first = plan.owner(tie.first);
     const Rank second = plan.owner(tie.second);
     const transport::Tag tag = transport::reduction_tag(tie.second);
     if (first == second) {
-      if (first != pipeline.rank()) continue;
+      if (first != own) continue;
       at::Tensor& sum = gradient(tie.first, tie.first_parameter);
       sum.add_(gradient(tie.second, tie.second_parameter));
       gradient(tie.second, tie.second_parameter).copy_(sum);
-    } else if (first == pipeline.rank()) {
+    } else if (first == own) {
       DYNMO_TRY(exchange_and_add(pipeline, staging, second, tag,
                                  gradient(tie.first, tie.first_parameter)));
-    } else if (second == pipeline.rank()) {
+    } else if (second == own) {
       DYNMO_TRY(exchange_and_add(pipeline, staging, first, tag,
                                  gradient(tie.second, tie.second_parameter)));
     }

@@ -16,38 +16,21 @@ std::int64_t given_or(std::int64_t value, std::int64_t fallback) {
   return value > 0 ? value : fallback;
 }
 
-std::int64_t sequence_of(const Scenario::Model& model) { return given_or(model.sequence, 2048); }
-
-std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
+std::int64_t sequence_of(const Scenario::Model& model) {
+  return given_or(model.shape.sequence, 2048);
 }
 
-// GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023) and Mixtral 8x7B (Jiang et al. 2024) in
-// their proportions, for any width.
+cost::Architecture architecture_of(const Scenario::Model& model) {
+  if (model.family == "gpt") return cost::Architecture::kGpt;
+  return model.family == "mixtral" ? cost::Architecture::kMixtral : cost::Architecture::kLlama;
+}
+
 cost::TransformerShape family_shape(const Scenario::Model& model) {
-  cost::TransformerShape shape;
-  shape.blocks = model.blocks;
-  shape.hidden = model.hidden;
-  shape.sequence = sequence_of(model);
+  cost::DecoderShape sizes = model.shape;
+  sizes.sequence = sequence_of(model);
+  cost::TransformerShape shape = cost::transformer_shape(sizes, architecture_of(model));
   shape.micro_batch_size = model.micro_batch_size;
-  shape.experts = model.experts;
-  shape.experts_per_token = model.experts_per_token;
-  const bool gpt = model.family == "gpt";
-  const bool mixtral = model.family == "mixtral";
-  shape.heads = given_or(model.heads, std::max<std::int64_t>(1, model.hidden / (gpt ? 64 : 128)));
-  shape.kv_heads =
-      given_or(model.kv_heads, mixtral ? std::max<std::int64_t>(1, shape.heads / 4) : shape.heads);
-  shape.head_size = std::max<std::int64_t>(1, model.hidden / shape.heads);
-  std::int64_t intermediate = 4 * model.hidden;
-  if (mixtral) intermediate = model.hidden * 7 / 2;
-  if (!gpt && !mixtral) intermediate = rounded_up(model.hidden * 8 / 3, 256);
-  shape.intermediate = given_or(model.intermediate, intermediate);
-  shape.vocabulary = given_or(model.vocabulary, gpt ? 50304 : 32000);
-  shape.gated_mlp = !gpt;
-  shape.learned_positions = gpt;
-  shape.positions = gpt ? shape.sequence : 0;
-  shape.norm_biases = shape.qkv_biases = shape.projection_biases = shape.mlp_biases = gpt;
-  if (mixtral) shape.experts = given_or(model.experts, 8);
+  shape.experts = given_or(model.experts, shape.experts);
   if (shape.experts > 0) shape.experts_per_token = given_or(model.experts_per_token, 2);
   return shape;
 }
@@ -91,7 +74,7 @@ Expected<Job> make_job(const Scenario& scenario) {
   }
   if (!scenario.model.profile.empty() || !scenario.dynamism.trace.empty()) {
     // Costs alone do not say how many tokens they are of.
-    job.tokens_per_micro_batch = scenario.model.sequence * scenario.model.micro_batch_size;
+    job.tokens_per_micro_batch = scenario.model.shape.sequence * scenario.model.micro_batch_size;
   }
   if (!scenario.dynamism.trace.empty()) {
     DYNMO_ASSIGN(job.load, dynamism::read_trace(scenario.dynamism.trace));

@@ -57,8 +57,8 @@ std::vector<const RunResult*> runs_of(const Comparison& comparison) {
 }
 
 std::string job_line(const Scenario& s) {
-  std::string model =
-      fmt::format("{} of {} blocks, hidden {}", s.model.family, s.model.blocks, s.model.hidden);
+  std::string model = fmt::format("{} of {} blocks, hidden {}", s.model.family,
+                                  s.model.shape.blocks, s.model.shape.hidden);
   if (!s.dynamism.trace.empty()) model = "layers as recorded";
   if (!s.model.config.empty()) model = s.model.config;
   if (!s.model.profile.empty()) model = s.model.profile;

@@ -15,6 +15,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/dynamism/source_options.h"
 
 namespace dynmo::scenario {
@@ -35,16 +36,10 @@ struct Scenario {
     std::string family = "gpt";  // gpt, llama, mixtral
     std::string config;          // path of a config.json
     std::string profile;         // path of a "dynmo-profile-1"
-    int blocks = 24;
-    std::int64_t hidden = 1024;
-    std::int64_t heads = 0;
-    std::int64_t kv_heads = 0;
-    std::int64_t intermediate = 0;
-    std::int64_t vocabulary = 0;
+    // sequence 0: 2048 for a shape, and not known of a profile or a recorded load.
+    cost::DecoderShape shape = {.hidden = 1024, .blocks = 24};
     std::int64_t experts = 0;
     std::int64_t experts_per_token = 0;
-    // Tokens; 0: 2048 for a shape, and not known of a profile or a recorded load.
-    std::int64_t sequence = 0;
     std::int64_t micro_batch_size = 1;  // sequences
   } model;
   std::string device = "h100";

@@ -71,7 +71,7 @@ class Checkpointer {
   [[nodiscard]] Expected<void> commit();
   void give_up();
   [[nodiscard]] Expected<void> conclude();
-  [[nodiscard]] bool leads() const { return transport_.rank() == Rank(0); }
+  [[nodiscard]] bool leads() const { return transport_.rank() == transport::Member(0); }
 
   transport::Transport& transport_;
   transport::Tag tag_;

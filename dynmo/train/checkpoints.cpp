@@ -58,25 +58,6 @@ Json machine_json(const Config& config) {
   return machine;
 }
 
-Expected<plan::Plan> parse_plan(JsonObject json) {
-  plan::Plan plan;
-  plan.ranks = static_cast<int>(json.integer("ranks"));
-  plan.generation = json.integer("generation");
-  const std::string kind = json.string("schedule");
-  int first = 0;
-  for (JsonObject& stage : json.objects("stages")) {
-    const int layers = static_cast<int>(stage.integer("layers"));
-    plan.stages.push_back(
-        {Rank(static_cast<int>(stage.integer("rank"))), {LayerId(first), layers}});
-    first += layers;
-    DYNMO_TRY(stage.finish());
-  }
-  DYNMO_TRY(json.finish());
-  DYNMO_ASSIGN(plan.schedule, schedule::parse_schedule_kind(kind));
-  DYNMO_TRY(plan::validate(plan, first));
-  return plan;
-}
-
 template <typename T>
 Expected<T> number(const checkpoint::Safetensors& file, const std::string& key, LayerId layer) {
   const auto found = file.metadata().find(key);
@@ -156,17 +137,9 @@ checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorNam
 }
 
 Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
-  Json cut = Json::array();
-  for (const plan::PlanStage& stage : pipeline.plan().stages) {
-    cut.push_back({{"rank", stage.rank.value}, {"layers", stage.layers.count}});
-  }
   Json json = {{"step", pipeline.next_step()},
                {"identity", identity(config)},
-               {"plan",
-                {{"ranks", pipeline.plan().ranks},
-                 {"schedule", std::string(schedule::name(pipeline.plan().schedule))},
-                 {"generation", pipeline.plan().generation},
-                 {"stages", std::move(cut)}}},
+               {"plan", plan::to_json(pipeline.plan())},
                {"machine", machine_json(config)},
                {"config", to_toml(config)}};
   Json sources = dynamism::state(pipeline.sources());
@@ -201,7 +174,7 @@ Expected<Restored> restore(const Config& config) {
   state.ignore("config");
   state.ignore("machine");
   state.ignore("sources");
-  auto plan = state.object("plan");
+  state.ignore("plan");
   DYNMO_TRY(state.finish());
   if (trained != identity(config)) {
     return make_error(
@@ -212,9 +185,11 @@ Expected<Restored> restore(const Config& config) {
         restored.checkpoint.path.string(),
         observe::RunFolder(config.run.directory).config().string());
   }
-  if (!plan) return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);
-  DYNMO_ASSIGN(restored.plan, parse_plan(*std::move(plan)));
   const Json& state_value = restored.checkpoint.manifest.state;
+  if (!state_value.contains("plan")) {
+    return make_error(ErrorCode::kBadInput, "{}: /state/plan is missing", origin);
+  }
+  DYNMO_ASSIGN(restored.plan, plan::parse_plan(state_value["plan"], origin + ": /state/plan"));
   if (state_value.contains("sources")) restored.sources = state_value["sources"];
   const Json machine = state_value.contains("machine") ? state_value["machine"] : Json();
   if (machine != machine_json(config)) {

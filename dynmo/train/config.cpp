@@ -27,17 +27,17 @@ Range steps_or_0(const char* meaning_of_0) {
 std::vector<TomlKey> model_keys(Config::Model& m) {
   return {
       {"model.family", &m.family, readable_by(model::parse_family)},
-      {"model.vocabulary", &m.vocabulary, between(0, kLarge, "(0: that of the data)")},
-      {"model.hidden", &m.hidden},
-      {"model.blocks", &m.blocks},
-      {"model.heads", &m.heads},
-      {"model.kv_heads", &m.kv_heads},
-      {"model.intermediate", &m.intermediate},
-      {"model.sequence", &m.sequence, between(1, kLarge)},
+      {"model.vocabulary", &m.shape.vocabulary, between(0, kLarge, "(0: that of the data)")},
+      {"model.hidden", &m.shape.hidden},
+      {"model.blocks", &m.shape.blocks},
+      {"model.heads", &m.shape.heads},
+      {"model.kv_heads", &m.shape.kv_heads},
+      {"model.intermediate", &m.shape.intermediate},
+      {"model.sequence", &m.shape.sequence, between(1, kLarge)},
       {"model.dropout", &m.dropout},
       {"model.rope_theta", &m.rope_theta},
       {"model.precision", &m.precision, readable_by(model::parse_precision)},
-      {"model.positions", &m.positions, between(0, kLarge, "(0: model.sequence)")},
+      {"model.positions", &m.shape.positions, between(0, kLarge, "(0: model.sequence)")},
       {"model.norm_epsilon", &m.norm_epsilon},
       {"model.tied_embeddings", &m.tied_embeddings},
   };
@@ -148,7 +148,7 @@ Expected<void> require(bool holds, std::string_view key, const T& value, std::st
 
 // Sizes are checked one by one before, so that no product here overflows.
 Expected<void> check_step_size(const Config& c) {
-  const std::int64_t tokens = c.batch.micro_batch_size * c.model.sequence;
+  const std::int64_t tokens = c.batch.micro_batch_size * c.model.shape.sequence;
   DYNMO_TRY(require(tokens <= kMaxTokens, "batch.micro_batch_size x model.sequence", tokens,
                     fmt::format("at most {} tokens", kMaxTokens)));
   const std::int64_t micro_batches = step_micro_batches(c);

@@ -15,6 +15,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/dynamism/source_options.h"
 
 namespace dynmo::train {
@@ -22,17 +23,18 @@ namespace dynmo::train {
 struct Config {
   struct Model {
     std::string family = "llama";  // or gpt2
-    std::int64_t vocabulary = 0;   // 0: the data's; more: with tokens that the data does not use
-    std::int64_t hidden = 256;
-    std::int64_t blocks = 8;  // two layers (sublayers) each
-    std::int64_t heads = 4;
-    std::int64_t kv_heads = 2;  // llama
-    std::int64_t intermediate = 688;
-    std::int64_t sequence = 128;
+    // vocabulary 0: the data's; more: with tokens that the data does not use. Positions: llama's
+    // are the longest input that an export names. Llama alone has kv_heads.
+    cost::DecoderShape shape = {.vocabulary = 0,
+                                .hidden = 256,
+                                .blocks = 8,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .intermediate = 688,
+                                .sequence = 128,
+                                .positions = 0};
     double dropout = 0;
     double rope_theta = 10000;  // llama
-    // gpt2: that have a learned vector; llama: the longest input that an export names. 0: sequence.
-    std::int64_t positions = 0;
     double norm_epsilon = 1e-5;
     std::optional<bool> tied_embeddings = {};  // default: what the family does, true for gpt2 alone
     std::string precision = "fp32";            // or bf16: computes in it, keeps parameters in fp32

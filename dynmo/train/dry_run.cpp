@@ -18,6 +18,7 @@
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/first_plan.h"
+#include "dynmo/train/model_config.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/transport/in_process.h"
 
@@ -44,26 +45,16 @@ std::vector<std::size_t> kinds_of(const model::Model& layers) {
 }
 
 Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
-  const Config::Model& m = dry_run.config.model;
-  cost::TransformerShape shape;
-  shape.blocks = static_cast<int>(m.blocks);
-  shape.hidden = m.hidden;
-  shape.heads = m.heads;
-  shape.kv_heads = m.kv_heads;
-  shape.head_size = m.hidden / m.heads;
-  shape.intermediate = m.intermediate;
-  const bool gpt2 = m.family == "gpt2";
-  if (gpt2) shape.kv_heads = m.heads;
-  shape.gated_mlp = !gpt2;
-  shape.learned_positions = shape.norm_biases = shape.qkv_biases = shape.projection_biases =
-      shape.mlp_biases = gpt2;
-  shape.positions = m.sequence;
-  shape.vocabulary = m.vocabulary > 0 ? m.vocabulary : dry_run.vocabulary;
-  shape.sequence = m.sequence;
-  shape.micro_batch_size = dry_run.config.batch.micro_batch_size;
-  shape.dropout = m.dropout > 0;
+  const Config& config = dry_run.config;
+  const model::DecoderConfig decoder = decoder_config(config, dry_run.vocabulary);
+  const bool gpt2 = model::family(decoder) == model::Family::kGpt2;
+  cost::TransformerShape shape = cost::transformer_shape(
+      model::shape_of(decoder), gpt2 ? cost::Architecture::kGpt : cost::Architecture::kLlama);
+  shape.tied_embedding = model::tied(decoder);
+  shape.micro_batch_size = config.batch.micro_batch_size;
+  shape.dropout = config.model.dropout > 0;
   DYNMO_ASSIGN(cost::Device device, cost::find_device("cpu"));
-  device.bytes_per_element = m.precision == "bf16" ? 2 : 4;
+  device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
   return cost::transformer_costs(shape, device);
 }
 

@@ -38,10 +38,11 @@ Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
 
 Expected<void> check_cut(const Config& config, int ranks, int layers) {
   if (ranks > layers) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "{} ranks for {} layers: wanted at least one layer a rank; use -n {} or more model.blocks",
-        ranks, layers, layers);
+    return make_error(ErrorCode::kBadInput,
+                      "{} ranks for {} layers: wanted at least one layer a rank; set "
+                      "pipeline.ranks to {} or less, "
+                      "or use more model.blocks",
+                      ranks, layers, layers);
   }
   const auto& cut = config.pipeline.cut;
   if (cut.empty()) return {};

@@ -83,8 +83,7 @@ model::LlamaConfig llama(JsonObject& config, const Json& json,
                 fmt::format("is {}, implemented are at most {}", shape.positions, kMaxPositions));
   }
   model::LlamaConfig llama;
-  llama.kv_heads = shape.kv_heads;
-  llama.positions = shape.positions;
+  llama.shape = shape;
   llama.rope_theta = rope_theta(config, json);
   llama.rms_epsilon = epsilon(config, "rms_norm_eps", 1e-6);
   return llama;
@@ -97,21 +96,10 @@ model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::Transfo
   require(config, json, "reorder_and_upcast_attn", {false});
   require(config, json, "add_cross_attention", {false});
   model::Gpt2Config gpt2;
-  gpt2.positions = shape.positions;
+  gpt2.shape = shape;
+  gpt2.shape.kv_heads = 0;
   gpt2.norm_epsilon = epsilon(config, "layer_norm_epsilon", 1e-5);
   return gpt2;
-}
-
-template <typename Decoder>
-Decoder with_sizes(Decoder decoder, const cost::TransformerShape& shape) {
-  decoder.vocabulary = shape.vocabulary;
-  decoder.hidden = shape.hidden;
-  decoder.blocks = shape.blocks;
-  decoder.heads = shape.heads;
-  decoder.intermediate = shape.intermediate;
-  decoder.sequence = shape.positions;
-  decoder.tied_embeddings = shape.tied_embedding;
-  return decoder;
 }
 
 // What both families' files say of tokens that have a meaning; a file without them would take the
@@ -125,14 +113,14 @@ void add_special_tokens(Json& json, std::int64_t vocabulary) {
 Json config_of(const model::LlamaConfig& config) {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},
-          {"vocab_size", config.vocabulary},
-          {"hidden_size", config.hidden},
-          {"intermediate_size", config.intermediate},
-          {"num_hidden_layers", config.blocks},
-          {"num_attention_heads", config.heads},
-          {"num_key_value_heads", config.kv_heads},
+          {"vocab_size", config.shape.vocabulary},
+          {"hidden_size", config.shape.hidden},
+          {"intermediate_size", config.shape.intermediate},
+          {"num_hidden_layers", config.shape.blocks},
+          {"num_attention_heads", config.shape.heads},
+          {"num_key_value_heads", config.shape.kv_heads},
           {"head_dim", config.head_size()},
-          {"max_position_embeddings", std::max(config.positions, config.sequence)},
+          {"max_position_embeddings", std::max(config.shape.positions, config.shape.sequence)},
           {"rope_theta", config.rope_theta},
           {"rope_parameters", {{"rope_theta", config.rope_theta}, {"rope_type", "default"}}},
           {"rms_norm_eps", config.rms_epsilon},
@@ -146,12 +134,12 @@ Json config_of(const model::LlamaConfig& config) {
 Json config_of(const model::Gpt2Config& config) {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
-          {"vocab_size", config.vocabulary},
-          {"n_positions", config.positions},
-          {"n_embd", config.hidden},
-          {"n_layer", config.blocks},
-          {"n_head", config.heads},
-          {"n_inner", config.intermediate},
+          {"vocab_size", config.shape.vocabulary},
+          {"n_positions", config.shape.positions},
+          {"n_embd", config.shape.hidden},
+          {"n_layer", config.shape.blocks},
+          {"n_head", config.shape.heads},
+          {"n_inner", config.shape.intermediate},
           {"activation_function", "gelu_new"},
           {"layer_norm_epsilon", config.norm_epsilon},
           {"embd_pdrop", config.dropout},
@@ -182,10 +170,16 @@ Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_
   }
   model::DecoderConfig decoder;
   if (config.string("model_type") == "gpt2") {
-    decoder = with_sizes(gpt2(config, kept, shape), shape);
+    decoder = gpt2(config, kept, shape);
   } else {
-    decoder = with_sizes(llama(config, kept, shape), shape);
+    decoder = llama(config, kept, shape);
   }
+  std::visit(
+      [&](auto& d) {
+        d.shape.sequence = shape.positions;
+        d.tied_embeddings = shape.tied_embedding;
+      },
+      decoder);
   for (const auto& [key, value] : kept.items()) config.ignore(key);  // their file, their keys
   DYNMO_TRY(config.finish());
   const auto valid = model::validate(decoder);
@@ -210,7 +204,7 @@ std::string left_out(const Json& json) {
 
 Json hugging_face_config(const model::DecoderConfig& config) {
   Json json = std::visit([](const auto& c) { return config_of(c); }, config);
-  add_special_tokens(json, model::sizes(config).vocabulary);
+  add_special_tokens(json, model::shape_of(config).vocabulary);
   return json;
 }
 

@@ -19,18 +19,22 @@ namespace {
 
 const std::vector<std::string> kComparable = {"static", "balanced"};
 
-Expected<void> check_names(const std::vector<std::string>& names) {
+Expected<void> check_compared(const TrainOptions& options) {
+  const std::vector<std::string>& names = options.compare;
   for (auto name = names.begin(); name != names.end(); ++name) {
     if (std::find(kComparable.begin(), kComparable.end(), *name) == kComparable.end()) {
-      return make_error(ErrorCode::kBadInput, "--compare '{}' is not a known run{}", *name,
-                        suggestion(*name, kComparable));
+      return make_error(ErrorCode::kBadInput, "{} '{}' is not a known run{}", options.names.compare,
+                        *name, suggestion(*name, kComparable));
     }
     // Each has a folder of its name.
     if (std::find(names.begin(), name, *name) == name) continue;
-    return make_error(ErrorCode::kBadInput, "--compare names '{}' twice: wanted each run once",
-                      *name);
+    return make_error(ErrorCode::kBadInput, "{} names '{}' twice: wanted each run once",
+                      options.names.compare, *name);
   }
-  return {};
+  if (!options.resume || names.empty()) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "{} with {}: wanted one of them; a comparison starts at step 0",
+                    options.names.resume, options.names.compare);
 }
 
 }  // namespace
@@ -44,11 +48,11 @@ Expected<void> check_folder_is_free(const TrainOptions& options) {
         observe::RunFolder(options.config.run.directory).of(run).checkpoints();
     DYNMO_ASSIGN(const auto found, checkpoint::list_checkpoints(folder));
     if (found.empty()) continue;
-    return make_error(
-        ErrorCode::kBadInput,
-        "'{}' holds {} checkpoints of an earlier run: wanted --resume to continue it, "
-        "another --out, or that folder removed",
-        folder.string(), found.size());
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' holds {} checkpoints of an earlier run: wanted {} to continue it, "
+                      "another {}, or that "
+                      "folder removed",
+                      folder.string(), found.size(), options.names.resume, options.names.directory);
   }
   return {};
 }
@@ -62,16 +66,12 @@ Expected<Inputs> open_inputs(const TrainOptions& options) {
 
 Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_TRY(validate(options.config));
-  DYNMO_TRY(check_names(options.compare));
-  if (options.resume && !options.compare.empty()) {
-    return make_error(ErrorCode::kBadInput,
-                      "--resume with --compare: wanted one of them; a comparison starts at step 0");
-  }
+  DYNMO_TRY(check_compared(options));
   auto inputs = open_inputs(options);
   if (!inputs && options.resume) {
     return make_error(inputs.error().code,
-                      "{}; --resume goes on with the data of the run, whose settings are in '{}'",
-                      inputs.error().message,
+                      "{}; {} goes on with the data of the run, whose settings are in '{}'",
+                      inputs.error().message, options.names.resume,
                       observe::RunFolder(options.config.run.directory).config().string());
   }
   if (!inputs) return inputs.error();

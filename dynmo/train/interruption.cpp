@@ -15,7 +15,7 @@ Interruption find_interruption(const TrainOptions& options, std::filesystem::fil
   const observe::RunFolder last = folder.of(options.compare.empty() ? "" : options.compare.back());
   Interruption found{.config = folder.config()};
   std::error_code fault;
-  const std::filesystem::path records = last.records_of(Rank(0));
+  const std::filesystem::path records = last.records_of(WorldRank(0));
   const auto written = std::filesystem::last_write_time(records, fault);
   if (!fault && written >= begin) {
     const auto steps = observe::read_records(records);

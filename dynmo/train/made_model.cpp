@@ -38,7 +38,7 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
     made.boundary_shape = std::move(emulated.boundary_shape);
     return made;
   }
-  made.boundary_shape = {c.batch.micro_batch_size, c.model.sequence, c.model.hidden};
+  made.boundary_shape = {c.batch.micro_batch_size, c.model.shape.sequence, c.model.shape.hidden};
   made.device = options.rank_device;
   const dynamism::Sources sources = made.make_sources(c.train.steps);
   DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
@@ -55,10 +55,10 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
     return made;
   }
   made.decoder = decoder_config(c, vocabulary);
-  if (model::sizes(*made.decoder).vocabulary < vocabulary) {
+  if (model::shape_of(*made.decoder).vocabulary < vocabulary) {
     return make_error(ErrorCode::kBadInput,
                       "model.vocabulary is {}, wanted at least the {} tokens of '{}', or 0",
-                      c.model.vocabulary, vocabulary, c.data.path);
+                      c.model.shape.vocabulary, vocabulary, c.data.path);
   }
   DYNMO_TRY(model::validate(*made.decoder));
   model::Recipe recipe = model::make_recipe(*made.decoder);

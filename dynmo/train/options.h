@@ -44,6 +44,13 @@ struct TrainOptions {
     std::string text;  // for people
   };
   RankDevice rank_device = {};
+  // What errors call these options: as the one who reads them has given them.
+  struct Names {
+    std::string resume = "resume";
+    std::string compare = "compare";
+    std::string directory = "run.directory";
+  };
+  Names names = {};
 };
 
 }  // namespace dynmo::train

@@ -31,13 +31,13 @@ constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
 class Borrowed final : public transport::Transport {
  public:
   explicit Borrowed(transport::Transport& group) : group_(group) {}
-  Rank rank() const override { return group_.rank(); }
+  transport::Member rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
-  std::unique_ptr<transport::Operation> send(Rank to, transport::Tag tag,
+  std::unique_ptr<transport::Operation> send(transport::Member to, transport::Tag tag,
                                              std::span<const std::byte> bytes) override {
     return group_.send(to, tag, bytes);
   }
-  std::unique_ptr<transport::Operation> receive(Rank from, transport::Tag tag,
+  std::unique_ptr<transport::Operation> receive(transport::Member from, transport::Tag tag,
                                                 std::span<std::byte> bytes) override {
     return group_.receive(from, tag, bytes);
   }
@@ -53,7 +53,7 @@ Expected<void> train_guarded(transport::Transport& transport, const TrainOptions
                              const Reporter& reporter) {
   try {
     RunLocks locks;
-    if (transport.rank() == Rank(0) && std::getenv(kLockedByLauncher) == nullptr) {
+    if (transport.rank() == transport::Member(0) && std::getenv(kLockedByLauncher) == nullptr) {
       DYNMO_ASSIGN(locks, lock_run(options));
     }
     return train(transport, options, reporter);
@@ -119,7 +119,7 @@ int ranks_to_start(const Config& config) {
 
 Expected<std::string> say_dry_run(const TrainOptions& options) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
-  if (environment && environment->rank != Rank(0)) return std::string();
+  if (environment && environment->rank != WorldRank(0)) return std::string();
   DYNMO_TRY(validate(options.config));
   TrainOptions here = options;
   if (uses_cuda(here.config)) {

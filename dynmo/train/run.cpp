@@ -119,13 +119,9 @@ class Run {
                       begin.restored->checkpoint.path.string()));
       first_step_ = begin.restored->step;
     }
-    // A checkpoint of as many ranks continues with its plan; otherwise layers are measured and cut
-    // anew. (An adaptive order and the layers to recompute are chosen by costs, which a checkpoint
-    // does not hold.)
+    // Otherwise layers are measured and cut anew.
     const auto& restored = begin.restored;
-    if (restored && config_.pipeline.recompute != "auto" &&
-        restored->plan.ranks == grid_.positions() &&
-        restored->plan.schedule != schedule::ScheduleKind::kAdaptive) {
+    if (restored && continues_with(restored->plan)) {
       begin.first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
       DYNMO_ASSIGN(begin.first, first_plan(group_, inputs_.model, config_, inputs_.training()));
@@ -133,6 +129,14 @@ class Run {
     if (!inputs_.batches.note().empty()) say(inputs_.batches.note());
     if (inputs_.model.weights && !restored) say_weights(*inputs_.model.weights);
     return begin;
+  }
+
+  // Whether the plan of a checkpoint can run here. (Which layers "auto" recomputes is chosen by
+  // costs, which a checkpoint does not hold.)
+  bool continues_with(const plan::Plan& plan) const {
+    const auto micro_batches = static_cast<int>(config_.batch.micro_batches);
+    return config_.pipeline.recompute != "auto" && plan.ranks == grid_.positions() &&
+           plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
   }
 
   void say_weights(const Weights& weights) const {
@@ -262,6 +266,8 @@ class Run {
   Expected<void> finish() {
     for (Lane& lane : lanes_) DYNMO_TRY(finish(lane));
     if (first_rank()) DYNMO_TRY(report());
+    // A rank that ends with an error takes the others with it, also one that is still telling.
+    DYNMO_TRY(barrier(group_));
     for (const Lane& lane : lanes_) {
       const Checkpointer* checkpoints = lane.group->checkpoints();
       if (checkpoints == nullptr || !checkpoints->failure()) continue;
@@ -359,7 +365,8 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
 Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
   if (options.resume) {
     return make_error(ErrorCode::kBadInput,
-                      "--resume with --dry-run: wanted one of them; a dry run starts at step 0");
+                      "{} with a dry run: wanted one of them; a dry run starts at step 0",
+                      options.names.resume);
   }
   DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
   return describe(

@@ -59,7 +59,7 @@ RunLog::RunLog(const Config& config, std::string name, observe::RunFolder folder
       series_(std::move(name), kept) {
   series_.replicas = static_cast<int>(config.pipeline.replicas);
   series_.tokens_per_step =
-      step_micro_batches(config) * config.batch.micro_batch_size * config.model.sequence;
+      step_micro_batches(config) * config.batch.micro_batch_size * config.model.shape.sequence;
 }
 
 Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::RunFolder folder,
@@ -68,8 +68,8 @@ Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::R
   DYNMO_TRY(make_directories(log.folder_.records()));
   using Start = observe::RecordWriterOptions::Start;
   const Start start = first_step > 0 ? Start::kAppend : Start::kEmpty;
-  DYNMO_ASSIGN(log.records_, observe::RecordWriter::open(log.folder_.records_of(Rank(rank.value)),
-                                                         {.start = start}));
+  DYNMO_ASSIGN(log.records_,
+               observe::RecordWriter::open(log.folder_.records_of(rank), {.start = start}));
   if (rank != WorldRank(0) || config.run.load_trace == 0) return log;
   using Device = dynamism::TraceLines::Device;
   DYNMO_ASSIGN(log.load_trace_,

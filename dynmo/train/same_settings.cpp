@@ -28,8 +28,8 @@ Expected<void> check_same_settings(transport::Transport& transport, const TrainO
   Config config = options.config;
   config.data.path = config.run.directory = "";
   std::string mine = to_toml(config);
-  mine += fmt::format("--resume = {}\n--compare = {}\nvocabulary of the data = {}\n",
-                      options.resume, fmt::join(options.compare, ","), vocabulary);
+  mine += fmt::format("resume = {}\ncompare = {}\nvocabulary of the data = {}\n", options.resume,
+                      fmt::join(options.compare, ","), vocabulary);
   DYNMO_ASSIGN(const auto all,
                transport::gather_texts(
                    transport, transport::control_tag(transport::Control::kSettings), mine));

@@ -88,13 +88,13 @@ Expected<Tokens> open_tokens(const Config& config) {
 Expected<TokenBatches> TokenBatches::open(const Config& config) {
   if (emulates(config)) return TokenBatches({}, {}, config, 0);
   DYNMO_ASSIGN(const Tokens tokens, open_tokens(config));
-  const data::SamplerOptions options{.sequence = config.model.sequence,
+  const data::SamplerOptions options{.sequence = config.model.shape.sequence,
                                      .vocabulary = tokens.vocabulary,
                                      .seed = static_cast<std::uint64_t>(config.train.seed)};
   DYNMO_ASSIGN(data::Sampler training, data::Sampler::make(tokens.training, options));
   std::optional<data::Sampler> validation;
   const bool asked = config.train.validation_every > 0;
-  const bool enough = asked && tokens.validation->tokens() > config.model.sequence;
+  const bool enough = asked && tokens.validation->tokens() > config.model.shape.sequence;
   if (enough || (asked && !config.data.validation_path.empty())) {
     DYNMO_ASSIGN(validation, data::Sampler::make(*tokens.validation, options));
   }
@@ -103,7 +103,7 @@ Expected<TokenBatches> TokenBatches::open(const Config& config) {
     batches.note_ = fmt::format(
         "no validation: '{}' holds out {} tokens, a sequence takes {}; prepare more text, or hold "
         "more of it out",
-        config.data.path, tokens.validation->tokens(), config.model.sequence + 1);
+        config.data.path, tokens.validation->tokens(), config.model.shape.sequence + 1);
   }
   return batches;
 }

@@ -149,7 +149,7 @@ Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
                            const std::deque<StepTrace>& mine, int replicas, const std::string& name,
                            const std::filesystem::path& path) {
   DYNMO_ASSIGN(const auto texts, transport::gather_texts(transport, tag, encode(mine)));
-  if (transport.rank() != Rank(0) || mine.empty()) return {};
+  if (transport.rank() != transport::Member(0) || mine.empty()) return {};
   std::vector<std::vector<StepTrace>> ranks;
   for (const std::string& text : texts) ranks.push_back(decode(text));
   std::vector<observe::TraceProcess> processes;

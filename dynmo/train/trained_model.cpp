@@ -48,7 +48,7 @@ at::Tensor hidden_of(const TrainedModel& model, std::span<const std::int64_t> to
 class Reader {
  public:
   explicit Reader(const TrainedModel& model)
-      : model_(model), longest_(model::sizes(model.config).sequence), cache_(longest_) {}
+      : model_(model), longest_(model::shape_of(model.config).sequence), cache_(longest_) {}
 
   // The next token's scores, [vocabulary], in fp64. `tokens` are those of the last call and more.
   std::vector<double> scores_of(std::span<const std::int64_t> tokens) {
@@ -102,7 +102,7 @@ Expected<void> check_tokens(const TrainedModel& model, const std::vector<std::in
   if (tokens.empty()) {
     return make_error(ErrorCode::kBadInput, "the prompt is empty, wanted at least one token");
   }
-  const std::int64_t vocabulary = model::sizes(model.config).vocabulary;
+  const std::int64_t vocabulary = model::shape_of(model.config).vocabulary;
   for (const std::int64_t token : tokens) {
     if (token >= 0 && token < vocabulary) continue;
     return make_error(ErrorCode::kBadInput, "the prompt has token {}, wanted 0 to {}", token,
@@ -177,7 +177,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
 
 Expected<at::Tensor> logits(const TrainedModel& model, const std::vector<std::int64_t>& tokens) {
   DYNMO_TRY(check_tokens(model, tokens));
-  const std::int64_t longest = model::sizes(model.config).sequence;
+  const std::int64_t longest = model::shape_of(model.config).sequence;
   if (std::ssize(tokens) > longest) {
     return make_error(ErrorCode::kBadInput, "{} tokens, wanted at most the model's {}",
                       tokens.size(), longest);
@@ -191,7 +191,7 @@ Expected<std::string> check_generation(const TrainedModel& model,
                                        const Sampling& sampling) {
   DYNMO_TRY(check_tokens(model, prompt));
   DYNMO_TRY(check_sampling(sampling));
-  const std::int64_t longest = model::sizes(model.config).sequence;
+  const std::int64_t longest = model::shape_of(model.config).sequence;
   // The last token is made of those before it.
   if (std::ssize(prompt) + sampling.tokens - 1 <= longest) return std::string();
   return fmt::format(
@@ -222,7 +222,7 @@ Expected<std::vector<std::int64_t>> generate(const TrainedModel& model,
 
 Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel& model,
                                                               const std::string& name) {
-  const std::int64_t vocabulary = model::sizes(model.config).vocabulary;
+  const std::int64_t vocabulary = model::shape_of(model.config).vocabulary;
   // A model of bytes needs no file, and outlives its data.
   std::error_code fault;
   const std::filesystem::path folder = model.data;
@@ -234,15 +234,15 @@ Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel
   if (gone) {
     return make_error(ErrorCode::kBadInput,
                       "the data '{}' that '{}' was trained on are not there to tell the tokenizer: "
-                      "give it by --tokenizer",
+                      "wanted its name",
                       model.data, model.checkpoint.string());
   }
   DYNMO_ASSIGN(auto tokenizer, data::open_tokenizer(name.empty() ? model.data : name));
   if (tokenizer->vocabulary() > vocabulary) {
     return make_error(
         ErrorCode::kBadInput,
-        "the tokenizer '{}' has a vocabulary of {}, wanted at most the {} of '{}': give that "
-        "which the model was trained with by --tokenizer",
+        "the tokenizer '{}' has a vocabulary of {}, wanted at most the {} of '{}': name "
+        "the one that the model was trained with",
         name.empty() ? model.data : name, tokenizer->vocabulary(), vocabulary,
         model.checkpoint.string());
   }

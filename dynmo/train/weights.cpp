@@ -27,7 +27,7 @@ constexpr const char* kHead = "lm_head.weight";
 // The parameters of a decoder by their full names.
 std::map<std::string, model::ParameterSpec> parameters_of(model::DecoderConfig config) {
   // No parameter depends on it, but a table of angles of its length would be made.
-  if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->sequence = 1;
+  if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->shape.sequence = 1;
   std::map<std::string, model::ParameterSpec> parameters;
   const model::Model layers = model::make_decoder(config);
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -205,7 +205,7 @@ Expected<void> check_same_decoder(const Weights& weights, const model::DecoderCo
                       weights.origin.string(), theirs[i].first, theirs[i].second, ours[i].second,
                       theirs[i].first, theirs[i].second);
   }
-  if (model::sizes(config).tied_embeddings && !model::sizes(weights.config).tied_embeddings) {
+  if (model::tied(config) && !model::tied(weights.config)) {
     return make_error(ErrorCode::kBadInput,
                       "'{}' has two matrices for embedding and head, this run one: wanted the "
                       "same; set model.tied_embeddings=false",

@@ -21,11 +21,11 @@ Expected<std::vector<std::vector<std::byte>>> all_gather(Transport& transport, T
   std::vector<std::unique_ptr<Operation>> operations;
   for (std::size_t distance = 1; distance < size; ++distance) {
     const std::size_t from = (self + size - distance) % size;
-    operations.push_back(transport.receive(Rank(static_cast<int>(from)), tag, all[from]));
+    operations.push_back(transport.receive(Member(static_cast<int>(from)), tag, all[from]));
   }
   for (std::size_t distance = 1; distance < size; ++distance) {
     const std::size_t to = (self + distance) % size;
-    operations.push_back(transport.send(Rank(static_cast<int>(to)), tag, mine));
+    operations.push_back(transport.send(Member(static_cast<int>(to)), tag, mine));
   }
   // All are waited for even after an error: an operation may be dropped only when the group is
   // finished, and then these waits return at once.

@@ -36,7 +36,7 @@ class Delayed final : public Operation {
 
 class CorruptSend final : public Operation {
  public:
-  CorruptSend(Transport& inner, Rank to, Tag tag, std::span<const std::byte> bytes,
+  CorruptSend(Transport& inner, Member to, Tag tag, std::span<const std::byte> bytes,
               std::size_t byte)
       : copy_(bytes.begin(), bytes.end()) {
     flip(copy_, byte);
@@ -77,11 +77,11 @@ class FaultyTransport final : public Transport {
     seen_.resize(faults_.size());
   }
 
-  [[nodiscard]] Rank rank() const override { return inner_.rank(); }
+  [[nodiscard]] Member rank() const override { return inner_.rank(); }
   [[nodiscard]] int size() const override { return inner_.size(); }
   void abort(const Error& why) override { inner_.abort(why); }
 
-  std::unique_ptr<Operation> send(Rank to, Tag tag, std::span<const std::byte> bytes) override {
+  std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {
     const Fault* fault = match(Fault::On::kSend, to, tag);
     if (fault == nullptr) return inner_.send(to, tag, bytes);
     if (fault->kind == Fault::Kind::kDrop) return std::make_unique<Dropped>();
@@ -92,7 +92,7 @@ class FaultyTransport final : public Transport {
     return after_post(*fault, inner_.send(to, tag, bytes));
   }
 
-  std::unique_ptr<Operation> receive(Rank from, Tag tag, std::span<std::byte> bytes) override {
+  std::unique_ptr<Operation> receive(Member from, Tag tag, std::span<std::byte> bytes) override {
     const Fault* fault = match(Fault::On::kReceive, from, tag);
     if (fault == nullptr) return inner_.receive(from, tag, bytes);
     before_post(*fault);
@@ -104,7 +104,7 @@ class FaultyTransport final : public Transport {
   }
 
  private:
-  const Fault* match(Fault::On on, Rank peer, Tag tag) {
+  const Fault* match(Fault::On on, Member peer, Tag tag) {
     const Fault* found = nullptr;
     for (std::size_t i = 0; i < faults_.size(); ++i) {
       const Fault& fault = faults_[i];

@@ -29,7 +29,7 @@ struct Fault {
 
   Kind kind = Kind::kFail;
   On on = On::kSend;
-  std::optional<Rank> peer = {};  // absent: any
+  std::optional<Member> peer = {};  // absent: any
   Tag first_tag = 0;
   Tag last_tag = std::numeric_limits<Tag>::max();
   int first = 0;

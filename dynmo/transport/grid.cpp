@@ -27,12 +27,12 @@ Grid::Grid(Transport& world, int replicas) : world_(world), axes_(axes_of(world,
   if (replicas == 1) return;
   std::vector<WorldRank> pipeline;
   for (int i = 0; i < positions(); ++i) {
-    pipeline.push_back(world_rank({replica(), Position(i)}));
+    pipeline.push_back(world_rank({replica(), Rank(i)}));
   }
   pipeline_ = subset(world, std::move(pipeline));
 }
 
-std::string Grid::name_of(Position position) const {
+std::string Grid::name_of(Rank position) const {
   std::string text = replicas() > 1 ? "ranks" : "rank";
   for (int i = 0; i < replicas(); ++i) {
     text += fmt::format("{} {}", i > 0 ? "," : "", world_rank({i, position}));

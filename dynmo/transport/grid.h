@@ -25,7 +25,7 @@ class Grid {
   // Of this rank.
   [[nodiscard]] WorldRank rank() const { return WorldRank(world_.rank().value); }
   [[nodiscard]] int replica() const { return axes_.place(rank()).replica; }
-  [[nodiscard]] Position position() const { return axes_.place(rank()).position; }
+  [[nodiscard]] Rank position() const { return axes_.place(rank()).position; }
   [[nodiscard]] WorldRank world_rank(const Place& place) const { return axes_.world_rank(place); }
 
   [[nodiscard]] Transport& world() const { return world_; }
@@ -35,7 +35,7 @@ class Grid {
   [[nodiscard]] Transport& peers() const { return *peers_; }
 
   // The ranks of the group at a position, for people: "rank 1", "ranks 1, 3".
-  [[nodiscard]] std::string name_of(Position position) const;
+  [[nodiscard]] std::string name_of(Rank position) const;
 
  private:
   Transport& world_;

@@ -20,7 +20,7 @@ namespace {
 struct End {
   enum class State { kPosted, kCopying, kDone };
   State state = State::kPosted;
-  Rank owner;
+  Member owner;
   std::span<const std::byte> from;  // of a send
   std::span<std::byte> into;        // of a receive
   [[nodiscard]] std::size_t size() const { return from.empty() ? into.size() : from.size(); }
@@ -52,7 +52,7 @@ class Hub {
   Expected<void> wait(const Channel& channel, const std::shared_ptr<End>& end);
   void forget(const Channel& channel, const std::shared_ptr<End>& end);
   void fail(const Error& why);
-  void leave(Rank rank);
+  void leave(Member rank);
 
  private:
   void fail_locked(const Error& why);
@@ -139,7 +139,7 @@ Expected<void> Hub::wait(const Channel& channel, const std::shared_ptr<End>& end
     return end->state == End::State::kDone || (error_ && end->state == End::State::kPosted);
   };
   if (!arrived_[end->owner.index()].wait_for(lock, deadline_, settled)) {
-    const int peer = end->owner == Rank(channel.source) ? channel.destination : channel.source;
+    const int peer = end->owner == Member(channel.source) ? channel.destination : channel.source;
     fail_locked(make_error(ErrorCode::kPeerLost, "rank {} waited {} ms for rank {}: {}",
                            end->owner.value, deadline_.count(), peer,
                            describe(channel, end->size())));
@@ -158,7 +158,7 @@ void Hub::forget(const Channel& channel, const std::shared_ptr<End>& end) {
   arrived_[end->owner.index()].wait(lock, [&] { return end->state != End::State::kCopying; });
 }
 
-void Hub::leave(Rank rank) {
+void Hub::leave(Member rank) {
   const std::lock_guard lock(mutex_);
   gone_[rank.index()] = true;
   for (const auto& [channel, queues] : posted_) {
@@ -194,19 +194,19 @@ class InProcessOperation final : public Operation {
 
 class InProcessTransport final : public Transport {
  public:
-  InProcessTransport(std::shared_ptr<Hub> hub, Rank rank) : hub_(std::move(hub)), rank_(rank) {}
+  InProcessTransport(std::shared_ptr<Hub> hub, Member rank) : hub_(std::move(hub)), rank_(rank) {}
   ~InProcessTransport() override { hub_->leave(rank_); }
 
-  [[nodiscard]] Rank rank() const override { return rank_; }
+  [[nodiscard]] Member rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return hub_->size(); }
 
-  std::unique_ptr<Operation> send(Rank to, Tag tag, std::span<const std::byte> bytes) override {
+  std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {
     check(to, tag, bytes.size());
     auto end = std::make_shared<End>();
     end->from = bytes;
     return post({rank_.value, to.value, tag}, std::move(end));
   }
-  std::unique_ptr<Operation> receive(Rank from, Tag tag, std::span<std::byte> bytes) override {
+  std::unique_ptr<Operation> receive(Member from, Tag tag, std::span<std::byte> bytes) override {
     check(from, tag, bytes.size());
     auto end = std::make_shared<End>();
     end->into = bytes;
@@ -216,7 +216,7 @@ class InProcessTransport final : public Transport {
   void abort(const Error& why) override { hub_->fail(why); }
 
  private:
-  void check(Rank peer, Tag tag, std::size_t bytes) const {
+  void check(Member peer, Tag tag, std::size_t bytes) const {
     DYNMO_CHECK(peer != rank_ && peer.value >= 0 && peer.value < size(),
                 "a peer of rank {} in a group of {}, got {}", rank_, size(), peer);
     DYNMO_CHECK(tag >= 0, "a tag of at least 0, got {}", tag);
@@ -229,7 +229,7 @@ class InProcessTransport final : public Transport {
   }
 
   std::shared_ptr<Hub> hub_;
-  Rank rank_;
+  Member rank_;
 };
 
 }  // namespace
@@ -240,7 +240,7 @@ std::vector<std::unique_ptr<Transport>> make_in_process_group(int size,
   auto hub = std::make_shared<Hub>(size, options.deadline);
   std::vector<std::unique_ptr<Transport>> group;
   for (int rank = 0; rank < size; ++rank) {
-    group.push_back(std::make_unique<InProcessTransport>(hub, Rank(rank)));
+    group.push_back(std::make_unique<InProcessTransport>(hub, Member(rank)));
   }
   return group;
 }

@@ -1,28 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a process is: in its pipeline, and in the group of all
-// (docs/decisions/011-positions-and-world-ranks.md).
+// Where a process is in the grid of a group: in which replica, and where in its pipeline
+// (docs/decisions/011-ranks-and-world-ranks.md).
 
 #include <compare>
 
 #include "dynmo/core/ids.h"
 
-namespace dynmo {
-
-// A process by its place in its pipeline. Plans, schedules and the simulator, which know one
-// pipeline, call it its rank.
-using Position = Rank;
-// A process by its number in the group of all, replicas included.
-using WorldRank = Id<struct WorldRankTag>;
-
-}  // namespace dynmo
-
 namespace dynmo::transport {
 
 struct Place {
   int replica = 0;
-  Position position;
+  Rank position;
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
@@ -33,7 +23,7 @@ struct Axes {
 
   [[nodiscard]] int ranks() const { return replicas * positions; }
   [[nodiscard]] Place place(WorldRank rank) const {
-    return {rank.value / positions, Position(rank.value % positions)};
+    return {rank.value / positions, Rank(rank.value % positions)};
   }
   [[nodiscard]] WorldRank world_rank(const Place& place) const {
     return WorldRank(place.replica * positions + place.position.value);

@@ -12,30 +12,30 @@ namespace {
 
 class Subset final : public Transport {
  public:
-  Subset(Transport& group, std::vector<WorldRank> members, Rank rank)
+  Subset(Transport& group, std::vector<WorldRank> members, Member rank)
       : group_(group), members_(std::move(members)), rank_(rank) {}
 
-  [[nodiscard]] Rank rank() const override { return rank_; }
+  [[nodiscard]] Member rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
   void abort(const Error& why) override { group_.abort(why); }
 
-  std::unique_ptr<Operation> send(Rank to, Tag tag, std::span<const std::byte> bytes) override {
+  std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {
     return group_.send(member(to), tag, bytes);
   }
-  std::unique_ptr<Operation> receive(Rank from, Tag tag, std::span<std::byte> bytes) override {
+  std::unique_ptr<Operation> receive(Member from, Tag tag, std::span<std::byte> bytes) override {
     return group_.receive(member(from), tag, bytes);
   }
 
  private:
-  Rank member(Rank peer) const {
+  Member member(Member peer) const {
     DYNMO_CHECK(peer.value >= 0 && peer.value < size(), "a peer in a subset of {}, got {}", size(),
                 peer);
-    return Rank(members_[peer.index()].value);
+    return Member(members_[peer.index()].value);
   }
 
   Transport& group_;
   std::vector<WorldRank> members_;
-  Rank rank_;  // in the subset
+  Member rank_;  // in the subset
 };
 
 }  // namespace
@@ -46,7 +46,7 @@ std::unique_ptr<Transport> subset(Transport& group, std::vector<WorldRank> membe
   DYNMO_CHECK(self != members.end() && different.size() == members.size() &&
                   different.begin()->value >= 0 && different.rbegin()->value < group.size(),
               "different ranks of a group of {}, {} among them", group.size(), group.rank());
-  const Rank rank(static_cast<int>(self - members.begin()));
+  const Member rank(static_cast<int>(self - members.begin()));
   return std::make_unique<Subset>(group, std::move(members), rank);
 }
 

@@ -46,7 +46,7 @@ const MessageCount& Traffic::at(WorldRank from, WorldRank to, Purpose purpose) c
 
 CountingTransport::CountingTransport(Transport& inner) : inner_(inner), sent_(inner.size()) {}
 
-std::unique_ptr<Operation> CountingTransport::send(Rank to, Tag tag,
+std::unique_ptr<Operation> CountingTransport::send(Member to, Tag tag,
                                                    std::span<const std::byte> bytes) {
   MessageCount& count = sent_.at(WorldRank(rank().value), WorldRank(to.value), purpose_of(tag));
   ++count.messages;

@@ -52,11 +52,11 @@ class CountingTransport final : public Transport {
  public:
   explicit CountingTransport(Transport& inner);
 
-  [[nodiscard]] Rank rank() const override { return inner_.rank(); }
+  [[nodiscard]] Member rank() const override { return inner_.rank(); }
   [[nodiscard]] int size() const override { return inner_.size(); }
-  [[nodiscard]] std::unique_ptr<Operation> send(Rank to, Tag tag,
+  [[nodiscard]] std::unique_ptr<Operation> send(Member to, Tag tag,
                                                 std::span<const std::byte> bytes) override;
-  [[nodiscard]] std::unique_ptr<Operation> receive(Rank from, Tag tag,
+  [[nodiscard]] std::unique_ptr<Operation> receive(Member from, Tag tag,
                                                    std::span<std::byte> bytes) override {
     return inner_.receive(from, tag, bytes);
   }

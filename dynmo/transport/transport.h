@@ -20,6 +20,10 @@
 
 namespace dynmo::transport {
 
+// A process by its number in one transport: a rank in its pipeline's, the number of its replica
+// among its peers, a world rank in the group of all.
+using Member = Id<struct MemberTag>;
+
 using Tag = std::int32_t;  // >= 0; users of a transport divide the range in transport/tags.h
 
 // A posted send or receive. The bytes must stay alive until wait() has returned. Destroying an
@@ -44,13 +48,13 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  [[nodiscard]] virtual Rank rank() const = 0;
+  [[nodiscard]] virtual Member rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
   // Posts without blocking. Requires peer != rank(), peer < size(), bytes not empty.
-  [[nodiscard]] virtual std::unique_ptr<Operation> send(Rank to, Tag tag,
+  [[nodiscard]] virtual std::unique_ptr<Operation> send(Member to, Tag tag,
                                                         std::span<const std::byte> bytes) = 0;
-  [[nodiscard]] virtual std::unique_ptr<Operation> receive(Rank from, Tag tag,
+  [[nodiscard]] virtual std::unique_ptr<Operation> receive(Member from, Tag tag,
                                                            std::span<std::byte> bytes) = 0;
 
   // Ends the group: all outstanding and later operations fail with `why`. The first call wins.

@@ -108,7 +108,7 @@ TEST(HuggingFace, FaultsNameFileAndPointer) {
   EXPECT_EQ(parse_config(Json::array(), "config.json", 1).error().message,
             "config.json: / is array, wanted an object");
   EXPECT_EQ(parse_config(kGpt2, "config.json", 0).error().message,
-            "model: sequence is 0, wanted 1 to 1073741824");
+            "model.sequence is 0, wanted 1 to 1073741824");
 }
 
 }  // namespace

@@ -215,11 +215,11 @@ TEST(Transformer, FaultsNameTheirField) {
     change(shape);
     return transformer_costs(shape, find_device("h100").value()).error().message;
   };
-  EXPECT_EQ(message([](auto& s) { s.hidden = 0; }), "model: hidden is 0, wanted 1 to 1073741824");
+  EXPECT_EQ(message([](auto& s) { s.hidden = 0; }), "model.hidden is 0, wanted 1 to 1073741824");
   EXPECT_EQ(message([](auto& s) { s.kv_heads = 5; }),
-            "model: kv_heads is 5, wanted a divisor of heads, which is 32");
+            "model.kv_heads is 5, wanted a divisor of model.heads (32)");
   EXPECT_EQ(message([](auto& s) { s.experts_per_token = 9; }),
-            "model: experts_per_token is 9, wanted 1 to experts, which is 8");
+            "model.experts_per_token is 9, wanted 1 to model.experts (8)");
   EXPECT_NE(message([](auto& s) { s.learned_positions = true; }).find("positions is 0"),
             std::string::npos);
   EXPECT_NE(message([](auto& s) { s.vocabulary = s.hidden = 1 << 30; }).find("layer 0"),

@@ -50,7 +50,7 @@ struct PassResult {
 PassResult one_pass(const model::DecoderConfig& config, model::Precision precision,
                     at::Device device) {
   const model::Model layers = model::in_precision(model::make_decoder(config), precision);
-  const auto sizes = model::sizes(config);
+  const cost::DecoderShape& sizes = model::shape_of(config);
   std::vector<model::LayerState> states;
   for (model::LayerState& state : model::testing::make_states(layers, 3)) {
     states.push_back(model::on_device(std::move(state), device));
@@ -76,15 +76,15 @@ PassResult one_pass(const model::DecoderConfig& config, model::Precision precisi
 
 std::vector<model::DecoderConfig> decoders() {
   model::LlamaConfig llama = testing::small_model();
-  llama.hidden = 64;
-  llama.intermediate = 96;
-  llama.sequence = 40;
+  llama.shape.hidden = 64;
+  llama.shape.intermediate = 96;
+  llama.shape.sequence = 40;
   model::Gpt2Config gpt2;
-  gpt2.vocabulary = 61;
-  gpt2.hidden = 64;
-  gpt2.blocks = 2;
-  gpt2.heads = 4;
-  gpt2.sequence = gpt2.positions = 40;
+  gpt2.shape.vocabulary = 61;
+  gpt2.shape.hidden = 64;
+  gpt2.shape.blocks = 2;
+  gpt2.shape.heads = 4;
+  gpt2.shape.sequence = gpt2.shape.positions = 40;
   gpt2.dropout = 0.1;
   return {llama, gpt2};
 }

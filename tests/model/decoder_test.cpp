@@ -38,7 +38,7 @@ TEST_P(Decoders, GradientsOfTheWholeModelMatchCentralDifferences) {
   }
   std::vector<LayerContext> contexts;
   for (int m = 0; m < 3; ++m) {
-    contexts.push_back(testing::random_context(sizes(config), 2, static_cast<std::uint64_t>(m)));
+    contexts.push_back(testing::random_context(shape_of(config), 2, static_cast<std::uint64_t>(m)));
     contexts.back().micro_batch = MicroBatchId{m};
   }
   for (const LayerContext& context : contexts) testing::backward(model, states, context);
@@ -74,7 +74,8 @@ TEST_P(Decoders, GradientsOfTheWholeModelMatchCentralDifferences) {
 
 TEST_P(Decoders, ATokenChangesNoScoreBeforeIt) {
   const DecoderConfig config = tiny(GetParam());
-  const auto [vocabulary, sequence] = std::pair(sizes(config).vocabulary, sizes(config).sequence);
+  const auto [vocabulary, sequence] =
+      std::pair(shape_of(config).vocabulary, shape_of(config).sequence);
   const Model model = make_decoder(config);
   const std::vector<LayerState> states = testing::make_states(model, 3);
   const auto scores = [&](const LayerContext& context) {
@@ -84,7 +85,7 @@ TEST_P(Decoders, ATokenChangesNoScoreBeforeIt) {
     }
     return logits(config, states.back(), hidden);
   };
-  const LayerContext context = testing::random_context(sizes(config), 1, 4);
+  const LayerContext context = testing::random_context(shape_of(config), 1, 4);
   const at::Tensor before = scores(context);
   for (std::int64_t t = 0; t < sequence; ++t) {
     LayerContext changed = context;
@@ -108,7 +109,7 @@ TEST_P(Decoders, LogitsAreThoseOfTheLoss) {
   const DecoderConfig config = tiny(GetParam());
   const Model model = make_decoder(config);
   const LayerState head = make_state(*model.back(), LayerId{5}, 3);
-  const LayerContext context = testing::random_context(sizes(config), 2, 4);
+  const LayerContext context = testing::random_context(shape_of(config), 2, 4);
   const at::Tensor hidden = random_tensor({2, 10, 24}, 8, at::kFloat);
   const at::Tensor scores = logits(config, head, hidden);
   const at::Tensor expected =
@@ -121,7 +122,7 @@ TEST_P(Decoders, AnInputGradientNobodyWantsChangesNoWeightGradient) {
   for (const double dropout : {0.0, 0.2}) {
     const DecoderConfig config = tiny(GetParam(), dropout);
     const Model model = make_decoder(config);
-    const LayerContext context = testing::random_context(sizes(config), 2, 4);
+    const LayerContext context = testing::random_context(shape_of(config), 2, 4);
     const at::Tensor x = random_tensor({2, 10, 24}, 8, at::kFloat);
     const at::Tensor dy = random_tensor({2, 10, 24}, 9, at::kFloat);
     for (const std::size_t i : {1U, 2U}) {
@@ -146,7 +147,7 @@ TEST_P(Decoders, ComputedStashesAreThoseMeasured) {
     for (const double dropout : {0.0, 0.1}) {
       const DecoderConfig config = tiny(GetParam(), dropout);
       const Model model = in_precision(make_decoder(config), precision);
-      const LayerContext context = testing::random_context(sizes(config), 3, 4);
+      const LayerContext context = testing::random_context(shape_of(config), 3, 4);
       const at::Tensor x = random_tensor({3, 10, 24}, 8, scalar_type(precision));
       for (std::size_t i = 0; i < model.size(); ++i) {
         const LayerId id{static_cast<int>(i)};

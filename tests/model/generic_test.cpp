@@ -217,11 +217,11 @@ TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
   LlamaConfig llama = testing::tiny_config();
   llama.dropout = 0.1;
   Gpt2Config gpt2;
-  gpt2.vocabulary = llama.vocabulary;
-  gpt2.hidden = llama.hidden;
-  gpt2.blocks = llama.blocks;
-  gpt2.heads = llama.heads;
-  gpt2.sequence = gpt2.positions = llama.sequence;
+  gpt2.shape.vocabulary = llama.shape.vocabulary;
+  gpt2.shape.hidden = llama.shape.hidden;
+  gpt2.shape.blocks = llama.shape.blocks;
+  gpt2.shape.heads = llama.shape.heads;
+  gpt2.shape.sequence = gpt2.shape.positions = llama.shape.sequence;
   gpt2.dropout = 0.1;
   const DecoderConfig config =
       GetParam().family == Family::kLlama ? DecoderConfig(llama) : DecoderConfig(gpt2);
@@ -230,7 +230,7 @@ TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
   for (LayerState& state : testing::make_states(model, 3)) {
     states.push_back(on_device(std::move(state), meta));
   }
-  LayerContext context = testing::random_context(llama, 2, 4);
+  LayerContext context = testing::random_context(llama.shape, 2, 4);
   context.tokens_BT = context.tokens_BT.to(meta);
   context.targets_BT = context.targets_BT.to(meta);
   testing::Pass pass = testing::forward(model, states, context);
@@ -243,7 +243,8 @@ TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
     model[i]->weight_gradient(states[i], *pass.stashes[i]);
     if (i == 0) break;
     EXPECT_TRUE(gradient.is_meta());
-    EXPECT_EQ(gradient.sizes(), (std::vector<std::int64_t>{2, llama.sequence, llama.hidden}));
+    EXPECT_EQ(gradient.sizes(),
+              (std::vector<std::int64_t>{2, llama.shape.sequence, llama.shape.hidden}));
     EXPECT_EQ(gradient.scalar_type(), scalar_type(GetParam().precision));
   }
 }

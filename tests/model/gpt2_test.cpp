@@ -41,10 +41,10 @@ TEST(Gpt2, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
     return result ? std::string() : result.error().message;
   };
   EXPECT_EQ(message([](Gpt2Config&) {}), "");
-  EXPECT_EQ(message([](Gpt2Config& c) { c.hidden = 250; }),
+  EXPECT_EQ(message([](Gpt2Config& c) { c.shape.hidden = 250; }),
             "model.hidden is 250, wanted a multiple of model.heads (8), such as 256");
-  EXPECT_EQ(message([](Gpt2Config& c) { c.positions = 100; }),
-            "model.positions is 100, wanted at least the 128 tokens of model.sequence");
+  EXPECT_EQ(message([](Gpt2Config& c) { c.shape.positions = 100; }),
+            "model.positions is 100, wanted at least model.sequence (128), or 0");
   EXPECT_EQ(message([](Gpt2Config& c) { c.norm_epsilon = 0; }),
             "model.norm_epsilon is 0, wanted above 0");
   EXPECT_EQ(message([](Gpt2Config& c) { c.dropout = 1; }),
@@ -64,7 +64,7 @@ class Gpt2Gradients : public ::testing::TestWithParam<Case> {
     config_.dropout = GetParam().dropout;
     layer_ = make_gpt2(config_)[GetParam().layer];
     state_ = testing::double_state(*layer_, LayerId{static_cast<int>(GetParam().layer)}, 5);
-    context_ = testing::random_context(config_, 3, 9);
+    context_ = testing::random_context(config_.shape, 3, 9);
     if (GetParam().kind != "embedding") input_ = random_tensor({3, 10, 24}, 21);
   }
 

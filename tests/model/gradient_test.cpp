@@ -28,7 +28,7 @@ class LayerGradients : public ::testing::TestWithParam<Case> {
     config_.dropout = GetParam().dropout;
     layer_ = make_llama(config_)[GetParam().layer];
     state_ = testing::double_state(*layer_, LayerId{static_cast<int>(GetParam().layer)}, 5);
-    context_ = testing::random_context(config_, 3, 9);
+    context_ = testing::random_context(config_.shape, 3, 9);
     if (GetParam().kind != "embedding") input_ = random_tensor({3, 10, 24}, 21);
   }
 
@@ -105,11 +105,11 @@ at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& 
   const auto heads = [&](const at::Tensor& w, std::int64_t count) {
     return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
   };
-  const std::int64_t group = c.heads / c.kv_heads;
-  const at::Tensor q = plain_rotate(heads(p[1], c.heads), c.rope_theta);
+  const std::int64_t group = c.shape.heads / c.shape.kv_heads;
+  const at::Tensor q = plain_rotate(heads(p[1], c.shape.heads), c.rope_theta);
   const at::Tensor k =
-      plain_rotate(heads(p[2], c.kv_heads), c.rope_theta).repeat_interleave(group, 1);
-  const at::Tensor v = heads(p[3], c.kv_heads).repeat_interleave(group, 1);
+      plain_rotate(heads(p[2], c.shape.kv_heads), c.rope_theta).repeat_interleave(group, 1);
+  const at::Tensor v = heads(p[3], c.shape.kv_heads).repeat_interleave(group, 1);
   const at::Tensor hidden = at::ones({T, T}, at::kBool).triu(1);
   const at::Tensor scores = (q.matmul(k.transpose(2, 3)) / std::sqrt(double(c.head_size())))
                                 .masked_fill(hidden, -INFINITY);
@@ -126,8 +126,9 @@ at::Tensor LayerGradients::plain(const std::vector<at::Tensor>& p, const at::Ten
   const std::string& kind = GetParam().kind;
   if (kind == "embedding") return p[0].index({context_.tokens_BT});
   if (kind == "head") {
-    const at::Tensor logits =
-        plain_norm(x, p[0], config_.rms_epsilon).matmul(p[1].t()).view({-1, config_.vocabulary});
+    const at::Tensor logits = plain_norm(x, p[0], config_.rms_epsilon)
+                                  .matmul(p[1].t())
+                                  .view({-1, config_.shape.vocabulary});
     return at::cross_entropy_loss(logits, context_.targets_BT.view(-1));
   }
   const at::Tensor update =

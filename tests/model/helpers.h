@@ -17,26 +17,26 @@ namespace dynmo::model::testing {
 // Small, with nothing equal to anything else, so that a mixed-up dimension shows.
 inline LlamaConfig tiny_config() {
   LlamaConfig config;
-  config.vocabulary = 19;
-  config.hidden = 24;
-  config.blocks = 2;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.intermediate = 20;
-  config.sequence = 10;
+  config.shape.vocabulary = 19;
+  config.shape.hidden = 24;
+  config.shape.blocks = 2;
+  config.shape.heads = 4;
+  config.shape.kv_heads = 2;
+  config.shape.intermediate = 20;
+  config.shape.sequence = 10;
   return config;
 }
 
 // The same of the other family; fewer tokens than positions.
 inline Gpt2Config tiny_gpt2() {
   Gpt2Config config;
-  config.vocabulary = 19;
-  config.hidden = 24;
-  config.blocks = 2;
-  config.heads = 4;
-  config.intermediate = 20;
-  config.sequence = 10;
-  config.positions = 13;
+  config.shape.vocabulary = 19;
+  config.shape.hidden = 24;
+  config.shape.blocks = 2;
+  config.shape.heads = 4;
+  config.shape.intermediate = 20;
+  config.shape.sequence = 10;
+  config.shape.positions = 13;
   return config;
 }
 
@@ -59,11 +59,11 @@ inline at::Tensor random_tokens(std::int64_t sequences, std::int64_t tokens,
   return tensor;
 }
 
-template <typename Config>
-LayerContext random_context(const Config& config, std::int64_t sequences, std::uint64_t key) {
+inline LayerContext random_context(const cost::DecoderShape& shape, std::int64_t sequences,
+                                   std::uint64_t key) {
   LayerContext context;
-  context.tokens_BT = random_tokens(sequences, config.sequence, config.vocabulary, 2 * key);
-  context.targets_BT = random_tokens(sequences, config.sequence, config.vocabulary, 2 * key + 1);
+  context.tokens_BT = random_tokens(sequences, shape.sequence, shape.vocabulary, 2 * key);
+  context.targets_BT = random_tokens(sequences, shape.sequence, shape.vocabulary, 2 * key + 1);
   return context;
 }
 

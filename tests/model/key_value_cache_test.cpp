@@ -43,15 +43,15 @@ struct Reading {
 DecoderConfig config_of(const std::string& name) {
   if (name == "gpt2") {
     Gpt2Config config = testing::tiny_gpt2();
-    config.sequence = 150;
-    config.positions = 160;
+    config.shape.sequence = 150;
+    config.shape.positions = 160;
     config.dropout = 0.5;  // which generation leaves out
     return config;
   }
   LlamaConfig config = testing::tiny_config();
-  config.sequence = 150;
+  config.shape.sequence = 150;
   config.dropout = 0.5;
-  if (name == "llama") config.kv_heads = config.heads;
+  if (name == "llama") config.shape.kv_heads = config.shape.heads;
   return config;
 }
 

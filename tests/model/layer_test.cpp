@@ -24,7 +24,7 @@ class ThreeCalls : public ::testing::Test {
  protected:
   ThreeCalls() { config_.dropout = 0.2; }
   [[nodiscard]] LayerContext context(int micro_batch = 0) const {
-    LayerContext context = testing::random_context(config_, 2, 4);
+    LayerContext context = testing::random_context(config_.shape, 2, 4);
     context.micro_batch = MicroBatchId{micro_batch};
     return context;
   }

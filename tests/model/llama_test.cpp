@@ -39,20 +39,21 @@ TEST(Llama, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
     return result ? std::string() : result.error().message;
   };
   EXPECT_EQ(message([](LlamaConfig&) {}), "");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 250; }),
+  EXPECT_EQ(message([](LlamaConfig& c) { c.shape.hidden = 250; }),
             "model.hidden is 250, wanted a multiple of model.heads (8), such as 256");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 248; }),
+  EXPECT_EQ(message([](LlamaConfig& c) { c.shape.hidden = 248; }),
             "model.hidden / model.heads is 248 / 8 = 31, wanted an even head size for rotary "
             "positions, such as model.hidden=256");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.kv_heads = 3; }),
+  EXPECT_EQ(message([](LlamaConfig& c) { c.shape.kv_heads = 3; }),
             "model.kv_heads is 3, wanted a divisor of model.heads (8)");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.blocks = 0; }), "model.blocks is 0, wanted 1 to 4096");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.blocks = 100'000'000; }),
+  EXPECT_EQ(message([](LlamaConfig& c) { c.shape.blocks = 0; }),
+            "model.blocks is 0, wanted 1 to 4096");
+  EXPECT_EQ(message([](LlamaConfig& c) { c.shape.blocks = 100'000'000; }),
             "model.blocks is 100000000, wanted 1 to 4096");
-  EXPECT_EQ(message([](LlamaConfig& c) { c.hidden = 1 << 24; }),
+  EXPECT_EQ(message([](LlamaConfig& c) { c.shape.hidden = 1 << 24; }),
             "model.hidden is 16777216, wanted 1 to 131072");
   EXPECT_EQ(
-      message([](LlamaConfig& c) { c.sequence = 1 << 24; }),
+      message([](LlamaConfig& c) { c.shape.sequence = 1 << 24; }),
       "model.sequence x model.hidden / model.heads is 16777216 x 32, wanted at most 268435456: "
       "a table of that many angles is made");
   EXPECT_EQ(message([](LlamaConfig& c) { c.dropout = 1; }),
@@ -63,19 +64,19 @@ TEST(Llama, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
 
 TEST(Llama, InitialLossIsThatOfAUniformGuess) {
   LlamaConfig config;
-  config.blocks = 2;
+  config.shape.blocks = 2;
   const Model model = make_llama(config);
   std::vector<LayerState> states = testing::make_states(model, 3);
-  const double loss =
-      testing::forward(model, states, testing::random_context(config, 4, 1)).loss.item<double>();
+  const double loss = testing::forward(model, states, testing::random_context(config.shape, 4, 1))
+                          .loss.item<double>();
   EXPECT_NEAR(loss, std::log(257.0), 0.1);
 }
 
 TEST(Llama, LearnsASmallRepeatedText) {
   LlamaConfig config = testing::tiny_config();
-  config.hidden = 32;
-  config.vocabulary = 27;
-  config.sequence = 16;
+  config.shape.hidden = 32;
+  config.shape.vocabulary = 27;
+  config.shape.sequence = 16;
   const Model model = make_llama(config);
   std::vector<LayerState> states = testing::make_states(model, 3);
   const std::string text = "the layers move while the model trains ";
@@ -104,7 +105,7 @@ TEST(Llama, LearnsASmallRepeatedText) {
 TEST(Llama, GroupedQueriesEqualFullAttentionWithRepeatedKeyHeads) {
   const LlamaConfig grouped = testing::tiny_config();
   LlamaConfig full = grouped;
-  full.kv_heads = full.heads;
+  full.shape.kv_heads = full.shape.heads;
   const auto layer = make_llama(grouped)[1];
   const LayerState state = testing::double_state(*layer, LayerId{1}, 6);
   LayerState repeated = testing::double_state(*make_llama(full)[1], LayerId{1}, 6);

@@ -31,10 +31,10 @@ constexpr double kRoundoff = 0x1p-9;  // half a unit in the last of bf16's 8 bit
 // A larger model than tiny_config, so that sums have some length.
 LlamaConfig small_config() {
   LlamaConfig config = testing::tiny_config();
-  config.hidden = 64;
-  config.intermediate = 96;
-  config.vocabulary = 51;
-  config.sequence = 32;
+  config.shape.hidden = 64;
+  config.shape.intermediate = 96;
+  config.shape.vocabulary = 51;
+  config.shape.sequence = 32;
   return config;
 }
 
@@ -55,12 +55,12 @@ void PrintTo(const Case& c, std::ostream* out) {
 Model model_of(const std::string& family, const LlamaConfig& config) {
   if (family == "llama") return make_llama(config);
   Gpt2Config gpt2;
-  gpt2.vocabulary = config.vocabulary;
-  gpt2.hidden = config.hidden;
-  gpt2.blocks = config.blocks;
-  gpt2.heads = config.heads;
-  gpt2.intermediate = config.intermediate;
-  gpt2.sequence = gpt2.positions = config.sequence;
+  gpt2.shape.vocabulary = config.shape.vocabulary;
+  gpt2.shape.hidden = config.shape.hidden;
+  gpt2.shape.blocks = config.shape.blocks;
+  gpt2.shape.heads = config.shape.heads;
+  gpt2.shape.intermediate = config.shape.intermediate;
+  gpt2.shape.sequence = gpt2.shape.positions = config.shape.sequence;
   gpt2.dropout = config.dropout;
   return make_gpt2(gpt2);
 }
@@ -87,13 +87,14 @@ TEST_P(Bf16Layers, MatchTheSameLayerInFp64) {
     value = state.parameters[i].value.to(at::kDouble);
   }
   round_values(*model[index], state);
-  const LayerContext context = testing::random_context(config, 3, 9);
+  const LayerContext context = testing::random_context(config.shape, 3, 9);
   at::Tensor input;
-  if (index > 0) input = random_tensor({3, config.sequence, config.hidden}, 21, at::kBFloat16);
+  if (index > 0)
+    input = random_tensor({3, config.shape.sequence, config.shape.hidden}, 21, at::kBFloat16);
   const bool head = index + 1 == model.size();
-  const at::Tensor dy = head
-                            ? at::full({}, 0.5, at::kFloat)
-                            : random_tensor({3, config.sequence, config.hidden}, 22, at::kBFloat16);
+  const at::Tensor dy =
+      head ? at::full({}, 0.5, at::kFloat)
+           : random_tensor({3, config.shape.sequence, config.shape.hidden}, 22, at::kBFloat16);
   const Gradients ours = by_three_calls(*model[index], state, input, context, dy);
   const Gradients wanted =
       by_three_calls(*plain[index], exact, input.defined() ? input.to(at::kDouble) : input, context,
@@ -133,10 +134,10 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
   const LlamaConfig config = small_config();
   const Model model = in_precision(make_llama(config), Precision::kBf16);
   const LayerState head = make_state(*model[5], LayerId{5}, 3);
-  const LayerContext context = testing::random_context(config, 2, 4);
+  const LayerContext context = testing::random_context(config.shape, 2, 4);
   const at::Tensor hidden =
-      random_tensor({2, config.sequence, config.hidden}, 8, at::kBFloat16).mul(20);
-  const at::Tensor x_ND = hidden.view({-1, config.hidden});
+      random_tensor({2, config.shape.sequence, config.shape.hidden}, 8, at::kBFloat16).mul(20);
+  const at::Tensor x_ND = hidden.view({-1, config.shape.hidden});
   const at::Tensor scores =
       at::linear(normed(x_ND, inverse_rms(x_ND, config.rms_epsilon), operand(head.parameters[0])),
                  operand(head.parameters[1]));
@@ -153,7 +154,8 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
   same.tokens_BT = at::zeros({1, 1000}, at::kLong);
   std::unique_ptr<Stash> stash;
   (void)embedding->forward(table, {}, same, &stash);
-  (void)embedding->input_gradient(table, *stash, at::ones({1, 1000, config.hidden}, at::kBFloat16),
+  (void)embedding->input_gradient(table, *stash,
+                                  at::ones({1, 1000, config.shape.hidden}, at::kBFloat16),
                                   Layer::InputGradient::kNotWanted);
   embedding->weight_gradient(table, *stash);
   EXPECT_EQ(table.parameters[0].gradient[0][0].item<double>(), 1000);
@@ -206,8 +208,9 @@ TEST(Bf16, ComputedStashesAndCopiesAreThoseMeasured) {
     LlamaConfig config = small_config();
     config.dropout = p;
     const Model model = in_precision(make_llama(config), Precision::kBf16);
-    const LayerContext context = testing::random_context(config, 3, 4);
-    const at::Tensor x = random_tensor({3, config.sequence, config.hidden}, 8, at::kBFloat16);
+    const LayerContext context = testing::random_context(config.shape, 3, 4);
+    const at::Tensor x =
+        random_tensor({3, config.shape.sequence, config.shape.hidden}, 8, at::kBFloat16);
     EXPECT_EQ(boundary_bytes(config, 3, Precision::kBf16).value,
               static_cast<std::int64_t>(x.nbytes()));
     for (std::size_t i = 0; i < model.size(); ++i) {
@@ -229,7 +232,7 @@ class Bf16Training : public ::testing::Test {
  protected:
   void train(const Model& model, std::vector<LayerState>& states, int step,
              double learning_rate = 1e-2, std::vector<double>* losses = nullptr) const {
-    LayerContext context = testing::random_context(config_, 2, 4);  // to be learned by heart
+    LayerContext context = testing::random_context(config_.shape, 2, 4);  // to be learned by heart
     context.step = step;
     const double loss = testing::backward(model, states, context);
     if (losses != nullptr) losses->push_back(loss);
@@ -255,7 +258,7 @@ TEST_F(Bf16Training, AStateCopiedByItsBytesTrainsOnWithTheSameBits) {
     }
     EXPECT_EQ(tensor_bytes(copy), parameter_bytes(*model[i]) * 3) << "copies do not travel";
     if (i == 1) {
-      const at::Tensor x = at::zeros({1, 2, config_.hidden}, at::kBFloat16);
+      const at::Tensor x = at::zeros({1, 2, config_.shape.hidden}, at::kBFloat16);
       EXPECT_THROW((void)model[i]->forward(copy, x, {}, nullptr), CheckFailure)
           << "a state that nobody rounded";
     }

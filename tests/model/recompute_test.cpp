@@ -18,7 +18,7 @@ TEST(RecomputedLayers, GiveTheBitsOfTheLayerAndKeepItsInputAlone) {
     LlamaConfig config = testing::tiny_config();
     config.dropout = 0.2;  // drawn twice, the same both times
     const Model model = in_precision(make_llama(config), precision);
-    LayerContext context = testing::random_context(config, 3, 9);
+    LayerContext context = testing::random_context(config.shape, 3, 9);
     context.step = 5;
     context.micro_batch = MicroBatchId{2};
     for (std::size_t i = 0; i < model.size(); ++i) {

@@ -39,7 +39,7 @@ class StateBytes : public ::testing::Test {
     for (int step = 0; step < 2; ++step) train(states_, step);
   }
   void train(std::vector<LayerState>& states, int step) const {
-    LayerContext context = testing::random_context(config_, 2, 4);
+    LayerContext context = testing::random_context(config_.shape, 2, 4);
     context.step = step;
     testing::backward(model_, states, context);
     for (LayerState& state : states) {
@@ -153,7 +153,7 @@ TEST_F(StateBytes, CompletingMemoryLeavesWhatHasArrived) {
 
 TEST_F(StateBytes, AHeaderOfAnotherModelIsRefused) {
   LlamaConfig other = config_;
-  other.intermediate += 1;
+  other.shape.intermediate += 1;
   const auto result = allocate_like(*make_llama(other)[2], header(states_[2]));
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().message,
@@ -203,7 +203,7 @@ TEST(Memory, AStashKnowsItsBytes) {
   Gpt2Config gpt2 = testing::tiny_gpt2();
   llama.dropout = gpt2.dropout = 0.1;
   for (const Model& model : {make_llama(llama), make_gpt2(gpt2)}) {
-    const LayerContext context = testing::random_context(llama, 3, 4);
+    const LayerContext context = testing::random_context(llama.shape, 3, 4);
     for (std::size_t i = 0; i < model.size(); ++i) {
       const LayerState state = make_state(*model[i], LayerId{static_cast<int>(i)}, 3);
       at::Tensor x;

@@ -46,7 +46,7 @@ TEST(RankEnvironment, ReadsTorchrunsNames) {
   const auto found = read(kTorchrun);
   ASSERT_TRUE(found);
   const RankEnvironment& environment = **found;
-  EXPECT_EQ(environment.rank, Rank(2));
+  EXPECT_EQ(environment.rank, WorldRank(2));
   EXPECT_EQ(environment.size, 4);
   EXPECT_EQ(environment.local_rank, 0);
   EXPECT_EQ(environment.address, "node1");
@@ -71,7 +71,7 @@ TEST(RankEnvironment, TakesRankAndSizeOfOtherLaunchersWhereTheAddressIsGiven) {
                                             {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}}) {
     const auto found = read({{rank, "1"}, {size, "3"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}});
     ASSERT_TRUE(found) << rank;
-    EXPECT_EQ((*found)->rank, Rank(1));
+    EXPECT_EQ((*found)->rank, WorldRank(1));
     EXPECT_EQ((*found)->size, 3);
   }
 }
@@ -85,7 +85,7 @@ TEST(RankEnvironment, ReadsMpiruns) {
                          {"PMIX_NAMESPACE", "54198273"}};
   const auto here = read(variables);
   ASSERT_TRUE(here) << here.error().message;
-  EXPECT_EQ((*here)->rank, Rank(3));
+  EXPECT_EQ((*here)->rank, WorldRank(3));
   EXPECT_EQ((*here)->local_rank, 3);
   EXPECT_EQ((*here)->address, "127.0.0.1");
   const int port = (*here)->port;
@@ -119,7 +119,7 @@ TEST(RankEnvironment, ReadsSruns) {
                          {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_NODES", "2"}};
   const auto found = read(variables);
   ASSERT_TRUE(found) << found.error().message;
-  EXPECT_EQ((*found)->rank, Rank(5));
+  EXPECT_EQ((*found)->rank, WorldRank(5));
   EXPECT_EQ((*found)->size, 8);
   EXPECT_EQ((*found)->local_rank, 1);
   EXPECT_EQ((*found)->address, "gpu08");

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLong{20000};
 
 WatchdogOptions options_of(int rank, int size) {
-  return {.rank = Rank(rank),
+  return {.rank = WorldRank(rank),
           .size = size,
           .secret = 42,
           .period = milliseconds(10),

@@ -63,9 +63,9 @@ class FakePair final : public c10d::Backend {
   bool aborted = false;
 
  private:
-  [[nodiscard]] Rank other() const {
+  [[nodiscard]] transport::Member other() const {
     const bool sends = channel_.from.value == transport_.rank().value;
-    return Rank((sends ? channel_.to : channel_.from).value);
+    return transport::Member((sends ? channel_.to : channel_.from).value);
   }
 
   Transport& transport_;
@@ -107,7 +107,7 @@ TEST(ChannelTransport, RefusesAChannelThatIsNotOpen) {
   std::vector<Channel> opened;
   ChannelTransport channels(fake_channels(*group[0], opened));
   std::byte byte{};
-  EXPECT_THROW((void)channels.send(Rank(1), 3, std::span(&byte, 1)), CheckFailure);
+  EXPECT_THROW((void)channels.send(transport::Member(1), 3, std::span(&byte, 1)), CheckFailure);
 }
 
 // A device would wait for the lost rank forever.
@@ -132,8 +132,8 @@ TEST(ChannelTransport, FailsAndAbortsItsGroupsWhenTheOtherTransportHas) {
     while (channels.open(both).has_value()) std::this_thread::yield();
     EXPECT_EQ(channels.open(both).error(), lost);
     EXPECT_TRUE(made->aborted);
-    if (transport.rank() == Rank(0)) {
-      EXPECT_EQ(channels.send(Rank(1), 3, std::span(&byte, 1))->wait().error(), lost);
+    if (transport.rank() == transport::Member(0)) {
+      EXPECT_EQ(channels.send(transport::Member(1), 3, std::span(&byte, 1))->wait().error(), lost);
     }
     return {};
   });

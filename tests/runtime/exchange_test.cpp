@@ -22,7 +22,7 @@ TEST(Exchange, TellsAllRanksTheSame) {
   const model::Model layers = {counting_layer(false), counting_layer(true), counting_layer(true)};
   const auto figures = [](const transport::Grid& grid) {
     const double number = grid.rank().value + 1;
-    const bool last = grid.position() == Position(1);
+    const bool last = grid.position() == Rank(1);
     OwnFigures own;
     for (const int id : last ? std::vector<int>{2} : std::vector<int>{0, 1}) {
       own.layers[LayerId(id)] = {

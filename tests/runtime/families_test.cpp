@@ -17,13 +17,9 @@ model::DecoderConfig tied(model::Family family) {
     return config;
   }
   model::Gpt2Config config;
-  config.vocabulary = sizes.vocabulary;
-  config.hidden = sizes.hidden;
-  config.blocks = sizes.blocks;
-  config.heads = sizes.heads;
-  config.intermediate = sizes.intermediate;
-  config.sequence = sizes.sequence;
-  config.positions = sizes.sequence + 3;
+  config.shape = sizes.shape;
+  config.shape.kv_heads = 0;
+  config.shape.positions = config.shape.sequence + 3;
   config.dropout = sizes.dropout;
   return config;
 }

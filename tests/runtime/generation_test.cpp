@@ -133,13 +133,14 @@ TEST(Generation, AVoteThatFailsAtOneRankLosesNoLayer) {
     const std::size_t rank = inner.rank().index();
     const auto group =
         transport::with_faults(inner, rank == 2 ? std::vector<Fault>{{.kind = Fault::Kind::kDrop,
-                                                                      .peer = Rank(1),
+                                                                      .peer = transport::Member(1),
                                                                       .first_tag = vote,
                                                                       .last_tag = vote}}
                                                 : std::vector<Fault>());
     Pipeline pipeline(
         *group, layers, options,
-        {.plan = before, .layers = initial_states(layers, before, inner.rank(), run.seed)});
+        {.plan = before,
+         .layers = initial_states(layers, before, Rank(inner.rank().value), run.seed)});
     for (int i = 0; i < 3; ++i) DYNMO_TRY(pipeline.step(batches));
     const Expected<bool> moved = pipeline.apply(wanted);
     committed[rank] = moved.has_value() && *moved ? 1 : 0;
@@ -162,7 +163,7 @@ TEST(Generation, AVoteThatFailsAtOneRankLosesNoLayer) {
     Pipeline pipeline(group, layers, options, std::move(state));
     for (int i = 3; i < run.steps; ++i) DYNMO_TRY(pipeline.step(batches));
     DYNMO_ASSIGN(auto all, gather_states(group, pipeline.states()));
-    if (group.rank() == Rank(0)) history.states = std::move(all);
+    if (group.rank() == transport::Member(0)) history.states = std::move(all);
     return {};
   });
   ASSERT_TRUE(done) << done.error().message;

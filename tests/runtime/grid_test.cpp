@@ -275,7 +275,7 @@ TEST(Grid, ACopyRefusedInOneReplicaIsRefusedInAll) {
     EXPECT_EQ(pipeline.plan().generation, 0);
     return {};
   };
-  options.faulty = Rank(2);  // the first rank of the second replica
+  options.faulty = transport::Member(2);  // the first rank of the second replica
   options.faults = {{.kind = transport::Fault::Kind::kCorrupt,
                      .first_tag = transport::migration_tag(LayerId(0)),
                      .last_tag = transport::migration_tag(LayerId(kLayers)),
@@ -290,7 +290,7 @@ TEST(Grid, ACopyRefusedInOneReplicaIsRefusedInAll) {
 TEST(Grid, LayersAreReducedWhileTheStepStillRuns) {
   RunOptions options{.steps = 1, .replicas = 2, .cut = {kLayers}};
   Pipeline* pipeline = nullptr;  // of the first replica
-  options.faulty = Rank(0);
+  options.faulty = transport::Member(0);
   options.before_step = [&](Pipeline& own, std::int64_t) -> Expected<void> {
     if (own.grid().replica() == 0) pipeline = &own;
     return {};
@@ -314,7 +314,7 @@ TEST(Grid, LayersAreReducedWhileTheStepStillRuns) {
 
 TEST(Grid, AFailedReductionEndsEveryRankWithPeerLost) {
   RunOptions options{.steps = 5, .replicas = 2, .cut = {4, 4}};
-  options.faulty = Rank(3);
+  options.faulty = transport::Member(3);
   options.faults = {{.kind = transport::Fault::Kind::kFail,
                      .first_tag = transport::reduction_tag(LayerId(0)),
                      .last_tag = transport::reduction_tag(LayerId(kLayers)),

@@ -39,13 +39,13 @@ constexpr std::array kKinds = {schedule::ScheduleKind::kGpipe, schedule::Schedul
 
 inline model::LlamaConfig small_model() {
   model::LlamaConfig config;
-  config.vocabulary = 61;
-  config.hidden = 32;
-  config.blocks = 3;  // kLayers with embedding and head
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.intermediate = 48;
-  config.sequence = 12;
+  config.shape.vocabulary = 61;
+  config.shape.hidden = 32;
+  config.shape.blocks = 3;  // kLayers with embedding and head
+  config.shape.heads = 4;
+  config.shape.kv_heads = 2;
+  config.shape.intermediate = 48;
+  config.shape.sequence = 12;
   config.dropout = 0.1;  // so that a lost random key shows
   return config;
 }
@@ -73,8 +73,8 @@ struct RunOptions {
   std::uint64_t seed = 7;
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
-  std::vector<transport::Fault> faults = {};  // of every rank
-  std::optional<Rank> faulty = {};            // or of this one only
+  std::vector<transport::Fault> faults = {};     // of every rank
+  std::optional<transport::Member> faulty = {};  // or of this one only
   model::Precision precision = model::Precision::kFp32;
   plan::Recompute recompute = plan::Recompute::kNone;
   Staging staging = {};
@@ -127,13 +127,14 @@ inline MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, st
                         MicroBatchId id) {
   constexpr std::int64_t kSequences = 2;
   Rng rng(mix_key({seed, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(id.value)}));
-  at::Tensor tokens = at::empty({kSequences, config.sequence + 1}, at::kLong);
+  at::Tensor tokens = at::empty({kSequences, config.shape.sequence + 1}, at::kLong);
   auto* data = tokens.data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < tokens.numel(); ++i) {
-    data[i] = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.vocabulary)));
+    data[i] =
+        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.shape.vocabulary)));
   }
-  return {tokens.narrow(1, 0, config.sequence).contiguous(),
-          tokens.narrow(1, 1, config.sequence).contiguous()};
+  return {tokens.narrow(1, 0, config.shape.sequence).contiguous(),
+          tokens.narrow(1, 1, config.shape.sequence).contiguous()};
 }
 
 inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const RunOptions& run) {
@@ -144,7 +145,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.accumulation = run.accumulation;
   options.replicas = run.replicas;
   options.ties = run.ties;
-  options.boundary_shape = {2, config.sequence, config.hidden};
+  options.boundary_shape = {2, config.shape.sequence, config.shape.hidden};
   options.boundary_type =
       run.precision == model::Precision::kFp32 ? run.type : model::scalar_type(run.precision);
   options.optimizer.learning_rate = 1e-2;
@@ -194,7 +195,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
         for (int step = 0; step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
-          if (transport->rank() == Rank(0)) {
+          if (transport->rank() == transport::Member(0)) {
             const std::lock_guard lock(mutex);
             result.losses.push_back(report.loss);
             result.gradient_norms.push_back(report.gradient_norm);

@@ -26,8 +26,8 @@ constexpr std::size_t kMiB = 1 << 20;
 
 void say_ready(const Group& group) { fmt::print(stderr, "ready {} {}\n", group.rank(), getpid()); }
 
-Rank neighbour(const Group& group, int distance) {
-  return Rank((group.rank().value + group.size() + distance) % group.size());
+transport::Member neighbour(const Group& group, int distance) {
+  return transport::Member((group.rank().value + group.size() + distance) % group.size());
 }
 
 Bytes pattern(int rank, std::size_t size) {
@@ -101,7 +101,7 @@ Expected<void> transfer(Group& group) {
     DYNMO_TRY(exchange(group, 1, mine, theirs, piece));
     const std::chrono::duration<double, std::milli> time = Clock::now() - begin;
     DYNMO_TRY(require(theirs == wanted, "the bytes of the left neighbour"));
-    if (group.rank() == Rank(0)) {
+    if (group.rank() == transport::Member(0)) {
       fmt::print("64 MiB in pieces of {} MiB: {:.1f} ms\n", piece / kMiB, time.count());
     }
   }
@@ -144,27 +144,27 @@ Expected<void> compute(Group& group) {
 
 // Rank 1 has a reason of its own to end.
 Expected<void> fail(Group& group) {
-  if (group.rank() != Rank(1)) return rest(group);
+  if (group.rank() != transport::Member(1)) return rest(group);
   return make_error(ErrorCode::kNoCheckpoint, "no checkpoint in 'runs/x' verifies");
 }
 
 // Rank 1 ends without a word to anybody.
 Expected<void> vanish(Group& group) {
-  if (group.rank() == Rank(1)) _exit(7);
+  if (group.rank() == transport::Member(1)) _exit(7);
   return rest(group);
 }
 
 // Rank 1 forgets a receive.
 Expected<void> drop(Group& group) {
-  if (group.rank() != Rank(1)) return rest(group);
+  if (group.rank() != transport::Member(1)) return rest(group);
   std::byte byte{};
-  (void)group.receive(Rank(0), 4, {&byte, 1});
+  (void)group.receive(transport::Member(0), 4, {&byte, 1});
   return *group.failure();
 }
 
 // Rank 1 ends with its group neither left nor failed.
 Expected<void> walk_away(Group& group) {
-  if (group.rank() != Rank(1)) return rest(group);
+  if (group.rank() != transport::Member(1)) return rest(group);
   return {};
 }
 
@@ -197,7 +197,7 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
   const Bytes mine(64 * kMiB);
   Bytes theirs(64 * kMiB);
   DYNMO_TRY(exchange(*group, 1, mine, theirs, mine.size()));
-  const auto killer = group->rank() != Rank(2) ? std::jthread() : std::jthread([] {
+  const auto killer = group->rank() != transport::Member(2) ? std::jthread() : std::jthread([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     (void)raise(SIGKILL);
   });
@@ -217,7 +217,7 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
   DYNMO_TRY(messages(*group));
   DYNMO_TRY(
       require(testing::resources() < at_first, "no descriptor or thread left by the failed group"));
-  if (group->rank() == Rank(0)) {
+  if (group->rank() == transport::Member(0)) {
     fmt::print("closed after {:.1f} ms, rebuilt after {:.1f} ms\n", closed.count(), joined.count());
   }
   return {};
@@ -239,9 +239,9 @@ int run_rank(const std::string& scenario) {
     }
     DYNMO_ASSIGN(group, join_group(options));
     DYNMO_TRY(scenario == "rebuild" ? rebuild(group, options) : scenarios.at(scenario)(*group));
-    if (scenario == "walk-away" && group->rank() == Rank(1)) return {};
+    if (scenario == "walk-away" && group->rank() == transport::Member(1)) return {};
     DYNMO_TRY(group->leave());
-    if (group->rank() == Rank(0)) fmt::print("done\n");
+    if (group->rank() == transport::Member(0)) fmt::print("done\n");
     return {};
   };
   const auto result = run();

@@ -43,7 +43,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
   const auto status =
       transport::run_ranks(kRanks, [&](transport::Transport& transport) -> Expected<void> {
         at::set_num_threads(1);
-        const Rank rank = transport.rank();
+        const Rank rank(transport.rank().value);
         const auto states = [&] { return initial_states(layers, plan, rank, run.seed); };
         Pipeline none(transport, layers, plain, {plan, states()});
         DYNMO_TRY(none.measure(batches, 2));

@@ -19,9 +19,9 @@ namespace {
 // belongs to the step before: counted with this step's time, it left less than nothing idle.
 TEST(StepReport, TheBubbleIsOfTheTimeThatIsCounted) {
   model::LlamaConfig config = small_model();
-  config.vocabulary = 100'000;
-  config.hidden = 64;
-  config.blocks = 1;
+  config.shape.vocabulary = 100'000;
+  config.shape.hidden = 64;
+  config.shape.blocks = 1;
   RunOptions run{.steps = 8, .micro_batches = 1};
   run.freezing = dynamism::FreezingSchedule{.start = 0.5, .end = 0.5, .fraction = 0.25};
   const model::Model layers = model::make_llama(config);
@@ -112,7 +112,7 @@ struct SlowRun {
           DYNMO_TRY(pipeline.measure(batches, 3));
           for (int step = 0; step < kSteps; ++step) {
             DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
-            if (inner.rank() != Rank(0)) continue;
+            if (inner.rank() != transport::Member(0)) continue;
             const double measured = report.step_s - report.plan_s;
             errors.push_back(std::abs(report.predicted_s - measured) / measured);
             result.beside = pipeline.profiler().beside();

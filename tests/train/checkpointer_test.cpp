@@ -81,10 +81,11 @@ Outcome train_small(const Training& training) {
         }
         runtime::LayerStates states;
         if (restored) {
-          DYNMO_ASSIGN(states,
-                       load_states(*restored, layers, training.plan, transport.rank(), names()));
+          DYNMO_ASSIGN(states, load_states(*restored, layers, training.plan,
+                                           Rank(transport.rank().value), names()));
         } else {
-          states = runtime::initial_states(layers, training.plan, transport.rank(), kSeed);
+          states =
+              runtime::initial_states(layers, training.plan, Rank(transport.rank().value), kSeed);
         }
         runtime::Pipeline pipeline(
             transport, layers, options,
@@ -94,7 +95,7 @@ Outcome train_small(const Training& training) {
             transport, transport::control_tag(transport::Control::kCheckpoint),
             training.config.run.directory, training.config, names(), Waiting::kNever);
         for (auto step = static_cast<int>(pipeline.next_step()); step < kSteps; ++step) {
-          if (training.before && transport.rank() == Rank(0)) training.before(step);
+          if (training.before && transport.rank() == transport::Member(0)) training.before(step);
           DYNMO_TRY(pipeline.step([&](std::int64_t at, MicroBatchId id) {
             return runtime::testing::batch(llama, kSeed, at, id);
           }));
@@ -108,7 +109,7 @@ Outcome train_small(const Training& training) {
         for (const auto& [id, state] : pipeline.states()) {
           outcome.states[id.value] = model::digest(state).hex();
         }
-        if (transport.rank() != Rank(0)) return {};
+        if (transport.rank() != transport::Member(0)) return {};
         outcome.totals = checkpointer.totals();
         outcome.notes = checkpointer.take_notes();
         outcome.failure = checkpointer.failure();
@@ -236,6 +237,26 @@ TEST(Checkpointer, AnyPlanLoadsWhatAnyOtherSavedAndGoesOnWithTheSameBits) {
   }
 }
 
+TEST(Checkpointer, AnAdaptivePlanIsReadBackWithItsOrder) {
+  const TempFolder folder;
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(mix_key({0xada, seed}));
+    Training training{.config = config_for(folder.path() / fmt::format("{}", seed), false, 0),
+                      .plan = random_plan(rng, schedule::ScheduleKind::kAdaptive, kLayers, 3, 4,
+                                          /*generation=*/2),
+                      .checkpoints = {5}};
+    const Outcome whole = train_small(training);
+    const auto restored = restore(training.config);
+    ASSERT_TRUE(restored.has_value()) << restored.error().message;
+    EXPECT_EQ(restored->plan, training.plan);
+    training.plan = restored->plan;
+    training.resume = true;
+    training.checkpoints.clear();
+    EXPECT_EQ(train_small(training).states, whole.states);
+  }
+}
+
 // The buffers of these layers say in which micro-batches they are on.
 TEST(Checkpointer, SourcesGoOnWithTheirBuffersAndTheirState) {
   const TempFolder folder;
@@ -270,8 +291,8 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
     run.steps = 2;
     run.micro_batches = kMicroBatches;
     const auto options = runtime::testing::pipeline_options(llama, run);
-    const Bytes boundary{static_cast<std::int64_t>(sizeof(float)) * 2 * llama.sequence *
-                         llama.hidden};
+    const Bytes boundary{static_cast<std::int64_t>(sizeof(float)) * 2 * llama.shape.sequence *
+                         llama.shape.hidden};
     transport::Traffic expected(3);
     const schedule::Schedule lowered =
         schedule::lower(*plan::schedule_of(plan, kMicroBatches, /*frozen_layers=*/0));
@@ -293,7 +314,7 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
       transport::CountingTransport transport(inner);
       runtime::Pipeline pipeline(
           transport, layers, options,
-          {plan, runtime::initial_states(layers, plan, transport.rank(), kSeed)});
+          {plan, runtime::initial_states(layers, plan, Rank(transport.rank().value), kSeed)});
       DYNMO_TRY(pipeline.accumulate([&](std::int64_t at, MicroBatchId id) {
         return runtime::testing::batch(llama, kSeed, at, id);
       }));

@@ -72,6 +72,26 @@ class Resume(RunCase):
         self.assertEqual(text.returncode, 0, text.stderr)
         self.assert_error(self.run_command(self.train(run.name, 2, "--resume")), 2, "checkpoint", "model")
 
+    def test_an_adaptive_plan_goes_on_with_its_order(self):
+        extra = ["--set", "pipeline.schedule=adaptive", "--set", "balance.enabled=false"]
+        done = self.run_command(self.train("adaptive", 2) + extra)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        run = self.folder / "adaptive"
+        plan = newest_manifest(run)["state"]["plan"]
+        self.assertEqual(len(plan["order"]), 2)
+        reference = losses(run)
+        shutil.rmtree(run / "checkpoints" / "step-00000060")
+        resumed = self.run_command(self.train("adaptive", 2, "--resume") + extra)
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertEqual(newest_manifest(run)["state"]["plan"], plan)
+        self.assertEqual(losses(run), reference)
+        # Where it does not fit, it is made anew.
+        shutil.rmtree(run / "checkpoints" / "step-00000060")
+        halves = ["--set", "batch.micro_batches=2", "--set", "batch.accumulation=2"]
+        other = self.run_command(self.train("adaptive", 2, "--resume") + extra + halves)
+        self.assertEqual(other.returncode, 0, other.stdout + other.stderr)
+        self.assertEqual(losses(run), reference)
+
     def test_corrupted_checkpoints(self):
         run = self.folder / "damaged"
         done = self.run_command(self.train("damaged", 2))

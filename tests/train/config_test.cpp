@@ -49,8 +49,8 @@ TEST_F(ConfigFile, ReadsWhatItSaysAndKeepsTheDefaults) {
   Config config;
   ASSERT_TRUE(apply_file(
       config, write("[model]\nhidden = 64\n[pipeline]\ncut = [3, 4]\nschedule = \"gpipe\"\n")));
-  EXPECT_EQ(config.model.hidden, 64);
-  EXPECT_EQ(config.model.blocks, Config{}.model.blocks);
+  EXPECT_EQ(config.model.shape.hidden, 64);
+  EXPECT_EQ(config.model.shape.blocks, Config{}.model.shape.blocks);
   EXPECT_EQ(config.pipeline.cut, (std::vector<std::int64_t>{3, 4}));
   EXPECT_EQ(config.pipeline.schedule, "gpipe");
 }
@@ -172,7 +172,7 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message,
             "batch.micro_batches is 0, wanted 1 to 65536 (more of a step: batch.accumulation)");
   config = {};
-  config.model.sequence = 0;
+  config.model.shape.sequence = 0;
   EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
   config = {};
   config.run.device = "gpu";

@@ -31,7 +31,7 @@ train::Config config_for(const std::string& where, const std::string& data,
   train::Config config;
   config.data.path = data;
   config.run.directory = run;
-  config.model = {
+  config.model.shape = {
       .hidden = 32, .blocks = 3, .heads = 4, .kv_heads = 2, .intermediate = 48, .sequence = 16};
   config.batch = {.micro_batches = 4, .micro_batch_size = 2};
   config.train.steps = 100000;
@@ -46,12 +46,12 @@ train::Config config_for(const std::string& where, const std::string& data,
   if (where == "migration") {
     // An MLP layer of 3 x 512 x 3640 parameters: 64 MiB with its two moments. The cut is so uneven
     // that it must move.
-    config.model = {.hidden = 512,
-                    .blocks = 3,
-                    .heads = 4,
-                    .kv_heads = 4,
-                    .intermediate = 3640,
-                    .sequence = 16};
+    config.model.shape = {.hidden = 512,
+                          .blocks = 3,
+                          .heads = 4,
+                          .kv_heads = 4,
+                          .intermediate = 3640,
+                          .sequence = 16};
     config.pipeline.cut = {6, 1, 1};
     config.balance.enabled = true;
     config.balance.minimum_gain = 0;
@@ -71,8 +71,8 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
   transport::Fault fault{.kind = transport::Fault::Kind::kCall, .call = [run] { die(run); }};
   fault.first_tag = transport::schedule_tag(0, 0);
   fault.first = 250;
-  if (where == "forward") fault.peer = Rank(victim + 1);
-  if (where == "backward") fault.peer = Rank(victim - 1);
+  if (where == "forward") fault.peer = transport::Member(victim + 1);
+  if (where == "backward") fault.peer = transport::Member(victim - 1);
   if (where == "reduction") {
     fault.first_tag = transport::reduction_tag(LayerId(0));
     fault.last_tag = transport::reduction_tag(LayerId(7));
@@ -102,7 +102,7 @@ int main(int argc, char** argv) {
   train::RankProcess process;
   process.options.config = config_for(where, argv[3], run);
   process.decorate = [&](std::unique_ptr<transport::Transport> inner) {
-    if (inner->rank() != Rank(victim)) return inner;
+    if (inner->rank() != transport::Member(victim)) return inner;
     return transport::with_faults(std::move(inner), {fault_for(where, victim, run)});
   };
   process.options.config.pipeline.ranks = where == "reduction" ? 2 : 3;

@@ -160,7 +160,7 @@ TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   EXPECT_EQ(refusal("gpt2-tied", "layer_norm_epsilon", -1),
             "config.json: /layer_norm_epsilon is -1, wanted above 0");
   EXPECT_EQ(refusal("llama-tied", "num_hidden_layers", 1 << 29),
-            "config.json: model: blocks is 536870912, wanted 1 to 100000");
+            "config.json: model.blocks is 536870912, wanted 1 to 100000");
   EXPECT_EQ(refusal("llama-tied", "hidden_act", "gelu"),
             "config.json: /hidden_act is \"gelu\", implemented is \"silu\"");
   EXPECT_EQ(refusal("llama-tied", "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
@@ -210,12 +210,12 @@ TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {
 
 TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
   model::LlamaConfig llama;
-  llama.kv_heads = 2;
-  llama.positions = llama.sequence;
+  llama.shape.kv_heads = 2;
+  llama.shape.positions = llama.shape.sequence;
   llama.rope_theta = 123456;
   llama.tied_embeddings = true;
   model::Gpt2Config gpt2;
-  gpt2.sequence = gpt2.positions = 77;
+  gpt2.shape.sequence = gpt2.shape.positions = 77;
   gpt2.norm_epsilon = 1e-3;
   gpt2.tied_embeddings = false;
   for (const model::DecoderConfig& config :
@@ -228,11 +228,11 @@ TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
 TEST(HuggingFaceConfig, TrainingOnShorterInputsKeepsTheLongestInputOfALlama) {
   const Json json = config_json("llama-tied");
   Config config = config_of(parse_hugging_face(json, "config.json").value());
-  config.model.sequence = 16;
+  config.model.shape.sequence = 16;
   const model::DecoderConfig trained = decoder_config(config, 71);
   EXPECT_EQ(hugging_face_config(trained)["max_position_embeddings"],
             json["max_position_embeddings"]);
-  config.model.positions = 0;
+  config.model.shape.positions = 0;
   EXPECT_EQ(hugging_face_config(decoder_config(config, 71))["max_position_embeddings"], 16);
 }
 
@@ -240,7 +240,7 @@ TEST(HuggingFaceConfig, TrainingOnShorterInputsKeepsTheLongestInputOfALlama) {
 TEST(Generation, BeyondTheLongestInputReadsWhatIsLeft) {
   for (const char* golden : {"llama-tied", "gpt2-tied"}) {
     const TrainedModel model = open_trained(kGoldens / golden).value();
-    const std::int64_t longest = model::sizes(model.config).sequence;
+    const std::int64_t longest = model::shape_of(model.config).sequence;
     for (const std::int64_t size : {std::int64_t{3}, longest, longest + 30}) {
       std::vector<std::int64_t> text;
       for (std::int64_t i = 0; i < size; ++i) text.push_back((i * i + 3) % 61);
@@ -265,7 +265,7 @@ TEST(Generation, BeyondTheLongestInputReadsWhatIsLeft) {
 
 TEST(Generation, SaysThatTheInputWillBeFull) {
   const TrainedModel model = open_trained(kGoldens / "llama-tied").value();
-  const std::int64_t longest = model::sizes(model.config).sequence;
+  const std::int64_t longest = model::shape_of(model.config).sequence;
   Sampling sampling;
   sampling.tokens = longest - 3;
   EXPECT_EQ(check_generation(model, {1, 2, 3, 4}, sampling).value(), "");
@@ -432,14 +432,14 @@ TEST(Weights, ARunOfAnotherDecoderMayNotStartFromThem) {
     return result.error().message.substr(result.error().message.find("has "));
   };
   EXPECT_EQ(message([](Config::Model&) {}), "");
-  EXPECT_EQ(message([](Config::Model& m) { m.sequence = 9; }), "");
+  EXPECT_EQ(message([](Config::Model& m) { m.shape.sequence = 9; }), "");
   EXPECT_EQ(message([](Config::Model& m) { m.tied_embeddings = false; }), "");
-  EXPECT_EQ(message([](Config::Model& m) { m.hidden = 64; }),
+  EXPECT_EQ(message([](Config::Model& m) { m.shape.hidden = 64; }),
             "has model.hidden = 32, this run 64: wanted the same; set model.hidden=32");
   EXPECT_EQ(message([](Config::Model& m) { m.rope_theta = 10000; }),
             "has model.rope_theta = 500000, this run 10000: wanted the same; set "
             "model.rope_theta=500000");
-  EXPECT_EQ(message([](Config::Model& m) { m.vocabulary = 0; }),
+  EXPECT_EQ(message([](Config::Model& m) { m.shape.vocabulary = 0; }),
             "has model.vocabulary = 71, this run 5: wanted the same; set model.vocabulary=71");
   EXPECT_EQ(message([](Config::Model& m) { m.family = "gpt2"; }),
             "has model.family = llama, this run gpt2: wanted the same; set model.family=llama");

@@ -202,7 +202,7 @@ class DryRun(RunCase):
 
     def test_what_cannot_be_run_is_an_error_here_too(self):
         self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")
-        self.assert_error(self.dry_run("--resume"), 2, "--dry-run")
+        self.assert_error(self.dry_run("--resume"), 2, "--resume with a dry run")
 
     def test_speaks_for_rank_0_of_ranks_that_were_started(self):
         env = {"WORLD_SIZE": "4", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}

@@ -26,14 +26,14 @@ Expected<std::vector<Bytes4>> exchange(std::vector<Fault> at_sender, std::vector
   std::vector<Bytes4> arrived(static_cast<std::size_t>(count));
   const auto done = run_ranks(2,
                               [&](Transport& inner) -> Expected<void> {
-                                const bool sends = inner.rank() == Rank(0);
+                                const bool sends = inner.rank() == Member(0);
                                 const auto transport =
                                     with_faults(inner, sends ? at_sender : at_receiver);
                                 for (int i = 0; i < count; ++i) {
                                   const Bytes4 out = four(i);
                                   auto& in = arrived[static_cast<std::size_t>(i)];
-                                  DYNMO_TRY(sends ? transport->send(Rank(1), tag, out)->wait()
-                                                  : transport->receive(Rank(0), tag, in)->wait());
+                                  DYNMO_TRY(sends ? transport->send(Member(1), tag, out)->wait()
+                                                  : transport->receive(Member(0), tag, in)->wait());
                                 }
                                 // A barrier, so that a message dropped last is missed as well.
                                 const auto mine = four(0);
@@ -92,7 +92,7 @@ TEST(Fault, CallRunsBeforeTheScriptedMessages) {
 }
 
 TEST(Fault, OnlyMatchingPeersAndTagsCount) {
-  const Fault other_peer{.peer = Rank(0)};
+  const Fault other_peer{.peer = Member(0)};
   const Fault other_tags{.first_tag = 6, .last_tag = 9};
   EXPECT_TRUE(exchange({other_peer, other_tags}, {}, 3));
   const Fault these_tags{.first_tag = 5, .last_tag = 5};

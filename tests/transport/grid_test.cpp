@@ -15,7 +15,7 @@ TEST(Grid, EveryPlaceHasOneWorldRank) {
   for (int i = 0; i < axes.ranks(); ++i) {
     EXPECT_EQ(axes.world_rank(axes.place(WorldRank(i))), WorldRank(i));
   }
-  EXPECT_EQ(axes.place(WorldRank(6)), (Place{.replica = 1, .position = Position(2)}));
+  EXPECT_EQ(axes.place(WorldRank(6)), (Place{.replica = 1, .position = Rank(2)}));
 }
 
 TEST(Grid, NumbersPipelinesByPositionAndPeersByReplica) {
@@ -24,10 +24,10 @@ TEST(Grid, NumbersPipelinesByPositionAndPeersByReplica) {
     EXPECT_EQ(grid.positions(), 3);
     EXPECT_EQ(grid.rank().value, grid.replica() * 3 + grid.position().value);
     EXPECT_EQ(grid.pipeline().size(), 3);
-    EXPECT_EQ(grid.pipeline().rank(), grid.position());
+    EXPECT_EQ(grid.pipeline().rank().value, grid.position().value);
     EXPECT_EQ(grid.peers().size(), 2);
     EXPECT_EQ(grid.peers().rank().value, grid.replica());
-    EXPECT_EQ(grid.name_of(Position(1)), "ranks 1, 4");
+    EXPECT_EQ(grid.name_of(Rank(1)), "ranks 1, 4");
     return {};
   });
   EXPECT_TRUE(done) << done.error().message;
@@ -36,7 +36,7 @@ TEST(Grid, NumbersPipelinesByPositionAndPeersByReplica) {
 TEST(Grid, WantsReplicasOfOneSize) {
   const auto group = make_in_process_group(3);
   EXPECT_THROW(Grid(*group[0], 2), CheckFailure);
-  EXPECT_EQ(Grid(*group[0], 1).name_of(Position(2)), "rank 2");
+  EXPECT_EQ(Grid(*group[0], 1).name_of(Rank(2)), "rank 2");
 }
 
 }  // namespace

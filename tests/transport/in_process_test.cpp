@@ -24,7 +24,7 @@ std::span<std::byte> bytes_of(int& value) { return std::as_writable_bytes(std::s
 TEST(InProcess, ASendCompletesOnlyWhenItsReceiveIsPosted) {
   auto group = make_in_process_group(2, {.deadline = 50ms});
   const int out = 7;
-  const auto send = group[0]->send(Rank(1), 3, bytes_of(out));
+  const auto send = group[0]->send(Member(1), 3, bytes_of(out));
   const auto done = send->wait();
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kPeerLost);
@@ -36,14 +36,14 @@ TEST(InProcess, EitherEndMayComeFirst) {
   auto group = make_in_process_group(2);
   const int out = 7;
   int in = 0;
-  const auto send = group[0]->send(Rank(1), 0, bytes_of(out));
-  const auto receive = group[1]->receive(Rank(0), 0, bytes_of(in));
+  const auto send = group[0]->send(Member(1), 0, bytes_of(out));
+  const auto receive = group[1]->receive(Member(0), 0, bytes_of(in));
   EXPECT_TRUE(send->wait());
   EXPECT_TRUE(receive->wait());
   EXPECT_EQ(in, 7);
-  const auto late = group[0]->receive(Rank(1), 0, bytes_of(in));
+  const auto late = group[0]->receive(Member(1), 0, bytes_of(in));
   const int back = 8;
-  EXPECT_TRUE(group[1]->send(Rank(0), 0, bytes_of(back))->wait());
+  EXPECT_TRUE(group[1]->send(Member(0), 0, bytes_of(back))->wait());
   EXPECT_TRUE(late->wait());
   EXPECT_EQ(in, 8);
 }
@@ -55,11 +55,11 @@ TEST(InProcess, MessagesOfOneTagKeepTheirOrderAndTagsAreApart) {
   std::vector<std::unique_ptr<Operation>> operations;
   // Tag 9 is sent last and received first; tag 5 carries 1, 2, 3.
   for (int i = 0; i < 4; ++i) {
-    operations.push_back(group[0]->send(Rank(1), i < 3 ? 5 : 9, bytes_of(out[std::size_t(i)])));
+    operations.push_back(group[0]->send(Member(1), i < 3 ? 5 : 9, bytes_of(out[std::size_t(i)])));
   }
-  operations.push_back(group[1]->receive(Rank(0), 9, bytes_of(in[3])));
+  operations.push_back(group[1]->receive(Member(0), 9, bytes_of(in[3])));
   for (std::size_t i = 0; i < 3; ++i) {
-    operations.push_back(group[1]->receive(Rank(0), 5, bytes_of(in[i])));
+    operations.push_back(group[1]->receive(Member(0), 5, bytes_of(in[i])));
   }
   for (const auto& operation : operations) EXPECT_TRUE(operation->wait());
   EXPECT_EQ(in, out);
@@ -70,16 +70,16 @@ TEST(InProcess, DifferentSizesFailTheGroupAndNameBoth) {
   const int out = 7;
   std::array<std::byte, 6> in{};
   int third = 0;
-  const auto bystander = group[2]->receive(Rank(0), 0, bytes_of(third));
-  const auto send = group[0]->send(Rank(1), 2, bytes_of(out));
-  const auto receive = group[1]->receive(Rank(0), 2, in);
+  const auto bystander = group[2]->receive(Member(0), 0, bytes_of(third));
+  const auto send = group[0]->send(Member(1), 2, bytes_of(out));
+  const auto receive = group[1]->receive(Member(0), 2, in);
   const Error expected{ErrorCode::kInternal,
                        "message of 4 bytes from rank 0 to rank 1 with tag 2 meets a receive of 6 "
                        "bytes: both ends must name the same number"};
   EXPECT_EQ(send->wait().error(), expected);
   EXPECT_EQ(receive->wait().error(), expected);
   EXPECT_EQ(bystander->wait().error(), expected);
-  EXPECT_EQ(group[2]->send(Rank(0), 0, bytes_of(out))->wait().error(), expected);
+  EXPECT_EQ(group[2]->send(Member(0), 0, bytes_of(out))->wait().error(), expected);
 }
 
 TEST(InProcess, AbortFreesAllWaitersAtOnceAndTheFirstErrorStays) {
@@ -94,7 +94,7 @@ TEST(InProcess, AbortFreesAllWaitersAtOnceAndTheFirstErrorStays) {
       threads.emplace_back([&, rank] {
         int in = 0;
         Transport& mine = *group[static_cast<std::size_t>(rank)];
-        const auto receive = mine.receive(Rank((rank + 1) % kRanks), 1, bytes_of(in));
+        const auto receive = mine.receive(Member((rank + 1) % kRanks), 1, bytes_of(in));
         ++posted;
         if (const auto done = receive->wait(); !done && done.error() == why) ++freed;
       });
@@ -105,13 +105,13 @@ TEST(InProcess, AbortFreesAllWaitersAtOnceAndTheFirstErrorStays) {
   }
   EXPECT_EQ(freed, kRanks);
   int in = 0;
-  EXPECT_EQ(group[2]->receive(Rank(3), 1, bytes_of(in))->wait().error(), why);
+  EXPECT_EQ(group[2]->receive(Member(3), 1, bytes_of(in))->wait().error(), why);
 }
 
 TEST(InProcess, ARankThatLeavesIsLostToThoseWhoWaitForIt) {
   auto group = make_in_process_group(2, {.deadline = 60s});
   int in = 0;
-  const auto receive = group[0]->receive(Rank(1), 4, bytes_of(in));
+  const auto receive = group[0]->receive(Member(1), 4, bytes_of(in));
   group[1].reset();
   EXPECT_EQ(receive->wait().error().message,
             "rank 1 has left the group: message of 4 bytes from rank 1 to rank 0 with tag 4 "
@@ -123,10 +123,10 @@ TEST(InProcess, ARankMayLeaveWhenNobodyNeedsItAnyMore) {
   group[2].reset();
   int in = 0;
   const int out = 5;
-  const auto receive = group[0]->receive(Rank(1), 0, bytes_of(in));
-  EXPECT_TRUE(group[1]->send(Rank(0), 0, bytes_of(out))->wait());
+  const auto receive = group[0]->receive(Member(1), 0, bytes_of(in));
+  EXPECT_TRUE(group[1]->send(Member(0), 0, bytes_of(out))->wait());
   EXPECT_TRUE(receive->wait());
-  const auto lost = group[0]->send(Rank(2), 0, bytes_of(out))->wait();
+  const auto lost = group[0]->send(Member(2), 0, bytes_of(out))->wait();
   EXPECT_EQ(lost.error().code, ErrorCode::kPeerLost);
 }
 
@@ -135,9 +135,9 @@ TEST(InProcess, DroppingAnOperationFailsTheGroupRatherThanLeavingAWildPointer) {
   const int out = 1;
   {
     int in = 0;
-    (void)group[1]->receive(Rank(0), 0, bytes_of(in));
+    (void)group[1]->receive(Member(0), 0, bytes_of(in));
   }
-  EXPECT_EQ(group[0]->send(Rank(1), 0, bytes_of(out))->wait().error().message,
+  EXPECT_EQ(group[0]->send(Member(1), 0, bytes_of(out))->wait().error().message,
             "rank 1 dropped an operation that it had not waited for: message of 4 bytes from rank "
             "0 to rank 1 with tag 0");
 }
@@ -145,17 +145,17 @@ TEST(InProcess, DroppingAnOperationFailsTheGroupRatherThanLeavingAWildPointer) {
 TEST(InProcess, WrongPeersTagsAndEmptyMessagesAreBugs) {
   auto group = make_in_process_group(2);
   int in = 0;
-  EXPECT_THROW((void)group[0]->receive(Rank(0), 0, bytes_of(in)), CheckFailure);
-  EXPECT_THROW((void)group[0]->receive(Rank(2), 0, bytes_of(in)), CheckFailure);
-  EXPECT_THROW((void)group[0]->receive(Rank(1), -1, bytes_of(in)), CheckFailure);
-  EXPECT_THROW((void)group[0]->receive(Rank(1), 0, {}), CheckFailure);
+  EXPECT_THROW((void)group[0]->receive(Member(0), 0, bytes_of(in)), CheckFailure);
+  EXPECT_THROW((void)group[0]->receive(Member(2), 0, bytes_of(in)), CheckFailure);
+  EXPECT_THROW((void)group[0]->receive(Member(1), -1, bytes_of(in)), CheckFailure);
+  EXPECT_THROW((void)group[0]->receive(Member(1), 0, {}), CheckFailure);
 }
 
 TEST(RunRanks, ReturnsTheFirstErrorAndEndsTheOthers) {
   const auto done = run_ranks(4, [](Transport& transport) -> Expected<void> {
-    if (transport.rank() == Rank(2)) return make_error(ErrorCode::kInfeasible, "rank 2 gives up");
+    if (transport.rank() == Member(2)) return make_error(ErrorCode::kInfeasible, "rank 2 gives up");
     int in = 0;
-    return transport.receive(Rank(2), 0, bytes_of(in))->wait();
+    return transport.receive(Member(2), 0, bytes_of(in))->wait();
   });
   EXPECT_EQ(done.error(), (Error{ErrorCode::kInfeasible, "rank 2 gives up"}));
 }
@@ -164,9 +164,9 @@ TEST(RunRanks, RethrowsTheFirstExceptionAfterAllHaveEnded) {
   std::atomic<int> ended = 0;
   EXPECT_THROW((void)run_ranks(3,
                                [&](Transport& transport) -> Expected<void> {
-                                 if (transport.rank() == Rank(1)) throw std::out_of_range("here");
+                                 if (transport.rank() == Member(1)) throw std::out_of_range("here");
                                  int in = 0;
-                                 auto done = transport.receive(Rank(1), 0, bytes_of(in))->wait();
+                                 auto done = transport.receive(Member(1), 0, bytes_of(in))->wait();
                                  ++ended;
                                  return done;
                                }),
@@ -196,7 +196,7 @@ TEST(AllGather, OfNothingIsNothingAndOfDifferentSizesIsAnError) {
   auto group = make_in_process_group(1);
   EXPECT_EQ(all_gather(*group[0], 0, {})->size(), 1U);
   const auto done = run_ranks(3, [](Transport& transport) -> Expected<void> {
-    const std::vector<std::byte> mine(transport.rank() == Rank(1) ? 3 : 2);
+    const std::vector<std::byte> mine(transport.rank() == Member(1) ? 3 : 2);
     DYNMO_TRY(all_gather(transport, 0, mine));
     return {};
   });
@@ -226,8 +226,8 @@ TEST(InProcess, EightRanksExchangeThousandsOfMessages) {
         const auto p = static_cast<std::size_t>(peer);
         out[p] = content(self, peer, number);
         in[p].resize(content(peer, self, number).size());
-        operations.push_back(transport.receive(Rank(peer), number % kTags, in[p]));
-        operations.push_back(transport.send(Rank(peer), number % kTags, out[p]));
+        operations.push_back(transport.receive(Member(peer), number % kTags, in[p]));
+        operations.push_back(transport.send(Member(peer), number % kTags, out[p]));
       }
       for (const auto& operation : operations) DYNMO_TRY(operation->wait());
       for (int peer = 0; peer < kRanks; ++peer) {
@@ -250,7 +250,7 @@ TEST(InProcess, AbortInTheMiddleOfTrafficEndsEveryRank) {
       Rng rng(mix_key({seed, std::uint64_t(transport.rank().value)}));
       const auto last = 20 + rng.below(200);
       for (std::uint64_t round = 0;; ++round) {
-        if (transport.rank() == Rank(3) && round == last) transport.abort(why);
+        if (transport.rank() == Member(3) && round == last) transport.abort(why);
         const std::vector<std::byte> mine(4096);
         const auto all = all_gather(transport, 0, mine);
         if (!all) {

@@ -62,10 +62,10 @@ TEST(Subset, AnErrorEndsTheWholeGroup) {
   int ended = 0;
   const auto done = run_ranks(4, [&](Transport& group) -> Expected<void> {
     const auto part = subset(group, group.rank().value < 2 ? ranks({0, 1}) : ranks({2, 3}));
-    if (group.rank() == Rank(0)) part->abort(make_error(ErrorCode::kPeerLost, "gone"));
+    if (group.rank() == Member(0)) part->abort(make_error(ErrorCode::kPeerLost, "gone"));
     std::byte byte{};
     const auto received =
-        part->receive(Rank(1 - part->rank().value), 1, std::span(&byte, 1))->wait();
+        part->receive(Member(1 - part->rank().value), 1, std::span(&byte, 1))->wait();
     EXPECT_FALSE(received.has_value());
     if (received.has_value()) return {};
     const std::lock_guard lock(mutex);
@@ -83,7 +83,7 @@ TEST(Subset, WantsDifferentRanksOfTheGroupAndItsOwn) {
   EXPECT_THROW(static_cast<void>(subset(*group[0], ranks({0, 3}))), CheckFailure);
   const auto part = subset(*group[0], ranks({2, 0}));
   std::byte byte{};
-  EXPECT_THROW(static_cast<void>(part->send(Rank(2), 1, std::span(&byte, 1))), CheckFailure);
+  EXPECT_THROW(static_cast<void>(part->send(Member(2), 1, std::span(&byte, 1))), CheckFailure);
 }
 
 }  // namespace

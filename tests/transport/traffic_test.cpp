@@ -38,8 +38,8 @@ TEST(Traffic, CountsWhatEachRankSendsAndPassesItOn) {
     CountingTransport transport(inner);
     const int self = transport.rank().value;
     // Rank r sends r + 1 messages of 10 + r bytes to the next, as layer 4 of a migration.
-    const Rank next((self + 1) % 3);
-    const Rank before((self + 2) % 3);
+    const Member next((self + 1) % 3);
+    const Member before((self + 2) % 3);
     std::vector<std::byte> out(static_cast<std::size_t>(10 + self), std::byte{5});
     std::vector<std::byte> in(static_cast<std::size_t>(10 + before.value));
     std::vector<std::unique_ptr<Operation>> operations;

@@ -54,7 +54,7 @@ std::string seed(const model::DecoderConfig& config, bool shards) {
     for (const model::ParameterSpec& spec : layers[i]->parameters()) {
       const std::string name =
           model::checkpoint_name(config, LayerId(static_cast<int>(i)), spec.name);
-      if (spec.name == "lm_head.weight" && model::sizes(config).tied_embeddings) continue;
+      if (spec.name == "lm_head.weight" && model::tied(config)) continue;
       const std::size_t bytes = *checkpoint::bytes_of(checkpoint::DType::kF32, spec.shape);
       tensors.push_back({.name = name,
                          .dtype = checkpoint::DType::kF32,
@@ -106,20 +106,20 @@ Outcome run_target(std::string_view text) {
 }
 
 std::vector<std::string> seeds() {
-  const model::LlamaConfig llama{.vocabulary = 7,
-                                 .hidden = 4,
-                                 .blocks = 1,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .intermediate = 3,
-                                 .sequence = 8};
-  const model::Gpt2Config gpt2{.vocabulary = 7,
-                               .hidden = 4,
-                               .blocks = 1,
-                               .heads = 2,
-                               .intermediate = 3,
-                               .sequence = 8,
-                               .positions = 8};
+  const model::LlamaConfig llama{.shape = {.vocabulary = 7,
+                                           .hidden = 4,
+                                           .blocks = 1,
+                                           .heads = 2,
+                                           .kv_heads = 1,
+                                           .intermediate = 3,
+                                           .sequence = 8}};
+  const model::Gpt2Config gpt2{.shape = {.vocabulary = 7,
+                                         .hidden = 4,
+                                         .blocks = 1,
+                                         .heads = 2,
+                                         .intermediate = 3,
+                                         .sequence = 8,
+                                         .positions = 8}};
   return {seed(llama, false), seed(gpt2, false), seed(llama, true)};
 }
 

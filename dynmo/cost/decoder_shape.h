@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The sizes of a decoder: what its layers, the costs of these, a run's config, a scenario and a
+// config.json have in common. Each of them holds one, beside what it alone knows.
+
+#include <cstdint>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::cost {
+
+struct DecoderShape {
+  std::int64_t vocabulary = 0;
+  std::int64_t hidden = 0;
+  int blocks = 0;  // layers in Hugging Face's sense; two of ours each
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;  // grouped-query attention where fewer than heads
+  std::int64_t intermediate = 0;
+  std::int64_t sequence = 0;   // longest input, in tokens
+  std::int64_t positions = 0;  // learned vectors, or the longest input an export names; 0: sequence
+
+  friend bool operator==(const DecoderShape&, const DecoderShape&) = default;
+};
+
+// GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023), Mixtral 8x7B (Jiang et al. 2024).
+enum class Architecture { kGpt, kLlama, kMixtral };
+
+// Heads, key-value heads, intermediate width, vocabulary and positions that are 0 as they follow
+// from the other sizes in the architecture's proportions, for any width.
+[[nodiscard]] DecoderShape with_defaults(DecoderShape shape, Architecture architecture);
+
+struct DecoderLimits {
+  std::int64_t hidden = std::int64_t{1} << 30;  // and heads
+  std::int64_t blocks = 100'000;
+  std::int64_t intermediate = std::int64_t{1} << 30;
+  std::int64_t tokens = std::int64_t{1} << 30;  // of a vocabulary, a sequence, positions
+};
+
+// kBadInput naming the key of a run's config or a scenario, what it is, and what it must be: sizes
+// of 1 to the limits (positions: or 0), kv_heads that divide heads, no more tokens than positions.
+[[nodiscard]] Expected<void> validate(const DecoderShape& shape, const DecoderLimits& limits = {});
+
+}  // namespace dynmo::cost
