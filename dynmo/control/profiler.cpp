@@ -243,6 +243,14 @@ std::optional<cost::ModelCost> Profiler::costs(cost::ModelCost known) const {
   return known;
 }
 
+std::vector<cost::Observation> Profiler::observations() const {
+  std::vector<cost::Observation> steps;
+  for (const Sample& sample : window_) {
+    steps.push_back({.layers = sample.layers, .beside = sample.beside});
+  }
+  return steps;
+}
+
 double Profiler::median_error(bool of_ranks) const {
   std::vector<double> steps(known_.layers.size(), static_cast<double>(std::max(this->steps(), 1)));
   for (const FoundChange& found : found_) {

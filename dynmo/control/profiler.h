@@ -43,6 +43,8 @@ class Profiler {
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
   // The same with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
+  // Of the window, as measured or scaled.
+  [[nodiscard]] std::vector<cost::Observation> observations() const;
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
   // The measured times in `known`, which says what is frozen and how large everything is. A layer

@@ -178,6 +178,7 @@ Expected<TraceStep> read_step(const Json& line, const std::string& origin,
       read_column(object, line, kAmounts[i].key, step.amounts[i]);
     }
     read_column(object, line, "frozen", step.frozen);
+    object.ignore("measured");
   }
   DYNMO_TRY(object.finish());
   return step;
@@ -186,16 +187,17 @@ Expected<TraceStep> read_step(const Json& line, const std::string& origin,
 Expected<cost::ModelCost> read_header(Json header, const std::string& origin) {
   JsonObject object(header, origin);
   object.expect_format(kFormat);
-  for (const char* key : {"layers", "emulated"}) object.ignore(key);
+  for (const char* key : {"layers", "emulated", "run"}) object.ignore(key);
   DYNMO_TRY(object.finish());
   header["format"] = "dynmo-profile-1";  // whose layers these are
+  header.erase("run");
   return cost::parse_profile(header, origin);
 }
 
 class Replay final : public LoadModel {
  public:
-  Replay(cost::ModelCost header, std::vector<TraceStep> steps)
-      : header_(std::move(header)), steps_(std::move(steps)) {}
+  Replay(cost::ModelCost header, std::vector<TraceStep> steps, std::optional<Recording> recording)
+      : header_(std::move(header)), steps_(std::move(steps)), recording_(std::move(recording)) {}
 
   cost::ModelCost at(std::int64_t step) const override {
     auto after = std::upper_bound(steps_.begin(), steps_.end(), step, is_before);
@@ -221,6 +223,8 @@ class Replay final : public LoadModel {
     return recorded ? (after - 1)->change : cost::Announced::kNothing;
   }
 
+  const Recording* recording() const override { return recording_ ? &*recording_ : nullptr; }
+
  private:
   static bool is_before(std::int64_t step, const TraceStep& recorded) {
     return step < recorded.step;
@@ -228,6 +232,7 @@ class Replay final : public LoadModel {
 
   cost::ModelCost header_;
   std::vector<TraceStep> steps_;  // at least one, steps ascending
+  std::optional<Recording> recording_;
 };
 
 // Lines of a text; the last one may lack its newline.
@@ -252,7 +257,8 @@ struct Lines {
 }  // namespace
 
 Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
-                                      const cost::ModelCost& model) {
+                                      const cost::ModelCost& model,
+                                      const cost::Observation* measured) {
   if (step <= last_step_) {
     return make_error(ErrorCode::kBadInput, "trace: step is {}, wanted more than {}", step,
                       last_step_);
@@ -265,6 +271,7 @@ Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
     Json header = cost::profile_json(model);
     header["format"] = kFormat;
     if (emulated_) header["emulated"] = true;
+    if (start_) header["run"] = to_json(*start_);
     text = header.dump() + "\n";
     last_ = model;
   } else if (!same_layers(model, last_)) {
@@ -272,7 +279,9 @@ Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
                       "trace: step {}: the layers are not those of step {}, wanted the same names",
                       step, last_step_);
   }
-  text += step_line(step, change, last_, model).dump() + "\n";
+  Json line = step_line(step, change, last_, model);
+  if (measured != nullptr) line["measured"] = to_json(*measured);
+  text += line.dump() + "\n";
   last_step_ = step;
   last_ = model;
   return text;
@@ -306,7 +315,12 @@ Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::str
   }
   const auto origin = [&] { return fmt::format("{}: line {}", name, lines.number); };
   DYNMO_ASSIGN(Json first, parse_json(line, origin()));
-  DYNMO_ASSIGN(cost::ModelCost header, read_header(std::move(first), origin()));
+  DYNMO_ASSIGN(cost::ModelCost header, read_header(first, origin()));
+  std::optional<Recording> recording;
+  if (const auto run = first.find("run"); run != first.end()) {
+    DYNMO_ASSIGN(RunStart start, parse_run_start(*run, origin(), header.size()));
+    recording = Recording{.start = std::move(start), .steps = {}};
+  }
   TraceStep before = columns_of(header);
   before.step = -1;
   std::vector<TraceStep> steps;
@@ -316,12 +330,21 @@ Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::str
     if (!json) return json.error();
     DYNMO_ASSIGN(before, read_step(*json, origin(), before));
     steps.push_back(before);
+    if (const auto measured = json->find("measured"); recording && measured != json->end()) {
+      DYNMO_ASSIGN(recording->steps[before.step],
+                   parse_observation(*measured, origin(), header.size()));
+    }
   }
   if (steps.empty()) {
     return make_error(ErrorCode::kBadInput, "{}: has no steps, wanted a line for at least one",
                       name);
   }
-  return std::unique_ptr<LoadModel>(std::make_unique<Replay>(std::move(header), std::move(steps)));
+  // Decisions follow from every step.
+  const bool whole =
+      recording && std::ssize(recording->steps) == steps.back().step - steps.front().step + 1;
+  if (!whole) recording.reset();
+  return std::unique_ptr<LoadModel>(
+      std::make_unique<Replay>(std::move(header), std::move(steps), std::move(recording)));
 }
 
 Expected<std::unique_ptr<LoadModel>> read_trace(const std::filesystem::path& path) {

@@ -8,12 +8,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/load_model.h"
+#include "dynmo/dynamism/recording.h"
 
 namespace dynmo::dynamism {
 
@@ -27,19 +30,24 @@ class TraceLines {
 
   // The line of `step` (before the first one, the header too), each ended by a newline. `change`:
   // what training itself has changed since the line before. kBadInput: a step not above the
-  // last, costs that cost::validate refuses, other layers than the first step's.
+  // last, costs that cost::validate refuses, other layers than the first step's. `measured`: what
+  // the costs follow from, for a Recording.
   [[nodiscard]] Expected<std::string> add(std::int64_t step, cost::Announced change,
-                                          const cost::ModelCost& model);
+                                          const cost::ModelCost& model,
+                                          const cost::Observation* measured = nullptr);
+  // What the run began with, for the header. Requires that no line was added.
+  void start(RunStart start) { start_ = std::move(start); }
 
  private:
   bool emulated_;
+  std::optional<RunStart> start_;
   std::int64_t last_step_ = -1;
   cost::ModelCost last_;
 };
 
-// Steps 0, every, 2 every, ... below `steps`, and those at which announced_at says something, as text.
-// Numbers are written so that they read back exactly. kBadInput: steps or every below 1, or as
-// TraceLines::add says.
+// Steps 0, every, 2 every, ... below `steps`, and those at which announced_at says something, as
+// text. Numbers are written so that they read back exactly. kBadInput: steps or every below 1, or
+// as TraceLines::add says.
 [[nodiscard]] Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps,
                                                std::int64_t every);
 
@@ -48,9 +56,10 @@ class TraceLines {
                                     const std::filesystem::path& path);
 
 // A load model that replays: at a recorded step exactly what was recorded, between two of them the
-// earlier, after the end the last, before the first the first. announced_at is what recorded steps say. Takes any bytes: kBadInput names `origin`, line and JSON pointer. A last line
-// that does not end in a newline and cannot be read is what a killed process left half written: it
-// is passed over.
+// earlier, after the end the last, before the first the first. announced_at is what recorded steps
+// say. Takes any bytes: kBadInput names `origin`, line and JSON pointer. A last line that does not
+// end in a newline and cannot be read is what a killed process left half written: it is passed
+// over.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text,
                                                                std::string_view origin);
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> read_trace(const std::filesystem::path& path);

@@ -14,6 +14,8 @@ namespace dynmo::dynamism {
 // Deterministic: costs are a function of the parameters, the seed and the step, and steps may be
 // asked in any order, so that every policy of a comparison sees the same load. One thread at a
 // time: an implementation may keep what it has computed.
+struct Recording;
+
 class LoadModel {
  public:
   virtual ~LoadModel() = default;
@@ -22,6 +24,9 @@ class LoadModel {
   // What training itself has changed between `step` - 1 and `step`, so that a controller is told;
   // kNothing of drift that only the costs show.
   [[nodiscard]] virtual cost::Announced announced_at(std::int64_t step) const = 0;
+  // What a training run measured while it had this load (recording.h); null: it is of no run, or of
+  // one that did not write down every step.
+  [[nodiscard]] virtual const Recording* recording() const { return nullptr; }
 };
 
 }  // namespace dynmo::dynamism

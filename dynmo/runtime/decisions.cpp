@@ -31,6 +31,11 @@ void Decisions::observe(const Exchange& step, const plan::Plan& plan, int frozen
   controller_.observe(observed_, plan, frozen_layers);
 }
 
+void Decisions::announce(cost::Announced what, std::int64_t step) {
+  announced_ = what;
+  controller_.announce(what, step);
+}
+
 cost::Cluster Decisions::cluster() const {
   return control::as_measured(cost::equal_ranks(ranks_, options_.memory), profiler().beside(),
                               options_.replicas, options_.accumulation);

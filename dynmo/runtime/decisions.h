@@ -35,7 +35,8 @@ class Decisions {
   // One more step under `plan`, as all ranks exchanged it.
   void observe(const Exchange& step, const plan::Plan& plan, int frozen_layers);
   void forget_times() { controller_.forget_times(); }
-  void announce(cost::Announced what, std::int64_t step) { controller_.announce(what, step); }
+  // Before step `step`.
+  void announce(cost::Announced what, std::int64_t step);
 
   // Where the layers lie, as far as a decision asks for it.
   struct Now {
@@ -61,8 +62,9 @@ class Decisions {
   // Of a step, by replay of the plan; 0: nothing was measured.
   [[nodiscard]] double predicted_step_s(const Now& now) const;
   [[nodiscard]] const control::Profiler& profiler() const { return controller_.profiler(); }
-  // The newest step, as the controller has seen it.
+  // The newest step, as the controller has seen it, and what was announced before it.
   [[nodiscard]] const cost::Observation& observed() const { return observed_; }
+  [[nodiscard]] cost::Announced announced() const { return announced_; }
   // Predictions contain the time of summing gradients over the replicas.
   [[nodiscard]] bool knows_reduction() const;
   [[nodiscard]] double own_plan_s() const { return own_plan_s_; }  // this rank's last decision
@@ -74,6 +76,7 @@ class Decisions {
   int ranks_;
   control::Controller controller_;
   cost::Observation observed_;
+  cost::Announced announced_ = cost::Announced::kNothing;
   Bytes moved_;  // by the newest move
   double own_plan_s_ = 0;
 };

@@ -78,6 +78,9 @@ class Pipeline {
     return decisions_.costs(state_.frozen_layers);
   }
   [[nodiscard]] const control::Profiler& profiler() const { return decisions_.profiler(); }
+  // The newest step, as its figures went into decisions, and what sources said before it.
+  [[nodiscard]] const cost::Observation& observed() const { return decisions_.observed(); }
+  [[nodiscard]] cost::Announced announced() const { return decisions_.announced(); }
   [[nodiscard]] const transport::Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return state_.plan; }
   // Layers that keep their input only, under the plan in force: chosen anew with every plan, every

@@ -17,11 +17,10 @@ Expected<void> Pipeline::ask_sources() {
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
   // The first plan was made for what had changed before this pipeline began.
-  if (asked_for_ >= 0 && change.work) {
-    decisions_.announce(cost::Announced::kWork, state_.step);
-  } else if (asked_for_ >= 0 && frozen != state_.frozen_layers) {
-    decisions_.announce(cost::Announced::kKnown, state_.step);
-  }
+  auto announced = cost::Announced::kNothing;
+  if (asked_for_ >= 0 && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
+  if (asked_for_ >= 0 && change.work) announced = cost::Announced::kWork;
+  decisions_.announce(announced, state_.step);
   asked_for_ = state_.step;
   state_.frozen_layers = frozen;
   for (const auto& [id, layer] : state_.layers) {

@@ -90,6 +90,36 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
   return to_all(plan, present, cluster.size());
 }
 
+const dynamism::Recording* recording_of(const dynamism::LoadModel& load, const Scenario& scenario,
+                                        const Policy& policy) {
+  const dynamism::Recording* recording = load.recording();
+  const bool same = recording != nullptr && policy.replanning == Replanning::kAutonomous &&
+                    policy.rank_use == control::RankUse::kAll && scenario.events.empty() &&
+                    recording->start.plan.ranks == scenario.cluster.pipeline_ranks &&
+                    recording->start.replicas == scenario.cluster.data_parallel &&
+                    scenario.training.sample_every == 1 && recording->steps.begin()->first == 0;
+  return same ? recording : nullptr;
+}
+
+cost::Cluster recorded_cluster(const dynamism::Recording& recording, const Scenario& scenario,
+                               const cost::StepSample& beside) {
+  const Bytes memory =
+      scenario.cluster.memory > Bytes{0} ? scenario.cluster.memory : cost::kUnlimitedMemory;
+  return control::as_measured(cost::equal_ranks(scenario.cluster.pipeline_ranks, memory), beside,
+                              recording.start.replicas, recording.start.accumulation);
+}
+
+control::Profiler recorded_profiler(const dynamism::Recording& recording,
+                                    const cost::ModelCost& known,
+                                    const control::ControllerOptions& options) {
+  control::Profiler profiler(known, options.window, options.policy.minimum_gain);
+  const std::vector<Rank> owners = plan::owners(recording.start.measured_under);
+  for (const cost::Observation& step : recording.start.measured) {
+    profiler.add(step.layers, owners, step.beside);
+  }
+  return profiler;
+}
+
 // A layer's times of one step share their noise: it comes from the machine's clock and neighbours.
 cost::Observation measured(const Scenario& scenario, std::int64_t step,
                            const cost::ModelCost& truth) {

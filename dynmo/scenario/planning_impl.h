@@ -11,6 +11,8 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/dynamism/load_model.h"
+#include "dynmo/dynamism/recording.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/scenario/policy_name.h"
 #include "dynmo/scenario/scenario.h"
@@ -30,6 +32,20 @@ namespace dynmo::scenario {
                                            const cost::ModelCost& model,
                                            const cost::Cluster& cluster,
                                            const std::vector<int>& present, Generation generation);
+
+// A recorded run of the same ranks, micro-batches of a replica and replicas, without events: its
+// controller is fed with what was measured, so it decides as it did there. null: none.
+[[nodiscard]] const dynamism::Recording* recording_of(const dynamism::LoadModel& load,
+                                                      const Scenario& scenario,
+                                                      const Policy& policy);
+// The ranks as such a run's controller knows them.
+[[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
+                                             const Scenario& scenario,
+                                             const cost::StepSample& beside);
+// What it had measured before its first step.
+[[nodiscard]] control::Profiler recorded_profiler(const dynamism::Recording& recording,
+                                                  const cost::ModelCost& known,
+                                                  const control::ControllerOptions& options);
 
 // Step `step`, whose costs are `truth`, with the scenario's noise of measuring and charges.
 [[nodiscard]] cost::Observation measured(const Scenario& scenario, std::int64_t step,

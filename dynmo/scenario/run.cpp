@@ -37,14 +37,19 @@ class Run {
         policy_(policy),
         options_(options),
         model_(load.at(0)),
-        controller_(model_, controller_options(job.scenario, policy)),
+        recording_(recording_of(load, job.scenario, policy)),
+        controller_(make_controller()),
         replayer_(std::move(grid), job.scenario.training.micro_batches) {
     for (int r = 0; r < scenario_.cluster.pipeline_ranks; ++r) present_.push_back(r);
     result_.name = policy.name;
   }
 
   Expected<RunResult> all() {
-    DYNMO_ASSIGN(plan_, proposed(0));
+    if (recording_ != nullptr) {
+      plan_ = recording_->start.plan;
+    } else {
+      DYNMO_ASSIGN(plan_, proposed(0));
+    }
     if (autonomous()) charge_plan();
     // The first plan is on all ranks.
     if (policy_.rank_use == control::RankUse::kFewest) {
@@ -68,6 +73,14 @@ class Run {
   [[nodiscard]] const cost::Cluster& cluster() const { return replayer_.grid().planned; }
   [[nodiscard]] int replicas() const { return replayer_.grid().replicas; }
   [[nodiscard]] bool autonomous() const { return policy_.replanning == Replanning::kAutonomous; }
+
+  control::Controller make_controller() const {
+    control::ControllerOptions options = controller_options(scenario_, policy_);
+    if (recording_ != nullptr) options.accumulation = recording_->start.accumulation;
+    control::Controller controller(model_, options);
+    if (recording_ != nullptr) controller.use(recorded_profiler(*recording_, model_, options));
+    return controller;
+  }
 
   Expected<plan::Plan> proposed(Generation generation) const {
     return propose(scenario_, policy_, model_, cluster(), present_, generation);
@@ -204,9 +217,7 @@ class Run {
     }
     if (autonomous()) {
       spend(result_.time.profile_s, scenario_.policy.profile_share * measure->step_s);
-      if (sampled) {
-        controller_.observe(measured(scenario_, step_, model_), plan_, model_.frozen_layers());
-      }
+      if (sampled) controller_.observe(observed(), plan_, model_.frozen_layers());
     }
     if (options_.progress) options_.progress(step_);
     ++step_;
@@ -229,8 +240,18 @@ class Run {
     if (!measure.fits) ++result_.steps_over_memory;
   }
 
+  cost::Observation observed() const {
+    if (recording_ == nullptr) return measured(scenario_, step_, model_);
+    const auto found = recording_->steps.find(step_);
+    // Beyond its end the load stays as it was.
+    return found != recording_->steps.end() ? found->second : recording_->steps.rbegin()->second;
+  }
+
   Expected<void> replan() {
-    const cost::Cluster there = subset(cluster(), present_);
+    const cost::Cluster there =
+        recording_ == nullptr
+            ? subset(cluster(), present_)
+            : recorded_cluster(*recording_, scenario_, controller_.profiler().beside());
     const plan::Plan current = to_present(plan_, present_);
     DYNMO_ASSIGN(
         auto decision,
@@ -262,6 +283,7 @@ class Run {
   const Policy& policy_;
   const RunOptions& options_;
   cost::ModelCost model_;
+  const dynamism::Recording* recording_;
   control::Controller controller_;
   Replayer replayer_;
   std::vector<int> present_;  // positions, ascending

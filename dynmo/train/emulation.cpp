@@ -3,50 +3,80 @@
 
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "dynmo/cost/files.h"
 #include "dynmo/dynamism/load_log.h"
+#include "dynmo/dynamism/registry.h"
 #include "dynmo/model/emulated.h"
 
 namespace dynmo::train {
 namespace {
 
-using Costs = std::function<cost::ModelCost(std::int64_t)>;
-
-Expected<Costs> costs_of(const Config::Emulated& emulated) {
-  if (!emulated.profile.empty()) {
-    DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(emulated.profile));
-    return Costs([model = std::move(model)](std::int64_t) { return model; });
+// Loads for ranks that may be threads: a load model is for one at a time.
+class SharedLoad {
+ public:
+  explicit SharedLoad(std::unique_ptr<dynamism::LoadModel> load) : load_(std::move(load)) {}
+  cost::ModelCost at(std::int64_t step) const {
+    const std::lock_guard lock(mutex_);
+    return load_->at(step);
   }
-  DYNMO_ASSIGN(auto trace, dynamism::read_trace(emulated.trace));
-  // A load model is for one thread at a time; ranks may be threads.
-  struct Shared {
-    std::unique_ptr<dynamism::LoadModel> load;
-    std::mutex mutex;
-  };
-  const auto shared = std::make_shared<Shared>();
-  shared->load = std::move(trace);
-  return Costs([shared](std::int64_t step) {
-    const std::lock_guard lock(shared->mutex);
-    return shared->load->at(step);
-  });
+  bool changes_at(std::int64_t step) const {
+    const std::lock_guard lock(mutex_);
+    return load_->announced_at(step) != cost::Announced::kNothing;
+  }
+
+ private:
+  std::unique_ptr<dynamism::LoadModel> load_;
+  mutable std::mutex mutex_;
+};
+
+// Says the changes that a trace has. Layers that sleep do not freeze: how long they sleep from then
+// on has to be measured.
+class TraceSource final : public dynamism::Source {
+ public:
+  explicit TraceSource(std::shared_ptr<const SharedLoad> load) : load_(std::move(load)) {}
+  std::string_view name() const override { return "emulated"; }
+  Expected<dynamism::Change> before_step(const dynamism::Boundary& boundary) override {
+    return dynamism::Change{.work = load_->changes_at(boundary.step)};
+  }
+
+ private:
+  std::shared_ptr<const SharedLoad> load_;
+};
+
+Expected<std::shared_ptr<const SharedLoad>> load_of(const Config::Emulated& emulated) {
+  std::unique_ptr<dynamism::LoadModel> load;
+  if (emulated.profile.empty()) {
+    DYNMO_ASSIGN(load, dynamism::read_trace(emulated.trace));
+  } else {
+    DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(emulated.profile));
+    DYNMO_ASSIGN(load, dynamism::make_static_load(std::move(model)));
+  }
+  return std::make_shared<const SharedLoad>(std::move(load));
 }
 
 }  // namespace
 
 Expected<EmulatedModel> emulated_model(const Config& config) {
-  DYNMO_ASSIGN(const Costs costs, costs_of(config.emulated));
+  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated));
   EmulatedModel emulated;
-  emulated.boundary_shape = model::emulated_boundary(costs(0));
-  DYNMO_ASSIGN(emulated.layers, model::make_emulated({.memory_scale = config.emulated.memory_scale,
-                                                      .costs = costs}));
+  emulated.boundary_shape = model::emulated_boundary(load->at(0));
+  DYNMO_ASSIGN(emulated.layers,
+               model::make_emulated({.memory_scale = config.emulated.memory_scale,
+                                     .costs = [load](std::int64_t s) { return load->at(s); }}));
+  emulated.make_sources = [load](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(std::make_unique<TraceSource>(load));
+    return sources;
+  };
   return emulated;
 }
 
 Expected<cost::ModelCost> emulated_costs(const Config& config) {
-  DYNMO_ASSIGN(const Costs costs, costs_of(config.emulated));
-  return costs(0);
+  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated));
+  return load->at(0);
 }
 
 }  // namespace dynmo::train

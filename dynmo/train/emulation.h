@@ -8,6 +8,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/dynamism/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/train/config.h"
 
@@ -16,6 +17,7 @@ namespace dynmo::train {
 struct EmulatedModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
+  dynamism::MakeSources make_sources;  // one, which announces the changes of a trace
 };
 
 // kBadInput: the profile or trace cannot be read or is none (file and place are named).

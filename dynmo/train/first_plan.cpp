@@ -87,6 +87,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel&
        runtime::initial_states(made.layers, first.plan, grid.position(), seed, made.ties)});
   DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
+  first.measured_under = measuring.plan();
   if (given) {
     first.plan.schedule = first_schedule(config);
     DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));

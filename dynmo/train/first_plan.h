@@ -37,6 +37,7 @@ namespace dynmo::train {
 struct FirstPlan {
   plan::Plan plan;
   std::optional<control::Profiler> profiler;
+  plan::Plan measured_under = {};
 };
 
 // Called by all ranks of the group. kBadInput, kInfeasible; kPeerLost.

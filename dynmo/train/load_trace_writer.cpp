@@ -22,14 +22,14 @@ void LoadTraceWriter::fail(const char* reason) {
   error_ = make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path_.string(), reason);
 }
 
-void LoadTraceWriter::add(std::int64_t step, int frozen_layers, const control::Profiler& profiler) {
-  const bool change = frozen_layers_ && *frozen_layers_ != frozen_layers;
-  if (error_ || (step < next_ && !change)) return;
-  const auto costs = profiler.costs(frozen_layers);
+void LoadTraceWriter::add(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
+  const cost::Announced change = pipeline.announced();
+  if (error_ || (report.step < next_ && change == cost::Announced::kNothing)) return;
+  const auto costs = pipeline.profiler().costs(report.frozen_layers);
   if (!costs) return;
-  frozen_layers_ = frozen_layers;
-  next_ = step + every_;
-  const auto line = lines_.add(step, change, *costs);
+  next_ = report.step + every_;
+  const auto line =
+      lines_.add(report.step, change, *costs, every_ == 1 ? &pipeline.observed() : nullptr);
   if (!line) {
     error_ = line.error();
     return;

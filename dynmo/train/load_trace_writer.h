@@ -9,14 +9,17 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
 
-#include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/load_log.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/runtime/step_report.h"
 
 namespace dynmo::train {
 
-// A line every `every` steps, and at each step at which layers froze. One thread.
+// A line every `every` steps, and at each step that begins with a change; of every step also what
+// was measured, so that its decisions can be made again (dynamism/recording.h). One thread.
 class LoadTraceWriter {
  public:
   // kBadInput, naming the path. Requires every >= 1.
@@ -24,9 +27,10 @@ class LoadTraceWriter {
       const std::filesystem::path& path, std::int64_t every,
       dynamism::TraceLines::Device device = dynamism::TraceLines::Device::kReal);
 
-  // Costs as the profiler knows them after `step`, of which so many layers were frozen. After an
-  // error nothing more is written.
-  void add(std::int64_t step, int frozen_layers, const control::Profiler& profiler);
+  // Before the first step.
+  void start(dynamism::RunStart start) { lines_.start(std::move(start)); }
+  // Costs as the pipeline knows them after the step. After an error nothing more is written.
+  void add(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   // The first error of writing.
   [[nodiscard]] Expected<void> close();
 
@@ -43,7 +47,6 @@ class LoadTraceWriter {
   std::unique_ptr<std::FILE, CloseFile> file_;
   std::int64_t every_;
   std::int64_t next_ = 0;  // step of the next line
-  std::optional<int> frozen_layers_;
   dynamism::TraceLines lines_;
   std::optional<Error> error_;
 };

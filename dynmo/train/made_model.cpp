@@ -17,11 +17,11 @@
 namespace dynmo::train {
 namespace {
 
-dynamism::MakeSources sources_of(const TrainOptions& options) {
-  return [configured = dynamism::make_sources(options.config.sources),
-          own = options.make_sources](std::int64_t steps) {
-    dynamism::Sources sources = configured(steps);
-    if (own) std::ranges::move(own(steps), std::back_inserter(sources));
+dynamism::MakeSources both(dynamism::MakeSources first, dynamism::MakeSources second) {
+  if (!second) return first;
+  return [first = std::move(first), second = std::move(second)](std::int64_t steps) {
+    dynamism::Sources sources = first(steps);
+    std::ranges::move(second(steps), std::back_inserter(sources));
     return sources;
   };
 }
@@ -31,10 +31,11 @@ dynamism::MakeSources sources_of(const TrainOptions& options) {
 Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
   const Config& c = options.config;
   MadeModel made;
-  made.make_sources = sources_of(options);
+  made.make_sources = both(dynamism::make_sources(c.sources), options.make_sources);
   if (emulates(c)) {
     DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
     made.layers = std::move(emulated.layers);
+    made.make_sources = both(made.make_sources, emulated.make_sources);
     made.boundary_shape = std::move(emulated.boundary_shape);
     return made;
   }

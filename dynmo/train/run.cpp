@@ -185,8 +185,21 @@ class Run {
     const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
     DYNMO_ASSIGN(RunLog log, RunLog::open(config_, name.empty() ? "run" : name, folder,
                                           grid_.rank(), first_step_, kept));
+    log.start(run_start(begin.first));
     lanes_.push_back({std::move(log), std::move(group)});
     return {};
+  }
+
+  dynamism::RunStart run_start(const FirstPlan& first) const {
+    dynamism::RunStart start{.plan = first.plan,
+                             .measured_under = first.plan,
+                             .measured = {},
+                             .replicas = grid_.replicas(),
+                             .accumulation = static_cast<int>(config_.batch.accumulation)};
+    if (!first.profiler) return start;
+    start.measured_under = first.measured_under;
+    start.measured = first.profiler->observations();
+    return start;
   }
 
   Expected<void> say_start(const plan::Plan& plan) const {

@@ -98,7 +98,7 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
   const runtime::Pipeline& pipeline = group.pipeline();
   write_record(report, group);
   series_.add(report, pipeline.plan());
-  if (load_trace_) load_trace_->add(report.step, report.frozen_layers, pipeline.profiler());
+  if (load_trace_) load_trace_->add(report, pipeline);
   if (trace_steps_ > 0) {
     traces_.push_back(step_trace(report, begin_ns));
     if (std::ssize(traces_) > trace_steps_) traces_.pop_front();

@@ -33,6 +33,10 @@ class RunLog {
                                              observe::RunFolder folder, WorldRank rank,
                                              std::int64_t first_step, Kept kept = Kept::kNumbers);
 
+  // What the run begins with, for its load trace.
+  void start(dynamism::RunStart start) {
+    if (load_trace_) load_trace_->start(std::move(start));
+  }
   // Takes in a step of the run's part of the group, which began at `begin_ns` (steady clock).
   // Returns lines for people.
   std::vector<std::string> add(const runtime::StepReport& report, const GroupRun& group,
