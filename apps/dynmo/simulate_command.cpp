@@ -24,6 +24,7 @@ struct SimulateFlags {
   std::vector<std::string> compare;
   std::string trace;
   bool json = false;
+  bool decisions = false;
 };
 
 // On standard error: a bar on a terminal, and a line for each policy once it is done, so that one
@@ -88,6 +89,7 @@ Expected<int> run_simulate(const SimulateFlags& flags) {
     fmt::print("{}\n", scenario::comparison_json(asked, comparison).dump(2));
   } else {
     fmt::print("{}", scenario::report(asked, comparison));
+    if (flags.decisions) fmt::print("{}", scenario::decisions_text(comparison));
   }
   return 0;
 }
@@ -118,6 +120,8 @@ void add_simulate_command(CLI::App& app, Command& chosen) {
   command->add_option("--trace", flags->trace, "Write the last steps of every run for Perfetto")
       ->option_text("TRACE.json");
   command->add_flag("--json", flags->json, "Print the comparison as JSON and nothing else");
+  command->add_flag("--decisions", flags->decisions,
+                    "Print each decision with its reason, moves and refusals");
   run_when_parsed(command, chosen, flags, run_simulate_command);
 }
 

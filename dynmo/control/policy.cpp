@@ -132,11 +132,17 @@ struct Rivals {
   plan::Evaluation planned;
 };
 
-// What moving layers away from the slowest rank seems to gain where all are equally fast: of n
-// equal values with noise the largest is about sqrt(2 ln n) deviations above the mean.
+// What moving layers away from the slowest rank seems to gain where it is not the slowest: of n
+// equal values with noise the largest is about sqrt(2 ln n) deviations above the mean. Those that
+// noise may have put below it count: within 3 deviations.
 double chance_gain_s(const PolicyInput& input, const Decision& decision) {
   if (input.cause == Cause::kKnown) return 0;
-  return input.rank_noise * std::sqrt(2 * std::log(decision.ranks_before)) *
+  const auto times = rank_times_s(input.current, input.model, input.cluster, input.micro_batches);
+  const double slowest = *std::max_element(times.begin(), times.end());
+  const auto equal = std::count_if(times.begin(), times.end(), [&](double time) {
+    return time > 0 && time >= (1 - 3 * input.rank_noise) * slowest;
+  });
+  return input.rank_noise * std::sqrt(2 * std::log(static_cast<double>(equal))) *
          decision.current_step_s;
 }
 

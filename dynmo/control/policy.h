@@ -38,11 +38,11 @@ enum class RankUse {
 // The first is what each layer has of its own, the second what the layers of a rank have in common:
 // a processor that others use, too, makes them all slower, and moving them seem to gain. It must
 // exceed, beside what choosing the slowest of noisy ranks seems to gain by chance (rank_noise x
-// sqrt(2 ln ranks) x T, but not where a change follows from what is known), `noise_factor`
-// deviations, which is also the hysteresis: on costs that only jitter neither the move nor the way
-// back is ever worth it. For drift it is high because the proposed cut was chosen from the same
-// noisy costs, and because a run looks thousands of times. Where the work has changed the gain is
-// less likely an artefact of the noise, and there is one decision a change.
+// sqrt(2 ln n) x T of n ranks within the noise; not where a change follows from what is known),
+// `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither the
+// move nor the way back is ever worth it. For drift it is high because the proposed cut was chosen
+// from the same noisy costs, and because a run looks thousands of times. Where the work has changed
+// the gain is less likely an artefact of the noise, and there is one decision a change.
 struct PolicyOptions {
   plan::Balancer balancer = plan::Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move

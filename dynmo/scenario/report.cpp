@@ -95,6 +95,13 @@ Json run_json(const RunResult& run, const Comparison& comparison) {
   json["bytes_moved"] = run.bytes_moved;
   json["steps_lost"] = run.steps_lost;
   json["steps_over_memory"] = run.steps_over_memory;
+  json["decisions"] = Json::array();
+  for (const DecisionAt& at : run.decisions) {
+    json["decisions"].push_back({{"step", at.step},
+                                 {"moved", at.decision.migrate},
+                                 {"why", at.decision.why},
+                                 {"reason", at.decision.reason}});
+  }
   return json;
 }
 
@@ -128,6 +135,17 @@ std::string report(const Scenario& scenario, const Comparison& comparison) {
                          run->steps_over_memory);
   }
   return job_line(scenario) + observe::table(columns, rows, 0) + notes;
+}
+
+std::string decisions_text(const Comparison& comparison) {
+  std::string text;
+  for (const RunResult& run : comparison.runs) {
+    for (const DecisionAt& at : run.decisions) {
+      text += fmt::format("step {:5}  {}: {}: {}\n", at.step, run.name, at.decision.why,
+                          at.decision.reason);
+    }
+  }
+  return text;
 }
 
 Json comparison_json(const Scenario& scenario, const Comparison& comparison) {

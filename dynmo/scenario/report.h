@@ -16,6 +16,9 @@ namespace dynmo::scenario {
 // would not have sufficed. Ends with a newline.
 [[nodiscard]] std::string report(const Scenario& scenario, const Comparison& comparison);
 
+// A line for each decision for which a plan was made: step, run, what for, and what was decided.
+[[nodiscard]] std::string decisions_text(const Comparison& comparison);
+
 // "dynmo-simulation-1" (docs/scenarios.md): the runs as in the table, with the parts of their time.
 [[nodiscard]] Json comparison_json(const Scenario& scenario, const Comparison& comparison);
 
