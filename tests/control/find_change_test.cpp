@@ -11,15 +11,13 @@
 namespace dynmo::control {
 namespace {
 
-constexpr int kRanks = 4;
-constexpr int kOfRank = 6;
-constexpr int kLayers = kRanks * kOfRank;
+constexpr int kOfRank = 6;  // layers
 constexpr double kRelevant = 0.01;
 
 // Layers of unlike times, a quarter of them on each rank.
-struct Machine {
-  explicit Machine(std::uint64_t machine_seed) : seed(machine_seed), rng(machine_seed) {
-    for (int i = 0; i < kLayers; ++i) {
+struct Ranks {
+  explicit Ranks(std::uint64_t drawn_from) : seed(drawn_from), rng(drawn_from) {
+    for (int i = 0; i < 4 * kOfRank; ++i) {
       seconds.push_back(0.5 + rng.uniform());
       owners.emplace_back(i / kOfRank);
     }
@@ -27,7 +25,7 @@ struct Machine {
   LayerTimes step() {
     LayerTimes times{.seconds = seconds, .owners = owners};
     const double of_step = std::exp(0.3 * rng.normal());
-    for (int r = 0; r < kRanks; ++r) {
+    for (int r = 0; r < 4; ++r) {
       const double of_rank = of_step * std::exp(noise.rank * rng.normal());
       for (int i = r * kOfRank; i < (r + 1) * kOfRank; ++i) {
         times.seconds[static_cast<std::size_t>(i)] *= of_rank * std::exp(noise.own * rng.normal());
@@ -50,7 +48,7 @@ struct Machine {
 };
 
 // As the profiler does: what was found is where the window begins.
-int false_alarms(Machine& machine, int count) {
+int false_alarms(Ranks& machine, int count) {
   std::deque<LayerTimes> steps;
   int alarms = 0;
   for (int i = 0; i < count; ++i) {
@@ -66,21 +64,21 @@ int false_alarms(Machine& machine, int count) {
 TEST(FindChange, NoiseIsNoChange) {
   int alarms = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    Machine machine(seed);
+    Ranks machine(seed);
     alarms += false_alarms(machine, 500);
   }
   EXPECT_LE(alarms, 5) << "of 10,000 steps";
 }
 
 TEST(FindChange, NothingIsFoundInWhatIsTheSame) {
-  Machine machine(1);
+  Ranks machine(1);
   machine.noise = {};
   EXPECT_EQ(false_alarms(machine, 100), 0);
 }
 
 TEST(FindChange, ALayerThatIsCheaperIsFoundAfterThreeSteps) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
-    Machine machine(seed);
+    Ranks machine(seed);
     std::deque<LayerTimes> steps;
     machine.run(steps, 30);
     machine.seconds[7] *= 0.5;
@@ -103,7 +101,7 @@ TEST(FindChange, ALayerThatIsCheaperIsFoundAfterThreeSteps) {
 TEST(FindChange, ARankThatStaysSlowIsFoundAndABurstIsNot) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     for (const bool burst : {true, false}) {
-      Machine machine(seed);
+      Ranks machine(seed);
       std::deque<LayerTimes> steps;
       machine.run(steps, 30);
       for (int i = 0; i < kOfRank; ++i) machine.seconds[static_cast<std::size_t>(i)] *= 2;
@@ -130,7 +128,7 @@ TEST(FindChange, ARankThatStaysSlowIsFoundAndABurstIsNot) {
 // Layers that move to another rank take as long as before.
 TEST(FindChange, AMoveIsNoChange) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    Machine machine(seed);
+    Ranks machine(seed);
     std::deque<LayerTimes> steps;
     machine.run(steps, 20);
     for (int i = 4; i < kOfRank; ++i) machine.owners[static_cast<std::size_t>(i)] = Rank(1);
@@ -140,7 +138,7 @@ TEST(FindChange, AMoveIsNoChange) {
 }
 
 TEST(FindChange, WhatDoesNotMatterIsNoChange) {
-  Machine machine(3);
+  Ranks machine(3);
   machine.noise = {};
   std::deque<LayerTimes> steps;
   machine.run(steps, 20);
