@@ -72,9 +72,15 @@ Told train(const model::Model& layers, const PipelineOptions& options, const std
       transport::run_ranks(plan.ranks, [&](transport::Transport& transport) -> Expected<void> {
         at::set_num_threads(1);
         const Rank rank(transport.rank().value);
-        Pipeline pipeline(transport, layers, options,
-                          {plan, runtime::initial_states(layers, plan, rank, options.seed)});
-        DYNMO_TRY(pipeline.measure(batches, 4));
+        // As first_plan does: one pipeline measures, another one trains.
+        const auto states = [&] {
+          return runtime::RankState{plan,
+                                    runtime::initial_states(layers, plan, rank, options.seed)};
+        };
+        Pipeline measuring(transport, layers, options, states());
+        DYNMO_TRY(measuring.measure(batches, 4));
+        Pipeline pipeline(transport, layers, options, states());
+        DYNMO_TRY(pipeline.use(measuring.profiler()));
         DYNMO_ASSIGN(const auto writer, LoadTraceWriter::open(trace, 1));
         const bool first = rank == Rank(0);
         if (first) {
@@ -234,11 +240,13 @@ struct Drawn {
       const double time = seconds[i] * std::max(0.1, 1 + noise * rng.normal());
       const bool frozen = i < static_cast<std::size_t>(frozen_layers);
       step.layers.push_back({.time = {time, frozen ? 0 : time, frozen ? 0 : time},
-                             .update_s = frozen ? 0 : 0.1 * time});
+                             .update_s = frozen ? 0 : 0.1 * time,
+                             .stash_bytes = {}});
     }
     step.beside = {.overhead_s = 1e-4 * rng.uniform(),
                    .action_s = 1e-6 * rng.uniform(),
-                   .message_s = 1e-6 * rng.uniform()};
+                   .message_s = 1e-6 * rng.uniform(),
+                   .reduction_bytes_per_s = {}};
     if (options.replicas > 1) step.beside.reduction_bytes_per_s = 1e9 * (1 + rng.uniform());
     step.plan_s = 1e-4 * rng.uniform();
     step.migrate_s = 1e-3 * rng.uniform();
