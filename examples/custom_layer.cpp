@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of your own in a pipeline that moves its layers: docs/custom-layer.md walks through it.
+// A layer of your own in a pipeline that moves its layers: docs/models.md walks through it.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

@@ -52,7 +52,7 @@ Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, 
                                        device_name(library, device)));
   const std::set<std::string> different(names.begin(), names.end());
   if (different.contains("")) {
-    result.why_not = "not every rank has libdynmo_nccl.so (docs/gpu.md)";
+    result.why_not = "not every rank has libdynmo_nccl.so (docs/clusters.md)";
   } else if (different.size() < names.size()) {
     result.why_not = fmt::format("{} ranks share {} devices", names.size(), different.size());
   }
