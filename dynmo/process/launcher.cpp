@@ -34,7 +34,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
 constexpr milliseconds kDrainTime{500};       // for what is still in the pipes at the end
-constexpr milliseconds kCauseTime{100};       // for a process to be seen ended after its loss was
+constexpr milliseconds kCauseTime{1000};      // for a process to be seen ended after its loss was
 constexpr milliseconds kPoll{20};             // where the kernel has no pidfd
 constexpr int kLastOutput = 32;               // bufferfuls read of a rank that has failed
 
@@ -160,7 +160,7 @@ class Launch {
   void wait_for_events(milliseconds at_most);
   bool read_output(Child& child);
   void show_output(Child& child);
-  void wait_for_cause();
+  void wait_for_cause(const Child& speaker);
   void note_ended();
   void note_end(Child& child);
   void handle_signals();
@@ -273,18 +273,18 @@ bool Launch::read_output(Child& child) {
 
 void Launch::show_output(Child& child) {
   read_output(child);
-  if (speaks_of_a_rank(child.unshown)) wait_for_cause();
+  if (speaks_of_a_rank(child.unshown)) wait_for_cause(child);
   write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
 }
 
 // A killed process closes its connections a moment before it can be seen to have ended, and one
 // that has failed tells the others before it ends. They may have spoken of it in between: what
 // itself said and how it ended come first.
-void Launch::wait_for_cause() {
+void Launch::wait_for_cause(const Child& speaker) {
   if (terminate_at_ || kill_at_) return;  // known already
   std::vector<pollfd> events;
   for (const Child& child : children_) {
-    if (!child.running) continue;
+    if (!child.running || &child == &speaker) continue;
     events.push_back({.fd = child.process.get(), .events = POLLIN, .revents = 0});
   }
   poll(events.data(), events.size(), static_cast<int>(kCauseTime.count()));
