@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -34,7 +35,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
 constexpr milliseconds kDrainTime{500};       // for what is still in the pipes at the end
-constexpr milliseconds kCauseTime{1000};      // for a process to be seen ended after its loss was
+constexpr milliseconds kCauseTime{3000};      // for a process to be seen ended after its loss was
 constexpr milliseconds kPoll{20};             // where the kernel has no pidfd
 constexpr int kLastOutput = 32;               // bufferfuls read of a rank that has failed
 
@@ -101,10 +102,20 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-// Whether one of our lines in it names a rank, as each that tells of a loss does.
-bool speaks_of_a_rank(std::string_view output) {
-  return output.find("dynmo: rank ") != std::string_view::npos ||
-         output.find("dynmo: error: rank ") != std::string_view::npos;
+// The ranks that our lines in it name first, as each that tells of a loss does.
+std::vector<int> ranks_named(std::string_view output) {
+  std::vector<int> ranks;
+  for (const std::string_view prefix : {"dynmo: rank ", "dynmo: error: rank "}) {
+    for (std::size_t at = output.find(prefix); at != std::string_view::npos;
+         at = output.find(prefix, at + 1)) {
+      const std::string_view rest = output.substr(at + prefix.size());
+      int rank = 0;
+      if (std::from_chars(rest.data(), rest.data() + rest.size(), rank).ec == std::errc()) {
+        ranks.push_back(rank);
+      }
+    }
+  }
+  return ranks;
 }
 
 bool is_stopped(pid_t pid) {
@@ -160,7 +171,7 @@ class Launch {
   void wait_for_events(milliseconds at_most);
   bool read_output(Child& child);
   void show_output(Child& child);
-  void wait_for_cause(const Child& speaker);
+  void wait_for_causes(const std::vector<int>& ranks);
   void note_ended();
   void note_end(Child& child);
   void handle_signals();
@@ -273,22 +284,25 @@ bool Launch::read_output(Child& child) {
 
 void Launch::show_output(Child& child) {
   read_output(child);
-  if (speaks_of_a_rank(child.unshown)) wait_for_cause(child);
+  wait_for_causes(ranks_named(child.unshown));
   write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
 }
 
-// A killed process closes its connections a moment before it can be seen to have ended, and one
+// A killed process closes its connections some time before it can be seen to have ended, and one
 // that has failed tells the others before it ends. They may have spoken of it in between: what
 // itself said and how it ended come first.
-void Launch::wait_for_cause(const Child& speaker) {
+void Launch::wait_for_causes(const std::vector<int>& ranks) {
   if (terminate_at_ || kill_at_) return;  // known already
-  std::vector<pollfd> events;
-  for (const Child& child : children_) {
-    if (!child.running || &child == &speaker) continue;
-    events.push_back({.fd = child.process.get(), .events = POLLIN, .revents = 0});
+  const Clock::time_point deadline = Clock::now() + kCauseTime;
+  for (const int rank : ranks) {
+    const auto found = std::ranges::find_if(
+        children_, [&](const Child& child) { return child.rank == WorldRank(rank); });
+    if (found == children_.end() || !found->running || !found->process) continue;
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    pollfd event = {.fd = found->process.get(), .events = POLLIN, .revents = 0};
+    poll(&event, 1, static_cast<int>(std::max(left, milliseconds(0)).count()));
   }
-  poll(events.data(), events.size(), static_cast<int>(kCauseTime.count()));
-  note_ended();
+  if (!ranks.empty()) note_ended();
 }
 
 void Launch::note_ended() {

@@ -130,8 +130,8 @@ inline Expected<History> live(const Member& member) {
       }
       const int next = i + 1 < member.groups ? size_of(i + 1) : size;
       DYNMO_TRY(train_in(*group, member, next / replicas, state, costs, history));
-      // A position that packing freed has no layer. A rank that leaves one of the others holds a copy of what
-      // stays in the first replica.
+      // A position that packing freed has no layer. A rank that leaves one of the others holds a
+      // copy of what stays in the first replica.
       const bool freed = grid.position().value >= next / replicas;
       const bool copied = !freed && grid.replica() > 0;
       DYNMO_TRY(member.leave(std::move(group)));
