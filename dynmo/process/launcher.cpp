@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -318,7 +319,14 @@ void Launch::note_ended() {
     (info.si_code == CLD_EXITED ? child.code : child.signal) = info.si_status;
     ended.push_back(&child);
   }
-  // Of several at once the killed ones first: they are what the others speak of.
+  for (Child* child : ended) {
+    for (int more = kLastOutput; more > 0 && read_output(*child); --more) {
+    }
+  }
+  for (const Child* child : ended) wait_for_causes(ranks_named(child->unshown));
+  // Of several at once those first that the others speak of: killed, or with nothing to say.
+  const auto speaks = [](const Child* child) { return !ranks_named(child->unshown).empty(); };
+  std::ranges::stable_partition(ended, std::not_fn(speaks));
   std::ranges::stable_partition(ended, [](const Child* child) { return child->signal != 0; });
   for (Child* child : ended) note_end(*child);
 }
@@ -329,8 +337,6 @@ void Launch::note_end(Child& child) {
   if (child.signal != 0) {
     say(fmt::format("rank {} was killed by signal {} ({})", child.rank, child.signal,
                     strsignal(child.signal)));
-  }
-  for (int more = kLastOutput; more > 0 && read_output(child); --more) {
   }
   write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
   if (child.code != 0 && !merger_.has_explained(child.rank)) {
