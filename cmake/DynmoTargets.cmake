@@ -22,7 +22,7 @@ if(DYNMO_FUZZ)
 endif()
 
 # What a unity build compiles as one: six sources of a folder at most, so that a change does not cost much, nor much memory.
-# So names local to a file of dynmo::core are the only ones of their kind in its folder.
+# So names local to a file are the only ones of their kind in its folder.
 function(dynmo_group folder)
   set(count 0)
   foreach(source IN LISTS ARGN)

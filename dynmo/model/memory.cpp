@@ -20,27 +20,27 @@ std::int64_t element_bytes(Precision precision) {
   return static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
 }
 
-class Reporter final : public c10::MemoryReportingInfoBase {
- public:
-  explicit Reporter(c10::DeviceType device) : device_(device) {}
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t,
-                         c10::Device device) override {
-    if (device.type() != device_) return;
-    held += Bytes{size};
-    peak = std::max(peak, held);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  Bytes held;
-  Bytes peak;
-
- private:
-  c10::DeviceType device_;
-};
-
 }  // namespace
 
 struct AllocationMeter::Impl {
+  class Reporter final : public c10::MemoryReportingInfoBase {
+   public:
+    explicit Reporter(c10::DeviceType device) : device_(device) {}
+    void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t,
+                           c10::Device device) override {
+      if (device.type() != device_) return;
+      held += Bytes{size};
+      peak = std::max(peak, held);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+
+    Bytes held;
+    Bytes peak;
+
+   private:
+    c10::DeviceType device_;
+  };
+
   explicit Impl(c10::DeviceType device) : reporter(std::make_shared<Reporter>(device)) {}
   std::shared_ptr<Reporter> reporter;
   c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, reporter};
