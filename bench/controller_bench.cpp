@@ -86,10 +86,10 @@ Truth truth_of(const dynamism::NamedLoad& named) {
   return truth;
 }
 
-plan::Plan optimal_plan(const cost::ModelCost& model, Generation generation) {
+plan::Plan optimal_plan(const cost::ModelCost& model) {
   const auto cut = plan::balance(plan::Balancer::kOptimal, {model, ranks(), kMicroBatches});
   DYNMO_CHECK(cut.has_value(), "a cut, got: {}", cut.error().message);
-  return plan::make_plan(*cut, schedule::ScheduleKind::k1F1B, generation);
+  return plan::make_plan(*cut, schedule::ScheduleKind::k1F1B, 0);
 }
 
 double step_s(const plan::Plan& plan, const cost::ModelCost& model) {
@@ -110,15 +110,15 @@ struct Course {
 
 Course never(const Truth& truth) {
   Course course;
-  const plan::Plan plan = optimal_plan(truth.costs.front(), 0);
+  const plan::Plan plan = optimal_plan(truth.costs.front());
   for (const cost::ModelCost& costs : truth.costs) course.total_s += step_s(plan, costs);
   return course;
 }
 
 Course oracle(const Truth& truth) {
-  std::vector<plan::Plan> plans = {optimal_plan(truth.costs.front(), 0)};
+  std::vector<plan::Plan> plans = {optimal_plan(truth.costs.front())};
   for (const cost::ModelCost& costs : truth.costs) {
-    plan::Plan plan = optimal_plan(costs, 0);
+    plan::Plan plan = optimal_plan(costs);
     const bool known = std::any_of(plans.begin(), plans.end(),
                                    [&](const plan::Plan& p) { return p.stages == plan.stages; });
     if (!known) plans.push_back(std::move(plan));
@@ -153,8 +153,9 @@ Course oracle(const Truth& truth) {
   auto at = static_cast<std::size_t>(std::min_element(best.begin(), best.end()) - best.begin());
   Course course{.total_s = best[at]};
   for (std::size_t step = before.size(); step-- > 0;) {
-    if (before[step][at] != at)
+    if (before[step][at] != at) {
       course.moves.insert(course.moves.begin(), static_cast<std::int64_t>(step));
+    }
     at = before[step][at];
   }
   return course;
@@ -182,11 +183,7 @@ class Measuring {
       const cost::LayerCost& layer = truth.layers[LayerId(i).index()];
       const double factor = of_rank[plan.owner(LayerId(i)).index()] *
                             std::max(0.1, 1 + noise_.of_layers * rng_.normal());
-      seen.layers.push_back({.time = {.forward_s = factor * layer.forward_s,
-                                      .input_gradient_s = factor * layer.backward_input_s,
-                                      .weight_gradient_s = factor * layer.backward_weight_s},
-                             .update_s = factor * layer.update_s,
-                             .stash_bytes = layer.activation_bytes});
+      seen.layers.push_back(cost::sample_of(layer, factor));
     }
     return seen;
   }
@@ -201,7 +198,7 @@ class Measuring {
 
 Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bool verbose) {
   Course course;
-  plan::Plan plan = optimal_plan(truth.costs.front(), 0);
+  plan::Plan plan = optimal_plan(truth.costs.front());
   Controller controller(truth.costs.front(), {.micro_batches = kMicroBatches, .steps = kSteps});
   Measuring measuring(noise, seed);
   const cost::Cluster cluster = ranks();

@@ -14,11 +14,11 @@ namespace {
 
 constexpr std::int64_t kConfirmAfter = 3;  // steps
 constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
-constexpr std::int64_t kFirstInterval =
-    100;                                    // steps to the next known change, before there were two
-constexpr std::int64_t kLeastHorizon = 10;  // steps
-constexpr int kLeastSteps = 7;              // measured, before drift is looked for: bursts have 3
-constexpr double kFruitless = 0.005;        // share of the time of training
+// To the next known change, before there were two; in steps, as the next one.
+constexpr std::int64_t kFirstInterval = 100;
+constexpr std::int64_t kLeastHorizon = 10;
+constexpr int kLeastSteps = 7;        // measured, before drift is looked for: bursts have 3
+constexpr double kFruitless = 0.005;  // share of the time of training
 
 struct StageWork {
   std::vector<double> share;  // of the model's work
@@ -80,11 +80,7 @@ Controller::Controller(cost::ModelCost known, ControllerOptions options, std::in
 
 void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
   std::vector<cost::LayerSample> layers;
-  for (const cost::LayerCost& layer : costs.layers) {
-    layers.push_back({.time = {layer.forward_s, layer.backward_input_s, layer.backward_weight_s},
-                      .update_s = layer.update_s,
-                      .stash_bytes = layer.activation_bytes});
-  }
+  for (const cost::LayerCost& layer : costs.layers) layers.push_back(cost::sample_of(layer));
   profiler_ = Profiler(profiler_.known(), options_.window, options_.policy.minimum_gain);
   profiler_.add(layers, plan::owners(plan));
 }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
-#include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -20,13 +19,6 @@ constexpr std::size_t kLeastOlder = 3;
 constexpr std::size_t kScatter = 8;  // older steps that tell how they scatter
 constexpr double kDeviations = 5;
 
-double median_in_place(std::span<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
-
 // A layer or a rank through the steps: logarithms of its time to the one expected.
 using Series = std::vector<double>;
 
@@ -36,7 +28,8 @@ double shift(const Series& series, std::size_t newest) {
   return median({split, series.end()}) - median({series.begin(), split});
 }
 
-// The same of the steps behind the first `older` ones but for a gap; 0 where it may be noise.
+// The same of the last `newest` steps and the first `older` ones, which need not meet; 0 where it
+// may be noise.
 double significant_shift(const Series& series, std::size_t older, int newest, double noise) {
   Series before(series.begin(), series.begin() + static_cast<std::ptrdiff_t>(older));
   const double center = median_in_place(before);
@@ -105,10 +98,10 @@ class Test {
     }
     for (std::size_t r = 0; found.rank && r < sums_.size(); ++r) {
       if (sums_[r].empty()) continue;
-      const double factor = std::exp(shift(sums_[r], newest));
-      for (std::size_t i = 0; i < factors.size(); ++i) {
-        if (found.factors[i] != 1 && steps_.back().owners[i].index() == r) factors[i] = factor;
-      }
+      set_factors(factors, r, std::exp(shift(sums_[r], newest)));
+    }
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      if (found.factors[i] == 1) factors[i] = 1;
     }
     return factors;
   }

@@ -20,7 +20,7 @@ namespace dynmo::control {
 // Why a plan is made (controller.h).
 enum class Cause {
   kKnown,      // the work has changed as training says, and new costs follow from those before
-  kConfirmed,  // it has, and was measured since
+  kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
   kWaited,     // the gain that was forgone since a move was too dear has come to its cost
   kDrift,      // if anything has changed, it was slowly
@@ -90,12 +90,11 @@ struct Decision {
 };
 
 // Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
-// `minimum_gain` and the noise, and over the horizon, with what was forgone, the cost (who cannot
-// know how long a gain lasts and moves when it has paid for the move once loses at most as much
-// again); at once where the current plan no
-// longer fits the memory and the proposed one does. Keeps the current plan where the balancer finds
-// none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or is
-// negative or no number.
+// `minimum_gain` and the noise, and if over the horizon, with what was forgone, it exceeds the
+// cost. Nobody knows how long a gain lasts: who moves once it would have paid for the move loses at
+// most as much again. Migrates at once where the current plan no longer fits the memory and the
+// proposed one does. Keeps the current plan where the balancer finds none (no feasible cut: the
+// reason says so). kBadInput: input that does not fit together, or is negative or no number.
 //
 // With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
 // are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.

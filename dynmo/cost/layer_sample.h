@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dynmo/core/units.h"
+#include "dynmo/cost/layer_cost.h"
 
 namespace dynmo::cost {
 
@@ -27,6 +28,15 @@ struct LayerSample {
   Bytes stash_bytes;    // of one micro-batch; 0: not metered in this step
   friend bool operator==(const LayerSample&, const LayerSample&) = default;
 };
+
+// What measures a layer of these costs, where everything takes `factor` x as long.
+[[nodiscard]] inline LayerSample sample_of(const LayerCost& layer, double factor = 1) {
+  return {.time = {.forward_s = factor * layer.forward_s,
+                   .input_gradient_s = factor * layer.backward_input_s,
+                   .weight_gradient_s = factor * layer.backward_weight_s},
+          .update_s = factor * layer.update_s,
+          .stash_bytes = layer.activation_bytes};
+}
 
 // What a step takes beside its layers, as all ranks agreed on it.
 struct StepSample {

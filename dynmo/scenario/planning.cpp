@@ -132,12 +132,7 @@ cost::Observation measured(const Scenario& scenario, std::int64_t step,
     Rng rng(mix_key({static_cast<std::uint64_t>(scenario.training.seed), 0x70726f66,
                      static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(step)}));
     const double factor = std::max(0.0, 1 + p.noise * rng.normal());
-    const cost::LayerCost& layer = truth.layers[i];
-    seen.layers.push_back({.time = {.forward_s = factor * layer.forward_s,
-                                    .input_gradient_s = factor * layer.backward_input_s,
-                                    .weight_gradient_s = factor * layer.backward_weight_s},
-                           .update_s = factor * layer.update_s,
-                           .stash_bytes = layer.activation_bytes});
+    seen.layers.push_back(cost::sample_of(truth.layers[i], factor));
   }
   return seen;
 }

@@ -58,11 +58,7 @@ struct Training {
       const cost::LayerCost& layer = costs.layers[LayerId(i).index()];
       const double rank = plan.owner(LayerId(i)) == burst ? 2 : 1;
       const double factor = rank * std::max(0.1, 1 + noise * rng.normal());
-      seen.layers.push_back({.time = {.forward_s = factor * layer.forward_s,
-                                      .input_gradient_s = factor * layer.backward_input_s,
-                                      .weight_gradient_s = factor * layer.backward_weight_s},
-                             .update_s = 0,
-                             .stash_bytes = {}});
+      seen.layers.push_back(cost::sample_of(layer, factor));
     }
     controller.observe(seen, plan, costs.frozen_layers());
     trained_s += evaluate(plan, costs, cluster, kMicroBatches)->step_time_s;
