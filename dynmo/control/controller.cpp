@@ -86,7 +86,7 @@ void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
                       .stash_bytes = layer.activation_bytes});
   }
   profiler_ = Profiler(profiler_.known(), options_.window, options_.policy.minimum_gain);
-  profiler_.add(layers, plan::owners(plan));
+  profiler_.add(layers, plan::owners(plan), {}, costs.frozen_layers());
 }
 
 void Controller::observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers) {
