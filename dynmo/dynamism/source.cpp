@@ -90,6 +90,10 @@ Expected<void> after_update(const Sources& sources, const Boundary& boundary,
   return {};
 }
 
+Json figures(const Sources& sources) {
+  return by_name(sources, [](const Source& source) { return source.figures(); });
+}
+
 Json state(const Sources& sources) {
   return by_name(sources, [](const Source& source) { return source.state(); });
 }

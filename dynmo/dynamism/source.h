@@ -75,6 +75,8 @@ class Source {
   // nothing.
   [[nodiscard]] virtual Json state() const { return nullptr; }
   [[nodiscard]] virtual Expected<void> restore(const Json&) { return {}; }
+  // Its numbers after a step, for people: an object in the record of the step. null: none.
+  [[nodiscard]] virtual Json figures() const { return nullptr; }
 };
 
 using Sources = std::vector<std::unique_ptr<Source>>;
@@ -92,6 +94,7 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 [[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
                                           const Outcome& outcome);
 // By name. kBadInput where the state is of other sources.
+[[nodiscard]] Json figures(const Sources& sources);
 [[nodiscard]] Json state(const Sources& sources);
 [[nodiscard]] Expected<void> restore(const Sources& sources, const Json& state);
 
