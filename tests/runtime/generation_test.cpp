@@ -95,9 +95,9 @@ TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
   RunOptions run;
   run.make_sources = [](std::int64_t) {
     dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kNorm};
-    options.check_every = 3;
-    options.smooth_steps = 4;
-    options.bootstrap = 0;
+    options.bootstrap = 0.2;
+    options.check_every = 1;
+    options.smooth_steps = 2;
     options.tolerance = 1;
     options.patience = 1;
     options.unfreeze_below = 0.5;
@@ -106,6 +106,7 @@ TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
     return sources;
   };
   expect_as_alone({.groups = 16, .run = run});
+  EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";
 }
 
 TEST(Generation, ReplicasShareOutWhatTheyHold) {
