@@ -82,7 +82,7 @@ void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
   std::vector<cost::LayerSample> layers;
   for (const cost::LayerCost& layer : costs.layers) layers.push_back(cost::sample_of(layer));
   profiler_ = Profiler(profiler_.known(), options_.window, options_.policy.minimum_gain);
-  profiler_.add(layers, plan::owners(plan));
+  profiler_.add(layers, plan::owners(plan), {}, costs.frozen_layers());
 }
 
 void Controller::observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers) {

@@ -74,6 +74,7 @@ void Profiler::forget_times() {
   own_changes_.clear();
   rank_changes_.clear();
   own_deviation_ = rank_deviation_ = 0;
+  last_.clear();
 }
 
 std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& layers,
@@ -88,6 +89,9 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
     sample.forward_s += layers[i].time.forward_s;
   }
   note_noise(sample);
+  note_trained(frozen_layers);
+  fill_in(sample, frozen_layers);
+  frozen_layers_ = frozen_layers;
   if (outdated_) {
     window_.clear();
     found_.clear();
@@ -97,6 +101,54 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
   if (window_.size() > kLongest * least_) window_.pop_front();
   note_beside();
   return find(frozen_layers);
+}
+
+// Of layers that trained in the step before and no longer do, as the window has them.
+void Profiler::note_trained(int frozen_layers) {
+  for (int i = frozen_layers_; i < frozen_layers && !window_.empty(); ++i) {
+    const auto layer = static_cast<std::size_t>(i);
+    const auto ratio = [&](auto get) {
+      return median_of(window_, [&](const Sample& step) {
+        const cost::LayerSample& sample = step.layers[layer];
+        return share(get(sample), sample.time.forward_s);
+      });
+    };
+    last_[layer] = {
+        .input_gradient = ratio([](const auto& s) { return s.time.input_gradient_s; }),
+        .weight_gradient = ratio([](const auto& s) { return s.time.weight_gradient_s; }),
+        .update = ratio([](const auto& s) { return s.update_s; })};
+  }
+}
+
+// A layer that has never trained here takes what the layers that train do for as long a forward
+// pass; the first one has no input gradient. Of a layer that trains again the update is missing in
+// one step more, as a step measures that of the step before.
+void Profiler::fill_in(Sample& sample, int frozen_layers) const {
+  const int changed = std::max(frozen_layers, frozen_layers_);
+  cost::LayerSample sum;
+  for (std::size_t i = 0; i < sample.layers.size(); ++i) {
+    if (is_frozen(i, changed)) continue;
+    const cost::LayerSample& layer = sample.layers[i];
+    sum.time.forward_s += layer.time.forward_s;
+    sum.time.input_gradient_s += layer.time.input_gradient_s;
+    sum.time.weight_gradient_s += layer.time.weight_gradient_s;
+    sum.update_s += layer.update_s;
+  }
+  for (std::size_t i = 0; i < sample.layers.size() && is_frozen(i, changed); ++i) {
+    const auto last = last_.find(i);
+    const Trained trained =
+        last != last_.end()
+            ? last->second
+            : Trained{.input_gradient =
+                          i == 0 ? 0 : share(sum.time.input_gradient_s, sum.time.forward_s),
+                      .weight_gradient = share(sum.time.weight_gradient_s, sum.time.forward_s),
+                      .update = share(sum.update_s, sum.time.forward_s)};
+    cost::LayerSample& layer = sample.layers[i];
+    layer.update_s = trained.update * layer.time.forward_s;
+    if (!is_frozen(i, frozen_layers)) continue;
+    layer.time.input_gradient_s = trained.input_gradient * layer.time.forward_s;
+    layer.time.weight_gradient_s = trained.weight_gradient * layer.time.forward_s;
+  }
 }
 
 void Profiler::note_beside() {

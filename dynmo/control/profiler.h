@@ -11,9 +11,13 @@
 //
 // Where the newest steps are of other work than the older ones (find_change.h), the older ones are
 // scaled to it, so that the window stays long and a change of one layer makes no other uncertain.
+//
+// A frozen layer has no backward pass to measure. It counts with the one that it last had, so that
+// its costs are known when it trains again.
 
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -31,7 +35,7 @@ class Profiler {
   Profiler(cost::ModelCost known, int window, double relevant = 0.01);
 
   // Layers by LayerId; `owners`, their ranks. Says where the newest steps are of other work. The
-  // first `frozen_layers` count with their forward time alone.
+  // first `frozen_layers` ran forward only, and count so.
   std::optional<FoundChange> add(const std::vector<cost::LayerSample>& layers,
                                  const std::vector<Rank>& owners, const cost::StepSample& step = {},
                                  int frozen_layers = 0);
@@ -49,7 +53,8 @@ class Profiler {
 
   // The measured times in `known`, which says what is frozen and how large everything is. A layer
   // that the window still saw training keeps its forward time; what freezing removes is known
-  // without measuring. nullopt before the first step.
+  // without measuring, and so is what comes back when a layer trains again. nullopt before the
+  // first step.
   [[nodiscard]] std::optional<cost::ModelCost> costs(cost::ModelCost known) const;
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
     return costs(known(frozen_layers));
@@ -72,9 +77,17 @@ class Profiler {
     cost::StepSample beside;
     double forward_s = 0;  // of all layers
   };
+  // What a layer takes besides its forward pass, in units of that.
+  struct Trained {
+    double input_gradient = 0;
+    double weight_gradient = 0;
+    double update = 0;
+  };
 
   void note_noise(const Sample& sample);
   void note_beside();
+  void note_trained(int frozen_layers);
+  void fill_in(Sample& sample, int frozen_layers) const;
   [[nodiscard]] std::deque<LayerTimes> times(int frozen_layers) const;
   [[nodiscard]] std::optional<FoundChange> find(int frozen_layers);
   // To all but the newest `steps`.
@@ -90,6 +103,8 @@ class Profiler {
   bool outdated_ = false;           // the whole window
   std::vector<FoundChange> found_;  // lately; their steps grow
   cost::StepSample beside_;
+  int frozen_layers_ = 0;                // of the newest step
+  std::map<std::size_t, Trained> last_;  // by layer that has trained and been frozen since
   // Of the newest step, to compare the next one with.
   std::vector<Rank> owners_;
   std::vector<double> own_shares_;

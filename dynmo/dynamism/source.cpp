@@ -41,6 +41,27 @@ Change both(const Change& a, const Change& b) {
   return change;
 }
 
+void set_frozen(model::LayerStates& states, int layers) {
+  for (auto& [id, state] : states) {
+    if (id.value >= layers) {
+      model::unfreeze(state);
+    } else if (!state.frozen) {
+      model::freeze(state);
+    }
+  }
+}
+
+// What the sources say, by name.
+template <typename Get>
+Json by_name(const Sources& sources, Get get) {
+  Json all = Json::object();
+  for (const auto& source : sources) {
+    Json own = get(*source);
+    if (!own.is_null()) all[std::string(source->name())] = std::move(own);
+  }
+  return all;
+}
+
 }  // namespace
 
 Expected<void> check(const Sources& sources, const Setting& setting) {
@@ -59,6 +80,7 @@ Expected<Change> before_step(const Sources& sources, const Boundary& boundary) {
     DYNMO_ASSIGN(const Change change, source->before_step(boundary));
     all = both(all, change);
   }
+  if (all.frozen_layers) set_frozen(boundary.states, *all.frozen_layers);
   return all;
 }
 
@@ -68,13 +90,12 @@ Expected<void> after_update(const Sources& sources, const Boundary& boundary,
   return {};
 }
 
+Json figures(const Sources& sources) {
+  return by_name(sources, [](const Source& source) { return source.figures(); });
+}
+
 Json state(const Sources& sources) {
-  Json all = Json::object();
-  for (const auto& source : sources) {
-    Json own = source->state();
-    if (!own.is_null()) all[std::string(source->name())] = std::move(own);
-  }
-  return all;
+  return by_name(sources, [](const Source& source) { return source.state(); });
 }
 
 Expected<void> restore(const Sources& sources, const Json& state) {

@@ -37,6 +37,7 @@ struct Boundary {
   std::int64_t step;           // before_step: the one that comes; after_update: the one just done
   const model::Model& model;   // as shaped
   model::LayerStates& states;  // this rank's
+  double learning_rate = 0;    // of the step
 };
 
 // What all ranks know of the step just done, by layer.
@@ -50,7 +51,8 @@ struct Change {
   // The work of layers is another from now on, and has to be measured anew: the controller need not
   // find it out. Not of freezing alone, whose costs follow from those before.
   bool work = false;
-  // How many layers from the first one on run forward only; unset: no opinion.
+  // How many layers from the first one on run forward only; those behind them train, with new
+  // moments where they did not. Unset: no opinion.
   std::optional<int> frozen_layers = {};
 };
 
@@ -63,7 +65,8 @@ class Source {
   [[nodiscard]] virtual Expected<void> check(const Setting&) const { return {}; }
   // Replaces or wraps layers before the model is made, on all ranks alike.
   [[nodiscard]] virtual Expected<void> shape(model::Recipe&) const { return {}; }
-  // Once before each step, also before the first one after a start.
+  // Once before each step, also before the first one after a start; again where the step was not
+  // finished, as its group has ended.
   [[nodiscard]] virtual Expected<Change> before_step(const Boundary&) { return Change{}; }
   // After the update of a step, of a skipped one, too. What later steps need of the outcome belongs
   // into the layers' states or into the source's own.
@@ -72,6 +75,8 @@ class Source {
   // nothing.
   [[nodiscard]] virtual Json state() const { return nullptr; }
   [[nodiscard]] virtual Expected<void> restore(const Json&) { return {}; }
+  // Its numbers after a step, for people: an object in the record of the step. null: none.
+  [[nodiscard]] virtual Json figures() const { return nullptr; }
 };
 
 using Sources = std::vector<std::unique_ptr<Source>>;
@@ -82,13 +87,14 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 [[nodiscard]] MakeSources make_sources(SourceOptions options);
 
 // The calls above for all sources of a run, in their order. Of changes: of work if one is, the
-// longest frozen prefix.
+// longest frozen prefix, which is put into the states.
 [[nodiscard]] Expected<void> check(const Sources& sources, const Setting& setting);
 [[nodiscard]] Expected<void> shape(const Sources& sources, model::Recipe& recipe);
 [[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);
 [[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
                                           const Outcome& outcome);
 // By name. kBadInput where the state is of other sources.
+[[nodiscard]] Json figures(const Sources& sources);
 [[nodiscard]] Json state(const Sources& sources);
 [[nodiscard]] Expected<void> restore(const Sources& sources, const Json& state);
 

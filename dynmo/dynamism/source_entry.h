@@ -5,6 +5,7 @@
 // type of its options erased, so that no list but sources.def names the sources.
 
 #include <any>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,8 @@ namespace dynmo::dynamism {
 // What a source may exclude in a training.
 struct TrainingSetting {
   bool tied_embeddings = false;
+  std::int64_t steps = 0;  // of the run; 0: not known
+  bool emulated = false;   // layers that sleep instead of computing
 };
 
 struct SourceEntry {

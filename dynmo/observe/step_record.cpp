@@ -53,6 +53,7 @@ Json record_json(const StepRecord& record) {
                {"gradient_norm", measured(record.gradient_norm)},
                {"learning_rate", measured(record.learning_rate)}};
   if (record.emulated) json["emulated"] = true;
+  if (!record.sources.empty()) json["sources"] = record.sources;
   return json;
 }
 
@@ -89,6 +90,9 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   record.gradient_norm = number("gradient_norm");
   record.learning_rate = number("learning_rate");
   record.emulated = object.boolean("emulated", false);
+  object.ignore("sources");
+  record.sources = json.value("sources", Json::object());
+  if (!record.sources.is_object()) object.fail("sources", "is not an object");
   DYNMO_TRY(object.finish());
   return record;
 }

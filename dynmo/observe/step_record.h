@@ -43,7 +43,8 @@ struct StepRecord {
   Bytes sent_bytes;         // by this rank since the end of the step before
   double gradient_norm = 0;
   double learning_rate = 0;
-  bool emulated = false;  // the layers slept for given times
+  bool emulated = false;          // the layers slept for given times
+  Json sources = Json::object();  // of dynamism, by name: an object of numbers each
   friend bool operator==(const StepRecord&, const StepRecord&) = default;
 };
 

@@ -120,6 +120,42 @@ schedule::PipelineShape shape_of(const Plan& plan, int micro_batches, int frozen
   return shape;
 }
 
+namespace {
+
+// Micro-batches in the order in which a stage makes the gradients of its inputs.
+std::vector<MicroBatchId> gradients_of(const schedule::Schedule& made, std::size_t stage) {
+  std::vector<MicroBatchId> order;
+  for (const schedule::Action& action : made.ranks[made.shape.stages[stage].rank.index()]) {
+    const bool makes = action.kind == schedule::ActionKind::kBackward ||
+                       action.kind == schedule::ActionKind::kInputGradient;
+    if (action.stage.index() == stage && makes) order.push_back(action.micro_batch);
+  }
+  return order;
+}
+
+// An order that was made while stages were frozen has no backward of them. Where they train again,
+// it comes behind all others, last stage first, in the order in which gradients arrive. It is right
+// and slow: it runs until a plan is made for it.
+void add_missing_backwards(schedule::Schedule& made) {
+  std::vector<MicroBatchId> ascending;
+  for (int m = 0; m < made.shape.micro_batches; ++m) ascending.emplace_back(m);
+  std::vector<MicroBatchId> arriving = ascending;
+  for (std::size_t s = made.shape.stages.size(); s-- > 0 && !made.shape.stages[s].frozen;) {
+    if (gradients_of(made, s).empty()) {
+      auto& actions = made.ranks[made.shape.stages[s].rank.index()];
+      const auto add = [&](schedule::ActionKind kind, MicroBatchId micro_batch) {
+        actions.push_back(
+            {.kind = kind, .stage = StageId(static_cast<int>(s)), .micro_batch = micro_batch});
+      };
+      for (const MicroBatchId m : arriving) add(schedule::ActionKind::kInputGradient, m);
+      for (const MicroBatchId m : ascending) add(schedule::ActionKind::kWeightGradient, m);
+    }
+    arriving = gradients_of(made, s);
+  }
+}
+
+}  // namespace
+
 Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches, int frozen_layers) {
   const schedule::PipelineShape shape = shape_of(plan, micro_batches, frozen_layers);
   if (plan.schedule != schedule::ScheduleKind::kAdaptive) {
@@ -151,6 +187,7 @@ Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches, in
                       "micro-batches: make a plan for this number of micro-batches",
                       forwards, wanted, shape.stages.size(), micro_batches);
   }
+  add_missing_backwards(made);
   return made;
 }
 

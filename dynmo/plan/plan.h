@@ -40,7 +40,8 @@ struct Plan {
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   Generation generation = 0;
   // kAdaptive only: by rank, the compute actions of a step in order (F, and I and W or B), for the
-  // number of micro-batches it was made for. A frozen stage runs its F and nothing else of it.
+  // number of micro-batches it was made for. A frozen stage runs its F and nothing else of it; one
+  // that was frozen when the order was made and trains again runs its I and W at the end.
   std::vector<std::vector<schedule::Action>> order = {};
 
   [[nodiscard]] int layers() const { return stages.empty() ? 0 : stages.back().layers.end(); }

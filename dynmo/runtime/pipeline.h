@@ -84,7 +84,7 @@ class Pipeline {
   [[nodiscard]] const transport::Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return state_.plan; }
   // Layers that keep their input only, under the plan in force: chosen anew with every plan, every
-  // longer frozen prefix and the first costs, alike on all ranks.
+  // other frozen prefix and the first costs, alike on all ranks.
   [[nodiscard]] const plan::LayerSet& recomputed() const { return program_.recomputed; }
   [[nodiscard]] const LayerStates& states() const { return state_.layers; }
   [[nodiscard]] LayerStates& states() { return state_.layers; }

@@ -8,7 +8,10 @@
 namespace dynmo::runtime {
 
 dynamism::Boundary Pipeline::boundary() {
-  return {.step = state_.step, .model = model_, .states = state_.layers};
+  return {.step = state_.step,
+          .model = model_,
+          .states = state_.layers,
+          .learning_rate = model::learning_rate(options_.learning_rate, state_.step)};
 }
 
 // Once before each step.

@@ -142,19 +142,7 @@ class Run {
       move_to(std::move(next));
     }
     controller_.announce(cost::Announced::kKnown, step_);
-    if (!event.failure) return {};
-    go_back();
-    return replace_plan_that_cannot_run();
-  }
-
-  // The order of an adaptive plan has no backward of stages that were frozen when it was made. At
-  // the checkpoint they may train again.
-  Expected<void> replace_plan_that_cannot_run() {
-    model_ = load_.at(step_);
-    if (plan::evaluate(plan_, model_, cluster(), scenario_.training.micro_batches)) return {};
-    DYNMO_ASSIGN(plan::Plan next, proposed(plan_.generation + 1));
-    charge_plan();
-    move_to(std::move(next));
+    if (event.failure) go_back();
     return {};
   }
 

@@ -220,7 +220,9 @@ Expected<void> validate(const Config& config) {
                     "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
   DYNMO_TRY(check_emulation(c));
-  return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings});
+  return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings,
+                                   .steps = c.train.steps,
+                                   .emulated = emulates(c)});
 }
 
 std::vector<std::string> key_names() {

@@ -43,6 +43,7 @@ observe::StepRecord record_of(const runtime::StepReport& report,
   record.migrate_s = report.migrate_s;
   record.moved_layers = report.moved_layers;
   record.moved_bytes = report.moved_bytes;
+  record.sources = dynamism::figures(pipeline.sources());
   return record;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "dynmo/core/median.h"
 #include "dynmo/core/rng.h"
@@ -33,8 +34,10 @@ struct Machine {
   double layer_noise = 0;
   double rank_noise = 0;
   double step_noise = 0;
+  int frozen = 0;  // layers that run forward only
   std::uint64_t seed = 1;
   Rng rng{seed};
+  int found = 0;  // changes
 
   void run(Profiler& profiler, int steps) {
     for (int step = 0; step < steps; ++step) {
@@ -51,8 +54,11 @@ struct Machine {
             .input_gradient_s = 2 * time,
             .weight_gradient_s = (i == 0 && !weight_gradients_of_all ? 3 : weight_gradient) * time};
         layer.update_s = 4 * time;
+        if (std::cmp_greater_equal(i, frozen)) continue;
+        layer.time = {.forward_s = time};
+        layer.update_s = 0;
       }
-      profiler.add(layers, owners);
+      if (profiler.add(layers, owners, {}, frozen)) ++found;
     }
   }
 };
@@ -185,6 +191,53 @@ TEST(Profiler, OneRankHasNoNoiseOfRanks) {
   Machine machine{.forward_s = {1, 3}, .owners = ranks({0, 0}), .rank_noise = 0.1};
   machine.run(profiler, kLongest);
   EXPECT_EQ(profiler.rank_noise(), 0);
+}
+
+// The window has long forgotten the steps in which the layers trained.
+TEST(Profiler, LayersThatTrainAgainCostWhatTheyLastDid) {
+  for (const int frozen_steps : {1, 3, 3 * kLongest}) {
+    Profiler profiler(named(4), kWindow);
+    Machine machine{.forward_s = {1, 2, 5, 3},
+                    .owners = ranks({0, 0, 1, 1}),
+                    .layer_noise = 0.005,
+                    .rank_noise = 0.005};
+    machine.run(profiler, kLongest);
+    machine.frozen = 1;
+    machine.run(profiler, frozen_steps);
+    machine.frozen = 3;
+    machine.run(profiler, frozen_steps);
+    EXPECT_EQ(profiler.costs(3)->layers[2].backward_weight_s, 0);
+    const auto expect_trained = [&](const char* when) {
+      const auto costs = profiler.costs(0);
+      for (std::size_t i = 0; i < 4; ++i) {
+        const cost::LayerCost& layer = costs->layers[i];
+        const double forward = machine.forward_s[i];
+        EXPECT_NEAR(layer.backward_input_s, 2 * forward, 0.05 * forward) << i << when;
+        EXPECT_NEAR(layer.backward_weight_s, 3 * forward, 0.05 * forward) << i << when;
+        EXPECT_NEAR(layer.update_s, 4 * forward, 0.05 * forward) << i << when;
+      }
+    };
+    expect_trained(" before the first step");
+    machine.frozen = 0;
+    machine.run(profiler, 1);
+    expect_trained(" after it");
+    machine.run(profiler, kLongest);
+    expect_trained(" after many");
+    EXPECT_EQ(machine.found, 0) << "to train again is no change that has to be found";
+  }
+}
+
+// A run that was resumed while they were frozen. The first layer has no input gradient.
+TEST(Profiler, LayersThatHaveNotTrainedCostWhatOthersDoUntilMeasured) {
+  Profiler profiler(named(3), kWindow);
+  Machine machine{.forward_s = {1, 2, 5}, .owners = ranks({0, 0, 1}), .frozen = 2};
+  machine.run(profiler, kLongest);
+  const auto costs = profiler.costs(0);
+  EXPECT_EQ(costs->layers[0].backward_input_s, 0);
+  EXPECT_NEAR(costs->layers[0].backward_weight_s, 3, 1e-12);
+  EXPECT_NEAR(costs->layers[1].backward_input_s, 4, 1e-12);
+  EXPECT_NEAR(costs->layers[1].backward_weight_s, 6, 1e-12);
+  EXPECT_NEAR(costs->layers[1].update_s, 8, 1e-12);
 }
 
 }  // namespace

@@ -74,6 +74,15 @@ TEST(FreezingLoad, APrefixRunsForwardOnly) {
   EXPECT_GT(changes, 2);
 }
 
+TEST(FreezingLoad, TheNormRuleHasTheCurveOfPlasticity) {
+  const LoadInputs inputs = inputs_of(gpt(8, 512, 512));
+  const auto plasticity = make_freezing(by_plasticity(), inputs);
+  const auto norm = make_freezing({.rule = FreezingRule::kNorm}, inputs);
+  for (std::int64_t step = 0; step < 10'000; step += 500) {
+    ASSERT_EQ((*norm)->at(step), (*plasticity)->at(step)) << step;
+  }
+}
+
 // F, I and W take about the same time. A layer frozen behind one that trains still passes gradients
 // on, F + I: 2 of 3; a frozen prefix runs forward only: 1 of 3.
 TEST(FreezingLoad, RandomBlocksSkipTheirWeightGradientsOnly) {

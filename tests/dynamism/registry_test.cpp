@@ -153,7 +153,7 @@ LoadOptions random_options(Rng& rng) {
   pruning.final_sparsity = random_share(rng);
   pruning.sparse_rate = 3 * random_share(rng);
   pruning.depth_ratio = std::exp(3 * rng.normal());
-  freezing.rule = static_cast<FreezingRule>(rng.below(3));
+  freezing.rule = static_cast<FreezingRule>(rng.below(4));
   freezing.check_every = static_cast<std::int64_t>(1 + rng.below(500));
   freezing.tolerance = random_share(rng);
   freezing.max_fraction = random_share(rng);

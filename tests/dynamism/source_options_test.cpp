@@ -107,7 +107,9 @@ std::string keys_text(std::vector<SourceEntry> entries) {
       text += fmt::format("{:<26} # {} ({}){}\n",
                           fmt::format("{} = {}", key.name, toml_value(key.field)), key.help,
                           range != nullptr ? text_of(*range) : listed(choice->names),
-                          key.used_by == UsedBy::kLoad ? " [scenario]" : "");
+                          key.used_by == UsedBy::kLoad       ? " [scenario]"
+                          : key.used_by == UsedBy::kTraining ? " [training]"
+                                                             : "");
     }
   }
   return text;

@@ -63,6 +63,7 @@ StepRecord random_record(Rng& rng, std::int64_t step) {
   record.gradient_norm = rng.uniform();
   record.learning_rate = rng.uniform() * 1e-4;
   record.emulated = rng.below(2) == 1;
+  if (rng.below(2) == 1) record.sources["layer_drop"] = {{"share", rng.uniform()}};
   return record;
 }
 

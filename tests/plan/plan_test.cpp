@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "dynmo/core/check.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/lowering.h"
 #include "tests/plan/cuts.h"
 
 namespace dynmo::plan {
@@ -149,6 +153,37 @@ TEST(NamedCut, OfManyStagesShowsTheOuterOnes) {
   for (int i = 0; i < 10; ++i) names.push_back(fmt::format("{}", i));
   const auto plan = make_plan(std::vector<int>(10, 1), schedule::ScheduleKind::k1F1B);
   EXPECT_EQ(named_cut(plan, names), "0 | 1 | 2 | 3 | (2 more stages) | 6 | 7 | 8 | 9");
+}
+
+// An order that was made while layers were frozen, of any schedule, runs with fewer of them.
+TEST(Plan, AnOrderThatWasMadeForFrozenStagesRunsWhenTheyTrainAgain) {
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    Rng rng(mix_key({0x7A3, seed}));
+    const int ranks = pick(rng, 1, 5);
+    const int micro_batches = ranks * pick(rng, 1, 3);
+    const bool interleaved = pick(rng, 0, 2) == 0;
+    const auto kind = interleaved ? ScheduleKind::kInterleaved
+                                  : std::array{ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+                                               ScheduleKind::kZbH1}[rng.below(3)];
+    const int stages = interleaved ? 2 * ranks : ranks;
+    Plan plan{.ranks = ranks, .stages = {}, .schedule = kind};
+    for (int s = 0; s < stages; ++s) {
+      plan.stages.push_back({Rank{s % ranks}, {LayerId{2 * s}, 2}});
+    }
+    const int frozen = pick(rng, 0, 2 * stages - 1);
+    plan.order = schedule_of(plan, micro_batches, frozen).value().ranks;
+    plan.schedule = ScheduleKind::kAdaptive;
+    for (int now = 0; now < 2 * stages; ++now) {
+      const auto made = schedule_of(plan, micro_batches, now);
+      ASSERT_TRUE(made) << "seed " << seed << ": " << made.error().message;
+      const auto facts = schedule::check(schedule::lower(*made));
+      ASSERT_TRUE(facts) << "seed " << seed << ", " << frozen << " frozen, then " << now << ": "
+                         << facts.error().message;
+      if (now == frozen) {
+        EXPECT_EQ(made->ranks, plan.order) << "seed " << seed;
+      }
+    }
+  }
 }
 
 }  // namespace

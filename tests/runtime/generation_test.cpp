@@ -90,6 +90,25 @@ TEST(Generation, AFrozenPrefixTravelsAlong) {
   expect_as_alone({.groups = 16, .run = run});
 }
 
+// What the rule remembers travels along, too, to ranks that come new.
+TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
+  RunOptions run;
+  run.make_sources = [](std::int64_t) {
+    dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kNorm};
+    options.bootstrap = 0.2;
+    options.check_every = 1;
+    options.smooth_steps = 2;
+    options.tolerance = 1;
+    options.patience = 1;
+    options.unfreeze_below = 0.5;
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_freezing_source(options, /*steps=*/32));
+    return sources;
+  };
+  expect_as_alone({.groups = 16, .run = run});
+  EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";
+}
+
 TEST(Generation, ReplicasShareOutWhatTheyHold) {
   RunOptions run;
   run.replicas = 2;

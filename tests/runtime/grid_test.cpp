@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dynmo/dynamism/freezing/load_schedule.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"

@@ -155,7 +155,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   if (run.freezing) {
     options.make_sources = [schedule = *run.freezing](std::int64_t steps) {
       dynamism::Sources sources;
-      sources.push_back(dynamism::make_freezing_source(schedule, steps));
+      sources.push_back(dynamism::make_freezing_source({.schedule = schedule}, steps));
       return sources;
     };
   }

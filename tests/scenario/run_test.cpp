@@ -216,7 +216,8 @@ TEST(Run, AFailureLosesTheStepsSinceTheCheckpoint) {
   EXPECT_EQ(result_of(job_of(s), "uniform").steps_lost, 10);
 }
 
-// The order of an adaptive plan that was made after layers froze has no backward of theirs.
+// The order of an adaptive plan that was made after layers froze runs on, with their backward
+// behind all others, until it is replaced.
 TEST(Run, AFailureThatThawsLayersReplacesAnAdaptivePlan) {
   Scenario s = free_scenario();
   s.training.schedule = "adaptive";

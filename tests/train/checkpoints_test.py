@@ -45,6 +45,44 @@ class Resume(RunCase):
             self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
 
+    def test_freezing_by_norm_resumes_with_the_same_decisions(self):
+        rule = ["freezing.rule=norm", "freezing.check_every=3", "freezing.smooth_steps=4", "freezing.tolerance=1",
+                "freezing.patience=1", "freezing.unfreeze_below=0.5"]
+        plain = ("train.steps=60", "checkpoint.every=5", "checkpoint.keep=20", "freezing.enabled=true")
+
+        def train(run, ranks, *words):
+            return self.command("-n", str(ranks), *words, run=run, extra=(*plain, *rule))
+
+        def frozen(run):
+            lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
+            return [record["frozen_layers"] for record in map(json.loads, lines)]
+
+        undisturbed = self.run_command(train("norm", 2))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        reference = self.folder / "norm"
+        prefix = frozen(reference)
+        most = prefix.index(max(prefix))
+        self.assertGreaterEqual(prefix[most], 2, prefix)
+        self.assertIn(0, prefix[most:], "it trains all layers again")
+        first = json.loads((reference / "records" / "rank-0.jsonl").read_text().splitlines()[-1])
+        self.assertGreater(first["sources"]["freezing"]["next_norm"], 0)
+        # From before the first freeze, from the middle of it, and from after the thaw; on other ranks.
+        for step, ranks in ((5, 1), ((most + 4) // 5 * 5, 3), (55, 1)):
+            run = self.folder / f"norm-{step}"
+            shutil.copytree(reference, run)
+            for folder in (run / "checkpoints").glob("step-*[0-9]"):
+                if int(folder.name[5:]) > step:
+                    shutil.rmtree(folder)
+            resumed = self.run_command(train(run.name, ranks, "--resume"))
+            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            self.assertIn(f"step {step} of 60", resumed.stdout)
+            self.assertEqual(frozen(run)[60:], prefix[step:], f"from step {step}")
+            self.assertEqual(losses(run), losses(reference), f"from step {step}")
+            self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"from step {step}")
+        # Another rule is another training.
+        other = self.command("-n", "2", "--resume", run="norm", extra=plain)
+        self.assert_error(self.run_command(other), 2, "checkpoint")
+
     def test_bf16_resumes_with_the_same_bits_and_in_bf16_only(self):
         def train(run, ranks, *words):
             return self.train(run, ranks, *words) + ["--set", "model.precision=bf16"]

@@ -258,7 +258,58 @@ TEST(Config, FreezingIsCheckedAgainstTheModelAndTheRules) {
             std::string::npos);
   EXPECT_EQ(error({"freezing.enabled=false", "model.family=gpt2"}), "");
   EXPECT_EQ(error({"freezing.enabled=true", "freezing.rule=random"}),
-            "freezing.rule is random, wanted schedule: a training knows no other yet");
+            "freezing.rule is random, wanted schedule or norm: a training knows no other yet");
+  EXPECT_EQ(error({"freezing.enabled=true", "freezing.end=1.5"}),
+            "freezing.end is 1.5, wanted 0 to 1");
+  EXPECT_EQ(
+      error({"freezing.enabled=true", "freezing.every=300", "train.steps=200"}),
+      "freezing.every is 300: no layer would freeze in 200 steps, as the last change would be "
+      "before step 0 and freezing.start is 0.1; wanted fewer steps between changes");
+}
+
+TEST(Config, FreezingByNormIsCheckedAgainstTheRunAndTheOtherRules) {
+  const auto error = [](std::vector<std::string> settings) {
+    Config config;
+    settings.insert(settings.end(), {"freezing.enabled=true", "freezing.rule=norm"});
+    EXPECT_TRUE(apply_settings(config, settings));
+    const auto valid = validate(config);
+    return valid ? std::string() : valid.error().message;
+  };
+  EXPECT_EQ(error({"train.steps=2000"}), "");
+  EXPECT_EQ(error({"train.steps=200"}),
+            "freezing.check_every is 300: no layer would freeze in 200 steps, as the first check "
+            "would be before step 10 and 3 more are needed (freezing.patience); wanted fewer steps "
+            "between checks");
+  EXPECT_EQ(error({"train.steps=200", "freezing.check_every=10"}), "");
+  EXPECT_EQ(error({"train.steps=2000", "freezing.fraction=0.5"}),
+            "freezing.fraction is 0.5 with freezing.rule = norm, which does not use it: wanted "
+            "freezing.rule = schedule, or no freezing.fraction");
+  EXPECT_EQ(error({"train.steps=2000", "freezing.unfreeze_below=1"}),
+            "freezing.unfreeze_below is 1, wanted 0 to below 1");
+  EXPECT_NE(error({"train.steps=2000", "model.family=gpt2"}).find("tied embeddings"),
+            std::string::npos);
+  Config config;
+  EXPECT_TRUE(apply_settings(
+      config, std::vector<std::string>{"freezing.enabled=true", "freezing.tolerance=0.5"}));
+  EXPECT_EQ(
+      validate(config).error().message,
+      "freezing.tolerance is 0.5 with freezing.rule = schedule, which does not use it: wanted "
+      "freezing.rule = norm, or no freezing.tolerance");
+  const auto unknown = apply_settings(config, std::vector<std::string>{"freezing.rule=norms"});
+  ASSERT_FALSE(unknown);
+  EXPECT_NE(unknown.error().message.find("did you mean 'norm'"), std::string::npos)
+      << unknown.error().message;
+}
+
+// Keys of a training that say nothing of a simulated load.
+TEST(Config, AScenarioRefusesWhatOnlyATrainingCanDo) {
+  dynamism::SourceOptions sources;
+  const auto result =
+      apply_toml(sources.scenario_keys(), "[freezing]\nunfreeze_below = 0.2\n", "s.toml");
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().message,
+            "s.toml:2: freezing.unfreeze_below belongs in the config of a training, a scenario has "
+            "no use for it");
 }
 
 TEST(Config, ASeventhSourceNeedsAnEntryOnly) {

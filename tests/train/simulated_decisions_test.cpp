@@ -249,11 +249,15 @@ struct Drawn {
     return step;
   }
 
-  // Layers freeze, are pruned with or without a word, or nothing happens.
+  // Layers freeze, train again, are pruned with or without a word, or nothing happens.
   cost::Announced change() {
     const double drawn = rng.uniform();
     if (drawn < 0.05 && frozen_layers + 1 < known.size()) {
       ++frozen_layers;
+      return cost::Announced::kKnown;
+    }
+    if (drawn > 0.97 && frozen_layers > 0) {
+      frozen_layers = 0;
       return cost::Announced::kKnown;
     }
     if (drawn > 0.2) return cost::Announced::kNothing;

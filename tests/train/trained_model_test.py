@@ -127,6 +127,13 @@ class Families(RunCase):
     def test_freezing_with_tied_embeddings(self):
         frozen = self.command("--set", "model.family=gpt2", "--set", "freezing.enabled=true")
         self.assert_error(self.run_command(frozen), 2, "tied_embeddings")
+        # Nor with a rule that would freeze nothing, one that is not known, or with keys of another one.
+        enabled = ("train.steps=60", "freezing.enabled=true")
+        for setting, wanted in (("freezing.rule=norm", "freezing.check_every is 300"), ("freezing.rule=nrom", "did you mean 'norm'"),
+                                ("freezing.rule=plasticity", "wanted schedule or norm"),
+                                ("freezing.patience=4", "freezing.rule = schedule, which does not use it")):
+            result = self.run_command(self.command(extra=(*enabled, setting)))
+            self.assert_error(result, 2, wanted)
 
     def test_tokens_in_and_out(self):
         run = str(self.folder / "gpt2")

@@ -57,7 +57,7 @@ class Freezing final : public LoadModel {
   Freezing(FreezingOptions options, DenseModel dense, const LoadInputs& inputs)
       : options_(options), dense_(std::move(dense)), steps_(inputs.steps) {
     const int blocks = inputs.shape.blocks;
-    if (options_.rule == FreezingRule::kPlasticity) {
+    if (options_.rule == FreezingRule::kPlasticity || options_.rule == FreezingRule::kNorm) {
       freezes_ = freezing_steps(options_, blocks, steps_, inputs.seed);
     } else if (options_.rule == FreezingRule::kRandom) {
       freezes_ = random_steps(blocks, inputs.seed);

@@ -21,8 +21,8 @@
 
 namespace dynmo::dynamism {
 
-// Step at which each block freezes under kPlasticity, never falling with depth; `steps` where it
-// does not. A function of (parameters, seed). Requires valid parameters.
+// Step at which each block freezes under kPlasticity and kNorm, never falling with depth; `steps`
+// where it does not. A function of (parameters, seed). Requires valid parameters.
 [[nodiscard]] std::vector<std::int64_t> freezing_steps(const FreezingOptions& options, int blocks,
                                                        std::int64_t steps, std::uint64_t seed);
 

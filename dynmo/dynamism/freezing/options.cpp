@@ -1,13 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/freezing/options.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string>
+
+#include "dynmo/dynamism/freezing/load_norm_rule.h"
 
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::array<std::string_view, 3> kRuleNames = {"schedule", "plasticity", "random"};
+constexpr std::array<std::string_view, 4> kRuleNames = {"schedule", "norm", "plasticity", "random"};
+
+constexpr std::array<std::string_view, 4> kOfSchedule = {"start", "end", "fraction", "every"};
+
+std::string_view name_of(FreezingRule rule) { return kRuleNames[static_cast<std::size_t>(rule)]; }
+
+// A key of another rule that was set would do nothing, and nobody would notice.
+Expected<void> check_other_rules(FreezingOptions options) {
+  FreezingOptions defaults;
+  const std::vector<SourceKey> now = keys_of(options);
+  const std::vector<SourceKey> unset = keys_of(defaults);
+  const bool schedule = options.rule == FreezingRule::kSchedule;
+  for (std::size_t i = 1; i < now.size(); ++i) {  // the first is the rule
+    const bool of_schedule = std::ranges::count(kOfSchedule, now[i].name) > 0;
+    const std::string value = toml_value(now[i].field);
+    if (of_schedule == schedule || value == toml_value(unset[i].field)) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "freezing.{} is {} with freezing.rule = {}, which does not use it: wanted "
+                      "freezing.rule = {}, or no freezing.{}",
+                      now[i].name, value, name_of(options.rule), of_schedule ? "schedule" : "norm",
+                      now[i].name);
+  }
+  return {};
+}
+
+// Something has to freeze before the run ends.
+Expected<void> check_time(const FreezingOptions& options, std::int64_t steps) {
+  if (options.rule == FreezingRule::kSchedule) {
+    const std::int64_t every = options.schedule.every;
+    const std::int64_t last = (steps - 1) / every * every;
+    const double share = static_cast<double>(last) / static_cast<double>(steps);
+    if (every == 1 || share > options.schedule.start || options.schedule.end == 0) return {};
+    return make_error(
+        ErrorCode::kBadInput,
+        "freezing.every is {}: no layer would freeze in {} steps, as the last change "
+        "would be before step {} and freezing.start is {}; wanted fewer steps between "
+        "changes",
+        every, steps, last, options.schedule.start);
+  }
+  const std::int64_t first = first_check(options, steps);
+  if (first + options.patience * options.check_every < steps) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "freezing.check_every is {}: no layer would freeze in {} steps, as the first "
+                    "check would be before step {} and {} more are needed (freezing.patience); "
+                    "wanted fewer steps between checks",
+                    options.check_every, steps, first, options.patience);
+}
 
 }  // namespace
 
@@ -16,7 +66,7 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "rule",
        .field = toml_choice(&o.rule, kRuleNames),
        .allowed = {},
-       .help = "which layers freeze when; a training knows the first"},
+       .help = "which layers freeze when; a training knows the first two"},
       {.name = "start",
        .field = &o.schedule.start,
        .allowed = between(0, 1),
@@ -36,27 +86,28 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "check_every",
        .field = &o.check_every,
        .allowed = between(1, 1e9),
-       .help = "plasticity: steps between checks",
-       .used_by = UsedBy::kLoad},
+       .help = "norm, plasticity: steps between checks"},
+      {.name = "smooth_steps",
+       .field = &o.smooth_steps,
+       .allowed = between(1, 1e9),
+       .help = "norm: time constant of the moving average of a layer's norms",
+       .used_by = UsedBy::kTraining},
       {.name = "bootstrap",
        .field = &o.bootstrap,
        .allowed = between(0, 1),
-       .help = "plasticity: share of the steps before the first check",
-       .used_by = UsedBy::kLoad},
+       .help = "norm, plasticity: share of the steps before the first check"},
       {.name = "tolerance",
        .field = &o.tolerance,
        .allowed = between(0, 1),
-       .help = "plasticity: of the first slope, below which a block is still",
-       .used_by = UsedBy::kLoad},
+       .help = "norm, plasticity: of the first value, below which a layer is still"},
       {.name = "patience",
        .field = &o.patience,
        .allowed = between(1, 1e6),
-       .help = "plasticity: checks in a row",
-       .used_by = UsedBy::kLoad},
+       .help = "norm, plasticity: checks in a row"},
       {.name = "front_rate",
        .field = &o.front_rate,
        .allowed = between(1e-6, 1e6),
-       .help = "plasticity: rate at which the first block settles",
+       .help = "norm, plasticity: rate at which the first block settles",
        .used_by = UsedBy::kLoad},
       {.name = "back_rate",
        .field = &o.back_rate,
@@ -66,18 +117,22 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "rate_spread",
        .field = &o.rate_spread,
        .allowed = between(0, 10),
-       .help = "plasticity: std of a block's log rate",
+       .help = "norm, plasticity: std of a block's log rate",
        .used_by = UsedBy::kLoad},
       {.name = "slope_noise",
        .field = &o.slope_noise,
        .allowed = between(0, 10),
-       .help = "plasticity: std of a slope",
+       .help = "norm, plasticity: std of a slope",
        .used_by = UsedBy::kLoad},
       {.name = "max_fraction",
        .field = &o.max_fraction,
        .allowed = between(0, 1),
-       .help = "plasticity, random: of the blocks that freeze",
-       .used_by = UsedBy::kLoad},
+       .help = "all but schedule: of the layers that freeze"},
+      {.name = "unfreeze_below",
+       .field = &o.unfreeze_below,
+       .allowed = from_below(0, 1),
+       .help = "norm: share of the learning rate at which layers froze, from which all train again",
+       .used_by = UsedBy::kTraining},
   };
 }
 
@@ -95,10 +150,17 @@ Expected<void> check(const FreezingSchedule& schedule) {
 }
 
 Expected<void> check_training(const FreezingOptions& options, const TrainingSetting& setting) {
-  if (options.rule != FreezingRule::kSchedule) {
+  if (options.rule != FreezingRule::kSchedule && options.rule != FreezingRule::kNorm) {
     return make_error(ErrorCode::kBadInput,
-                      "freezing.rule is {}, wanted schedule: a training knows no other yet",
-                      kRuleNames[static_cast<std::size_t>(options.rule)]);
+                      "freezing.rule is {}, wanted schedule or norm: a training knows no other yet",
+                      name_of(options.rule));
+  }
+  DYNMO_TRY(check_other_rules(options));
+  if (setting.steps > 0) DYNMO_TRY(check_time(options, setting.steps));
+  if (setting.emulated && options.rule == FreezingRule::kNorm) {
+    return make_error(ErrorCode::kBadInput,
+                      "freezing.rule is norm with run.device = emulated, whose layers have no "
+                      "gradients: wanted freezing.rule = schedule");
   }
   if (setting.tied_embeddings) {
     return make_error(ErrorCode::kBadInput,

@@ -11,7 +11,8 @@
 namespace dynmo::dynamism {
 
 enum class FreezingRule {
-  kSchedule,    // a prefix of layers by FreezingSchedule; the one rule that a training knows
+  kSchedule,    // a prefix of layers by FreezingSchedule
+  kNorm,        // a prefix of layers, each once its gradients have become small (load_norm_rule.h)
   kPlasticity,  // a prefix of blocks, each once it has stopped changing (after Egeria)
   kRandom,      // blocks anywhere: they skip W but must pass gradients on, so F + I remain, and
                 // balancing has next to nothing to gain
@@ -30,15 +31,17 @@ struct FreezingSchedule {
 
 // Under kPlasticity a block's plasticity (how much its activations still move away from a reference
 // model's) falls as exp(-rate x share of the run), front blocks fastest. Every `check_every` steps
-// the slope of every block is compared with its first one. A block freezes once it has been below
+// the slope of every block is compared with its first one. A load model takes the same curve for
+// the norms of kNorm. A block freezes once it has been below
 // `tolerance` of that in `patience` checks in a row and all blocks before it are frozen: without
 // noise at the share ln(1 / tolerance) / rate of the run, and `patience` - 1 checks.
 struct FreezingOptions {
   FreezingRule rule = FreezingRule::kSchedule;
   FreezingSchedule schedule = {};
   std::int64_t check_every = 300;  // steps; also those between random freezings
+  std::int64_t smooth_steps = 20;  // kNorm: time constant of the moving average
   double bootstrap = 0.05;         // share of the run before the first check
-  double tolerance = 0.2;          // of the first slope
+  double tolerance = 0.2;          // of the first slope, the first norm
   int patience = 3;                // checks
   // Rates of the first and the last block, geometric in between: with the tolerance above the
   // first freezes at 16 % of the run, the last would after its end.
@@ -46,16 +49,22 @@ struct FreezingOptions {
   double back_rate = 1.5;
   double rate_spread = 0.1;   // std of the logarithm of a block's rate
   double slope_noise = 0.02;  // std of a smoothed slope, in units of the first one
-  // Largest share of the blocks frozen by kPlasticity and kRandom; kRandom reaches it at the end.
+  // Largest share that freezes but by kSchedule: of the blocks, in a training of the layers.
+  // kRandom reaches it at the end.
   double max_fraction = 0.75;
+  // kNorm: share of the learning rate at which the first layers froze, at or below which all train
+  // again. 0: never. Egeria's is a tenth.
+  double unfreeze_below = 0.1;
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(FreezingOptions& options);
 // kBadInput naming the key: a value outside its range, start behind end.
 [[nodiscard]] Expected<void> check(const FreezingOptions& options);
 [[nodiscard]] Expected<void> check(const FreezingSchedule& schedule);
-// kBadInput where a training cannot freeze so: a rule that only load models know, tied embeddings,
-// of which it would stop one of two equal copies.
+// kBadInput where a training cannot freeze so: a rule that only load models know, a key of another
+// rule that is not at its default, checks or changes that come too late in the run to freeze
+// anything, emulated layers for a rule that follows gradients, tied embeddings, of which it would
+// stop one of two equal copies.
 [[nodiscard]] Expected<void> check_training(const FreezingOptions& options,
                                             const TrainingSetting& setting);
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Freezing in real training: the layers of a growing prefix stop training, by FreezingSchedule.
+// Freezing in real training: the layers of a prefix stop training, by FreezingSchedule or by
+// NormRule.
 
 #include <cstdint>
 #include <memory>
 
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/options.h"
 #include "dynmo/dynamism/source.h"
 
 namespace dynmo::dynamism {
 
-// Requires a valid schedule.
-[[nodiscard]] std::unique_ptr<Source> make_freezing_source(const FreezingSchedule& schedule,
+// Of a run of `steps` steps. Requires valid options of a rule that a training knows.
+[[nodiscard]] std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options,
                                                            std::int64_t steps);
 
 // Of a config's table; sources.def asks for it.
