@@ -33,14 +33,14 @@ function(dynmo_group folder)
 endfunction()
 
 # Sets `variable` to the files ENDING of dynmo/FOLDER that belong to library NAME. A source of dynamism has one folder,
-# dynmo/dynamism/S, for both libraries: its files options* and load* are dynmo::core's, the rest is dynmo::runtime's; of
+# dynmo/dynamism/S, for both libraries: its files options*, load* and select* are dynmo::core's, the rest is dynmo::runtime's; of
 # dynmo/dynamism itself only source.* is dynmo::runtime's.
 function(dynmo_files variable name folder ending)
   file(GLOB found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/${folder}/*.${ending}")
   if(folder STREQUAL "dynamism")
     file(GLOB in_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dynmo/dynamism/*/*.${ending}")
     set(runtime_files ${found} ${in_sources})
-    list(FILTER runtime_files EXCLUDE REGEX "/dynamism/[^/]+/(options|load)[^/]*$")
+    list(FILTER runtime_files EXCLUDE REGEX "/dynamism/[^/]+/(options|load|select)[^/]*$")
     list(FILTER runtime_files INCLUDE REGEX "/dynamism/([^/]+/[^/]+|source\\.[a-z]+)$")
     if(name STREQUAL "core")
       list(APPEND found ${in_sources})

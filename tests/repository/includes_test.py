@@ -22,7 +22,7 @@ def half_of_dynamism(parts):
     """Which library a file of dynmo/dynamism belongs to, as cmake/DynmoTargets.cmake has it."""
     if len(parts) == 3:
         return "runtime" if parts[2].startswith("source.") else "core"
-    return "core" if parts[-1].startswith(("options", "load")) else "runtime"
+    return "core" if parts[-1].startswith(("options", "load", "select")) else "runtime"
 
 
 def room(parts):
@@ -79,6 +79,7 @@ class Includes(unittest.TestCase):
             "dynmo/cost/h.h": ('#include "dynmo/nowhere/ids.h"', "no such folder"),
             "dynmo/sim/i.cpp": ('#include "tests/sim/oracle.h"', "nothing that uses it"),
             "dynmo/dynamism/moe/load.cpp": ('#include "dynmo/dynamism/source.h"', "dynamism (runtime) is below dynamism"),
+            "dynmo/dynamism/moe/select.cpp": ("#include <ATen/ATen.h>", "knows nothing of libtorch"),
             "dynmo/dynamism/moe/options.h": ('#include "dynmo/dynamism/moe/router.h"', "dynamism (runtime) is below dynamism"),
             "dynmo/dynamism/moe/router.cpp": ('#include "dynmo/runtime/engine.h"', "runtime is below dynamism (runtime)"),
             "dynmo/model/m.cpp": ('#include "dynmo/dynamism/source.h"', "dynamism (runtime) is below model"),
