@@ -4,13 +4,10 @@
 // Loops of sparse_products.cpp over tiles of activations.
 //
 // A tile holds kTile tokens of a matrix [N, D] transposed: D rows of kTile elements, so that one
-// kept weight multiplies a few whole vectors. What bounds the loops is how fast these vectors
-// arrive, one load for each multiply-add: two a cycle from the first cache, less than one from the
-// second. So the loops pass over blocks of kBlock columns, whose part of the tile stays in the
-// first cache, and read columns and values in the order in which they come.
-//
-// Inside a block, rows come in the order of how many weights they have there: the processor then
-// foresees where a row ends, which is else as costly as the row (20 cycles for 6 weights).
+// kept weight multiplies a few whole vectors, each loaded for one multiply-add. The loops pass over
+// blocks of kBlock columns, whose part of the tile fits the first cache, and read columns and
+// values in the order in which they come. Inside a block, rows come in the order of how many
+// weights they have there, so that the processor can foresee where a row ends.
 
 #include <cstdint>
 #include <span>

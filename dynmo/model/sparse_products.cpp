@@ -147,7 +147,7 @@ void load(const Kernels<E>& kernel, const Rows<E>& x, std::int64_t tile, E* to) 
   kernel.load_tile(x.data + tile * kTile<E> * x.stride, x.stride, tokens_of(x, tile), x.width, to);
 }
 
-constexpr std::int64_t kGrain = 1 << 13;  // weights: with fewer, a second thread is late
+constexpr std::int64_t kGrain = 1 << 13;  // weights that a thread copies at least
 
 // The values in the order of the index.
 template <typename E>
