@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/core/bit_mask.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Masks of pruned matrices as bits, for checkpoints, and their digest, by which runs on any number
-// of ranks are compared: weight i of a matrix is kept where bit i % 8 of byte i / 8 is set.
+// The digest of the masks of pruned matrices, by which runs on any number of ranks are compared.
 
 #include <cstdint>
 #include <span>
@@ -14,19 +13,10 @@
 
 namespace dynmo::dynamism {
 
-// Requires offsets that ascend and are below `weights`, the size of the matrix.
-[[nodiscard]] std::vector<std::uint8_t> pack_mask(std::span<const std::int32_t> offsets,
-                                                  std::int64_t weights);
-
-// The offsets of a mask's kept weights, ascending. kBadInput where the bits, which may come from a
-// file, are not those of a matrix of `weights` weights.
-[[nodiscard]] Expected<std::vector<std::int32_t>> unpack_mask(std::span<const std::uint8_t> bits,
-                                                              std::int64_t weights);
-
 struct MatrixMask {
-  std::int64_t index = 0;    // of the matrix in the pool
-  std::int64_t weights = 0;  // of the matrix at the start
-  std::vector<std::uint8_t> bits;
+  std::int64_t index = 0;          // of the matrix in the pool
+  std::int64_t weights = 0;        // of the matrix at the start
+  std::vector<std::uint8_t> bits;  // core/bit_mask.h
 };
 
 // One digest of the masks of all ranks, whichever rank has which and in whatever order: equal on

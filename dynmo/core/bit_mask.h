@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Which elements of an array there are, as bits: element i where bit i % 8 of byte i / 8 is set.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo {
+
+// Requires offsets that ascend and are below `elements`, which is below 2^31.
+[[nodiscard]] std::vector<std::uint8_t> pack_mask(std::span<const std::int32_t> offsets,
+                                                  std::int64_t elements);
+
+// The offsets of a mask's elements, ascending. kBadInput where the bits, which may come from a
+// file, are not those of a mask of `elements` elements.
+[[nodiscard]] Expected<std::vector<std::int32_t>> unpack_mask(std::span<const std::uint8_t> bits,
+                                                              std::int64_t elements);
+
+[[nodiscard]] std::int64_t count_bits(std::span<const std::uint8_t> bits);
+
+}  // namespace dynmo
