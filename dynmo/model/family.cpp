@@ -22,6 +22,13 @@ ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, 
           .decays = true};
 }
 
+ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
+                           double deviation) {
+  ParameterSpec spec = matrix(std::move(name), rows, columns, deviation);
+  spec.prunable = true;
+  return spec;
+}
+
 double residual_deviation(double deviation, std::int64_t blocks) {
   return deviation / std::sqrt(2.0 * static_cast<double>(blocks));
 }

@@ -23,6 +23,9 @@ using Specs = std::vector<ParameterSpec>;
 [[nodiscard]] ParameterSpec constant(std::string name, std::int64_t size, double value);
 [[nodiscard]] ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns,
                                    double deviation);
+// The same of a matrix inside a block, which may be pruned.
+[[nodiscard]] ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
+                                         double deviation);
 
 // Of the two projections into the residual stream (Radford et al., 2019, section 2.3).
 [[nodiscard]] double residual_deviation(double deviation, std::int64_t blocks);

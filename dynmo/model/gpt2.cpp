@@ -17,25 +17,25 @@ Specs embedding_specs(const Gpt2Config& config) {
 
 Specs attention_specs(const Gpt2Config& config) {
   const std::int64_t D = config.shape.hidden;
-  return {
-      constant("ln_1.weight", D, 1),
-      constant("ln_1.bias", D, 0),
-      matrix("attn.c_attn.weight", D, 3 * D, config.deviation),
-      constant("attn.c_attn.bias", 3 * D, 0),
-      matrix("attn.c_proj.weight", D, D, residual_deviation(config.deviation, config.shape.blocks)),
-      constant("attn.c_proj.bias", D, 0)};
+  return {constant("ln_1.weight", D, 1),
+          constant("ln_1.bias", D, 0),
+          block_matrix("attn.c_attn.weight", D, 3 * D, config.deviation),
+          constant("attn.c_attn.bias", 3 * D, 0),
+          block_matrix("attn.c_proj.weight", D, D,
+                       residual_deviation(config.deviation, config.shape.blocks)),
+          constant("attn.c_proj.bias", D, 0)};
 }
 
 Specs mlp_specs(const Gpt2Config& config) {
   const std::int64_t D = config.shape.hidden;
   const std::int64_t F = config.shape.intermediate;
-  return {
-      constant("ln_2.weight", D, 1),
-      constant("ln_2.bias", D, 0),
-      matrix("mlp.c_fc.weight", D, F, config.deviation),
-      constant("mlp.c_fc.bias", F, 0),
-      matrix("mlp.c_proj.weight", F, D, residual_deviation(config.deviation, config.shape.blocks)),
-      constant("mlp.c_proj.bias", D, 0)};
+  return {constant("ln_2.weight", D, 1),
+          constant("ln_2.bias", D, 0),
+          block_matrix("mlp.c_fc.weight", D, F, config.deviation),
+          constant("mlp.c_fc.bias", F, 0),
+          block_matrix("mlp.c_proj.weight", F, D,
+                       residual_deviation(config.deviation, config.shape.blocks)),
+          constant("mlp.c_proj.bias", D, 0)};
 }
 
 Specs head_specs(const Gpt2Config& config) {

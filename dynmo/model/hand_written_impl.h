@@ -20,6 +20,7 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/model/operations.h"
 #include "dynmo/model/products_impl.h"
+#include "dynmo/model/sparse_products_impl.h"
 
 namespace dynmo::model {
 
@@ -110,29 +111,39 @@ inline const at::Tensor& value(const LayerState& state, std::size_t i) {
 
 // The products below are the only ways in which a layer multiplies with a matrix W of its own, so
 // that another format of W needs no other layer. W is [O, I] as Hugging Face's Linear has it; of
-// GPT-2's Conv1D, whose W is [I, O], forward is times_transposed and backward is times.
+// GPT-2's Conv1D, whose W is [I, O], forward is times_transposed and backward is times. Where W is
+// compressed (pruned.h), they multiply with what is left of it.
 
 // x W^T.
 inline at::Tensor times(const Parameter& parameter, const at::Tensor& x_NI) {
+  if (parameter.pattern) return sparse::times(*parameter.pattern, parameter.value, x_NI);
   return at::linear(x_NI, operand(parameter));
 }
 // y W, plus a vector where one is given.
 inline at::Tensor times_transposed(const Parameter& parameter, const at::Tensor& y_NO) {
+  if (parameter.pattern) return sparse::times_transposed(*parameter.pattern, parameter.value, y_NO);
   return at::mm(y_NO, operand(parameter));
 }
 inline at::Tensor times_transposed(const Parameter& parameter, const at::Tensor& y_NO,
                                    const Parameter& bias) {
+  if (parameter.pattern) return times_transposed(parameter, y_NO).add_(operand(bias));
   return at::addmm(operand(bias), y_NO, operand(parameter));
 }
 // sum += y W, in place: one product, no temporary.
 inline void add_times_transposed(at::Tensor& sum_NI, const Parameter& parameter,
                                  const at::Tensor& y_NO) {
-  sum_NI.addmm_(y_NO, operand(parameter));
+  if (parameter.pattern) {
+    sparse::add_times_transposed(sum_NI, *parameter.pattern, parameter.value, y_NO);
+  } else {
+    sum_NI.addmm_(y_NO, operand(parameter));
+  }
 }
 // gradient += dy^T x, in place: one product, no temporary. Where there is no product of bf16 into
 // fp32, that of a micro-batch is rounded before it is added.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
-  if (dy_NO.scalar_type() != at::kBFloat16) {
+  if (parameter.pattern) {
+    sparse::add_product(*parameter.pattern, parameter.gradient, dy_NO, x_NI);
+  } else if (dy_NO.scalar_type() != at::kBFloat16) {
     parameter.gradient.addmm_(dy_NO.t(), x_NI);
   } else if (dy_NO.is_cpu() && has_products<c10::BFloat16>()) {
     add_product(parameter.gradient, dy_NO, x_NI);

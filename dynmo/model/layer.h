@@ -28,6 +28,9 @@
 namespace dynmo::model {
 
 class KeyValueCache;
+namespace sparse {
+struct Pattern;  // sparse_products_impl.h
+}
 
 // Shape and initial values of one parameter.
 struct ParameterSpec {
@@ -36,11 +39,16 @@ struct ParameterSpec {
   double deviation = 0;  // of the normal initial values
   double mean = 0;       // 1 for norms
   bool decays = true;    // weight decay applies (matrices: yes; norms: no)
+  // A matrix that the layer uses in the products of hand_written_impl.h alone, so that it may lose
+  // weights (pruned.h).
+  bool prunable = false;
 };
 
-// One parameter and what training holds for it. All tensors but `rounded` fp32, contiguous, of
-// one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
+// One parameter and what training holds for it. Value, gradient and moments are fp32, contiguous,
+// of one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
 // freed.
+// A pruned matrix (pruned.h) has a mask. Its tensors have the matrix's shape, with zeros where a
+// weight is gone, or are compressed: one dimension, the kept weights by offset.
 struct Parameter {
   std::string name;
   at::Tensor value;
@@ -49,8 +57,13 @@ struct Parameter {
   at::Tensor second_moment;  // AdamW's exp_avg_sq
   bool decays = true;
   // `value` in bf16 where the layer computes in it (precision.h), else undefined. Derived: neither
-  // a migration nor a checkpoint carries it; see round_values.
+  // a migration nor a checkpoint carries it; see derive.
   at::Tensor rounded = {};
+  // Weight i of the matrix is kept where bit i % 8 of byte i / 8 is set; uint8, on the CPU.
+  // Undefined: all are.
+  at::Tensor mask = {};
+  // Where the kept weights lie, of a compressed matrix. Derived from the mask, as `rounded` is.
+  std::shared_ptr<const sparse::Pattern> pattern = {};
 };
 
 // What a layer computes with.
@@ -218,9 +231,10 @@ struct AutogradTraits {
 // who makes it.
 [[nodiscard]] LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed);
 
-// Makes `rounded` of every parameter from its value, where the layer computes in bf16. Due after
-// values were written from outside (a migration, a checkpoint); make_state and update do it.
-void round_values(const Layer& layer, LayerState& state);
+// Makes what is derived of every parameter: `rounded` from its value where the layer computes in
+// bf16, `pattern` from the mask of a compressed matrix. Due after values or masks were written from
+// outside (a migration, a checkpoint); make_state and update do it.
+void derive(const Layer& layer, LayerState& state);
 
 // The state with all its tensors on `device`: those that are there already are shared.
 [[nodiscard]] LayerState on_device(LayerState state, at::Device device);

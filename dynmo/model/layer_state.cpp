@@ -7,6 +7,8 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/pruned.h"
+#include "dynmo/model/sparse_products_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -67,14 +69,22 @@ LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed) {
   for (const BufferSpec& spec : layer.buffers()) {
     state.buffers.push_back({spec.name, at::full(spec.shape, spec.initial, spec.type)});
   }
-  round_values(layer, state);
+  derive(layer, state);
   return state;
 }
 
-void round_values(const Layer& layer, LayerState& state) {
-  if (layer.compute_type() == at::kFloat) return;
-  for (Parameter& parameter : state.parameters) {
-    parameter.rounded = parameter.value.to(layer.compute_type());
+void derive(const Layer& layer, LayerState& state) {
+  const std::vector<ParameterSpec> specs = layer.parameters();
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    Parameter& parameter = state.parameters[i];
+    if (layer.compute_type() != at::kFloat) {
+      parameter.rounded = parameter.value.to(layer.compute_type());
+    }
+    if (is_compressed(parameter)) {
+      parameter.pattern =
+          sparse::make_pattern(specs[i].shape[0], specs[i].shape[1],
+                               kept_offsets(parameter.mask, specs[i].shape[0] * specs[i].shape[1]));
+    }
   }
 }
 

@@ -12,23 +12,23 @@ namespace {
 
 Specs attention_specs(const LlamaConfig& config) {
   const std::int64_t kv = config.shape.kv_heads * config.head_size();
-  return {
-      constant("input_layernorm.weight", config.shape.hidden, 1),
-      matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden, config.deviation),
-      matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.deviation),
-      matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.deviation),
-      matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
-             residual_deviation(config.deviation, config.shape.blocks))};
+  return {constant("input_layernorm.weight", config.shape.hidden, 1),
+          block_matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden,
+                       config.deviation),
+          block_matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.deviation),
+          block_matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.deviation),
+          block_matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
+                       residual_deviation(config.deviation, config.shape.blocks))};
 }
 
 Specs mlp_specs(const LlamaConfig& config) {
   return {constant("post_attention_layernorm.weight", config.shape.hidden, 1),
-          matrix("mlp.gate_proj.weight", config.shape.intermediate, config.shape.hidden,
-                 config.deviation),
-          matrix("mlp.up_proj.weight", config.shape.intermediate, config.shape.hidden,
-                 config.deviation),
-          matrix("mlp.down_proj.weight", config.shape.hidden, config.shape.intermediate,
-                 residual_deviation(config.deviation, config.shape.blocks))};
+          block_matrix("mlp.gate_proj.weight", config.shape.intermediate, config.shape.hidden,
+                       config.deviation),
+          block_matrix("mlp.up_proj.weight", config.shape.intermediate, config.shape.hidden,
+                       config.deviation),
+          block_matrix("mlp.down_proj.weight", config.shape.hidden, config.shape.intermediate,
+                       residual_deviation(config.deviation, config.shape.blocks))};
 }
 
 Specs head_specs(const LlamaConfig& config) {

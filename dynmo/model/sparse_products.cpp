@@ -309,7 +309,7 @@ std::vector<std::int64_t> Pattern::offsets() const {
 Bytes Pattern::bytes() const { return Bytes{bytes_of(by_row) + bytes_of(by_column)}; }
 
 std::shared_ptr<const Pattern> make_pattern(std::int64_t rows, std::int64_t columns,
-                                            std::span<const std::int64_t> offsets) {
+                                            std::span<const std::int32_t> offsets) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   DYNMO_CHECK(rows >= 0 && columns >= 0 && rows < kMost && columns < kMost &&
                   std::cmp_less(offsets.size(), kMost),
@@ -334,9 +334,9 @@ std::shared_ptr<const Pattern> make_pattern(std::int64_t rows, std::int64_t colu
 
 std::shared_ptr<const Pattern> make_pattern(const at::Tensor& mask_OI) {
   DYNMO_CHECK(mask_OI.dim() == 2, "a mask [O, I], got {} dimensions", mask_OI.dim());
-  const at::Tensor offsets = at::flatten(mask_OI).nonzero().flatten().cpu().contiguous();
+  const at::Tensor offsets = at::flatten(mask_OI).nonzero().flatten().to(at::kCPU, at::kInt);
   return make_pattern(mask_OI.size(0), mask_OI.size(1),
-                      {offsets.const_data_ptr<std::int64_t>(), std::size_t(offsets.numel())});
+                      {offsets.const_data_ptr<std::int32_t>(), std::size_t(offsets.numel())});
 }
 
 at::Tensor times(const Pattern& pattern, const at::Tensor& values, const at::Tensor& x_NI,

@@ -53,7 +53,7 @@ struct Pattern {
 
 // From the offsets o * columns + i of the kept weights, ascending; fewer than 2^31 of them.
 [[nodiscard]] std::shared_ptr<const Pattern> make_pattern(std::int64_t rows, std::int64_t columns,
-                                                          std::span<const std::int64_t> offsets);
+                                                          std::span<const std::int32_t> offsets);
 // From a mask [O, I]: what is not zero is kept.
 [[nodiscard]] std::shared_ptr<const Pattern> make_pattern(const at::Tensor& mask_OI);
 

@@ -5,9 +5,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
+#include <sstream>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/pruned.h"
 
 namespace dynmo::model {
 namespace {
@@ -39,21 +42,26 @@ std::vector<TensorView<Byte>> views(State& state) {
     add_all(&Parameter::first_moment, ".first_moment", TensorKind::kFirstMoment);
     add_all(&Parameter::second_moment, ".second_moment", TensorKind::kSecondMoment);
   }
+  for (const Parameter& parameter : state.parameters) {
+    if (!parameter.mask.defined()) continue;
+    result.push_back(view<Byte>(parameter.mask, parameter.name + ".mask", TensorKind::kMask));
+  }
   for (const Buffer& buffer : state.buffers) {
     result.push_back(view<Byte>(buffer.value, buffer.name, TensorKind::kBuffer));
   }
   return result;
 }
 
-void add_to_layout(Digester& digester, const std::string& name, at::IntArrayRef shape,
-                   bool decays) {
-  digester.update(fmt::format("{} {} {}\n", name, fmt::join(shape, ","), decays));
+void add_to_layout(Digester& digester, const std::string& name, at::IntArrayRef shape, bool decays,
+                   bool masked) {
+  digester.update(
+      fmt::format("{} {} {}{}\n", name, fmt::join(shape, ","), decays, masked ? " masked" : ""));
 }
 
 Digest layout(const LayerState& state) {
   Digester digester;
   for (const Parameter& p : state.parameters) {
-    add_to_layout(digester, p.name, p.value.sizes(), p.decays);
+    add_to_layout(digester, p.name, p.value.sizes(), p.decays, p.mask.defined());
   }
   for (const Buffer& b : state.buffers) {
     digester.update(fmt::format("{} {} buffer {}\n", b.name, fmt::join(b.value.sizes(), ","),
@@ -148,18 +156,91 @@ Expected<StateHeader> unpack(std::span<const std::byte> bytes) {
       .layout = {get(bytes.subspan(32)), get(bytes.subspan(40))}};
 }
 
-LayerState allocate_tensors_like(const Layer& layer, LayerId id, Frozen frozen) {
+StateShape shape_of(const LayerState& state) {
+  StateShape shape{.frozen = state.frozen, .pruned = {}};
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    const Parameter& parameter = state.parameters[i];
+    if (!parameter.mask.defined()) continue;
+    shape.pruned[i] = {.kept = kept_weights(parameter.mask),
+                       .compressed = is_compressed(parameter)};
+  }
+  return shape;
+}
+
+std::string to_text(const StateShape& shape) {
+  std::string text = shape.frozen ? "f" : "t";
+  for (const auto& [index, pruned] : shape.pruned) {
+    text += fmt::format(",{}:{}{}", index, pruned.kept, pruned.compressed ? "c" : "m");
+  }
+  return text;
+}
+
+Expected<StateShape> parse_shape(std::string_view text) {
+  StateShape shape;
+  std::istringstream stream{std::string(text)};
+  char mark = 0;
+  bool good = static_cast<bool>(stream >> mark) && (mark == 'f' || mark == 't');
+  shape.frozen = mark == 'f';
+  while (good && stream >> mark) {
+    std::size_t index = 0;
+    StateShape::Pruned pruned;
+    char colon = 0;
+    char format = 0;
+    good = mark == ',' && stream >> index >> colon >> pruned.kept >> format && colon == ':' &&
+           (format == 'c' || format == 'm') && pruned.kept >= 0;
+    pruned.compressed = format == 'c';
+    shape.pruned[index] = pruned;
+  }
+  if (good) return shape;
+  return make_error(ErrorCode::kInternal, "'{}' is not the shape of a layer's state", text);
+}
+
+bool fits(const StateShape& shape, const Layer& layer) {
+  const std::vector<ParameterSpec> specs = layer.parameters();
+  return std::ranges::all_of(shape.pruned, [&](const auto& one) {
+    const auto& [index, pruned] = one;
+    return index < specs.size() && specs[index].prunable && specs[index].shape.size() == 2 &&
+           pruned.kept <= specs[index].shape[0] * specs[index].shape[1];
+  });
+}
+
+PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape) {
+  PrunedBytes bytes;
+  const std::vector<ParameterSpec> specs = layer.parameters();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    std::int64_t weights = c10::multiply_integers(specs[i].shape);
+    if (const auto pruned = shape.pruned.find(i); pruned != shape.pruned.end()) {
+      bytes.masks += Bytes{(weights + 7) / 8};
+      if (pruned->second.compressed) {
+        weights = pruned->second.kept;
+        bytes.patterns += pattern_bytes(weights, specs[i].shape[0], specs[i].shape[1]);
+      }
+    }
+    bytes.values += Bytes{4 * weights};
+  }
+  return bytes;
+}
+
+LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShape& shape) {
+  DYNMO_CHECK(fits(shape, layer), "a shape of a state of {}, got {}", layer.name(), to_text(shape));
   LayerState state;
   state.id = id;
-  state.frozen = frozen == Frozen::kYes;
+  state.frozen = shape.frozen;
   for (const ParameterSpec& spec : layer.parameters()) {
     Parameter parameter;
     parameter.name = spec.name;
     parameter.decays = spec.decays;
-    parameter.value = new_memory(spec.shape);
+    std::vector<std::int64_t> sizes = spec.shape;
+    if (const auto pruned = shape.pruned.find(state.parameters.size());
+        pruned != shape.pruned.end()) {
+      const std::int64_t weights = spec.shape[0] * spec.shape[1];
+      if (pruned->second.compressed) sizes = {pruned->second.kept};
+      parameter.mask = new_memory({(weights + 7) / 8}, at::kByte);
+    }
+    parameter.value = new_memory(sizes);
     if (!state.frozen) {
-      parameter.first_moment = new_memory(spec.shape);
-      parameter.second_moment = new_memory(spec.shape);
+      parameter.first_moment = new_memory(sizes);
+      parameter.second_moment = new_memory(sizes);
     }
     state.parameters.push_back(std::move(parameter));
   }
@@ -178,14 +259,14 @@ void complete_memory(LayerState& state) {
   }
 }
 
-LayerState allocate_like(const Layer& layer, LayerId id, Frozen frozen) {
-  LayerState state = allocate_tensors_like(layer, id, frozen);
+LayerState allocate_like(const Layer& layer, LayerId id, const StateShape& shape) {
+  LayerState state = allocate_tensors_like(layer, id, shape);
   complete_memory(state);
   return state;
 }
 
 Expected<LayerState> allocate_like(const Layer& layer, const StateHeader& header) {
-  LayerState state = allocate_like(layer, header.id, header.frozen ? Frozen::kYes : Frozen::kNo);
+  LayerState state = allocate_like(layer, header.id, {.frozen = header.frozen, .pruned = {}});
   if (layout(state) != header.layout) {
     return make_error(ErrorCode::kBadInput,
                       "state of layer {} has other parameters or shapes than {} of this model; use "

@@ -7,8 +7,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/core/digest.h"
@@ -18,23 +20,43 @@
 
 namespace dynmo::model {
 
-enum class TensorKind { kValue, kFirstMoment, kSecondMoment, kBuffer };
+// Sizes of a state that do not follow from its layer's description. Both ends of a migration know
+// it before anything is sent.
+struct StateShape {
+  struct Pruned {
+    std::int64_t kept = 0;  // weights
+    bool compressed = false;
+    friend bool operator==(const Pruned&, const Pruned&) = default;
+  };
+  bool frozen = false;                   // no moments
+  std::map<std::size_t, Pruned> pruned;  // by index of the parameter
+  friend bool operator==(const StateShape&, const StateShape&) = default;
+};
+[[nodiscard]] StateShape shape_of(const LayerState& state);
+// A frozen layer whose parameter 2 has 9 weights left, compressed, is "f,2:9c"; one that trains
+// with all its weights "t".
+[[nodiscard]] std::string to_text(const StateShape& shape);
+// kInternal: other text.
+[[nodiscard]] Expected<StateShape> parse_shape(std::string_view text);
+
+enum class TensorKind { kValue, kFirstMoment, kSecondMoment, kMask, kBuffer };
 
 // A view of one tensor of a state; valid as long as the state's tensor is.
 template <typename Byte>
 struct TensorView {
-  std::string name;  // of the parameter; moments have ".first_moment", ".second_moment" appended
+  // Of the parameter; others have ".first_moment", ".second_moment", ".mask" appended.
+  std::string name;
   TensorKind kind = TensorKind::kValue;
-  at::ScalarType type = at::kFloat;  // that of all but buffers
+  at::ScalarType type = at::kFloat;  // that of all but masks and buffers
   std::vector<std::int64_t> shape;
   std::span<Byte> bytes;
 };
 using NamedTensor = TensorView<std::byte>;
 using ConstNamedTensor = TensorView<const std::byte>;
 
-// All values, then all first moments, then all second moments, each in the order of
-// Layer::parameters(), then all buffers. A frozen layer has no moments. Gradients are not part of
-// it: state moves between steps, when they are zero.
+// All values, then all first moments, then all second moments, then the masks of those that have
+// one, each in the order of Layer::parameters(), then all buffers. A frozen layer has no moments.
+// Gradients are not part of it: state moves between steps, when they are zero.
 [[nodiscard]] std::vector<NamedTensor> tensors(LayerState& state);
 [[nodiscard]] std::vector<ConstNamedTensor> tensors(const LayerState& state);
 [[nodiscard]] Bytes tensor_bytes(const LayerState& state);  // sum of the views
@@ -57,12 +79,24 @@ inline constexpr std::size_t kHeaderBytes = 48;
 // kBadInput if the bytes are not a header of this version.
 [[nodiscard]] Expected<StateHeader> unpack(std::span<const std::byte> bytes);
 
-enum class Frozen { kNo, kYes };
-// A state whose values and moments are to be filled through tensors(); gradients are zero.
-[[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, Frozen frozen);
+// What a layer of that shape takes: values as a gradient does and as each of the two moments does
+// where the layer trains, masks, and patterns, which are made anew where the layer arrives.
+struct PrunedBytes {
+  Bytes values;
+  Bytes masks;
+  Bytes patterns;
+};
+[[nodiscard]] PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape);
+
+// A state whose values, moments and masks are to be filled through tensors(); gradients are zero.
+// Requires a shape that fits the layer (fits()).
+[[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, const StateShape& shape);
 // The same in two halves: a state without gradients first, and the rest later, which also makes the
 // system back all of its memory now. Threads may fill the tensors meanwhile.
-[[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id, Frozen frozen);
+[[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id,
+                                               const StateShape& shape);
+// Whether the parameters that a shape says are pruned may be, and have that many weights.
+[[nodiscard]] bool fits(const StateShape& shape, const Layer& layer);
 void complete_memory(LayerState& state);
 // The same for a header that arrived; takes over its numbers. kBadInput if its layout is not that
 // of `layer` (another model or version at the other end).

@@ -8,16 +8,21 @@
 
 namespace dynmo::runtime {
 
-cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options) {
+cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
+                            const std::map<LayerId, model::StateShape>& pruned) {
   auto boundary = static_cast<std::int64_t>(c10::elementSize(options.boundary_type));
   for (const std::int64_t size : options.boundary_shape) boundary *= size;
   cost::ModelCost costs;
   for (const auto& layer : model) {
     cost::LayerCost known;
     known.name = layer->name();
-    known.parameter_bytes = known.gradient_bytes = model::parameter_bytes(*layer);
-    known.optimizer_bytes = known.parameter_bytes * 2;
-    known.copy_bytes = model::copy_bytes(*layer);
+    const auto lost = pruned.find(LayerId(costs.size()));
+    const model::PrunedBytes sizes =
+        model::pruned_bytes(*layer, lost == pruned.end() ? model::StateShape() : lost->second);
+    known.gradient_bytes = sizes.values;
+    known.parameter_bytes = sizes.values + sizes.masks;
+    known.optimizer_bytes = sizes.values * 2;
+    known.copy_bytes = model::copy_bytes(*layer) + sizes.patterns;
     known.boundary_bytes = Bytes{boundary};
     costs.layers.push_back(std::move(known));
   }

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
+
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/pipeline_options.h"
 
 namespace dynmo::runtime {
 
-// What is known of the layers before anything is measured: names and bytes.
-[[nodiscard]] cost::ModelCost known_costs(const model::Model& model,
-                                          const PipelineOptions& options);
+// What is known of the layers before anything is measured: names and bytes. `pruned`: what layers
+// have lost, where they have.
+[[nodiscard]] cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
+                                          const std::map<LayerId, model::StateShape>& pruned = {});
 
 }  // namespace dynmo::runtime

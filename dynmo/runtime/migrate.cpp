@@ -39,7 +39,7 @@ std::span<std::byte> bytes_of(Trailer& trailer) {
 }
 
 // The pieces of a layer's tensors in the order both ends know. Their sizes follow from the model
-// and the frozen prefix, so both ends post equal sizes before anything is sent (Gloo ends the
+// and the state's shape, so both ends post equal sizes before anything is sent (Gloo ends the
 // process otherwise).
 std::vector<std::span<std::byte>> layer_pieces(model::LayerState& state) {
   std::vector<std::span<std::byte>> pieces;
@@ -74,6 +74,7 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
   for (model::Parameter& parameter : transfer.copy.parameters) {
     parameter.gradient.reset();  // zero
     parameter.rounded.reset();   // derived
+    parameter.pattern.reset();
   }
   transfer.copy = staging.to_host(transfer.copy);
   transfer.pieces = layer_pieces(transfer.copy);
@@ -91,10 +92,10 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
 }
 
 // Posts everything; new memory is gone through while the first pieces arrive.
-void start_receiving(Transport& transport, const model::Layer& layer, model::Frozen frozen,
-                     Transfer& transfer) {
+void start_receiving(Transport& transport, const model::Layer& layer,
+                     const model::StateShape& shape, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
-  transfer.copy = model::allocate_tensors_like(layer, transfer.layer, frozen);
+  transfer.copy = model::allocate_tensors_like(layer, transfer.layer, shape);
   transfer.pieces = layer_pieces(transfer.copy);
   auto& operations = transfer.operations;
   operations.push_back(transport.receive(Member(transfer.from.value), tag, transfer.header));
@@ -132,13 +133,15 @@ Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& tran
   }
   DYNMO_TRY(transfer.operations.back()->wait());
 
-  model::round_values(layer, transfer.copy);
   std::string why = take_header(transfer.header, transfer.copy);
   const Digest sent = transfer.trailer.digest;
   if (digester.digest() != sent) {
     why = fmt::format("checksum {} where {} was sent", digester.digest().hex(), sent.hex());
   }
-  if (why.empty()) return why;
+  if (why.empty()) {
+    model::derive(layer, transfer.copy);
+    return why;
+  }
   return fmt::format("layer {} from rank {}: {}", transfer.layer, transfer.from, why);
 }
 
@@ -192,7 +195,7 @@ class Mover {
       start_sending(group_, move.to, state_.layers.at(move.layer), staging_, transfer);
       sent_ += model::tensor_bytes(transfer.copy);
     } else {
-      start_receiving(group_, *model_[move.layer.index()], move.frozen, transfer);
+      start_receiving(group_, *model_[move.layer.index()], move.shape, transfer);
       received_ += model::tensor_bytes(transfer.copy);
     }
   }
@@ -226,15 +229,14 @@ class Mover {
 }  // namespace
 
 std::vector<LayerTransfer> transfers(const plan::Migration& migration, const transport::Axes& axes,
-                                     int frozen_layers) {
+                                     const RankState& state) {
   std::vector<LayerTransfer> all;
   for (const plan::LayerMove& move : migration.moves) {
     for (int replica = 0; replica < axes.replicas; ++replica) {
-      all.push_back(
-          {.layer = move.layer,
-           .from = axes.world_rank({replica, move.from}),
-           .to = axes.world_rank({replica, move.to}),
-           .frozen = move.layer.value < frozen_layers ? model::Frozen::kYes : model::Frozen::kNo});
+      all.push_back({.layer = move.layer,
+                     .from = axes.world_rank({replica, move.from}),
+                     .to = axes.world_rank({replica, move.to}),
+                     .shape = shape_of(state, move.layer)});
     }
   }
   return all;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Moves layers between ranks with their full state: parameters, both moments, step count, random
-// key. Copy, never move: the source keeps its layer until every rank has said that its copy is
-// complete and its checksum right, so a failure before that leaves the old plan running.
+// Moves layers between ranks with their full state: parameters, both moments, masks, step count,
+// random key. Copy, never move: the source keeps its layer until every rank has said that its copy
+// is complete and its checksum right, so a failure before that leaves the old plan running.
 
 #include <string>
 #include <vector>
@@ -33,12 +33,13 @@ struct LayerTransfer {
   LayerId layer;
   WorldRank from;
   WorldRank to;
-  model::Frozen frozen = model::Frozen::kNo;  // its state at the source
+  model::StateShape shape = {};  // of its state at the source
 };
 
-// The moves of a plan in every replica.
+// The moves of a plan in every replica. `state` says what shape each layer has, on every rank.
 [[nodiscard]] std::vector<LayerTransfer> transfers(const plan::Migration& migration,
-                                                   const transport::Axes& axes, int frozen_layers);
+                                                   const transport::Axes& axes,
+                                                   const RankState& state);
 
 // Called by all ranks of the group with equal transfers at a step boundary: gradients are zero,
 // nothing is in flight. All commit, or none does: on commit the moved layers are in the `layers` of

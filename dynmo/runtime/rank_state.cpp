@@ -9,6 +9,13 @@
 
 namespace dynmo::runtime {
 
+model::StateShape shape_of(const RankState& state, LayerId layer) {
+  const auto found = state.pruned.find(layer);
+  model::StateShape shape = found == state.pruned.end() ? model::StateShape() : found->second;
+  shape.frozen = layer.value < state.frozen_layers;
+  return shape;
+}
+
 void set_aside(RankState& state, Rank position) {
   for (auto at = state.layers.begin(); at != state.layers.end();) {
     const auto place = at++;
@@ -17,6 +24,7 @@ void set_aside(RankState& state, Rank position) {
     for (model::Parameter& parameter : left.mapped().parameters) {
       parameter.gradient.reset();  // zero
       parameter.rounded.reset();   // derived
+      parameter.pattern.reset();
     }
     state.spares.insert_or_assign(left.key(), std::move(left.mapped()));
   }
@@ -29,7 +37,7 @@ void make_whole(const model::Model& model, LayerStates& layers) {
     for (model::Parameter& parameter : layer.parameters) {
       parameter.gradient = at::zeros_like(parameter.value);
     }
-    model::round_values(*model[id.index()], layer);
+    model::derive(*model[id.index()], layer);
   }
 }
 

@@ -5,12 +5,14 @@
 // transport. A Pipeline (pipeline.h) binds it to one group and gives it back.
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
 #include "dynmo/dynamism/source.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/transport/place.h"
@@ -22,6 +24,8 @@ struct RankState {
   LayerStates layers;     // that the plan gives this rank of its replica
   std::int64_t step = 0;  // the next one to run
   int frozen_layers = 0;  // length of the frozen prefix
+  // What each layer has lost to pruning, where it has; equal on all ranks.
+  std::map<LayerId, model::StateShape> pruned = {};
   // Of dynamism, with what they remember; none: the pipeline makes those of its options.
   dynamism::Sources sources = {};
   // What the sources remember, where those of this rank are still to be made: it came new.
@@ -30,6 +34,9 @@ struct RankState {
   // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.
   LayerStates spares = {};
 };
+
+// Of the layer's state, whoever has it.
+[[nodiscard]] model::StateShape shape_of(const RankState& state, LayerId layer);
 
 // Makes spares of the layers that the state's plan gives to others.
 void set_aside(RankState& state, Rank position);

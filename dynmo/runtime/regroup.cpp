@@ -19,13 +19,13 @@
 namespace dynmo::runtime {
 namespace {
 
-using Holders = std::map<WorldRank, model::Frozen>;
+using Holders = std::map<WorldRank, model::StateShape>;
 
 std::vector<Holders> holders_of(const std::vector<Holdings>& by_rank, int layers) {
   std::vector<Holders> all(static_cast<std::size_t>(layers));
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const Holdings::Layer& held : by_rank[rank].layers) {
-      all[held.layer.index()].emplace(WorldRank(static_cast<int>(rank)), held.frozen);
+      all[held.layer.index()].emplace(WorldRank(static_cast<int>(rank)), held.shape);
     }
   }
   return all;
@@ -83,16 +83,16 @@ Expected<void> share_sources(transport::Transport& group, RankState& mine) {
 }  // namespace
 
 Holdings holdings_of(const RankState& state) {
-  std::map<LayerId, model::Frozen> layers;
+  std::map<LayerId, model::StateShape> layers;
   for (const LayerStates* some : {&state.layers, &state.spares}) {
     for (const auto& [id, layer] : *some) {
-      layers.emplace(id, layer.frozen ? model::Frozen::kYes : model::Frozen::kNo);
+      layers.emplace(id, model::shape_of(layer));
     }
   }
   Holdings holdings{.step = state.step,
                     .frozen_layers = state.frozen_layers,
                     .generation = state.plan.generation};
-  for (const auto& [id, frozen] : layers) holdings.layers.push_back({id, frozen});
+  for (const auto& [id, shape] : layers) holdings.layers.push_back({id, shape});
   return holdings;
 }
 
@@ -100,7 +100,7 @@ std::string to_text(const Holdings& holdings) {
   std::string text =
       fmt::format("{} {} {}", holdings.step, holdings.frozen_layers, holdings.generation);
   for (const Holdings::Layer& held : holdings.layers) {
-    text += fmt::format(" {}{}", held.layer, held.frozen == model::Frozen::kYes ? "f" : "t");
+    text += fmt::format(" {}{}", held.layer, to_text(held.shape));
   }
   return text;
 }
@@ -111,12 +111,13 @@ Expected<Holdings> parse_holdings(std::string_view text) {
   stream >> holdings.step >> holdings.frozen_layers >> holdings.generation;
   bool good = !stream.fail();
   int id = 0;
-  char state = 0;
+  std::string shape_text;
   while (good && stream >> id) {
-    good = static_cast<bool>(stream >> state) && (state == 'f' || state == 't') && id >= 0 &&
+    good = static_cast<bool>(stream >> shape_text) && id >= 0 &&
            (holdings.layers.empty() || holdings.layers.back().layer.value < id);
-    holdings.layers.push_back(
-        {LayerId(id), state == 'f' ? model::Frozen::kYes : model::Frozen::kNo});
+    auto shape = model::parse_shape(shape_text);
+    good = good && shape.has_value();
+    if (good) holdings.layers.push_back({LayerId(id), *std::move(shape)});
   }
   if (good && stream.eof()) return holdings;
   return make_error(ErrorCode::kInternal, "'{}' is not what a rank says of its layers", text);
@@ -149,7 +150,7 @@ Expected<std::vector<LayerTransfer>> choose_sources(const std::vector<Holdings>&
           std::min_element(having.begin(), having.end(),
                            [&](const auto& a, const auto& b) { return rating(a) < rating(b); });
       ++sends[source->first];
-      moves.push_back({.layer = layer, .from = source->first, .to = to, .frozen = source->second});
+      moves.push_back({.layer = layer, .from = source->first, .to = to, .shape = source->second});
     }
   }
   return moves;
@@ -171,6 +172,12 @@ Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
   mine.plan = plan;
   mine.step = known.step;
   mine.frozen_layers = known.frozen_layers;
+  mine.pruned.clear();
+  for (const Holdings& theirs : all) {
+    for (const Holdings::Layer& held : theirs.layers) {
+      if (!held.shape.pruned.empty()) mine.pruned[held.layer] = held.shape;
+    }
+  }
   set_aside(mine, grid.position());
   make_whole(model, mine.layers);
   return {};

@@ -28,7 +28,7 @@ namespace dynmo::runtime {
 struct Holdings {
   struct Layer {
     LayerId layer;
-    model::Frozen frozen = model::Frozen::kNo;
+    model::StateShape shape = {};
     friend bool operator==(const Layer&, const Layer&) = default;
   };
   std::int64_t step = 0;  // of the layers: the next to run

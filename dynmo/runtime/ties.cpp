@@ -93,7 +93,7 @@ void take_initial_values(const std::vector<model::Tie>& ties, const model::Model
     model::LayerState first = model::make_state(*model[tie.first.index()], tie.first, seed);
     parameter_of(second->second, tie.second_parameter)
         .value.copy_(parameter_of(first, tie.first_parameter).value);
-    model::round_values(*model[tie.second.index()], second->second);
+    model::derive(*model[tie.second.index()], second->second);
   }
 }
 

@@ -59,7 +59,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
     for (const auto& [id, state] : pipeline.states()) {
       if (!writes) continue;
       const model::LayerState host = pipeline.staging().to_host(state);
-      writer_.add_layer(pending, layer_file(host, name_));
+      writer_.add_layer(pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
     }
     phase_ = Phase::kWriting;
   }

@@ -9,7 +9,9 @@
 #include <charconv>
 #include <cstring>
 
+#include "dynmo/core/bit_mask.h"
 #include "dynmo/core/check.h"
+#include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/observe/run_folder.h"
 
@@ -85,20 +87,61 @@ Expected<void> copy_tensor(const checkpoint::Safetensors& file, const std::strin
   return {};
 }
 
+Expected<model::StateShape> shape_in(const checkpoint::Safetensors& file, const model::Layer& layer,
+                                     LayerId id) {
+  const auto found = file.metadata().find("shape");
+  const std::string text = found == file.metadata().end() ? "" : found->second;
+  auto shape = model::parse_shape(text);
+  if (shape && model::fits(*shape, layer)) return shape;
+  return make_error(
+      ErrorCode::kBadInput,
+      "checkpoint of layer {}: metadata 'shape' is '{}', which is not that of a state "
+      "of {}",
+      id, text, layer.name());
+}
+
+// A file has the value as a matrix, with zeros where a weight is gone, so that others can read it.
+Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::string& name,
+                           const std::vector<std::int64_t>& shape, model::Parameter& parameter) {
+  DYNMO_TRY(copy_tensor(file, kMask + name, parameter.mask));
+  const at::Tensor whole = at::empty(shape, parameter.value.options());
+  DYNMO_TRY(copy_tensor(file, name, whole));
+  const auto offsets = unpack_mask(model::mask_bits(parameter.mask), whole.numel());
+  if (!offsets) {
+    return make_error(ErrorCode::kBadInput, "checkpoint: tensor '{}{}': {}", kMask, name,
+                      offsets.error().message);
+  }
+  if (!model::is_compressed(parameter)) {
+    parameter.value.copy_(whole);
+    return {};
+  }
+  if (std::ssize(*offsets) != parameter.value.numel()) {
+    return make_error(ErrorCode::kBadInput,
+                      "checkpoint: tensor '{}{}' keeps {} weights, its layer's shape says {}",
+                      kMask, name, offsets->size(), parameter.value.numel());
+  }
+  const auto* from = whole.const_data_ptr<float>();
+  auto* to = parameter.value.data_ptr<float>();
+  for (std::size_t k = 0; k < offsets->size(); ++k) to[k] = from[(*offsets)[k]];
+  return {};
+}
+
 Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& checkpoint,
                                        const model::Layer& layer, LayerId id,
                                        const TensorName& name) {
   DYNMO_ASSIGN(const checkpoint::Safetensors file, checkpoint::read_layer(checkpoint, id));
-  const auto frozen = file.metadata().find("frozen");
-  model::LayerState state = model::allocate_like(
-      layer, id,
-      frozen != file.metadata().end() && frozen->second == "true" ? model::Frozen::kYes
-                                                                  : model::Frozen::kNo);
+  DYNMO_ASSIGN(const model::StateShape shape, shape_in(file, layer, id));
+  model::LayerState state = model::allocate_like(layer, id, shape);
   DYNMO_ASSIGN(state.optimizer_steps, number<std::int64_t>(file, "optimizer_steps", id));
   DYNMO_ASSIGN(state.random_key, number<std::uint64_t>(file, "random_key", id));
-  for (const model::Parameter& parameter : state.parameters) {
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    model::Parameter& parameter = state.parameters[i];
     const std::string full = name(id, parameter.name);
-    DYNMO_TRY(copy_tensor(file, full, parameter.value));
+    if (parameter.mask.defined()) {
+      DYNMO_TRY(load_pruned(file, full, layer.parameters()[i].shape, parameter));
+    } else {
+      DYNMO_TRY(copy_tensor(file, full, parameter.value));
+    }
     if (state.frozen) continue;
     DYNMO_TRY(copy_tensor(file, kFirstMoment + full, parameter.first_moment));
     DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
@@ -106,23 +149,30 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   for (const model::Buffer& buffer : state.buffers) {
     DYNMO_TRY(copy_tensor(file, kBuffer + name(id, buffer.name), buffer.value));
   }
-  model::round_values(layer, state);
+  model::derive(layer, state);
   return state;
 }
 
 }  // namespace
 
-checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorName& name) {
-  checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
+FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
+                       const TensorName& name) {
+  FileOfLayer result;
+  checkpoint::LayerFile& file = result.file;
+  file.layer = state.id;
   const auto add = [&](std::string tensor_name, const at::Tensor& tensor) {
     file.tensors.push_back({.name = std::move(tensor_name),
                             .dtype = dtype_of(tensor.scalar_type()),
                             .shape = tensor.sizes().vec(),
                             .bytes = bytes_of(tensor)});
   };
-  for (const model::Parameter& parameter : state.parameters) {
+  const std::vector<model::ParameterSpec> specs = layer.parameters();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const model::Parameter& parameter = state.parameters[i];
     const std::string full = name(state.id, parameter.name);
-    add(full, parameter.value);
+    result.values.push_back(model::dense_value(parameter, specs[i].shape));
+    add(full, result.values.back());
+    if (parameter.mask.defined()) add(kMask + full, parameter.mask);
     if (state.frozen) continue;
     add(kFirstMoment + full, parameter.first_moment);
     add(kSecondMoment + full, parameter.second_moment);
@@ -132,8 +182,8 @@ checkpoint::LayerFile layer_file(const model::LayerState& state, const TensorNam
   }
   file.metadata["optimizer_steps"] = fmt::format("{}", state.optimizer_steps);
   file.metadata["random_key"] = fmt::format("{}", state.random_key);
-  file.metadata["frozen"] = state.frozen ? "true" : "false";
-  return file;
+  file.metadata["shape"] = model::to_text(model::shape_of(state));
+  return result;
 }
 
 Json state_json(const runtime::Pipeline& pipeline, const Config& config) {

@@ -26,10 +26,17 @@ using TensorName = std::function<std::string(LayerId, std::string_view parameter
 
 // Before the names of a file's tensors that are buffers.
 inline constexpr const char* kBuffer = "buffer.";
+// ... and the masks of pruned matrices (model/layer.h: Parameter::mask).
+inline constexpr const char* kMask = "mask.";
 
-// A layer's file: its parameters, moments, buffers, counts. The bytes are the state's own.
-[[nodiscard]] checkpoint::LayerFile layer_file(const model::LayerState& state,
-                                               const TensorName& name);
+// A layer's file: its parameters, masks, moments, buffers, counts. The bytes are the state's own,
+// but for the values of compressed matrices, which others read as matrices.
+struct FileOfLayer {
+  checkpoint::LayerFile file = {};
+  std::vector<at::Tensor> values = {};  // that the file's tensors are views of
+};
+[[nodiscard]] FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
+                                     const TensorName& name);
 // What a manifest says beside the files: step, plan, config, what the bits depend on.
 [[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const Config& config);
 

@@ -222,7 +222,7 @@ Expected<void> validate(const Config& config) {
   DYNMO_TRY(check_emulation(c));
   return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings,
                                    .steps = c.train.steps,
-                                   .emulated = emulates(c)});
+                                   .device = c.run.device});
 }
 
 std::vector<std::string> key_names() {

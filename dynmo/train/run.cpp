@@ -158,7 +158,7 @@ class Run {
     if (!model.weights) return states;
     for (auto& [id, state] : states) {
       load_values(*model.weights, *model.decoder, state);
-      model::round_values(*model.layers[id.index()], state);
+      model::derive(*model.layers[id.index()], state);
     }
     return states;
   }

@@ -169,7 +169,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   for (std::size_t i = 0; i < trained.layers.size(); ++i) {
     // (A frozen layer has values alone.)
     trained.states.push_back(model::allocate_like(*trained.layers[i], LayerId(static_cast<int>(i)),
-                                                  model::Frozen::kYes));
+                                                  {.frozen = true, .pruned = {}}));
     load_values(weights, weights.config, trained.states.back());
   }
   return trained;

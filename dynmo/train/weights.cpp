@@ -81,8 +81,8 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
     DYNMO_ASSIGN(checkpoint::Safetensors file,
                  checkpoint::read_layer(found, LayerId(static_cast<int>(i))));
     for (const TensorView& tensor : file.tensors()) {
-      const bool value =
-          !tensor.name.starts_with("optimizer.") && !tensor.name.starts_with(kBuffer);
+      const bool value = !tensor.name.starts_with("optimizer.") &&
+                         !tensor.name.starts_with(kBuffer) && !tensor.name.starts_with(kMask);
       if (value) weights.tensors.emplace(tensor.name, tensor);
     }
     weights.files.push_back(std::move(file));

@@ -86,7 +86,7 @@ TEST_P(Bf16Layers, MatchTheSameLayerInFp64) {
     state.parameters[i].value.copy_(value.mul_(0.3).to(at::kBFloat16));
     value = state.parameters[i].value.to(at::kDouble);
   }
-  round_values(*model[index], state);
+  derive(*model[index], state);
   const LayerContext context = testing::random_context(config.shape, 3, 9);
   at::Tensor input;
   if (index > 0)
@@ -262,7 +262,7 @@ TEST_F(Bf16Training, AStateCopiedByItsBytesTrainsOnWithTheSameBits) {
       EXPECT_THROW((void)model[i]->forward(copy, x, {}, nullptr), CheckFailure)
           << "a state that nobody rounded";
     }
-    round_values(*model[i], copy);
+    derive(*model[i], copy);
     copies.push_back(std::move(copy));
   }
   for (int step = 2; step < 4; ++step) {

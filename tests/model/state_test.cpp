@@ -130,8 +130,8 @@ TEST_F(StateBytes, CompletingMemoryLeavesWhatHasArrived) {
   const auto layer = autograd_layer(
       "two", {{.name = "large", .shape = {1200, 1000}}, {.name = "small", .shape = {3}}},
       HiddenFunction());
-  for (const Frozen frozen : {Frozen::kNo, Frozen::kYes}) {
-    LayerState state = allocate_tensors_like(*layer, LayerId{0}, frozen);
+  for (const bool frozen : {false, true}) {
+    LayerState state = allocate_tensors_like(*layer, LayerId{0}, {.frozen = frozen, .pruned = {}});
     for (const NamedTensor& tensor : tensors(state)) {
       for (std::size_t i = 0; i < tensor.bytes.size(); ++i) tensor.bytes[i] = std::byte(i % 251);
     }
@@ -144,7 +144,7 @@ TEST_F(StateBytes, CompletingMemoryLeavesWhatHasArrived) {
       EXPECT_EQ(wrong, 0) << tensor.name;
     }
     for (const Parameter& parameter : state.parameters) {
-      ASSERT_EQ(parameter.gradient.defined(), frozen == Frozen::kNo);
+      ASSERT_EQ(parameter.gradient.defined(), !frozen);
       if (!parameter.gradient.defined()) continue;
       EXPECT_EQ(parameter.gradient.count_nonzero().item<int>(), 0);
     }

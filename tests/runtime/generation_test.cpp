@@ -227,7 +227,9 @@ TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
   const Holdings some{.step = 12,
                       .frozen_layers = 1,
                       .generation = 7,
-                      .layers = {{LayerId(0), model::Frozen::kYes}, {LayerId(3)}}};
+                      .layers = {{LayerId(0), {.frozen = true, .pruned = {}}},
+                                 {LayerId(2), {.frozen = false, .pruned = {{1, {9, true}}}}},
+                                 {LayerId(3), {}}}};
   for (const Holdings& holdings : {some, Holdings()}) {
     const auto read = parse_holdings(to_text(holdings));
     ASSERT_TRUE(read) << read.error().message;

@@ -98,8 +98,8 @@ Outcome run_target(std::string_view text) {
   DYNMO_CHECK(same.has_value(), "the decoder of its own config, got {}", same.error().message);
   const model::Model layers = model::make_decoder(weights->config);
   for (std::size_t i = 0; i < std::min(layers.size(), kMostLayers); ++i) {
-    model::LayerState state =
-        model::allocate_like(*layers[i], LayerId(static_cast<int>(i)), model::Frozen::kYes);
+    model::LayerState state = model::allocate_like(*layers[i], LayerId(static_cast<int>(i)),
+                                                   {.frozen = true, .pruned = {}});
     train::load_values(*weights, weights->config, state);
   }
   return Outcome::kTaken;

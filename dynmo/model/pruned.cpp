@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/pruned.h"
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <numeric>
+
+#include "dynmo/core/bit_mask.h"
+#include "dynmo/core/check.h"
+
+namespace dynmo::model {
+namespace {
+
+at::Tensor index_of(std::span<const std::int32_t> offsets) {
+  at::Tensor index = at::empty({static_cast<std::int64_t>(offsets.size())}, at::kInt);
+  std::ranges::copy(offsets, index.data_ptr<std::int32_t>());
+  return index;
+}
+
+at::Tensor mask_of(std::span<const std::int32_t> offsets, std::int64_t weights) {
+  const std::vector<std::uint8_t> bits = pack_mask(offsets, weights);
+  at::Tensor mask = at::empty({static_cast<std::int64_t>(bits.size())}, at::kByte);
+  std::ranges::copy(bits, mask.data_ptr<std::uint8_t>());
+  return mask;
+}
+
+}  // namespace
+
+std::span<const std::uint8_t> mask_bits(const at::Tensor& mask) {
+  return {mask.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(mask.numel())};
+}
+
+std::int64_t kept_weights(const at::Tensor& mask) { return count_bits(mask_bits(mask)); }
+
+std::vector<std::int32_t> kept_offsets(const at::Tensor& mask, std::int64_t weights) {
+  auto offsets = unpack_mask(mask_bits(mask), weights);
+  DYNMO_CHECK(offsets.has_value(), "a mask of {} weights, got: {}", weights,
+              offsets.error().message);
+  return *std::move(offsets);
+}
+
+at::Tensor kept_values(const Parameter& parameter) {
+  if (!parameter.mask.defined()) return parameter.value.view({-1});
+  if (is_compressed(parameter)) return parameter.value;
+  return parameter.value.view({-1}).index_select(
+      0, index_of(kept_offsets(parameter.mask, parameter.value.numel())));
+}
+
+at::Tensor dense_value(const Parameter& parameter, at::IntArrayRef shape) {
+  if (!is_compressed(parameter)) return parameter.value;
+  at::Tensor dense = at::zeros(shape, parameter.value.options());
+  dense.view({-1}).index_copy_(
+      0, index_of(kept_offsets(parameter.mask, dense.numel())).to(at::kLong), parameter.value);
+  return dense;
+}
+
+void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std::int32_t> stay,
+           MatrixFormat format) {
+  const at::NoGradGuard no_graph;
+  DYNMO_CHECK(spec.prunable && spec.shape.size() == 2, "a matrix that may be pruned, got {}",
+              spec.name);
+  DYNMO_CHECK(format == MatrixFormat::kCompressed || !is_compressed(parameter),
+              "{} to stay compressed", spec.name);
+  const std::int64_t weights = spec.shape[0] * spec.shape[1];
+  const bool compressed = is_compressed(parameter);
+  std::vector<std::int32_t> had;
+  if (parameter.mask.defined()) {
+    had = kept_offsets(parameter.mask, weights);
+  } else {
+    had.resize(static_cast<std::size_t>(weights));
+    std::iota(had.begin(), had.end(), 0);
+  }
+  std::vector<std::int32_t> offsets;
+  offsets.reserve(stay.size());
+  for (const std::int32_t place : stay) offsets.push_back(had[static_cast<std::size_t>(place)]);
+  parameter.mask = mask_of(offsets, weights);
+  const at::Tensor from = index_of(compressed ? stay : offsets);
+  for (at::Tensor* tensor : {&parameter.value, &parameter.first_moment, &parameter.second_moment}) {
+    if (!tensor->defined()) continue;
+    at::Tensor kept = tensor->view({-1}).index_select(0, from);
+    if (format == MatrixFormat::kCompressed) {
+      *tensor = std::move(kept);
+    } else {
+      tensor->zero_();
+      tensor->view({-1}).index_copy_(0, from.to(at::kLong), kept);
+    }
+  }
+  if (parameter.gradient.defined()) parameter.gradient = at::zeros_like(parameter.value);
+}
+
+void mask_gradients(LayerState& state) {
+  for (const Parameter& parameter : state.parameters) {
+    if (!parameter.mask.defined() || !parameter.gradient.defined() || is_compressed(parameter)) {
+      continue;
+    }
+    const auto clear = [&](auto* gradient) {
+      const std::span<const std::uint8_t> bits = mask_bits(parameter.mask);
+      for (std::int64_t i = 0; i < parameter.gradient.numel(); ++i) {
+        const std::uint8_t byte = bits[static_cast<std::size_t>(i / 8)];
+        if ((byte >> (i % 8) & 1) == 0) gradient[i] = 0;
+      }
+    };
+    if (parameter.gradient.scalar_type() == at::kDouble) {
+      clear(parameter.gradient.data_ptr<double>());
+    } else {
+      clear(parameter.gradient.data_ptr<float>());
+    }
+  }
+}
+
+Bytes pattern_bytes(std::int64_t kept, std::int64_t rows, std::int64_t columns) {
+  return Bytes{12 * kept + 4 * (rows + columns + 2)};
+}
+
+}  // namespace dynmo::model
