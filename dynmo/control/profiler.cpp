@@ -261,6 +261,15 @@ void Profiler::scale(const std::vector<double>& factors, int steps, int frozen_l
   }
 }
 
+void Profiler::know(cost::ModelCost known) {
+  DYNMO_CHECK(known.layers.size() == known_.layers.size(), "{} layers, got {}",
+              known_.layers.size(), known.layers.size());
+  for (std::size_t i = 0; i < known.layers.size(); ++i) {
+    known.layers[i].activation_bytes = known_.layers[i].activation_bytes;
+  }
+  known_ = std::move(known);
+}
+
 cost::ModelCost Profiler::known(int frozen_layers) const {
   return dynamism::freeze_prefix(known_, frozen_layers);
 }

@@ -45,6 +45,8 @@ class Profiler {
   void forget_times();  // noise included; what is known of bytes stays
   // Names and bytes of the layers, stashes as metered.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
+  // Replaces them, but for what was measured: the bytes of stashes.
+  void know(cost::ModelCost known);
   // The same with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
   // Of the window, as measured or scaled.

@@ -34,7 +34,8 @@ MakeSources make_sources(SourceOptions options) {
 namespace {
 
 Change both(const Change& a, const Change& b) {
-  Change change{.work = a.work || b.work, .frozen_layers = a.frozen_layers};
+  Change change{
+      .work = a.work || b.work, .frozen_layers = a.frozen_layers, .sizes = a.sizes || b.sizes};
   if (b.frozen_layers) {
     change.frozen_layers = std::max(*b.frozen_layers, a.frozen_layers.value_or(0));
   }

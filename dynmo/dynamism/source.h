@@ -38,6 +38,9 @@ struct Boundary {
   const model::Model& model;   // as shaped
   model::LayerStates& states;  // this rank's
   double learning_rate = 0;    // of the step
+  // In before_step: element by element over the ranks of a replica. All call it equally often with
+  // equal lengths.
+  std::function<Expected<std::vector<std::int64_t>>(std::vector<std::int64_t>)> sum = {};
 };
 
 // What all ranks know of the step just done, by layer.
@@ -54,6 +57,8 @@ struct Change {
   // How many layers from the first one on run forward only; those behind them train, with new
   // moments where they did not. Unset: no opinion.
   std::optional<int> frozen_layers = {};
+  // States have other sizes (model/pruned.h).
+  bool sizes = false;
 };
 
 class Source {

@@ -32,6 +32,8 @@ class Decisions {
   // Begins anew from costs that an earlier group has measured, given alike to all ranks: one
   // measurement, so that nothing is decided before the new group has measured for itself.
   void use(const cost::ModelCost& costs, const plan::Plan& plan) { controller_.use(costs, plan); }
+  // Names and bytes of the layers are others now.
+  void know(const cost::ModelCost& known) { controller_.know(known); }
   // One more step under `plan`, as all ranks exchanged it.
   void observe(const Exchange& step, const plan::Plan& plan, int frozen_layers);
   void forget_times() { controller_.forget_times(); }

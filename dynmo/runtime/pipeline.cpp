@@ -12,6 +12,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/model/pruned.h"
 #include "dynmo/runtime/agree.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/mean_impl.h"
@@ -53,7 +54,8 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       model_(std::move(model)),
       options_(std::move(options)),
       state_(std::move(state)),
-      decisions_(known_costs(model_, options_), grid_.positions(), options_, state_.step),
+      decisions_(known_costs(model_, options_, state_.pruned), grid_.positions(), options_,
+                 state_.step),
       device_messages_(grid_, options_.channels) {
   const plan::Plan& plan = state_.plan;
   const auto valid = plan::validate(plan, static_cast<int>(model_.size()));
@@ -137,7 +139,7 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   const plan::Migration migration = plan::difference(state_.plan, plan, profiler().known(frozen));
   DYNMO_ASSIGN(migration_,
                migrate(grid_.world(), control(transport::Control::kVote), model_,
-                       transfers(migration, grid_.axes(), frozen), state_, options_.staging));
+                       transfers(migration, grid_.axes(), state_), state_, options_.staging));
   if (!migration_.committed) return false;
   state_.plan = plan;
   set_aside(state_, grid_.position());
@@ -226,6 +228,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   times_.reduction_s = reduction.seconds();
   DYNMO_TRY(add_tied_gradients(grid_.pipeline(), options_.ties, state_.plan, state_.layers,
                                options_.staging));
+  for (auto& [id, layer] : state_.layers) model::mask_gradients(layer);
   return output;
 }
 

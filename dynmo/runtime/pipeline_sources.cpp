@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a pipeline asks its sources of dynamism, and what follows from their answers.
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "dynmo/dynamism/source.h"
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/transport/gather.h"
 
 namespace dynmo::runtime {
 
@@ -11,7 +19,46 @@ dynamism::Boundary Pipeline::boundary() {
   return {.step = state_.step,
           .model = model_,
           .states = state_.layers,
-          .learning_rate = model::learning_rate(options_.learning_rate, state_.step)};
+          .learning_rate = model::learning_rate(options_.learning_rate, state_.step),
+          .sum = [this](std::vector<std::int64_t> own) { return sum_over_ranks(std::move(own)); }};
+}
+
+Expected<std::vector<std::int64_t>> Pipeline::sum_over_ranks(std::vector<std::int64_t> own) {
+  DYNMO_ASSIGN(const auto all,
+               transport::all_gather(grid_.pipeline(), control(transport::Control::kSources),
+                                     std::as_bytes(std::span(own))));
+  std::ranges::fill(own, 0);
+  for (const std::vector<std::byte>& given : all) {
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      std::int64_t value = 0;
+      std::memcpy(&value, given.data() + i * sizeof value, sizeof value);
+      own[i] += value;
+    }
+  }
+  return own;
+}
+
+// What the layers have lost, so that every rank knows the sizes of all.
+Expected<void> Pipeline::share_sizes() {
+  std::string mine;
+  for (const auto& [id, layer] : state_.layers) {
+    const model::StateShape shape = model::shape_of(layer);
+    if (!shape.pruned.empty()) mine += fmt::format("{} {} ", id, model::to_text(shape));
+  }
+  DYNMO_ASSIGN(
+      const auto texts,
+      transport::gather_texts(grid_.pipeline(), control(transport::Control::kSources), mine));
+  state_.pruned.clear();
+  for (const std::string& text : texts) {
+    std::istringstream stream(text);
+    int id = 0;
+    std::string shape;
+    while (stream >> id >> shape) {
+      DYNMO_ASSIGN(state_.pruned[LayerId(id)], model::parse_shape(shape));
+    }
+  }
+  decisions_.know(known_costs(model_, options_, state_.pruned));
+  return {};
 }
 
 // Once before each step.
@@ -23,6 +70,7 @@ Expected<void> Pipeline::ask_sources() {
   auto announced = cost::Announced::kNothing;
   if (asked_for_ >= 0 && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
   if (asked_for_ >= 0 && change.work) announced = cost::Announced::kWork;
+  if (change.sizes || (asked_for_ < 0 && !state_.sources.empty())) DYNMO_TRY(share_sizes());
   decisions_.announce(announced, state_.step);
   asked_for_ = state_.step;
   state_.frozen_layers = frozen;

@@ -44,6 +44,7 @@ enum class Control {
   kPlan,
   kLoss,
   kVote,
+  kSources,
   kPing,
   kUser,  // programs of the user's own, tests, benchmarks
   kCount

@@ -157,7 +157,7 @@ Expected<void> check_training(const FreezingOptions& options, const TrainingSett
   }
   DYNMO_TRY(check_other_rules(options));
   if (setting.steps > 0) DYNMO_TRY(check_time(options, setting.steps));
-  if (setting.emulated && options.rule == FreezingRule::kNorm) {
+  if (setting.device == "emulated" && options.rule == FreezingRule::kNorm) {
     return make_error(ErrorCode::kBadInput,
                       "freezing.rule is norm with run.device = emulated, whose layers have no "
                       "gradients: wanted freezing.rule = schedule");

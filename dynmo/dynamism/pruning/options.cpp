@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/pruning/options.h"
 
+#include <array>
+#include <string_view>
+
 namespace dynmo::dynamism {
+namespace {
+
+constexpr std::array<std::string_view, 2> kMagnitudeNames = {"scaled", "raw"};
+
+}  // namespace
 
 std::vector<SourceKey> keys_of(PruningOptions& o) {
   return {
@@ -46,6 +54,16 @@ std::vector<SourceKey> keys_of(PruningOptions& o) {
        .field = &o.max_sparsity,
        .allowed = between(0, 1),
        .help = "of one matrix"},
+      {.name = "magnitude",
+       .field = toml_choice(&o.magnitude, kMagnitudeNames),
+       .allowed = {},
+       .help = "what weights are compared by: |w| / the matrix's initial std, or |w|",
+       .used_by = UsedBy::kTraining},
+      {.name = "sparse_above",
+       .field = &o.sparse_above,
+       .allowed = between(0, 1),
+       .help = "sparsity of a matrix from which on it is compressed",
+       .used_by = UsedBy::kTraining},
       {.name = "index_bytes",
        .field = &o.index_bytes,
        .allowed = between(0, 64),
@@ -67,6 +85,22 @@ Expected<void> check(const PruningOptions& o) {
                       "pruning.final_sparsity is {}, wanted pruning.initial_sparsity, {}, to "
                       "pruning.max_sparsity, {}",
                       o.final_sparsity, o.initial_sparsity, o.max_sparsity);
+  }
+  return {};
+}
+
+Expected<void> check_training(const PruningOptions& o, const TrainingSetting& setting) {
+  if (setting.steps > 0 && o.end >= setting.steps) {
+    return make_error(ErrorCode::kBadInput,
+                      "pruning.end is {} in a run of {} steps, wanted a step of it: lower "
+                      "pruning.end or raise train.steps",
+                      o.end, setting.steps);
+  }
+  if (setting.device != "cpu") {
+    return make_error(ErrorCode::kBadInput,
+                      "pruning.enabled is true with run.device={}: sparse products run on CPUs "
+                      "only; set run.device=cpu or pruning.enabled=false",
+                      setting.device);
   }
   return {};
 }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/pruning/source.h"
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/dynamism/pruning/load.h"
+#include "dynmo/dynamism/pruning/select.h"
+#include "dynmo/model/pruned.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+// A matrix of this rank that trains.
+struct Own {
+  std::size_t number = 0;  // among all matrices of the model that may be pruned
+  model::LayerState* layer = nullptr;
+  std::size_t parameter = 0;
+  model::ParameterSpec spec;
+  at::Tensor kept;  // values
+  [[nodiscard]] std::int64_t weights() const { return spec.shape[0] * spec.shape[1]; }
+};
+
+// What an event leaves is a function of the step, the weights and what the ranks sum up together,
+// and the masks are in the layers' states: there is nothing to remember.
+class PruningSource final : public Source {
+ public:
+  explicit PruningSource(const PruningOptions& options) : options_(options) {
+    const auto valid = dynamism::check(options);
+    DYNMO_CHECK(valid.has_value(), "valid options: {}", valid.error().message);
+  }
+
+  std::string_view name() const override { return "pruning"; }
+
+  Expected<void> check(const Setting& setting) const override {
+    for (const auto& layer : setting.model) {
+      for (const model::ParameterSpec& spec : layer->parameters()) {
+        if (spec.prunable) return {};
+      }
+    }
+    return make_error(ErrorCode::kBadInput,
+                      "pruning.enabled is true, but no layer of the model has a matrix that may be "
+                      "pruned");
+  }
+
+  Json figures() const override { return {{"sparsity", sparsity_at(options_, step_)}}; }
+
+  Expected<Change> before_step(const Boundary& boundary) override {
+    step_ = boundary.step;
+    if (!is_event(boundary.step)) return Change{};
+    std::vector<Own> own = own_matrices(boundary);
+    DYNMO_ASSIGN(const Pool pool, pool_of(own, boundary));
+    std::vector<PoolMatrix> matrices;
+    for (const Own& matrix : own) {
+      const double std = options_.magnitude == Magnitude::kScaled ? matrix.spec.deviation : 1;
+      matrices.push_back({.index = pool.index[matrix.number],
+                          .weights = matrix.weights(),
+                          .std = static_cast<float>(std > 0 ? std : 1),
+                          .kept = {matrix.kept.const_data_ptr<float>(),
+                                   static_cast<std::size_t>(matrix.kept.numel())}});
+    }
+    DYNMO_ASSIGN(const Selection selection,
+                 keep_largest(event_at(options_, boundary.step, pool.matrices, pool.weights),
+                              matrices, boundary.sum));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      prune(own[i], selection.stay[i], *boundary.model[own[i].layer->id.index()]);
+    }
+    for (auto& [id, state] : boundary.states) model::derive(*boundary.model[id.index()], state);
+    return Change{.work = true, .frozen_layers = {}, .sizes = true};
+  }
+
+ private:
+  struct Pool {
+    std::vector<std::int64_t> index;  // by number of the matrix
+    std::int64_t matrices = 0;
+    std::int64_t weights = 0;
+  };
+
+  bool is_event(std::int64_t step) const {
+    return step >= options_.start && step <= options_.end &&
+           (step - options_.start) % options_.every == 0 && sparsity_at(options_, step) > 0;
+  }
+
+  static std::vector<Own> own_matrices(const Boundary& boundary) {
+    std::vector<Own> own;
+    std::size_t number = 0;
+    for (std::size_t l = 0; l < boundary.model.size(); ++l) {
+      const auto found = boundary.states.find(LayerId(static_cast<std::int32_t>(l)));
+      const std::vector<model::ParameterSpec> specs = boundary.model[l]->parameters();
+      for (std::size_t p = 0; p < specs.size(); ++p) {
+        if (!specs[p].prunable) continue;
+        ++number;
+        if (found == boundary.states.end() || found->second.frozen) continue;
+        own.push_back({.number = number - 1,
+                       .layer = &found->second,
+                       .parameter = p,
+                       .spec = specs[p],
+                       .kept = model::kept_values(found->second.parameters[p]).to(at::kFloat)});
+      }
+    }
+    return own;
+  }
+
+  // Of all ranks: frozen layers are not in it.
+  static Expected<Pool> pool_of(const std::vector<Own>& own, const Boundary& boundary) {
+    std::vector<std::int64_t> weights;
+    for (const auto& layer : boundary.model) {
+      for (const model::ParameterSpec& spec : layer->parameters()) {
+        if (spec.prunable) weights.push_back(0);
+      }
+    }
+    for (const Own& matrix : own) weights[matrix.number] = matrix.weights();
+    DYNMO_ASSIGN(weights, boundary.sum(std::move(weights)));
+    Pool pool;
+    for (const std::int64_t count : weights) {
+      pool.index.push_back(pool.matrices);
+      pool.matrices += count > 0 ? 1 : 0;
+      pool.weights += count;
+    }
+    return pool;
+  }
+
+  // Compressed where the layer computes in fp32 and the matrix has lost enough; for good, as it
+  // only loses more.
+  void prune(const Own& own, std::span<const std::int32_t> stay, const model::Layer& layer) const {
+    model::Parameter& parameter = own.layer->parameters[own.parameter];
+    const double sparsity =
+        1 - static_cast<double>(stay.size()) / static_cast<double>(own.weights());
+    const bool compressed =
+        model::is_compressed(parameter) ||
+        (layer.compute_type() == at::kFloat && sparsity > options_.sparse_above);
+    model::prune(parameter, own.spec, stay,
+                 compressed ? model::MatrixFormat::kCompressed : model::MatrixFormat::kMasked);
+  }
+
+  PruningOptions options_;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Source> pruning_in_training(const SourceOptions& options, std::int64_t) {
+  return make_pruning_source(options.get<PruningOptions>());
+}
+
+std::unique_ptr<Source> make_pruning_source(const PruningOptions& options) {
+  return std::make_unique<PruningSource>(options);
+}
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning as a user meets it: other ranks, a restart, what a checkpoint holds, what is refused."""
+import json
+import shutil
+import struct
+
+from program import DYNMO
+from run_case import RunCase, digests, losses, newest_manifest, settings
+
+
+def tensors_of(path):
+    """Of a safetensors file: name to (dtype, shape, bytes)."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            found[name] = (entry["dtype"], entry["shape"], data[8 + length + start:8 + length + end])
+    return found
+
+
+class Pruning(RunCase):
+    SETTINGS = ("train.steps=24", "checkpoint.every=8", "checkpoint.keep=3", "pruning.enabled=true", "pruning.start=2",
+                "pruning.end=17", "pruning.every=5", "pruning.sparse_above=0.7")
+
+    def train(self, run, ranks, *extra, words=()):
+        return self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
+
+    def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
+        for run, ranks in (("two", 2), ("one", 1)):
+            result = self.train(run, ranks)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        reference = self.folder / "two"
+        self.assertEqual(losses(self.folder / "one"), losses(reference))
+        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+
+        # From step 16 on: before the last event, when some matrices are compressed and some are not.
+        shutil.copytree(reference, self.folder / "three")
+        shutil.rmtree(self.folder / "three" / "checkpoints" / "step-00000024")
+        result = self.train("three", 3, words=("--resume",))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(losses(self.folder / "three"), losses(reference))
+        self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
+
+        self.look_into(reference / "checkpoints" / "step-00000024")
+        text = self.run_command([DYNMO, "generate", str(reference), "--prompt", "line 1", "--tokens", "8"])
+        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        exported = self.run_command([DYNMO, "checkpoint", "export-hf", str(reference), "--out", str(self.folder / "hf")])
+        self.assertEqual(exported.returncode, 0, exported.stdout + exported.stderr)
+
+    def look_into(self, checkpoint):
+        """Values are whole matrices with zeros where the mask says so; moments hold what is kept."""
+        kept = weights = masks = 0
+        for path in checkpoint.glob("*.safetensors"):
+            tensors = tensors_of(path)
+            for name, (dtype, shape, bits) in tensors.items():
+                if not name.startswith("mask."):
+                    continue
+                masks += 1
+                self.assertEqual(dtype, "U8")
+                value = name.removeprefix("mask.")
+                rows, columns = tensors[value][1]
+                numbers = struct.unpack(f"<{rows * columns}f", tensors[value][2])
+                left = [bits[i // 8] >> i % 8 & 1 for i in range(rows * columns)]
+                self.assertTrue(all(number == 0 for number, one in zip(numbers, left) if not one), name)
+                self.assertEqual(tensors["optimizer.exp_avg." + value][1], [sum(left)], name)
+                kept += sum(left)
+                weights += rows * columns
+        self.assertEqual(masks, 3 * 7)
+        self.assertEqual(kept, round(0.1 * weights))
+
+    def test_what_is_refused(self):
+        for extra, words in ((("pruning.end=27",), ("pruning.end", "24 steps", "train.steps")),
+                             (("pruning.final_sparsity=1",), ("pruning.final_sparsity", "max_sparsity")),
+                             (("pruning.end=16",), ("pruning.end", "pruning.every")),
+                             (("pruning.magnitude=random",), ("pruning.magnitude", "scaled")),
+                             (("pruning.sparse_rate=0.3",), ("pruning.sparse_rate",)),
+                             (("run.device=cuda",), ("run.device",))):
+            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
+            self.assert_error(result, 2, *words)
