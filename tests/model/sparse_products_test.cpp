@@ -174,9 +174,9 @@ TEST(SparsePattern, TakesTenBytesAWeightAndLittleMore) {
 }
 
 TEST(SparsePattern, RefusesOffsetsThatDoNotAscendOrLieOutside) {
-  EXPECT_ANY_THROW(static_cast<void>(make_pattern(2, 3, std::vector<std::int64_t>{1, 1})));
-  EXPECT_ANY_THROW(static_cast<void>(make_pattern(2, 3, std::vector<std::int64_t>{6})));
-  EXPECT_ANY_THROW(static_cast<void>(make_pattern(2, 3, std::vector<std::int64_t>{-1})));
+  EXPECT_ANY_THROW(static_cast<void>(make_pattern(2, 3, std::vector<std::int32_t>{1, 1})));
+  EXPECT_ANY_THROW(static_cast<void>(make_pattern(2, 3, std::vector<std::int32_t>{6})));
+  EXPECT_ANY_THROW(static_cast<void>(make_pattern(2, 3, std::vector<std::int32_t>{-1})));
 }
 
 TEST(SparseProducts, RefuseWhatDoesNotFit) {

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
 #include "helpers.h"
 
@@ -167,6 +170,62 @@ std::shared_ptr<const Layer> buffered_layer(at::ScalarType mask = at::kBool) {
       "buffered", {{.name = "weight", .shape = {3}, .deviation = 1}}, HiddenFunction(),
       {.buffers = {{.name = "count", .shape = {2}, .type = at::kLong, .initial = 5},
                    {.name = "mask", .shape = {3}, .type = mask, .initial = 1}}});
+}
+
+// Half of one matrix gone, masked; three quarters of the next, compressed.
+TEST_F(StateBytes, APrunedLayerTravelsInItsOwnShapeAndTrainsOnWithTheSameBits) {
+  const std::size_t layer = 2;
+  const std::vector<ParameterSpec> specs = model_[layer]->parameters();
+  LayerState& state = states_[layer];
+  for (const std::size_t i : {1U, 2U}) {
+    std::vector<std::int32_t> stay;
+    for (std::int32_t k = 0; k < specs[i].shape[0] * specs[i].shape[1]; k += i == 1 ? 2 : 4) {
+      stay.push_back(k);
+    }
+    prune(state.parameters[i], specs[i], stay,
+          i == 1 ? MatrixFormat::kMasked : MatrixFormat::kCompressed);
+  }
+  derive(*model_[layer], state);
+  const StateShape shape = shape_of(state);
+  EXPECT_EQ(parse_shape(to_text(shape)).value(), shape);
+  EXPECT_TRUE(fits(shape, *model_[layer]));
+  EXPECT_FALSE(fits(shape, *model_[0])) << "an embedding is not pruned";
+  EXPECT_EQ(tensor_bytes(state), pruned_bytes(*model_[layer], shape).values * 3 +
+                                     pruned_bytes(*model_[layer], shape).masks);
+
+  LayerState copy = allocate_like(*model_[layer], state.id, shape);
+  copy.optimizer_steps = state.optimizer_steps;
+  copy.random_key = state.random_key;
+  const auto from = tensors(std::as_const(state));
+  const auto to = tensors(copy);
+  ASSERT_EQ(from.size(), to.size());
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    EXPECT_EQ(from[i].name, to[i].name);
+    ASSERT_EQ(from[i].bytes.size(), to[i].bytes.size());
+    std::memcpy(to[i].bytes.data(), from[i].bytes.data(), from[i].bytes.size());
+  }
+  derive(*model_[layer], copy);
+  ASSERT_EQ(digest(copy), digest(state));
+  std::vector<LayerState> copies = states_;
+  copies[layer] = std::move(copy);
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    if (i != layer) copies[i] = copy_by_bytes(*model_[i], states_[i]);
+  }
+  train(states_, 2);
+  train(copies, 2);
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    EXPECT_EQ(digest(copies[i]), digest(states_[i])) << "layer " << i;
+  }
+  copies[layer].parameters[1].mask.data_ptr<std::uint8_t>()[0] ^= 1;
+  EXPECT_NE(digest(copies[layer]), digest(states_[layer])) << "a bit of a mask";
+}
+
+TEST(StateShape, TextThatIsNoneIsRefused) {
+  for (const char* text :
+       {"", "x", "t,", "t,1", "t,1:", "t,1:2", "t,1:2x", "t,1:-2c", "t 1:2c", "t,1:2c,"}) {
+    EXPECT_FALSE(parse_shape(text)) << text;
+  }
+  EXPECT_EQ(to_text(parse_shape("f,1:2c,10:3m").value()), "f,1:2c,10:3m");
 }
 
 TEST(Buffers, StartAsDescribed) {
