@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -134,6 +136,10 @@ void reserve_standard_descriptors() {
   }
 }
 
+// Given back before the lack of memory is said, which takes some.
+std::atomic<void*> memory_for_the_last_line = nullptr;
+constexpr std::size_t kLastLine = std::size_t{1} << 20;
+
 // A library's own thread (SentencePiece's, say) hands on no exception: what memory it lacked is
 // said here, and the process ends as for any other error.
 [[noreturn]] void end_for_uncaught() {
@@ -141,6 +147,7 @@ void reserve_standard_descriptors() {
     try {
       std::rethrow_exception(fault);
     } catch (const std::bad_alloc& lack) {
+      std::free(memory_for_the_last_line.exchange(nullptr));
       ::_exit(print_error(error_of(lack)));
     } catch (...) {
       // A defect: the core tells more.
@@ -154,6 +161,7 @@ void reserve_standard_descriptors() {
 int run_program(int argc, char** argv,
                 const std::function<void(CLI::App&, Command&)>& add_commands) {
   reserve_standard_descriptors();
+  memory_for_the_last_line = std::malloc(kLastLine);
   std::set_terminate(end_for_uncaught);
   std::signal(SIGXFSZ, SIG_IGN);  // a file at its limit is an error of the write, like a full disk
   try {
