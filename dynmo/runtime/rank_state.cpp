@@ -32,10 +32,10 @@ void set_aside(RankState& state, Rank position) {
 
 void make_whole(const model::Model& model, LayerStates& layers) {
   for (auto& [id, layer] : layers) {
-    if (layer.frozen || layer.parameters.empty() || layer.parameters[0].gradient.defined())
-      continue;
+    const bool trains = !layer.frozen && !layer.parameters.empty();
+    if (trains && layer.parameters[0].gradient.defined()) continue;
     for (model::Parameter& parameter : layer.parameters) {
-      parameter.gradient = at::zeros_like(parameter.value);
+      if (trains) parameter.gradient = at::zeros_like(parameter.value);
     }
     model::derive(*model[id.index()], layer);
   }

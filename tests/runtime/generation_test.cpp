@@ -6,6 +6,7 @@
 #include <latch>
 #include <thread>
 
+#include "dynmo/dynamism/pruning/source.h"
 #include "tests/runtime/generations.h"
 #include "tests/runtime/resources.h"
 #include "tests/support/process.h"
@@ -107,6 +108,22 @@ TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
   };
   expect_as_alone({.groups = 16, .run = run});
   EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";
+}
+
+// Masked, compressed and, from the front, frozen ones.
+TEST(Generation, PrunedLayersTravelAlong) {
+  RunOptions run;
+  run.make_sources = [](std::int64_t) {
+    dynamism::PruningOptions pruning;
+    pruning.start = 1;
+    pruning.end = 25;
+    pruning.every = 8;
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_freezing_source({.schedule = freezing()}, /*steps=*/32));
+    sources.push_back(dynamism::make_pruning_source(pruning));
+    return sources;
+  };
+  expect_as_alone({.groups = 16, .run = run});
 }
 
 TEST(Generation, ReplicasShareOutWhatTheyHold) {
