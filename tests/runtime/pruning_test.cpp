@@ -122,6 +122,20 @@ TEST(Pruning, MaskedAndCompressedTrainAlike) {
   }
 }
 
+// Nothing is compressed in bf16, whatever the sparsity.
+TEST(Pruning, InBf16MatricesStayMasked) {
+  RunOptions run = with(events(0), {kLayers});
+  run.precision = model::Precision::kBf16;
+  const RunResult single = run_pipeline(run);
+  ASSERT_TRUE(single.status.has_value()) << single.status.error().message;
+  EXPECT_EQ(single.values.at(1)[1].dim(), 2);
+  const auto zeros = (single.values.at(1)[1] == 0).sum().item<std::int64_t>();
+  EXPECT_GT(zeros, single.values.at(1)[1].numel() / 2);
+  run.cut = {3, 2, 3};
+  run.before_step = random_plans(17, 3, kMicroBatches);
+  expect_same(single, run_pipeline(run), "three ranks, moving");
+}
+
 // What is frozen keeps its mask and is no longer pruned.
 TEST(Pruning, FrozenLayersLeaveThePool) {
   const auto sources = [](std::int64_t steps) {
