@@ -2,6 +2,7 @@
 // Both families with tied embeddings: pipelined = one rank, and moved = never moved, bit for bit.
 #include <gtest/gtest.h>
 
+#include "dynmo/dynamism/pruning/source.h"
 #include "dynmo/model/decoder.h"
 #include "pipeline_fixture.h"
 
@@ -51,6 +52,37 @@ TEST_P(Families, AnyScheduleOnUpToThreeRanksEqualsOneRankBitForBit) {
                   fmt::format("seed {}, {} {}", kSeed, schedule::name(kind),
                               plan::to_string(*pipelined.plan)));
     }
+  }
+}
+
+// GPT-2 holds its matrices transposed, with biases; the tied pair is not pruned.
+TEST_P(Families, PrunedTheyChangeNoBitWhileLayersMoveAndTrainAsMaskedOnesDo) {
+  constexpr std::uint64_t kSeed = 47;
+  constexpr int kRanks = 3;
+  constexpr int kMicroBatches = 6;
+  const auto pruned = [&](double sparse_above) {
+    RunOptions run = options(12, kMicroBatches);
+    run.cut = {kLayers};
+    run.make_sources = [sparse_above](std::int64_t) {
+      dynamism::PruningOptions pruning;
+      pruning.start = 1;
+      pruning.end = 7;
+      pruning.every = 3;
+      pruning.sparse_above = sparse_above;
+      dynamism::Sources sources;
+      sources.push_back(dynamism::make_pruning_source(pruning));
+      return sources;
+    };
+    return run;
+  };
+  const RunResult single = run_pipeline(pruned(0.7));
+  RunOptions moving = pruned(0.7);
+  moving.cut = {3, 2, 3};
+  moving.before_step = random_plans(kSeed, kRanks, kMicroBatches);
+  expect_same(single, run_pipeline(moving), fmt::format("seed {}", kSeed));
+  const RunResult masked = run_pipeline(pruned(1));
+  for (std::size_t i = 0; i < masked.losses.size(); ++i) {
+    EXPECT_NEAR(masked.losses[i], single.losses[i], 1e-5) << "step " << i;
   }
 }
 
