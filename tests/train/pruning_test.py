@@ -21,6 +21,12 @@ def tensors_of(path):
     return found
 
 
+def figures(run):
+    """Of pruning, by step."""
+    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
+    return {record["step"]: record["sources"]["pruning"] for record in map(json.loads, lines)}
+
+
 class Pruning(RunCase):
     SETTINGS = ("train.steps=24", "checkpoint.every=8", "checkpoint.keep=3", "pruning.enabled=true", "pruning.start=2",
                 "pruning.end=17", "pruning.every=5", "pruning.sparse_above=0.7")
@@ -35,6 +41,11 @@ class Pruning(RunCase):
         reference = self.folder / "two"
         self.assertEqual(losses(self.folder / "one"), losses(reference))
         self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+        found = figures(reference)
+        self.assertEqual(figures(self.folder / "one"), found)
+        self.assertEqual([step for step in found if "masks" in found[step]], [7, 12, 17])
+        self.assertEqual(len({found[step]["masks"] for step in (7, 12, 17)}), 3)
+        self.assertAlmostEqual(found[23]["sparsity"], 0.9)
 
         # From step 16 on: before the last event, when some matrices are compressed and some are not.
         shutil.copytree(reference, self.folder / "three")

@@ -2,12 +2,14 @@
 #include "dynmo/dynamism/pruning/source.h"
 
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
+#include "dynmo/dynamism/pruning/select_mask.h"
 #include "dynmo/model/pruned.h"
 
 namespace dynmo::dynamism {
@@ -45,10 +47,15 @@ class PruningSource final : public Source {
                       "pruned");
   }
 
-  Json figures() const override { return {{"sparsity", sparsity_at(options_, step_)}}; }
+  Json figures() const override {
+    Json figures = {{"sparsity", sparsity_at(options_, step_)}};
+    if (!masks_.empty()) figures["masks"] = masks_;
+    return figures;
+  }
 
   Expected<Change> before_step(const Boundary& boundary) override {
     step_ = boundary.step;
+    masks_.clear();
     if (!is_event(boundary.step)) return Change{};
     std::vector<Own> own = own_matrices(boundary);
     DYNMO_ASSIGN(const Pool pool, pool_of(own, boundary));
@@ -68,6 +75,8 @@ class PruningSource final : public Source {
       prune(own[i], selection.stay[i], *boundary.model[own[i].layer->id.index()]);
     }
     for (auto& [id, state] : boundary.states) model::derive(*boundary.model[id.index()], state);
+    DYNMO_ASSIGN(const Digest digest, digest_of_masks(masks_of(own, pool), boundary.sum));
+    masks_ = digest.hex();
     return Change{.work = true, .frozen_layers = {}, .sizes = true};
   }
 
@@ -122,6 +131,17 @@ class PruningSource final : public Source {
     return pool;
   }
 
+  static std::vector<MatrixMask> masks_of(const std::vector<Own>& own, const Pool& pool) {
+    std::vector<MatrixMask> masks;
+    for (const Own& matrix : own) {
+      const auto bits = model::mask_bits(matrix.layer->parameters[matrix.parameter].mask);
+      masks.push_back({.index = pool.index[matrix.number],
+                       .weights = matrix.weights(),
+                       .bits = {bits.begin(), bits.end()}});
+    }
+    return masks;
+  }
+
   // Compressed where the layer computes in fp32 and the matrix has lost enough; for good, as it
   // only loses more.
   void prune(const Own& own, std::span<const std::int32_t> stay, const model::Layer& layer) const {
@@ -136,7 +156,8 @@ class PruningSource final : public Source {
   }
 
   PruningOptions options_;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0;  // the newest asked for
+  std::string masks_;      // digest of all that train, where it was one of an event
 };
 
 }  // namespace
