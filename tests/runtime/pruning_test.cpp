@@ -158,6 +158,21 @@ TEST(Pruning, FrozenLayersLeaveThePool) {
   EXPECT_GT(single.values.at(1)[1].numel(), unfrozen.values.at(1)[1].numel());
 }
 
+TEST(Pruning, OfFrozenLayersAloneChangesNothing) {
+  const auto run_with = [](bool prunes) {
+    RunOptions run = with(events(), {3, 5});
+    run.make_sources = [prunes](std::int64_t steps) {
+      dynamism::Sources sources;
+      sources.push_back(dynamism::make_freezing_source(
+          {.schedule = {.start = 0, .end = 0, .fraction = 1, .every = 1}}, steps));
+      if (prunes) sources.push_back(dynamism::make_pruning_source(events()));
+      return sources;
+    };
+    return run_pipeline(run);
+  };
+  expect_same(run_with(false), run_with(true), "with pruning");
+}
+
 // The comparisons above notice a mask that stays behind.
 TEST(Pruning, AMaskThatIsWithheldShows) {
   const RunResult still = run_pipeline(with(events(1), {3, 5}));

@@ -59,6 +59,7 @@ class PruningSource final : public Source {
     if (!is_event(boundary.step)) return Change{};
     std::vector<Own> own = own_matrices(boundary);
     DYNMO_ASSIGN(const Pool pool, pool_of(own, boundary));
+    if (pool.matrices == 0) return Change{};  // all are frozen
     std::vector<PoolMatrix> matrices;
     for (const Own& matrix : own) {
       const double std = options_.magnitude == Magnitude::kScaled ? matrix.spec.deviation : 1;
