@@ -14,18 +14,6 @@ namespace {
 constexpr int kRuleSteps = 30;
 constexpr int kRuleMicroBatches = 6;
 
-// Layers freeze and, as the learning rate falls, train again within 30 steps.
-dynamism::FreezingOptions norm_rule() {
-  dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kNorm};
-  options.bootstrap = 0.2;
-  options.check_every = 1;
-  options.smooth_steps = 2;
-  options.tolerance = 1;
-  options.patience = 1;
-  options.unfreeze_below = 0.4;
-  return options;
-}
-
 RunOptions by_norm(std::vector<int> cut) {
   RunOptions run{.steps = kRuleSteps, .micro_batches = kRuleMicroBatches, .cut = std::move(cut)};
   run.make_sources = [](std::int64_t steps) {

@@ -95,15 +95,8 @@ TEST(Generation, AFrozenPrefixTravelsAlong) {
 TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
   RunOptions run;
   run.make_sources = [](std::int64_t) {
-    dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kNorm};
-    options.bootstrap = 0.2;
-    options.check_every = 1;
-    options.smooth_steps = 2;
-    options.tolerance = 1;
-    options.patience = 1;
-    options.unfreeze_below = 0.5;
     dynamism::Sources sources;
-    sources.push_back(dynamism::make_freezing_source(options, /*steps=*/32));
+    sources.push_back(dynamism::make_freezing_source(norm_rule(), /*steps=*/32));
     return sources;
   };
   expect_as_alone({.groups = 16, .run = run});

@@ -55,6 +55,18 @@ inline dynamism::FreezingSchedule freezing() {
   return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
 }
 
+// By their gradients: layers freeze and, as the learning rate falls, train again within 30 steps.
+inline dynamism::FreezingOptions norm_rule() {
+  dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kNorm};
+  options.bootstrap = 0.2;
+  options.check_every = 1;
+  options.smooth_steps = 2;
+  options.tolerance = 1;
+  options.patience = 1;
+  options.unfreeze_below = 0.4;
+  return options;
+}
+
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;

@@ -31,10 +31,10 @@ struct FreezingSchedule {
 
 // Under kPlasticity a block's plasticity (how much its activations still move away from a reference
 // model's) falls as exp(-rate x share of the run), front blocks fastest. Every `check_every` steps
-// the slope of every block is compared with its first one. A load model takes the same curve for
-// the norms of kNorm. A block freezes once it has been below
+// the slope of every block is compared with its first one. A block freezes once it has been below
 // `tolerance` of that in `patience` checks in a row and all blocks before it are frozen: without
-// noise at the share ln(1 / tolerance) / rate of the run, and `patience` - 1 checks.
+// noise at the share ln(1 / tolerance) / rate of the run, and `patience` - 1 checks. A load model
+// takes the same curve for the norms of kNorm.
 struct FreezingOptions {
   FreezingRule rule = FreezingRule::kSchedule;
   FreezingSchedule schedule = {};
