@@ -101,8 +101,9 @@ void Controller::announce(cost::Announced what, std::int64_t step) {
   if (what == cost::Announced::kNothing) return;
   if (what == cost::Announced::kWork) {
     profiler_.restart();
-    measured_anew_ = waiting_ = true;
+    waiting_ = true;
   }
+  if (what != cost::Announced::kKnown) measured_anew_ = true;
   announced_ = true;
   found_.reset();
   confirm_at_.reset();

@@ -7,7 +7,8 @@
 //
 // It plans for one of five causes (Cause in policy.h):
 //   known      the work has changed and training says so: once its new costs are known, which is
-//              at once where they follow from `Boundary::known` and after one step otherwise
+//              at once where they follow from `Boundary::known` and after one step otherwise;
+//              predicted ones are not certain: they need as much evidence as confirmed ones
 //   confirmed  three steps later, of a change whose costs had to be measured
 //   found      the newest steps are of other work than the older ones (find_change.h)
 //   waited     a move was too dear, and the steps since have lacked as much as it costs
@@ -95,8 +96,8 @@ class Controller {
 
   // What there is to plan for.
   bool announced_ = false;
-  bool measured_anew_ = false;  // the announced change has to be measured
-  bool waiting_ = false;        // ... and was not yet
+  bool measured_anew_ = false;  // the announced change has to be measured ...
+  bool waiting_ = false;        // ... before a plan is made for it
   std::optional<FoundChange> found_;
   std::optional<std::int64_t> confirm_at_;  // as observed_ counts; here and below
   std::int64_t look_at_;

@@ -97,6 +97,12 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
     found_.clear();
   }
   outdated_ = false;
+  if (window_.empty()) {
+    products_.clear();
+    for (const cost::LayerCost& layer : known_.layers) {
+      products_.push_back({.time = layer.product_time, .gradient_bytes = layer.gradient_bytes});
+    }
+  }
   window_.push_back(std::move(sample));
   if (window_.size() > kLongest * least_) window_.pop_front();
   note_beside();
@@ -268,6 +274,43 @@ void Profiler::know(cost::ModelCost known) {
     known.layers[i].activation_bytes = known_.layers[i].activation_bytes;
   }
   known_ = std::move(known);
+  if (!products_hold(known_)) outdated_ = true;
+}
+
+bool Profiler::products_hold(const cost::ModelCost& known) const {
+  return std::equal(
+      products_.begin(), products_.end(), known.layers.begin(),
+      [](const Products& a, const cost::LayerCost& b) { return a.time == b.product_time; });
+}
+
+// The window as it would be with what products take in `known`: dense ones take as long as those of
+// the weights' gradients do, which are nothing else, and so once more in each of the two other
+// parts. The update goes by the values left.
+std::deque<Profiler::Sample> Profiler::predicted(const cost::ModelCost& known) const {
+  std::deque<Sample> window = window_;
+  for (std::size_t i = 0; i < products_.size(); ++i) {
+    const Products& before = products_[i];
+    const double now = known.layers[i].product_time;
+    if (now == before.time) continue;
+    const double values = before.gradient_bytes > Bytes{0}
+                              ? static_cast<double>(known.layers[i].gradient_bytes.value) /
+                                    static_cast<double>(before.gradient_bytes.value)
+                              : 1;
+    for (Sample& step : window) {
+      cost::LayerSample& layer = step.layers[i];
+      const double dense = layer.time.weight_gradient_s / before.time;
+      const auto with = [&](double seconds) {
+        return std::max(seconds + (now - before.time) * dense, seconds * now / before.time);
+      };
+      step.forward_s -= layer.time.forward_s;
+      layer.time = {.forward_s = with(layer.time.forward_s),
+                    .input_gradient_s = with(layer.time.input_gradient_s),
+                    .weight_gradient_s = now * dense};
+      step.forward_s += layer.time.forward_s;
+      layer.update_s *= values;
+    }
+  }
+  return window;
 }
 
 cost::ModelCost Profiler::known(int frozen_layers) const {
@@ -278,15 +321,17 @@ std::optional<cost::ModelCost> Profiler::costs(cost::ModelCost known) const {
   if (window_.empty()) return std::nullopt;
   DYNMO_CHECK(known.layers.size() == known_.layers.size(), "{} layers, got {}",
               known_.layers.size(), known.layers.size());
+  const std::deque<Sample> other = products_hold(known) ? std::deque<Sample>() : predicted(known);
+  const std::deque<Sample>& window = other.empty() ? window_ : other;
   const std::ranges::subrange newest(
-      window_.begin() + static_cast<std::ptrdiff_t>(first_of_newest(window_, kLevelSteps)),
-      window_.end());
+      window.begin() + static_cast<std::ptrdiff_t>(first_of_newest(window, kLevelSteps)),
+      window.end());
   const double forward_s = median_of(newest, [](const Sample& step) { return step.forward_s; });
   const int prefix = known.frozen_layers();
   for (std::size_t i = 0; i < known.layers.size(); ++i) {
     cost::LayerCost& layer = known.layers[i];
     const auto over_window = [&](auto get) {
-      return forward_s * median_of(window_, [&](const Sample& step) {
+      return forward_s * median_of(window, [&](const Sample& step) {
                return share(get(step.layers[i]), step.forward_s);
              });
     };

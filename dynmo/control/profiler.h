@@ -12,6 +12,9 @@
 // Where the newest steps are of other work than the older ones (find_change.h), the older ones are
 // scaled to it, so that the window stays long and a change of one layer makes no other uncertain.
 //
+// Where weights were pruned, costs that were measured before follow for what is left
+// (LayerCost::product_time) until the next step has measured them.
+//
 // A frozen layer has no backward pass to measure. It counts with the one that it last had, so that
 // its costs are known when it trains again.
 
@@ -45,7 +48,8 @@ class Profiler {
   void forget_times();  // noise included; what is known of bytes stays
   // Names and bytes of the layers, stashes as metered.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
-  // Replaces them, but for what was measured: the bytes of stashes.
+  // Replaces them, but for what was measured: the bytes of stashes. Where products take another
+  // time from now on the window begins anew with the next step.
   void know(cost::ModelCost known);
   // The same with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
@@ -53,7 +57,8 @@ class Profiler {
   [[nodiscard]] std::vector<cost::Observation> observations() const;
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
-  // The measured times in `known`, which says what is frozen and how large everything is. A layer
+  // The measured times in `known`, which says what is frozen, how large everything is and what the
+  // products take. A layer
   // that the window still saw training keeps its forward time; what freezing removes is known
   // without measuring, and so is what comes back when a layer trains again. nullopt before the
   // first step.
@@ -86,6 +91,13 @@ class Profiler {
     double update = 0;
   };
 
+  // What the times of the window were measured with.
+  struct Products {
+    double time = 1;
+    Bytes gradient_bytes;
+  };
+  [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
+  [[nodiscard]] std::deque<Sample> predicted(const cost::ModelCost& known) const;
   void note_noise(const Sample& sample);
   void note_beside();
   void note_trained(int frozen_layers);
@@ -103,6 +115,7 @@ class Profiler {
   double relevant_;
   std::deque<Sample> window_;
   bool outdated_ = false;           // the whole window
+  std::vector<Products> products_;  // by layer
   std::vector<FoundChange> found_;  // lately; their steps grow
   cost::StepSample beside_;
   int frozen_layers_ = 0;                // of the newest step

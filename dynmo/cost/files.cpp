@@ -40,6 +40,11 @@ LayerCost read_layer(JsonObject& object, std::size_t index) {
   layer.activation_bytes = amount(object, "activation_bytes");
   layer.boundary_bytes = amount(object, "boundary_bytes");
   layer.frozen = object.boolean("frozen", false);
+  layer.product_time = object.number("product_time", 1.0);
+  if (!(layer.product_time > 0 && layer.product_time <= 1)) {
+    object.fail("product_time",
+                fmt::format("is {}, wanted above 0, at most 1", layer.product_time));
+  }
   return layer;
 }
 
@@ -128,6 +133,7 @@ Json profile_json(const ModelCost& model) {
     element["gradient_bytes"] = layer.gradient_bytes.value;
     element["optimizer_bytes"] = layer.optimizer_bytes.value;
     if (layer.copy_bytes != Bytes{0}) element["copy_bytes"] = layer.copy_bytes.value;
+    if (layer.product_time != 1) element["product_time"] = layer.product_time;
     element["activation_bytes"] = layer.activation_bytes.value;
     element["boundary_bytes"] = layer.boundary_bytes.value;
     element["frozen"] = layer.frozen;

@@ -32,6 +32,11 @@ Expected<void> validate(const LayerCost& layer, std::size_t index) {
                         field, seconds, kMaxSeconds);
     }
   }
+  if (!(layer.product_time > 0 && layer.product_time <= 1)) {
+    return make_error(ErrorCode::kBadInput,
+                      "layer {} ('{}'): product_time is {}, wanted above 0, at most 1", index,
+                      layer.name, layer.product_time);
+  }
   const std::array<std::pair<std::string_view, Bytes>, 6> amounts = {{
       {"parameter_bytes", layer.parameter_bytes},
       {"gradient_bytes", layer.gradient_bytes},

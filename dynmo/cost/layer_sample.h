@@ -65,9 +65,10 @@ struct Observation {
 
 // What training says of a change of costs before it is measured.
 enum class Announced {
-  kNothing,  // drift is only seen in the costs
-  kWork,     // the work of layers has changed (weights were pruned): new costs have to be measured
-  kKnown,    // new costs follow from those before: layers froze, ranks came or left
+  kNothing,    // drift is only seen in the costs
+  kWork,       // the work of layers has changed: new costs have to be measured
+  kPredicted,  // it has, and LayerCost::product_time says how: weights were pruned
+  kKnown,      // new costs follow from those before: layers froze, ranks came or left
 };
 
 }  // namespace dynmo::cost

@@ -17,17 +17,23 @@ namespace dynmo::dynamism {
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-load-trace-1";
-constexpr std::string_view kFrozen = "frozen";  // a change whose costs follow
+// Changes other than of work, which is true.
+constexpr std::string_view kFrozen = "frozen";
+constexpr std::string_view kPredicted = "predicted";
 
-struct Seconds {
+struct Number {
   const char* key;
   double cost::LayerCost::*field;
+  const char* wanted = "seconds from 0 to 1e6";
+  bool (*accepts)(double) = [](double v) { return v >= 0 && v <= cost::kMaxSeconds; };
 };
-constexpr std::array<Seconds, 4> kSeconds = {{
+constexpr std::array<Number, 5> kNumbers = {{
     {"forward_s", &cost::LayerCost::forward_s},
     {"backward_input_s", &cost::LayerCost::backward_input_s},
     {"backward_weight_s", &cost::LayerCost::backward_weight_s},
     {"update_s", &cost::LayerCost::update_s},
+    {"product_time", &cost::LayerCost::product_time, "a number above 0, at most 1",
+     [](double v) { return v > 0 && v <= 1; }},
 }};
 
 struct Amount {
@@ -63,8 +69,9 @@ Json step_line(std::int64_t step, cost::Announced change, const cost::ModelCost&
   Json line = {{"step", step}};
   if (change == cost::Announced::kWork) line["change"] = true;
   if (change == cost::Announced::kKnown) line["change"] = kFrozen;
-  for (const Seconds& s : kSeconds) {
-    add_if_changed(line, s.key, before, now, [&](const auto& layer) { return layer.*s.field; });
+  if (change == cost::Announced::kPredicted) line["change"] = kPredicted;
+  for (const Number& n : kNumbers) {
+    add_if_changed(line, n.key, before, now, [&](const auto& layer) { return layer.*n.field; });
   }
   for (const Amount& a : kAmounts) {
     add_if_changed(line, a.key, before, now,
@@ -88,7 +95,7 @@ using Column = std::shared_ptr<const std::vector<T>>;
 struct TraceStep {
   std::int64_t step = 0;
   cost::Announced change = cost::Announced::kNothing;
-  std::array<Column<double>, kSeconds.size()> seconds;
+  std::array<Column<double>, kNumbers.size()> numbers;
   std::array<Column<std::int64_t>, kAmounts.size()> amounts;
   Column<bool> frozen;
 };
@@ -102,9 +109,9 @@ Column<T> share(const cost::ModelCost& model, const Of& of) {
 
 TraceStep columns_of(const cost::ModelCost& model) {
   TraceStep columns;
-  for (std::size_t i = 0; i < kSeconds.size(); ++i) {
-    columns.seconds[i] =
-        share<double>(model, [&](const auto& layer) { return layer.*kSeconds[i].field; });
+  for (std::size_t i = 0; i < kNumbers.size(); ++i) {
+    columns.numbers[i] =
+        share<double>(model, [&](const auto& layer) { return layer.*kNumbers[i].field; });
   }
   for (std::size_t i = 0; i < kAmounts.size(); ++i) {
     columns.amounts[i] = share<std::int64_t>(
@@ -114,22 +121,16 @@ TraceStep columns_of(const cost::ModelCost& model) {
   return columns;
 }
 
-bool is_value(const Json& json, double) {
-  return json.is_number() && json.get<double>() >= 0 && json.get<double>() <= cost::kMaxSeconds;
-}
-bool is_value(const Json& json, std::int64_t) {
+bool is_amount(const Json& json) {
   return json.is_number_integer() && json.get<double>() >= 0 &&
          json.get<double>() <= static_cast<double>(cost::kMaxBytes.value);
 }
-bool is_value(const Json& json, bool) { return json.is_boolean(); }
-
-constexpr std::string_view wanted(double) { return "seconds from 0 to 1e6"; }
-constexpr std::string_view wanted(std::int64_t) { return "whole bytes from 0 to 2^50"; }
-constexpr std::string_view wanted(bool) { return "true or false"; }
+bool is_flag(const Json& json) { return json.is_boolean(); }
 
 // Reads the column below `key` if it is there.
-template <typename T>
-void read_column(JsonObject& object, const Json& line, const char* key, Column<T>& column) {
+template <typename T, typename Accepts>
+void read_column(JsonObject& object, const Json& line, const char* key, const Accepts& accepts,
+                 std::string_view wanted, Column<T>& column) {
   object.ignore(key);
   const auto found = line.find(key);
   if (found == line.end()) return;
@@ -139,9 +140,9 @@ void read_column(JsonObject& object, const Json& line, const char* key, Column<T
   }
   std::vector<T> values;
   for (std::size_t i = 0; i < found->size(); ++i) {
-    if (!is_value((*found)[i], T{})) {
+    if (!accepts((*found)[i])) {
       object.fail(fmt::format("{}/{}", key, i),
-                  fmt::format("is {}, wanted {}", (*found)[i].dump(), wanted(T{})));
+                  fmt::format("is {}, wanted {}", (*found)[i].dump(), wanted));
       return;
     }
     values.push_back((*found)[i].get<T>());
@@ -149,13 +150,14 @@ void read_column(JsonObject& object, const Json& line, const char* key, Column<T
   column = std::make_shared<const std::vector<T>>(std::move(values));
 }
 
-// true: of work; "frozen": costs follow.
 cost::Announced read_change(JsonObject& object, const Json& line) {
   const auto found = line.is_object() ? line.find("change") : line.end();
   if (found != line.end() && found->is_string()) {
-    if (object.string("change") == kFrozen) return cost::Announced::kKnown;
-    object.fail("change",
-                fmt::format("is {}, wanted true, false or \"{}\"", found->dump(), kFrozen));
+    const std::string change = object.string("change");
+    if (change == kFrozen) return cost::Announced::kKnown;
+    if (change == kPredicted) return cost::Announced::kPredicted;
+    object.fail("change", fmt::format("is {}, wanted true, false, \"{}\" or \"{}\"",
+                                      found->dump(), kFrozen, kPredicted));
     return cost::Announced::kNothing;
   }
   return object.boolean("change", false) ? cost::Announced::kWork : cost::Announced::kNothing;
@@ -171,13 +173,18 @@ Expected<TraceStep> read_step(const Json& line, const std::string& origin,
     object.fail("step", fmt::format("is {}, wanted more than {}", step.step, before.step));
   }
   if (line.is_object()) {
-    for (std::size_t i = 0; i < kSeconds.size(); ++i) {
-      read_column(object, line, kSeconds[i].key, step.seconds[i]);
+    for (std::size_t i = 0; i < kNumbers.size(); ++i) {
+      const Number& number = kNumbers[i];
+      const auto accepts = [&](const Json& json) {
+        return json.is_number() && number.accepts(json.get<double>());
+      };
+      read_column(object, line, number.key, accepts, number.wanted, step.numbers[i]);
     }
     for (std::size_t i = 0; i < kAmounts.size(); ++i) {
-      read_column(object, line, kAmounts[i].key, step.amounts[i]);
+      read_column(object, line, kAmounts[i].key, is_amount, "whole bytes from 0 to 2^50",
+                  step.amounts[i]);
     }
-    read_column(object, line, "frozen", step.frozen);
+    read_column(object, line, "frozen", is_flag, "true or false", step.frozen);
     object.ignore("measured");
   }
   DYNMO_TRY(object.finish());
@@ -206,8 +213,8 @@ class Replay final : public LoadModel {
     cost::ModelCost model = header_;
     for (std::size_t layer = 0; layer < model.layers.size(); ++layer) {
       cost::LayerCost& cost = model.layers[layer];
-      for (std::size_t i = 0; i < kSeconds.size(); ++i) {
-        cost.*kSeconds[i].field = (*found.seconds[i])[layer];
+      for (std::size_t i = 0; i < kNumbers.size(); ++i) {
+        cost.*kNumbers[i].field = (*found.numbers[i])[layer];
       }
       for (std::size_t i = 0; i < kAmounts.size(); ++i) {
         cost.*kAmounts[i].field = Bytes{(*found.amounts[i])[layer]};

@@ -57,7 +57,8 @@ struct Change {
   // How many layers from the first one on run forward only; those behind them train, with new
   // moments where they did not. Unset: no opinion.
   std::optional<int> frozen_layers = {};
-  // States have other sizes (model/pruned.h).
+  // States have other sizes (model/pruned.h): what their layers cost follows from what is left, and
+  // is measured afterwards.
   bool sizes = false;
 };
 

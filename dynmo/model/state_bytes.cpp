@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "dynmo/core/check.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/pruned.h"
 
 namespace dynmo::model {
@@ -219,6 +220,26 @@ PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape) {
     bytes.values += Bytes{4 * weights};
   }
   return bytes;
+}
+
+double product_time(const Layer& layer, const StateShape& shape) {
+  double all = 0;
+  double left = 0;  // of dense ones, that would take as long
+  const std::vector<ParameterSpec> specs = layer.parameters();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].prunable) continue;
+    const auto weights = static_cast<double>(c10::multiply_integers(specs[i].shape));
+    const auto pruned = shape.pruned.find(i);
+    const bool compressed = pruned != shape.pruned.end() && pruned->second.compressed;
+    all += weights;
+    if (!compressed) {
+      left += weights;
+      continue;
+    }
+    const auto kept = static_cast<double>(std::max<std::int64_t>(pruned->second.kept, 1));
+    left += std::min(weights, kept / cost::kSparseRate);
+  }
+  return all > 0 ? left / all : 1;
 }
 
 LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShape& shape) {

@@ -88,6 +88,9 @@ struct PrunedBytes {
 };
 [[nodiscard]] PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape);
 
+// What its products take by cost::LayerCost::product_time.
+[[nodiscard]] double product_time(const Layer& layer, const StateShape& shape);
+
 // A state whose values, moments and masks are to be filled through tensors(); gradients are zero.
 // Requires a shape that fits the layer (fits()).
 [[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, const StateShape& shape);

@@ -17,13 +17,14 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     cost::LayerCost known;
     known.name = layer->name();
     const auto lost = pruned.find(LayerId(costs.size()));
-    const model::PrunedBytes sizes =
-        model::pruned_bytes(*layer, lost == pruned.end() ? model::StateShape() : lost->second);
+    const model::StateShape shape = lost == pruned.end() ? model::StateShape() : lost->second;
+    const model::PrunedBytes sizes = model::pruned_bytes(*layer, shape);
     known.gradient_bytes = sizes.values;
     known.parameter_bytes = sizes.values + sizes.masks;
     known.optimizer_bytes = sizes.values * 2;
     known.copy_bytes = model::copy_bytes(*layer) + sizes.patterns;
     known.boundary_bytes = Bytes{boundary};
+    known.product_time = model::product_time(*layer, shape);
     costs.layers.push_back(std::move(known));
   }
   return costs;

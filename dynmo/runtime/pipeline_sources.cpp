@@ -69,6 +69,7 @@ Expected<void> Pipeline::ask_sources() {
   // The first plan was made for what had changed before this pipeline began.
   auto announced = cost::Announced::kNothing;
   if (asked_for_ >= 0 && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
+  if (asked_for_ >= 0 && change.sizes) announced = cost::Announced::kPredicted;
   if (asked_for_ >= 0 && change.work) announced = cost::Announced::kWork;
   if (change.sizes || (asked_for_ < 0 && !state_.sources.empty())) DYNMO_TRY(share_sizes());
   decisions_.announce(announced, state_.step);

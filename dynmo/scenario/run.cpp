@@ -190,7 +190,10 @@ class Run {
     const auto announced = step_ > 0 ? load_.announced_at(step_) : cost::Announced::kNothing;
     const bool changed = announced != cost::Announced::kNothing;
     const bool sampled = step_ % scenario_.training.sample_every == 0 || changed || fresh_;
-    if (sampled) model_ = load_.at(step_);
+    if (sampled) {
+      model_ = load_.at(step_);
+      controller_.know(model_);
+    }
     controller_.announce(announced, step_);
     fresh_ = false;
     if (autonomous()) DYNMO_TRY(replan());

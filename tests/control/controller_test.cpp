@@ -122,6 +122,40 @@ TEST(Controller, AnswersAnnouncedWorkOnceItWasMeasured) {
   EXPECT_EQ(training.plans, plans + 1);
 }
 
+// What pruning leaves says what products take, so it moves before the first step with it, and looks
+// again when the step has been measured.
+TEST(Controller, AnswersPrunedLayersAtTheBoundary) {
+  Training training;
+  training.noise = 0.01;
+  training.run(20);
+  training.scale(0, 4, 0.1);
+  for (std::size_t i = 0; i < 4; ++i) training.costs.layers[i].product_time = 0.1;
+  training.controller.know(training.costs);
+  training.controller.announce(cost::Announced::kPredicted, training.step);
+  const auto decision = training.decide();
+  ASSERT_TRUE(decision && decision->migrate) << (decision ? decision->reason : "no plan");
+  const auto truth = evaluate(decision->plan, training.costs, training.cluster, kMicroBatches);
+  EXPECT_NEAR(decision->planned_step_s / truth->step_time_s, 1, 0.03);
+  const std::int64_t plans = training.plans;
+  training.observe();
+  training.run(3);
+  EXPECT_EQ(training.plans, plans + 1) << "measured, it is looked at again";
+}
+
+// A prediction that was wrong is put right by the measurements.
+TEST(Controller, PutsAWrongPredictionRight) {
+  Training training;
+  training.noise = 0.01;
+  training.run(20);
+  const plan::Plan even = training.plan;
+  for (std::size_t i = 0; i < 4; ++i) training.costs.layers[i].product_time = 0.1;
+  training.controller.know(training.costs);
+  training.controller.announce(cost::Announced::kPredicted, training.step);
+  training.run(10);
+  ASSERT_EQ(training.moves.size(), 2U);
+  EXPECT_EQ(training.plan.stages, even.stages);
+}
+
 TEST(Controller, FindsWhatNobodyAnnouncesWithinFiveSteps) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     Training training(seed);

@@ -96,6 +96,62 @@ TEST(Profiler, GivesWhatItWasGivenWhereNothingChanges) {
   EXPECT_FALSE(profiler.costs(0));
 }
 
+// Layers whose three parts are products of equal time beside something else, which pruning leaves.
+TEST(Profiler, PrunedLayersCostWhatTheirProductsNowTake) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    Rng rng(seed);
+    cost::ModelCost known = named(6);
+    std::vector<double> products;
+    std::vector<double> beside;
+    for (cost::LayerCost& layer : known.layers) {
+      products.push_back(1e-3 * (0.1 + rng.uniform()));
+      beside.push_back(1e-3 * rng.uniform());
+      layer.gradient_bytes = Bytes{1000};
+      layer.product_time = 0.2 + 0.8 * rng.uniform();
+    }
+    const auto truth = [&] {
+      std::vector<cost::LayerSample> layers;
+      for (std::size_t i = 0; i < known.layers.size(); ++i) {
+        const double product = products[i] * known.layers[i].product_time;
+        layers.push_back({.time = {.forward_s = product + beside[i],
+                                   .input_gradient_s = product + 2 * beside[i],
+                                   .weight_gradient_s = product},
+                          .update_s = 1e-6 * static_cast<double>(
+                                                 known.layers[i].gradient_bytes.value),
+                          .stash_bytes = {}});
+      }
+      return layers;
+    };
+    const std::vector<Rank> owners(6, Rank(0));
+    Profiler profiler(known, kWindow);
+    for (int step = 0; step < 3; ++step) profiler.add(truth(), owners);
+    const int pruned = 1 + static_cast<int>(seed % 5);
+    for (int i = 0; i < pruned; ++i) {
+      cost::LayerCost& layer = known.layers[static_cast<std::size_t>(i)];
+      layer.product_time *= rng.uniform();
+      layer.gradient_bytes = Bytes{500};
+    }
+    profiler.know(known);
+    const auto layers = truth();
+    const cost::ModelCost costs = *profiler.costs(profiler.known());
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      ASSERT_NEAR(costs.layers[i].forward_s, layers[i].time.forward_s, 1e-12) << "seed " << seed;
+      ASSERT_NEAR(costs.layers[i].backward_input_s, layers[i].time.input_gradient_s, 1e-12)
+          << "seed " << seed;
+      ASSERT_NEAR(costs.layers[i].backward_weight_s, layers[i].time.weight_gradient_s, 1e-12)
+          << "seed " << seed;
+      ASSERT_NEAR(costs.layers[i].update_s, layers[i].update_s, 1e-12) << "seed " << seed;
+    }
+    // Then they are measured: nothing is left of the prediction.
+    for (double& time : products) time *= 2;
+    profiler.add(truth(), owners);
+    EXPECT_EQ(profiler.steps(), 1) << "seed " << seed;
+    EXPECT_NEAR(profiler.costs(profiler.known())->layers[0].backward_weight_s,
+                truth()[0].time.weight_gradient_s, 1e-12)
+        << "seed " << seed;
+  }
+}
+
 TEST(Profiler, OneLayerThatChangesIsSeenInFourStepsAndTheWindowStaysLong) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Profiler profiler(named(4), kWindow);

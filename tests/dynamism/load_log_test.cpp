@@ -36,12 +36,14 @@ class Drawn final : public LoadModel {
       layer.activation_bytes = bytes();
       layer.boundary_bytes = bytes();
       layer.frozen = i < step / 7;
+      layer.product_time = 1 - rng.uniform();
       model.layers.push_back(layer);
     }
     return model;
   }
   cost::Announced announced_at(std::int64_t step) const override {
     if (step == 0 || step % 5 != 0) return cost::Announced::kNothing;
+    if (step % 15 == 0) return cost::Announced::kPredicted;
     return step % 10 == 0 ? cost::Announced::kWork : cost::Announced::kKnown;
   }
 
@@ -118,6 +120,10 @@ TEST(LoadTrace, FaultsNameLineAndPointer) {
   EXPECT_EQ(fault(header), "t: has no steps, wanted a line for at least one");
   EXPECT_EQ(fault(header + "{\"step\":1,\"forward_s\":[1,-2]}\n"),
             "t: line 2: /forward_s/1 is -2, wanted seconds from 0 to 1e6");
+  EXPECT_EQ(fault(header + "{\"step\":1,\"product_time\":[1,0]}\n"),
+            "t: line 2: /product_time/1 is 0, wanted a number above 0, at most 1");
+  EXPECT_EQ(fault(header + "{\"step\":1,\"change\":\"pruned\"}\n"),
+            "t: line 2: /change is \"pruned\", wanted true, false, \"frozen\" or \"predicted\"");
   EXPECT_EQ(fault(header + "{\"step\":1,\"frozen\":[1,true]}\n"),
             "t: line 2: /frozen/0 is 1, wanted true or false");
   EXPECT_EQ(fault(header + "{\"step\":1,\"boundary_bytes\":[1.5,1]}\n"),

@@ -249,7 +249,7 @@ struct Drawn {
     return step;
   }
 
-  // Layers freeze, train again, are pruned with or without a word, or nothing happens.
+  // Layers freeze, train again, change with or without a word, are pruned, or nothing happens.
   cost::Announced change() {
     const double drawn = rng.uniform();
     if (drawn < 0.05 && frozen_layers + 1 < known.size()) {
@@ -261,9 +261,14 @@ struct Drawn {
       return cost::Announced::kKnown;
     }
     if (drawn > 0.2) return cost::Announced::kNothing;
-    for (double& layer : seconds) {
-      if (rng.uniform() < 0.3) layer *= 0.5 + rng.uniform();
+    const bool predicted = drawn > 0.15;
+    for (std::size_t i = 0; i < seconds.size(); ++i) {
+      if (rng.uniform() >= 0.3) continue;
+      const double factor = 0.5 + rng.uniform();
+      seconds[i] *= factor;
+      if (predicted) known.layers[i].product_time *= std::min(1.0, factor);
     }
+    if (predicted) return cost::Announced::kPredicted;
     return drawn < 0.1 ? cost::Announced::kWork : cost::Announced::kNothing;
   }
 
@@ -300,7 +305,11 @@ TEST(SimulatedDecisions, OfAThousandDrawnTracesAreThoseOfThePipelinesCaller) {
     std::vector<Decided> told;
     const plan::LayerSet none;
     for (std::int64_t step = 0; step < run.options.steps; ++step) {
-      if (step > 0) pipeline.announce(run.change(), step);
+      if (step > 0) {
+        const cost::Announced change = run.change();
+        pipeline.know(run.known);
+        pipeline.announce(change, step);
+      }
       auto decision = pipeline.decide({run.plan, step, run.frozen_layers, none});
       ASSERT_TRUE(decision) << "seed " << seed << ": " << decision.error().message;
       if (*decision) told.push_back(decided(step, **decision));

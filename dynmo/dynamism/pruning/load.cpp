@@ -49,7 +49,7 @@ class Pruning final : public LoadModel {
 
   cost::Announced announced_at(std::int64_t step) const override {
     const bool pruned = step > 0 && sparsity_at(options_, step) != sparsity_at(options_, step - 1);
-    return pruned ? cost::Announced::kWork : cost::Announced::kNothing;
+    return pruned ? cost::Announced::kPredicted : cost::Announced::kNothing;
   }
 
  private:
@@ -109,6 +109,7 @@ class Pruning final : public LoadModel {
     work.parameters -= matrices.weights() - weights;
     work.product_parameters -= matrices.weights() - weights;
     cost::LayerCost cost = dense_.cost_of(work);
+    cost.product_time = time;
     cost.parameter_bytes += Bytes{std::llround(indices * options_.index_bytes)};
     return cost;
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
@@ -26,11 +27,9 @@ struct PruningOptions {
   std::int64_t every = 1000;
   double initial_sparsity = 0;
   double final_sparsity = 0.9;
-  // Rate of the sparse kernels / rate of the dense ones, so that a matrix of density d takes
-  // min(1, d / rate) of its dense time: it stays dense above. 0.4 is what a register-tiled CSR
-  // product reached on a CPU (1.9x at 80 %, 3.9x at 90 %); Sputnik on an A100 in fp32 is at 0.18 at
-  // 90 %, below every bf16 tensor core.
-  double sparse_rate = 0.4;
+  // Rate of the sparse kernels / rate of the dense ones: a matrix stays dense above this density.
+  // Sputnik on an A100 in fp32 is at 0.18 at 90 %, below every bf16 tensor core.
+  double sparse_rate = cost::kSparseRate;
   // Std of the last block's weights / the first's, geometric in between, and a normal deviation of
   // each matrix's logarithm: a density ratio of 2.5 between the ends at 90 %. Chosen, not measured:
   // the middle of 1.5 to 4.

@@ -78,7 +78,7 @@ class PruningSource final : public Source {
     for (auto& [id, state] : boundary.states) model::derive(*boundary.model[id.index()], state);
     DYNMO_ASSIGN(const Digest digest, digest_of_masks(masks_of(own, pool), boundary.sum));
     masks_ = digest.hex();
-    return Change{.work = true, .frozen_layers = {}, .sizes = true};
+    return Change{.sizes = true};
   }
 
  private:
