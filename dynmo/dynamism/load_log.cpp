@@ -156,8 +156,8 @@ cost::Announced read_change(JsonObject& object, const Json& line) {
     const std::string change = object.string("change");
     if (change == kFrozen) return cost::Announced::kKnown;
     if (change == kPredicted) return cost::Announced::kPredicted;
-    object.fail("change", fmt::format("is {}, wanted true, false, \"{}\" or \"{}\"",
-                                      found->dump(), kFrozen, kPredicted));
+    object.fail("change", fmt::format("is {}, wanted true, false, \"{}\" or \"{}\"", found->dump(),
+                                      kFrozen, kPredicted));
     return cost::Announced::kNothing;
   }
   return object.boolean("change", false) ? cost::Announced::kWork : cost::Announced::kNothing;

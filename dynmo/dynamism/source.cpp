@@ -95,6 +95,14 @@ Json figures(const Sources& sources) {
   return by_name(sources, [](const Source& source) { return source.figures(); });
 }
 
+std::string progress(const Sources& sources) {
+  std::string all;
+  for (const auto& source : sources) {
+    if (const std::string own = source->progress(); !own.empty()) all += "  " + own;
+  }
+  return all;
+}
+
 Json state(const Sources& sources) {
   return by_name(sources, [](const Source& source) { return source.state(); });
 }

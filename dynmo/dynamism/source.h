@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -83,6 +84,8 @@ class Source {
   [[nodiscard]] virtual Expected<void> restore(const Json&) { return {}; }
   // Its numbers after a step, for people: an object in the record of the step. null: none.
   [[nodiscard]] virtual Json figures() const { return nullptr; }
+  // The same in a few words, for the line that tells how training goes on. Empty: none.
+  [[nodiscard]] virtual std::string progress() const { return {}; }
 };
 
 using Sources = std::vector<std::unique_ptr<Source>>;
@@ -101,6 +104,7 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
                                           const Outcome& outcome);
 // By name. kBadInput where the state is of other sources.
 [[nodiscard]] Json figures(const Sources& sources);
+[[nodiscard]] std::string progress(const Sources& sources);  // each after two blanks
 [[nodiscard]] Json state(const Sources& sources);
 [[nodiscard]] Expected<void> restore(const Sources& sources, const Json& state);
 

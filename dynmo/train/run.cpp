@@ -271,8 +271,9 @@ class Run {
 
   void report_progress(std::int64_t step) const {
     if (!first_rank()) return;
-    reporter_.progress(progress_line(step, config_.train.steps, all_series(),
-                                     lanes_.back().group->pipeline().plan()) +
+    const runtime::Pipeline& newest = lanes_.back().group->pipeline();
+    reporter_.progress(progress_line(step, config_.train.steps, all_series(), newest.plan()) +
+                       dynamism::progress(newest.sources()) +
                        (emulates(config_) ? "  EMULATED" : ""));
   }
 

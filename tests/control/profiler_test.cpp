@@ -113,12 +113,12 @@ TEST(Profiler, PrunedLayersCostWhatTheirProductsNowTake) {
       std::vector<cost::LayerSample> layers;
       for (std::size_t i = 0; i < known.layers.size(); ++i) {
         const double product = products[i] * known.layers[i].product_time;
-        layers.push_back({.time = {.forward_s = product + beside[i],
-                                   .input_gradient_s = product + 2 * beside[i],
-                                   .weight_gradient_s = product},
-                          .update_s = 1e-6 * static_cast<double>(
-                                                 known.layers[i].gradient_bytes.value),
-                          .stash_bytes = {}});
+        layers.push_back(
+            {.time = {.forward_s = product + beside[i],
+                      .input_gradient_s = product + 2 * beside[i],
+                      .weight_gradient_s = product},
+             .update_s = 1e-6 * static_cast<double>(known.layers[i].gradient_bytes.value),
+             .stash_bytes = {}});
       }
       return layers;
     };

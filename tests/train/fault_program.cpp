@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains like `dynmo train`, but one rank kills itself at a scripted message: in forward, in
-// backward, in the middle of the pieces of a migrating layer of 64 MiB, or, of two replicas, in
-// summing gradients.
+// backward, in the middle of the pieces of a migrating layer of 64 MiB or of one that was pruned
+// and compressed, in a pruning event, or, of two replicas, in summing gradients.
 //
-//   fault_program forward|backward|migration|reduction VICTIM DATA RUN [launch]
+//   fault_program forward|backward|migration|pruned-migration|event|reduction VICTIM DATA RUN
+//   [launch]
 //                                            ranks from the environment, or launched here
 //   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
 #include <ATen/Parallel.h>
@@ -17,6 +18,7 @@
 #include <string>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/transport/fault.h"
@@ -43,7 +45,19 @@ train::Config config_for(const std::string& where, const std::string& data,
     config.pipeline.replicas = 2;
     config.pipeline.cut = {4, 4};
   }
-  if (where == "migration") {
+  if (where == "event") {
+    auto& pruning = config.sources.enable<dynamism::PruningOptions>();
+    pruning.start = 7;
+    pruning.every = 5;
+    pruning.end = 107;
+    pruning.initial_sparsity = 0.5;
+  }
+  if (where == "pruned-migration") {
+    auto& pruning = config.sources.enable<dynamism::PruningOptions>();
+    pruning.start = pruning.end = 0;  // before anything moves
+    pruning.final_sparsity = 0.8;
+  }
+  if (where == "migration" || where == "pruned-migration") {
     // An MLP layer of 3 x 512 x 3640 parameters: 64 MiB with its two moments. The cut is so uneven
     // that it must move.
     config.model.shape = {.hidden = 512,
@@ -78,10 +92,14 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
     fault.last_tag = transport::reduction_tag(LayerId(7));
     fault.first = 1000;
   }
-  if (where == "migration") {
+  if (where == "event") {  // after those of the start: in the sums over all weights
+    fault.first_tag = fault.last_tag = transport::control_tag(transport::Control::kSources);
+    fault.first = 9;
+  }
+  if (where == "migration" || where == "pruned-migration") {
     fault.first_tag = transport::migration_tag(LayerId(0));
     fault.last_tag = transport::migration_tag(LayerId(7));
-    fault.first = 20;
+    fault.first = where == "migration" ? 20 : 4;
     fault.on = victim == 0 ? transport::Fault::On::kSend : transport::Fault::On::kReceive;
   }
   return fault;

@@ -33,10 +33,10 @@ class Interrupt(RunCase):
 
 
 class LostRank(RunCase):
-    """A rank killed in forward, in backward, in the middle of migrating a 64 MiB layer, in summing gradients over two replicas;
-    with and without our launcher."""
+    """A rank killed in forward, in backward, in the middle of migrating a layer of 64 MiB or a compressed one, in a pruning event,
+    in summing gradients over two replicas; with and without our launcher."""
 
-    RANKS = {"forward": 3, "backward": 3, "migration": 3, "reduction": 4}
+    RANKS = {"forward": 3, "backward": 3, "migration": 3, "pruned-migration": 3, "event": 3, "reduction": 4}
 
     def start(self, where, victim, run, launcher):
         words = [FAULT_PROGRAM, where, str(victim), str(self.data), str(run)]
@@ -81,7 +81,7 @@ class LostRank(RunCase):
             self.assertEqual(len(lines), 1, err)
             self.assertIn(f"rank {victim}", lines[0])
         self.assertEqual(rank_processes(str(run)), [])
-        if where != "migration":
+        if "migration" not in where:
             verified = self.run_command([FAULT_PROGRAM, "verify", "0", str(self.data), str(run)])
             self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
 
@@ -100,6 +100,15 @@ class LostRank(RunCase):
             with self.subTest(victim=victim, launcher=launcher):
                 self.check("migration", victim, launcher)
 
+    def test_in_the_middle_of_migrating_a_compressed_layer(self):
+        for victim, launcher in ((0, True), (1, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("pruned-migration", victim, launcher)
+
+    def test_in_a_pruning_event(self):
+        for victim, launcher in ((0, False), (1, True), (2, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("event", victim, launcher)
 
     def test_in_one_replica(self):
         for victim, launcher in ((3, True), (1, False), (2, False)):

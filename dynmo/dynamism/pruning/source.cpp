@@ -53,6 +53,10 @@ class PruningSource final : public Source {
     return figures;
   }
 
+  std::string progress() const override {
+    return fmt::format("pruned {:.1f} %", 100 * sparsity_at(options_, step_));
+  }
+
   Expected<Change> before_step(const Boundary& boundary) override {
     step_ = boundary.step;
     masks_.clear();
