@@ -25,7 +25,7 @@ help:
 	@echo 'make build     build the command line, build/release/apps/dynmo/dynmo'
 	@echo 'make setup     install what a build needs (the others do it, too)'
 	@echo 'make format    format all sources'
-	@echo 'make soak      run the tests of several ranks REPEAT=20 times'
+	@echo 'make soak      run the tests of several ranks REPEAT=20 times, and all samples under sanitizers'
 	@echo 'make fuzz      feed every reader EXECUTIONS=1000000 damaged inputs, under ASan and UBSan'
 	@echo 'make bench     time data, planner, schedules and simulator (the others: docs/performance.md)'
 	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PRECISION=bf16, PEERS=FLAGS)'
@@ -68,9 +68,11 @@ format:
 	@scripts/format
 
 soak: setup
+	@scripts/setup core check
 	@cmake --preset $(PRESET) >/dev/null
 	@scripts/build $(PRESET)
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
+	@DYNMO_SAMPLES=all scripts/check asan tsan
 
 fuzz:
 	@scripts/setup core

@@ -117,7 +117,8 @@ class Candidates {
   std::string nearest_;
 };
 
-// Sums of times must stay far inside 64 bits (adaptive.h); such a step has other problems.
+// Sums of times, with a rank beside them, must stay inside 64 bits (adaptive.h); such a step has
+// other problems.
 bool countable(const SearchProblem& problem) {
   double slowest = problem.cluster.ranks.front().speed;
   for (const cost::ClusterRank& rank : problem.cluster.ranks) {
@@ -133,7 +134,8 @@ bool countable(const SearchProblem& problem) {
       message = std::max(message, link.latency_s + bytes / link.bandwidth_bytes_per_s);
     }
   }
-  return problem.micro_batches * (seconds + 2 * message * problem.model.size()) < 1e6;
+  return problem.micro_batches * (seconds + 2 * message * problem.model.size()) <
+         std::min(1e6, 4e9 / problem.cluster.size());
 }
 
 // A short anneal of every start, a longer one of the best third, and of the best third of those.

@@ -53,11 +53,13 @@ Expected<void> check_costs(const AdaptiveProblem& problem) {
   }
   total *= problem.shape.micro_batches;
   bytes *= problem.shape.micro_batches;
-  if (total <= static_cast<double>(kMaxTime) && bytes <= 0x1p62) return {};
+  // The scheduler keeps a time and a rank in one number.
+  const double max_time = std::min(static_cast<double>(kMaxTime), 0x1p61 / problem.shape.ranks);
+  if (total <= max_time && bytes <= 0x1p62) return {};
   return make_error(ErrorCode::kBadInput,
                     "a step of up to {:.3g} s and {:.3g} bytes; an adaptive order wants at most "
                     "{:.3g} s and 2^62 bytes, check the units of the costs",
-                    total * 1e-9, bytes, static_cast<double>(kMaxTime) * 1e-9);
+                    total * 1e-9, bytes, max_time * 1e-9);
 }
 
 Expected<void> check_policy(const DuePolicy& policy, std::size_t stages) {
@@ -96,6 +98,13 @@ Expected<void> check_limits(const AdaptiveProblem& problem) {
   return {};
 }
 
+// Selections that compilers turn into no branch.
+std::int64_t either(bool first, std::int64_t a, std::int64_t b) {
+  return b ^ ((a ^ b) & -std::int64_t{first});
+}
+std::int64_t lesser(std::int64_t a, std::int64_t b) { return b < a ? b : a; }
+std::int64_t greater(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
+
 }  // namespace
 
 void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming> stages,
@@ -105,8 +114,9 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
   const std::size_t count = stages.size();
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   ranks_.assign(ranks, RankState{});
-  wake_.resize((ranks + 3) / 4 * 4);  // next_rank() takes four at a time
-  slots_.assign(count, Slot{});
+  wake_.resize((ranks + 3) / 4 * 4);  // first_wake() takes four at a time
+  rank_bits_ = static_cast<int>(std::bit_width(ranks - 1));
+  slots_.assign(count + 1, Slot{});  // and one that reads what nobody reads
   slot_of_.resize(count);
   for (const StageShape& stage : shape.stages) ++ranks_[stage.rank.index()].end;
   int next = 0;
@@ -131,11 +141,7 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
     slot.transfer[kI] = stages[s].gradient_transfer.count();
     slot.stash = where.frozen ? 0 : stages[s].stash.value;
   }
-  for (std::size_t s = 0; s < count; ++s) {
-    Slot& slot = slots_[static_cast<std::size_t>(slot_of_[s])];
-    if (s > 0) slot.before = slot_of_[s - 1];
-    if (s + 1 < count) slot.behind = slot_of_[s + 1];
-  }
+  connect();
   period_ = 0;
   actions_ = 0;
   for (RankState& rank : ranks_) {
@@ -156,7 +162,32 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
     rank.left = work * micro_batches_;
     period_ = std::max(period_, work);
   }
-  done_.resize(count * 2 * static_cast<std::size_t>(micro_batches_));
+}
+
+// Tells every slot where its inputs come from and where its outputs go.
+void ListScheduler::connect() {
+  const std::size_t count = slot_of_.size();
+  const int none = static_cast<int>(count);
+  slots_.back().head[kF] = slots_.back().head[kI] = -1;
+  done_.resize(row(none, kI));
+  known_due_.resize(kStride * slots_.size());
+  for (std::size_t s = 0; s < count; ++s) {
+    const int index = slot_of_[s];
+    Slot& slot = slots_[static_cast<std::size_t>(index)];
+    const bool first = s == 0;
+    const bool last = s + 1 == count;
+    slot.input[kF] = row(first ? none : slot_of_[s - 1], kF);
+    slot.input[kI] = last ? row(index, kF) : row(slot_of_[s + 1], kI);
+    slot.output[kF] = row(index, kF);
+    slot.output[kI] = row(index, kI);
+    slot.reader[kF] = !last ? slot_of_[s + 1] : slot.frozen ? none : index;
+    slot.reads[kF] = last ? kI : kF;
+    slot.reads[kI] = kI;
+    slot.reader[kI] = none;
+    if (first) continue;
+    const int before = slot_of_[s - 1];
+    if (!slots_[static_cast<std::size_t>(before)].frozen) slot.reader[kI] = before;
+  }
 }
 
 void ListScheduler::start(const DuePolicy& policy) {
@@ -172,14 +203,17 @@ void ListScheduler::start(const DuePolicy& policy) {
     }
     rank.left *= micro_batches_;
   }
+  std::fill(done_.begin(), done_.end(), kUnknown);
+  std::fill_n(done_.end() - micro_batches_ - 1, micro_batches_, 0);
   std::int64_t reach = 0;  // of a lone F
   for (std::size_t s = 0; s < slot_of_.size(); ++s) {
     Slot& slot = slots_[static_cast<std::size_t>(slot_of_[s])];
     reach += slot.transfer[kF];
     slot.due[kF] = parts_of(reach, policy.forward);
     reach += slot.duration[kF];
-    slot.ready[kF] = s == 0 ? 0 : kNever;
-    slot.ready[kI] = kNever;
+    slot.ready[kF] = s == 0 ? 0 : kUnknown;
+    slot.ready[kI] = kUnknown;
+    for (const Kind kind : {kW, kF, kI}) known_due(slot_of_[s], kind) = kNever;
     slot.ahead = 0;
     slot.head[kF] = slot.head[kI] = slot.head[kW] = 0;
   }
@@ -198,7 +232,10 @@ void ListScheduler::start(const DuePolicy& policy) {
     slot.due[kI] += parts_of(period_, offset.input_gradient);
     slot.due[kW] += parts_of(period_, offset.weight_gradient);
   }
-  wake_[static_cast<std::size_t>(slots_[static_cast<std::size_t>(slot_of_[0])].rank)] = 0;
+  const Slot& first = slots_[static_cast<std::size_t>(slot_of_[0])];
+  known_due(slot_of_[0], kF) = first.due[kF];
+  const auto rank = static_cast<std::size_t>(first.rank);
+  wake_[rank] = wake_at(0, rank);
 }
 
 // With D_k = `ahead` of slot k, the micro-batch i at the head of slot k holds with all younger ones
@@ -216,159 +253,143 @@ bool ListScheduler::admits(const RankState& rank, int index) const {
   return true;
 }
 
-// Chooses what the rank does at `now`. No slot: the rank waits until its wake.
-ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64_t now) {
+// Chooses what the rank does at `now`. No slot: the rank waits until its wake. Which action is due
+// first is as good as random, so nothing in the loop but the memory is a branch.
+inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64_t now) {
   const RankState& rank = ranks_[index];
   // Then the banker has nothing to refuse: what is ahead of a stage is held.
   const bool roomy = rank.held + rank.stash <= rank.limit;
-  Choice best;
+  const std::int64_t posted = rank.posted;
+  std::int64_t best = -1;  // kStride x slot + kind
   std::int64_t best_due = kNever;
-  std::int64_t later_due = kNever;      // earliest due date of what is still on its way
-  std::int64_t later_arrival = kNever;  // when it arrives
-  std::int64_t next_arrival = kNever;   // of anything
-  const auto take = [&](int slot, Kind kind, std::int64_t due) {
-    best = {slot, kind};
-    best_due = due;
+  std::int64_t later_due = kNever;        // earliest due date of what is still on its way
+  std::int64_t later_arrival = kUnknown;  // when it arrives
+  const auto consider = [&](const Slot& slot, Kind kind, std::int64_t due, std::int64_t code) {
+    const std::int64_t arrival = greater(slot.ready[kind], posted) + slot.transfer[kind];
+    const bool here = arrival <= now;
+    const std::int64_t due_here = either(here, due, kNever);
+    const std::int64_t due_later = either(here, kNever, due);
+    best = due_here < best_due ? code : best;
+    best_due = lesser(best_due, due_here);
+    later_arrival = due_later < later_due ? arrival : later_arrival;
+    later_due = lesser(later_due, due_later);
   };
-  const auto consider = [&](const Slot& slot, int i, Kind kind) {
-    if (slot.ready[kind] == kNever) return;
-    const std::int64_t due = slot.due[kind];
-    const std::int64_t arrival = std::max(slot.ready[kind], rank.posted) + slot.transfer[kind];
-    if (arrival <= now && due >= best_due) return;
-    if (kind == kF && !roomy && !admits(rank, i)) return;
-    if (arrival <= now) return take(i, kind, due);
-    next_arrival = std::min(next_arrival, arrival);
-    if (due >= later_due) return;
-    later_due = due;
-    later_arrival = arrival;
-  };
-  for (int i = rank.first; i < rank.end; ++i) {
-    const Slot& slot = slots_[static_cast<std::size_t>(i)];
-    if (slot.head[kW] < slot.head[kI] && slot.due[kW] < best_due) take(i, kW, slot.due[kW]);
-    consider(slot, i, kF);  // a loop over both would read the kind from memory, every time
-    consider(slot, i, kI);
+  const Slot* slot = &slots_[static_cast<std::size_t>(rank.first)];
+  const std::int64_t* due = &known_due_[static_cast<std::size_t>(kStride * rank.first)];
+  for (std::int64_t code = kStride * rank.first; code < kStride * rank.end; code += kStride) {
+    best = due[kW] < best_due ? code : best;
+    best_due = lesser(best_due, due[kW]);
+    const bool refused =
+        !roomy && due[kF] != kNever && !admits(rank, static_cast<int>(slot - slots_.data()));
+    consider(*slot, kF, refused ? kNever : due[kF], code + kF);
+    consider(*slot, kI, due[kI], code + kI);
+    ++slot;
+    due += kStride;
   }
-  wake_[index] = next_arrival;
-  if (best.slot < 0 || later_due >= best_due) return best;
-  const std::int64_t duration = slots_[static_cast<std::size_t>(best.slot)].duration[best.kind];
-  if ((later_arrival - now) * DuePolicy::kWhole > duration * wait_[best.kind]) return best;
+  if (best >= 0) {
+    const Choice choice{static_cast<int>(best / kStride), static_cast<Kind>(best % kStride)};
+    if (later_due >= best_due) return choice;
+    const std::int64_t duration =
+        slots_[static_cast<std::size_t>(choice.slot)].duration[choice.kind];
+    if ((later_arrival - now) * DuePolicy::kWhole > duration * wait_[choice.kind]) return choice;
+  }
+  wake_[index] = next_arrival(index, now);
   return {};
 }
 
-// The input of the next action of a slot exists from `sent` on.
-void ListScheduler::arrive(Slot& slot, Kind kind, std::int64_t sent) {
-  slot.ready[kind] = sent;
-  const RankState& rank = ranks_[static_cast<std::size_t>(slot.rank)];
-  const std::int64_t arrival = std::max(sent, rank.posted) + slot.transfer[kind];
-  std::int64_t& wake = wake_[static_cast<std::size_t>(slot.rank)];
-  wake = std::min(wake, std::max(rank.free, arrival));
-}
-
-void ListScheduler::finish_forward(RankState& rank, Slot& slot, int index, std::int64_t end) {
-  const int micro_batch = slot.head[kF]++;
-  done(index, kF, micro_batch) = end;
-  rank.held += slot.stash;
-  slot.ahead -= slot.stash_before;
-  for (int k = index + 1; k < rank.end; ++k) {
-    slots_[static_cast<std::size_t>(k)].ahead += slot.stash;
-  }
-  slot.ready[kF] = kNever;
-  if (slot.head[kF] < micro_batches_) {
-    if (slot.before < 0) {
-      slot.ready[kF] = 0;
-    } else if (slots_[static_cast<std::size_t>(slot.before)].head[kF] > slot.head[kF]) {
-      slot.ready[kF] = done(slot.before, kF, slot.head[kF]);
+// When the next input of the rank arrives that its memory admits.
+std::int64_t ListScheduler::next_arrival(std::size_t index, std::int64_t now) const {
+  const RankState& rank = ranks_[index];
+  std::int64_t next = kUnknown;
+  for (int i = rank.first; i < rank.end; ++i) {
+    const Slot& slot = slots_[static_cast<std::size_t>(i)];
+    for (const Kind kind : {kF, kI}) {
+      const std::int64_t arrival = greater(slot.ready[kind], rank.posted) + slot.transfer[kind];
+      if (arrival <= now || arrival >= next) continue;
+      if (kind == kI || admits(rank, i)) next = arrival;
     }
   }
-  if (slot.behind >= 0) {
-    Slot& behind = slots_[static_cast<std::size_t>(slot.behind)];
-    if (behind.head[kF] == micro_batch) arrive(behind, kF, end);
-  } else if (!slot.frozen && slot.head[kI] == micro_batch) {
-    slot.ready[kI] = end;
-  }
+  return next < kUnknown ? wake_at(next, index) : kNever;
 }
 
-void ListScheduler::finish_gradient(Slot& slot, int index, std::int64_t end) {
-  const int micro_batch = slot.head[kI]++;
-  done(index, kI, micro_batch) = end;
-  slot.ready[kI] = kNever;
-  const int next = slot.head[kI];
-  if (next < micro_batches_) {
-    if (slot.behind < 0) {
-      if (slot.head[kF] > next) slot.ready[kI] = done(index, kF, next);
-    } else if (slots_[static_cast<std::size_t>(slot.behind)].head[kI] > next) {
-      slot.ready[kI] = done(slot.behind, kI, next);
-    }
-  }
-  if (slot.before < 0) return;
-  Slot& before = slots_[static_cast<std::size_t>(slot.before)];
-  if (!before.frozen && before.head[kI] == micro_batch) arrive(before, kI, end);
+void ListScheduler::note(const Slot& slot, Kind kind) {
+  constexpr ActionKind kActions[] = {ActionKind::kWeightGradient, ActionKind::kForward,
+                                     ActionKind::kInputGradient};
+  (*record_)[static_cast<std::size_t>(slot.rank)].push_back(
+      {.kind = kActions[kind],
+       .stage = StageId{slot.stage},
+       .micro_batch = MicroBatchId{slot.head[kind]}});
 }
 
-void ListScheduler::place(std::size_t index, Choice choice) {
+// The output of F or I exists from `end` on. If it is what its reader's next action waits for, that
+// one's rank wakes when it arrives.
+inline void ListScheduler::pass_on(const Slot& slot, Kind kind, int micro_batch, std::int64_t end) {
+  Slot& reader = slots_[static_cast<std::size_t>(slot.reader[kind])];
+  const Kind reads = slot.reads[kind];
+  if (reader.head[reads] != micro_batch) return;
+  reader.ready[reads] = end;
+  known_due(slot.reader[kind], reads) = reader.due[reads];
+  const auto index = static_cast<std::size_t>(reader.rank);
+  const RankState& rank = ranks_[index];
+  const std::int64_t arrival = greater(end, rank.posted) + reader.transfer[reads];
+  wake_[index] = lesser(wake_[index], wake_at(greater(rank.free, arrival), index));
+}
+
+inline void ListScheduler::place(std::size_t index, Choice choice) {
   RankState& rank = ranks_[index];
   Slot& slot = slots_[static_cast<std::size_t>(choice.slot)];
-  if (record_ != nullptr) {
-    constexpr ActionKind kKinds[] = {ActionKind::kForward, ActionKind::kInputGradient,
-                                     ActionKind::kWeightGradient};
-    (*record_)[static_cast<std::size_t>(slot.rank)].push_back(
-        {.kind = kKinds[choice.kind],
-         .stage = StageId{slot.stage},
-         .micro_batch = MicroBatchId{slot.head[choice.kind]}});
-  }
+  const Kind kind = choice.kind;
+  if (record_ != nullptr) note(slot, kind);
   // A rank that has waited for one action and now takes another could have begun that earlier, and
   // in the replay it does.
-  std::int64_t start = rank.free;
-  if (choice.kind != kW) {
-    start = std::max(start,
-                     std::max(slot.ready[choice.kind], rank.posted) + slot.transfer[choice.kind]);
-  }
-  const std::int64_t duration = slot.duration[choice.kind];
-  const std::int64_t end = start + duration;
+  const std::int64_t arrival = greater(slot.ready[kind], rank.posted) + slot.transfer[kind];
+  const std::int64_t duration = slot.duration[kind];
+  const std::int64_t end = greater(rank.free, arrival) + duration;
   rank.posted = rank.free;
   rank.free = end;
   rank.left -= duration;
-  slot.due[choice.kind] += period_;
-  if (choice.kind == kF) {
-    finish_forward(rank, slot, choice.slot, end);
-  } else if (choice.kind == kI) {
-    finish_gradient(slot, choice.slot, end);
-  } else {
-    ++slot.head[kW];
+  const int micro_batch = slot.head[kind]++;
+  slot.due[kind] += period_;
+  if (kind == kW) {
     rank.held -= slot.stash;
+    known_due(choice.slot, kW) = slot.head[kW] < slot.head[kI] ? slot.due[kW] : kNever;
+  } else {
+    const auto m = static_cast<std::size_t>(micro_batch);
+    done_[slot.output[kind] + m] = end;
+    const std::int64_t ready = done_[slot.input[kind] + m + 1];
+    slot.ready[kind] = ready;
+    known_due(choice.slot, kind) = ready == kUnknown ? kNever : slot.due[kind];
+    if (kind == kI) {
+      known_due(choice.slot, kW) = slot.due[kW];
+    } else {
+      rank.held += slot.stash;
+      slot.ahead -= slot.stash_before;
+      for (int k = choice.slot + 1; k < rank.end; ++k) {
+        slots_[static_cast<std::size_t>(k)].ahead += slot.stash;
+      }
+    }
+    pass_on(slot, kind, micro_batch, end);
   }
-  wake_[index] = end;  // another look; what there is to run decides then
+  wake_[index] = wake_at(end, index);  // another look; what there is to run decides then
 }
 
-// The rank that wakes first, the lowest one among equals. Four minima do not wait for one another,
-// and a bit for every rank that has the least of them says which is the lowest; no comparison of
-// times is a branch.
-std::size_t ListScheduler::next_rank() const {
+// Four minima do not wait for one another, and no comparison of times is a branch.
+inline std::int64_t ListScheduler::first_wake() const {
   std::int64_t min[4] = {kNever, kNever, kNever, kNever};
   for (std::size_t r = 0; r < wake_.size(); r += 4) {
-    for (std::size_t i = 0; i < 4; ++i) min[i] = std::min(min[i], wake_[r + i]);
+    for (std::size_t i = 0; i < 4; ++i) min[i] = lesser(min[i], wake_[r + i]);
   }
-  const std::int64_t first = std::min(std::min(min[0], min[1]), std::min(min[2], min[3]));
-  for (std::size_t r = 0;; r += 64) {
-    const std::size_t count = std::min<std::size_t>(wake_.size() - r, 64);
-    std::uint64_t has = 0;
-    for (std::size_t i = 0; i < count; i += 4) {
-      const std::int64_t* wake = &wake_[r + i];
-      const unsigned bits = unsigned{wake[0] == first} | unsigned{wake[1] == first} << 1U |
-                            unsigned{wake[2] == first} << 2U | unsigned{wake[3] == first} << 3U;
-      has |= std::uint64_t{bits} << i;
-    }
-    if (has != 0) return r + static_cast<std::size_t>(std::countr_zero(has));
-  }
+  return lesser(lesser(min[0], min[1]), lesser(min[2], min[3]));
 }
 
 std::int64_t ListScheduler::run(const DuePolicy& policy, std::int64_t bound) {
   start(policy);
   for (std::int64_t placed = 0; placed < actions_;) {
-    const std::size_t rank = next_rank();
-    const std::int64_t now = wake_[rank];
-    DYNMO_CHECK(now != kNever, "an order that goes on, got a deadlock after {} of {} actions",
+    const std::int64_t wake = first_wake();
+    DYNMO_CHECK(wake != kNever, "an order that goes on, got a deadlock after {} of {} actions",
                 placed, actions_);
+    const std::int64_t now = wake >> rank_bits_;
+    const auto rank = static_cast<std::size_t>(wake - (now << rank_bits_));
     if (now + ranks_[rank].left > bound) return kStopped;
     const Choice choice = choose(rank, now);
     if (choice.slot < 0) continue;

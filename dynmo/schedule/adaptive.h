@@ -93,24 +93,31 @@ class ListScheduler {
   [[nodiscard]] AdaptiveSchedule record(const DuePolicy& policy);
 
  private:
-  enum Kind : int { kF = 0, kI = 1, kW = 2 };
+  // In the order in which actions that are due at once run.
+  enum Kind : int { kW = 0, kF = 1, kI = 2 };
+  static constexpr int kKinds = 3;
+  static constexpr int kStride = 4;  // a power of 2
+  static constexpr std::int64_t kUnknown = std::int64_t{1} << 62;
   // One stage and how far it has come. Slots of a rank are neighbours, in the order of the stages.
-  // What choose() reads of every slot comes first.
-  struct Slot {
-    std::int64_t ready[2] = {};  // when the input of the next F, I existed; kStopped: not yet known
-    std::int64_t transfer[2] = {};
-    std::int64_t due[3] = {};  // of the next action
-    int head[3] = {};          // micro-batch of the next action
+  struct alignas(64) Slot {
+    // When the input of the next action existed; kUnknown: not yet known; of a W always 0.
+    std::int64_t ready[kKinds] = {};
+    std::int64_t transfer[kKinds] = {};
+    std::int64_t duration[kKinds] = {};
+    std::int64_t due[kKinds] = {};  // of the next action, whether or not it can run
+    int head[kKinds] = {};          // micro-batch of the next action
     int rank = 0;
-    std::int64_t duration[3] = {};
+    // Rows of `done_`: the ends of the actions whose output F, I take; the ends of F, I.
+    std::size_t input[kKinds] = {};
+    std::size_t output[kKinds] = {};
+    int reader[kKinds] = {};  // slot whose F or I takes the output of F, I; the last slot: none
+    Kind reads[kKinds] = {};
     std::int64_t stash = 0;
     std::int64_t stash_before = 0;  // of the rank's stages in front of this one
     std::int64_t stash_behind = 0;  // of this one and the rank's stages behind it
     // Stash of the micro-batches from the next F's on in the rank's stages in front of this one.
     std::int64_t ahead = 0;
     int stage = 0;
-    int before = -1;  // slots of the neighbouring stages
-    int behind = -1;
     bool frozen = false;
   };
   struct RankState {
@@ -128,18 +135,24 @@ class ListScheduler {
     Kind kind = kF;
   };
 
+  void connect();
   void start(const DuePolicy& policy);
-  [[nodiscard]] std::size_t next_rank() const;
+  [[nodiscard]] std::int64_t first_wake() const;
+  [[nodiscard]] std::int64_t wake_at(std::int64_t time, std::size_t rank) const {
+    return (time << rank_bits_) + static_cast<std::int64_t>(rank);
+  }
   [[nodiscard]] bool admits(const RankState& rank, int slot) const;
   [[nodiscard]] Choice choose(std::size_t rank, std::int64_t now);
+  [[nodiscard]] std::int64_t next_arrival(std::size_t rank, std::int64_t now) const;
   void place(std::size_t rank, Choice choice);
-  void finish_forward(RankState& rank, Slot& slot, int index, std::int64_t end);
-  void finish_gradient(Slot& slot, int index, std::int64_t end);
-  void arrive(Slot& slot, Kind kind, std::int64_t sent);
-  [[nodiscard]] std::int64_t& done(int slot, Kind kind, int micro_batch) {
-    return done_[(static_cast<std::size_t>(slot) * 2 + static_cast<std::size_t>(kind)) *
-                     static_cast<std::size_t>(micro_batches_) +
-                 static_cast<std::size_t>(micro_batch)];
+  void note(const Slot& slot, Kind kind);
+  void pass_on(const Slot& slot, Kind kind, int micro_batch, std::int64_t end);
+  [[nodiscard]] std::size_t row(int slot, Kind kind) const {
+    return (static_cast<std::size_t>(slot) * 2 + (kind == kI ? 1U : 0U)) *
+           (static_cast<std::size_t>(micro_batches_) + 1);
+  }
+  [[nodiscard]] std::int64_t& known_due(int slot, Kind kind) {
+    return known_due_[static_cast<std::size_t>(kStride * slot + kind)];
   }
 
   PipelineShape shape_;
@@ -147,12 +160,19 @@ class ListScheduler {
   std::int64_t period_ = 0;
   std::int64_t actions_ = 0;
   std::int64_t placed_ = 0;
-  std::int64_t wait_[3] = {};
+  std::int64_t wait_[kKinds] = {};
   std::vector<int> slot_of_;  // by stage
   std::vector<Slot> slots_;
   std::vector<RankState> ranks_;
-  std::vector<std::int64_t> wake_;  // by rank: earliest start of its next action
-  std::vector<std::int64_t> done_;  // ends of F and I, by slot, kind, micro-batch
+  // By kStride x slot + kind: due date of the next action; kStopped: its input is not known yet.
+  std::vector<std::int64_t> known_due_;
+  // By rank: earliest start of its next action, kStopped: none. The last `rank_bits_` bits are the
+  // rank, so that the least one names the rank that wakes first, and the lowest among equals.
+  std::vector<std::int64_t> wake_;
+  int rank_bits_ = 0;
+  // Ends of F and I, kUnknown where there are none yet, by slot, kind, micro-batch; one micro-batch
+  // more than there is, which never ends; and a row of zeros, the inputs of the first stage.
+  std::vector<std::int64_t> done_;
   std::vector<std::vector<Action>>* record_ = nullptr;
 };
 

@@ -9,6 +9,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
 #include "tests/support/mutate.h"
+#include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::checkpoint {
@@ -244,7 +245,7 @@ TEST(Safetensors, TruncatedAtAnyByteIsAnError) {
 
 TEST(Safetensors, NoDamageMakesItReadOutsideTheFile) {
   int parsed = 0;
-  for (std::uint64_t seed = 0; seed < 20000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(20000U); ++seed) {
     Rng rng(mix_key({seed, 42}));
     const std::string damaged = mutate(reference_file(), rng);
     const std::vector<char> exact(damaged.begin(), damaged.end());
@@ -263,13 +264,13 @@ TEST(Safetensors, NoDamageMakesItReadOutsideTheFile) {
     }
     EXPECT_LT(total, exact.size()) << "seed " << seed;
   }
-  EXPECT_GT(parsed, 100) << "the mutations are too coarse to get past the header";
+  EXPECT_GT(parsed, samples(100)) << "the mutations are too coarse to get past the header";
 }
 
 // In quadratic time it would not end before the test is given up.
 TEST(Safetensors, ReadsAHeaderOfManyTensors) {
   std::string header = "{";
-  for (int i = 0; i < 100000; ++i) {
+  for (int i = 0; i < samples(100000); ++i) {
     header += fmt::format(R"({}"t{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
                           i == 0 ? "" : ",", i);
   }

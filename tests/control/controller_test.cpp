@@ -9,6 +9,7 @@
 
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/evaluate.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::control {
 namespace {
@@ -169,7 +170,7 @@ TEST(Controller, FindsWhatNobodyAnnouncesWithinFiveSteps) {
 }
 
 TEST(Controller, ABurstOfThreeStepsMovesNothing) {
-  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+  for (std::uint64_t seed = 1; seed <= samples(50U); ++seed) {
     Training training(seed);
     training.noise = 0.02;
     training.run(30);
@@ -183,13 +184,13 @@ TEST(Controller, ABurstOfThreeStepsMovesNothing) {
 
 TEST(Controller, NoiseAloneMovesNothing) {
   std::size_t moves = 0;
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+  for (std::uint64_t seed = 1; seed <= samples(20U); ++seed) {
     Training training(seed);
     training.noise = 0.05;
     training.run(400);
     moves += training.moves.size();
   }
-  EXPECT_LE(moves, 1U) << "of 8,000 steps";
+  EXPECT_LE(moves, 1U) << "of " << samples(8000) << " steps";
 }
 
 // Rent or buy: not knowing how long the gain lasts, it moves when it has paid for the move once, so

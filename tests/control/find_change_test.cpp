@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dynmo/core/rng.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::control {
 namespace {
@@ -63,11 +64,11 @@ int false_alarms(Ranks& machine, int count) {
 
 TEST(FindChange, NoiseIsNoChange) {
   int alarms = 0;
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+  for (std::uint64_t seed = 1; seed <= samples(20U); ++seed) {
     Ranks machine(seed);
     alarms += false_alarms(machine, 500);
   }
-  EXPECT_LE(alarms, 5) << "of 10,000 steps";
+  EXPECT_LE(alarms, samples(5)) << "of " << samples(10000) << " steps";
 }
 
 TEST(FindChange, NothingIsFoundInWhatIsTheSame) {

@@ -9,6 +9,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "tests/support/mutate.h"
+#include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::dynamism {
@@ -191,7 +192,7 @@ TEST(LoadTrace, MeasuredStepsGoInOneByOne) {
 TEST(LoadTrace, TakesAnyBytes) {
   const std::string text = *trace_text(Drawn(2, 1), 12, 1);
   int accepted = 0;
-  for (std::uint64_t seed = 0; seed < 5000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(5000U); ++seed) {
     Rng rng(mix_key({0x7ACE, seed}));
     const std::string damaged = mutate(text, rng);
     const auto replay = parse_trace(damaged, "t");
@@ -205,7 +206,7 @@ TEST(LoadTrace, TakesAnyBytes) {
       ASSERT_TRUE(cost::validate((*replay)->at(step))) << "seed " << seed;
     }
   }
-  EXPECT_GT(accepted, 100);
+  EXPECT_GT(accepted, samples(100));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/freezing/load_norm_rule.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -124,7 +125,7 @@ TEST(NormRule, AllLayersTrainAgainWhenTheLearningRateHasDropped) {
 TEST(NormRule, DecidesTheSameFromItsText) {
   int froze = 0;
   int thawed = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(300U); ++seed) {
     Rng rng(mix_key({0x4072, seed}));
     const auto pick = [&](std::uint64_t from, std::uint64_t to) {
       return static_cast<std::int64_t>(from + rng.below(to - from + 1));
@@ -169,8 +170,8 @@ TEST(NormRule, DecidesTheSameFromItsText) {
       rule = next;
     }
   }
-  EXPECT_GT(froze, 300);
-  EXPECT_GT(thawed, 100);
+  EXPECT_GT(froze, samples(300));
+  EXPECT_GT(thawed, samples(100));
 }
 
 TEST(NormRule, AStateThatIsNoneIsRefusedByName) {

@@ -22,6 +22,7 @@
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
 #include "dynmo/dynamism/pruning/select_mask.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -265,7 +266,7 @@ TEST(PruningSelect, KeepsWhatSortingKeepsOnAnyRanks) {
   int refused = 0;
   int shared_ties = 0;
   int all_stay = 0;
-  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(1000U); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(mix_key({0x5345, seed}));
     const Pool pool = drawn_pool(rng);
@@ -293,10 +294,10 @@ TEST(PruningSelect, KeepsWhatSortingKeepsOnAnyRanks) {
     shared_ties += outcome.selection->ties < outcome.selection->tied ? 1 : 0;
     all_stay += outcome.selection->threshold == 0 && outcome.selection->tied == 0 ? 1 : 0;
   }
-  EXPECT_GT(refused, 50);
-  EXPECT_LT(refused, 500);
-  EXPECT_GT(shared_ties, 100);
-  EXPECT_GT(all_stay, 20);
+  EXPECT_GT(refused, samples(50));
+  EXPECT_LT(refused, samples(500));
+  EXPECT_GT(shared_ties, samples(100));
+  EXPECT_GT(all_stay, samples(20));
 }
 
 // Seven matrices a block; those of index 3 and 6 are initialised smaller, as output matrices are.
@@ -357,7 +358,7 @@ TEST(PruningSelect, MasksAreTheSameOnAThousandCuts) {
     const RanksOutcome outcome = prune_alone(alone, event);
     ASSERT_TRUE(outcome.selection) << outcome.selection.error().message;
     ASSERT_LT(outcome.selection->ties, outcome.selection->tied);
-    for (std::uint64_t seed = 0; seed < 250; ++seed) {
+    for (std::uint64_t seed = 0; seed < samples(250U); ++seed) {
       Rng rng(mix_key({0x5347, i, seed}));
       const int ranks = 1 + static_cast<int>(seed % 4);
       Pool shared = pool;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "dynmo/core/rng.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::observe {
 namespace {
@@ -123,7 +124,7 @@ TEST(Summary, FaultsNameTheirPlace) {
 
 TEST(Summary, DamagedFilesAreReadOrRefused) {
   int read = 0;
-  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(2000U); ++seed) {
     Rng rng(mix_key({0x50333, seed}));
     std::string text = summary_json(example()).dump();
     constexpr std::string_view kLikely = "0123456789-,:{}[]\"en";
@@ -138,7 +139,7 @@ TEST(Summary, DamagedFilesAreReadOrRefused) {
     }
     read += summary ? 1 : 0;
   }
-  EXPECT_GT(read, 50);
+  EXPECT_GT(read, samples(50));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "tests/plan/cuts.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::plan {
 namespace {
@@ -56,7 +57,7 @@ constexpr std::array kAllKinds = {ScheduleKind::kGpipe,       ScheduleKind::k1F1
 TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
   int returned = 0;
   int refused = 0;
-  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(150U); ++seed) {
     Rng rng(mix_key({0xE7E4, seed}));
     const int ranks = pick(rng, 1, 4);
     const cost::ModelCost model = whole_number_model(rng, pick(rng, 2 * ranks, 14));
@@ -87,8 +88,8 @@ TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
       }
     }
   }
-  EXPECT_GT(returned, 1000);
-  EXPECT_GT(refused, 200);
+  EXPECT_GT(returned, samples(1000));
+  EXPECT_GT(refused, samples(200));
 }
 
 // What the balancers take a stage to hold is what the schedules hold where no stage is frozen.

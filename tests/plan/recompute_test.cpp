@@ -9,6 +9,7 @@
 
 #include "dynmo/plan/evaluate.h"
 #include "tests/plan/cuts.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::plan {
 namespace {
@@ -136,7 +137,7 @@ TEST(Recompute, CostsGainTheForwardTimeAndLoseAllButTheInput) {
 TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
   int constrained = 0;
   int impossible = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(300U); ++seed) {
     Rng rng(seed);
     const int ranks = pick(rng, 1, 3);
     const int layers = pick(rng, 2 * ranks + 1, 9);
@@ -183,8 +184,8 @@ TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
         evaluate(plan, recomputed(model, *chosen), cost::equal_ranks(ranks), micro_batches);
     EXPECT_NEAR(evaluation->step_time_s, shortest, 1e-9) << "seed " << seed;
   }
-  EXPECT_GT(constrained, 30);
-  EXPECT_GT(impossible, 5);
+  EXPECT_GT(constrained, samples(30));
+  EXPECT_GT(impossible, samples(5));
 }
 
 TEST(Recompute, ManyLayersTakeAFixedNumberOfStepsAndStillFit) {

@@ -9,6 +9,7 @@
 #include "dynmo/plan/propose.h"
 #include "dynmo/schedule/placement.h"
 #include "tests/plan/cuts.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::plan {
 namespace {
@@ -46,7 +47,7 @@ Input random_input(std::uint64_t seed) {
 
 TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
   int found = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(300U); ++seed) {
     const Input input = random_input(seed);
     std::vector<Evaluation> others;
     std::vector<Plan> plans;
@@ -80,7 +81,7 @@ TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
       ASSERT_LE(result->evaluation.result.step_time, other.result.step_time) << "seed " << seed;
     }
   }
-  EXPECT_GT(found, 225);
+  EXPECT_GT(found, samples(225));
 }
 
 TEST(Search, SameSeedSamePlanOtherSeedOtherOrder) {

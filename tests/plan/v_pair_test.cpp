@@ -6,6 +6,7 @@
 
 #include "dynmo/plan/balance.h"
 #include "tests/plan/cuts.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::plan {
 namespace {
@@ -44,7 +45,7 @@ PairScore pair_score(const BalanceProblem& problem, const std::vector<int>& coun
 
 TEST(VPair, EqualsBruteForceOverAllCuts) {
   int infeasible = 0;
-  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(2000U); ++seed) {
     Rng rng(mix_key({0x5EED, seed}));
     const int ranks = pick(rng, 1, 4);
     const int layers = pick(rng, 2 * ranks, 11);
@@ -78,8 +79,8 @@ TEST(VPair, EqualsBruteForceOverAllCuts) {
     ASSERT_TRUE(ours.fits) << "seed " << seed;
     ASSERT_LE(ours.bottleneck, *least * (1 + 1e-6)) << "seed " << seed;
   }
-  EXPECT_GT(infeasible, 100);  // the verdict was really put to the test
-  EXPECT_LT(infeasible, 1500);
+  EXPECT_GT(infeasible, samples(100));  // the verdict was really put to the test
+  EXPECT_LT(infeasible, samples(1500));
 }
 
 TEST(VPair, TheUnitOfTimeChangesNoCut) {

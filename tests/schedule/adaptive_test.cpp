@@ -10,6 +10,7 @@
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/sim/simulate.h"
 #include "tests/schedule/random_pipelines.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::schedule {
 namespace {
@@ -90,7 +91,7 @@ Case random_case(std::uint64_t seed) {
 }
 
 TEST(Adaptive, NeverDeadlocksNorExceedsItsLimitAndTheReplayAgrees) {
-  for (std::uint64_t seed = 0; seed < 100000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(100000U); ++seed) {
     const Case input = random_case(seed);
     const auto made = make_adaptive(input.problem, input.policy);
     ASSERT_TRUE(made) << made.error().message << ", seed " << seed;

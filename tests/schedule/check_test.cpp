@@ -9,6 +9,7 @@
 #include "dynmo/schedule/lowering.h"
 #include "tests/schedule/brute_force.h"
 #include "tests/schedule/random_pipelines.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::schedule {
 namespace {
@@ -352,18 +353,18 @@ Verdicts compare_verdicts(std::uint64_t key, int mutations, bool crowded) {
 // The swaps must try both verdicts, or agreement would mean little.
 void expect_both_verdicts(const Verdicts& verdicts) {
   for (const Mutation mutation : {Mutation::kSwap, Mutation::kSwapAdjacent, Mutation::kMove}) {
-    EXPECT_GT(verdicts.valid[static_cast<std::size_t>(mutation)], 10);
-    EXPECT_GT(verdicts.broken[static_cast<std::size_t>(mutation)], 10);
+    EXPECT_GT(verdicts.valid[static_cast<std::size_t>(mutation)], samples(10));
+    EXPECT_GT(verdicts.broken[static_cast<std::size_t>(mutation)], samples(10));
   }
-  EXPECT_GT(verdicts.deadlocks, 10);
+  EXPECT_GT(verdicts.deadlocks, samples(10));
 }
 
 TEST(Checker, AgreesWithBruteForceOnMutatedTemplates) {
-  expect_both_verdicts(compare_verdicts(21, 5000, false));
+  expect_both_verdicts(compare_verdicts(21, samples(5000), false));
 }
 
 TEST(Checker, AgreesWithBruteForceOnMutatedOrdersOfSeveralStagesARank) {
-  expect_both_verdicts(compare_verdicts(22, 3000, true));
+  expect_both_verdicts(compare_verdicts(22, samples(3000), true));
 }
 
 }  // namespace

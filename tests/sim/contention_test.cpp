@@ -10,6 +10,7 @@
 #include "dynmo/schedule/text.h"
 #include "tests/sim/problems.h"
 #include "tests/sim/time_steps.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::sim {
 namespace {
@@ -51,7 +52,7 @@ Problem random_small_problem(Rng& rng) {
 }
 
 TEST(Contention, MatchesALookAtEveryNanosecond) {
-  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+  for (std::uint64_t seed = 0; seed < samples(3000U); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(mix_key({61, seed}));
     const Problem problem = random_small_problem(rng);
