@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/parallel_impl.h"
 #include "dynmo/model/sparse_products_impl.h"
 
 namespace dynmo::model::sparse {
