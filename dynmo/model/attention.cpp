@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/model/attention_impl.h"
 #include "dynmo/model/kernels_impl.h"
+#include "dynmo/model/parallel_impl.h"
 #include "dynmo/model/products_impl.h"
 
 namespace dynmo::model {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/parallel_impl.h"
 #include "dynmo/model/sparse_products_impl.h"
 
 namespace dynmo::model::sparse {
@@ -142,9 +142,15 @@ std::int64_t tokens_of(const Rows<E>& x, std::int64_t tile) {
   return std::min(kTile<E>, x.tokens - tile * kTile<E>);
 }
 
+struct Columns {
+  std::int64_t begin;
+  std::int64_t count;  // or as many as there are
+};
+
 template <typename E>
-void load(const Kernels<E>& kernel, const Rows<E>& x, std::int64_t tile, E* to) {
-  kernel.load_tile(x.data + tile * kTile<E> * x.stride, x.stride, tokens_of(x, tile), x.width, to);
+void load(const Kernels<E>& kernel, const Rows<E>& x, std::int64_t tile, Columns columns, E* to) {
+  kernel.load_tile(x.data + tile * kTile<E> * x.stride + columns.begin, x.stride,
+                   tokens_of(x, tile), std::min(columns.count, x.width - columns.begin), to);
 }
 
 constexpr std::int64_t kGrain = 1 << 13;  // weights that a thread copies at least
@@ -188,7 +194,7 @@ void multiply(const Index& index, const at::Tensor& values, const at::Tensor& x_
           const std::int64_t tile = i / groups;
           const std::int64_t group = i % groups;
           const std::int64_t rows = std::min(kGroup, index.rows - group * kGroup);
-          if (i == begin || group == 0) load(kernel, x, tile, x_tile);
+          if (i == begin || group == 0) load(kernel, x, tile, {0, x.width}, x_tile);
           std::fill_n(y_tile, rows * kTile<E>, E(0));
           for (std::int64_t block = 0; block < blocks; ++block) {
             const auto cell = static_cast<std::size_t>(group * blocks + block);
@@ -202,50 +208,43 @@ void multiply(const Index& index, const at::Tensor& values, const at::Tensor& x_
       });
 }
 
-// The tiles of x, one after the other.
-template <typename E>
-at::Tensor tiles(const Kernels<E>& kernel, const Rows<E>& x) {
-  const std::int64_t count = parts(x.tokens, kTile<E>);
-  at::Tensor all = at::empty({count * kTile<E> * x.width}, x.tensor.options());
-  E* const to = all.data_ptr<E>();
-  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) load(kernel, x, i, to + i * kTile<E> * x.width);
-  });
-  return all;
-}
-
-// A thread has a cell at a time, and with it all sums of the weights in it.
+// A thread has a row of cells, and with each all sums of the weights in it. It transposes by itself
+// what they need of a tile, just before, so that it is in the thread's own cache and nobody waits.
 template <typename E>
 void add_dots(const Index& index, at::Tensor& gradient, const at::Tensor& dy_NO,
               const at::Tensor& x_NI, InstructionSet set) {
   const Kernels<E>& kernel = kernels<E>(set);
   const Rows<E> dy(dy_NO);
   const Rows<E> x(x_NI);
-  const at::Tensor dy_tiles = tiles(kernel, dy);
-  const at::Tensor x_tiles = tiles(kernel, x);
-  const E* const dy_first = dy_tiles.const_data_ptr<E>();
-  const E* const x_first = x_tiles.const_data_ptr<E>();
   at::Tensor sums = at::empty_like(gradient);
   E* const sum = sums.data_ptr<E>();
   E* const to = gradient.data_ptr<E>();
   const std::int64_t blocks = parts(index.columns, kBlock);
-  const std::int64_t count = parts(x.tokens, kTile<E>);
+  const std::int64_t tiles = parts(x.tokens, kTile<E>);
   const auto cells = static_cast<std::int64_t>(index.cells.size()) - 1;
+  const auto first_weight = [&](std::int64_t cell) {
+    return index.cells[static_cast<std::size_t>(cell)].weight;
+  };
   at::parallel_for(0, cells, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const auto cell = static_cast<std::size_t>(i);
-      const std::int32_t weight = index.cells[cell].weight;
-      const std::int32_t weight_end = index.cells[cell + 1].weight;
-      std::fill(sum + weight, sum + weight_end, E(0));
-      for (std::int64_t tile = 0; tile < count; ++tile) {
-        const std::int64_t row = tile * dy.width + i / blocks * kGroup;
-        const std::int64_t column = tile * x.width + i % blocks * kBlock;
-        kernel.add_dots(segments_of(index, cell), index.column.data() + weight,
-                        dy_first + row * kTile<E>, x_first + column * kTile<E>, sum + weight);
+    const at::Tensor scratch =
+        at::empty({(index.columns + std::min(kGroup, index.rows)) * kTile<E>}, x_NI.options());
+    E* const x_tile = scratch.data_ptr<E>();
+    E* const dy_tile = x_tile + index.columns * kTile<E>;
+    std::fill(sum + first_weight(begin), sum + first_weight(end), E(0));
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t row = i / blocks * kGroup;
+        const std::int64_t column = i % blocks * kBlock;
+        E* const x_block = x_tile + column * kTile<E>;
+        if (i == begin || column == 0) load(kernel, dy, tile, {row, kGroup}, dy_tile);
+        if (i - begin < blocks) load(kernel, x, tile, {column, kBlock}, x_block);
+        const std::int32_t weight = first_weight(i);
+        kernel.add_dots(segments_of(index, static_cast<std::size_t>(i)),
+                        index.column.data() + weight, dy_tile, x_block, sum + weight);
       }
-      for (std::int32_t k = weight; k < weight_end; ++k) {
-        to[index.place[static_cast<std::size_t>(k)]] += sum[k];
-      }
+    }
+    for (std::int32_t k = first_weight(begin); k < first_weight(end); ++k) {
+      to[index.place[static_cast<std::size_t>(k)]] += sum[k];
     }
   });
 }
