@@ -71,6 +71,21 @@ TEST(Buffers, OneThatIsWithheldShows) {
   }
 }
 
+TEST(Buffers, AreAmongTheBytesThatThePlannerKnows) {
+  RunOptions run = with(blinking_sources, {3, 5});
+  run.before_step = [](Pipeline& pipeline, std::int64_t) -> Expected<void> {
+    for (const auto& [id, state] : pipeline.states()) {
+      const cost::LayerCost& known = pipeline.profiler().known().layers[id.index()];
+      EXPECT_EQ(known.parameter_bytes + known.optimizer_bytes, model::tensor_bytes(state))
+          << "layer " << id.value;
+    }
+    return {};
+  };
+  run.steps = 1;
+  const RunResult result = run_pipeline(run);
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+}
+
 TEST(Sources, ThoseOfARunSpeakAsOne) {
   class Fixed final : public dynamism::Source {
    public:
