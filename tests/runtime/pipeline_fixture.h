@@ -172,6 +172,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
     };
   }
   if (run.make_sources) options.make_sources = run.make_sources;
+  options.probed = [config, seed = run.seed] { return batch(config, seed, 0, MicroBatchId(0)); };
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
   options.recompute = run.recompute;
