@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "dynmo/dynamism/freezing/load_norm_rule.h"
+#include "dynmo/dynamism/freezing/load_still_rule.h"
 
 namespace dynmo::dynamism {
 namespace {

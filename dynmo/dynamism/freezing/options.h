@@ -12,7 +12,7 @@ namespace dynmo::dynamism {
 
 enum class FreezingRule {
   kSchedule,    // a prefix of layers by FreezingSchedule
-  kNorm,        // a prefix of layers, each once its gradients have become small (load_norm_rule.h)
+  kNorm,        // a prefix of layers, each once its gradients have become small (load_still_rule.h)
   kPlasticity,  // a prefix of blocks, each once it has stopped changing (after Egeria)
   kRandom,      // blocks anywhere: they skip W but must pass gradients on, so F + I remain, and
                 // balancing has next to nothing to gain

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/dynamism/freezing/load_norm_rule.h"
+#include "dynmo/dynamism/freezing/load_still_rule.h"
 #include "dynmo/dynamism/freezing/load_schedule.h"
 
 namespace dynmo::dynamism {
@@ -67,13 +67,13 @@ class ByNorm final : public FreezingSource {
 
   Json state() const override { return to_json(rule_); }
   Expected<void> restore(const Json& state) override {
-    DYNMO_ASSIGN(rule_, parse_norm_rule(state));
+    DYNMO_ASSIGN(rule_, parse_still_rule(state));
     return {};
   }
-  Json figures() const override { return {{"next_norm", next_norm(rule_)}}; }
+  Json figures() const override { return {{"next_norm", next_to_first(rule_)}}; }
 
  private:
-  NormRule rule_;
+  StillRule rule_;
 };
 
 }  // namespace
