@@ -119,6 +119,35 @@ TEST(StillRule, AllLayersTrainAgainWhenTheLearningRateHasDropped) {
   EXPECT_EQ(run.run({1, 1, 9}, 20), 2) << "never";
 }
 
+// Slopes come once a check. The first ones are those that others are compared with.
+TEST(StillRule, FreezesThePrefixWhoseSlopesHaveFallenInChecksInARow) {
+  FreezingOptions options{.rule = FreezingRule::kPlasticity};
+  options.check_every = 10;
+  options.smooth_steps = 10;
+  options.tolerance = 0.5;
+  options.patience = 2;
+  options.max_fraction = 1;
+  StillRule rule;
+  const auto check = [&](const std::vector<double>& slopes) {
+    rule = after_check(std::move(rule), options, /*learning_rate=*/0.3, slopes);
+    return rule.frozen;
+  };
+  EXPECT_EQ(check({8, 8, 8, 0}), 0);
+  EXPECT_EQ(rule.first, (std::vector<double>{8, 8, 8, 0}));
+  EXPECT_EQ(check({3, 5, 3, 0}), 0);
+  EXPECT_EQ(check({3, 3, 3, 0}), 1);
+  EXPECT_EQ(rule.learning_rate, 0.3);
+  EXPECT_EQ(next_to_first(rule), 3.0 / 8);
+  const StillRule before = rule;
+  EXPECT_EQ(check({0, std::nan(""), 3, 0}), 3) << "the averages are those of the last check";
+  EXPECT_EQ(rule.average, before.average);
+  // A time constant of two checks.
+  options.smooth_steps = 20;
+  rule = {.average = {8, 8}, .first = {8, 8}, .still = {0, 0}};
+  check({4, 8});
+  EXPECT_EQ(rule.average[0], 6);
+}
+
 TEST(StillRule, ChecksAreTheStepsBehindTheBootstrap) {
   FreezingOptions options = every_two_steps(1);
   options.bootstrap = 0.05;

@@ -67,6 +67,14 @@ inline dynamism::FreezingOptions norm_rule() {
   return options;
 }
 
+// The same by their outputs.
+inline dynamism::FreezingOptions plasticity_rule() {
+  dynamism::FreezingOptions options = norm_rule();
+  options.rule = dynamism::FreezingRule::kPlasticity;
+  options.check_every = 2;
+  return options;
+}
+
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;

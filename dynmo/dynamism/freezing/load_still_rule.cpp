@@ -88,6 +88,14 @@ StillRule after_step(StillRule rule, const FreezingOptions& options, const NormS
   return rule;
 }
 
+StillRule after_check(StillRule rule, const FreezingOptions& options, double learning_rate,
+                      const std::vector<double>& slopes) {
+  const auto steps = static_cast<double>(options.check_every);
+  add(rule, std::min(1.0, steps / static_cast<double>(options.smooth_steps)), slopes);
+  check_layers(rule, options, learning_rate);
+  return rule;
+}
+
 StillRule unfrozen_below(StillRule rule, const FreezingOptions& options, double learning_rate) {
   const bool dropped =
       options.unfreeze_below > 0 && learning_rate <= options.unfreeze_below * rule.learning_rate;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What rules of a training share that follow what it learns: a layer freezes once a number that says
+// What the rules kNorm and kPlasticity of a training share: a layer freezes once a number that says
 // how much it still learns has become small. A value and pure functions of what all ranks have
 // alike, so that all ranks decide alike and a resumed run decides as the one before.
 //
@@ -13,6 +13,9 @@
 // the first check. This is the simplest of the rules that follow gradients (AutoFreeze, Liu et al.,
 // 2021, compares gradients accumulated over intervals). We leave out the division by the norm of
 // the weights: a layer is compared with itself, and its weights change little beside its gradients.
+//
+// kPlasticity: the number is the slope of the layer's plasticity between two checks (plasticity.h).
+// The first check takes references alone, the second one the slopes that others are compared with.
 //
 // Layers train again once the learning rate has dropped, as in Egeria (Wang et al., EuroSys'23),
 // which unfreezes all of them when it has dropped ten times. The averages begin anew then; what
@@ -58,6 +61,9 @@ struct NormStep {
 // leaves the averages as they were. Requires valid options and equally many layers in every step.
 [[nodiscard]] StillRule after_step(StillRule rule, const FreezingOptions& options,
                                    const NormStep& done);
+// kPlasticity: a check has found these slopes, by layer. The same of slopes that are no numbers.
+[[nodiscard]] StillRule after_check(StillRule rule, const FreezingOptions& options,
+                                    double learning_rate, const std::vector<double>& slopes);
 // Before a step with this learning rate. Nothing changes where nothing is frozen.
 [[nodiscard]] StillRule unfrozen_below(StillRule rule, const FreezingOptions& options,
                                        double learning_rate);
