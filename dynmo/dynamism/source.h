@@ -42,6 +42,10 @@ struct Boundary {
   // In before_step: element by element over the ranks of a replica. All call it equally often with
   // equal lengths.
   std::function<Expected<std::vector<std::int64_t>>(std::vector<std::int64_t>)> sum = {};
+  // In before_step: runs the run's first micro-batch forward through `layers`, as many as the model
+  // has and with the same boundaries, `times` times as micro-batches 0, 1, ... of a validation. All
+  // call it equally often; each rank runs its own layers, with `states`.
+  std::function<Expected<void>(const model::Model& layers, int times)> probe = {};
 };
 
 // What all ranks know of the step just done, by layer.

@@ -65,6 +65,15 @@ Bytes copy_bytes(const Layer& layer) {
   return Bytes{parameter_bytes(layer).value / kFloat * element};
 }
 
+Bytes buffer_bytes(const Layer& layer) {
+  std::int64_t total = 0;
+  for (const BufferSpec& spec : layer.buffers()) {
+    total +=
+        static_cast<std::int64_t>(c10::elementSize(spec.type)) * c10::multiply_integers(spec.shape);
+  }
+  return Bytes{total};
+}
+
 Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precision precision) {
   return Bytes{element_bytes(precision) * sequences * config.shape.sequence * config.shape.hidden};
 }

@@ -23,6 +23,9 @@ namespace dynmo::model {
 // The rounded copies of the same (Parameter::rounded): half as much in bf16, else 0.
 [[nodiscard]] Bytes copy_bytes(const Layer& layer);
 
+// What a layer has besides parameters (Layer::buffers()), frozen or not.
+[[nodiscard]] Bytes buffer_bytes(const Layer& layer);
+
 // The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden.
 [[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences,
                                    Precision precision = Precision::kFp32);

@@ -20,7 +20,7 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     const model::StateShape shape = lost == pruned.end() ? model::StateShape() : lost->second;
     const model::PrunedBytes sizes = model::pruned_bytes(*layer, shape);
     known.gradient_bytes = sizes.values;
-    known.parameter_bytes = sizes.values + sizes.masks;
+    known.parameter_bytes = sizes.values + sizes.masks + model::buffer_bytes(*layer);
     known.optimizer_bytes = sizes.values * 2;
     known.copy_bytes = model::copy_bytes(*layer) + sizes.patterns;
     known.boundary_bytes = Bytes{boundary};

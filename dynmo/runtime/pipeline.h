@@ -104,6 +104,7 @@ class Pipeline {
   [[nodiscard]] Expected<StepOutput> run_round(const StepInput& input);
   [[nodiscard]] dynamism::Boundary boundary();
   [[nodiscard]] Expected<std::vector<std::int64_t>> sum_over_ranks(std::vector<std::int64_t> own);
+  [[nodiscard]] Expected<void> probe(const model::Model& layers, int times);
   [[nodiscard]] Expected<void> share_sizes();
   [[nodiscard]] Expected<void> ask_sources();
   [[nodiscard]] Expected<void> ask_sources_first();

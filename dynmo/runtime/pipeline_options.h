@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/channel_transport.h"
+#include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/staging.h"
 
 namespace dynmo::runtime {
@@ -45,6 +47,7 @@ struct PipelineOptions {
   double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
   OnNan on_nan = OnNan::kStop;
   dynamism::MakeSources make_sources;  // of dynamism, in their order; none: nothing changes
+  std::function<MicroBatch()> probed;  // what Boundary::probe runs: the same in all groups of a run
   Balancing balancing = Balancing::kAutomatic;
   control::PolicyOptions policy;
   plan::Recompute recompute = plan::Recompute::kNone;

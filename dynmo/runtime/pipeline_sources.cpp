@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/dynamism/source.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/known_costs.h"
@@ -20,7 +21,24 @@ dynamism::Boundary Pipeline::boundary() {
           .model = model_,
           .states = state_.layers,
           .learning_rate = model::learning_rate(options_.learning_rate, state_.step),
-          .sum = [this](std::vector<std::int64_t> own) { return sum_over_ranks(std::move(own)); }};
+          .sum = [this](std::vector<std::int64_t> own) { return sum_over_ranks(std::move(own)); },
+          .probe = [this](const model::Model& layers, int times) { return probe(layers, times); }};
+}
+
+// The schedules are those of the step before: the plan has not changed since, and a frozen prefix
+// makes no difference to a pass forward.
+Expected<void> Pipeline::probe(const model::Model& layers, int times) {
+  DYNMO_CHECK(options_.probed, "a micro-batch for sources that probe");
+  DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
+  const schedule::Schedule lowered = forward_only(state_.plan, times);
+  const Batches batches = [this](std::int64_t, MicroBatchId) { return options_.probed(); };
+  StepInput input = round_input(lowered, batches, 0);
+  input.frozen_layers = static_cast<int>(model_.size());
+  input.pass = model::Pass::kValidation;
+  input.first_micro_batch = 0;
+  input.step_micro_batches = times;
+  DYNMO_TRY(run_schedule(grid_.pipeline(), options_.lane, layers, input, state_.layers));
+  return {};
 }
 
 Expected<std::vector<std::int64_t>> Pipeline::sum_over_ranks(std::vector<std::int64_t> own) {

@@ -21,13 +21,17 @@ schedule::Schedule lower_checked(const schedule::Schedule& compute) {
 
 }  // namespace
 
+schedule::Schedule forward_only(const plan::Plan& plan, int micro_batches) {
+  const auto shape = plan::shape_of(plan, micro_batches, /*frozen_layers=*/0);
+  return lower_checked(schedule::make_forward_schedule(shape).value());
+}
+
 Program make_program(const model::Model& model, const RankState& state, int micro_batches,
                      plan::LayerSet recomputed) {
   const int frozen = state.frozen_layers;
-  const auto shape = plan::shape_of(state.plan, micro_batches, frozen);
   Program program;
   program.training = lower_checked(plan::schedule_of(state.plan, micro_batches, frozen).value());
-  program.validation = lower_checked(schedule::make_forward_schedule(shape).value());
+  program.validation = forward_only(state.plan, micro_batches);
   recompute(program, model, std::move(recomputed));
   return program;
 }

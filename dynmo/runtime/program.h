@@ -18,6 +18,8 @@ struct Program {
   model::Model model;             // those of `recomputed` wrapped
 };
 
+// Lowered and checked: the layers of the plan forward, as in validation.
+[[nodiscard]] schedule::Schedule forward_only(const plan::Plan& plan, int micro_batches);
 // Requires a plan that runs `micro_batches`.
 [[nodiscard]] Program make_program(const model::Model& model, const RankState& state,
                                    int micro_batches, plan::LayerSet recomputed);

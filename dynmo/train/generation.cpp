@@ -8,6 +8,17 @@
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
+namespace {
+
+runtime::PipelineOptions options_of(const Config& config, const Inputs& inputs,
+                                    const RunLane& lane) {
+  runtime::PipelineOptions options =
+      pipeline_options(config, inputs.model, lane.number, lane.balancing);
+  options.probed = [&inputs] { return inputs.batches.training(0, MicroBatchId(0)); };
+  return options;
+}
+
+}  // namespace
 
 GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inputs& inputs,
                    const RunLane& lane, runtime::RankState state)
@@ -15,8 +26,7 @@ GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inpu
       inputs_(inputs),
       transport_(std::make_unique<transport::CountingTransport>(group)),
       pipeline_(std::make_unique<runtime::Pipeline>(
-          *transport_, inputs.model.layers,
-          pipeline_options(config, inputs.model, lane.number, lane.balancing), std::move(state))) {
+          *transport_, inputs.model.layers, options_of(config, inputs, lane), std::move(state))) {
   if (config.checkpoint.every == 0) return;
   checkpointer_ = std::make_unique<Checkpointer>(
       *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory, config,

@@ -89,8 +89,9 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
 Expected<void> check_host_memory(const Inputs& inputs, const Config& config) {
   Bytes states;
   for (const auto& layer : inputs.model.layers) {
-    // Values, gradients, two moments, and copies where it computes in bf16.
-    states += model::parameter_bytes(*layer) * 4 + model::copy_bytes(*layer);
+    // Values, gradients, two moments, copies where it computes in bf16, and buffers.
+    states += model::parameter_bytes(*layer) * 4 + model::copy_bytes(*layer) +
+              model::buffer_bytes(*layer);
   }
   const std::int64_t replicas = config.pipeline.replicas;
   const Bytes host = process::host_memory();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "dynmo/dynamism/pruning/source.h"
+#include "tests/runtime/blinking_source.h"
 #include "tests/runtime/generations.h"
 #include "tests/runtime/resources.h"
 #include "tests/support/process.h"
@@ -99,6 +100,19 @@ TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
     sources.push_back(dynamism::make_freezing_source(norm_rule(), /*steps=*/32));
     return sources;
   };
+  expect_as_alone({.groups = 16, .run = run});
+  EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";
+}
+
+// With the references that outputs are compared with, in the layers' buffers.
+TEST(Generation, ARuleThatFollowsOutputsDecidesAlikeInEveryGroup) {
+  RunOptions run;
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_freezing_source(plasticity_rule(), /*steps=*/32));
+    return sources;
+  };
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
   expect_as_alone({.groups = 16, .run = run});
   EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";
 }

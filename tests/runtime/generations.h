@@ -70,12 +70,16 @@ struct Member {
   std::function<void(int group)> changed = [](int) {};
 };
 
+inline model::Model layers_of(const RunOptions& run) {
+  return run.layers.empty() ? model::make_llama(small_model()) : run.layers;
+}
+
 // The steps of one group, in which `next` ranks keep layers at the end.
 inline Expected<void> train_in(transport::Transport& group, const Member& member, int next,
                                RankState& state, std::optional<cost::ModelCost>& costs,
                                History& history) {
   const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
+  const model::Model layers = layers_of(member.run);
   const int replicas = member.run.replicas;
   const int positions = group.size() / replicas;
   Pipeline pipeline(group, layers, pipeline_options(config, member.run), std::move(state));
@@ -105,7 +109,7 @@ inline Expected<void> train_in(transport::Transport& group, const Member& member
 
 inline Expected<History> live(const Member& member) {
   at::set_num_threads(1);
-  const model::Model layers = model::make_llama(small_model());
+  const model::Model layers = layers_of(member.run);
   const int replicas = member.run.replicas;
   const auto size_of = [&](int group) {
     return member.sizes[static_cast<std::size_t>(group) % member.sizes.size()];

@@ -67,6 +67,14 @@ inline dynamism::FreezingOptions norm_rule() {
   return options;
 }
 
+// The same by their outputs.
+inline dynamism::FreezingOptions plasticity_rule() {
+  dynamism::FreezingOptions options = norm_rule();
+  options.rule = dynamism::FreezingRule::kPlasticity;
+  options.check_every = 2;
+  return options;
+}
+
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;
@@ -172,6 +180,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
     };
   }
   if (run.make_sources) options.make_sources = run.make_sources;
+  options.probed = [config, seed = run.seed] { return batch(config, seed, 0, MicroBatchId(0)); };
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
   options.recompute = run.recompute;

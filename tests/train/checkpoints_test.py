@@ -46,29 +46,54 @@ class Resume(RunCase):
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
 
     def test_freezing_by_norm_resumes_with_the_same_decisions(self):
-        rule = ["freezing.rule=norm", "freezing.check_every=3", "freezing.smooth_steps=4", "freezing.tolerance=1",
-                "freezing.patience=1", "freezing.unfreeze_below=0.5"]
-        plain = ("train.steps=60", "checkpoint.every=5", "checkpoint.keep=20", "freezing.enabled=true")
+        records = self.resume_by_rule("norm", ["freezing.check_every=3", "freezing.smooth_steps=4", "freezing.tolerance=1"], 5)
+        self.assertGreater(records[-1]["sources"]["freezing"]["next_norm"], 0)
+
+    def test_freezing_by_plasticity_resumes_with_the_same_decisions(self):
+        records = self.resume_by_rule("plasticity", ["freezing.check_every=3", "freezing.tolerance=0.4"], 4)
+        figures = [record["sources"]["freezing"] for record in records]
+        self.assertGreater(figures[9]["next_slope"], 0)
+        # Behind the share `bootstrap` of 60 steps, every third one, unless all six have frozen that may.
+        self.assertEqual([i for i in range(60) if "probe_s" in figures[i]],
+                         [i for i in range(3, 60, 3) if records[i]["frozen_layers"] < 6])
+        self.assertTrue(all(0 < one["probe_s"] < record["step_s"] for one, record in zip(figures, records) if "probe_s" in one))
+        # References are int8 with a scale a row; the head has none.
+        run = self.folder / "plasticity"
+        names = {}
+        for path in (run / "checkpoints" / "step-00000060").glob("*.safetensors"):
+            data = path.read_bytes()
+            names |= json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        query = names["buffer.model.layers.0.self_attn.q_proj.weight.reference"]
+        self.assertEqual((query["dtype"], query["shape"]), ("I8", [32, 32]))
+        self.assertEqual(names["buffer.model.layers.0.self_attn.q_proj.weight.reference_scales"]["dtype"], "F32")
+        self.assertFalse([name for name in names if name.startswith("buffer.lm_head")])
+        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
+        self.assertEqual(text.returncode, 0, text.stderr)
+
+    def resume_by_rule(self, name, keys, first_step):
+        """A run by a rule of freezing, and others that go on from its checkpoints; the records of the first."""
+        rule = [f"freezing.rule={name}", *keys, "freezing.patience=1", "freezing.unfreeze_below=0.5"]
+        plain = ("train.steps=60", "checkpoint.every=1", "checkpoint.keep=60", "freezing.enabled=true")
 
         def train(run, ranks, *words):
             return self.command("-n", str(ranks), *words, run=run, extra=(*plain, *rule))
 
-        def frozen(run):
-            lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
-            return [record["frozen_layers"] for record in map(json.loads, lines)]
+        def records(run):
+            return [json.loads(line) for line in (run / "records" / "rank-0.jsonl").read_text().splitlines()]
 
-        undisturbed = self.run_command(train("norm", 2))
+        def frozen(run):
+            return [record["frozen_layers"] for record in records(run)]
+
+        undisturbed = self.run_command(train(name, 2))
         self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
-        reference = self.folder / "norm"
+        reference = self.folder / name
         prefix = frozen(reference)
         most = prefix.index(max(prefix))
         self.assertGreaterEqual(prefix[most], 2, prefix)
         self.assertIn(0, prefix[most:], "it trains all layers again")
-        first = json.loads((reference / "records" / "rank-0.jsonl").read_text().splitlines()[-1])
-        self.assertGreater(first["sources"]["freezing"]["next_norm"], 0)
         # From before the first freeze, from the middle of it, and from after the thaw; on other ranks.
-        for step, ranks in ((5, 1), ((most + 4) // 5 * 5, 3), (55, 1)):
-            run = self.folder / f"norm-{step}"
+        for step, ranks in ((first_step, 1), ((most + 2) // 3 * 3, 3), (55, 1)):
+            run = self.folder / f"{name}-{step}"
             shutil.copytree(reference, run)
             for folder in (run / "checkpoints").glob("step-*[0-9]"):
                 if int(folder.name[5:]) > step:
@@ -80,8 +105,9 @@ class Resume(RunCase):
             self.assertEqual(losses(run), losses(reference), f"from step {step}")
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"from step {step}")
         # Another rule is another training.
-        other = self.command("-n", "2", "--resume", run="norm", extra=plain)
+        other = self.command("-n", "2", "--resume", run=name, extra=plain)
         self.assert_error(self.run_command(other), 2, "checkpoint")
+        return records(reference)
 
     def test_bf16_resumes_with_the_same_bits_and_in_bf16_only(self):
         def train(run, ranks, *words):

@@ -257,8 +257,9 @@ TEST(Config, FreezingIsCheckedAgainstTheModelAndTheRules) {
   EXPECT_NE(error({"freezing.enabled=true", "model.family=gpt2"}).find("tied embeddings"),
             std::string::npos);
   EXPECT_EQ(error({"freezing.enabled=false", "model.family=gpt2"}), "");
-  EXPECT_EQ(error({"freezing.enabled=true", "freezing.rule=random"}),
-            "freezing.rule is random, wanted schedule or norm: a training knows no other yet");
+  EXPECT_EQ(
+      error({"freezing.enabled=true", "freezing.rule=random"}),
+      "freezing.rule is random, wanted schedule, norm or plasticity: a training knows no other");
   EXPECT_EQ(error({"freezing.enabled=true", "freezing.end=1.5"}),
             "freezing.end is 1.5, wanted 0 to 1");
   EXPECT_EQ(
@@ -294,11 +295,42 @@ TEST(Config, FreezingByNormIsCheckedAgainstTheRunAndTheOtherRules) {
   EXPECT_EQ(
       validate(config).error().message,
       "freezing.tolerance is 0.5 with freezing.rule = schedule, which does not use it: wanted "
-      "freezing.rule = norm, or no freezing.tolerance");
+      "freezing.rule = norm or plasticity, or no freezing.tolerance");
   const auto unknown = apply_settings(config, std::vector<std::string>{"freezing.rule=norms"});
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().message.find("did you mean 'norm'"), std::string::npos)
       << unknown.error().message;
+}
+
+TEST(Config, FreezingByPlasticityIsCheckedAgainstTheRunAndTheDevice) {
+  const auto error = [](std::vector<std::string> settings) {
+    Config config;
+    settings.insert(settings.end(), {"freezing.enabled=true", "freezing.rule=plasticity"});
+    EXPECT_TRUE(apply_settings(config, settings));
+    const auto valid = validate(config);
+    return valid ? std::string() : valid.error().message;
+  };
+  EXPECT_EQ(error({"train.steps=2000"}), "");
+  EXPECT_EQ(error({"train.steps=200"}),
+            "freezing.check_every is 300: no layer would freeze in 200 steps, as the first check "
+            "would be before step 10 and 4 more are needed (freezing.patience and the first "
+            "slopes); wanted fewer steps between checks");
+  // Checks before steps 10, 20, ..., 50; frozen from step 51 on.
+  EXPECT_NE(error({"train.steps=51", "freezing.check_every=10", "freezing.bootstrap=0.2"}), "");
+  EXPECT_EQ(error({"train.steps=52", "freezing.check_every=10", "freezing.bootstrap=0.2"}), "");
+  EXPECT_EQ(error({"train.steps=2000", "freezing.check_every=1"}),
+            "freezing.check_every is 1 with freezing.rule = plasticity, which compares layers with "
+            "what they were after the step of the check before: wanted 2 or more");
+  EXPECT_EQ(error({"train.steps=2000", "freezing.fraction=0.5"}),
+            "freezing.fraction is 0.5 with freezing.rule = plasticity, which does not use it: "
+            "wanted freezing.rule = schedule, or no freezing.fraction");
+  EXPECT_NE(error({"train.steps=2000", "model.family=gpt2"}).find("tied embeddings"),
+            std::string::npos);
+  dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kPlasticity};
+  EXPECT_EQ(check_training(options, {.device = "emulated"}).error().message,
+            "freezing.rule is plasticity with run.device = emulated, whose layers have no outputs: "
+            "wanted freezing.rule = schedule");
+  EXPECT_TRUE(check_training(options, {.device = "cuda"}));
 }
 
 // Keys of a training that say nothing of a simulated load.

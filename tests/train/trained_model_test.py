@@ -130,7 +130,7 @@ class Families(RunCase):
         # Nor with a rule that would freeze nothing, one that is not known, or with keys of another one.
         enabled = ("train.steps=60", "freezing.enabled=true")
         for setting, wanted in (("freezing.rule=norm", "freezing.check_every is 300"), ("freezing.rule=nrom", "did you mean 'norm'"),
-                                ("freezing.rule=plasticity", "wanted schedule or norm"),
+                                ("freezing.rule=plasticity", "4 more are needed"), ("freezing.rule=random", "wanted schedule, norm or plasticity"),
                                 ("freezing.patience=4", "freezing.rule = schedule, which does not use it")):
             result = self.run_command(self.command(extra=(*enabled, setting)))
             self.assert_error(result, 2, wanted)

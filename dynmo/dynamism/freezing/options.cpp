@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "dynmo/dynamism/freezing/load_norm_rule.h"
+#include "dynmo/dynamism/freezing/load_still_rule.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -30,8 +30,8 @@ Expected<void> check_other_rules(FreezingOptions options) {
     return make_error(ErrorCode::kBadInput,
                       "freezing.{} is {} with freezing.rule = {}, which does not use it: wanted "
                       "freezing.rule = {}, or no freezing.{}",
-                      now[i].name, value, name_of(options.rule), of_schedule ? "schedule" : "norm",
-                      now[i].name);
+                      now[i].name, value, name_of(options.rule),
+                      of_schedule ? "schedule" : "norm or plasticity", now[i].name);
   }
   return {};
 }
@@ -51,12 +51,16 @@ Expected<void> check_time(const FreezingOptions& options, std::int64_t steps) {
         every, steps, last, options.schedule.start);
   }
   const std::int64_t first = first_check(options, steps);
-  if (first + options.patience * options.check_every < steps) return {};
+  // One more of them takes the slopes that others are compared with, and layers freeze a step
+  // later.
+  const bool slopes = options.rule == FreezingRule::kPlasticity;
+  const std::int64_t more = options.patience + (slopes ? 1 : 0);
+  if (first + more * options.check_every + (slopes ? 1 : 0) < steps) return {};
   return make_error(ErrorCode::kBadInput,
                     "freezing.check_every is {}: no layer would freeze in {} steps, as the first "
-                    "check would be before step {} and {} more are needed (freezing.patience); "
+                    "check would be before step {} and {} more are needed (freezing.patience{}); "
                     "wanted fewer steps between checks",
-                    options.check_every, steps, first, options.patience);
+                    options.check_every, steps, first, more, slopes ? " and the first slopes" : "");
 }
 
 }  // namespace
@@ -66,7 +70,7 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "rule",
        .field = toml_choice(&o.rule, kRuleNames),
        .allowed = {},
-       .help = "which layers freeze when; a training knows the first two"},
+       .help = "which layers freeze when; a training knows the first three"},
       {.name = "start",
        .field = &o.schedule.start,
        .allowed = between(0, 1),
@@ -90,7 +94,7 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "smooth_steps",
        .field = &o.smooth_steps,
        .allowed = between(1, 1e9),
-       .help = "norm: time constant of the moving average of a layer's norms",
+       .help = "norm, plasticity: time constant of the moving average of a layer's values",
        .used_by = UsedBy::kTraining},
       {.name = "bootstrap",
        .field = &o.bootstrap,
@@ -131,7 +135,8 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "unfreeze_below",
        .field = &o.unfreeze_below,
        .allowed = from_below(0, 1),
-       .help = "norm: share of the learning rate at which layers froze, from which all train again",
+       .help = "norm, plasticity: share of the learning rate at which layers froze, from which all "
+               "train again",
        .used_by = UsedBy::kTraining},
   };
 }
@@ -150,17 +155,26 @@ Expected<void> check(const FreezingSchedule& schedule) {
 }
 
 Expected<void> check_training(const FreezingOptions& options, const TrainingSetting& setting) {
-  if (options.rule != FreezingRule::kSchedule && options.rule != FreezingRule::kNorm) {
+  if (options.rule == FreezingRule::kRandom) {
     return make_error(ErrorCode::kBadInput,
-                      "freezing.rule is {}, wanted schedule or norm: a training knows no other yet",
-                      name_of(options.rule));
+                      "freezing.rule is random, wanted schedule, norm or plasticity: a training "
+                      "knows no other");
   }
   DYNMO_TRY(check_other_rules(options));
-  if (setting.steps > 0) DYNMO_TRY(check_time(options, setting.steps));
-  if (setting.device == "emulated" && options.rule == FreezingRule::kNorm) {
+  if (options.rule == FreezingRule::kPlasticity && options.check_every < 2) {
     return make_error(ErrorCode::kBadInput,
-                      "freezing.rule is norm with run.device = emulated, whose layers have no "
-                      "gradients: wanted freezing.rule = schedule");
+                      "freezing.check_every is {} with freezing.rule = plasticity, which compares "
+                      "layers with what they were after the step of the check before: wanted 2 or "
+                      "more",
+                      options.check_every);
+  }
+  if (setting.steps > 0) DYNMO_TRY(check_time(options, setting.steps));
+  if (setting.device == "emulated" && options.rule != FreezingRule::kSchedule) {
+    return make_error(ErrorCode::kBadInput,
+                      "freezing.rule is {} with run.device = emulated, whose layers have no {}: "
+                      "wanted freezing.rule = schedule",
+                      name_of(options.rule),
+                      options.rule == FreezingRule::kNorm ? "gradients" : "outputs");
   }
   if (setting.tied_embeddings) {
     return make_error(ErrorCode::kBadInput,

@@ -12,8 +12,9 @@ namespace dynmo::dynamism {
 
 enum class FreezingRule {
   kSchedule,    // a prefix of layers by FreezingSchedule
-  kNorm,        // a prefix of layers, each once its gradients have become small (load_norm_rule.h)
-  kPlasticity,  // a prefix of blocks, each once it has stopped changing (after Egeria)
+  kNorm,        // a prefix of layers, each once its gradients have become small (load_still_rule.h)
+  kPlasticity,  // ... of blocks, in a training of layers, each once its outputs have stopped
+                // changing (after Egeria)
   kRandom,      // blocks anywhere: they skip W but must pass gradients on, so F + I remain, and
                 // balancing has next to nothing to gain
 };
@@ -29,17 +30,18 @@ struct FreezingSchedule {
   friend bool operator==(const FreezingSchedule&, const FreezingSchedule&) = default;
 };
 
-// Under kPlasticity a block's plasticity (how much its activations still move away from a reference
-// model's) falls as exp(-rate x share of the run), front blocks fastest. Every `check_every` steps
-// the slope of every block is compared with its first one. A block freezes once it has been below
-// `tolerance` of that in `patience` checks in a row and all blocks before it are frozen: without
-// noise at the share ln(1 / tolerance) / rate of the run, and `patience` - 1 checks. A load model
-// takes the same curve for the norms of kNorm.
+// In a load model under kPlasticity a block's plasticity (how much its activations still move away
+// from a reference model's) falls as exp(-rate x share of the run), front blocks fastest. Every
+// `check_every` steps the slope of every block is compared with its first one. A block freezes once
+// it has been below `tolerance` of that in `patience` checks in a row and all blocks before it are
+// frozen: without noise at the share ln(1 / tolerance) / rate of the run, and `patience` - 1
+// checks. The same curve stands for the norms of kNorm. A training measures both
+// (load_still_rule.h).
 struct FreezingOptions {
   FreezingRule rule = FreezingRule::kSchedule;
   FreezingSchedule schedule = {};
   std::int64_t check_every = 300;  // steps; also those between random freezings
-  std::int64_t smooth_steps = 20;  // kNorm: time constant of the moving average
+  std::int64_t smooth_steps = 20;  // time constant of the moving average
   double bootstrap = 0.05;         // share of the run before the first check
   double tolerance = 0.2;          // of the first slope, the first norm
   int patience = 3;                // checks
@@ -52,8 +54,8 @@ struct FreezingOptions {
   // Largest share that freezes but by kSchedule: of the blocks, in a training of the layers.
   // kRandom reaches it at the end.
   double max_fraction = 0.75;
-  // kNorm: share of the learning rate at which the first layers froze, at or below which all train
-  // again. 0: never. Egeria's is a tenth.
+  // Share of the learning rate at which the first layers froze, at or below which all train again.
+  // 0: never. Egeria's is a tenth.
   double unfreeze_below = 0.1;
 };
 
@@ -63,8 +65,8 @@ struct FreezingOptions {
 [[nodiscard]] Expected<void> check(const FreezingSchedule& schedule);
 // kBadInput where a training cannot freeze so: a rule that only load models know, a key of another
 // rule that is not at its default, checks or changes that come too late in the run to freeze
-// anything, emulated layers for a rule that follows gradients, tied embeddings, of which it would
-// stop one of two equal copies.
+// anything, checks of kPlasticity without a step between, emulated layers for a rule that follows
+// what they learn, tied embeddings, of which it would stop one of two equal copies.
 [[nodiscard]] Expected<void> check_training(const FreezingOptions& options,
                                             const TrainingSetting& setting);
 

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/freezing/source.h"
 
+#include <chrono>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "dynmo/core/check.h"
-#include "dynmo/dynamism/freezing/load_norm_rule.h"
+#include "dynmo/core/seconds_since.h"
 #include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/load_still_rule.h"
+#include "dynmo/dynamism/freezing/plasticity.h"
+#include "dynmo/dynamism/freezing/reference.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -46,8 +52,8 @@ class ByStep final : public FreezingSource {
   }
 };
 
-// The prefix is a function of the gradients of all steps so far, which all ranks know alike.
-class ByNorm final : public FreezingSource {
+// The prefix is a function of what all steps so far have shown, which all ranks know alike.
+class ByRule : public FreezingSource {
  public:
   using FreezingSource::FreezingSource;
 
@@ -55,25 +61,109 @@ class ByNorm final : public FreezingSource {
     rule_ = unfrozen_below(std::move(rule_), options(), now.learning_rate);
     return Change{.frozen_layers = rule_.frozen};
   }
-
-  Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
-    rule_ = after_step(std::move(rule_), options(),
-                       {.step = now.step,
-                        .steps = steps(),
-                        .learning_rate = now.learning_rate,
-                        .squared_norms = outcome.squared_norms});
-    return {};
-  }
-
   Json state() const override { return to_json(rule_); }
   Expected<void> restore(const Json& state) override {
-    DYNMO_ASSIGN(rule_, parse_norm_rule(state));
+    DYNMO_ASSIGN(rule_, parse_still_rule(state));
     return {};
   }
-  Json figures() const override { return {{"next_norm", next_norm(rule_)}}; }
+
+ protected:
+  [[nodiscard]] StillRule& rule() { return rule_; }
+  [[nodiscard]] const StillRule& rule() const { return rule_; }
 
  private:
-  NormRule rule_;
+  StillRule rule_;
+};
+
+class ByNorm final : public ByRule {
+ public:
+  using ByRule::ByRule;
+
+  Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
+    rule() = after_step(std::move(rule()), options(),
+                        {.step = now.step,
+                         .steps = steps(),
+                         .learning_rate = now.learning_rate,
+                         .squared_norms = outcome.squared_norms});
+    return {};
+  }
+  Json figures() const override { return {{"next_norm", next_to_first(rule())}}; }
+};
+
+// A check probes before its step and decides after it, so that a step that is not finished, as its
+// group has ended, leaves nothing behind: the next group probes the same again.
+class ByPlasticity final : public ByRule {
+ public:
+  using ByRule::ByRule;
+
+  Expected<void> check(const Setting& setting) const override {
+    DYNMO_TRY(ByRule::check(setting));
+    for (int i = 0; i < max_frozen(options(), setting.model.size()); ++i) {
+      const model::Layer& layer = *setting.model[static_cast<std::size_t>(i)];
+      if (has_reference(layer)) continue;
+      return make_error(ErrorCode::kBadInput,
+                        "freezing.rule is plasticity, but layer {} ('{}') has no buffers for a "
+                        "reference: wanted a model as the sources shape it, and sources that add "
+                        "to a layer's buffers",
+                        i, layer.name());
+    }
+    return {};
+  }
+
+  Expected<void> shape(model::Recipe& recipe) const override {
+    const int layers = max_frozen(options(), recipe.slots.size());
+    for (int i = 0; i < layers; ++i) {
+      auto& layer = recipe.slots[static_cast<std::size_t>(i)].layer;
+      layer = with_reference(layer);
+    }
+    return {};
+  }
+
+  Expected<Change> before_step(const Boundary& now) override {
+    DYNMO_ASSIGN(const Change change, ByRule::before_step(now));
+    slopes_.reset();
+    probe_s_ = 0;
+    const int end = max_frozen(options(), now.model.size());
+    checks_ = is_check(options(), now.step, steps()) && rule().frozen < end;
+    if (!checks_ || now.step == first_check(options(), steps())) return change;
+    if (rule().average.empty() && !rule().first.empty()) {
+      // Frozen layers have begun to train since the last check: what they have moved is not the
+      // work of as many steps. They begin where they began at first.
+      slopes_ = rule().first;
+      return change;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    DYNMO_ASSIGN(slopes_, plasticity(now, {.first = rule().frozen, .end = end}));
+    probe_s_ = seconds_since(begin);
+    return change;
+  }
+
+  Expected<void> after_update(const Boundary& now, const Outcome&) override {
+    if (!checks_) return {};
+    if (slopes_) {
+      rule() = after_check(std::move(rule()), options(), now.learning_rate, *slopes_);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const int end = max_frozen(options(), now.model.size());
+    for (auto& [id, state] : now.states) {
+      // A frozen layer is what it was.
+      if (id.value < end && !state.frozen) take_reference(*now.model[id.index()], state);
+    }
+    probe_s_ += seconds_since(begin);
+    return {};
+  }
+
+  Json figures() const override {
+    Json figures = {{"next_slope", next_to_first(rule())}};
+    if (probe_s_ > 0) figures["probe_s"] = probe_s_;
+    return figures;
+  }
+
+ private:
+  bool checks_ =
+      false;  // before this step, and as here below: nothing is left of it after the step
+  std::optional<std::vector<double>> slopes_;  // by layer
+  double probe_s_ = 0;                         // of this rank
 };
 
 }  // namespace
@@ -84,6 +174,9 @@ std::unique_ptr<Source> freezing_in_training(const SourceOptions& options, std::
 
 std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options, std::int64_t steps) {
   if (options.rule == FreezingRule::kNorm) return std::make_unique<ByNorm>(options, steps);
+  if (options.rule == FreezingRule::kPlasticity) {
+    return std::make_unique<ByPlasticity>(options, steps);
+  }
   return std::make_unique<ByStep>(options, steps);
 }
 

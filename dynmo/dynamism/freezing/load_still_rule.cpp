@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/freezing/load_norm_rule.h"
+#include "dynmo/dynamism/freezing/load_still_rule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,31 +11,20 @@
 namespace dynmo::dynamism {
 namespace {
 
-bool is_check(const FreezingOptions& options, std::int64_t step, std::int64_t steps) {
-  const std::int64_t first = first_check(options, steps);
-  return step >= first && (step - first) % options.check_every == 0;
-}
-
-// The head never freezes. The tolerance is that of frozen_layers.
-int max_layers(const FreezingOptions& options, std::size_t layers) {
-  const auto count = static_cast<double>(layers);
-  return static_cast<int>(std::min(std::floor(options.max_fraction * count + 1e-9), count - 1));
-}
-
-void add(NormRule& rule, const FreezingOptions& options, const std::vector<double>& squared_norms) {
-  if (!std::ranges::all_of(squared_norms, [](double norm) { return std::isfinite(norm); })) return;
+// `weight` of the new numbers, but of the first ones.
+void add(StillRule& rule, double weight, const std::vector<double>& numbers) {
+  if (!std::ranges::all_of(numbers, [](double number) { return std::isfinite(number); })) return;
   const bool fresh = rule.average.empty();
-  DYNMO_CHECK(fresh || rule.average.size() == squared_norms.size(), "norms of {} layers, got {}",
-              rule.average.size(), squared_norms.size());
-  rule.average.resize(squared_norms.size(), 0.0);
-  rule.still.resize(squared_norms.size(), 0);
-  const double weight = fresh ? 1 : 1 / static_cast<double>(options.smooth_steps);
-  for (auto i = static_cast<std::size_t>(rule.frozen); i < squared_norms.size(); ++i) {
-    rule.average[i] += weight * (std::sqrt(squared_norms[i]) - rule.average[i]);
+  DYNMO_CHECK(fresh || rule.average.size() == numbers.size(), "numbers of {} layers, got {}",
+              rule.average.size(), numbers.size());
+  rule.average.resize(numbers.size(), 0.0);
+  rule.still.resize(numbers.size(), 0);
+  for (auto i = static_cast<std::size_t>(rule.frozen); i < numbers.size(); ++i) {
+    rule.average[i] += (fresh ? 1 : weight) * (numbers[i] - rule.average[i]);
   }
 }
 
-void check_layers(NormRule& rule, const FreezingOptions& options, double learning_rate) {
+void check_layers(StillRule& rule, const FreezingOptions& options, double learning_rate) {
   if (rule.average.empty()) return;
   if (rule.first.empty()) {
     rule.first = rule.average;
@@ -46,7 +35,7 @@ void check_layers(NormRule& rule, const FreezingOptions& options, double learnin
     rule.still[i] = below ? rule.still[i] + 1 : 0;
   }
   const int before = rule.frozen;
-  const int max = max_layers(options, rule.average.size());
+  const int max = max_frozen(options, rule.average.size());
   while (rule.frozen < max &&
          rule.still[static_cast<std::size_t>(rule.frozen)] >= options.patience) {
     ++rule.frozen;
@@ -78,28 +67,49 @@ std::int64_t first_check(const FreezingOptions& options, std::int64_t steps) {
   return first > 0 ? first : options.check_every;  // nothing is known before the first step
 }
 
-NormRule after_step(NormRule rule, const FreezingOptions& options, const NormStep& done) {
-  add(rule, options, done.squared_norms);
+bool is_check(const FreezingOptions& options, std::int64_t step, std::int64_t steps) {
+  const std::int64_t first = first_check(options, steps);
+  return step >= first && (step - first) % options.check_every == 0;
+}
+
+// The tolerance is that of frozen_layers.
+int max_frozen(const FreezingOptions& options, std::size_t layers) {
+  const auto count = static_cast<double>(layers);
+  return static_cast<int>(std::min(std::floor(options.max_fraction * count + 1e-9), count - 1));
+}
+
+StillRule after_step(StillRule rule, const FreezingOptions& options, const NormStep& done) {
+  std::vector<double> norms;
+  for (const double squared : done.squared_norms) norms.push_back(std::sqrt(squared));
+  add(rule, 1 / static_cast<double>(options.smooth_steps), norms);
   if (is_check(options, done.step + 1, done.steps)) {
     check_layers(rule, options, done.learning_rate);
   }
   return rule;
 }
 
-NormRule unfrozen_below(NormRule rule, const FreezingOptions& options, double learning_rate) {
+StillRule after_check(StillRule rule, const FreezingOptions& options, double learning_rate,
+                      const std::vector<double>& slopes) {
+  const auto steps = static_cast<double>(options.check_every);
+  add(rule, std::min(1.0, steps / static_cast<double>(options.smooth_steps)), slopes);
+  check_layers(rule, options, learning_rate);
+  return rule;
+}
+
+StillRule unfrozen_below(StillRule rule, const FreezingOptions& options, double learning_rate) {
   const bool dropped =
       options.unfreeze_below > 0 && learning_rate <= options.unfreeze_below * rule.learning_rate;
   if (rule.frozen > 0 && dropped) rule = {.first = std::move(rule.first)};
   return rule;
 }
 
-double next_norm(const NormRule& rule) {
+double next_to_first(const StillRule& rule) {
   const auto next = static_cast<std::size_t>(rule.frozen);
   if (rule.first.size() <= next || rule.average.size() <= next || rule.first[next] <= 0) return 0;
   return rule.average[next] / rule.first[next];
 }
 
-Json to_json(const NormRule& rule) {
+Json to_json(const StillRule& rule) {
   return {{"frozen", rule.frozen},
           {"learning_rate", rule.learning_rate},
           {"average", rule.average},
@@ -107,9 +117,9 @@ Json to_json(const NormRule& rule) {
           {"still", rule.still}};
 }
 
-Expected<NormRule> parse_norm_rule(const Json& json) {
+Expected<StillRule> parse_still_rule(const Json& json) {
   JsonObject object(json, "state of freezing");
-  NormRule rule;
+  StillRule rule;
   const std::int64_t frozen = object.integer("frozen");
   rule.learning_rate = object.number("learning_rate");
   for (const char* key : {"average", "first", "still"}) object.ignore(key);
