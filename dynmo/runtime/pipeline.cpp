@@ -244,6 +244,7 @@ Expected<void> Pipeline::prepare(StepReport& report) {
   report.predicted_s = decisions_.predicted_step_s(now());
   report.plan_s += seconds_since(predicting);
   report.frozen_layers = state_.frozen_layers;
+  report.announced = decisions_.announced();
   return {};
 }
 

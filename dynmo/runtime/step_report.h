@@ -21,7 +21,8 @@ struct StepReport {
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
   int frozen_layers = 0;
-  double step_s = 0;  // this rank's clock, balancing included
+  cost::Announced announced = cost::Announced::kNothing;  // before it
+  double step_s = 0;                                      // this rank's clock, balancing included
   // By replay of the plan, from costs of the steps before. 0: none yet.
   double predicted_s = 0;
   // By rank of the group: computing in this step and updating at the end of the one before, all

@@ -31,7 +31,10 @@ std::vector<std::string> MoveLog::add(const std::string& name, const runtime::St
     }
     lines.push_back(fmt::format("step {:5}  {}: {}, moved in {}", report.step, name, what,
                                 format_seconds(report.migrate_s)));
-    move_ = Move{.step = report.step, .before_s = before_s, .predicted_gain = predicted};
+    move_ = Move{.step = report.step,
+                 .before_s = before_s,
+                 .predicted_gain = predicted,
+                 .work_changed = report.announced != cost::Announced::kNothing};
     step_s_.clear();
   }
   step_s_.push_back(report.step_s - report.profile_s - report.plan_s - report.migrate_s);
@@ -40,10 +43,12 @@ std::vector<std::string> MoveLog::add(const std::string& name, const runtime::St
   if (move_->before_s > 0) {
     const double after_s = median_of(step_s_);
     lines.push_back(fmt::format(
-        "step {:5}  {}: the move at step {} gained {:.1f} % (predicted {:.1f} %): a step took {} "
+        "step {:5}  {}: {} at step {} gained {:.1f} % (predicted {}{:.1f} %): a step took {} "
         "before, {} after",
-        report.step, name, move_->step, gain_percent(move_->before_s, after_s),
-        move_->predicted_gain, format_seconds(move_->before_s), format_seconds(after_s)));
+        report.step, name, move_->work_changed ? "the change of work and the move" : "the move",
+        move_->step, gain_percent(move_->before_s, after_s),
+        move_->work_changed ? "of the move alone " : "", move_->predicted_gain,
+        format_seconds(move_->before_s), format_seconds(after_s)));
   }
   move_.reset();
   return lines;

@@ -27,6 +27,7 @@ class MoveLog {
     std::int64_t step = 0;
     double before_s = 0;  // median of the steps before it; 0: none
     double predicted_gain = 0;
+    bool work_changed = false;  // at the same step
   };
 
   std::deque<double> step_s_;  // newest under one plan, without the balancing itself

@@ -41,6 +41,20 @@ TEST(MoveLog, SaysAMoveAtOnceAndItsGainAfterThreeSteps) {
   EXPECT_EQ(log.add("balanced", step(8, 0.3), kPlan), Lines());
 }
 
+// What pruning gained is not the move's.
+TEST(MoveLog, SaysWhereTheWorkChangedAtTheSameStep) {
+  MoveLog log;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(log.add("run", step(i, 0.4), kPlan), Lines());
+  runtime::StepReport event = move(3, 0.2);
+  event.announced = cost::Announced::kPredicted;
+  EXPECT_EQ(log.add("run", event, kPlan).size(), 1U);
+  EXPECT_EQ(log.add("run", step(4, 0.2), kPlan), Lines());
+  EXPECT_EQ(log.add("run", step(5, 0.2), kPlan),
+            Lines{"step     5  run: the change of work and the move at step 3 gained 50.0 % "
+                  "(predicted of the move alone 25.0 %): a step took 400.00 ms before, 200.00 ms "
+                  "after"});
+}
+
 // The plan between them did not last long enough to say anything about it.
 TEST(MoveLog, SaysNothingOfAMoveThatAnotherFollowed) {
   MoveLog log;

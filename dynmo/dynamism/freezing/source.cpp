@@ -160,8 +160,8 @@ class ByPlasticity final : public ByRule {
   }
 
  private:
-  bool checks_ =
-      false;  // before this step, and as here below: nothing is left of it after the step
+  // From before a step until after it.
+  bool checks_ = false;
   std::optional<std::vector<double>> slopes_;  // by layer
   double probe_s_ = 0;                         // of this rank
 };
