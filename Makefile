@@ -72,6 +72,7 @@ soak: setup
 	@cmake --preset $(PRESET) >/dev/null
 	@scripts/build $(PRESET)
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
+	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -L sources
 	@DYNMO_SAMPLES=all scripts/check asan tsan
 
 fuzz:
