@@ -18,11 +18,7 @@ constexpr int kRuleMicroBatches = 6;
 
 RunOptions by(const dynamism::FreezingOptions& rule, std::vector<int> cut) {
   RunOptions run{.steps = kRuleSteps, .micro_batches = kRuleMicroBatches, .cut = std::move(cut)};
-  run.make_sources = [rule](std::int64_t steps) {
-    dynamism::Sources sources;
-    sources.push_back(dynamism::make_freezing_source(rule, steps));
-    return sources;
-  };
+  run.make_sources = freezing_by(rule);
   run.layers = shaped(model::make_llama(small_model()), run.make_sources);
   return run;
 }

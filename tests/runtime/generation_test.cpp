@@ -95,11 +95,7 @@ TEST(Generation, AFrozenPrefixTravelsAlong) {
 // What the rule remembers travels along, too, to ranks that come new.
 TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
   RunOptions run;
-  run.make_sources = [](std::int64_t) {
-    dynamism::Sources sources;
-    sources.push_back(dynamism::make_freezing_source(norm_rule(), /*steps=*/32));
-    return sources;
-  };
+  run.make_sources = freezing_by(norm_rule());
   expect_as_alone({.groups = 16, .run = run});
   EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";
 }
@@ -107,11 +103,7 @@ TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
 // With the references that outputs are compared with, in the layers' buffers.
 TEST(Generation, ARuleThatFollowsOutputsDecidesAlikeInEveryGroup) {
   RunOptions run;
-  run.make_sources = [](std::int64_t) {
-    dynamism::Sources sources;
-    sources.push_back(dynamism::make_freezing_source(plasticity_rule(), /*steps=*/32));
-    return sources;
-  };
+  run.make_sources = freezing_by(plasticity_rule());
   run.layers = shaped(model::make_llama(small_model()), run.make_sources);
   expect_as_alone({.groups = 16, .run = run});
   EXPECT_NE(live_alone(32, run)->losses, live_alone(32, RunOptions())->losses) << "it freezes";

@@ -75,6 +75,14 @@ inline dynamism::FreezingOptions plasticity_rule() {
   return options;
 }
 
+inline dynamism::MakeSources freezing_by(const dynamism::FreezingOptions& rule) {
+  return [rule](std::int64_t steps) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_freezing_source(rule, steps));
+    return sources;
+  };
+}
+
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;
@@ -173,11 +181,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.learning_rate.warmup_steps = 3;
   options.learning_rate.total_steps = run.steps;
   if (run.freezing) {
-    options.make_sources = [schedule = *run.freezing](std::int64_t steps) {
-      dynamism::Sources sources;
-      sources.push_back(dynamism::make_freezing_source({.schedule = schedule}, steps));
-      return sources;
-    };
+    options.make_sources = freezing_by({.schedule = *run.freezing});
   }
   if (run.make_sources) options.make_sources = run.make_sources;
   options.probed = [config, seed = run.seed] { return batch(config, seed, 0, MicroBatchId(0)); };

@@ -268,13 +268,18 @@ TEST(Config, FreezingIsCheckedAgainstTheModelAndTheRules) {
       "before step 0 and freezing.start is 0.1; wanted fewer steps between changes");
 }
 
+// What such a run is refused with; empty: it is not.
+std::string error_of_rule(const std::string& rule, std::vector<std::string> settings) {
+  Config config;
+  settings.insert(settings.end(), {"freezing.enabled=true", "freezing.rule=" + rule});
+  EXPECT_TRUE(apply_settings(config, settings));
+  const auto valid = validate(config);
+  return valid ? std::string() : valid.error().message;
+}
+
 TEST(Config, FreezingByNormIsCheckedAgainstTheRunAndTheOtherRules) {
   const auto error = [](std::vector<std::string> settings) {
-    Config config;
-    settings.insert(settings.end(), {"freezing.enabled=true", "freezing.rule=norm"});
-    EXPECT_TRUE(apply_settings(config, settings));
-    const auto valid = validate(config);
-    return valid ? std::string() : valid.error().message;
+    return error_of_rule("norm", std::move(settings));
   };
   EXPECT_EQ(error({"train.steps=2000"}), "");
   EXPECT_EQ(error({"train.steps=200"}),
@@ -304,11 +309,7 @@ TEST(Config, FreezingByNormIsCheckedAgainstTheRunAndTheOtherRules) {
 
 TEST(Config, FreezingByPlasticityIsCheckedAgainstTheRunAndTheDevice) {
   const auto error = [](std::vector<std::string> settings) {
-    Config config;
-    settings.insert(settings.end(), {"freezing.enabled=true", "freezing.rule=plasticity"});
-    EXPECT_TRUE(apply_settings(config, settings));
-    const auto valid = validate(config);
-    return valid ? std::string() : valid.error().message;
+    return error_of_rule("plasticity", std::move(settings));
   };
   EXPECT_EQ(error({"train.steps=2000"}), "");
   EXPECT_EQ(error({"train.steps=200"}),
