@@ -58,10 +58,9 @@ class Profiler {
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
   // The measured times in `known`, which says what is frozen, how large everything is and what the
-  // products take. A layer
-  // that the window still saw training keeps its forward time; what freezing removes is known
-  // without measuring, and so is what comes back when a layer trains again. nullopt before the
-  // first step.
+  // products take. A layer that the window still saw training keeps its forward time; what freezing
+  // removes is known without measuring, and so is what comes back when a layer trains again.
+  // nullopt before the first step.
   [[nodiscard]] std::optional<cost::ModelCost> costs(cost::ModelCost known) const;
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
     return costs(known(frozen_layers));
