@@ -16,8 +16,8 @@ constexpr std::int64_t kConfirmAfter = 3;  // steps
 constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
 // To the next known change, before there were two; in steps, as the next one.
 constexpr std::int64_t kFirstInterval = 100;
-constexpr std::int64_t kLeastHorizon = 10;
-constexpr int kLeastSteps = 7;        // measured, before drift is looked for: bursts have 3
+constexpr std::int64_t kMinHorizon = 10;
+constexpr int kMinSteps = 7;        // measured, before drift is looked for: bursts have 3
 constexpr double kFruitless = 0.005;  // share of the time of training
 
 struct StageWork {
@@ -74,7 +74,7 @@ cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& beside,
 Controller::Controller(cost::ModelCost known, ControllerOptions options, std::int64_t first_step)
     : options_(options),
       profiler_(std::move(known), options.window, options.policy.minimum_gain),
-      look_at_(kLeastSteps),
+      look_at_(kMinSteps),
       changed_step_(first_step),
       lasts_since_(first_step) {}
 
@@ -127,7 +127,7 @@ std::optional<Cause> Controller::cause() const {
   if (lacked_s_ > 0 && forgone_s_ > dear_s_) return Cause::kWaited;
   if (observed_ == decided_at_ || fruitless_s_ > kFruitless * trained_s_) return std::nullopt;
   if (found_) return Cause::kFound;
-  if (observed_ >= look_at_ && profiler_.steps() >= kLeastSteps) return Cause::kDrift;
+  if (observed_ >= look_at_ && profiler_.steps() >= kMinSteps) return Cause::kDrift;
   return std::nullopt;
 }
 
@@ -154,7 +154,7 @@ double Controller::horizon_steps(Cause cause, std::int64_t step) const {
     horizon = change_interval_ > 0 ? change_interval_ : kFirstInterval;
   }
   if (horizon == 0) horizon = step - lasts_since_;
-  horizon = std::max(horizon, kLeastHorizon);
+  horizon = std::max(horizon, kMinHorizon);
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
 

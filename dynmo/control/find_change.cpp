@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kNewestOwn = 3;
 constexpr int kNewestRank = 4;
-constexpr std::size_t kLeastOlder = 3;
+constexpr std::size_t kMinOlder = 3;
 constexpr std::size_t kScatter = 8;  // older steps that tell how they scatter
 constexpr double kDeviations = 5;
 
@@ -205,14 +205,14 @@ class Test {
 std::optional<FoundChange> find_change(const std::deque<LayerTimes>& steps, const StepNoise& noise,
                                        double relevant) {
   const std::size_t count = steps.size();
-  if (count < kLeastOlder + kNewestOwn) return std::nullopt;
+  if (count < kMinOlder + kNewestOwn) return std::nullopt;
   for (const LayerTimes& step : steps) {
     DYNMO_CHECK(step.seconds.size() == steps.front().seconds.size() &&
                     step.owners.size() == step.seconds.size(),
                 "steps of {} layers and their ranks, got {} and {}", steps.front().seconds.size(),
                 step.seconds.size(), step.owners.size());
   }
-  const std::size_t older = std::max(kLeastOlder, count - kNewestRank);
+  const std::size_t older = std::max(kMinOlder, count - kNewestRank);
   const Test test(steps, older);
   if (auto found = test.of_layers(noise.own, relevant)) return found;
   if (count < older + kNewestRank) return std::nullopt;

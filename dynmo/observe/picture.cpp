@@ -15,7 +15,7 @@ namespace {
 using schedule::ActionKind;
 using schedule::TimedAction;
 
-constexpr int kLeastWidth = 40;
+constexpr int kMinWidth = 40;
 constexpr int kColumnsOfLabel = 4;  // an action, where micro-batches are named
 constexpr char kIdle = '.';
 constexpr char kPadding = '-';
@@ -121,14 +121,14 @@ void replace_all(std::string& text, char from, std::string_view to) {
 }  // namespace
 
 std::string picture(const schedule::Timeline& timeline, const PictureOptions& options) {
-  DYNMO_CHECK(options.width >= kLeastWidth && options.rows >= 2,
-              "a picture of at least {} x 2, got {} x {}", kLeastWidth, options.width,
+  DYNMO_CHECK(options.width >= kMinWidth && options.rows >= 2,
+              "a picture of at least {} x 2, got {} x {}", kMinWidth, options.width,
               options.rows);
   const std::vector<Row> rows = compute_rows(timeline);
   Nanoseconds end{0};
-  std::size_t most_actions = 0;
+  std::size_t max_actions = 0;
   for (const Row& row : rows) {
-    most_actions = std::max(most_actions, row.actions.size());
+    max_actions = std::max(max_actions, row.actions.size());
     for (const TimedAction& timed : row.actions) end = std::max(end, timed.end);
   }
   if (end.count() <= 0) return "";
@@ -136,7 +136,7 @@ std::string picture(const schedule::Timeline& timeline, const PictureOptions& op
   const std::size_t margin = fmt::format("rank {}", rows.size() - 1).size();
   const int columns = options.width - static_cast<int>(margin) - 3;  // " |" and "|"
   const double columns_a_ns = columns / static_cast<double>(end.count());
-  const bool labels = most_actions * kColumnsOfLabel <= static_cast<std::size_t>(columns);
+  const bool labels = max_actions * kColumnsOfLabel <= static_cast<std::size_t>(columns);
   const auto shown = static_cast<std::size_t>(options.rows);
   const std::size_t first_hidden = rows.size() > shown ? (shown + 1) / 2 : rows.size();
   const std::size_t hidden = rows.size() > shown ? rows.size() - shown : 0;

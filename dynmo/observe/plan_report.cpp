@@ -10,13 +10,13 @@
 namespace dynmo::observe {
 namespace {
 
-constexpr std::size_t kMostStages = 64;
-constexpr std::size_t kMostNameBytes = 32;
+constexpr std::size_t kMaxStages = 64;
+constexpr std::size_t kMaxNameBytes = 32;
 
 // A name out of a file, fit for one line of a terminal.
 std::string plain(const std::string& name) {
-  std::string text = name.substr(0, kMostNameBytes);
-  if (name.size() > kMostNameBytes) {  // not in the middle of a character
+  std::string text = name.substr(0, kMaxNameBytes);
+  if (name.size() > kMaxNameBytes) {  // not in the middle of a character
     while (!text.empty() && (static_cast<unsigned char>(name[text.size()]) & 0xC0) == 0x80) {
       text.pop_back();
     }
@@ -51,10 +51,10 @@ std::string stage_table(const PlanReport& report) {
                                        {.title = "in flight"}};
   const std::vector<sim::StageCost> costs = plan::stage_costs(report.plan, report.model);
   const std::size_t stages = report.plan.stages.size();
-  const std::size_t hidden = stages > kMostStages ? stages - kMostStages : 0;
+  const std::size_t hidden = stages > kMaxStages ? stages - kMaxStages : 0;
   std::vector<std::vector<std::string>> rows;
   for (std::size_t s = 0; s < stages; ++s) {
-    if (hidden > 0 && s == kMostStages / 2) {
+    if (hidden > 0 && s == kMaxStages / 2) {
       rows.push_back({"...", "", "", fmt::format("({} more stages)", hidden), "", "", ""});
       s += hidden;
     }

@@ -81,9 +81,9 @@ std::vector<Window> EvenBound::within(Wide squares) const {
   const double all = capacity_.back();
   const auto sum = static_cast<double>(squares);
   const double slack = std::max(sum - values_.back() + price_ * price_ * all, kRounding * sum);
-  const double least_step = std::sqrt(slack / all);
+  const double min_step = std::sqrt(slack / all);
   std::vector<Prices> steps;
-  for (double step = least_step; step < 2 * std::sqrt(slack / fastest_); step *= 2) {
+  for (double step = min_step; step < 2 * std::sqrt(slack / fastest_); step *= 2) {
     const double lower = std::max(price_ - step, 0.0);
     steps.push_back({price_ + step, lower, values(price_ + step), values(lower)});
   }

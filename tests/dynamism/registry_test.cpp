@@ -220,8 +220,8 @@ TEST(Sources, ShapesThatMakeNoSenseAreRefused) {
 // The figures of docs/load-models.md: heaviest block / lightest, and heaviest layer / (work / 8).
 TEST(Sources, DefaultsSpreadTheBlocksAsTheDocsSay) {
   struct Row {
-    double least_spread, most_spread;
-    double least_layer, most_layer;
+    double min_spread, max_spread;
+    double min_layer, max_layer;
   };
   const std::array<Row, 6> rows = {{{1.25, 1.6, 0.45, 0.55},
                                     {1.3, 1.45, 1.5, 1.55},
@@ -240,10 +240,10 @@ TEST(Sources, DefaultsSpreadTheBlocksAsTheDocsSay) {
       const auto [light, heavy] = std::minmax_element(blocks.begin(), blocks.end());
       const double layer = *std::max_element(work.begin(), work.end()) * 8 /
                            std::accumulate(work.begin(), work.end(), 0.0);
-      EXPECT_GE(*heavy / *light, rows[i].least_spread) << (*loads)[i].name << ", seed " << seed;
-      EXPECT_LE(*heavy / *light, rows[i].most_spread) << (*loads)[i].name << ", seed " << seed;
-      EXPECT_GE(layer, rows[i].least_layer) << (*loads)[i].name << ", seed " << seed;
-      EXPECT_LE(layer, rows[i].most_layer) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_GE(*heavy / *light, rows[i].min_spread) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_LE(*heavy / *light, rows[i].max_spread) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_GE(layer, rows[i].min_layer) << (*loads)[i].name << ", seed " << seed;
+      EXPECT_LE(layer, rows[i].max_layer) << (*loads)[i].name << ", seed " << seed;
     }
   }
 }

@@ -8,7 +8,7 @@
 namespace dynmo::fuzz {
 namespace {
 
-constexpr int kMostRanks = 16;
+constexpr int kMaxRanks = 16;
 
 void plan_on_it(const cost::Cluster& cluster) {
   cost::ModelCost model;
@@ -42,7 +42,7 @@ Outcome run_target(std::string_view text) {
   const auto again = cost::parse_cluster(cost::cluster_json(*cluster), "again");
   DYNMO_CHECK(again.has_value() && *again == *cluster, "a cluster that reads back, got {}",
               cost::cluster_json(*cluster).dump());
-  if (cluster->size() <= kMostRanks) plan_on_it(*cluster);
+  if (cluster->size() <= kMaxRanks) plan_on_it(*cluster);
   return Outcome::kTaken;
 }
 

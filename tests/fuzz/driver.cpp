@@ -35,7 +35,7 @@ namespace dynmo::fuzz {
 namespace {
 
 constexpr unsigned kSecondsAnInput = 20;
-constexpr std::size_t kMostInputs = 512;
+constexpr std::size_t kMaxInputs = 512;
 
 struct Flags {
   std::uint64_t executions = 20000;
@@ -116,7 +116,7 @@ int run_seeds(const std::string& name, const Flags& flags) {
     }
     if (!taken) continue;
     ++all_taken;
-    if (inputs.size() < kMostInputs) {
+    if (inputs.size() < kMaxInputs) {
       inputs.push_back(current_input);
     } else {
       inputs[kept_seeds + static_cast<std::size_t>(rng.below(inputs.size() - kept_seeds))] =

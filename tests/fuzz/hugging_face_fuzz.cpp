@@ -7,14 +7,14 @@
 namespace dynmo::fuzz {
 
 Outcome run_target(std::string_view text) {
-  constexpr int kMostBlocks = 256;  // whose costs are computed
+  constexpr int kMaxBlocks = 256;  // whose costs are computed
   const auto json = parse_json(text, "config.json");
   if (!json) return refused(json.error());
   const auto shape = cost::parse_config(*json, "config.json", 128, 2);
   if (!shape) return refused(shape.error());
   const auto valid = cost::validate(*shape);
   DYNMO_CHECK(valid.has_value(), "a valid shape, got {}", valid.error().message);
-  if (shape->blocks > kMostBlocks) return Outcome::kTaken;
+  if (shape->blocks > kMaxBlocks) return Outcome::kTaken;
   const auto model = cost::transformer_costs(*shape, cost::devices().front());
   if (!model) {
     (void)refused(model.error());

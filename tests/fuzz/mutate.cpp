@@ -190,7 +190,7 @@ std::string mutate(std::string text, std::string_view other, Rng& rng) {
       change_value(text, rng);
     }
   }
-  if (text.size() > kMostBytes) text.resize(kMostBytes);
+  if (text.size() > kMaxBytes) text.resize(kMaxBytes);
   return text;
 }
 

@@ -14,8 +14,8 @@ namespace dynmo::fuzz {
 
 // One to four of: bytes flipped, put in, cut out; a value swapped with another or with an extreme
 // one (huge, negative, NaN, of another type, deeply nested); a bracketed part cut out, doubled,
-// swapped or moved into itself; a part of `other` put in. At most kMostBytes long.
-inline constexpr std::size_t kMostBytes = 1 << 14;
+// swapped or moved into itself; a part of `other` put in. At most kMaxBytes long.
+inline constexpr std::size_t kMaxBytes = 1 << 14;
 [[nodiscard]] std::string mutate(std::string text, std::string_view other, Rng& rng);
 
 }  // namespace dynmo::fuzz

@@ -8,7 +8,7 @@
 namespace dynmo::fuzz {
 namespace {
 
-constexpr int kMostLayers = 64;  // that are planned; more takes time and shows nothing new
+constexpr int kMaxLayers = 64;  // that are planned; more takes time and shows nothing new
 
 void plan_it(const cost::ModelCost& model) {
   const cost::Cluster cluster = cost::equal_ranks(2);
@@ -35,7 +35,7 @@ Outcome run_target(std::string_view text) {
   const auto again = cost::parse_profile(cost::profile_json(*model), "again");
   DYNMO_CHECK(again.has_value() && *again == *model, "a profile that reads back, got {}",
               cost::profile_json(*model).dump());
-  if (model->size() <= kMostLayers) plan_it(*model);
+  if (model->size() <= kMaxLayers) plan_it(*model);
   return Outcome::kTaken;
 }
 

@@ -25,7 +25,7 @@ Loads loads_of(const Loads& weights, const std::vector<int>& counts) {
 }
 
 TEST(Diffusion, NeverRaisesTheLargestLoadAndEndsWhereNoPairCanGain) {
-  double most_rounds = 0;  // over the bound
+  double max_rounds = 0;  // over the bound
   for (std::uint64_t seed = 0; seed < 10000; ++seed) {
     Rng rng(mix_key({0xD1FF, seed}));
     const int layers = pick(rng, 1, 40);
@@ -58,14 +58,14 @@ TEST(Diffusion, NeverRaisesTheLargestLoadAndEndsWhereNoPairCanGain) {
     }
     const int ranks = static_cast<int>(start.size());
     if (ranks > 1) {
-      most_rounds = std::max(most_rounds, (result.rounds - 1) / diffusion_bound(ranks, layers));
+      max_rounds = std::max(max_rounds, (result.rounds - 1) / diffusion_bound(ranks, layers));
     }
     const Diffusion again = internal::diffuse(prefix, result.counts);
     ASSERT_EQ(again.counts, result.counts) << "seed " << seed;
     ASSERT_EQ(again.rounds, 1) << "seed " << seed;
   }
-  EXPECT_LE(most_rounds, 4);  // the bound is an order: it has no constant
-  RecordProperty("rounds_over_bound", std::to_string(most_rounds));
+  EXPECT_LE(max_rounds, 4);  // the bound is an order: it has no constant
+  RecordProperty("rounds_over_bound", std::to_string(max_rounds));
 }
 
 TEST(Diffusion, StartsFromThePlanInForce) {

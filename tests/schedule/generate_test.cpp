@@ -253,7 +253,7 @@ TEST(Lowering, NumbersEveryBoundaryAndDirectionApart) {
 }
 
 // The most micro-batches of a stage in flight, by the table in docs/schedules.md.
-int most_in_flight(ScheduleKind kind, const PipelineShape& shape, int stage) {
+int max_in_flight(ScheduleKind kind, const PipelineShape& shape, int stage) {
   const int stages = static_cast<int>(shape.stages.size());
   if (shape.stages[static_cast<std::size_t>(stage)].frozen) return 0;
   if (kind == ScheduleKind::k1F1B) return std::min(shape.micro_batches, stages - stage);
@@ -272,7 +272,7 @@ TEST(Generators, MakeValidSchedulesOfTenThousandUnevenPipelines) {
     ASSERT_TRUE(facts) << "seed " << seed << ": " << facts.error().message << to_grid(*made);
     for (int s = 0; s < static_cast<int>(shape.stages.size()); ++s) {
       const int in_flight = facts->in_flight[static_cast<std::size_t>(s)];
-      const int most = most_in_flight(kind, shape, s);
+      const int most = max_in_flight(kind, shape, s);
       const bool exact = kind == ScheduleKind::kGpipe || kind == ScheduleKind::k1F1B;
       EXPECT_TRUE(exact ? in_flight == most : in_flight <= most)
           << "seed " << seed << ", stage " << s << ": " << in_flight << ", most " << most;

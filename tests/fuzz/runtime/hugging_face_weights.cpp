@@ -20,8 +20,8 @@ namespace dynmo::fuzz {
 namespace {
 
 constexpr std::string_view kBetween = "\n%%\n";
-constexpr std::int64_t kMostData = 1 << 16;
-constexpr std::size_t kMostLayers = 64;  // that are filled
+constexpr std::int64_t kMaxData = 1 << 16;
+constexpr std::size_t kMaxLayers = 64;  // that are filled
 
 std::vector<std::string_view> parts_of(std::string_view text) {
   std::vector<std::string_view> parts;
@@ -40,13 +40,13 @@ std::string file_of(std::string_view header, std::int64_t data) {
     file += static_cast<char>((header.size() >> (8 * byte)) & 0xff);
   }
   file += header;
-  return file.append(static_cast<std::size_t>(std::clamp<std::int64_t>(data, 0, kMostData)), '\0');
+  return file.append(static_cast<std::size_t>(std::clamp<std::int64_t>(data, 0, kMaxData)), '\0');
 }
 
 std::string seed(const model::DecoderConfig& config, bool shards) {
   const TempFolder folder;
   const model::Model layers = model::make_decoder(config);
-  const std::vector<std::byte> zeros(static_cast<std::size_t>(kMostData));
+  const std::vector<std::byte> zeros(static_cast<std::size_t>(kMaxData));
   std::vector<checkpoint::TensorView> tensors;
   Json map = Json::object();
   std::size_t data = 0;
@@ -97,7 +97,7 @@ Outcome run_target(std::string_view text) {
   const auto same = train::check_same_decoder(*weights, weights->config);
   DYNMO_CHECK(same.has_value(), "the decoder of its own config, got {}", same.error().message);
   const model::Model layers = model::make_decoder(weights->config);
-  for (std::size_t i = 0; i < std::min(layers.size(), kMostLayers); ++i) {
+  for (std::size_t i = 0; i < std::min(layers.size(), kMaxLayers); ++i) {
     model::LayerState state = model::allocate_like(*layers[i], LayerId(static_cast<int>(i)),
                                                    {.frozen = true, .pruned = {}});
     train::load_values(*weights, weights->config, state);
