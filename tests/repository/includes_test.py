@@ -65,7 +65,7 @@ class Includes(unittest.TestCase):
 
     def test_of_every_folder_are_looked_at(self):
         core, runtime = folder_map(ROOT)
-        self.assertEqual((core[0], core[-1], runtime[-1]), ("core", "transport", "train"))
+        self.assertEqual((core[0], core[-1], runtime[-1]), ("core", "elastic", "train"))
 
     def test_against_the_map_are_found(self):
         planted = {
