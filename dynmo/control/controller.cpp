@@ -17,7 +17,7 @@ constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
 // To the next known change, before there were two; in steps, as the next one.
 constexpr std::int64_t kFirstInterval = 100;
 constexpr std::int64_t kMinHorizon = 10;
-constexpr int kMinSteps = 7;        // measured, before drift is looked for: bursts have 3
+constexpr int kMinSteps = 7;          // measured, before drift is looked for: bursts have 3
 constexpr double kFruitless = 0.005;  // share of the time of training
 
 struct StageWork {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -103,9 +102,7 @@ double gain_of_step(const Decision& decision) {
 }
 
 int ranks_used(const plan::Plan& plan) {
-  std::set<Rank> ranks;
-  for (const plan::PlanStage& stage : plan.stages) ranks.insert(stage.rank);
-  return static_cast<int>(ranks.size());
+  return static_cast<int>(plan::ranks_at_work(plan).size());
 }
 
 // The balancer's plan, on few ranks where asked, leaving the head-room free.

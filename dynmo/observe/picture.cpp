@@ -122,8 +122,7 @@ void replace_all(std::string& text, char from, std::string_view to) {
 
 std::string picture(const schedule::Timeline& timeline, const PictureOptions& options) {
   DYNMO_CHECK(options.width >= kMinWidth && options.rows >= 2,
-              "a picture of at least {} x 2, got {} x {}", kMinWidth, options.width,
-              options.rows);
+              "a picture of at least {} x 2, got {} x {}", kMinWidth, options.width, options.rows);
   const std::vector<Row> rows = compute_rows(timeline);
   Nanoseconds end{0};
   std::size_t max_actions = 0;

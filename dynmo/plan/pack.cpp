@@ -137,10 +137,9 @@ class Packer {
 
 Packing packing_of(Proposal proposal, double reference_s) {
   Packing packing{.proposal = std::move(proposal), .released = {}, .reference_step_s = reference_s};
-  std::set<Rank> used;
-  for (const PlanStage& stage : packing.proposal.plan.stages) used.insert(stage.rank);
+  const std::vector<Rank> used = ranks_at_work(packing.proposal.plan);
   for (std::int32_t r = 0; r < packing.proposal.plan.ranks; ++r) {
-    if (used.count(Rank{r}) == 0) packing.released.emplace_back(r);
+    if (!std::binary_search(used.begin(), used.end(), Rank{r})) packing.released.emplace_back(r);
   }
   return packing;
 }
@@ -184,6 +183,42 @@ std::vector<Rank> ranks_to_keep(const cost::Cluster& cluster, int keep) {
     if (emptied.count(Rank{r}) == 0) kept.emplace_back(r);
   }
   return kept;
+}
+
+Expected<Proposal> propose_on(const std::vector<Rank>& kept, Balancer balancer,
+                              const BalanceProblem& problem, const ProposeOptions& options) {
+  DYNMO_CHECK(!kept.empty(), "a rank to keep");
+  const PackOptions how{.propose = options};
+  return Packer(balancer, problem, how).on(kept);
+}
+
+std::vector<Rank> ranks_at_work(const Plan& plan) {
+  std::set<Rank> ranks;
+  for (const PlanStage& stage : plan.stages) ranks.insert(stage.rank);
+  return {ranks.begin(), ranks.end()};
+}
+
+Plan without_others(const Plan& plan, const std::vector<Rank>& kept) {
+  Plan part = plan;
+  part.ranks = static_cast<int>(kept.size());
+  part.order.clear();
+  std::map<Rank, Rank> place;
+  for (std::size_t i = 0; i < kept.size(); ++i) place[kept[i]] = Rank(static_cast<int>(i));
+  for (PlanStage& stage : part.stages) {
+    DYNMO_CHECK(place.count(stage.rank) > 0, "layers on kept ranks, got some on rank {}",
+                stage.rank);
+    stage.rank = place.at(stage.rank);
+  }
+  if (plan.order.empty()) return part;
+  for (const Rank rank : kept) part.order.push_back(plan.order[rank.index()]);
+  return part;
+}
+
+Plan with_more_ranks(Plan plan, int ranks) {
+  DYNMO_CHECK(ranks >= plan.ranks, "at least {} ranks, got {}", plan.ranks, ranks);
+  plan.ranks = ranks;
+  if (!plan.order.empty()) plan.order.resize(static_cast<std::size_t>(ranks));
+  return plan;
 }
 
 Expected<Packing> pack(Balancer balancer, const BalanceProblem& problem,

@@ -42,6 +42,20 @@ struct Packing {
 [[nodiscard]] Expected<Packing> pack(Balancer balancer, const BalanceProblem& problem,
                                      const PackOptions& options = {});
 
+// The balancer's plan on the kept ranks alone, ascending, as a plan of the whole cluster in which
+// the others are idle. Errors as `propose`. Requires at least one rank to keep.
+[[nodiscard]] Expected<Proposal> propose_on(const std::vector<Rank>& kept, Balancer balancer,
+                                            const BalanceProblem& problem,
+                                            const ProposeOptions& options = {});
+
+// A plan whose layers lie on `kept` alone, ascending, as one of a group of just these; its
+// generation is kept.
+[[nodiscard]] Plan without_others(const Plan& plan, const std::vector<Rank>& kept);
+// The plan in a group that has more ranks behind its own, which are idle.
+[[nodiscard]] Plan with_more_ranks(Plan plan, int ranks);
+// Ranks that have layers, ascending.
+[[nodiscard]] std::vector<Rank> ranks_at_work(const Plan& plan);
+
 // The ranks that `pack` keeps first, ascending. Requires 1 <= keep <= cluster.size().
 [[nodiscard]] std::vector<Rank> ranks_to_keep(const cost::Cluster& cluster, int keep);
 
