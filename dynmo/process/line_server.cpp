@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/process/line_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace dynmo::process {
+namespace {
+
+using ServerClock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kTick{500};  // between two looks for clients that say nothing
+constexpr std::chrono::milliseconds kFlush{500};
+constexpr std::size_t kMaxUnread = 4 << 20;  // bytes that a client may leave unread
+
+}  // namespace
+
+class LineServer::Loop {
+ public:
+  Loop(Options options, UniqueFd listener, OnLine on_line, OnGone on_gone)
+      : options_(std::move(options)),
+        on_line_(std::move(on_line)),
+        on_gone_(std::move(on_gone)),
+        listener_(std::move(listener)),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);  // signals are for the program's own threads
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] { run(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+  ~Loop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake();
+    thread_.join();
+  }
+
+  [[nodiscard]] std::uint16_t port() const { return local_port(listener_); }
+  void send(ClientId client, std::string line, bool done) {
+    {
+      const std::lock_guard lock(mutex_);
+      sends_.push_back({client, std::move(line), done});
+    }
+    wake();
+  }
+  void flush() {
+    std::unique_lock lock(mutex_);
+    flush_wanted_ = true;
+    wake();
+    flushed_.wait_for(lock, kFlush, [this] { return !flush_wanted_; });
+  }
+
+ private:
+  struct LineConnection {
+    ClientId id = 0;
+    UniqueFd socket;
+    std::string in;
+    std::string out;
+    bool heard = false;  // it has said its line
+    bool done = false;
+    ServerClock::time_point since = ServerClock::now();
+  };
+  struct Send {
+    ClientId client = 0;
+    std::string line;
+    bool done = false;
+  };
+
+  void wake() const {
+    const std::uint64_t one = 1;
+    (void)!write(wake_.get(), &one, sizeof one);
+  }
+  void run();
+  void wait_for_events();
+  void accept_all();
+  void take_sends();
+  void serve(LineConnection& client);
+  void drop_silent();
+  static bool write_out(LineConnection& client);
+
+  const Options options_;
+  const OnLine on_line_;
+  const OnGone on_gone_;
+  const UniqueFd listener_;
+  const UniqueFd wake_;
+  std::list<LineConnection> clients_;  // the thread's own
+  ClientId next_ = 1;                  // likewise
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable flushed_;
+  std::vector<Send> sends_;
+  bool flush_wanted_ = false;
+  bool stop_ = false;
+
+  std::thread thread_;
+};
+
+void LineServer::Loop::run() {
+  while (true) {
+    wait_for_events();
+    accept_all();
+    take_sends();
+    for (LineConnection& client : clients_) serve(client);
+    drop_silent();
+    for (const LineConnection& client : clients_) {
+      if (!client.socket && !client.done) on_gone_(client.id);
+    }
+    clients_.remove_if([](const LineConnection& client) { return !client.socket; });
+    const bool empty = std::ranges::all_of(
+        clients_, [](const LineConnection& client) { return client.out.empty(); });
+    const std::lock_guard lock(mutex_);
+    if (flush_wanted_ && empty && sends_.empty()) {
+      flush_wanted_ = false;
+      flushed_.notify_all();
+    }
+    if (stop_) return;
+  }
+}
+
+void LineServer::Loop::wait_for_events() {
+  std::vector<pollfd> events = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+                                {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+  for (const LineConnection& client : clients_) {
+    const int wanted = POLLIN | (client.out.empty() ? 0 : POLLOUT);
+    events.push_back(
+        {.fd = client.socket.get(), .events = static_cast<short>(wanted), .revents = 0});
+  }
+  poll(events.data(), events.size(), clients_.empty() ? -1 : static_cast<int>(kTick.count()));
+  std::uint64_t ignored = 0;
+  (void)!read(wake_.get(), &ignored, sizeof ignored);
+}
+
+void LineServer::Loop::accept_all() {
+  while (true) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    if (std::ssize(clients_) >= options_.max_clients) continue;  // closed at once
+    make_prompt(socket);
+    LineConnection& client = clients_.emplace_back();
+    client.id = next_++;
+    client.socket = std::move(socket);
+  }
+}
+
+void LineServer::Loop::take_sends() {
+  std::vector<Send> sends;
+  {
+    const std::lock_guard lock(mutex_);
+    sends.swap(sends_);
+  }
+  for (Send& each : sends) {
+    for (LineConnection& client : clients_) {
+      if (client.id != each.client || client.done) continue;
+      client.out += each.line;
+      client.done = each.done;
+    }
+  }
+}
+
+// False: the connection is of no more use.
+bool LineServer::Loop::write_out(LineConnection& client) {
+  while (!client.out.empty()) {
+    const ssize_t sent =
+        ::send(client.socket.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno == EAGAIN) return client.out.size() <= kMaxUnread;
+    if (sent <= 0) return false;
+    client.out.erase(0, static_cast<std::size_t>(sent));
+  }
+  return !client.done;
+}
+
+void LineServer::Loop::serve(LineConnection& client) {
+  std::array<char, 4096> bytes;
+  bool open = true;
+  while (open && client.in.size() <= options_.max_line) {
+    const ssize_t got = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
+    if (got > 0 && !client.heard) client.in.append(bytes.data(), static_cast<std::size_t>(got));
+    if (got > 0 || (got < 0 && errno == EINTR)) continue;
+    open = got < 0 && errno == EAGAIN;
+    break;
+  }
+  const std::size_t end = client.in.find('\n');
+  if (!client.heard && end != std::string::npos && end <= options_.max_line) {
+    client.heard = true;
+    Answer answer = on_line_(client.id, std::string_view(client.in).substr(0, end));
+    client.in.clear();
+    client.out += answer.line;
+    client.done = answer.done;
+  } else if (!client.heard && client.in.size() > options_.max_line) {
+    client.done = true;  // nobody waits for it
+    open = false;
+  }
+  if (!write_out(client) || !open) client.socket.reset();
+  if (!client.socket && !client.heard) client.done = true;  // it has asked for nothing
+}
+
+void LineServer::Loop::drop_silent() {
+  const auto now = ServerClock::now();
+  for (LineConnection& client : clients_) {
+    if (client.heard || now - client.since <= options_.first_line) continue;
+    client.done = true;
+    client.socket.reset();
+  }
+}
+
+LineServer::LineServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
+LineServer::~LineServer() = default;
+
+Expected<std::unique_ptr<LineServer>> LineServer::listen(const Options& options, OnLine on_line,
+                                                         OnGone on_gone) {
+  DYNMO_ASSIGN(UniqueFd listener, listen_on(options.address, 0));
+  make_prompt(listener);
+  return std::unique_ptr<LineServer>(new LineServer(std::make_unique<Loop>(
+      options, std::move(listener), std::move(on_line), std::move(on_gone))));
+}
+
+std::uint16_t LineServer::port() const { return loop_->port(); }
+void LineServer::send(ClientId client, std::string line, bool done) {
+  loop_->send(client, std::move(line), done);
+}
+void LineServer::flush() { loop_->flush(); }
+
+Expected<LineClient> LineClient::connect(const std::string& address, std::uint16_t port,
+                                         std::chrono::milliseconds time) {
+  auto socket = connect_to(address, port, ServerClock::now() + time);
+  if (!socket) return Error{ErrorCode::kPeerLost, socket.error().message};
+  make_prompt(*socket);
+  return LineClient(*std::move(socket));
+}
+
+Expected<void> LineClient::send(std::string_view line) {
+  while (!line.empty()) {
+    const ssize_t sent = ::send(socket_.get(), line.data(), line.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      line.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (sent < 0 && errno == EAGAIN) {
+      pollfd wait{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
+      poll(&wait, 1, 1000);
+    } else if (sent == 0 || errno != EINTR) {
+      return make_error(ErrorCode::kPeerLost, "{}", system_reason(errno));
+    }
+  }
+  return {};
+}
+
+Expected<std::string> LineClient::receive(std::size_t max_line, std::chrono::milliseconds time) {
+  const auto deadline = ServerClock::now() + time;
+  std::array<char, 4096> bytes;
+  while (true) {
+    if (const std::size_t end = in_.find('\n'); end != std::string::npos) {
+      std::string line = in_.substr(0, end);
+      in_.erase(0, end + 1);
+      return line;
+    }
+    if (in_.size() > max_line) {
+      return make_error(ErrorCode::kPeerLost, "it says more than {} bytes without an end",
+                        max_line);
+    }
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - ServerClock::now()).count();
+    pollfd wait{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+    if (left <= 0 || poll(&wait, 1, static_cast<int>(std::min<long>(left, 1 << 30))) == 0) {
+      return make_error(ErrorCode::kPeerLost, "it said nothing for {} ms", time.count());
+    }
+    const ssize_t got = recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    if (got > 0) in_.append(bytes.data(), static_cast<std::size_t>(got));
+    if (got == 0) return make_error(ErrorCode::kPeerLost, "it closed the connection");
+    if (got < 0 && errno != EAGAIN && errno != EINTR) {
+      return make_error(ErrorCode::kPeerLost, "{}", system_reason(errno));
+    }
+  }
+}
+
+}  // namespace dynmo::process
