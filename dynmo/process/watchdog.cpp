@@ -28,8 +28,12 @@ constexpr milliseconds kCloseTime{200};
 
 using State = PeerConnection::State;
 
-Error lost(int rank, const std::string& why) {
-  return make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", rank, why);
+Error lost(int name, const std::string& why) {
+  return make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", name, why);
+}
+
+int name_of(const WatchdogOptions& options, int rank) {
+  return options.names.empty() ? rank : options.names[static_cast<std::size_t>(rank)];
 }
 
 // Signals are for the thread that the program expects them in, not for this one.
@@ -79,6 +83,7 @@ class Watchdog::Loop {
   Expected<void> leave(milliseconds deadline);
 
  private:
+  [[nodiscard]] int name(int rank) const { return name_of(options_, rank); }
   [[nodiscard]] bool is_rank_0() const { return options_.rank == WorldRank(0); }
   void adopt_rank_0(UniqueFd socket);
   template <typename Change>
@@ -158,7 +163,7 @@ Expected<void> Watchdog::Loop::leave(milliseconds deadline) {
   if (all_done_) return {};
   if (resolved) return *verdict_;
   return make_error(ErrorCode::kPeerLost, "rank {} has finished, but other ranks have not for {} s",
-                    options_.rank,
+                    name(options_.rank.value),
                     std::chrono::duration_cast<std::chrono::seconds>(deadline).count());
 }
 
@@ -277,7 +282,7 @@ void Watchdog::Loop::handle_closed(PeerConnection& peer) {
   peer.socket.reset();
   peer.out.clear();
   peer.in.clear();
-  if (peer.is_known() && !peer.done) decide(lost(peer.rank, "its connection closed"));
+  if (peer.is_known() && !peer.done) decide(lost(name(peer.rank), "its connection closed"));
 }
 
 void Watchdog::Loop::check_silence(Clock::time_point now) {
@@ -286,7 +291,7 @@ void Watchdog::Loop::check_silence(Clock::time_point now) {
     if (!peer.is_known()) {
       peer.socket.reset();
     } else {
-      decide(lost(peer.rank,
+      decide(lost(name(peer.rank),
                   fmt::format("nothing was heard of it for {:.1f} s",
                               std::chrono::duration<double>(now - peer.last_received).count())));
     }
@@ -304,7 +309,8 @@ void Watchdog::Loop::take_requests() {
   if (announcement) {
     // A loss names the rank that is to blame; any other reason is that of this rank.
     if (announcement->code != ErrorCode::kPeerLost) {
-      announcement->message = fmt::format("rank {}: {}", options_.rank, announcement->message);
+      announcement->message =
+          fmt::format("rank {}: {}", name(options_.rank.value), announcement->message);
     }
     broadcast(encode_verdict(*announcement));
   }
@@ -396,7 +402,8 @@ Expected<std::unique_ptr<Watchdog>> Watchdog::connect(const WatchdogOptions& opt
               "a rank from 1 to {}, got {}", options.size - 1, options.rank);
   auto socket = connect_to(address, port, Clock::now() + time);
   if (!socket) {
-    return make_error(ErrorCode::kPeerLost, "rank 0 was lost: no heartbeat connection to {}:{}: {}",
+    return make_error(ErrorCode::kPeerLost,
+                      "rank {} was lost: no heartbeat connection to {}:{}: {}", name_of(options, 0),
                       address, port, socket.error().message);
   }
   auto loop =

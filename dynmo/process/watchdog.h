@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
@@ -27,6 +28,7 @@ namespace dynmo::process {
 struct WatchdogOptions {
   WorldRank rank;
   int size = 2;                             // >= 2
+  std::vector<int> names = {};              // numbers for people, by rank; none: the ranks
   std::uint64_t secret = 0;                 // the group's own; whoever does not know it is ignored
   std::chrono::milliseconds period{100};    // from one heartbeat to the next
   std::chrono::milliseconds silence{3000};  // longer than this is a loss

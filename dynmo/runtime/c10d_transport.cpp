@@ -162,8 +162,10 @@ Expected<void> Joining::claim_rank() {
 }
 
 Expected<void> Joining::start_watchdog() {
-  process::WatchdogOptions how{
-      .rank = options_.rank, .size = options_.size, .silence = options_.silence};
+  process::WatchdogOptions how{.rank = options_.rank,
+                               .size = options_.size,
+                               .names = options_.names,
+                               .silence = options_.silence};
   // Not the state: its destructor must not run on the watchdog's own thread.
   const auto on_verdict = [outstanding = state_->outstanding](const Error& why) {
     outstanding->fail(why);

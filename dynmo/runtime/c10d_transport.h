@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
@@ -32,6 +33,7 @@ class Store;  // through which the ranks of a run find each other; outlives grou
 struct GroupOptions {
   WorldRank rank;
   int size = 1;
+  std::vector<int> names = {};  // numbers for people, by rank; none: the ranks
   // Of the plan that the group begins with; keys of the store are the generation's own.
   Generation generation = 0;
   std::string address = "127.0.0.1";
