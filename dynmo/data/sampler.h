@@ -41,6 +41,7 @@ class Sampler {
   [[nodiscard]] static Expected<Sampler> make(const TokenShards& shards,
                                               const SamplerOptions& options);
 
+  [[nodiscard]] const TokenShards& shards() const { return shards_; }
   [[nodiscard]] std::int64_t windows() const { return windows_; }  // samples a pass
   [[nodiscard]] std::int64_t sequence() const { return options_.sequence; }
 

@@ -2,6 +2,7 @@
 #include "dynmo/data/token_shards.h"
 
 #include <algorithm>
+#include <array>
 
 #include "dynmo/core/check.h"
 
@@ -67,6 +68,29 @@ void TokenShards::read(std::int64_t first, std::span<std::int32_t> tokens) const
     tokens = tokens.subspan(static_cast<std::size_t>(some));
     first += some;
   }
+}
+
+Digest TokenShards::fingerprint(std::int64_t max_bytes) const {
+  Digester digester;
+  for (const TokenShard& shard : shards_) {
+    const std::array sizes = {shard.tokens(), shard.sequences(), shard.documents()};
+    digester.update(std::as_bytes(std::span(sizes)));
+  }
+  constexpr std::int64_t kPiece = 1 << 16;  // tokens
+  const std::int64_t pieces = (tokens() + kPiece - 1) / kPiece;
+  const std::int64_t taken = std::min(
+      pieces, std::max<std::int64_t>(
+                  2, max_bytes / (kPiece * static_cast<std::int64_t>(sizeof(std::int32_t)))));
+  std::vector<std::int32_t> some(static_cast<std::size_t>(std::min(kPiece, tokens())));
+  for (std::int64_t i = 0; i < taken; ++i) {
+    const std::int64_t piece = taken < 2 ? 0 : i * (pieces - 1) / (taken - 1);
+    const std::int64_t first = piece * kPiece;
+    const std::int64_t count = std::min(kPiece, tokens() - first);
+    const std::span here = std::span(some).first(static_cast<std::size_t>(count));
+    read(first, here);
+    digester.update(std::as_bytes(here));
+  }
+  return digester.digest();
 }
 
 std::string TokenShards::file_of(std::int64_t position) const {

@@ -117,6 +117,13 @@ TokenBatches::TokenBatches(std::optional<data::Sampler> training,
       rows_(config.batch.micro_batch_size),
       vocabulary_(vocabulary) {}
 
+std::string TokenBatches::fingerprint() const {
+  if (!training_) return "";
+  std::string text = training_->shards().fingerprint().hex();
+  if (validation_) text += validation_->shards().fingerprint().hex();
+  return digest_of(text).hex();
+}
+
 runtime::MicroBatch TokenBatches::training(std::int64_t step, MicroBatchId micro_batch) const {
   return training_ ? read(*training_, step, micro_batch) : runtime::MicroBatch{};
 }

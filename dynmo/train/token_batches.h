@@ -23,6 +23,8 @@ class TokenBatches {
   [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
+  // Of all that is trained and validated on (TokenShards::fingerprint); "" where emulated.
+  [[nodiscard]] std::string fingerprint() const;
   // Whether train.validation_every asks for validation and there is data for it.
   [[nodiscard]] bool validates() const { return validation_.has_value(); }
   // Why there is none although it is asked for, one line for people; else "".
