@@ -30,6 +30,7 @@ class RunFolder {
   [[nodiscard]] Path config() const { return root_ / "config.toml"; }
   [[nodiscard]] Path summary() const { return root_ / "summary.json"; }
   [[nodiscard]] Path profile() const { return root_ / "profile.json"; }
+  [[nodiscard]] Path events() const { return root_ / "events.jsonl"; }
   [[nodiscard]] Path trace() const { return root_ / "trace.json"; }
   [[nodiscard]] Path checkpoints() const { return root_ / "checkpoints"; }
   [[nodiscard]] Path records() const { return root_ / "records"; }

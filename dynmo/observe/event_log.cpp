@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/event_log.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace dynmo::observe {
+namespace {
+
+double wall_time_s() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// A crash may have left half a line, which no other is to be joined to.
+bool ends_with_a_line(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file || file.tellg() == 0) return true;
+  file.seekg(-1, std::ios::end);
+  return file.get() == '\n';
+}
+
+}  // namespace
+
+Expected<EventLog> EventLog::open(const std::filesystem::path& path, Start start) {
+  const bool whole = ends_with_a_line(path);
+  errno = 0;
+  std::ofstream file(path, start == Start::kAppend ? std::ios::app : std::ios::trunc);
+  if (!file) {
+    return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
+                      std::strerror(errno));
+  }
+  if (start == Start::kAppend && !whole) file << '\n';
+  return EventLog(path, std::move(file));
+}
+
+void EventLog::add(std::string_view kind, std::int64_t step, const Json& more) {
+  if (failed_) return;
+  Json event = {
+      {"format", kEventFormat}, {"event", kind}, {"step", step}, {"time_s", wall_time_s()}};
+  if (more.is_object()) event.update(more);
+  *file_ << event.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
+  failed_ = !*file_;
+}
+
+std::optional<std::string> EventLog::take_failure() {
+  if (!failed_ || std::exchange(told_, true)) return std::nullopt;
+  return fmt::format("'{}' lacks what comes from here on: it cannot be written", path_.string());
+}
+
+}  // namespace dynmo::observe

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// RUN/events.jsonl ("dynmo-event-1", docs/formats.md): what a run decided and what happened to it,
+// a line each, as it happens: decisions taken and refused with their reasons, moves, changes of
+// size, what sources of dynamism changed, validations, checkpoints, its end. Few and small, so each
+// is written at once.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+
+namespace dynmo::observe {
+
+inline constexpr std::string_view kEventFormat = "dynmo-event-1";
+
+class EventLog {
+ public:
+  enum class Start { kEmpty, kAppend };  // kAppend: of a run that goes on
+
+  // kBadInput, naming the path.
+  [[nodiscard]] static Expected<EventLog> open(const std::filesystem::path& path, Start start);
+
+  // Adds {"event": KIND, "step": STEP, "time_s": now, ...}. `more` is an object, or null. Steps are
+  // those that come next: an event between two steps has the second one's number.
+  void add(std::string_view kind, std::int64_t step, const Json& more = nullptr);
+
+  // Why lines are missing, once; a log that cannot be written stops nothing.
+  [[nodiscard]] std::optional<std::string> take_failure();
+
+ private:
+  EventLog(std::filesystem::path path, std::ofstream file)
+      : path_(std::move(path)), file_(std::make_unique<std::ofstream>(std::move(file))) {}
+
+  std::filesystem::path path_;
+  std::unique_ptr<std::ofstream> file_;
+  bool failed_ = false;
+  bool told_ = false;
+};
+
+}  // namespace dynmo::observe
