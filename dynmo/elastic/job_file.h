@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Where somebody outside finds a run that goes on: RUN/job.json ("dynmo-job-1") says where its
+// leader listens, RUN/secret what it wants to hear first. Both can be read by their owner only.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::elastic {
+
+struct JobFile {
+  std::string address;
+  std::uint16_t port = 0;
+  std::string host;      // of the leader, for people
+  std::int64_t pid = 0;  // of the leader
+  friend bool operator==(const JobFile&, const JobFile&) = default;
+};
+
+[[nodiscard]] std::filesystem::path job_path(const std::filesystem::path& run);
+[[nodiscard]] std::filesystem::path secret_path(const std::filesystem::path& run);
+
+// kBadInput, naming the file and the system's reason.
+[[nodiscard]] Expected<void> write_job(const std::filesystem::path& run, const JobFile& job,
+                                       std::string_view secret);
+// The run has ended: nobody listens there any more.
+void remove_job(const std::filesystem::path& run);
+
+[[nodiscard]] Expected<JobFile> parse_job(std::string_view text, std::string_view origin);
+// kBadInput where no run goes on there, saying so.
+[[nodiscard]] Expected<JobFile> read_job(const std::filesystem::path& run);
+[[nodiscard]] Expected<std::string> read_secret(const std::filesystem::path& file);
+
+// Where a leader listens, and what it wants to hear.
+struct Leader {
+  std::string address;
+  std::uint16_t port = 0;
+  std::string secret;
+};
+// `run` is the folder of a run, or HOST:PORT of its leader; `secret_file` that of its secret, which
+// may be "" with a folder. kBadInput.
+[[nodiscard]] Expected<Leader> find_leader(const std::string& run, const std::string& secret_file);
+
+// 128 random bits, as 32 hexadecimal digits.
+[[nodiscard]] std::string make_secret();
+// Takes as long for a wrong secret as for the right one.
+[[nodiscard]] bool same_secret(std::string_view a, std::string_view b);
+
+}  // namespace dynmo::elastic
