@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/runtime/decisions.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/pack.h"
 
 namespace dynmo::runtime {
 
@@ -64,6 +66,34 @@ Expected<plan::LayerSet> Decisions::recomputed_under(const plan::Plan& plan,
   if (!known) known = profiler().known(frozen_layers);
   return plan::recomputed_layers(options_.recompute, plan, *known, cluster(),
                                  options_.micro_batches);
+}
+
+Expected<Decisions::Prospect> Decisions::prospect_on(const std::vector<Rank>& kept,
+                                                     const Now& now) const {
+  const auto costs = controller_.costs(profiler().known(now.frozen_layers), now.recomputed);
+  if (!costs) {
+    return make_error(ErrorCode::kBadInput, "nothing was measured yet: wanted a step or two first");
+  }
+  const cost::Cluster ranks = cluster();
+  plan::BalanceProblem problem{.model = *costs,
+                               .cluster = ranks,
+                               .micro_batches = options_.micro_batches,
+                               .schedule = now.plan.schedule,
+                               .current = &now.plan};
+  const std::size_t used = plan::ranks_at_work(now.plan).size();
+  problem.stages_per_rank = std::max(1, static_cast<int>(now.plan.stages.size() / used));
+  const plan::Balancer balancer = options_.policy.balancer;
+  auto found = plan::propose_on(kept, balancer, problem, options_.policy.propose);
+  if (!found && found.error().code == ErrorCode::kBadInput) {
+    problem.schedule = schedule::ScheduleKind::k1F1B;
+    found = plan::propose_on(kept, balancer, problem, options_.policy.propose);
+  }
+  if (!found) return found.error();
+  DYNMO_ASSIGN(const plan::Evaluation current,
+               plan::evaluate(now.plan, *costs, ranks, options_.micro_batches));
+  return Prospect{.plan = std::move(found->plan),
+                  .now_s = options_.accumulation * current.step_time_s,
+                  .then_s = options_.accumulation * found->evaluation.step_time_s};
 }
 
 double Decisions::predicted_step_s(const Now& now) const {

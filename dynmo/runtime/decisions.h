@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "dynmo/control/controller.h"
 #include "dynmo/core/expected.h"
@@ -61,6 +62,15 @@ class Decisions {
   // kInfeasible: the plan does not fit the memory with every layer recomputed.
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan,
                                                           int frozen_layers) const;
+  // The balancer's plan on these positions alone, ascending, and what a step takes under it and
+  // under the plan in force, by replay. A schedule kind that so few ranks cannot run becomes 1F1B.
+  struct Prospect {
+    plan::Plan plan;
+    double now_s = 0;
+    double then_s = 0;
+  };
+  // kInfeasible: no such plan fits the memory. kBadInput: nothing was measured yet.
+  [[nodiscard]] Expected<Prospect> prospect_on(const std::vector<Rank>& kept, const Now& now) const;
   // Of a step, by replay of the plan; 0: nothing was measured.
   [[nodiscard]] double predicted_step_s(const Now& now) const;
   [[nodiscard]] const control::Profiler& profiler() const { return controller_.profiler(); }

@@ -20,7 +20,8 @@ namespace {
 constexpr std::array kOwn = {&OwnFigures::busy_s,    &OwnFigures::overhead_s,
                              &OwnFigures::plan_s,    &OwnFigures::migrate_s,
                              &OwnFigures::beside_s,  &OwnFigures::actions,
-                             &OwnFigures::message_s, &OwnFigures::reduction_bytes_per_s};
+                             &OwnFigures::message_s, &OwnFigures::reduction_bytes_per_s,
+                             &OwnFigures::asks};
 
 // The numbers that every layer has, at the start of its own.
 struct LayerNumber {
@@ -203,6 +204,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
     whole.busy_s.push_back(theirs.busy_s);
     whole.plan_s = std::max(whole.plan_s, theirs.plan_s);
     whole.migrate_s = std::max(whole.migrate_s, theirs.migrate_s);
+    whole.asked = whole.asked || theirs.asks != 0;
   }
   whole.beside = step_sample(ranks);
   return whole;

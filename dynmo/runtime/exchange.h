@@ -35,6 +35,7 @@ struct OwnFigures {
   double actions = 0;
   double message_s = 0;  // here and below 0: not measured by this rank
   double reduction_bytes_per_s = 0;
+  double asks = 0;  // 1: this rank has something to tell all before the next step
 };
 
 // The whole, equal on all ranks.
@@ -48,6 +49,7 @@ struct Exchange {
   cost::StepSample beside;
   double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
+  bool asked = false;  // by any rank
 };
 
 // Called by all ranks with the plan of the step; `micro_batches` of a replica. Numbers that a layer

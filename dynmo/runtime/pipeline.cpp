@@ -27,15 +27,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // What all ranks know of the step alike.
-void take(const Exchange& exchanged, StepReport& report) {
+void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Plan& plan,
+          StepReport& report) {
   double squared = 0;
   for (const double layer : exchanged.squared_norms) squared += layer;
   report.loss = mean(exchanged.losses);
   report.gradient_norm = std::sqrt(squared);
   report.busy_s = exchanged.busy_s;
-  report.imbalance =
-      *std::max_element(report.busy_s.begin(), report.busy_s.end()) / mean(report.busy_s) - 1;
+  std::vector<double> at_work;
+  for (std::size_t i = 0; i < report.busy_s.size(); ++i) {
+    const Rank position = grid.axes().place(WorldRank(static_cast<int>(i))).position;
+    if (!plan.stages_of(position).empty()) at_work.push_back(report.busy_s[i]);
+  }
+  report.imbalance = *std::max_element(at_work.begin(), at_work.end()) / mean(at_work) - 1;
   report.layers = exchanged.layers;
+  report.asked = exchanged.asked;
 }
 
 }  // namespace
@@ -152,6 +158,7 @@ Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
   OwnFigures own = own_figures(state_.layers, output, times_, program_.recomputed, options_.ties);
   own.plan_s = decisions_.own_plan_s();
   own.migrate_s = migration_.seconds;
+  own.asks = options_.asks && options_.asks() ? 1 : 0;
   DYNMO_ASSIGN(Exchange exchanged,
                exchange(grid_, control(transport::Control::kExchange), state_.plan, model_,
                         options_.accumulation * options_.micro_batches, own));
@@ -258,7 +265,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   DYNMO_ASSIGN(StepOutput output, accumulate(batches));
   DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
   const auto met = Clock::now();
-  take(exchanged, report);
+  take(exchanged, grid_, state_.plan, report);
   report.learning_rate = model::learning_rate(options_.learning_rate, state_.step);
   DYNMO_TRY(check_numbers(report, exchanged.squared_norms));
   update(report);

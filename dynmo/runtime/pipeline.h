@@ -65,6 +65,10 @@ class Pipeline {
   // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
   // the replicas like those of a step.
   [[nodiscard]] Expected<double> validate(const Batches& batches);
+  // The balancer's plan on these positions alone (Decisions::prospect_on).
+  [[nodiscard]] Expected<Decisions::Prospect> prospect_on(const std::vector<Rank>& kept) const {
+    return decisions_.prospect_on(kept, now());
+  }
   // Moves to `plan` now. False where a copy was refused and the old plan runs on.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
 

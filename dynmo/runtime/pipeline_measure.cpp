@@ -46,6 +46,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
 
 Expected<void> Pipeline::use(const cost::ModelCost& measured) {
   decisions_.use(measured, state_.plan);
+  DYNMO_TRY(measure_links());
   return choose_recomputed();
 }
 

@@ -55,6 +55,8 @@ struct PipelineOptions {
   int profile_window = 5;                 // least steps, 3 or more
   Staging staging = {};                   // where this rank computes
   ChannelTransport* channels = nullptr;   // of the group; see StepInput::device_messages
+  // Whether this rank has something to tell all before the next step (StepReport::asked).
+  std::function<bool()> asks = {};
   int lane = 0;  // pipelines of one group that run in turn need different ones
 };
 

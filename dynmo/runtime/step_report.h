@@ -28,7 +28,7 @@ struct StepReport {
   // By rank of the group: computing in this step and updating at the end of the one before, all
   // between the exchanges of the two steps.
   std::vector<double> busy_s;
-  double imbalance = 0;    // max / mean - 1 of busy_s, over all ranks
+  double imbalance = 0;    // max / mean - 1 of busy_s, over the ranks that have layers
   double bubble = 0;       // 1 - mean of busy_s / time between the exchanges, by this clock
   double reduction_s = 0;  // exposed: this rank's time in summing gradients over the replicas
   double profile_s = 0;    // this rank's own
@@ -36,6 +36,7 @@ struct StepReport {
   double migrate_s = 0;
   std::optional<control::Decision> decision;  // what the policy said this step, where it was asked
   bool skipped = false;  // no update: loss or norm were no numbers (OnNan::kSkip)
+  bool asked = false;    // a rank has something to tell all before the next step
   int moved_layers = 0;
   Bytes moved_bytes;
   std::vector<cost::LayerSample> layers;        // by LayerId, as measured in this step
