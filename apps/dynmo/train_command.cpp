@@ -18,6 +18,7 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/interruption.h"
+#include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
 
 namespace dynmo::app {
@@ -36,6 +37,8 @@ struct TrainFlags {
   std::vector<std::string> compare;
   bool resume = false;
   bool dry_run = false;
+  std::string join;
+  std::string secret;
 };
 
 // File first, then --set, then the flags of keys, then those that have names of their own.
@@ -123,7 +126,27 @@ Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> argum
   return arguments;
 }
 
+[[noreturn]] void join_as_rank(const TrainFlags& flags) {
+  train::RankProcess process;
+  process.reporter = terminal_reporter(1);
+  const auto done = train::join_run(
+      {.run = flags.join, .secret_file = flags.secret, .data = flags.data}, process);
+  if (done.has_value()) runtime::quit(0);
+  runtime::quit(print_error(done.error()));
+}
+
 Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>& arguments) {
+  if (!flags.join.empty()) {
+    const bool more = !flags.config.empty() || !flags.settings.empty() || !flags.keys.empty() ||
+                      flags.ranks || flags.steps || flags.out || !flags.compare.empty() ||
+                      flags.resume || flags.dry_run;
+    if (more) {
+      return make_error(ErrorCode::kBadInput,
+                        "--join takes the settings of the run: wanted no other flags with it than "
+                        "--data and --secret");
+    }
+    join_as_rank(flags);
+  }
   std::string config_text;
   if (!flags.config.empty()) {
     DYNMO_ASSIGN(config_text, read_file(flags.config, kMaxTomlBytes));
@@ -180,6 +203,10 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
                    "Advance several runs in turn: static (the first plan, kept), balanced")
       ->delimiter(',');
   command->add_flag("--resume", flags->resume, "Continue from the newest checkpoint in --out");
+  command->add_option("--join", flags->join,
+                      "Become a rank of a run that goes on: its folder, or HOST:PORT of its leader "
+                      "(with --secret)");
+  command->add_option("--secret", flags->secret, "With --join: file with the run's secret");
   command->add_flag("--dry-run", flags->dry_run,
                     "Print plan, memory of each rank and predicted step time; start nothing");
   command->callback([flags, arguments, &chosen] {

@@ -115,6 +115,20 @@ std::vector<TomlKey> balance_keys(Config::Balance& b) {
   };
 }
 
+std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
+  return {
+      {"elastic.enabled", &e.enabled},
+      {"elastic.pack", &e.pack, Names{"never", "auto"}},
+      {"elastic.pack_slack", &e.pack_slack, between(0, 10)},
+      {"elastic.pack_ranks", &e.pack_ranks, between(0, 4096, "(0: as elastic.pack says)")},
+      {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
+      {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
+      {"elastic.release", &e.release, Names{"exit", "command"}},
+      {"elastic.release_command", &e.release_command},
+      {"elastic.release_timeout_s", &e.release_timeout_s, between(0.1, 1e6, "seconds")},
+  };
+}
+
 std::vector<TomlKey> run_keys(Config& c) {
   return {
       {"checkpoint.every", &c.checkpoint.every, steps_or_0("none")},
@@ -172,6 +186,21 @@ Expected<void> check_emulation(const Config& c) {
                  "0 with run.device = emulated: it has no losses");
 }
 
+Expected<void> check_elasticity(const Config& c) {
+  const Config::Elastic& e = c.elastic;
+  DYNMO_TRY(require(e.enabled || e.pack == "never", "elastic.pack", e.pack,
+                    "never without elastic.enabled = true"));
+  DYNMO_TRY(require(e.enabled || e.pack_ranks == 0, "elastic.pack_ranks", e.pack_ranks,
+                    "0 without elastic.enabled = true"));
+  DYNMO_TRY(require(!e.enabled || c.run.device != "cuda", "elastic.enabled", "true",
+                    "false with run.device = cuda: groups of devices do not change yet"));
+  DYNMO_TRY(require((e.release == "command") == !e.release_command.empty(),
+                    "elastic.release_command", fmt::format("'{}'", e.release_command),
+                    "a program with elastic.release = command, none with exit"));
+  return require(e.pack_ranks == 0 || e.pack_ranks >= e.ranks_min, "elastic.pack_ranks",
+                 e.pack_ranks, fmt::format("elastic.ranks_min = {} or more", e.ranks_min));
+}
+
 // A source that is not enabled decides nothing: its table can grow without making every checkpoint
 // one of another training.
 bool is_enabled_source(const dynamism::SourceOptions& sources, std::string_view table) {
@@ -186,7 +215,7 @@ std::vector<TomlKey> keys_of(Config& c) {
   for (const auto& table :
        {model_keys(c.model), data_keys(c.data, c.batch), optimizer_keys(c.optimizer),
         train_keys(c.train), pipeline_keys(c.pipeline), balance_keys(c.balance),
-        c.sources.training_keys(), run_keys(c)}) {
+        c.sources.training_keys(), elastic_keys(c.elastic), run_keys(c)}) {
     keys.insert(keys.end(), table.begin(), table.end());
   }
   return keys;
@@ -220,6 +249,7 @@ Expected<void> validate(const Config& config) {
                     "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
   DYNMO_TRY(check_emulation(c));
+  DYNMO_TRY(check_elasticity(c));
   return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings,
                                    .steps = c.train.steps,
                                    .device = c.run.device});

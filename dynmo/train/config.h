@@ -107,6 +107,18 @@ struct Config {
     std::string trace;        // "dynmo-load-trace-1": costs by step
     double memory_scale = 1;  // bytes held for each byte of a parameter
   } emulated;
+  // docs/elasticity.md
+  struct Elastic {
+    bool enabled = false;             // ranks may leave and join while it trains
+    std::string pack = "never";       // or auto: onto fewer ranks where that costs no tokens/s
+    double pack_slack = 0;            // auto: growth of the step time that is accepted
+    std::int64_t pack_ranks = 0;      // of a replica: onto so many once costs are known; 0: none
+    std::int64_t release_after = 10;  // steps that a rank has no layers before it is released
+    std::int64_t ranks_min = 1;       // of a replica: none leaves below it
+    std::string release = "exit";     // or command: a released rank ends, and a program is told
+    std::string release_command;      // that program
+    double release_timeout_s = 60;    // for one call of it
+  } elastic;
   struct Run {
     std::string directory = "runs/default";
     std::string device = "cpu";    // or "cuda", or "emulated"

@@ -15,6 +15,7 @@ runtime::PipelineOptions options_of(const Config& config, const Inputs& inputs,
   runtime::PipelineOptions options =
       pipeline_options(config, inputs.model, lane.number, lane.balancing);
   options.probed = [&inputs] { return inputs.batches.training(0, MicroBatchId(0)); };
+  options.asks = lane.asks;
   return options;
 }
 
@@ -27,7 +28,7 @@ GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inpu
       transport_(std::make_unique<transport::CountingTransport>(group)),
       pipeline_(std::make_unique<runtime::Pipeline>(
           *transport_, inputs.model.layers, options_of(config, inputs, lane), std::move(state))) {
-  if (config.checkpoint.every == 0) return;
+  if (config.checkpoint.every == 0 && !config.elastic.enabled) return;
   checkpointer_ = std::make_unique<Checkpointer>(
       *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory, config,
       inputs.tensor_name, lane.checkpoints_wait);

@@ -5,6 +5,7 @@
 // is the rank's state, which close() gives back, and what the run has written (run_log.h).
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include "dynmo/core/expected.h"
@@ -23,6 +24,8 @@ struct RunLane {
   runtime::Balancing balancing = runtime::Balancing::kAutomatic;
   std::filesystem::path directory;
   Waiting checkpoints_wait = Waiting::kNever;
+  // Whether this rank has something to tell all before the next step.
+  std::function<bool()> asks = {};
 };
 
 // The same calls at the same points on all ranks of the group.

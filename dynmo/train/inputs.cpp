@@ -31,6 +31,12 @@ Expected<void> check_compared(const TrainOptions& options) {
     return make_error(ErrorCode::kBadInput, "{} names '{}' twice: wanted each run once",
                       options.names.compare, *name);
   }
+  if (!names.empty() && options.config.elastic.enabled) {
+    return make_error(ErrorCode::kBadInput,
+                      "elastic.enabled is true with {}: wanted one of them; runs that are compared "
+                      "keep their ranks",
+                      options.names.compare);
+  }
   if (!options.resume || names.empty()) return {};
   return make_error(ErrorCode::kBadInput,
                     "{} with {}: wanted one of them; a comparison starts at step 0",
@@ -40,7 +46,8 @@ Expected<void> check_compared(const TrainOptions& options) {
 }  // namespace
 
 Expected<void> check_folder_is_free(const TrainOptions& options) {
-  if (options.resume || options.config.checkpoint.every == 0) return {};
+  const Config& config = options.config;
+  if (options.resume || (config.checkpoint.every == 0 && !config.elastic.enabled)) return {};
   std::vector<std::string> runs = options.compare;
   if (runs.empty()) runs = {""};
   for (const std::string& run : runs) {

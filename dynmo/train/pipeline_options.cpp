@@ -41,6 +41,10 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
   options.policy.minimum_gain = c.balance.minimum_gain;
   options.policy.noise_factor = c.balance.noise_factor;
+  if (c.elastic.pack == "auto") {
+    options.policy.rank_use = control::RankUse::kFewest;
+    options.policy.pack_slack = c.elastic.pack_slack;
+  }
   // A search finds the schedule, too.
   if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
     options.policy.propose.schedules = plan::ScheduleChoice::kBest;

@@ -9,14 +9,13 @@
 #include <filesystem>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/exception_error.h"
-#include "dynmo/data/sampler.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/cuda.h"
 #include "dynmo/runtime/nccl_transport.h"
+#include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/run_lock.h"
@@ -27,43 +26,10 @@ namespace {
 // Set for the ranks of a launcher, which holds the locks of their run.
 constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
 
-// The transport of a group that somebody else owns and ends.
-class Borrowed final : public transport::Transport {
- public:
-  explicit Borrowed(transport::Transport& group) : group_(group) {}
-  transport::Member rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  std::unique_ptr<transport::Operation> send(transport::Member to, transport::Tag tag,
-                                             std::span<const std::byte> bytes) override {
-    return group_.send(to, tag, bytes);
-  }
-  std::unique_ptr<transport::Operation> receive(transport::Member from, transport::Tag tag,
-                                                std::span<std::byte> bytes) override {
-    return group_.receive(from, tag, bytes);
-  }
-  void abort(const Error& why) override { group_.abort(why); }
-
- private:
-  transport::Transport& group_;
-};
-
-// Exceptions of libtorch and failed checks become the run's error here, so that the others learn of
-// it.
-Expected<void> train_guarded(transport::Transport& transport, const TrainOptions& options,
-                             const Reporter& reporter) {
-  try {
-    RunLocks locks;
-    if (transport.rank() == transport::Member(0) && std::getenv(kLockedByLauncher) == nullptr) {
-      DYNMO_ASSIGN(locks, lock_run(options));
-    }
-    return train(transport, options, reporter);
-  } catch (const CheckFailure& failure) {
-    return make_error(ErrorCode::kInternal, "{}", failure.what());
-  } catch (const data::ForeignShard& fault) {
-    return make_error(ErrorCode::kBadInput, "{}", fault.what());
-  } catch (const std::exception& fault) {
-    return error_of(fault);
-  }
+// The run's locks, for a rank 0 that no launcher has started.
+Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
+  if (rank != WorldRank(0) || std::getenv(kLockedByLauncher) != nullptr) return RunLocks();
+  return lock_run(options);
 }
 
 }  // namespace
@@ -89,26 +55,24 @@ Expected<void> run_rank(const RankProcess& process) {
   runtime::GroupOptions options = runtime::group_options(*environment);
   options.message_timeout =
       std::chrono::milliseconds(std::llround(1e3 * process.options.config.pipeline.timeout_s));
-  DYNMO_ASSIGN(const auto group, runtime::join_group(options));
+  if (train_options.config.elastic.enabled) leave_on_sigterm();
+  DYNMO_ASSIGN(const auto groups, C10dGroups::join(options, this_member(), process.decorate));
   runtime::NcclTransport nccl;
   if (device.is_cuda()) {
-    DYNMO_ASSIGN(nccl, runtime::connect_nccl(*group, options, device));
+    DYNMO_ASSIGN(nccl, runtime::connect_nccl(*groups->c10d(), options, device));
     train_options.rank_device.channels = nccl.channels.get();
     train_options.rank_device.text =
         fmt::format("{}: activations and gradients pass {}", device.str(),
                     nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
   }
-  std::unique_ptr<transport::Transport> transport = std::make_unique<Borrowed>(*group);
-  if (process.decorate) transport = process.decorate(std::move(transport));
-  const Expected<void> done = train_guarded(*transport, train_options, process.reporter);
-  // The communicators end while all their ranks are there; after a failure none waits for another.
-  if (done.has_value()) {
-    nccl.channels.reset();
-    return group->leave();
-  }
-  group->abort(done.error());
-  if (nccl.channels) nccl.channels->abort(done.error());
-  return done.error();
+  const Expected<void> done = in_groups(*groups, [&]() -> Expected<void> {
+    DYNMO_ASSIGN(const RunLocks locks, locks_of(environment->rank, train_options));
+    DYNMO_TRY(train(*groups, train_options, process.reporter));
+    nccl.channels.reset();  // while all its ranks are there
+    return {};
+  });
+  if (nccl.channels) nccl.channels->abort(done.error());  // none waits for another
+  return done;
 }
 
 int ranks_to_start(const Config& config) {

@@ -19,6 +19,7 @@
 #include "dynmo/train/generation.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
+#include "dynmo/train/resizing.h"
 #include "dynmo/train/run_log.h"
 #include "dynmo/train/same_settings.h"
 #include "dynmo/train/traces.h"
@@ -34,16 +35,20 @@ using transport::Control;
 using transport::control_tag;
 using transport::Transport;
 
-// What it takes to say who sent what.
-std::vector<observe::TrafficRow> rows_of(const transport::Traffic& traffic) {
+// What it takes to say who sent what. Of a run whose groups change, by the numbers of the members.
+std::vector<observe::TrafficRow> rows_of(const transport::Traffic& traffic,
+                                         const elastic::View* view) {
+  const auto number = [&](int rank) {
+    return view == nullptr ? rank : view->members[static_cast<std::size_t>(rank)].number;
+  };
   std::vector<observe::TrafficRow> rows;
   for (int from = 0; from < traffic.ranks(); ++from) {
     for (int to = 0; to < traffic.ranks(); ++to) {
       for (const transport::Purpose purpose : transport::kPurposes) {
         const transport::MessageCount& count = traffic.at(WorldRank(from), WorldRank(to), purpose);
         if (count.messages == 0) continue;
-        rows.push_back({.from = from,
-                        .to = to,
+        rows.push_back({.from = number(from),
+                        .to = number(to),
                         .purpose = std::string(transport::name(purpose)),
                         .messages = count.messages,
                         .bytes = count.bytes});
@@ -68,36 +73,74 @@ struct Start {
 
 class Run {
  public:
-  Run(Transport& group, const TrainOptions& options, const Reporter& reporter, Inputs inputs)
+  // `groups`: null where the group stays as it is.
+  Run(Transport& group, Groups* groups, const TrainOptions& options, const Reporter& reporter,
+      Inputs inputs)
       : options_(options),
         config_(options.config),
         reporter_(reporter),
         folder_(config_.run.directory),
         inputs_(std::move(inputs)),
-        group_(group),
-        grid_(group, static_cast<int>(config_.pipeline.replicas)) {}
+        group_(&group),
+        grid_(std::in_place, group, static_cast<int>(config_.pipeline.replicas)),
+        leads_(group.rank() == transport::Member(0)) {
+    if (groups != nullptr) {
+      resizing_.emplace(
+          *groups, config_, inputs_,
+          Resizing::Tell{.say = [this](std::string_view text) { say(text); },
+                         .event =
+                             [this](std::string_view kind, std::int64_t step, const Json& more) {
+                               if (!lanes_.empty() && lanes_.front().log) {
+                                 lanes_.front().log->event(kind, step, more);
+                               }
+                             }});
+    }
+  }
 
   Expected<void> run() {
+    if (resizing_) DYNMO_TRY(resizing_->begin());
     DYNMO_ASSIGN(const Start begin, start());
     for (std::size_t i = 0; i < names().size(); ++i) {
       DYNMO_TRY(add_lane(names()[i], static_cast<int>(i), begin));
     }
     DYNMO_TRY(say_start(begin.first.plan));
-    for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {
-      for (Lane& lane : lanes_) DYNMO_TRY(advance(lane));
-      report_progress(step);
-    }
-    return finish();
+    return advance_all();
+  }
+
+  // Of a process that comes to a run that goes on, into the group that it was given a place in.
+  Expected<void> join() {
+    lanes_.push_back({.name = "", .settings = settings_of("", 0), .log = {}, .group = nullptr});
+    Lane& lane = lanes_.back();
+    DYNMO_ASSIGN(lane.group, resizing_->enter(lane.settings));
+    first_step_ = lane.group->pipeline().next_step();
+    DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
+    return advance_all();
   }
 
  private:
   // One of the runs that advance in turn: what lives as long as it, and its part of the group.
   struct Lane {
-    RunLog log;
+    std::string name;
+    RunLane settings;
+    std::optional<RunLog> log;
     std::unique_ptr<GroupRun> group;
   };
 
-  bool first_rank() const { return grid_.rank() == WorldRank(0); }
+  bool first_rank() const { return leads_; }
+
+  Expected<void> advance_all() {
+    for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {
+      bool asked = false;
+      for (Lane& lane : lanes_) {
+        DYNMO_ASSIGN(asked, advance(lane));
+      }
+      report_progress(step);
+      if (!resizing_ || step + 1 == config_.train.steps) continue;
+      DYNMO_ASSIGN(const bool stays, change_size(lanes_.front(), asked));
+      if (!stays) return {};
+    }
+    return finish();
+  }
   void say(std::string_view text) const {
     if (first_rank()) reporter_.line(text);
   }
@@ -106,7 +149,7 @@ class Run {
   }
   std::vector<const RunSeries*> all_series() const {
     std::vector<const RunSeries*> series;
-    for (const Lane& lane : lanes_) series.push_back(&lane.log.series());
+    for (const Lane& lane : lanes_) series.push_back(&lane.log->series());
     return series;
   }
 
@@ -124,7 +167,7 @@ class Run {
     if (restored && continues_with(restored->plan)) {
       begin.first = FirstPlan{.plan = restored->plan, .profiler = {}};
     } else {
-      DYNMO_ASSIGN(begin.first, first_plan(group_, inputs_.model, config_, inputs_.training()));
+      DYNMO_ASSIGN(begin.first, first_plan(*group_, inputs_.model, config_, inputs_.training()));
     }
     if (!inputs_.batches.note().empty()) say(inputs_.batches.note());
     if (inputs_.model.weights && !restored) say_weights(*inputs_.model.weights);
@@ -135,7 +178,7 @@ class Run {
   // costs, which a checkpoint does not hold.)
   bool continues_with(const plan::Plan& plan) const {
     const auto micro_batches = static_cast<int>(config_.batch.micro_batches);
-    return config_.pipeline.recompute != "auto" && plan.ranks == grid_.positions() &&
+    return config_.pipeline.recompute != "auto" && plan.ranks == grid_->positions() &&
            plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
   }
 
@@ -149,11 +192,11 @@ class Run {
     const MadeModel& model = inputs_.model;
     const plan::Plan& plan = begin.first.plan;
     if (begin.restored) {
-      return load_states(*begin.restored, model.layers, plan, grid_.position(),
+      return load_states(*begin.restored, model.layers, plan, grid_->position(),
                          inputs_.tensor_name);
     }
     auto states =
-        runtime::initial_states(model.layers, plan, grid_.position(),
+        runtime::initial_states(model.layers, plan, grid_->position(),
                                 static_cast<std::uint64_t>(config_.train.seed), model.ties);
     if (!model.weights) return states;
     for (auto& [id, state] : states) {
@@ -163,18 +206,27 @@ class Run {
     return states;
   }
 
-  Expected<void> add_lane(const std::string& name, int number, const Start& begin) {
+  RunLane settings_of(const std::string& name, int number) const {
     const bool balanced = name.empty() ? config_.balance.enabled : name == "balanced";
-    const observe::RunFolder folder = folder_.of(name);
-    const RunLane lane{
-        .number = number,
-        .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
-        .directory = folder.root(),
-        // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
-        .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways};
+    return {.number = number,
+            .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
+            .directory = folder_.of(name).root(),
+            // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
+            .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
+            .asks = [this] { return resizing_ && resizing_->asks(); }};
+  }
+
+  Expected<RunLog> open_log(const std::string& name, Kept kept) const {
+    const WorldRank number = resizing_ ? WorldRank(resizing_->self().number) : grid_->rank();
+    return RunLog::open(config_, name.empty() ? "run" : name, folder_.of(name), number, first_step_,
+                        kept);
+  }
+
+  Expected<void> add_lane(const std::string& name, int number, const Start& begin) {
+    const RunLane settings = settings_of(name, number);
     DYNMO_ASSIGN(runtime::LayerStates states, first_states(begin));
     auto group = std::make_unique<GroupRun>(
-        group_, config_, inputs_, lane,
+        *group_, config_, inputs_, settings,
         runtime::RankState{
             .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
     if (begin.restored) {
@@ -183,10 +235,9 @@ class Run {
     if (begin.first.profiler) DYNMO_TRY(group->pipeline().use(*begin.first.profiler));
     // Rank 0 says at the end what was possible, from what the layers cost in every step.
     const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
-    DYNMO_ASSIGN(RunLog log, RunLog::open(config_, name.empty() ? "run" : name, folder,
-                                          grid_.rank(), first_step_, kept));
+    DYNMO_ASSIGN(RunLog log, open_log(name, kept));
     log.start(run_start(begin.first));
-    lanes_.push_back({std::move(log), std::move(group)});
+    lanes_.push_back({name, settings, std::move(log), std::move(group)});
     return {};
   }
 
@@ -194,7 +245,7 @@ class Run {
     dynamism::RunStart start{.plan = first.plan,
                              .measured_under = first.plan,
                              .measured = {},
-                             .replicas = grid_.replicas(),
+                             .replicas = grid_->replicas(),
                              .accumulation = static_cast<int>(config_.batch.accumulation)};
     if (!first.profiler) return start;
     start.measured_under = first.measured_under;
@@ -204,7 +255,7 @@ class Run {
 
   Expected<void> say_start(const plan::Plan& plan) const {
     // A run that cannot be continued with other settings keeps those it had.
-    DYNMO_TRY(barrier(group_));
+    DYNMO_TRY(barrier(*group_));
     if (first_rank()) {
       DYNMO_TRY(write_file_durably(folder_.config(), to_toml(config_)));
     }
@@ -224,33 +275,84 @@ class Run {
                       again.size(), layers, config_.pipeline.recompute));
     }
     const std::string ranks =
-        grid_.replicas() > 1
-            ? fmt::format("each of {} x {} ranks", grid_.replicas(), grid_.positions())
-            : observe::format_count(grid_.positions(), "rank");
+        grid_->replicas() > 1
+            ? fmt::format("each of {} x {} ranks", grid_->replicas(), grid_->positions())
+            : observe::format_count(grid_->positions(), "rank");
     say(fmt::format("plan     {} on {}, {}: {}", observe::format_count(layers, "layer"), ranks,
                     schedule::name(plan.schedule), plan::to_string(plan)));
     say(cut_line(plan, inputs_.model.layers));
     return {};
   }
 
-  // One step of one run, with what hangs on it. The barrier charges every run its own time only.
-  Expected<void> advance(Lane& lane) {
-    if (lanes_.size() > 1) DYNMO_TRY(barrier(group_));
+  // One step of one run, with what hangs on it: whether a rank has something to tell all before the
+  // next one. The barrier charges every run its own time only.
+  Expected<bool> advance(Lane& lane) {
+    if (lanes_.size() > 1) DYNMO_TRY(barrier(*group_));
     const std::int64_t begin_ns = now_ns();
     DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
-    for (const std::string& line : lane.log.add(report, *lane.group, begin_ns)) say(line);
+    for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+    if (resizing_) resizing_->observe(report, *lane.group);
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
     if (inputs_.batches.validates() && (done % config_.train.validation_every == 0 || last)) {
       DYNMO_TRY(traced(lane, SpanKind::kValidation, [&] { return validate(lane); }));
     }
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
-      const bool due = done % config_.checkpoint.every == 0 || last;
-      if (due || checkpoints->active()) {
-        DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
-        for (const std::string& note : checkpoints->take_notes()) say(note);
-      }
+      const std::int64_t every = config_.checkpoint.every;
+      const bool due = every > 0 && (done % every == 0 || last);
+      if (due || checkpoints->active()) DYNMO_TRY(checkpoint(lane, due));
     }
+    return report.asked;
+  }
+
+  Expected<void> checkpoint(Lane& lane, bool due) {
+    DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
+    for (const std::string& note : lane.group->checkpoints()->take_notes()) say(note);
+    return {};
+  }
+
+  // What clients and signals ask for between two steps. False: this rank has left the run.
+  Expected<bool> change_size(Lane& lane, bool asked) {
+    DYNMO_ASSIGN(Turn turn, resizing_->next(*lane.group, asked));
+    if (turn.checkpoint || turn.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
+    if (turn.stop) {
+      DYNMO_TRY(finish());
+      return resizing_->stopped(turn, *lane.group);
+    }
+    if (!turn.change) return true;
+    if (lane.group->checkpoints()->active()) {
+      resizing_->defer(*std::move(turn.change));
+      return true;
+    }
+    DYNMO_ASSIGN(const bool possible, resizing_->prepare(*turn.change, *lane.group));
+    if (!possible) return true;
+    DYNMO_TRY(end_group(lane));
+    grid_.reset();
+    const int ranks = group_->size();
+    DYNMO_ASSIGN(lane.group, resizing_->change(*turn.change, std::move(lane.group), lane.settings));
+    if (lane.group == nullptr) {  // records are no reason to end with an error
+      static_cast<void>(lane.log->close());
+      return false;
+    }
+    group_ = &resizing_->group();
+    grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
+    lane.log->begin_group();
+    lane.log->series().changing_rank_s += ranks * resizing_->pause_s();
+    ++lane.log->series().size_changes;
+    return true;
+  }
+
+  // What of the run is told by the group that ends.
+  Expected<void> end_group(Lane& lane) {
+    lane.log->add_checkpoints(lane.group->checkpoints()->totals());
+    return gather_traffic(lane);
+  }
+
+  Expected<void> gather_traffic(Lane& lane) {
+    DYNMO_ASSIGN(const transport::Traffic traffic,
+                 transport::gather_traffic(*group_, control_tag(Control::kTraffic),
+                                           lane.group->transport().sent()));
+    lane.log->series().add_traffic(rows_of(traffic, resizing_ ? &resizing_->view() : nullptr));
     return {};
   }
 
@@ -259,13 +361,13 @@ class Run {
   Expected<void> traced(Lane& lane, SpanKind kind, Work work) {
     const std::int64_t begin_ns = now_ns();
     DYNMO_TRY(work());
-    lane.log.add_span(kind, begin_ns);
+    lane.log->add_span(kind, begin_ns);
     return {};
   }
 
   Expected<void> validate(Lane& lane) {
     DYNMO_ASSIGN(const double loss, lane.group->validate());
-    lane.log.series().validation.emplace_back(lane.group->pipeline().next_step(), loss);
+    lane.log->series().validation.emplace_back(lane.group->pipeline().next_step(), loss);
     return {};
   }
 
@@ -281,7 +383,7 @@ class Run {
     for (Lane& lane : lanes_) DYNMO_TRY(finish(lane));
     if (first_rank()) DYNMO_TRY(report());
     // A rank that ends with an error takes the others with it, also one that is still telling.
-    DYNMO_TRY(barrier(group_));
+    DYNMO_TRY(barrier(*group_));
     for (const Lane& lane : lanes_) {
       const Checkpointer* checkpoints = lane.group->checkpoints();
       if (checkpoints == nullptr || !checkpoints->failure()) continue;
@@ -296,25 +398,22 @@ class Run {
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
       DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
       for (const std::string& note : checkpoints->take_notes()) say(note);
-      lane.log.add_checkpoints(checkpoints->totals());
+      lane.log->add_checkpoints(checkpoints->totals());
     }
-    const RunLog::Closed closed = lane.log.close();
+    const RunLog::Closed closed = lane.log->close();
     DYNMO_TRY(say_missing_records(lane, closed.records));
-    DYNMO_ASSIGN(const transport::Traffic traffic,
-                 transport::gather_traffic(group_, control_tag(Control::kTraffic),
-                                           lane.group->transport().sent()));
-    lane.log.series().traffic = rows_of(traffic);
+    DYNMO_TRY(gather_traffic(lane));
     if (!closed.load_trace.empty()) say(closed.load_trace);
     DYNMO_TRY(report_full_disk(
-        write_trace(group_, control_tag(Control::kTraces), lane.log.traces(), grid_.replicas(),
-                    emulates(config_) ? "emulated" : "measured", lane.log.folder().trace())));
+        write_trace(*group_, control_tag(Control::kTraces), lane.log->traces(), grid_->replicas(),
+                    emulates(config_) ? "emulated" : "measured", lane.log->folder().trace())));
     if (!first_rank()) return {};
     const auto costs = lane.group->pipeline().costs();
     if (!costs) return {};
     Json profile = cost::profile_json(*costs);
     if (emulates(config_)) profile["emulated"] = true;
     return report_full_disk(
-        write_file_durably(lane.log.folder().profile(), profile.dump(2) + "\n"));
+        write_file_durably(lane.log->folder().profile(), profile.dump(2) + "\n"));
   }
 
   // A file about a run that is done and could not be written is a line for people; what is left of
@@ -326,15 +425,15 @@ class Run {
   }
 
   Expected<void> say_missing_records(const Lane& lane, const std::string& why) const {
-    const auto missing = static_cast<double>(lane.log.missing_records());
-    DYNMO_ASSIGN(const auto all, transport::gather_numbers(group_, control_tag(Control::kTraffic),
+    const auto missing = static_cast<double>(lane.log->missing_records());
+    DYNMO_ASSIGN(const auto all, transport::gather_numbers(*group_, control_tag(Control::kTraffic),
                                                            std::span(&missing, 1)));
     double sum = 0;
     for (const auto& of_rank : all) sum += of_rank.front();
     if (sum > 0) {
       say(fmt::format("records  {} are missing in '{}'{}",
                       observe::format_count(static_cast<std::int64_t>(sum), "line"),
-                      lane.log.folder().records().string(), why.empty() ? "" : ": " + why));
+                      lane.log->folder().records().string(), why.empty() ? "" : ": " + why));
     }
     return {};
   }
@@ -342,11 +441,11 @@ class Run {
   Expected<void> report() const {
     DYNMO_ASSIGN(const Report report,
                  make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
-                             config_, grid_.positions()));
+                             config_, grid_->positions()));
     // A finished run that is resumed has no steps to tell: what it said at its end stays.
     const std::filesystem::path path = folder_.summary();
     std::error_code fault;
-    if (lanes_.back().log.series().count() > 0 || !std::filesystem::exists(path, fault)) {
+    if (lanes_.back().log->series().count() > 0 || !std::filesystem::exists(path, fault)) {
       DYNMO_TRY(write_file_durably(path, report.summary.dump(2) + "\n"));
     }
     for (const std::string& line : report.lines) reporter_.line(line);
@@ -358,22 +457,43 @@ class Run {
   const Reporter& reporter_;
   const observe::RunFolder folder_;
   Inputs inputs_;
-  Transport& group_;
-  transport::Grid grid_;
+  Transport* group_;  // in force
+  std::optional<transport::Grid> grid_;
+  bool leads_;  // rank 0 of every group
   std::int64_t first_step_ = 0;
+  std::optional<Resizing> resizing_;
   std::vector<Lane> lanes_;
 };
 
 }  // namespace
 
-Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
+namespace {
+
+Expected<void> train_in(Transport& transport, Groups* groups, const TrainOptions& options,
+                        const Reporter& reporter) {
   DYNMO_TRY(validate(options.config));
   DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
   DYNMO_TRY(check_folder_is_free(options));
   DYNMO_TRY(make_directories(options.config.run.directory));
-  return Run(transport, options, reporter, std::move(inputs)).run();
+  return Run(transport, groups, options, reporter, std::move(inputs)).run();
+}
+
+}  // namespace
+
+Expected<void> train(Transport& transport, const TrainOptions& options, const Reporter& reporter) {
+  return train_in(transport, nullptr, options, reporter);
+}
+
+Expected<void> train(Groups& groups, const TrainOptions& options, const Reporter& reporter) {
+  return train_in(groups.group(), options.config.elastic.enabled ? &groups : nullptr, options,
+                  reporter);
+}
+
+Expected<void> join(Groups& groups, const TrainOptions& options, const Reporter& reporter) {
+  DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
+  return Run(groups.group(), &groups, options, reporter, std::move(inputs)).join();
 }
 
 Expected<std::string> dry_run(const TrainOptions& options, int ranks) {

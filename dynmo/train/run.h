@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/train/groups.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/options.h"
 #include "dynmo/transport/transport.h"
@@ -21,5 +22,14 @@ namespace dynmo::train {
 // number on all.
 [[nodiscard]] Expected<void> train(transport::Transport& transport, const TrainOptions& options,
                                    const Reporter& reporter = {});
+
+// The same of a run whose groups may change (elastic.enabled). A rank that leaves returns when its
+// part is done; kInterrupted where the run was stopped, after a checkpoint.
+[[nodiscard]] Expected<void> train(Groups& groups, const TrainOptions& options,
+                                   const Reporter& reporter = {});
+// Of a process that comes to such a run, in the group that it was given a place in. `options` are
+// those of the run.
+[[nodiscard]] Expected<void> join(Groups& groups, const TrainOptions& options,
+                                  const Reporter& reporter = {});
 
 }  // namespace dynmo::train

@@ -19,7 +19,6 @@ observe::StepRecord record_of(const runtime::StepReport& report,
                               const runtime::Pipeline& pipeline) {
   observe::StepRecord record;
   record.step = report.step;
-  record.rank = pipeline.grid().rank().value;
   record.generation = pipeline.plan().generation;
   for (const plan::PlanStage& stage : pipeline.plan().stages) {
     if (stage.rank != pipeline.grid().position()) continue;
@@ -66,12 +65,18 @@ RunLog::RunLog(const Config& config, std::string name, observe::RunFolder folder
 Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::RunFolder folder,
                               WorldRank rank, std::int64_t first_step, Kept kept) {
   RunLog log(config, std::move(name), std::move(folder), kept);
+  log.rank_ = rank;
   DYNMO_TRY(make_directories(log.folder_.records()));
   using Start = observe::RecordWriterOptions::Start;
   const Start start = first_step > 0 ? Start::kAppend : Start::kEmpty;
   DYNMO_ASSIGN(log.records_,
                observe::RecordWriter::open(log.folder_.records_of(rank), {.start = start}));
-  if (rank != WorldRank(0) || config.run.load_trace == 0) return log;
+  if (rank != WorldRank(0)) return log;
+  using Events = observe::EventLog;
+  DYNMO_ASSIGN(log.events_,
+               Events::open(log.folder_.events(),
+                            first_step > 0 ? Events::Start::kAppend : Events::Start::kEmpty));
+  if (config.run.load_trace == 0) return log;
   using Device = dynamism::TraceLines::Device;
   DYNMO_ASSIGN(log.load_trace_,
                LoadTraceWriter::open(log.folder_.load_trace(first_step), config.run.load_trace,
@@ -79,8 +84,42 @@ Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::R
   return log;
 }
 
+void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
+  if (!events_) return;
+  const bool announced = report.announced != cost::Announced::kNothing;
+  if (report.frozen_layers != frozen_layers_ || announced) {
+    frozen_layers_ = report.frozen_layers;
+    event("sources", report.step,
+          {{"frozen_layers", frozen_layers_}, {"figures", dynamism::figures(pipeline.sources())}});
+  }
+  if (report.decision) {
+    const control::Decision& decision = *report.decision;
+    event("decision", report.step,
+          {{"taken", decision.migrate},
+           {"cause", decision.why},
+           {"reason", decision.reason},
+           {"current_step_s", decision.current_step_s},
+           {"planned_step_s", decision.planned_step_s},
+           {"gain_s", decision.gain_s},
+           {"cost_s", decision.cost_s},
+           {"noise_s", decision.noise_s},
+           {"ranks_before", decision.ranks_before},
+           {"ranks_after", decision.ranks_after},
+           {"plan", plan::to_json(decision.plan)}});
+  }
+  if (report.moved_layers > 0) {
+    event("move", report.step,
+          {{"layers", report.moved_layers},
+           {"bytes", report.moved_bytes.value},
+           {"seconds", report.migrate_s},
+           {"plan", plan::to_json(pipeline.plan())}});
+  }
+  if (report.skipped) event("skipped", report.step, {{"gradient_norm", report.gradient_norm}});
+}
+
 void RunLog::write_record(const runtime::StepReport& report, const GroupRun& group) {
   observe::StepRecord record = record_of(report, group.pipeline());
+  record.rank = rank_.value;
   record.tokens = series_.tokens_per_step;
   record.emulated = emulated_;
   const Bytes sent = group.transport().sent_bytes();
@@ -98,6 +137,7 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
                                      std::int64_t begin_ns) {
   const runtime::Pipeline& pipeline = group.pipeline();
   write_record(report, group);
+  write_events(report, pipeline);
   series_.add(report, pipeline.plan());
   if (load_trace_) load_trace_->add(report, pipeline);
   if (trace_steps_ > 0) {
@@ -107,6 +147,11 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
   std::vector<std::string> lines = moves_.add(name(), report, pipeline.plan());
   if (const auto failure = records_->take_failure()) {
     lines.push_back(fmt::format("records  {}; training goes on", failure->message));
+  }
+  if (events_) {
+    if (const auto failure = events_->take_failure()) {
+      lines.push_back(fmt::format("events   {}; training goes on", *failure));
+    }
   }
   if (report.skipped) {
     lines.push_back(
@@ -120,6 +165,14 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
         series_.replicas > 1 ? "one of " : "", pipeline.grid().name_of(slow->rank), slow->factor));
   }
   return lines;
+}
+
+void RunLog::begin_group() {
+  traces_.clear();
+  slow_ = {};
+  moves_ = {};
+  recorded_bytes_ = {};
+  recorded_pause_s_ = 0;
 }
 
 void RunLog::add_span(SpanKind kind, std::int64_t begin_ns) {

@@ -7,12 +7,16 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/control/slow_rank.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/observe/event_log.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/config.h"
@@ -41,6 +45,13 @@ class RunLog {
   // Returns lines for people.
   std::vector<std::string> add(const runtime::StepReport& report, const GroupRun& group,
                                std::int64_t begin_ns);
+  // On rank 0, before step `step`; see observe/event_log.h.
+  void event(std::string_view kind, std::int64_t step, const Json& more = nullptr) {
+    if (events_) events_->add(kind, step, more);
+  }
+  // The run goes on in another group: what compares steps of one group begins anew, and the trace
+  // has that group's steps alone.
+  void begin_group();
   // Work of this kind has taken from `begin_ns` until now.
   void add_span(SpanKind kind, std::int64_t begin_ns);
   void add_checkpoints(const CheckpointTotals& totals);
@@ -62,9 +73,11 @@ class RunLog {
 
  private:
   RunLog(const Config& config, std::string name, observe::RunFolder folder, Kept kept);
+  void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
 
   bool emulated_;
+  WorldRank rank_;  // that the records name
   std::int64_t trace_steps_;
   observe::RunFolder folder_;
   std::unique_ptr<observe::RecordWriter> records_;
@@ -73,6 +86,8 @@ class RunLog {
   control::SlowRankDetector slow_;
   MoveLog moves_;
   std::unique_ptr<LoadTraceWriter> load_trace_;  // null: none, or not rank 0
+  std::optional<observe::EventLog> events_;      // likewise
+  int frozen_layers_ = 0;                        // as the newest event of the sources says
   Bytes recorded_bytes_;                         // sent, in step records so far
   double recorded_pause_s_ = 0;                  // of the checkpoints'
 };

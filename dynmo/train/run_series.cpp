@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/train/run_series.h"
 
+#include <algorithm>
 #include <span>
+
+#include "dynmo/plan/pack.h"
 
 namespace dynmo::train {
 
@@ -20,6 +23,12 @@ void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
   newest_.push_back(entry);
   if (newest_.size() > kMaxNewest) newest_.pop_front();
   losses_->update(std::as_bytes(std::span(&report.loss, 1)));
+  const int ranks = plan.ranks * replicas;
+  const int at_work = static_cast<int>(plan::ranks_at_work(plan).size()) * replicas;
+  if (count_ == 0) first_ranks = ranks;
+  working_rank_s += at_work * report.step_s;
+  idle_rank_s += (ranks - at_work) * report.step_s;
+  saved_rank_s += std::max(0, first_ranks - ranks) * report.step_s;
   seconds_ += report.step_s;
   profile_s += report.profile_s;
   plan_s += report.plan_s;
@@ -37,6 +46,20 @@ void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
   }
   if (count_ % stride_ == 0) add_to_sample(std::move(entry));
   ++count_;
+}
+
+void RunSeries::add_traffic(const std::vector<observe::TrafficRow>& rows) {
+  for (const observe::TrafficRow& row : rows) {
+    const auto same = std::find_if(traffic.begin(), traffic.end(), [&](const auto& other) {
+      return other.from == row.from && other.to == row.to && other.purpose == row.purpose;
+    });
+    if (same == traffic.end()) {
+      traffic.push_back(row);
+    } else {
+      same->messages += row.messages;
+      same->bytes += row.bytes;
+    }
+  }
 }
 
 void RunSeries::add_to_sample(StepEntry entry) {

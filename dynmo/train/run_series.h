@@ -72,6 +72,16 @@ class RunSeries {
   int checkpoints_failed = 0;
   double checkpoint_s = 0;                        // that rank 0 stood still for them
   std::vector<observe::TrafficRow> traffic = {};  // of all steps, once the run is over
+  // Of the groups of a run that changes its size: seconds of all its ranks, by what they did.
+  double working_rank_s = 0;  // steps of ranks with layers
+  double idle_rank_s = 0;     // steps of ranks without
+  double saved_rank_s = 0;    // steps of ranks that the run began with and has released
+  double changing_rank_s = 0;
+  int size_changes = 0;
+  int first_ranks = 0;  // of the first group
+
+  // Adds those of one group.
+  void add_traffic(const std::vector<observe::TrafficRow>& rows);
 
  private:
   void add_to_sample(StepEntry entry);

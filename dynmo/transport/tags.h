@@ -39,6 +39,7 @@ enum class Control {
   kTraces,
   kHoldings,  // a group begins: who brings which layers
   kCosts,
+  kSize,  // who is in it, and what a rank was asked for between two steps
   kHandover,
   kExchange,  // a pipeline
   kPlan,

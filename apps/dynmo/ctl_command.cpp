@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/dynmo/ctl_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "dynmo/core/units.h"
+#include "dynmo/elastic/control_messages.h"
+#include "dynmo/elastic/job_file.h"
+#include "dynmo/process/line_server.h"
+
+namespace dynmo::app {
+namespace {
+
+using elastic::Request;
+using elastic::RequestKind;
+
+struct CtlFlags {
+  std::string run;
+  std::string secret;
+  bool json = false;
+  double timeout_s = 600;
+  int ranks = 0;
+  int member = 0;
+};
+
+Expected<elastic::Reply> ask(const CtlFlags& flags, Request request) {
+  DYNMO_ASSIGN(const elastic::Leader leader, elastic::find_leader(flags.run, flags.secret));
+  request.secret = leader.secret;
+  const auto wait = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * flags.timeout_s));
+  auto client =
+      process::LineClient::connect(leader.address, leader.port, std::chrono::milliseconds(2000));
+  if (!client) {
+    return make_error(ErrorCode::kPeerLost,
+                      "no run listens at {}:{}: {}; a run that was killed leaves its job.json",
+                      leader.address, leader.port, client.error().message);
+  }
+  DYNMO_TRY(client->send(to_line(request)));
+  const auto line = client->receive(elastic::kMaxReply, wait);
+  if (!line) {
+    return make_error(ErrorCode::kPeerLost, "the run does not answer: {}", line.error().message);
+  }
+  DYNMO_ASSIGN(elastic::Reply reply, elastic::parse_reply(*line));
+  if (!reply.done) return Error{reply.code, reply.text};
+  return reply;
+}
+
+// What a run's leader says of it is read like a file of somebody else.
+Expected<std::string> describe(const Json& status) {
+  JsonObject object(status, "the run's status");
+  if (status.empty()) return std::string("the run has not done a step yet\n");
+  std::string text =
+      fmt::format("step      {} of {}\n", object.integer("step"), object.integer("steps"));
+  text += fmt::format("loss      {:.4f}\n", object.number("loss", 0.0));
+  text += fmt::format("tokens/s  {:.0f}\n", object.number("tokens_per_s"));
+  text += fmt::format("imbalance {:.3f}, bubble {:.1f} %, {} frozen layers\n",
+                      object.number("imbalance"), 100 * object.number("bubble"),
+                      object.integer("frozen_layers"));
+  text += fmt::format("plan      {}, generation {}\n", object.string("plan"),
+                      object.integer("generation"));
+  object.ignore("replicas");
+  for (JsonObject& rank : object.objects("ranks")) {
+    text += fmt::format("rank      {:<4} {:>3} layers  {} on {}\n", rank.integer("rank"),
+                        rank.integer("layers"), rank.integer("pid"), rank.string("host"));
+    DYNMO_TRY(rank.finish());
+  }
+  text += fmt::format("waiting   {}\n", object.integer("standbys"));
+  DYNMO_TRY(object.finish());
+  return text;
+}
+
+Expected<int> run_status(const CtlFlags& flags) {
+  DYNMO_ASSIGN(const elastic::Reply reply, ask(flags, {.kind = RequestKind::kStatus}));
+  if (flags.json) {
+    fmt::print("{}\n", reply.status.dump(2));
+    return 0;
+  }
+  DYNMO_ASSIGN(const std::string text, describe(reply.status));
+  fmt::print("{}", text);
+  return 0;
+}
+
+Expected<int> run_request(const CtlFlags& flags, Request request) {
+  DYNMO_ASSIGN(const elastic::Reply reply, ask(flags, std::move(request)));
+  fmt::print("{}\n", reply.text);
+  return 0;
+}
+
+}  // namespace
+
+void add_ctl_command(CLI::App& app, Command& chosen) {
+  CLI::App* command = app.add_subcommand(
+      "ctl", "Ask or command an elastic run that goes on: its ranks, checkpoints, end");
+  const auto flags = std::make_shared<CtlFlags>();
+  command
+      ->add_option("run", flags->run,
+                   "Folder of the run, or HOST:PORT of its leader (with --secret)")
+      ->required();
+  command->add_option("--secret", flags->secret, "File with the run's secret; default RUN/secret");
+  command->add_option("--timeout", flags->timeout_s, "Seconds to wait for the run's answer")
+      ->check(CLI::Range(0.1, 1e6));
+  command->require_subcommand(1);
+  const auto add = [&](const char* name, const char* what, const Request& request) {
+    CLI::App* sub = command->add_subcommand(name, what);
+    sub->fallthrough();
+    sub->callback([flags, request, &chosen] {
+      chosen = [flags, request] {
+        Request full = request;
+        full.ranks = flags->ranks;
+        full.member = flags->member;
+        return run_request(*flags, full);
+      };
+    });
+    return sub;
+  };
+  CLI::App* status = command->add_subcommand("status", "Print step, speed, plan and ranks");
+  status->fallthrough();
+  status->add_flag("--json", flags->json, "Print what the run says as JSON");
+  status->callback([flags, &chosen] { chosen = [flags] { return run_status(*flags); }; });
+  add("pack", "Train on N ranks (of each replica) from the next step on; the others end",
+      {.kind = RequestKind::kPack})
+      ->add_option("ranks", flags->ranks, "How many")
+      ->required()
+      ->check(CLI::Range(1, 4096));
+  add("drain", "Take all layers from rank R, which then ends", {.kind = RequestKind::kDrain})
+      ->add_option("rank", flags->member, "Its number, as `status` prints it")
+      ->required()
+      ->check(CLI::Range(0, 1 << 30));
+  add("checkpoint", "Write a checkpoint now, and wait until it is on the disk",
+      {.kind = RequestKind::kCheckpoint});
+  add("stop", "Write a checkpoint, and end the run", {.kind = RequestKind::kStop});
+}
+
+}  // namespace dynmo::app

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The groups of a run whose ranks are processes: each joined through the store of the first.
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/elastic/control_messages.h"
+#include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/train/groups.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+// This process as a member that has no number yet.
+[[nodiscard]] elastic::Member this_member();
+
+class C10dGroups final : public Groups {
+ public:
+  using Decorate =
+      std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>;
+
+  // Joins the first group of a run, or the one that a joiner was given a place in. `decorate` wraps
+  // the transport of each. Errors as join_group (runtime/c10d_transport.h).
+  [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(
+      const runtime::GroupOptions& options, const elastic::Member& self, Decorate decorate);
+
+  [[nodiscard]] transport::Transport& group() override { return *transport_; }
+  [[nodiscard]] const elastic::Member& self() const override { return self_; }
+  [[nodiscard]] bool asked_to_leave() const override;
+  [[nodiscard]] elastic::Place place_in(const elastic::View& view) const override;
+  [[nodiscard]] Expected<std::optional<WorldRank>> change(const elastic::View& next) override;
+
+  // The group in force as c10d has it; null once this process has left.
+  [[nodiscard]] runtime::Group* c10d() const { return group_.get(); }
+
+ private:
+  C10dGroups(runtime::GroupOptions options, elastic::Member self, Decorate decorate)
+      : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
+  [[nodiscard]] Expected<void> open();
+
+  runtime::GroupOptions options_;  // of the group in force
+  elastic::Member self_;
+  Decorate decorate_;
+  std::unique_ptr<runtime::Group> group_;
+  std::unique_ptr<transport::Transport> transport_;  // over the group
+};
+
+// Runs this process's part of a training, and then leaves the last group; an error ends the group
+// for all. Exceptions of libtorch and failed checks become the run's error, so that the others
+// learn of it.
+[[nodiscard]] Expected<void> in_groups(C10dGroups& groups,
+                                       const std::function<Expected<void>()>& work);
+
+// From now on SIGTERM asks this process to leave (asked_to_leave) instead of ending it.
+void leave_on_sigterm();
+
+}  // namespace dynmo::train

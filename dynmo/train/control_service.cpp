@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/control_service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dynmo/elastic/job_file.h"
+
+namespace dynmo::train {
+
+using elastic::Reply;
+using elastic::Request;
+using elastic::RequestKind;
+using process::ClientId;
+using process::LineServer;
+
+ControlService::ControlService(Options options)
+    : options_(std::move(options)),
+      secret_(elastic::make_secret()),
+      status_(Json::object()),
+      next_member_(options_.first_member) {}
+
+Expected<std::unique_ptr<ControlService>> ControlService::open(Options options) {
+  std::unique_ptr<ControlService> service(new ControlService(std::move(options)));
+  DYNMO_ASSIGN(service->server_,
+               LineServer::listen(
+                   {.address = service->options_.address, .max_line = elastic::kMaxRequest},
+                   [self = service.get()](ClientId client, std::string_view line) {
+                     return self->hear(client, line);
+                   },
+                   [self = service.get()](ClientId client) { self->gone(client); }));
+  DYNMO_TRY(elastic::write_job(service->options_.run,
+                               {.address = service->options_.address,
+                                .port = service->server_->port(),
+                                .host = service->options_.leader.host,
+                                .pid = service->options_.leader.pid},
+                               service->secret_));
+  return service;
+}
+
+ControlService::~ControlService() {
+  elastic::remove_job(options_.run);
+  if (server_ == nullptr) return;
+  std::vector<ClientId> present;
+  {
+    const std::lock_guard lock(mutex_);
+    present.swap(present_);
+  }
+  for (const ClientId client : present) {
+    server_->send(client,
+                  to_line(elastic::refusal(make_error(ErrorCode::kPeerLost, "the run has ended"))),
+                  /*done=*/true);
+  }
+  server_->flush();
+  server_.reset();
+}
+
+LineServer::Answer ControlService::hear(ClientId client, std::string_view line) {
+  const auto refuse = [](const Error& why) {
+    return LineServer::Answer{.line = to_line(elastic::refusal(why)), .done = true};
+  };
+  const auto request = elastic::parse_request(line);
+  // Who does not know the secret hears nothing about what it has said.
+  if (!request || !elastic::same_secret(request->secret, secret_)) {
+    return refuse(make_error(ErrorCode::kBadInput,
+                             "the leader does not take this request: wanted the run's secret, "
+                             "which stands in '{}' on its host",
+                             elastic::secret_path(options_.run).string()));
+  }
+  if (request->kind == RequestKind::kConfig) {
+    return {.line = to_line(Reply{.done = true, .text = options_.config}), .done = true};
+  }
+  if (request->kind == RequestKind::kStatus) {
+    const std::lock_guard lock(mutex_);
+    return {.line = to_line(Reply{.done = true, .text = "", .status = status_}), .done = true};
+  }
+  if (request->kind == RequestKind::kJoin) return hear_join(client, *request);
+  const std::lock_guard lock(mutex_);
+  wishes_.push_back({.kind = request->kind,
+                     .client = client,
+                     .ranks = request->ranks,
+                     .member = request->member});
+  present_.push_back(client);
+  note_waiting();
+  return {.line = "", .done = false};
+}
+
+LineServer::Answer ControlService::hear_join(ClientId client, const Request& request) {
+  if (const auto same = check_same(request.build, options_.build()); !same) {
+    return {.line = to_line(elastic::refusal(same.error())), .done = true};
+  }
+  const std::lock_guard lock(mutex_);
+  elastic::Member member = request.newcomer;
+  member.number = next_member_++;
+  standbys_.push_back({.client = client, .member = member});
+  present_.push_back(client);
+  note_waiting();
+  Reply reply{.done = true, .text = fmt::format("standing by as rank {}", member.number)};
+  reply.standby = member.number;
+  return {.line = to_line(reply), .done = false};
+}
+
+void ControlService::forget(ClientId client) {
+  std::erase(present_, client);
+  std::erase_if(standbys_, [&](const Standby& standby) { return standby.client == client; });
+  note_waiting();
+}
+
+void ControlService::note_waiting() {
+  waiting_ = !wishes_.empty() || std::ssize(standbys_) >= options_.replicas;
+}
+
+void ControlService::gone(ClientId client) {
+  const std::lock_guard lock(mutex_);
+  forget(client);
+}
+
+std::vector<Wish> ControlService::take() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Wish> taken = std::exchange(wishes_, {});
+  note_waiting();
+  return taken;
+}
+
+std::vector<Standby> ControlService::standbys() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Standby> some = standbys_;
+  some.resize(some.size() - some.size() % static_cast<std::size_t>(options_.replicas));
+  return some;
+}
+
+void ControlService::answer(ClientId client, const Reply& reply) {
+  if (client == 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    forget(client);
+  }
+  server_->send(client, to_line(reply), /*done=*/true);
+}
+
+void ControlService::admit(ClientId client, const elastic::Place& place) {
+  Reply reply{.done = true, .text = "join"};
+  reply.place = place;
+  answer(client, reply);
+}
+
+void ControlService::set_status(Json status) {
+  const std::lock_guard lock(mutex_);
+  status_ = std::move(status);
+}
+
+}  // namespace dynmo::train

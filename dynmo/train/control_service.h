@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The door of an elastic run, at its leader: `dynmo ctl` and processes that want to become ranks
+// come here. What they ask for waits until the leader's training loop takes it, between two steps;
+// what they may know without it (status, settings) they hear at once.
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/elastic/control_messages.h"
+#include "dynmo/process/line_server.h"
+
+namespace dynmo::train {
+
+// Something that is to happen between two steps.
+struct Wish {
+  elastic::RequestKind kind = elastic::RequestKind::kStop;
+  process::ClientId client = 0;  // who hears what became of it; 0: nobody
+  int ranks = 0;
+  int member = 0;
+};
+
+// A process that may become a rank, and waits.
+struct Standby {
+  process::ClientId client = 0;
+  elastic::Member member;
+};
+
+class ControlService {
+ public:
+  struct Options {
+    std::filesystem::path run;  // its folder
+    std::string address = "127.0.0.1";
+    elastic::Member leader;                 // for people
+    std::string config;                     // TOML, for who joins
+    std::function<elastic::Build()> build;  // asked on the service's thread when somebody joins
+    int first_member = 0;                   // number of the first that joins
+    int replicas = 1;                       // as many join at once
+  };
+  // Listens, and writes RUN/job.json and RUN/secret. kBadInput.
+  [[nodiscard]] static Expected<std::unique_ptr<ControlService>> open(Options options);
+  ControlService(const ControlService&) = delete;
+  ControlService& operator=(const ControlService&) = delete;
+  // Tells who waits that the run has ended, and removes the files.
+  ~ControlService();
+
+  // By the training loop. Whether somebody waits for it.
+  [[nodiscard]] bool has_wishes() const { return waiting_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::vector<Wish> take();
+  // A multiple of `replicas`; they stand by until they are admitted, refused or gone.
+  [[nodiscard]] std::vector<Standby> standbys();
+  void answer(process::ClientId client, const elastic::Reply& reply);
+  void admit(process::ClientId client, const elastic::Place& place);
+  void set_status(Json status);
+
+ private:
+  explicit ControlService(Options options);
+  process::LineServer::Answer hear(process::ClientId client, std::string_view line);
+  process::LineServer::Answer hear_join(process::ClientId client, const elastic::Request& request);
+  void gone(process::ClientId client);
+  void forget(process::ClientId client);  // under the lock
+  void note_waiting();                    // likewise
+
+  Options options_;
+  std::string secret_;
+  std::atomic<bool> waiting_{false};
+  std::mutex mutex_;  // guards what follows
+  std::vector<Wish> wishes_;
+  std::vector<Standby> standbys_;
+  std::vector<process::ClientId> present_;  // clients that wait for an answer
+  Json status_;
+  int next_member_ = 0;
+  std::unique_ptr<process::LineServer> server_;  // last: its thread uses the above
+};
+
+}  // namespace dynmo::train

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/joining.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/elastic/job_file.h"
+#include "dynmo/process/line_server.h"
+#include "dynmo/train/c10d_groups.h"
+#include "dynmo/train/inputs.h"
+#include "dynmo/train/resizing.h"
+#include "dynmo/train/run.h"
+
+namespace dynmo::train {
+namespace {
+
+using process::LineClient;
+
+constexpr std::chrono::milliseconds kConnect{5000};
+constexpr std::chrono::milliseconds kAnswer{60000};  // it may have to read its data first
+// A place comes when the run takes the newcomer in, which may be never.
+constexpr std::chrono::hours kStandby{24 * 365};
+
+Expected<elastic::Reply> hear(LineClient& leader, std::chrono::milliseconds time) {
+  auto line = leader.receive(elastic::kMaxReply, time);
+  if (!line) {
+    return make_error(ErrorCode::kPeerLost, "the run's leader does not answer: {}",
+                      line.error().message);
+  }
+  DYNMO_ASSIGN(elastic::Reply reply, elastic::parse_reply(*line));
+  if (!reply.done) return Error{reply.code, reply.text};
+  return reply;
+}
+
+Expected<elastic::Reply> ask(const elastic::Leader& where, const elastic::Request& request,
+                             LineClient& leader) {
+  auto connected = LineClient::connect(where.address, where.port, kConnect);
+  if (!connected) {
+    return make_error(ErrorCode::kPeerLost, "no run listens at {}:{}: {}", where.address,
+                      where.port, connected.error().message);
+  }
+  leader = *std::move(connected);
+  DYNMO_TRY(leader.send(to_line(request)));
+  return hear(leader, kAnswer);
+}
+
+// The run's own settings, with what is the newcomer's.
+Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& join) {
+  LineClient leader;
+  DYNMO_ASSIGN(const elastic::Reply reply,
+               ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader));
+  Config config;
+  DYNMO_TRY(apply_text(config, reply.text, "the run's settings"));
+  if (!join.data.empty()) config.data.path = join.data;
+  // The folder of the run as it is called here; records of this rank go there.
+  std::error_code fault;
+  if (std::filesystem::is_directory(join.run, fault)) config.run.directory = join.run;
+  DYNMO_TRY(validate(config));
+  return config;
+}
+
+}  // namespace
+
+Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
+  DYNMO_ASSIGN(const elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+  TrainOptions options = process.options;
+  DYNMO_ASSIGN(options.config, config_of_run(where, join));
+  at::set_num_threads(1);
+  elastic::Member self = this_member();
+  elastic::Request request{.kind = elastic::RequestKind::kJoin, .secret = where.secret};
+  {
+    DYNMO_ASSIGN(const Inputs inputs, open_inputs(options));
+    request.build = this_build(options.config, inputs);
+  }
+  request.newcomer = self;
+  LineClient leader;
+  DYNMO_ASSIGN(const elastic::Reply standby, ask(where, request, leader));
+  process.reporter.line(standby.text);
+  DYNMO_ASSIGN(const elastic::Reply admitted, hear(leader, kStandby));
+  if (!admitted.place) {
+    return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", admitted.text);
+  }
+  const elastic::Place& place = *admitted.place;
+  self.number = place.member;
+  check_context().rank = place.rank.value;
+  leave_on_sigterm();
+  runtime::GroupOptions group;
+  group.rank = place.rank;
+  group.size = place.size;
+  group.generation = place.generation;
+  group.address = place.address;
+  group.port = place.port;
+  group.attempt = place.attempt;
+  group.message_timeout =
+      std::chrono::milliseconds(std::llround(1e3 * options.config.pipeline.timeout_s));
+  DYNMO_ASSIGN(const auto groups, C10dGroups::join(group, self, process.decorate));
+  process.reporter.line(fmt::format("joined as rank {}", place.member));
+  return in_groups(*groups, [&] { return train::join(*groups, options, process.reporter); });
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// `dynmo train --join`: a process that comes to a run that goes on, shows what it is, stands by,
+// and becomes a rank when the run takes it.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/train/options.h"
+#include "dynmo/train/rank_process.h"
+
+namespace dynmo::train {
+
+struct JoinOptions {
+  std::string run;          // folder of the run, or HOST:PORT of its leader
+  std::string secret_file;  // "": RUN/secret; wanted with HOST:PORT
+  // What the newcomer has of its own: where the data lies here. Other settings are the run's.
+  std::string data;
+};
+
+// Trains as a rank until the run ends or releases it. kBadInput: no such run, or the leader refuses
+// it, in one line. kPeerLost: the run ended first.
+[[nodiscard]] Expected<void> join_run(const JoinOptions& join, const RankProcess& process);
+
+}  // namespace dynmo::train

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Carries out what SizeChanges (size_changes.h) says: opens the run's door at its leader, has the
+// ranks tell each other what they were asked for, empties ranks that leave, ends a group, forms the
+// next one and brings every layer to where its plan wants it.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/elastic/member.h"
+#include "dynmo/train/control_service.h"
+#include "dynmo/train/generation.h"
+#include "dynmo/train/groups.h"
+#include "dynmo/train/size_changes.h"
+
+namespace dynmo::train {
+
+// Called by all ranks of the group in force, the same calls with equal arguments.
+class Resizing {
+ public:
+  // Of the leader: lines for people, and events (observe/event_log.h).
+  struct Tell {
+    std::function<void(std::string_view)> say;
+    std::function<void(std::string_view kind, std::int64_t step, const Json&)> event;
+  };
+  // All outlive it.
+  Resizing(Groups& groups, const Config& config, const Inputs& inputs, Tell tell)
+      : groups_(groups),
+        config_(config),
+        inputs_(inputs),
+        tell_(std::move(tell)),
+        changes_(config) {}
+
+  // Of a run's first ranks: who they are; the leader opens the door.
+  [[nodiscard]] Expected<void> begin();
+  // Of a process that joins: its part of the group that it was given a place in.
+  [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
+
+  // After each step.
+  void observe(const runtime::StepReport& report, const GroupRun& group);
+  // Whether this rank has something to tell (RunLane::asks).
+  [[nodiscard]] bool asks() const;
+  // What to do before the next step; `asked`: a rank had something to tell.
+  [[nodiscard]] Expected<Turn> next(const GroupRun& group, bool asked);
+  void defer(SizeChange change) { changes_.defer(std::move(change)); }
+  // Takes all layers from the ranks that leave. False: it cannot be done, and nothing has changed.
+  [[nodiscard]] Expected<bool> prepare(const SizeChange& change, GroupRun& group);
+  // From the group to the next one. Null: this rank has left.
+  [[nodiscard]] Expected<std::unique_ptr<GroupRun>> change(const SizeChange& change,
+                                                           std::unique_ptr<GroupRun> group,
+                                                           const RunLane& lane);
+  // The error that a run which was stopped ends with.
+  [[nodiscard]] Error stopped(const Turn& turn, const GroupRun& group);
+
+  [[nodiscard]] transport::Transport& group() { return groups_.group(); }
+  [[nodiscard]] const elastic::View& view() const { return view_; }
+  [[nodiscard]] elastic::Member self() const;
+  // Of this rank, in the newest change.
+  [[nodiscard]] double pause_s() const { return pause_s_; }
+
+ private:
+  // Opens this rank's part of the group in force. `state` is what it brings.
+  [[nodiscard]] Expected<std::unique_ptr<GroupRun>> open_group(
+      const RunLane& lane, plan::Plan plan, runtime::RankState state,
+      const std::optional<cost::ModelCost>& costs);
+  // Gives the newcomers layers, where that makes steps shorter.
+  [[nodiscard]] Expected<void> spread(GroupRun& group);
+  [[nodiscard]] elastic::View next_view(const SizeChange& change, int positions) const;
+  void answer(process::ClientId client, const elastic::Reply& reply);
+  void answer_checkpoints(const GroupRun& group);
+  [[nodiscard]] bool leads() const { return service_ != nullptr; }
+  // Who is in the run and what each has, as `dynmo ctl RUN status` prints it.
+  void tell_ranks(const plan::Plan& plan);
+
+  Groups& groups_;
+  const Config& config_;
+  const Inputs& inputs_;
+  Tell tell_;
+  SizeChanges changes_;
+  elastic::View view_;
+  std::vector<process::ClientId> wait_for_checkpoint_;
+  double pause_s_ = 0;
+  Json status_ = Json::object();
+  std::unique_ptr<ControlService> service_;  // the leader's
+};
+
+// What a process needs in common with those of a run (elastic::check_same).
+[[nodiscard]] elastic::Build this_build(const Config& config, const Inputs& inputs);
+
+}  // namespace dynmo::train
