@@ -84,6 +84,18 @@ void add_checkpoints(Lines& lines, const RunSummary& run) {
                                      format_seconds(run.checkpoint_s / static_cast<double>(all))));
 }
 
+void add_size(Lines& lines, const RunSummary& run) {
+  if (!run.size || run.size->changes == 0) return;
+  const SizeSummary& size = *run.size;
+  const double all = size.working_s + size.idle_s + size.changing_s;
+  lines.push_back(fmt::format(
+      "ranks      {:.2f} on average, {} changes; of their time {:.1f} % without layers, {:.2f} % "
+      "changing; {:.4f} rank-hours saved ({:.0f} %)",
+      size.mean_ranks, size.changes, all > 0 ? 100 * size.idle_s / all : 0,
+      all > 0 ? 100 * size.changing_s / all : 0, size.saved_s / 3600,
+      all > 0 ? 100 * size.saved_s / (all + size.saved_s) : 0));
+}
+
 double steps_of(const RunSummary& run) {
   return static_cast<double>(std::max<std::int64_t>(run.steps, 1));
 }
@@ -148,6 +160,7 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   }
   if (summary.runs.size() == 2) add_comparison(lines, summary);
   add_decisions(lines, last);
+  add_size(lines, last);
   add_checkpoints(lines, last);
   add_traffic(lines, last);
   add_chart(lines, summary, curves);

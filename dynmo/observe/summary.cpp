@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/observe/summary.h"
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -58,8 +59,34 @@ Expected<std::vector<TrafficRow>> read_traffic(JsonObject& run, const Json& json
   return rows;
 }
 
+Json size_json(const SizeSummary& size) {
+  return {{"changes", size.changes},
+          {"members", size.members},
+          {"mean_ranks", measured(size.mean_ranks)},
+          {"working_s", measured(size.working_s)},
+          {"idle_s", measured(size.idle_s)},
+          {"changing_s", measured(size.changing_s)},
+          {"saved_s", measured(size.saved_s)}};
+}
+
+Expected<std::optional<SizeSummary>> read_size(JsonObject& run, const Json& json) {
+  auto object = run.object("size");
+  if (!object) return std::optional<SizeSummary>();
+  const Json& inner = json.at("size");
+  SizeSummary size;
+  size.changes = count(*object, "changes", {});
+  size.members = rank_of(*object, "members", std::numeric_limits<int>::max());
+  size.mean_ranks = read_measured(*object, inner, "mean_ranks");
+  size.working_s = read_measured(*object, inner, "working_s");
+  size.idle_s = read_measured(*object, inner, "idle_s");
+  size.changing_s = read_measured(*object, inner, "changing_s");
+  size.saved_s = read_measured(*object, inner, "saved_s");
+  DYNMO_TRY(object->finish());
+  return std::optional(size);
+}
+
 Json run_json(const RunSummary& run) {
-  return {{"name", run.name},
+  Json json = {{"name", run.name},
           {"tokens_per_s", measured(run.tokens_per_s)},
           {"step_time_s", measured(run.step_time_s)},
           {"loss_first", measured(run.loss_first)},
@@ -85,8 +112,10 @@ Json run_json(const RunSummary& run) {
           {"prediction_error_worst", measured(run.prediction_error_worst)},
           {"checkpoints_written", run.checkpoints_written},
           {"checkpoints_failed", run.checkpoints_failed},
-          {"checkpoint_s", measured(run.checkpoint_s)},
-          {"traffic", traffic_json(run.traffic)}};
+          {"checkpoint_s", measured(run.checkpoint_s)}};
+  if (run.size) json["size"] = size_json(*run.size);
+  json["traffic"] = traffic_json(run.traffic);
+  return json;
 }
 
 Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
@@ -124,7 +153,9 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   run.checkpoints_written = count(object, "checkpoints_written", 0);
   run.checkpoints_failed = count(object, "checkpoints_failed", 0);
   run.checkpoint_s = number("checkpoint_s");
-  DYNMO_ASSIGN(run.traffic, read_traffic(object, json, run.ranks));
+  DYNMO_ASSIGN(run.size, read_size(object, json));
+  const int members = run.size ? std::max(run.ranks, run.size->members) : run.ranks;
+  DYNMO_ASSIGN(run.traffic, read_traffic(object, json, members));
   DYNMO_TRY(object.finish());
   return run;
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,19 @@ struct TrafficRow {
   std::int64_t messages = 0;
   Bytes bytes;
   friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
+};
+
+// Of a run whose ranks may leave and join: seconds of all ranks by what they did. The first three
+// make up the time of all ranks that were in the run, checkpoints and validation not included.
+struct SizeSummary {
+  std::int64_t changes = 0;
+  int members = 0;           // all that were ever in it: their numbers are below
+  double mean_ranks = 0;     // over the time of the steps
+  double working_s = 0;      // steps of ranks with layers
+  double idle_s = 0;         // steps of ranks without
+  double changing_s = 0;     // between a group and the next one
+  double saved_s = 0;        // steps of ranks that it began with and had released
+  friend bool operator==(const SizeSummary&, const SizeSummary&) = default;
 };
 
 // In a file, what stands after `ranks` may be absent.
@@ -56,6 +70,7 @@ struct RunSummary {
   std::int64_t checkpoints_written = 0;
   std::int64_t checkpoints_failed = 0;
   double checkpoint_s = 0;  // that training stood still for them
+  std::optional<SizeSummary> size = {};  // none: its ranks were those it began with
   std::vector<TrafficRow> traffic;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;
 };

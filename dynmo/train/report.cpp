@@ -90,6 +90,16 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.checkpoints_failed = run.checkpoints_failed;
   summary.checkpoint_s = run.checkpoint_s;
   summary.traffic = run.traffic;
+  if (run.members > 0) {
+    summary.size = observe::SizeSummary{
+        .changes = run.size_changes,
+        .members = run.members,
+        .mean_ranks = run.seconds() > 0 ? (run.working_rank_s + run.idle_rank_s) / run.seconds() : 0,
+        .working_s = run.working_rank_s,
+        .idle_s = run.idle_rank_s,
+        .changing_s = run.changing_rank_s,
+        .saved_s = run.saved_rank_s};
+  }
   return summary;
 }
 

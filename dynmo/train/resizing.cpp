@@ -16,6 +16,7 @@
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/core/units.h"
 #include "dynmo/observe/table.h"
+#include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/transport/gather.h"
@@ -79,6 +80,7 @@ Expected<void> Resizing::begin() {
     member.number = view_.size();
     view_.members.push_back(std::move(member));
   }
+  members_ = view_.size();
   if (group().rank() != transport::Member(0)) return {};
   DYNMO_ASSIGN(service_,
                ControlService::open({.run = config_.run.directory,
@@ -163,6 +165,19 @@ Expected<Turn> Resizing::next(const GroupRun& group, bool asked) {
   return turn;
 }
 
+Expected<bool> Resizing::move(runtime::Pipeline& pipeline, const plan::Plan& plan) {
+  const auto begin = std::chrono::steady_clock::now();
+  const plan::Migration migration =
+      plan::difference(pipeline.plan(), plan, *pipeline.costs());
+  DYNMO_ASSIGN(const bool moved, pipeline.apply(plan));
+  if (!moved) return false;
+  ++moves_.count;
+  moves_.layers += static_cast<int>(migration.moves.size());
+  moves_.bytes += migration.bytes();
+  moves_.seconds += seconds_since(begin);
+  return true;
+}
+
 Expected<bool> Resizing::prepare(const SizeChange& change, GroupRun& group) {
   runtime::Pipeline& pipeline = group.pipeline();
   const std::vector<Rank> at_work = plan::ranks_at_work(pipeline.plan());
@@ -178,7 +193,7 @@ Expected<bool> Resizing::prepare(const SizeChange& change, GroupRun& group) {
   const auto prospect = pipeline.prospect_on(change.kept);
   if (!prospect) return refuse(prospect.error().message);
   const auto begin = std::chrono::steady_clock::now();
-  const auto moved = pipeline.apply(prospect->plan);
+  const auto moved = move(pipeline, prospect->plan);
   if (!moved && moved.error().code == ErrorCode::kInfeasible) return refuse(moved.error().message);
   if (!moved) return moved.error();
   if (!*moved) return refuse("a copy was not accepted");
@@ -227,6 +242,9 @@ Expected<std::unique_ptr<GroupRun>> Resizing::change(const SizeChange& change,
 
   const elastic::View old = std::exchange(view_, next_view(change, before.ranks));
   view_.generation = plan.generation;
+  for (const elastic::Member& member : view_.members) {
+    members_ = std::max(members_, member.number + 1);
+  }
   if (leads()) {
     for (const Standby& standby : change.joiners) {
       elastic::Place place = groups_.place_in(view_);
@@ -306,7 +324,7 @@ Expected<void> Resizing::spread(GroupRun& group) {
     return {};
   }
   const auto begin = std::chrono::steady_clock::now();
-  DYNMO_ASSIGN(const bool moved, pipeline.apply(prospect->plan));
+  DYNMO_ASSIGN(const bool moved, move(pipeline, prospect->plan));
   say(moved ? "move" : "refused",
       moved ? fmt::format("moved to {} in {}: a step is to take {}, it was {}",
                           plan::to_string(pipeline.plan()), format_seconds(seconds_since(begin)),

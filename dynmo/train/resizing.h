@@ -10,10 +10,12 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
 #include "dynmo/elastic/member.h"
 #include "dynmo/train/control_service.h"
 #include "dynmo/train/generation.h"
@@ -64,12 +66,24 @@ class Resizing {
   [[nodiscard]] elastic::Member self() const;
   // Of this rank, in the newest change.
   [[nodiscard]] double pause_s() const { return pause_s_; }
+  // Numbers of all ranks that were in the run are below it.
+  [[nodiscard]] int members() const { return members_; }
+  // Layers that were moved because of changes, since the last call.
+  struct Moves {
+    int count = 0;
+    int layers = 0;
+    Bytes bytes;
+    double seconds = 0;
+  };
+  [[nodiscard]] Moves take_moves() { return std::exchange(moves_, {}); }
 
  private:
   // Opens this rank's part of the group in force. `state` is what it brings.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> open_group(
       const RunLane& lane, plan::Plan plan, runtime::RankState state,
       const std::optional<cost::ModelCost>& costs);
+  // Moves to the plan now. False: a copy was not accepted.
+  [[nodiscard]] Expected<bool> move(runtime::Pipeline& pipeline, const plan::Plan& plan);
   // Gives the newcomers layers, where that makes steps shorter.
   [[nodiscard]] Expected<void> spread(GroupRun& group);
   [[nodiscard]] elastic::View next_view(const SizeChange& change, int positions) const;
@@ -87,6 +101,8 @@ class Resizing {
   elastic::View view_;
   std::vector<process::ClientId> wait_for_checkpoint_;
   double pause_s_ = 0;
+  int members_ = 0;
+  Moves moves_;
   Json status_ = Json::object();
   std::unique_ptr<ControlService> service_;  // the leader's
 };

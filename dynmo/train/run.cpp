@@ -237,6 +237,7 @@ class Run {
     const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
     DYNMO_ASSIGN(RunLog log, open_log(name, kept));
     log.start(run_start(begin.first));
+    if (resizing_) log.series().members = resizing_->members();
     lanes_.push_back({name, settings, std::move(log), std::move(group)});
     return {};
   }
@@ -337,8 +338,12 @@ class Run {
     group_ = &resizing_->group();
     grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
     lane.log->begin_group();
-    lane.log->series().changing_rank_s += ranks * resizing_->pause_s();
-    ++lane.log->series().size_changes;
+    RunSeries& series = lane.log->series();
+    series.changing_rank_s += ranks * resizing_->pause_s();
+    ++series.size_changes;
+    series.members = resizing_->members();
+    const Resizing::Moves moves = resizing_->take_moves();
+    series.add_move(moves.count, moves.layers, moves.bytes, moves.seconds);
     return true;
   }
 

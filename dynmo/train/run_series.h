@@ -79,7 +79,15 @@ class RunSeries {
   double changing_rank_s = 0;
   int size_changes = 0;
   int first_ranks = 0;  // of the first group
+  int members = 0;      // numbers of all ranks are below it; 0: they do not change
 
+  // Adds moves that no step's report tells of.
+  void add_move(int moves, int layers, Bytes bytes, double seconds) {
+    moves_ += moves;
+    moved_layers += layers;
+    moved_bytes += bytes;
+    migrate_s += seconds;
+  }
   // Adds those of one group.
   void add_traffic(const std::vector<observe::TrafficRow>& rows);
 

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that changes its size as a user meets it: pack, drain, join, checkpoint and stop while it trains, and who is refused."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import stat
+import subprocess
+import time
+
+from program import DYNMO
+from run_case import RunCase, digests, losses, settings
+
+LIMIT = 120  # seconds for anything to happen: bounds a hang, decides nothing
+
+
+def events(run, kind=None):
+    path = run / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
+
+
+def manifests(run):
+    """By step."""
+    return {int(folder.name.split("-")[1]): digests(json.loads((folder / "manifest.json").read_text()))
+            for folder in (run / "checkpoints").glob("step-*[0-9]")}
+
+
+class ElasticCase(RunCase):
+    SETTINGS = ("elastic.enabled=true", "train.steps=100000", "checkpoint.every=20", "checkpoint.keep=1000",
+                "freezing.enabled=true", "freezing.start=10", "freezing.end=200", "pruning.enabled=true", "pruning.start=5",
+                "pruning.end=150", "pruning.every=20", "pruning.sparse_above=0.7", "model.blocks=4")
+
+    def setUp(self):
+        self.started = []
+
+    def tearDown(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=LIMIT)
+
+    def spawn(self, command, **how):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+                                   cwd=self.folder, **how)
+        self.started.append(process)
+        return process
+
+    def start(self, run, ranks, *extra, words=()):
+        """A run that has done a step."""
+        shutil.rmtree(self.folder / run, ignore_errors=True)
+        process = self.spawn(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.until(process, lambda: self.status(run).get("step", 0) >= 2)
+        return process
+
+    def until(self, process, holds):
+        deadline = time.monotonic() + LIMIT
+        while not holds():
+            self.assertIsNone(process.poll(), f"it has ended: {process.stdout.read() if process.poll() is not None else ''}")
+            self.assertLess(time.monotonic(), deadline, "nothing happened")
+            time.sleep(0.02)  # between two looks
+
+    def ctl(self, run, *words):
+        return self.run_command([DYNMO, "ctl", str(self.folder / run), *words], timeout=LIMIT)
+
+    def done(self, run, *words):
+        result = self.ctl(run, *words)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def refused(self, result, *wanted, code=2):
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+        for text in wanted:
+            self.assertIn(text, result.stderr)
+
+    def status(self, run):
+        result = self.ctl(run, "status", "--json")
+        return json.loads(result.stdout) if result.returncode == 0 else {}
+
+    def join(self, run, *words):
+        return self.spawn([DYNMO, "train", "--join", str(self.folder / run), *words])
+
+    def ranks(self, run):
+        return [rank["rank"] for rank in self.status(run)["ranks"]]
+
+    def ended(self, process, code=0):
+        output, _ = process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, code, output)
+        return output
+
+
+class Elastic(ElasticCase):
+    def test_four_one_four_changes_no_bit(self):
+        turns = 5
+        run = self.folder / "elastic"
+        process = self.start("elastic", 4)
+        joiners = []
+        for turn in range(turns):
+            self.assertIn("packed onto 1 ranks" if turn % 2 == 0 else "drained", self.shrink("elastic", turn))
+            self.assertEqual(self.ranks("elastic"), [0])
+            for joiner in joiners:  # released: they end by themselves, with 0
+                self.assertIn("joined as rank", self.ended(joiner))
+            joiners = [self.join("elastic") for _ in range(3)]
+            self.until(process, lambda: len(self.ranks("elastic")) == 4)
+        last = self.status("elastic")["step"] + 25
+        self.until(process, lambda: self.status("elastic")["step"] > last)
+        self.done("elastic", "stop")
+        for each in (process, *joiners):
+            self.assertIn("stopped before step", self.ended(each, code=130))
+        sizes = [len(event["ranks"]) for event in events(run, "size")]
+        self.assertGreaterEqual(len(sizes), 2 * turns)
+        self.assertEqual((min(sizes), max(sizes)), (1, 4))
+
+        twin = self.start("twin", 2, "balance.enabled=false")
+        steps = len(losses(run))
+        self.until(twin, lambda: self.status("twin")["step"] >= steps)
+        self.done("twin", "stop")
+        self.ended(twin, code=130)
+        reference = losses(self.folder / "twin")
+        found = losses(run)
+        self.assertEqual(sorted(found), list(range(steps)))  # no step lost or repeated
+        self.assertEqual(found, {step: reference[step] for step in found})
+        lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
+        self.assertEqual(len(lines), steps)
+        ours, theirs = manifests(run), manifests(self.folder / "twin")
+        both = sorted(set(ours) & set(theirs))
+        self.assertGreaterEqual(len(both), 5)
+        for step in both:
+            self.assertEqual(ours[step], theirs[step], f"checkpoint of step {step}")
+        frozen = [event["frozen_layers"] for event in events(run, "sources")]
+        self.assertGreater(frozen[-1], 0)
+
+    def shrink(self, run, turn):
+        if turn % 2 == 0:
+            return self.done(run, "pack", "1")
+        said = ""
+        for number in self.ranks(run)[1:]:
+            said += self.done(run, "drain", str(number))
+        return said
+
+    def test_signals(self):
+        process = self.start("signals", 3)
+        pids = {rank["rank"]: rank["pid"] for rank in self.status("signals")["ranks"]}
+        os.kill(pids[1], signal.SIGTERM)  # drained; the others go on
+        self.until(process, lambda: self.ranks("signals") == [0, 2])
+        self.assertIn("rank 1 was drained", events(self.folder / "signals", "size")[0]["why"])
+        process.send_signal(signal.SIGTERM)  # to all: a checkpoint, and the end
+        output = self.ended(process, code=130)
+        self.assertIn("stopped before step", output)
+        self.assertNotIn("was lost", output)
+        steps = len(losses(self.folder / "signals"))
+        self.assertEqual(max(manifests(self.folder / "signals")), steps)
+        resumed = self.spawn(self.command("-n", "2", "--resume", "--steps", "100000", run="signals", extra=self.SETTINGS))
+        self.until(resumed, lambda: self.status("signals").get("step", 0) > steps + 2)
+        self.done("signals", "stop")
+        self.ended(resumed, code=130)
+        self.assertEqual(sorted(losses(self.folder / "signals"))[:steps], list(range(steps)))
+
+    def test_commands(self):
+        process = self.start("commands", 2, "elastic.ranks_min=1", "checkpoint.every=0")
+        run = self.folder / "commands"
+        self.assertEqual(stat.S_IMODE((run / "secret").stat().st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE((run / "job.json").stat().st_mode), 0o600)
+        self.assertEqual(json.loads((run / "job.json").read_text())["address"], "127.0.0.1")
+        text = self.done("commands", "status")
+        for wanted in ("step ", "loss ", "plan ", "rank      0", "rank      1", "waiting   0"):
+            self.assertIn(wanted, text)
+        self.assertEqual(self.done("commands", "checkpoint"), "the checkpoint is written\n")
+        self.assertEqual(len(manifests(run)), 1)
+        self.refused(self.ctl("commands", "pack", "2"), "pack is 2, wanted 1 to 1", "--join")
+        self.refused(self.ctl("commands", "pack", "0"), "1")
+        self.refused(self.ctl("commands", "drain", "7"), "there is no rank 7: wanted one of 0, 1")
+        self.refused(self.ctl("commands", "drain", "0"), "rank 0 cannot leave alone")
+        self.refused(self.ctl("commands", "dance"), "dance")
+        secret = self.folder / "wrong"
+        secret.write_text("0" * 32)
+        self.refused(self.ctl("commands", "--secret", str(secret), "stop"), "wanted the run's secret")
+        self.refused(self.ctl("nowhere", "status"), "no elastic run goes on in", "elastic.enabled")
+        self.assertEqual(self.done("commands", "drain", "1")[:11], "before step")
+        self.refused(self.ctl("commands", "pack", "1"), "wanted 1 to 0")
+        self.assertIn("after a checkpoint", self.done("commands", "stop"))
+        self.ended(process, code=130)
+        self.assertEqual(max(manifests(run)), len(losses(run)))
+        self.refused(self.ctl("commands", "status"), "no elastic run goes on in")
+        self.assertFalse((run / "job.json").exists() or (run / "secret").exists())
+
+    def test_refused_to_join(self):
+        process = self.start("strict", 2)
+        run = self.folder / "strict"
+
+        def join(*words, env=None):
+            return self.run_command([DYNMO, "train", "--join", str(run), *words], env=env)
+
+        other = self.folder / "other"
+        shutil.copytree(self.data, other)
+        bin_path = other / "train.bin"
+        tokens = bytearray(bin_path.read_bytes())
+        tokens[len(tokens) // 2 & ~1] ^= 1
+        bin_path.write_bytes(tokens)
+        self.refused(join("--data", str(other)), "the data of the process that wants to join")
+        self.refused(join("--data", str(self.folder / "none")), "does not exist")
+        self.refused(join(env={"ATEN_CPU_CAPABILITY": "default"}), "the instruction set of the process that wants to join")
+        program = self.folder / "program"
+        program.mkdir()
+        for name in ("dynmo", "dynmo-runtime"):
+            shutil.copy(pathlib.Path(DYNMO).parent / name, program / name)
+        with open(program / "dynmo-runtime", "ab") as file:
+            file.write(b"\0")  # another build
+        self.refused(self.run_command([str(program / "dynmo"), "train", "--join", str(run)]), "the program of the process")
+        secret = self.folder / "guess"
+        secret.write_text("f" * 32)
+        self.refused(join("--secret", str(secret)), "wanted the run's secret")
+        secret.write_text("")
+        self.refused(join("--secret", str(secret)), "is empty")
+        job = json.loads((run / "job.json").read_text())
+        address = f"{job['address']}:{job['port']}"
+        self.refused(self.run_command([DYNMO, "train", "--join", address]), "wants the run's secret")
+        self.refused(self.run_command([DYNMO, "train", "--join", "127.0.0.1:1", "--secret", str(run / "secret")]),
+                     "no run listens at 127.0.0.1:1", code=5)
+        self.refused(self.run_command([DYNMO, "train", "--join", str(self.folder / "none")]), "no elastic run goes on in")
+        self.refused(join("--set", "model.hidden=64"), "takes the settings of the run")
+        self.refused(join("--resume"), "takes the settings of the run")
+        self.assertEqual(self.ranks("strict"), [0, 1])
+        good = self.spawn([DYNMO, "train", "--join", address, "--secret", str(run / "secret")])
+        self.until(process, lambda: self.ranks("strict") == [0, 1, 2])
+        self.assertEqual(events(run, "size")[0]["ranks"], [0, 1, 2])
+        self.done("strict", "stop")
+        self.ended(process, code=130)
+        self.ended(good, code=130)
+
+    def test_a_joiner_that_goes_before_it_is_taken_disturbs_nothing(self):
+        # Two replicas take two at a time: one alone stands by.
+        process = self.start("patient", 1, "pipeline.replicas=2")
+        alone = self.join("patient")
+        self.until(process, lambda: self.status("patient")["standbys"] == 0 and alone.poll() is None
+                   and "standing by" in (alone.stdout.readline() or ""))
+        alone.kill()
+        alone.wait(timeout=LIMIT)
+        step = self.status("patient")["step"]
+        self.until(process, lambda: self.status("patient")["step"] > step + 5)
+        pair = [self.join("patient"), self.join("patient")]
+        self.until(process, lambda: len(self.ranks("patient")) == 4)
+        self.done("patient", "stop")
+        for each in (process, *pair):
+            self.ended(each, code=130)
+
+
+class ElasticInput(RunCase):
+    def test_settings(self):
+        for extra, wanted in (
+                (("elastic.pack=auto",), "never without elastic.enabled = true"),
+                (("elastic.pack_ranks=2",), "0 without elastic.enabled = true"),
+                (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
+                (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
+                (("elastic.enabled=true", "elastic.release=command"), "a program with elastic.release = command"),
+                (("elastic.release_command=true",), "none with exit"),
+                (("elastic.enabled=true", "run.device=cuda"), "false with run.device = cuda"),
+                (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0")):
+            result = self.run_command(self.command("-n", "2", run="refused", extra=extra))
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+            self.assertIn(wanted, result.stderr)
+        result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="refused", extra=("elastic.enabled=true",)))
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("elastic.enabled is true with --compare", result.stderr)
