@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/process/hook.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <string_view>
+#include <thread>
+
+#include "dynmo/core/check.h"
+#include "dynmo/process/sockets.h"
+#include "dynmo/process/spawn_impl.h"
+
+extern char** environ;
+
+namespace dynmo::process {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kHookPoll{20};      // where the kernel has no pidfd
+constexpr milliseconds kUnkillable{5000};  // from SIGKILL to giving up on a dead file system
+constexpr std::size_t kLineBytes = 200;
+
+// What stop() and the destructor write to the eventfd of a hook; the sum of all that was written is
+// what the thread reads.
+constexpr std::uint64_t kAskToEnd = 1;
+constexpr std::uint64_t kKillNow = 1U << 16;
+
+// This process's environment with `set` over it.
+std::vector<std::string> environment_with(
+    const std::vector<std::pair<std::string, std::string>>& set) {
+  std::vector<std::string> result;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view variable = *one;
+    const std::string_view name = variable.substr(0, variable.find('='));
+    if (std::ranges::none_of(set, [name](const auto& ours) { return ours.first == name; })) {
+      result.emplace_back(variable);
+    }
+  }
+  for (const auto& [name, value] : set) result.push_back(fmt::format("{}={}", name, value));
+  return result;
+}
+
+std::vector<char*> c_strings(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  // posix_spawn takes them as not const for C's sake and does not write.
+  for (const std::string& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+// posix_spawn's two objects. The calls fail for want of memory only, and then so does the start.
+struct SpawnSetup {
+  explicit SpawnSetup(int output) {
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    // The pipe first: should this process have none of the three, it may itself be one of them.
+    posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    // Libraries open descriptors that exec does not close.
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+    sigset_t all, none;
+    sigfillset(&all);
+    sigemptyset(&none);
+    posix_spawnattr_setsigdefault(&attributes, &all);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(
+        &attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  }
+  SpawnSetup(const SpawnSetup&) = delete;
+  SpawnSetup& operator=(const SpawnSetup&) = delete;
+  ~SpawnSetup() {
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+  }
+
+  posix_spawn_file_actions_t actions{};
+  posix_spawnattr_t attributes{};
+};
+
+HookResult not_started(std::string reason) {
+  return {.end = HookEnd::kNotStarted, .exit_code = -1, .reason = std::move(reason), .output = {}};
+}
+
+// Signals to this process are for the threads that expect them.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+// A hook and the thread that watches it. The thread alone knows the process; `wake_` and `result_`
+// are what both sides see.
+class HookRunner::Hook {
+ public:
+  explicit Hook(HookCall call)
+      : call_(std::move(call)), environment_(environment_with(call_.environment)) {
+    wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake_) {
+      result_ = not_started(
+          fmt::format("cannot start '{}': {}", call_.command.front(), system_reason(errno)));
+      return;
+    }
+    const NoSignals for_the_thread;
+    try {
+      thread_ = std::thread([this] { run_guarded(); });
+    } catch (const std::exception& error) {
+      result_ =
+          not_started(fmt::format("cannot start '{}': {}", call_.command.front(), error.what()));
+    }
+  }
+  Hook(const Hook&) = delete;
+  Hook& operator=(const Hook&) = delete;
+  ~Hook() {
+    ask(kKillNow);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void ask(std::uint64_t what) {
+    if (wake_) (void)!write(wake_.get(), &what, sizeof what);
+  }
+  std::optional<HookResult> wait(milliseconds at_most) {
+    std::unique_lock lock(mutex_);
+    if (at_most.count() > 0) ended_.wait_for(lock, at_most, [this] { return result_.has_value(); });
+    return result_;
+  }
+
+ private:
+  void run_guarded() {
+    HookResult result;
+    try {
+      result = run();
+    } catch (const std::exception& error) {
+      result = not_started(fmt::format("'{}': {}", call_.command.front(), error.what()));
+    }
+    const std::scoped_lock lock(mutex_);
+    result_ = std::move(result);
+    ended_.notify_all();
+  }
+
+  HookResult run();
+  std::optional<std::string> start();  // why not
+  bool has_ended();
+  void wait_for_events();
+  void obey();
+  void terminate(HookEnd why);
+  void kill_now();
+  void read_output();
+  [[nodiscard]] HookResult result_of_end() const;
+
+  const HookCall call_;
+  const std::vector<std::string> environment_;
+  UniqueFd wake_;
+
+  // The thread's own.
+  pid_t pid_ = -1;
+  UniqueFd process_;  // readable once it has ended
+  UniqueFd output_;
+  std::string tail_;
+  std::optional<HookEnd> killed_for_;
+  bool sent_kill_ = false;
+  Clock::time_point deadline_;  // of the next signal
+  siginfo_t status_{};          // si_pid: 0 until it has ended
+  bool taken_ = false;          // its end was seen by somebody else
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::optional<HookResult> result_;  // guarded by mutex_
+  std::thread thread_;
+};
+
+HookResult HookRunner::Hook::run() {
+  if (const auto why = start()) return not_started(*why);
+  deadline_ = Clock::now() + call_.limit;
+  while (!has_ended()) {
+    wait_for_events();
+    read_output();
+    obey();
+    if (Clock::now() < deadline_) continue;
+    if (sent_kill_) break;  // a process in the hands of a dead file system
+    if (killed_for_) {
+      kill_now();
+    } else {
+      terminate(HookEnd::kTimedOut);
+    }
+  }
+  if (!taken_) {
+    kill(-pid_, SIGKILL);  // not reaped yet, so that the number still names this group
+    waitpid(pid_, nullptr, WNOHANG);
+  }
+  read_output();
+  return result_of_end();
+}
+
+std::optional<std::string> HookRunner::Hook::start() {
+  const auto program = find_program(call_.command.front());
+  if (!program) return program.error().message;
+  const auto failed = [&](int error) {
+    return fmt::format("cannot start '{}': {}", *program, system_reason(error));
+  };
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return failed(errno);
+  output_ = UniqueFd(ends[0]);
+  const UniqueFd to_output(ends[1]);
+  // Of this end alone: the two ends of a pipe have flags of their own.
+  fcntl(output_.get(), F_SETFL, O_NONBLOCK);
+
+  const SpawnSetup setup(to_output.get());
+  const std::vector<char*> command = c_strings(call_.command);
+  const std::vector<char*> environment = c_strings(environment_);
+  const int error = posix_spawn(&pid_, program->c_str(), &setup.actions, &setup.attributes,
+                                command.data(), environment.data());
+  if (error != 0) return failed(error);
+  process_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  return {};
+}
+
+// Leaves it unreaped.
+bool HookRunner::Hook::has_ended() {
+  siginfo_t status{};
+  if (waitid(P_PID, static_cast<id_t>(pid_), &status, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    taken_ = errno == ECHILD;
+    return taken_;
+  }
+  status_ = status;
+  return status_.si_pid != 0;
+}
+
+void HookRunner::Hook::wait_for_events() {
+  const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
+  auto at_most = std::clamp(left, milliseconds(0), milliseconds(std::chrono::hours(1)));
+  if (!process_) at_most = std::min(at_most, kHookPoll);
+  std::array<pollfd, 3> events = {{{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+                                   {.fd = process_.get(), .events = POLLIN, .revents = 0},
+                                   {.fd = output_.get(), .events = POLLIN, .revents = 0}}};
+  ::poll(events.data(), events.size(), static_cast<int>(at_most.count()));
+}
+
+// What stop() or the destructor wants.
+void HookRunner::Hook::obey() {
+  std::uint64_t asked = 0;
+  if (read(wake_.get(), &asked, sizeof asked) != sizeof asked) return;
+  if (asked >= kKillNow) {
+    killed_for_ = HookEnd::kStopped;
+    kill_now();
+  } else if (!killed_for_) {
+    terminate(HookEnd::kStopped);
+  }
+}
+
+void HookRunner::Hook::terminate(HookEnd why) {
+  killed_for_ = why;
+  kill(-pid_, SIGTERM);
+  kill(-pid_, SIGCONT);  // a stopped process hears SIGTERM only then
+  deadline_ = Clock::now() + call_.grace;
+}
+
+void HookRunner::Hook::kill_now() {
+  sent_kill_ = true;
+  kill(-pid_, SIGKILL);
+  deadline_ = Clock::now() + kUnkillable;
+}
+
+// What is there, but no more than a pipe holds a few times: a hook that prints without end must not
+// outlast its limit.
+void HookRunner::Hook::read_output() {
+  std::array<char, 1 << 14> bytes;
+  for (int more = 64; more > 0 && output_; --more) {
+    const ssize_t got = read(output_.get(), bytes.data(), bytes.size());
+    if (got < 0) return;  // nothing there; EINTR cannot be, with all signals blocked
+    if (got == 0) output_.reset();
+    tail_.append(bytes.data(), static_cast<std::size_t>(got));
+    if (tail_.size() > kHookOutput) tail_.erase(0, tail_.size() - kHookOutput);
+  }
+}
+
+HookResult HookRunner::Hook::result_of_end() const {
+  HookResult result;
+  result.output = tail_;
+  if (status_.si_pid != 0 && status_.si_code == CLD_EXITED) {
+    // Also after SIGTERM: a hook that catches it says itself how it ended.
+    result.end = HookEnd::kExited;
+    result.exit_code = status_.si_status;
+    result.reason = fmt::format("it ended with exit code {}", result.exit_code);
+  } else if (taken_) {
+    result.end = HookEnd::kKilled;
+    result.reason = "its exit code is unknown: something else in this process reaps all children";
+  } else if (!killed_for_) {
+    result.end = HookEnd::kKilled;
+    result.reason = fmt::format("it was killed by signal {} ({})", status_.si_status,
+                                strsignal(status_.si_status));
+  } else {
+    result.end = *killed_for_;
+    result.reason = *killed_for_ == HookEnd::kStopped
+                        ? "it was stopped"
+                        : fmt::format("it took longer than {} s and was stopped",
+                                      std::chrono::duration<double>(call_.limit).count());
+    if (status_.si_pid == 0) result.reason += ", but does not end";
+  }
+  return result;
+}
+
+std::string last_line(const HookResult& result) {
+  std::string_view text = result.output;
+  const auto is_blank = [](char c) { return static_cast<unsigned char>(c) <= ' '; };
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  text.remove_prefix(text.find_last_of("\r\n") + 1);  // npos + 1 is 0
+  std::string line(text.substr(0, kLineBytes));
+  // It goes into logs and JSON, and may be anything.
+  for (char& c : line) {
+    if (c < ' ' || c > '~') c = is_blank(c) ? ' ' : '?';
+  }
+  return line;
+}
+
+Expected<void> check_program(const std::string& name) {
+  DYNMO_ASSIGN(const std::string program, find_program(name));
+  if (access(program.c_str(), X_OK) == 0) return {};
+  return make_error(ErrorCode::kBadInput, "'{}' cannot be run: {}", program, system_reason(errno));
+}
+
+HookRunner::HookRunner() = default;
+HookRunner::~HookRunner() = default;
+
+void HookRunner::start(HookCall call) {
+  DYNMO_CHECK(!hook_, "one hook at a time, got a second");
+  DYNMO_CHECK(!call.command.empty(), "a program to run, got none");
+  hook_ = std::make_unique<Hook>(std::move(call));
+}
+
+std::optional<HookResult> HookRunner::poll() { return wait(milliseconds(0)); }
+
+std::optional<HookResult> HookRunner::wait(milliseconds at_most) {
+  if (!hook_) return {};
+  auto result = hook_->wait(at_most);
+  if (result) hook_.reset();
+  return result;
+}
+
+void HookRunner::stop() {
+  if (hook_) hook_->ask(kAskToEnd);
+}
+
+}  // namespace dynmo::process
