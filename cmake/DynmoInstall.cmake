@@ -12,6 +12,9 @@ if(DYNMO_RUNTIME)
 endif()
 
 install(TARGETS dynmo)
+# Hooks for elastic.release_command.
+install(PROGRAMS "${CMAKE_CURRENT_SOURCE_DIR}/scripts/release/slurm" "${CMAKE_CURRENT_SOURCE_DIR}/scripts/release/kubernetes"
+  DESTINATION "${CMAKE_INSTALL_DATADIR}/dynmo/release")
 if(DYNMO_RUNTIME)
   # Where libtorch lies is known at link time only.
   set_target_properties(dynmo_runtime_program PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)

@@ -50,6 +50,10 @@ class InstallTree(unittest.TestCase):
         if RUNTIME:
             self.assertIn("--dry-run", call(self.prefix / "bin" / "dynmo", "train", "--help"))
 
+    def test_holds_the_hooks_of_clusters(self):
+        for name in ("slurm", "kubernetes"):
+            self.assertIn(f"usage: {name}", call(self.prefix / "share" / "dynmo" / "release" / name, "--help"))
+
     def test_holds_every_public_header_and_no_private_one(self):
         installed = {str(path.relative_to(self.prefix / "include")) for path in (self.prefix / "include").rglob("*.h")}
         self.assertIn("dynmo/core/expected.h", installed)
