@@ -14,8 +14,10 @@
 
 #include "apps/dynmo/runtime_commands.h"
 #include "apps/dynmo/terminal.h"
+#include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
+#include "dynmo/observe/run_folder.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/interruption.h"
 #include "dynmo/train/joining.h"
@@ -35,7 +37,7 @@ struct TrainFlags {
   std::string data;
   std::optional<std::string> out;
   std::vector<std::string> compare;
-  bool resume = false;
+  std::string resume = "never";  // or always, or auto
   bool dry_run = false;
   std::string join;
   std::string secret;
@@ -55,7 +57,13 @@ Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::str
   if (!flags.data.empty()) options.config.data.path = flags.data;
   if (flags.out) options.config.run.directory = *flags.out;
   options.compare = flags.compare;
-  options.resume = flags.resume;
+  options.resume = flags.resume == "always";
+  if (flags.resume == "auto") {
+    DYNMO_ASSIGN(const auto found,
+                 checkpoint::list_checkpoints(
+                     observe::RunFolder(options.config.run.directory).checkpoints()));
+    options.resume = !found.empty();
+  }
   options.names = {.resume = "--resume", .compare = "--compare", .directory = "--out"};
   return options;
 }
@@ -139,7 +147,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
   if (!flags.join.empty()) {
     const bool more = !flags.config.empty() || !flags.settings.empty() || !flags.keys.empty() ||
                       flags.ranks || flags.steps || flags.out || !flags.compare.empty() ||
-                      flags.resume || flags.dry_run;
+                      flags.resume != "never" || flags.dry_run;
     if (more) {
       return make_error(ErrorCode::kBadInput,
                         "--join takes the settings of the run: wanted no other flags with it than "
@@ -202,7 +210,14 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
       ->add_option("--compare", flags->compare,
                    "Advance several runs in turn: static (the first plan, kept), balanced")
       ->delimiter(',');
-  command->add_flag("--resume", flags->resume, "Continue from the newest checkpoint in --out");
+  command
+      ->add_option("--resume", flags->resume,
+                   "Continue from the newest checkpoint in --out; --resume auto: start where there "
+                   "is none")
+      ->expected(0, 1)
+      ->default_str("always")
+      ->check(CLI::IsMember({"always", "auto"}))
+      ->option_text("[auto]");
   command->add_option("--join", flags->join,
                       "Become a rank of a run that goes on: its folder, or HOST:PORT of its leader "
                       "(with --secret)");

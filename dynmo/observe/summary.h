@@ -31,12 +31,12 @@ struct TrafficRow {
 // make up the time of all ranks that were in the run, checkpoints and validation not included.
 struct SizeSummary {
   std::int64_t changes = 0;
-  int members = 0;           // all that were ever in it: their numbers are below
-  double mean_ranks = 0;     // over the time of the steps
-  double working_s = 0;      // steps of ranks with layers
-  double idle_s = 0;         // steps of ranks without
-  double changing_s = 0;     // between a group and the next one
-  double saved_s = 0;        // steps of ranks that it began with and had released
+  int members = 0;        // all that were ever in it: their numbers are below
+  double mean_ranks = 0;  // over the time of the steps
+  double working_s = 0;   // steps of ranks with layers
+  double idle_s = 0;      // steps of ranks without
+  double changing_s = 0;  // between a group and the next one
+  double saved_s = 0;     // steps of ranks that it began with and had released
   friend bool operator==(const SizeSummary&, const SizeSummary&) = default;
 };
 
@@ -69,7 +69,7 @@ struct RunSummary {
   double prediction_error_worst = 0;
   std::int64_t checkpoints_written = 0;
   std::int64_t checkpoints_failed = 0;
-  double checkpoint_s = 0;  // that training stood still for them
+  double checkpoint_s = 0;               // that training stood still for them
   std::optional<SizeSummary> size = {};  // none: its ranks were those it began with
   std::vector<TrafficRow> traffic;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;

@@ -11,6 +11,7 @@
 #include "dynmo/core/nearest.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/process/hook.h"
 #include "dynmo/process/host_memory.h"
 #include "dynmo/train/first_plan.h"
 
@@ -90,6 +91,13 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_TRY(check_cut(options.config, ranks, layers));
   if (options.resume) DYNMO_TRY(restore(options.config));
   DYNMO_TRY(check_folder_is_free(options));
+  const Config::Elastic& elastic = options.config.elastic;
+  if (elastic.release == "command") {
+    const auto found = process::check_program(elastic.release_command);
+    if (!found) {
+      return make_error(ErrorCode::kBadInput, "elastic.release_command: {}", found.error().message);
+    }
+  }
   return inputs;
 }
 

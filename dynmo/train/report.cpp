@@ -94,7 +94,8 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
     summary.size = observe::SizeSummary{
         .changes = run.size_changes,
         .members = run.members,
-        .mean_ranks = run.seconds() > 0 ? (run.working_rank_s + run.idle_rank_s) / run.seconds() : 0,
+        .mean_ranks =
+            run.seconds() > 0 ? (run.working_rank_s + run.idle_rank_s) / run.seconds() : 0,
         .working_s = run.working_rank_s,
         .idle_s = run.idle_rank_s,
         .changing_s = run.changing_rank_s,

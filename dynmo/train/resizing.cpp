@@ -8,6 +8,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -29,6 +30,8 @@ namespace {
 using transport::Control;
 using transport::control_tag;
 
+constexpr std::chrono::milliseconds kLastHooks{20000};  // for hooks when the run ends
+
 std::vector<int> numbers_of(const elastic::View& view) {
   std::vector<int> numbers;
   for (const elastic::Member& member : view.members) numbers.push_back(member.number);
@@ -36,6 +39,18 @@ std::vector<int> numbers_of(const elastic::View& view) {
 }
 
 elastic::Reply done(std::string text) { return {.done = true, .text = std::move(text)}; }
+
+const char* text_of(elastic::ReleaseOutcome outcome) {
+  switch (outcome) {
+    case elastic::ReleaseOutcome::kDone:
+      return "done";
+    case elastic::ReleaseOutcome::kNotNow:
+      return "not now";
+    case elastic::ReleaseOutcome::kParked:
+      break;
+  }
+  return "parked";
+}
 
 std::string ranks_text(int ranks, std::int64_t replicas) {
   return replicas > 1 ? fmt::format("{} x {} ranks", replicas, ranks)
@@ -89,6 +104,12 @@ Expected<void> Resizing::begin() {
                                      .build = [this] { return this_build(config_, inputs_); },
                                      .first_member = view_.size(),
                                      .replicas = static_cast<int>(config_.pipeline.replicas)}));
+  const Config::Elastic& elastic = config_.elastic;
+  if (elastic.release == "command") DYNMO_TRY(process::check_program(elastic.release_command));
+  releases_.emplace(elastic::ReleaseOptions{
+      .command = elastic.release_command,
+      .timeout = std::chrono::milliseconds(std::llround(1e3 * elastic.release_timeout_s)),
+      .run = config_.run.directory});
   return {};
 }
 
@@ -125,6 +146,23 @@ void Resizing::tell_ranks(const plan::Plan& plan) {
   service_->set_status(status_);
 }
 
+void Resizing::tell_releases(const std::vector<elastic::ReleaseNews>& news, std::int64_t step) {
+  for (const elastic::ReleaseNews& each : news) {
+    tell_.say(fmt::format("step {:5}  {}", step, each.line));
+    std::vector<int> released;
+    for (const elastic::Member& member : each.release.released) released.push_back(member.number);
+    tell_.event("release", step,
+                {{"number", each.release.number},
+                 {"ranks", released},
+                 {"outcome", text_of(each.outcome)},
+                 {"text", each.line}});
+  }
+}
+
+void Resizing::finish(std::int64_t step) {
+  if (releases_) tell_releases(releases_->finish(kLastHooks), step);
+}
+
 void Resizing::answer_checkpoints(const GroupRun& group) {
   if (wait_for_checkpoint_.empty() || group.checkpoints()->active()) return;
   const auto& failure = group.checkpoints()->failure();
@@ -136,6 +174,7 @@ void Resizing::answer_checkpoints(const GroupRun& group) {
 
 Expected<Turn> Resizing::next(const GroupRun& group, bool asked) {
   answer_checkpoints(group);
+  if (releases_) tell_releases(releases_->poll(), group.pipeline().next_step());
   std::vector<RankWord> words;
   if (asked) {
     RankWord mine{.leave = groups_.asked_to_leave()};
@@ -167,8 +206,7 @@ Expected<Turn> Resizing::next(const GroupRun& group, bool asked) {
 
 Expected<bool> Resizing::move(runtime::Pipeline& pipeline, const plan::Plan& plan) {
   const auto begin = std::chrono::steady_clock::now();
-  const plan::Migration migration =
-      plan::difference(pipeline.plan(), plan, *pipeline.costs());
+  const plan::Migration migration = plan::difference(pipeline.plan(), plan, *pipeline.costs());
   DYNMO_ASSIGN(const bool moved, pipeline.apply(plan));
   if (!moved) return false;
   ++moves_.count;
@@ -269,7 +307,15 @@ Expected<std::unique_ptr<GroupRun>> Resizing::change(const SizeChange& change,
                {"seconds", pause_s_},
                {"plan", plan::to_json(plan)}});
   if (joining > 0) DYNMO_TRY(spread(*group));
-  if (leads()) tell_ranks(group->pipeline().plan());
+  if (leads()) {
+    std::vector<elastic::Member> ended;
+    for (const elastic::Member& member : old.members) {
+      if (!view_.has(member.id)) ended.push_back(member);
+    }
+    if (ended.empty()) releases_->set_running(view_.members);
+    if (!ended.empty()) releases_->release(std::move(ended), view_.members);
+    tell_ranks(group->pipeline().plan());
+  }
   answer(change.client, done(fmt::format("before step {}: {}", step, line)));
   return group;
 }

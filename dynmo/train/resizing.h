@@ -17,6 +17,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/elastic/member.h"
+#include "dynmo/elastic/release_driver.h"
 #include "dynmo/train/control_service.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/groups.h"
@@ -58,6 +59,8 @@ class Resizing {
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> change(const SizeChange& change,
                                                            std::unique_ptr<GroupRun> group,
                                                            const RunLane& lane);
+  // When the run ends: releases that no hook was called for yet are called for, in bounded time.
+  void finish(std::int64_t step);
   // The error that a run which was stopped ends with.
   [[nodiscard]] Error stopped(const Turn& turn, const GroupRun& group);
 
@@ -89,6 +92,7 @@ class Resizing {
   [[nodiscard]] elastic::View next_view(const SizeChange& change, int positions) const;
   void answer(process::ClientId client, const elastic::Reply& reply);
   void answer_checkpoints(const GroupRun& group);
+  void tell_releases(const std::vector<elastic::ReleaseNews>& news, std::int64_t step);
   [[nodiscard]] bool leads() const { return service_ != nullptr; }
   // Who is in the run and what each has, as `dynmo ctl RUN status` prints it.
   void tell_ranks(const plan::Plan& plan);
@@ -104,7 +108,8 @@ class Resizing {
   int members_ = 0;
   Moves moves_;
   Json status_ = Json::object();
-  std::unique_ptr<ControlService> service_;  // the leader's
+  std::unique_ptr<ControlService> service_;  // the leader's; so is what follows
+  std::optional<elastic::ReleaseDriver> releases_;
 };
 
 // What a process needs in common with those of a run (elastic::check_same).

@@ -237,6 +237,10 @@ class Run {
     const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
     DYNMO_ASSIGN(RunLog log, open_log(name, kept));
     log.start(run_start(begin.first));
+    log.event("start", first_step_,
+              {{"plan", plan::to_json(begin.first.plan)},
+               {"ranks", group_->size()},
+               {"steps", config_.train.steps}});
     if (resizing_) log.series().members = resizing_->members();
     lanes_.push_back({name, settings, std::move(log), std::move(group)});
     return {};
@@ -308,6 +312,7 @@ class Run {
 
   Expected<void> checkpoint(Lane& lane, bool due) {
     DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
+    if (due) lane.log->event("checkpoint", lane.group->pipeline().next_step());
     for (const std::string& note : lane.group->checkpoints()->take_notes()) say(note);
     return {};
   }
@@ -372,7 +377,9 @@ class Run {
 
   Expected<void> validate(Lane& lane) {
     DYNMO_ASSIGN(const double loss, lane.group->validate());
-    lane.log->series().validation.emplace_back(lane.group->pipeline().next_step(), loss);
+    const std::int64_t step = lane.group->pipeline().next_step();
+    lane.log->series().validation.emplace_back(step, loss);
+    lane.log->event("validation", step, {{"loss", loss}});
     return {};
   }
 
@@ -385,7 +392,12 @@ class Run {
   }
 
   Expected<void> finish() {
-    for (Lane& lane : lanes_) DYNMO_TRY(finish(lane));
+    for (Lane& lane : lanes_) {
+      DYNMO_TRY(finish(lane));
+      const std::int64_t step = lane.group->pipeline().next_step();
+      if (step == config_.train.steps) lane.log->event("end", step);
+    }
+    if (resizing_) resizing_->finish(lanes_.back().group->pipeline().next_step());
     if (first_rank()) DYNMO_TRY(report());
     // A rank that ends with an error takes the others with it, also one that is still telling.
     DYNMO_TRY(barrier(*group_));

@@ -29,8 +29,8 @@ def manifests(run):
 
 class ElasticCase(RunCase):
     SETTINGS = ("elastic.enabled=true", "train.steps=100000", "checkpoint.every=20", "checkpoint.keep=1000",
-                "freezing.enabled=true", "freezing.start=10", "freezing.end=200", "pruning.enabled=true", "pruning.start=5",
-                "pruning.end=150", "pruning.every=20", "pruning.sparse_above=0.7", "model.blocks=4")
+                "freezing.enabled=true", "freezing.start=0.0001", "freezing.end=0.002", "pruning.enabled=true", "pruning.start=5",
+                "pruning.end=145", "pruning.every=20", "pruning.sparse_above=0.7", "model.blocks=4")
 
     def setUp(self):
         self.started = []
@@ -169,7 +169,8 @@ class Elastic(ElasticCase):
             self.assertIn(wanted, text)
         self.assertEqual(self.done("commands", "checkpoint"), "the checkpoint is written\n")
         self.assertEqual(len(manifests(run)), 1)
-        self.refused(self.ctl("commands", "pack", "2"), "pack is 2, wanted 1 to 1", "--join")
+        self.refused(self.ctl("commands", "pack", "2"), "pack is 2, wanted 1 to 1")
+        self.refused(self.ctl("commands", "pack", "3"), "the run has 2 ranks; more join by `dynmo train --join RUN`")
         self.refused(self.ctl("commands", "pack", "0"), "1")
         self.refused(self.ctl("commands", "drain", "7"), "there is no rank 7: wanted one of 0, 1")
         self.refused(self.ctl("commands", "drain", "0"), "rank 0 cannot leave alone")
@@ -247,6 +248,62 @@ class Elastic(ElasticCase):
             self.ended(each, code=130)
 
 
+    def test_hooks_and_restarts(self):
+        hook = self.folder / "hook"
+        hook.write_text("#!/bin/sh\n"
+                        "echo \"$DYNMO_RELEASE $DYNMO_RELEASE_CALL $DYNMO_RELEASED_RANKS|$DYNMO_KEPT_RANKS|$DYNMO_RELEASED_HOSTS\""
+                        " >> \"$DYNMO_RUN/told\"\n"
+                        "case $DYNMO_RELEASE in 2) echo no; exit 3;; 3) sleep 1000;; esac\n")
+        hook.chmod(0o755)
+        extra = ("elastic.release=command", f"elastic.release_command={hook}", "elastic.release_timeout_s=1")
+        run = self.folder / "hooks"
+        process = self.start("hooks", 4, *extra, words=("--resume", "auto"))
+        for number in (3, 2, 1):
+            self.done("hooks", "drain", str(number))
+            self.until(process, lambda: len(events(run, "release")) == 4 - number)
+        self.assertEqual((run / "told").read_text().splitlines(), ["1 1 3|0,1,2|", "2 1 2|0,1|", "3 1 1|0|"])
+        self.assertEqual([event["outcome"] for event in events(run, "release")], ["done", "parked", "parked"])
+        self.done("hooks", "stop")
+        self.assertIn("exit code 3", self.ended(process, code=130))
+        steps = len(losses(run))
+        process = self.spawn(self.command("-n", "2", "--resume", "auto", run="hooks", extra=(*self.SETTINGS, *extra)))
+        self.until(process, lambda: self.status("hooks").get("step", 0) > steps)
+        self.done("hooks", "stop")
+        self.assertIn(f"resume   step {steps} of", self.ended(process, code=130))
+        none = self.run_command(self.command("-n", "2", run="none", extra=(*self.SETTINGS, "elastic.release=command",
+                                                                         "elastic.release_command=no-such-program")))
+        self.refused(none, "elastic.release_command", "no-such-program")
+
+    def test_packs_by_itself(self):
+        # Four ranks of a model that one computes as fast: each sleeps for what its layers are said to take.
+        layer = {"forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3, "parameter_bytes": 4096,
+                 "gradient_bytes": 4096, "optimizer_bytes": 8192, "activation_bytes": 4096, "boundary_bytes": 4096}
+        names = ["embedding", *(f"blocks.{i // 2}.{'mlp' if i % 2 else 'attention'}" for i in range(14)), "head"]
+        layers = [{"name": name, **layer} for name in names]
+        heavy = [4e-3 if i == 15 else 1e-3 for i in range(16)]
+        trace = self.folder / "trace.jsonl"
+        light = [4e-3 if i == 15 else 2e-5 for i in range(16)]
+        lines = [{"format": "dynmo-load-trace-1", "layers": layers},
+                 {"step": 0, **{key: heavy for key in ("forward_s", "backward_input_s", "backward_weight_s")}},
+                 {"step": 12, "change": True, **{key: light for key in ("forward_s", "backward_input_s", "backward_weight_s")}}]
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        run = self.folder / "packed"
+        result = self.run_command(
+            [DYNMO, "train", "-n", "4", "--steps", "60", "--out", str(run), "--set", "run.device=emulated", "--set",
+             f"emulated.trace={trace}", "--set", "train.validation_every=0", "--set", "elastic.enabled=true", "--set",
+             "elastic.pack=auto", "--set", "elastic.release_after=5", "--set", "batch.micro_batches=8", "--set",
+             "elastic.pack_slack=0.05"], timeout=LIMIT)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("rank-hours saved", result.stdout)
+        size = json.loads((run / "summary.json").read_text())["runs"][0]["size"]
+        self.assertGreaterEqual(size["changes"], 1, result.stdout)
+        self.assertLess(size["mean_ranks"], 4)
+        self.assertGreater(size["saved_s"], 0)
+        # From the released ranks' last step on nobody is without layers.
+        last = events(run, "size")[-1]
+        self.assertEqual(len(last["plan"]["stages"]), len(last["ranks"]))
+
+
 class ElasticInput(RunCase):
     def test_settings(self):
         for extra, wanted in (
@@ -255,7 +312,7 @@ class ElasticInput(RunCase):
                 (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
                 (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
                 (("elastic.enabled=true", "elastic.release=command"), "a program with elastic.release = command"),
-                (("elastic.release_command=true",), "none with exit"),
+                (("elastic.release_command=sh",), "none with exit"),
                 (("elastic.enabled=true", "run.device=cuda"), "false with run.device = cuda"),
                 (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0")):
             result = self.run_command(self.command("-n", "2", run="refused", extra=extra))
