@@ -114,7 +114,7 @@ TEST(Tags, OfAllUsesAreApartAndInRange) {
     tags.insert(tag);
     ++given;
   };
-  for (const int lane : {0, 1, 60}) {
+  for (const int lane : {0, 1, 59}) {
     for (int use = 0; use < static_cast<int>(Control::kCount); ++use) {
       add(control_tag(static_cast<Control>(use), lane));
     }
