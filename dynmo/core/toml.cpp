@@ -113,6 +113,16 @@ std::string read(const toml::node& node, TomlBandwidth bandwidth) {
   *bandwidth.field = *parsed;
   return "";
 }
+std::string read(const toml::node& node, TomlAuto number) {
+  if (node.is_string() && node.as_string()->get() == "auto") {
+    number.field->reset();
+    return "";
+  }
+  double value = 0;
+  if (!read(node, &value).empty()) return "a finite number or \"auto\"";
+  *number.field = value;
+  return "";
+}
 std::string read(const toml::node& node, const TomlChoice& choice) {
   const std::string given = node.is_string() ? node.as_string()->get() : std::string();
   for (std::size_t i = 0; i < choice.names.size(); ++i) {
@@ -274,6 +284,9 @@ std::string written(const std::vector<std::string>* value) {
 std::string written(const Bytes* value) { return fmt::format("{}", value->value); }
 std::string written(TomlSeconds seconds) { return written(seconds.field); }
 std::string written(TomlBandwidth bandwidth) { return written(bandwidth.field); }
+std::string written(TomlAuto number) {
+  return *number.field ? written(&**number.field) : "\"auto\"";
+}
 std::string written(const TomlChoice& choice) {
   const std::string name(choice.names[choice.get()]);
   return written(&name);
@@ -302,6 +315,9 @@ std::optional<AllowedValue> value_of(const TomlField& field) {
         if constexpr (std::is_same_v<Field, Bytes*>) return f->value;
         if constexpr (std::is_same_v<Field, TomlSeconds>) return *f.field;
         if constexpr (std::is_same_v<Field, TomlBandwidth>) return *f.field;
+        if constexpr (std::is_same_v<Field, TomlAuto>) {
+          if (*f.field) return **f.field;
+        }
         if constexpr (std::is_same_v<Field, std::string*>) return std::string_view(*f);
         return std::nullopt;
       },

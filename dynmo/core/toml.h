@@ -31,6 +31,11 @@ struct TomlBandwidth {
   double* field = nullptr;
 };
 
+// A number, or "auto" while there is none: the program chooses one.
+struct TomlAuto {
+  std::optional<double>* field = nullptr;
+};
+
 // A field that is an enum: its enumerators count from 0 in the order of `names`.
 struct TomlChoice {
   std::span<const std::string_view> names;
@@ -54,9 +59,10 @@ struct TomlTables {
 };
 
 // An optional is not written while it has no value.
-using TomlField = std::variant<int*, std::int64_t*, double*, bool*, std::optional<bool>*,
-                               std::string*, std::vector<std::int64_t>*, std::vector<std::string>*,
-                               Bytes*, TomlSeconds, TomlBandwidth, TomlChoice, TomlTables>;
+using TomlField =
+    std::variant<int*, std::int64_t*, double*, bool*, std::optional<bool>*, std::string*,
+                 std::vector<std::int64_t>*, std::vector<std::string>*, Bytes*, TomlSeconds,
+                 TomlBandwidth, TomlAuto, TomlChoice, TomlTables>;
 
 // `name` is dotted, "table.key"; keys of one table follow one another. The field outlives its use.
 struct TomlKey {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -175,6 +176,23 @@ TEST(Toml, MutatedTextNeverCrashes) {
     EXPECT_EQ(done.error().message.find('\n'), std::string::npos)
         << "seed " << kSeed << ", case " << i;
   }
+}
+
+TEST(TomlAuto, IsANumberOrAuto) {
+  std::optional<double> share = 0.5;
+  const std::vector<TomlKey> keys = {{"one.share", TomlAuto{&share}, between(0, 1, "or auto")}};
+  EXPECT_EQ(to_toml(keys), "[one]\nshare = 0.5\n");
+  ASSERT_TRUE(apply_toml_settings(keys, std::vector<std::string>{"one.share=auto"}, "a.b=c"));
+  EXPECT_FALSE(share.has_value());
+  EXPECT_TRUE(check_values(keys));
+  EXPECT_EQ(to_toml(keys), "[one]\nshare = \"auto\"\n");
+  ASSERT_TRUE(apply_toml(keys, "[one]\nshare = 2\n", "f"));
+  EXPECT_EQ(share, 2);
+  EXPECT_EQ(check_values(keys).error().message, "one.share is 2, wanted 0 to 1 or auto");
+  ASSERT_TRUE(apply_toml(keys, "[one]\nshare = \"auto\"\n", "f"));
+  EXPECT_FALSE(share.has_value());
+  EXPECT_EQ(apply_toml(keys, "[one]\nshare = \"often\"\n", "f").error().message,
+            "f:2: one.share is 'often', wanted a finite number or \"auto\"");
 }
 
 }  // namespace
