@@ -16,6 +16,7 @@
 #include "dynmo/cost/layer_sample.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/runtime/micro_batch.h"
 #include "dynmo/runtime/staging.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/schedule/timeline.h"
@@ -24,12 +25,6 @@
 namespace dynmo::runtime {
 
 using model::LayerStates;
-
-// Inputs and next-token targets of one micro-batch, int64, B sequences of T tokens.
-struct MicroBatch {
-  at::Tensor tokens_BT;
-  at::Tensor targets_BT;
-};
 
 struct StepInput {
   const schedule::Schedule& lowered;

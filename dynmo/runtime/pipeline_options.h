@@ -19,7 +19,7 @@
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/channel_transport.h"
-#include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/micro_batch.h"
 #include "dynmo/runtime/staging.h"
 
 namespace dynmo::runtime {

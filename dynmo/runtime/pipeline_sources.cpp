@@ -2,6 +2,7 @@
 // What a pipeline asks its sources of dynamism, and what follows from their answers.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <string>
@@ -31,7 +32,11 @@ Expected<void> Pipeline::probe(const model::Model& layers, int times) {
   DYNMO_CHECK(options_.probed, "a micro-batch for sources that probe");
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   const schedule::Schedule lowered = forward_only(state_.plan, times);
-  const Batches batches = [this](std::int64_t, MicroBatchId) { return options_.probed(); };
+  std::optional<MicroBatch> read;
+  const Batches batches = [&](std::int64_t, MicroBatchId) {
+    if (!read) read = options_.probed();
+    return *read;
+  };
   StepInput input = round_input(lowered, batches, 0);
   input.frozen_layers = static_cast<int>(model_.size());
   input.pass = model::Pass::kValidation;
