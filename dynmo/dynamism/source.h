@@ -33,6 +33,13 @@ struct Setting {
   const std::vector<model::Tie>& ties;
 };
 
+// What a source has found out on this machine in place of "auto".
+struct Measured {
+  std::string key;    // in its table
+  std::string value;  // as TOML
+  std::string why;    // for people: "as measured"
+};
+
 // Between two steps. Equal on all ranks but for `states`.
 struct Boundary {
   std::int64_t step;           // before_step: the one that comes; after_update: the one just done
@@ -76,6 +83,13 @@ class Source {
   [[nodiscard]] virtual Expected<void> check(const Setting&) const { return {}; }
   // Replaces or wraps layers before the model is made, on all ranks alike.
   [[nodiscard]] virtual Expected<void> shape(model::Recipe&) const { return {}; }
+  // Its keys that are "auto", on all ranks at once, before the first step of a run: rank 0's are
+  // those of the run, stand in its config, and are the ones that a resumed run has. `tokens` are
+  // those of a micro-batch.
+  [[nodiscard]] virtual std::vector<Measured> measure(const model::Model& /*model*/,
+                                                      std::int64_t /*tokens*/) const {
+    return {};
+  }
   // Once before each step, also before the first one after a start; again where the step was not
   // finished, as its group has ended.
   [[nodiscard]] virtual Expected<Change> before_step(const Boundary&) { return Change{}; }

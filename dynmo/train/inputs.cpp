@@ -14,6 +14,7 @@
 #include "dynmo/process/hook.h"
 #include "dynmo/process/host_memory.h"
 #include "dynmo/train/first_plan.h"
+#include "dynmo/train/measured_keys.h"
 
 namespace dynmo::train {
 namespace {
@@ -89,7 +90,10 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
   }
   const int layers = static_cast<int>(inputs->model.layers.size());
   DYNMO_TRY(check_cut(options.config, ranks, layers));
-  if (options.resume) DYNMO_TRY(restore(options.config));
+  if (options.resume) {
+    DYNMO_ASSIGN(const Config config, resumed_config(options.config));
+    DYNMO_TRY(restore(config));
+  }
   DYNMO_TRY(check_folder_is_free(options));
   const Config::Elastic& elastic = options.config.elastic;
   if (elastic.release == "command") {

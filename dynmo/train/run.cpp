@@ -17,6 +17,7 @@
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/first_plan.h"
 #include "dynmo/train/generation.h"
+#include "dynmo/train/measured_keys.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/resizing.h"
@@ -486,14 +487,19 @@ class Run {
 
 namespace {
 
-Expected<void> train_in(Transport& transport, Groups* groups, const TrainOptions& options,
+Expected<void> train_in(Transport& transport, Groups* groups, const TrainOptions& given,
                         const Reporter& reporter) {
-  DYNMO_TRY(validate(options.config));
+  DYNMO_TRY(validate(given.config));
+  TrainOptions options = given;
+  if (options.resume) {
+    DYNMO_ASSIGN(options.config, resumed_config(options.config));
+  }
   DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
   DYNMO_TRY(check_folder_is_free(options));
   DYNMO_TRY(make_directories(options.config.run.directory));
+  DYNMO_TRY(measure_keys(transport, options, inputs, reporter));
   return Run(transport, groups, options, reporter, std::move(inputs)).run();
 }
 

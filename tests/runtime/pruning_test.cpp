@@ -93,7 +93,7 @@ TEST(Pruning, LeavesExactlyWhatTheScheduleSays) {
         weights += step == 0 ? all : 0;
         const double density = static_cast<double>(left) / static_cast<double>(all);
         least[step] = std::min(least.try_emplace(step, 1).first->second, density);
-        EXPECT_EQ(model::is_compressed(parameter), density < 1 - options.sparse_above);
+        EXPECT_EQ(model::is_compressed(parameter), density < 1 - *options.sparse_above);
         EXPECT_EQ(model::kept_values(parameter).numel(), left);
       }
     }

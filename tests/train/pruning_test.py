@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -102,6 +103,35 @@ class Pruning(RunCase):
         found = figures(self.folder / "steady")
         self.assertEqual(figures(run)[100], found[100])
 
+    def test_a_measured_break_even_is_a_number_of_the_run(self):
+        """Measured once, printed, in the run's config; a resumed run has its bits, though its own config says auto."""
+        extra = ("pruning.sparse_above=auto",)
+        result = self.train("measured", 2, *extra)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        found = re.search(r"^sparse_above = (.*)$", (self.folder / "measured" / "config.toml").read_text(), re.MULTILINE).group(1)
+        self.assertTrue(0.45 <= float(found) <= 1, found)
+        self.assertIn(f"pruning.sparse_above = {float(found):g}, measured", result.stdout)
+        given = self.train("given", 2, f"pruning.sparse_above={found}")
+        self.assertEqual(given.returncode, 0, given.stdout + given.stderr)
+        self.assertEqual(digests(newest_manifest(self.folder / "measured")), digests(newest_manifest(self.folder / "given")))
+
+        shutil.copytree(self.folder / "measured", self.folder / "gone-on")
+        shutil.rmtree(self.folder / "gone-on" / "checkpoints" / "step-00000024")
+        result = self.train("gone-on", 3, *extra, words=("--resume",))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertNotIn("pruning.sparse_above", result.stdout)
+        self.assertEqual(digests(newest_manifest(self.folder / "gone-on")), digests(newest_manifest(self.folder / "given")))
+
+        (self.folder / "gone-on" / "config.toml").unlink()
+        result = self.train("gone-on", 2, *extra, words=("--resume",))
+        self.assert_error(result, 2, "pruning.sparse_above is auto", "config.toml")
+
+    def test_auto_in_bf16_is_a_constant(self):
+        result = self.train("bf16", 2, "pruning.sparse_above=auto", "model.precision=bf16", "checkpoint.every=0")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("pruning.sparse_above = 0.65, as no layer computes in fp32", result.stdout)
+        self.assertIn("sparse_above = 0.65", (self.folder / "bf16" / "config.toml").read_text())
+
     def look_into(self, checkpoint):
         """Values are whole matrices with zeros where the mask says so; moments hold what is kept."""
         kept = weights = masks = 0
@@ -128,6 +158,7 @@ class Pruning(RunCase):
                              (("pruning.final_sparsity=1",), ("pruning.final_sparsity", "max_sparsity")),
                              (("pruning.end=16",), ("pruning.end", "pruning.every")),
                              (("pruning.magnitude=random",), ("pruning.magnitude", "scaled")),
+                             (("pruning.sparse_above=often",), ("pruning.sparse_above", '"auto"')),
                              (("pruning.sparse_rate=0.3",), ("pruning.sparse_rate",)),
                              (("run.device=cuda",), ("run.device",))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])

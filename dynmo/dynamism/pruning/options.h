@@ -4,6 +4,7 @@
 // Gradual magnitude pruning: its keys, one table for a training and for a scenario.
 
 #include <cstdint>
+#include <optional>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
@@ -19,6 +20,9 @@ enum class Magnitude {
   // emptied first (at 52 % of all, they have lost 91 % in a model of 8 blocks).
   kRaw,
 };
+
+// About the sparsity at which sparse products take as long as dense ones (bench/sparse_bench).
+inline constexpr double kSparseAbove = 0.65;
 
 struct PruningOptions {
   // DynMo's example: from step 3000 to 7000 every 1000, to 90 %; the end point is included.
@@ -41,9 +45,9 @@ struct PruningOptions {
   double max_sparsity = 0.98;  // of a matrix, so that none is emptied
   Magnitude magnitude = Magnitude::kScaled;
   // A matrix that has lost more is compressed: sparse products and 28 bytes a kept weight in place
-  // of dense ones and 16 a weight. A constant, so that the bits of a run depend on no clock; about
-  // where the two products take equally long (bench/sparse_bench).
-  double sparse_above = 0.65;
+  // of dense ones and 16 a weight. A number, so that the bits of a run depend on no clock. None:
+  // "auto", which a run measures before its first step (Source::measure).
+  std::optional<double> sparse_above = kSparseAbove;
   double index_bytes = 4;  // of each weight of a sparse matrix (CSR, 32 bit)
 };
 

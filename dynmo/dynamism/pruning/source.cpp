@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/pruning/source.h"
 
+#include <fmt/format.h>
+
 #include <cstddef>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +14,7 @@
 #include "dynmo/dynamism/pruning/select.h"
 #include "dynmo/dynamism/pruning/select_mask.h"
 #include "dynmo/model/pruned.h"
+#include "dynmo/model/sparse_break_even.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -45,6 +49,29 @@ class PruningSource final : public Source {
     return make_error(ErrorCode::kBadInput,
                       "pruning.enabled is true, but no layer of the model has a matrix that may be "
                       "pruned");
+  }
+
+  std::vector<Measured> measure(const model::Model& model, std::int64_t tokens) const override {
+    if (options_.sparse_above) return {};
+    std::map<std::vector<std::int64_t>, int> sizes;
+    for (const auto& layer : model) {
+      if (layer->compute_type() != at::kFloat) continue;
+      for (const model::ParameterSpec& spec : layer->parameters()) {
+        if (spec.prunable) ++sizes[spec.shape];
+      }
+    }
+    if (sizes.empty()) {
+      return {{.key = "sparse_above",
+               .value = fmt::format("{}", kSparseAbove),
+               .why = "as no layer computes in fp32, and all matrices stay masked"}};
+    }
+    std::vector<model::MatrixSize> matrices;
+    for (const auto& [shape, count] : sizes) {
+      matrices.push_back({.rows = shape[0], .columns = shape[1], .matrices = count});
+    }
+    return {{.key = "sparse_above",
+             .value = fmt::format("{}", model::measure_break_even(matrices, tokens)),
+             .why = "measured: from this sparsity on compressed products take no longer"}};
   }
 
   Json figures() const override {
@@ -153,9 +180,10 @@ class PruningSource final : public Source {
     model::Parameter& parameter = own.layer->parameters[own.parameter];
     const double sparsity =
         1 - static_cast<double>(stay.size()) / static_cast<double>(own.weights());
+    DYNMO_CHECK(options_.sparse_above, "pruning.sparse_above to be measured before a step");
     const bool compressed =
         model::is_compressed(parameter) ||
-        (layer.compute_type() == at::kFloat && sparsity > options_.sparse_above);
+        (layer.compute_type() == at::kFloat && sparsity > *options_.sparse_above);
     model::prune(parameter, own.spec, stay,
                  compressed ? model::MatrixFormat::kCompressed : model::MatrixFormat::kMasked);
   }

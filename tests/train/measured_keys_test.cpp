@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/measured_keys.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/files.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/dynamism/pruning/options.h"
+#include "dynmo/transport/in_process.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::train {
+namespace {
+
+// Finds another weight decay on every rank. A key that is no source's stands in for one that is
+// "auto": sources whose layers sleep have none.
+class Differing final : public dynamism::Source {
+ public:
+  explicit Differing(int rank) : rank_(rank) {}
+  std::string_view name() const override { return "optimizer"; }
+  std::vector<dynamism::Measured> measure(const model::Model&, std::int64_t tokens) const override {
+    EXPECT_EQ(tokens, 4 * 128);
+    return {{.key = "weight_decay", .value = fmt::format("0.{}", rank_ + 3), .why = "as drawn"}};
+  }
+
+ private:
+  int rank_;
+};
+
+Config emulated(const TempFolder& folder) {
+  cost::LayerCost layer;
+  layer.forward_s = layer.backward_input_s = 1e-3;
+  layer.boundary_bytes = Bytes{64};
+  const cost::ModelCost model{std::vector<cost::LayerCost>(4, layer)};
+  const std::filesystem::path profile = folder.path() / "profile.json";
+  EXPECT_TRUE(write_file_durably(profile, cost::profile_json(model).dump()));
+  Config config;
+  config.run.device = "emulated";
+  config.emulated.profile = profile.string();
+  config.train.validation_every = 0;
+  return config;
+}
+
+TEST(MeasuredKeys, AreThoseOfRankZeroOnAllRanks) {
+  const TempFolder folder;
+  const Config config = emulated(folder);
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  std::vector<double> found;
+  const auto status =
+      transport::run_ranks(3, [&](transport::Transport& transport) -> Expected<void> {
+        TrainOptions options;
+        options.config = config;
+        options.make_sources = [rank = transport.rank().value](std::int64_t) {
+          dynamism::Sources sources;
+          sources.push_back(std::make_unique<Differing>(rank));
+          return sources;
+        };
+        const Reporter reporter{.line = [&](std::string_view line) { lines.emplace_back(line); }};
+        DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
+        DYNMO_TRY(measure_keys(transport, options, inputs, reporter));
+        const std::lock_guard lock(mutex);
+        found.push_back(options.config.optimizer.weight_decay);
+        return {};
+      });
+  ASSERT_TRUE(status) << status.error().message;
+  EXPECT_EQ(found, (std::vector<double>{0.3, 0.3, 0.3}));
+  EXPECT_EQ(lines, (std::vector<std::string>{"auto     optimizer.weight_decay = 0.3, as drawn"}));
+}
+
+Config with_auto(const TempFolder& folder) {
+  Config config;
+  config.run.directory = folder.path().string();
+  config.sources.enable<dynamism::PruningOptions>().sparse_above.reset();
+  return config;
+}
+
+TEST(MeasuredKeys, OfAResumedRunAreWhatItsConfigSays) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder.path() / "checkpoints");
+  Config run = with_auto(folder);
+  run.sources.get<dynamism::PruningOptions>().sparse_above = 0.57;
+  ASSERT_TRUE(write_file_durably(folder.path() / "config.toml", to_toml(run)));
+  const auto resumed = resumed_config(with_auto(folder));
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(resumed->sources.get<dynamism::PruningOptions>().sparse_above, 0.57);
+  EXPECT_EQ(identity(*resumed), identity(run));
+
+  // What is given, and what no enabled source asks for, is left alone.
+  Config given = with_auto(folder);
+  given.sources.get<dynamism::PruningOptions>().sparse_above = 0.7;
+  EXPECT_EQ(resumed_config(given)->sources.get<dynamism::PruningOptions>().sparse_above, 0.7);
+  Config disabled;
+  disabled.run.directory = folder.path().string();
+  disabled.sources.get<dynamism::PruningOptions>().sparse_above.reset();
+  EXPECT_FALSE(resumed_config(disabled)->sources.get<dynamism::PruningOptions>().sparse_above);
+}
+
+TEST(MeasuredKeys, OfARunThatHasMeasuredNothingAreRefused) {
+  const TempFolder folder;
+  EXPECT_TRUE(resumed_config(with_auto(folder))) << "nothing to resume: restore() says so";
+  std::filesystem::create_directory(folder.path() / "checkpoints");
+  const auto missing = resumed_config(with_auto(folder));
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kBadInput);
+  EXPECT_NE(missing.error().message.find("pruning.sparse_above is auto"), std::string::npos)
+      << missing.error().message;
+  ASSERT_TRUE(write_file_durably(folder.path() / "config.toml", to_toml(with_auto(folder))));
+  const auto still = resumed_config(with_auto(folder));
+  ASSERT_FALSE(still);
+  EXPECT_NE(still.error().message.find("pruning.sparse_above is auto and so it is in"),
+            std::string::npos)
+      << still.error().message;
+}
+
+}  // namespace
+}  // namespace dynmo::train
