@@ -83,6 +83,13 @@ inline dynamism::MakeSources freezing_by(const dynamism::FreezingOptions& rule) 
   };
 }
 
+// What a rank goes on from: a checkpoint's.
+struct Begin {
+  LayerStates states;
+  std::int64_t step = 0;
+  Json sources = Json::object();  // what they remember
+};
+
 struct RunOptions {
   int steps = 20;
   int micro_batches = 4;
@@ -99,6 +106,8 @@ struct RunOptions {
   at::ScalarType type = at::kFloat;  // of parameters and everything else
   model::Model layers = {};          // of another decoder of small_model()'s sizes
   std::uint64_t seed = 7;
+  // Instead of initial states at step 0.
+  std::function<Expected<Begin>(const model::Model&, const plan::Plan&, Rank)> begin = {};
   // Before each step, on every rank.
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
   std::vector<transport::Fault> faults = {};     // of every rank
@@ -214,10 +223,15 @@ inline RunResult run_pipeline(const RunOptions& run) {
         const auto channels = run.channels ? run.channels(*transport) : nullptr;
         PipelineOptions own = options;
         own.channels = channels.get();
-        Pipeline pipeline(
-            *transport, layers, own,
-            {plan, in_type(initial_states(layers, plan, rank, run.seed, run.ties), run.type)});
-        for (int step = 0; step < run.steps; ++step) {
+        Begin begin;
+        if (run.begin) {
+          DYNMO_ASSIGN(begin, run.begin(layers, plan, rank));
+        } else {
+          begin.states = in_type(initial_states(layers, plan, rank, run.seed, run.ties), run.type);
+        }
+        Pipeline pipeline(*transport, layers, own, {plan, std::move(begin.states), begin.step});
+        DYNMO_TRY(dynamism::restore(pipeline.sources(), begin.sources));
+        for (auto step = static_cast<int>(begin.step); step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
           if (transport->rank() == transport::Member(0)) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every source that trains, alone and with another, under every way to run it: the same bits as on
-// one rank. All pairs of two choices are run, in cases that another seed draws every time; it is in
-// the messages, and DYNMO_SEED repeats it. DYNMO_SAMPLES=all runs the whole product.
+// Every source that trains, alone and with another, under every way to run it, and resumed from a
+// checkpoint on another number of ranks: the same bits as on one rank. All pairs of two choices are
+// run, in cases that another seed draws every time; it is in the messages, and DYNMO_SEED repeats
+// it. DYNMO_SAMPLES=all runs the whole product.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +14,9 @@
 
 #include "blinking_source.h"
 #include "dynmo/dynamism/pruning/source.h"
+#include "dynmo/train/checkpointer.h"
 #include "pipeline_fixture.h"
+#include "tests/support/temp_folder.h"
 
 namespace dynmo::runtime::testing {
 namespace {
@@ -27,6 +30,10 @@ dynamism::PruningOptions pruned_within_sixty_steps() {
   options.every = 8;
   options.sparse_above = 0.6;
   return options;
+}
+
+std::string tensor_name(LayerId layer, std::string_view parameter) {
+  return fmt::format("{}.{}", layer.value, parameter);
 }
 
 struct NamedSources {
@@ -63,21 +70,25 @@ const std::vector<NamedSources> kSources = {
                          dynamism::make_freezing_source({.schedule = freezing()}, steps));
      }}};
 
-enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kChoices };
-constexpr std::array<int, kChoices> kValues = {5, 6, 4, 3, 2};
+enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
+constexpr std::array<int, kChoices> kValues = {5, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }
 bool has_replicas(const Case& c) { return c[kCopies] == 1; }
 bool moves(const Case& c) { return c[kMoves] == 1; }
+bool resumes(const Case& c) { return c[kResumes] == 1; }
 // What interleaved takes; sums of a step are in the order of its micro-batches.
 int micro_batches_of(const Case& c) { return ranks_of(c) == 3 ? 6 : 4; }
 
+schedule::ScheduleKind kind_of(const Case& c) {
+  return kKinds[static_cast<std::size_t>(c[kSchedule])];
+}
+
 // One rank has nowhere to move to, and no two stages.
 bool is_possible(const Case& c) {
-  const schedule::ScheduleKind kind = kKinds[static_cast<std::size_t>(c[kSchedule])];
-  const bool two_stages =
-      kind == schedule::ScheduleKind::kInterleaved || kind == schedule::ScheduleKind::kZbV;
+  const bool two_stages = kind_of(c) == schedule::ScheduleKind::kInterleaved ||
+                          kind_of(c) == schedule::ScheduleKind::kZbV;
   return ranks_of(c) > 1 || (!two_stages && !moves(c));
 }
 
@@ -138,37 +149,133 @@ RunOptions run_of(const Case& c) {
   return run;
 }
 
+using Hook = std::function<Expected<void>(Pipeline&, std::int64_t)>;
+
+// Writes a checkpoint before step `at`, then goes on as `then` says.
+Hook writing(std::int64_t at, const train::Config& config, Hook then) {
+  return [=, &config](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step == at) {
+      train::Checkpointer checkpointer(
+          pipeline.grid().world(), transport::control_tag(transport::Control::kCheckpoint),
+          config.run.directory, config, tensor_name, train::Waiting::kAlways);
+      DYNMO_TRY(checkpointer.start(pipeline));
+      EXPECT_FALSE(checkpointer.failure());
+    }
+    return then ? then(pipeline, step) : Expected<void>();
+  };
+}
+
+// From the newest checkpoint.
+Expected<Begin> restored(const train::Config& config, const model::Model& layers,
+                         const plan::Plan& plan, Rank rank) {
+  DYNMO_ASSIGN(const train::Restored found, train::restore(config));
+  DYNMO_ASSIGN(LayerStates states, train::load_states(found, layers, plan, rank, tensor_name));
+  return Begin{std::move(states), found.step, found.sources};
+}
+
+// Another number of ranks, which the micro-batches suit, under another schedule; else as it was.
+Case elsewhere(const Case& c, Rng& rng) {
+  Case other = c;
+  do {
+    other[kRanks] = static_cast<int>(rng.below(4));
+    other[kSchedule] = static_cast<int>(rng.below(kKinds.size()));
+    other[kMoves] = ranks_of(other) > 1 ? c[kMoves] : 0;
+  } while (ranks_of(other) == ranks_of(c) || micro_batches_of(c) % ranks_of(other) != 0 ||
+           !is_possible(other));
+  return other;
+}
+
+// What a run that resumes at a step has to show.
+RunResult from_step(RunResult result, std::int64_t step) {
+  result.losses.erase(result.losses.begin(), result.losses.begin() + step);
+  result.gradient_norms.erase(result.gradient_norms.begin(), result.gradient_norms.begin() + step);
+  return result;
+}
+
 std::uint64_t rotating_seed() {
   if (const char* given = std::getenv("DYNMO_SEED")) return std::strtoull(given, nullptr, 10);
   return std::random_device()();
 }
 
+// Under a plan that is drawn.
+RunOptions run_as(const Case& c, int micro_batches, Rng& rng) {
+  RunOptions run = run_of(c);
+  run.micro_batches = micro_batches;
+  run.plan = random_plan(rng, kind_of(c), kLayers, ranks_of(c), micro_batches);
+  if (c[kCopies] == 2) run.recompute = plan::Recompute::kWhole;
+  if (moves(c)) run.before_step = random_plans(rng.next(), ranks_of(c), micro_batches);
+  return run;
+}
+
+std::string text_of(const Case& c, const RunOptions& run) {
+  return fmt::format(
+      "{}, {} on {} ranks{}{}{}", kSources[static_cast<std::size_t>(c[kSource])].name,
+      plan::to_string(*run.plan), ranks_of(c), has_replicas(c) ? ", two replicas" : "",
+      c[kCopies] == 2 ? ", recomputed" : "", moves(c) ? ", moving" : "");
+}
+
+void expect_as_alone(const Case& c, const RunResult& alone, std::uint64_t seed, Rng& rng) {
+  RunOptions run = run_as(c, micro_batches_of(c), rng);
+  const std::string what = fmt::format("seed {}: {}", seed, text_of(c, run));
+  if (!resumes(c)) return expect_same(alone, run_pipeline(run), what);
+  const TempFolder folder;
+  train::Config config;
+  config.run.directory = folder.path().string();
+  const auto at = 10 + static_cast<std::int64_t>(rng.below(kSourcesSteps - 20));
+  run.before_step = writing(at, config, run.before_step);
+  expect_same(alone, run_pipeline(run), what);
+  const Case other = elsewhere(c, rng);
+  run = run_as(other, run.micro_batches, rng);
+  run.begin = [&config](const model::Model& layers, const plan::Plan& plan, Rank rank) {
+    return restored(config, layers, plan, rank);
+  };
+  expect_same(from_step(alone, at), run_pipeline(run),
+              fmt::format("{}, resumed at step {}: {}", what, at, text_of(other, run)));
+}
+
 TEST(Sources, TrainToTheSameBitsHoweverTheyAreRun) {
   const std::uint64_t seed = rotating_seed();
   RecordProperty("seed", std::to_string(seed));
-  fmt::print("seed {}\n", seed);
   Rng rng(mix_key({0x50C5, seed}));
   const char* samples = std::getenv("DYNMO_SAMPLES");
   const bool whole = samples != nullptr && std::string_view(samples) == "all";
   const std::vector<Case> all = product();
+  const std::vector<Case> cases = whole ? all : with_all_pairs(all, rng);
+  fmt::print("seed {}, {} cases\n", seed, cases.size());
   std::map<std::array<int, 3>, RunResult> alone;  // by sources, micro-batches, replicas
-  for (const Case& c : whole ? all : with_all_pairs(all, rng)) {
+  for (const Case& c : cases) {
     const auto [found, fresh] =
         alone.try_emplace({c[kSource], micro_batches_of(c), has_replicas(c) ? 2 : 1});
     if (fresh) found->second = run_pipeline(run_of(c));
-    RunOptions run = run_of(c);
-    const schedule::ScheduleKind kind = kKinds[static_cast<std::size_t>(c[kSchedule])];
-    run.plan = random_plan(rng, kind, kLayers, ranks_of(c), run.micro_batches);
-    if (c[kCopies] == 2) run.recompute = plan::Recompute::kWhole;
-    if (moves(c)) run.before_step = random_plans(rng.next(), ranks_of(c), run.micro_batches);
-    expect_same(
-        found->second, run_pipeline(run),
-        fmt::format("seed {}: {}, {} on {} ranks{}{}{}", seed,
-                    kSources[static_cast<std::size_t>(c[kSource])].name, plan::to_string(*run.plan),
-                    ranks_of(c), has_replicas(c) ? ", two replicas" : "",
-                    c[kCopies] == 2 ? ", recomputed" : "", moves(c) ? ", moving" : ""));
+    expect_as_alone(c, found->second, seed, rng);
     if (HasFailure()) return;
   }
+}
+
+// The test above would notice what is left out of a checkpoint.
+TEST(Sources, ThatForgetWhatTheyKnewShow) {
+  const TempFolder folder;
+  train::Config config;
+  config.run.directory = folder.path().string();
+  constexpr std::int64_t kAt = 30;
+  const Case by_norm = {1};
+  RunOptions run = run_of(by_norm);
+  run.before_step = writing(kAt, config, {});
+  const RunResult alone = run_pipeline(run);
+  run.before_step = {};
+  const auto resumed = [&](const std::function<void(Begin&)>& damage) {
+    run.begin = [&](const model::Model& layers, const plan::Plan& plan,
+                    Rank rank) -> Expected<Begin> {
+      DYNMO_ASSIGN(Begin begin, restored(config, layers, plan, rank));
+      damage(begin);
+      return begin;
+    };
+    return run_pipeline(run);
+  };
+  expect_same(from_step(alone, kAt), resumed([](Begin&) {}), "whole");
+  const RunResult forgetful = resumed([](Begin& begin) { begin.sources = Json::object(); });
+  ASSERT_TRUE(forgetful.status) << forgetful.status.error().message;
+  EXPECT_NE(forgetful.losses, from_step(alone, kAt).losses);
 }
 
 // Else the test above would say nothing.
