@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 
+#include "dynmo/core/check.h"
+
 namespace dynmo::dynamism {
 namespace {
 
@@ -16,11 +18,28 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
      "a router's capacity is a share of whole sequences, and exits leave ragged ones"},
 }};
 
+constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
+constexpr std::array<RefusedSetting, 3> kRefusedSettings = {{
+    {"pruning", "run.device", "cuda", kSparseOnCpus},
+    {"pruning", "run.device", "emulated", kSparseOnCpus},
+    {"freezing", "model.tied_embeddings", "true",
+     "tied embeddings are two equal copies, of which it would stop one"},
+}};
+
+bool is(const TrainingSetting& setting, const RefusedSetting& refused) {
+  if (refused.key == "run.device") return setting.device == refused.value;
+  DYNMO_CHECK(refused.key == "model.tied_embeddings", "a key that is looked at, got {}",
+              refused.key);
+  return setting.tied_embeddings == (refused.value == "true");
+}
+
 }  // namespace
 
 std::span<const RefusedPair> refused_pairs() { return kRefusedPairs; }
+std::span<const RefusedSetting> refused_settings() { return kRefusedSettings; }
 
-Expected<void> check_combination(std::span<const std::string_view> tables) {
+Expected<void> check_combination(std::span<const std::string_view> tables,
+                                 const TrainingSetting& setting) {
   const auto has = [&](std::string_view table) {
     return std::find(tables.begin(), tables.end(), table) != tables.end();
   };
@@ -29,6 +48,13 @@ Expected<void> check_combination(std::span<const std::string_view> tables) {
     return make_error(ErrorCode::kBadInput,
                       "{0}.enabled and {1}.enabled are both true: {2}; set one of them to false",
                       pair.one, pair.other, pair.reason);
+  }
+  for (const RefusedSetting& refused : kRefusedSettings) {
+    if (!has(refused.source) || !is(setting, refused)) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "{0}.enabled is true with {1} = {2}: {3}; set {0}.enabled = false or {1} "
+                      "to something else",
+                      refused.source, refused.key, refused.value, refused.reason);
   }
   return {};
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which sources of dynamism one training can have together: one table, for a check before a rank
-// starts and for the page that shows it.
+// What the sources of dynamism of one training exclude: each other, and settings of the run. One
+// table, for a check before a rank starts, for the page that shows it and for a test a cell. What a
+// source's own options exclude (freezing.rule with a device) is checked beside them.
 
 #include <span>
 #include <string_view>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 
@@ -20,7 +22,20 @@ struct RefusedPair {
 // By tables; all other pairs work together. In docs/sources.md.
 [[nodiscard]] std::span<const RefusedPair> refused_pairs();
 
-// kBadInput naming the first refused pair among `tables`, its reason and what to switch off.
-[[nodiscard]] Expected<void> check_combination(std::span<const std::string_view> tables);
+// `key` is that of a config, and its value written as a config has it.
+struct RefusedSetting {
+  std::string_view source;
+  std::string_view key;
+  std::string_view value;
+  std::string_view reason;
+};
+
+// Everything else goes with every source, whatever its options.
+[[nodiscard]] std::span<const RefusedSetting> refused_settings();
+
+// kBadInput naming the first refused pair among `tables`, else the first one that does not go with
+// the setting, with the reason and what to switch off.
+[[nodiscard]] Expected<void> check_combination(std::span<const std::string_view> tables,
+                                               const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

@@ -69,7 +69,7 @@ Expected<void> SourceOptions::check_training(const TrainingSetting& setting) con
     if (one.entry.trains) DYNMO_TRY(one.entry.check(one.options));
     if (one.enabled) DYNMO_TRY(one.entry.check_training(one.options, setting));
   }
-  return check_combination(enabled_tables());
+  return check_combination(enabled_tables(), setting);
 }
 
 Expected<std::unique_ptr<LoadModel>> SourceOptions::make_load(std::string_view table,

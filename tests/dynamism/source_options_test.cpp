@@ -77,7 +77,7 @@ TEST(Combinations, EveryPairIsAcceptedOrRefusedByName) {
       const auto pair = std::find_if(refused.begin(), refused.end(), [&](const RefusedPair& p) {
         return (p.one == one && p.other == other) || (p.one == other && p.other == one);
       });
-      const auto result = check_combination(std::vector<std::string_view>{one, other});
+      const auto result = check_combination(std::vector<std::string_view>{one, other}, {});
       ASSERT_EQ(result.has_value(), pair == refused.end()) << one << ", " << other;
       if (result) continue;
       const std::string& message = result.error().message;
@@ -88,11 +88,38 @@ TEST(Combinations, EveryPairIsAcceptedOrRefusedByName) {
   }
 }
 
+// Every source with every setting of the table.
+TEST(Combinations, EverySettingIsAcceptedOrRefusedByName) {
+  const std::vector<std::string_view> tables = SourceOptions().tables();
+  for (const RefusedSetting& setting : refused_settings()) {
+    TrainingSetting given;
+    if (setting.key == "run.device") given.device = setting.value;
+    given.tied_embeddings = setting.key == "model.tied_embeddings" && setting.value == "true";
+    for (const std::string_view table : tables) {
+      const auto refused =
+          std::ranges::find_if(refused_settings(), [&](const RefusedSetting& other) {
+            return other.source == table && other.key == setting.key &&
+                   other.value == setting.value;
+          });
+      const auto result = check_combination(std::vector{table}, given);
+      ASSERT_EQ(result.has_value(), refused == refused_settings().end())
+          << table << ", " << setting.key << " = " << setting.value;
+      if (result) continue;
+      for (const std::string_view word : {table, setting.key, setting.value, refused->reason}) {
+        EXPECT_NE(result.error().message.find(word), std::string::npos) << result.error().message;
+      }
+    }
+  }
+}
+
 TEST(Combinations, NameSourcesThatThereAre) {
   const std::vector<std::string_view> tables = SourceOptions().tables();
   for (const RefusedPair& pair : refused_pairs()) {
     EXPECT_EQ(std::count(tables.begin(), tables.end(), pair.one), 1) << pair.one;
     EXPECT_EQ(std::count(tables.begin(), tables.end(), pair.other), 1) << pair.other;
+  }
+  for (const RefusedSetting& setting : refused_settings()) {
+    EXPECT_EQ(std::count(tables.begin(), tables.end(), setting.source), 1) << setting.source;
   }
 }
 

@@ -176,11 +176,6 @@ Expected<void> check_training(const FreezingOptions& options, const TrainingSett
                       name_of(options.rule),
                       options.rule == FreezingRule::kNorm ? "gradients" : "outputs");
   }
-  if (setting.tied_embeddings) {
-    return make_error(ErrorCode::kBadInput,
-                      "freezing.enabled is true with tied embeddings: freezing would stop one of "
-                      "the two copies; set model.tied_embeddings=false or freezing.enabled=false");
-  }
   return {};
 }
 

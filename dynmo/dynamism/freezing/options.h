@@ -66,7 +66,7 @@ struct FreezingOptions {
 // kBadInput where a training cannot freeze so: a rule that only load models know, a key of another
 // rule that is not at its default, checks or changes that come too late in the run to freeze
 // anything, checks of kPlasticity without a step between, emulated layers for a rule that follows
-// what they learn, tied embeddings, of which it would stop one of two equal copies.
+// what they learn.
 [[nodiscard]] Expected<void> check_training(const FreezingOptions& options,
                                             const TrainingSetting& setting);
 

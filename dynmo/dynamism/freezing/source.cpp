@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/freezing/source.h"
 
+#include <array>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/dynamism/combinations.h"
 #include "dynmo/dynamism/freezing/load_schedule.h"
 #include "dynmo/dynamism/freezing/load_still_rule.h"
 #include "dynmo/dynamism/freezing/plasticity.h"
@@ -28,7 +30,9 @@ class FreezingSource : public Source {
 
   // The config of a run has been asked the same before; a model of one's own shows its ties here.
   Expected<void> check(const Setting& setting) const override {
-    return check_training(options_, {.tied_embeddings = !setting.ties.empty()});
+    const TrainingSetting known{.tied_embeddings = !setting.ties.empty()};
+    DYNMO_TRY(check_training(options_, known));
+    return check_combination(std::array{name()}, known);
   }
 
  protected:

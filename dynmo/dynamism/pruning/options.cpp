@@ -96,12 +96,6 @@ Expected<void> check_training(const PruningOptions& o, const TrainingSetting& se
                       "pruning.end or raise train.steps",
                       o.end, setting.steps);
   }
-  if (setting.device != "cpu") {
-    return make_error(ErrorCode::kBadInput,
-                      "pruning.enabled is true with run.device={}: sparse products run on CPUs "
-                      "only; set run.device=cpu or pruning.enabled=false",
-                      setting.device);
-  }
   return {};
 }
 
