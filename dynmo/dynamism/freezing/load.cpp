@@ -36,8 +36,8 @@ double rate_of(const FreezingOptions& p, int block, int blocks, std::uint64_t se
 
 // The check at which the block's slope has been below the tolerance `patience` times in a row;
 // `steps` if that does not come.
-std::int64_t still_step(const FreezingOptions& p, int block, int blocks, std::int64_t steps,
-                        std::uint64_t seed) {
+std::int64_t converged_step(const FreezingOptions& p, int block, int blocks, std::int64_t steps,
+                            std::uint64_t seed) {
   const double rate = rate_of(p, block, blocks, seed);
   const auto first = static_cast<std::int64_t>(p.bootstrap * static_cast<double>(steps));
   int below = 0;
@@ -140,7 +140,7 @@ std::vector<std::int64_t> freezing_steps(const FreezingOptions& options, int blo
   std::vector<std::int64_t> at(static_cast<std::size_t>(blocks), steps);
   std::int64_t before = 0;  // a block freezes no earlier than the one before it
   for (int block = 0; block < max_blocks(p, blocks); ++block) {
-    before = std::max(before, still_step(p, block, blocks, steps, seed));
+    before = std::max(before, converged_step(p, block, blocks, steps, seed));
     at[static_cast<std::size_t>(block)] = before;
   }
   return at;

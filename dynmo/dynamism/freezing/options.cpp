@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "dynmo/dynamism/freezing/load_still_rule.h"
+#include "dynmo/dynamism/freezing/load_convergence_rule.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -103,7 +103,7 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
       {.name = "tolerance",
        .field = &o.tolerance,
        .allowed = between(0, 1),
-       .help = "norm, plasticity: of the first value, below which a layer is still"},
+       .help = "norm, plasticity: of the first value, below which a layer has converged"},
       {.name = "patience",
        .field = &o.patience,
        .allowed = between(1, 1e6),

@@ -10,8 +10,8 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/dynamism/combinations.h"
+#include "dynmo/dynamism/freezing/load_convergence_rule.h"
 #include "dynmo/dynamism/freezing/load_schedule.h"
-#include "dynmo/dynamism/freezing/load_still_rule.h"
 #include "dynmo/dynamism/freezing/plasticity.h"
 #include "dynmo/dynamism/freezing/reference.h"
 
@@ -67,16 +67,16 @@ class ByRule : public FreezingSource {
   }
   Json state() const override { return to_json(rule_); }
   Expected<void> restore(const Json& state) override {
-    DYNMO_ASSIGN(rule_, parse_still_rule(state));
+    DYNMO_ASSIGN(rule_, parse_convergence_rule(state));
     return {};
   }
 
  protected:
-  [[nodiscard]] StillRule& rule() { return rule_; }
-  [[nodiscard]] const StillRule& rule() const { return rule_; }
+  [[nodiscard]] ConvergenceRule& rule() { return rule_; }
+  [[nodiscard]] const ConvergenceRule& rule() const { return rule_; }
 
  private:
-  StillRule rule_;
+  ConvergenceRule rule_;
 };
 
 class ByNorm final : public ByRule {

@@ -2,7 +2,7 @@
 #pragma once
 
 // Freezing in real training: the layers of a prefix stop training, by FreezingSchedule or by
-// StillRule.
+// ConvergenceRule.
 
 #include <cstdint>
 #include <memory>

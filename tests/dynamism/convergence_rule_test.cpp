@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/freezing/load_still_rule.h"
+#include "dynmo/dynamism/freezing/load_convergence_rule.h"
 #include "tests/support/samples.h"
 
 namespace dynmo::dynamism {
@@ -29,7 +29,7 @@ struct NormRun {
   std::int64_t steps = 100;
   std::int64_t step = 0;
   double learning_rate = 1;
-  StillRule rule = {};
+  ConvergenceRule rule = {};
 
   // Steps with these norms; the prefix before the next one.
   int run(const std::vector<double>& norms, int count = 1) {
@@ -47,7 +47,7 @@ struct NormRun {
   }
 };
 
-TEST(StillRule, FreezesThePrefixWhoseNormsHaveFallenInChecksInARow) {
+TEST(ConvergenceRule, FreezesThePrefixWhoseNormsHaveFallenInChecksInARow) {
   NormRun run{.options = every_two_steps(2)};
   EXPECT_EQ(run.run({8, 8, 8, 8}, 2), 0);
   EXPECT_EQ(run.rule.first, (std::vector<double>{8, 8, 8, 8}));
@@ -61,14 +61,14 @@ TEST(StillRule, FreezesThePrefixWhoseNormsHaveFallenInChecksInARow) {
   EXPECT_EQ(run.run({0, 0, 0, 0}, 20), 3) << "never the head";
 }
 
-TEST(StillRule, FreezesNoMoreThanItsShareOfTheLayers) {
+TEST(ConvergenceRule, FreezesNoMoreThanItsShareOfTheLayers) {
   NormRun run{.options = every_two_steps(1)};
   run.options.max_fraction = 0.5;
   run.run({8, 8, 8, 8, 8}, 2);
   EXPECT_EQ(run.run({1, 1, 1, 1, 1}, 10), 2);
 }
 
-TEST(StillRule, AveragesOverItsTimeConstant) {
+TEST(ConvergenceRule, AveragesOverItsTimeConstant) {
   NormRun run{.options = every_two_steps(1)};
   run.options.smooth_steps = 4;
   run.run({8, 8}, 1);
@@ -77,7 +77,7 @@ TEST(StillRule, AveragesOverItsTimeConstant) {
   EXPECT_EQ(run.rule.average[0], 7);
 }
 
-TEST(StillRule, TheFirstCheckIsBehindTheBootstrap) {
+TEST(ConvergenceRule, TheFirstCheckIsBehindTheBootstrap) {
   FreezingOptions options = every_two_steps(1);
   EXPECT_EQ(first_check(options, 100), 2) << "nothing is known before the first step";
   options.bootstrap = 0.25;
@@ -89,17 +89,17 @@ TEST(StillRule, TheFirstCheckIsBehindTheBootstrap) {
   EXPECT_FALSE(run.rule.first.empty());
 }
 
-TEST(StillRule, AStepThatWasNoNumberChangesNoAverage) {
+TEST(ConvergenceRule, AStepThatWasNoNumberChangesNoAverage) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
     NormRun run{.options = every_two_steps(1)};
     run.run({8, 8, 8}, 2);
-    const StillRule before = run.rule;
+    const ConvergenceRule before = run.rule;
     run.run({1, bad, 1}, 1);
     EXPECT_EQ(run.rule, before);
   }
 }
 
-TEST(StillRule, AllLayersTrainAgainWhenTheLearningRateHasDropped) {
+TEST(ConvergenceRule, AllLayersTrainAgainWhenTheLearningRateHasDropped) {
   NormRun run{.options = every_two_steps(2)};
   run.run({8, 8, 8}, 2);
   ASSERT_EQ(run.run({1, 9, 9}, 4), 1);
@@ -121,14 +121,14 @@ TEST(StillRule, AllLayersTrainAgainWhenTheLearningRateHasDropped) {
 }
 
 // Slopes come once a check. The first ones are those that others are compared with.
-TEST(StillRule, FreezesThePrefixWhoseSlopesHaveFallenInChecksInARow) {
+TEST(ConvergenceRule, FreezesThePrefixWhoseSlopesHaveFallenInChecksInARow) {
   FreezingOptions options{.rule = FreezingRule::kPlasticity};
   options.check_every = 10;
   options.smooth_steps = 10;
   options.tolerance = 0.5;
   options.patience = 2;
   options.max_fraction = 1;
-  StillRule rule;
+  ConvergenceRule rule;
   const auto check = [&](const std::vector<double>& slopes) {
     rule = after_check(std::move(rule), options, /*learning_rate=*/0.3, slopes);
     return rule.frozen;
@@ -139,17 +139,17 @@ TEST(StillRule, FreezesThePrefixWhoseSlopesHaveFallenInChecksInARow) {
   EXPECT_EQ(check({3, 3, 3, 0}), 1);
   EXPECT_EQ(rule.learning_rate, 0.3);
   EXPECT_EQ(next_to_first(rule), 3.0 / 8);
-  const StillRule before = rule;
+  const ConvergenceRule before = rule;
   EXPECT_EQ(check({0, std::nan(""), 3, 0}), 3) << "the averages are those of the last check";
   EXPECT_EQ(rule.average, before.average);
   // A time constant of two checks.
   options.smooth_steps = 20;
-  rule = {.average = {8, 8}, .first = {8, 8}, .still = {0, 0}};
+  rule = {.average = {8, 8}, .first = {8, 8}, .converged = {0, 0}};
   check({4, 8});
   EXPECT_EQ(rule.average[0], 6);
 }
 
-TEST(StillRule, ChecksAreTheStepsBehindTheBootstrap) {
+TEST(ConvergenceRule, ChecksAreTheStepsBehindTheBootstrap) {
   FreezingOptions options = every_two_steps(1);
   options.bootstrap = 0.05;
   std::vector<std::int64_t> checks;
@@ -164,7 +164,7 @@ TEST(StillRule, ChecksAreTheStepsBehindTheBootstrap) {
 
 // Whatever the norms are: decisions come at checks alone, the prefix shrinks to nothing or not at
 // all, asking twice changes nothing, and a run that goes on from its text decides the same.
-TEST(StillRule, DecidesTheSameFromItsText) {
+TEST(ConvergenceRule, DecidesTheSameFromItsText) {
   int froze = 0;
   int thawed = 0;
   for (std::uint64_t seed = 0; seed < samples(300U); ++seed) {
@@ -182,7 +182,7 @@ TEST(StillRule, DecidesTheSameFromItsText) {
     ASSERT_TRUE(check(options)) << "seed " << seed;
     const auto layers = static_cast<std::size_t>(pick(1, 12));
     constexpr std::int64_t kSteps = 80;
-    StillRule rule;
+    ConvergenceRule rule;
     for (std::int64_t step = 0; step < kSteps; ++step) {
       const double learning_rate = step < kSteps / 2 ? 1 : 0.05;
       const int before = rule.frozen;
@@ -197,10 +197,10 @@ TEST(StillRule, DecidesTheSameFromItsText) {
       }
       const NormStep done{
           .step = step, .steps = kSteps, .learning_rate = learning_rate, .squared_norms = norms};
-      const auto read = parse_still_rule(parse_json(to_json(rule).dump(), "test").value());
+      const auto read = parse_convergence_rule(parse_json(to_json(rule).dump(), "test").value());
       ASSERT_TRUE(read) << "seed " << seed << ": " << read.error().message;
       ASSERT_EQ(*read, rule) << "seed " << seed;
-      const StillRule next = after_step(rule, options, done);
+      const ConvergenceRule next = after_step(rule, options, done);
       ASSERT_EQ(after_step(*read, options, done), next) << "seed " << seed;
       ASSERT_GE(next.frozen, rule.frozen) << "seed " << seed;
       ASSERT_LT(next.frozen, std::ssize(norms)) << "seed " << seed;
@@ -216,18 +216,18 @@ TEST(StillRule, DecidesTheSameFromItsText) {
   EXPECT_GT(thawed, samples(100));
 }
 
-TEST(StillRule, AStateThatIsNoneIsRefusedByName) {
-  const auto error = [](const Json& json) { return parse_still_rule(json).error().message; };
-  StillRule rule{
-      .frozen = 1, .learning_rate = 1, .average = {0, 1, 2}, .first = {}, .still = {0, 0, 0}};
-  ASSERT_TRUE(parse_still_rule(to_json(rule)));
+TEST(ConvergenceRule, AStateThatIsNoneIsRefusedByName) {
+  const auto error = [](const Json& json) { return parse_convergence_rule(json).error().message; };
+  ConvergenceRule rule{
+      .frozen = 1, .learning_rate = 1, .average = {0, 1, 2}, .first = {}, .converged = {0, 0, 0}};
+  ASSERT_TRUE(parse_convergence_rule(to_json(rule)));
   Json json = to_json(rule);
   json["average"][1] = "one";
   EXPECT_EQ(error(json),
             "state of freezing: /average is not an array of numbers that are 0 or more");
   json = to_json(rule);
-  json.erase("still");
-  EXPECT_NE(error(json).find("/still"), std::string::npos);
+  json.erase("converged");
+  EXPECT_NE(error(json).find("/converged"), std::string::npos);
   json = to_json(rule);
   json["frozen"] = 3;
   EXPECT_NE(error(json).find("3 frozen of 3"), std::string::npos);
@@ -235,7 +235,7 @@ TEST(StillRule, AStateThatIsNoneIsRefusedByName) {
   json["first"] = {1, 2};
   EXPECT_NE(error(json).find("3, 2 and 3 layers"), std::string::npos);
   EXPECT_NE(error(Json(7)).find("state of freezing"), std::string::npos);
-  EXPECT_FALSE(parse_still_rule(Json::object()));
+  EXPECT_FALSE(parse_convergence_rule(Json::object()));
 }
 
 }  // namespace

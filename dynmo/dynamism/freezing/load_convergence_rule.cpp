@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/freezing/load_still_rule.h"
+#include "dynmo/dynamism/freezing/load_convergence_rule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,19 +12,19 @@ namespace dynmo::dynamism {
 namespace {
 
 // `weight` of the new numbers, but of the first ones.
-void add(StillRule& rule, double weight, const std::vector<double>& numbers) {
+void add(ConvergenceRule& rule, double weight, const std::vector<double>& numbers) {
   if (!std::ranges::all_of(numbers, [](double number) { return std::isfinite(number); })) return;
   const bool fresh = rule.average.empty();
   DYNMO_CHECK(fresh || rule.average.size() == numbers.size(), "numbers of {} layers, got {}",
               rule.average.size(), numbers.size());
   rule.average.resize(numbers.size(), 0.0);
-  rule.still.resize(numbers.size(), 0);
+  rule.converged.resize(numbers.size(), 0);
   for (auto i = static_cast<std::size_t>(rule.frozen); i < numbers.size(); ++i) {
     rule.average[i] += (fresh ? 1 : weight) * (numbers[i] - rule.average[i]);
   }
 }
 
-void check_layers(StillRule& rule, const FreezingOptions& options, double learning_rate) {
+void check_layers(ConvergenceRule& rule, const FreezingOptions& options, double learning_rate) {
   if (rule.average.empty()) return;
   if (rule.first.empty()) {
     rule.first = rule.average;
@@ -32,12 +32,12 @@ void check_layers(StillRule& rule, const FreezingOptions& options, double learni
   }
   for (auto i = static_cast<std::size_t>(rule.frozen); i < rule.average.size(); ++i) {
     const bool below = rule.average[i] < options.tolerance * rule.first[i];
-    rule.still[i] = below ? rule.still[i] + 1 : 0;
+    rule.converged[i] = below ? rule.converged[i] + 1 : 0;
   }
   const int before = rule.frozen;
   const int max = max_frozen(options, rule.average.size());
   while (rule.frozen < max &&
-         rule.still[static_cast<std::size_t>(rule.frozen)] >= options.patience) {
+         rule.converged[static_cast<std::size_t>(rule.frozen)] >= options.patience) {
     ++rule.frozen;
   }
   if (before == 0 && rule.frozen > 0) rule.learning_rate = learning_rate;
@@ -78,7 +78,8 @@ int max_frozen(const FreezingOptions& options, std::size_t layers) {
   return static_cast<int>(std::min(std::floor(options.max_fraction * count + 1e-9), count - 1));
 }
 
-StillRule after_step(StillRule rule, const FreezingOptions& options, const NormStep& done) {
+ConvergenceRule after_step(ConvergenceRule rule, const FreezingOptions& options,
+                           const NormStep& done) {
   std::vector<double> norms;
   for (const double squared : done.squared_norms) norms.push_back(std::sqrt(squared));
   add(rule, 1 / static_cast<double>(options.smooth_steps), norms);
@@ -88,57 +89,58 @@ StillRule after_step(StillRule rule, const FreezingOptions& options, const NormS
   return rule;
 }
 
-StillRule after_check(StillRule rule, const FreezingOptions& options, double learning_rate,
-                      const std::vector<double>& slopes) {
+ConvergenceRule after_check(ConvergenceRule rule, const FreezingOptions& options,
+                            double learning_rate, const std::vector<double>& slopes) {
   const auto steps = static_cast<double>(options.check_every);
   add(rule, std::min(1.0, steps / static_cast<double>(options.smooth_steps)), slopes);
   check_layers(rule, options, learning_rate);
   return rule;
 }
 
-StillRule unfrozen_below(StillRule rule, const FreezingOptions& options, double learning_rate) {
+ConvergenceRule unfrozen_below(ConvergenceRule rule, const FreezingOptions& options,
+                               double learning_rate) {
   const bool dropped =
       options.unfreeze_below > 0 && learning_rate <= options.unfreeze_below * rule.learning_rate;
   if (rule.frozen > 0 && dropped) rule = {.first = std::move(rule.first)};
   return rule;
 }
 
-double next_to_first(const StillRule& rule) {
+double next_to_first(const ConvergenceRule& rule) {
   const auto next = static_cast<std::size_t>(rule.frozen);
   if (rule.first.size() <= next || rule.average.size() <= next || rule.first[next] <= 0) return 0;
   return rule.average[next] / rule.first[next];
 }
 
-Json to_json(const StillRule& rule) {
+Json to_json(const ConvergenceRule& rule) {
   return {{"frozen", rule.frozen},
           {"learning_rate", rule.learning_rate},
           {"average", rule.average},
           {"first", rule.first},
-          {"still", rule.still}};
+          {"converged", rule.converged}};
 }
 
-Expected<StillRule> parse_still_rule(const Json& json) {
+Expected<ConvergenceRule> parse_convergence_rule(const Json& json) {
   JsonObject object(json, "state of freezing");
-  StillRule rule;
+  ConvergenceRule rule;
   const std::int64_t frozen = object.integer("frozen");
   rule.learning_rate = object.number("learning_rate");
-  for (const char* key : {"average", "first", "still"}) object.ignore(key);
+  for (const char* key : {"average", "first", "converged"}) object.ignore(key);
   DYNMO_TRY(object.finish());
   DYNMO_ASSIGN(rule.average, read_numbers<double>(json, "average"));
   DYNMO_ASSIGN(rule.first, read_numbers<double>(json, "first"));
-  DYNMO_ASSIGN(rule.still, read_numbers<std::int64_t>(json, "still"));
+  DYNMO_ASSIGN(rule.converged, read_numbers<std::int64_t>(json, "converged"));
   const std::size_t layers = std::max(rule.average.size(), rule.first.size());
   const auto fits = [&](const auto& numbers) {
     return numbers.empty() || numbers.size() == layers;
   };
   const bool good = fits(rule.average) && fits(rule.first) &&
-                    rule.still.size() == rule.average.size() && frozen >= 0 &&
+                    rule.converged.size() == rule.average.size() && frozen >= 0 &&
                     frozen <= std::max<std::int64_t>(std::ssize(rule.average) - 1, 0);
   if (!good) {
     return make_error(ErrorCode::kBadInput,
                       "state of freezing: {} frozen of {}, {} and {} layers, wanted one number of "
                       "layers and fewer that are frozen",
-                      frozen, rule.average.size(), rule.first.size(), rule.still.size());
+                      frozen, rule.average.size(), rule.first.size(), rule.converged.size());
   }
   rule.frozen = static_cast<int>(frozen);
   return rule;

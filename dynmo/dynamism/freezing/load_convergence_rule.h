@@ -5,9 +5,9 @@
 // how much it still learns has become small. A value and pure functions of what all ranks have
 // alike, so that all ranks decide alike and a resumed run decides as the one before.
 //
-// A moving average of every layer's number is compared with what it was at first. A layer is still
-// when the average is below `tolerance` of that, and is ready when it was so in `patience` checks
-// in a row. The longest prefix of ready layers freezes.
+// A moving average of every layer's number is compared with what it was at first. A layer has
+// converged when the average is below `tolerance` of that, and is ready when it was so in
+// `patience` checks in a row. The longest prefix of ready layers freezes.
 //
 // kNorm: the number is the norm of the layer's gradients in a step, compared with the average at
 // the first check. This is the simplest of the rules that follow gradients (AutoFreeze, Liu et al.,
@@ -32,14 +32,14 @@
 namespace dynmo::dynamism {
 
 // What the rule remembers.
-struct StillRule {
+struct ConvergenceRule {
   int frozen = 0;  // layers of the prefix
   // Of the step after which the first of them froze; 0 where none is frozen.
   double learning_rate = 0;
-  std::vector<double> average = {};      // by layer; empty: no number has been seen
-  std::vector<double> first = {};        // what averages are compared with; empty: not known yet
-  std::vector<std::int64_t> still = {};  // by layer: checks in a row, up to now
-  friend bool operator==(const StillRule&, const StillRule&) = default;
+  std::vector<double> average = {};  // by layer; empty: no number has been seen
+  std::vector<double> first = {};    // what averages are compared with; empty: not known yet
+  std::vector<std::int64_t> converged = {};  // by layer: checks in a row, up to now
+  friend bool operator==(const ConvergenceRule&, const ConvergenceRule&) = default;
 };
 
 // The step before which the first check is; the others follow `check_every` steps apart.
@@ -59,19 +59,19 @@ struct NormStep {
 
 // kNorm. Also checks, where a check is due before the next step. A step whose norms are no numbers
 // leaves the averages as they were. Requires valid options and equally many layers in every step.
-[[nodiscard]] StillRule after_step(StillRule rule, const FreezingOptions& options,
-                                   const NormStep& done);
+[[nodiscard]] ConvergenceRule after_step(ConvergenceRule rule, const FreezingOptions& options,
+                                         const NormStep& done);
 // kPlasticity: a check has found these slopes, by layer. The same of slopes that are no numbers.
-[[nodiscard]] StillRule after_check(StillRule rule, const FreezingOptions& options,
-                                    double learning_rate, const std::vector<double>& slopes);
+[[nodiscard]] ConvergenceRule after_check(ConvergenceRule rule, const FreezingOptions& options,
+                                          double learning_rate, const std::vector<double>& slopes);
 // Before a step with this learning rate. Nothing changes where nothing is frozen.
-[[nodiscard]] StillRule unfrozen_below(StillRule rule, const FreezingOptions& options,
-                                       double learning_rate);
+[[nodiscard]] ConvergenceRule unfrozen_below(ConvergenceRule rule, const FreezingOptions& options,
+                                             double learning_rate);
 // Of the layer that is to freeze next: its average to that at first. 0: not known yet.
-[[nodiscard]] double next_to_first(const StillRule& rule);
+[[nodiscard]] double next_to_first(const ConvergenceRule& rule);
 
-[[nodiscard]] Json to_json(const StillRule& rule);
+[[nodiscard]] Json to_json(const ConvergenceRule& rule);
 // kBadInput naming the key that is not as to_json() writes it.
-[[nodiscard]] Expected<StillRule> parse_still_rule(const Json& json);
+[[nodiscard]] Expected<ConvergenceRule> parse_convergence_rule(const Json& json);
 
 }  // namespace dynmo::dynamism
