@@ -71,6 +71,8 @@ elastic::Build this_build(const Config& config, const Inputs& inputs) {
           .data = inputs.batches.fingerprint()};
 }
 
+std::vector<int> Resizing::numbers() const { return numbers_of(view_); }
+
 elastic::Member Resizing::self() const {
   const elastic::Member* found = view_.find(groups_.self().id);
   return found != nullptr ? *found : groups_.self();

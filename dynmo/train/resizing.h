@@ -65,7 +65,7 @@ class Resizing {
   [[nodiscard]] Error stopped(const Turn& turn, const GroupRun& group);
 
   [[nodiscard]] transport::Transport& group() { return groups_.group(); }
-  [[nodiscard]] const elastic::View& view() const { return view_; }
+  [[nodiscard]] std::vector<int> numbers() const;  // of the ranks of the group in force
   [[nodiscard]] elastic::Member self() const;
   // Of this rank, in the newest change.
   [[nodiscard]] double pause_s() const { return pause_s_; }

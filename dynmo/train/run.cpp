@@ -23,8 +23,8 @@
 #include "dynmo/train/resizing.h"
 #include "dynmo/train/run_log.h"
 #include "dynmo/train/same_settings.h"
+#include "dynmo/train/start.h"
 #include "dynmo/train/traces.h"
-#include "dynmo/train/weights.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/grid.h"
 #include "dynmo/transport/tags.h"
@@ -36,41 +36,12 @@ using transport::Control;
 using transport::control_tag;
 using transport::Transport;
 
-// What it takes to say who sent what. Of a run whose groups change, by the numbers of the members.
-std::vector<observe::TrafficRow> rows_of(const transport::Traffic& traffic,
-                                         const elastic::View* view) {
-  const auto number = [&](int rank) {
-    return view == nullptr ? rank : view->members[static_cast<std::size_t>(rank)].number;
-  };
-  std::vector<observe::TrafficRow> rows;
-  for (int from = 0; from < traffic.ranks(); ++from) {
-    for (int to = 0; to < traffic.ranks(); ++to) {
-      for (const transport::Purpose purpose : transport::kPurposes) {
-        const transport::MessageCount& count = traffic.at(WorldRank(from), WorldRank(to), purpose);
-        if (count.messages == 0) continue;
-        rows.push_back({.from = number(from),
-                        .to = number(to),
-                        .purpose = std::string(transport::name(purpose)),
-                        .messages = count.messages,
-                        .bytes = count.bytes});
-      }
-    }
-  }
-  return rows;
-}
-
 Expected<void> barrier(Transport& transport) {
   const std::byte nothing{};
   DYNMO_TRY(
       transport::all_gather(transport, control_tag(Control::kBarrier), std::span(&nothing, 1)));
   return {};
 }
-
-// What begins alike on all ranks.
-struct Start {
-  std::optional<Restored> restored;
-  FirstPlan first;
-};
 
 class Run {
  public:
@@ -100,7 +71,9 @@ class Run {
 
   Expected<void> run() {
     if (resizing_) DYNMO_TRY(resizing_->begin());
-    DYNMO_ASSIGN(const Start begin, start());
+    DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
+    for (const std::string& note : begin.notes) say(note);
+    first_step_ = begin.step();
     for (std::size_t i = 0; i < names().size(); ++i) {
       DYNMO_TRY(add_lane(names()[i], static_cast<int>(i), begin));
     }
@@ -154,59 +127,6 @@ class Run {
     return series;
   }
 
-  Expected<Start> start() {
-    Start begin;
-    if (options_.resume) {
-      DYNMO_ASSIGN(begin.restored, restore(config_));
-      for (const std::string& note : begin.restored->notes) say(note);
-      say(fmt::format("resume   step {} of {}, from {}", begin.restored->step, config_.train.steps,
-                      begin.restored->checkpoint.path.string()));
-      first_step_ = begin.restored->step;
-    }
-    // Otherwise layers are measured and cut anew.
-    const auto& restored = begin.restored;
-    if (restored && continues_with(restored->plan)) {
-      begin.first = FirstPlan{.plan = restored->plan, .profiler = {}};
-    } else {
-      DYNMO_ASSIGN(begin.first, first_plan(*group_, inputs_.model, config_, inputs_.training()));
-    }
-    if (!inputs_.batches.note().empty()) say(inputs_.batches.note());
-    if (inputs_.model.weights && !restored) say_weights(*inputs_.model.weights);
-    return begin;
-  }
-
-  // Whether the plan of a checkpoint can run here. (Which layers "auto" recomputes is chosen by
-  // costs, which a checkpoint does not hold.)
-  bool continues_with(const plan::Plan& plan) const {
-    const auto micro_batches = static_cast<int>(config_.batch.micro_batches);
-    return config_.pipeline.recompute != "auto" && plan.ranks == grid_->positions() &&
-           plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
-  }
-
-  void say_weights(const Weights& weights) const {
-    say(fmt::format("weights  of {}{}{}", weights.origin.string(),
-                    weights.left_out.empty() ? "" : "; ", weights.left_out));
-    for (const std::string& note : weights.notes) say(note);
-  }
-
-  Expected<runtime::LayerStates> first_states(const Start& begin) const {
-    const MadeModel& model = inputs_.model;
-    const plan::Plan& plan = begin.first.plan;
-    if (begin.restored) {
-      return load_states(*begin.restored, model.layers, plan, grid_->position(),
-                         inputs_.tensor_name);
-    }
-    auto states =
-        runtime::initial_states(model.layers, plan, grid_->position(),
-                                static_cast<std::uint64_t>(config_.train.seed), model.ties);
-    if (!model.weights) return states;
-    for (auto& [id, state] : states) {
-      load_values(*model.weights, *model.decoder, state);
-      model::derive(*model.layers[id.index()], state);
-    }
-    return states;
-  }
-
   RunLane settings_of(const std::string& name, int number) const {
     const bool balanced = name.empty() ? config_.balance.enabled : name == "balanced";
     return {.number = number,
@@ -225,7 +145,8 @@ class Run {
 
   Expected<void> add_lane(const std::string& name, int number, const Start& begin) {
     const RunLane settings = settings_of(name, number);
-    DYNMO_ASSIGN(runtime::LayerStates states, first_states(begin));
+    DYNMO_ASSIGN(runtime::LayerStates states,
+                 first_states(begin, inputs_, config_, grid_->position()));
     auto group = std::make_unique<GroupRun>(
         *group_, config_, inputs_, settings,
         runtime::RankState{
@@ -237,7 +158,7 @@ class Run {
     // Rank 0 says at the end what was possible, from what the layers cost in every step.
     const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
     DYNMO_ASSIGN(RunLog log, open_log(name, kept));
-    log.start(run_start(begin.first));
+    log.start(load_trace_start(begin.first, config_));
     log.event("start", first_step_,
               {{"plan", plan::to_json(begin.first.plan)},
                {"ranks", group_->size()},
@@ -245,18 +166,6 @@ class Run {
     if (resizing_) log.series().members = resizing_->members();
     lanes_.push_back({name, settings, std::move(log), std::move(group)});
     return {};
-  }
-
-  dynamism::RunStart run_start(const FirstPlan& first) const {
-    dynamism::RunStart start{.plan = first.plan,
-                             .measured_under = first.plan,
-                             .measured = {},
-                             .replicas = grid_->replicas(),
-                             .accumulation = static_cast<int>(config_.batch.accumulation)};
-    if (!first.profiler) return start;
-    start.measured_under = first.measured_under;
-    start.measured = first.profiler->observations();
-    return start;
   }
 
   Expected<void> say_start(const plan::Plan& plan) const {
@@ -363,7 +272,7 @@ class Run {
     DYNMO_ASSIGN(const transport::Traffic traffic,
                  transport::gather_traffic(*group_, control_tag(Control::kTraffic),
                                            lane.group->transport().sent()));
-    lane.log->series().add_traffic(rows_of(traffic, resizing_ ? &resizing_->view() : nullptr));
+    lane.log->series().add_traffic(traffic, resizing_ ? resizing_->numbers() : std::vector<int>());
     return {};
   }
 

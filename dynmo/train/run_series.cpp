@@ -48,16 +48,30 @@ void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
   ++count_;
 }
 
-void RunSeries::add_traffic(const std::vector<observe::TrafficRow>& rows) {
-  for (const observe::TrafficRow& row : rows) {
-    const auto same = std::find_if(traffic.begin(), traffic.end(), [&](const auto& other) {
-      return other.from == row.from && other.to == row.to && other.purpose == row.purpose;
-    });
-    if (same == traffic.end()) {
-      traffic.push_back(row);
-    } else {
-      same->messages += row.messages;
-      same->bytes += row.bytes;
+void RunSeries::add_traffic(const transport::Traffic& group, const std::vector<int>& numbers) {
+  const auto number = [&](int rank) {
+    return numbers.empty() ? rank : numbers[static_cast<std::size_t>(rank)];
+  };
+  for (int from = 0; from < group.ranks(); ++from) {
+    for (int to = 0; to < group.ranks(); ++to) {
+      for (const transport::Purpose purpose : transport::kPurposes) {
+        const transport::MessageCount& count = group.at(WorldRank(from), WorldRank(to), purpose);
+        if (count.messages == 0) continue;
+        const observe::TrafficRow row{.from = number(from),
+                                      .to = number(to),
+                                      .purpose = std::string(transport::name(purpose)),
+                                      .messages = count.messages,
+                                      .bytes = count.bytes};
+        const auto same = std::find_if(traffic.begin(), traffic.end(), [&](const auto& other) {
+          return other.from == row.from && other.to == row.to && other.purpose == row.purpose;
+        });
+        if (same == traffic.end()) {
+          traffic.push_back(row);
+        } else {
+          same->messages += row.messages;
+          same->bytes += row.bytes;
+        }
+      }
     }
   }
 }

@@ -17,6 +17,7 @@
 #include "dynmo/observe/summary.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/step_report.h"
+#include "dynmo/transport/traffic.h"
 
 namespace dynmo::train {
 
@@ -88,8 +89,8 @@ class RunSeries {
     moved_bytes += bytes;
     migrate_s += seconds;
   }
-  // Adds those of one group.
-  void add_traffic(const std::vector<observe::TrafficRow>& rows);
+  // Adds that of one group, whose ranks have these numbers for people; none: their own.
+  void add_traffic(const transport::Traffic& group, const std::vector<int>& numbers);
 
  private:
   void add_to_sample(StepEntry entry);

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/start.h"
+
+#include <fmt/format.h>
+
+#include "dynmo/train/weights.h"
+#include "dynmo/transport/grid.h"
+
+namespace dynmo::train {
+namespace {
+
+// Whether the plan of a checkpoint can run on so many positions. (Which layers "auto" recomputes is
+// chosen by costs, which a checkpoint does not hold.)
+bool continues_with(const plan::Plan& plan, const Config& config, int positions) {
+  const auto micro_batches = static_cast<int>(config.batch.micro_batches);
+  return config.pipeline.recompute != "auto" && plan.ranks == positions &&
+         plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
+}
+
+}  // namespace
+
+Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
+                          const Inputs& inputs) {
+  const Config& config = options.config;
+  Start start;
+  auto& notes = start.notes;
+  if (options.resume) {
+    DYNMO_ASSIGN(start.restored, restore(config));
+    notes = start.restored->notes;
+    notes.push_back(fmt::format("resume   step {} of {}, from {}", start.restored->step,
+                                config.train.steps, start.restored->checkpoint.path.string()));
+  }
+  // Otherwise layers are measured and cut anew.
+  const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
+  if (start.restored && continues_with(start.restored->plan, config, grid.positions())) {
+    start.first = FirstPlan{.plan = start.restored->plan, .profiler = {}};
+  } else {
+    DYNMO_ASSIGN(start.first, first_plan(group, inputs.model, config, inputs.training()));
+  }
+  if (!inputs.batches.note().empty()) notes.push_back(inputs.batches.note());
+  if (inputs.model.weights && !start.restored) {
+    const Weights& weights = *inputs.model.weights;
+    notes.push_back(fmt::format("weights  of {}{}{}", weights.origin.string(),
+                                weights.left_out.empty() ? "" : "; ", weights.left_out));
+    notes.insert(notes.end(), weights.notes.begin(), weights.notes.end());
+  }
+  return start;
+}
+
+Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
+                                            const Config& config, Rank position) {
+  const MadeModel& model = inputs.model;
+  const plan::Plan& plan = start.first.plan;
+  if (start.restored) {
+    return load_states(*start.restored, model.layers, plan, position, inputs.tensor_name);
+  }
+  auto states = runtime::initial_states(model.layers, plan, position,
+                                        static_cast<std::uint64_t>(config.train.seed), model.ties);
+  if (!model.weights) return states;
+  for (auto& [id, state] : states) {
+    load_values(*model.weights, *model.decoder, state);
+    model::derive(*model.layers[id.index()], state);
+  }
+  return states;
+}
+
+dynamism::RunStart load_trace_start(const FirstPlan& first, const Config& config) {
+  dynamism::RunStart start{.plan = first.plan,
+                           .measured_under = first.plan,
+                           .measured = {},
+                           .replicas = static_cast<int>(config.pipeline.replicas),
+                           .accumulation = static_cast<int>(config.batch.accumulation)};
+  if (!first.profiler) return start;
+  start.measured_under = first.measured_under;
+  start.measured = first.profiler->observations();
+  return start;
+}
+
+}  // namespace dynmo::train

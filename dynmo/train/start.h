@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a run begins with, alike on all ranks: a checkpoint, or the first plan of a new training.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/dynamism/load_log.h"
+#include "dynmo/runtime/rank_state.h"
+#include "dynmo/train/checkpoints.h"
+#include "dynmo/train/first_plan.h"
+#include "dynmo/train/inputs.h"
+#include "dynmo/train/options.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+struct Start {
+  std::optional<Restored> restored;  // none: a new training
+  FirstPlan first;
+  std::vector<std::string> notes;  // lines for people
+
+  [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }
+};
+
+// Called by all ranks of the first group: restores what is to be resumed; measures layers and makes
+// the first plan, unless the checkpoint's can run here.
+[[nodiscard]] Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
+                                        const Inputs& inputs);
+
+// The states of the layers that the first plan gives to a position: restored, initial, or with the
+// weights that train.init names.
+[[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
+                                                          const Config& config, Rank position);
+
+// What a load trace says of the start.
+[[nodiscard]] dynamism::RunStart load_trace_start(const FirstPlan& first, const Config& config);
+
+}  // namespace dynmo::train
