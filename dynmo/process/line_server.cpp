@@ -77,7 +77,7 @@ class LineServer::Loop {
     std::string out;
     bool heard = false;  // it has said its line
     bool done = false;
-    ServerClock::time_point since = ServerClock::now();
+    ServerClock::time_point since = ServerClock::now();  // it has something to say or to read
   };
   struct Send {
     ClientId client = 0;
@@ -172,6 +172,7 @@ void LineServer::Loop::take_sends() {
       if (client.id != each.client || client.done) continue;
       client.out += each.line;
       client.done = each.done;
+      client.since = ServerClock::now();
     }
   }
 }
@@ -192,9 +193,11 @@ bool LineServer::Loop::write_out(LineConnection& client) {
 void LineServer::Loop::serve(LineConnection& client) {
   std::array<char, 4096> bytes;
   bool open = true;
-  while (open && client.in.size() <= options_.max_line) {
+  std::size_t read = 0;  // the others want a turn, too
+  while (open && client.in.size() <= options_.max_line && read <= options_.max_line) {
     const ssize_t got = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
     if (got > 0 && !client.heard) client.in.append(bytes.data(), static_cast<std::size_t>(got));
+    if (got > 0) read += static_cast<std::size_t>(got);
     if (got > 0 || (got < 0 && errno == EINTR)) continue;
     open = got < 0 && errno == EAGAIN;
     break;
@@ -206,6 +209,7 @@ void LineServer::Loop::serve(LineConnection& client) {
     client.in.clear();
     client.out += answer.line;
     client.done = answer.done;
+    client.since = ServerClock::now();
   } else if (!client.heard && client.in.size() > options_.max_line) {
     client.done = true;  // nobody waits for it
     open = false;
@@ -217,7 +221,7 @@ void LineServer::Loop::serve(LineConnection& client) {
 void LineServer::Loop::drop_silent() {
   const auto now = ServerClock::now();
   for (LineConnection& client : clients_) {
-    if (client.heard || now - client.since <= options_.first_line) continue;
+    if ((client.heard && !client.done) || now - client.since <= options_.first_line) continue;
     client.done = true;
     client.socket.reset();
   }

@@ -26,7 +26,8 @@ class LineServer {
     std::string address = "127.0.0.1";
     std::size_t max_line = 64 << 10;
     int max_clients = 64;
-    std::chrono::milliseconds first_line{10000};  // for a client to say its line
+    // For a client to say its line, and to read the last one that it gets.
+    std::chrono::milliseconds first_line{10000};
   };
   // What becomes of a client after its line.
   struct Answer {
