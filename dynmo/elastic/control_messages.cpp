@@ -234,8 +234,8 @@ Expected<Reply> parse_reply(std::string_view line) {
   }
   object.ignore("status");
   if (json.is_object() && json.contains("status")) reply.status = json["status"];
-  if (const std::int64_t standby = object.integer("standby", -1); standby >= 0) {
-    reply.standby = static_cast<int>(standby);
+  if (json.is_object() && json.contains("standby")) {
+    reply.standby = small_number(object, "standby", 0);
   }
   if (auto place = object.object("place")) {
     DYNMO_ASSIGN(reply.place, parse_place(*place));
