@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <span>
 
 #include "dynmo/core/check.h"
 #include "dynmo/data/sampler.h"
@@ -79,6 +80,77 @@ TEST(TokenShards, AreOpenedByPrefixOrEitherFile) {
   std::filesystem::create_directory(folder.path() / "empty");
   EXPECT_NE(TokenShards::open(folder.path() / "empty").error().message.find("neither"),
             std::string::npos);
+}
+
+// A folder with one shard of these tokens.
+Digest fingerprint_of(const std::vector<std::int32_t>& tokens, std::int64_t max_bytes,
+                      const std::vector<std::size_t>& documents = {}) {
+  const TempFolder folder;
+  auto writer = TokenShardWriter::create(folder.path() / "shard", TokenType::kUint16);
+  std::size_t first = 0;
+  const auto add = [&](std::size_t end) {
+    EXPECT_TRUE(writer->append(std::span(tokens).subspan(first, end - first)));
+    writer->end_document();
+    first = end;
+  };
+  for (const std::size_t end : documents) add(end);
+  if (first < tokens.size()) add(tokens.size());
+  EXPECT_TRUE(writer->finish());
+  return TokenShards::open(folder.path())->fingerprint(max_bytes);
+}
+
+constexpr std::int64_t kAll = std::int64_t{1} << 30;
+
+TEST(TokenShards, AFingerprintShowsAnyTokenThatChanged) {
+  std::vector<std::int32_t> tokens(150000);  // more than two pieces
+  std::iota(tokens.begin(), tokens.end(), 0);
+  for (std::int32_t& token : tokens) token %= 50000;
+  const Digest before = fingerprint_of(tokens, kAll);
+  EXPECT_EQ(fingerprint_of(tokens, kAll), before);
+  for (const std::size_t at : {0, 1, 65535, 65536, 100000, 131072, 149999}) {
+    std::vector<std::int32_t> other = tokens;
+    other[at] ^= 1;
+    EXPECT_NE(fingerprint_of(other, kAll), before) << at;
+  }
+  std::vector<std::int32_t> longer = tokens;
+  longer.push_back(0);
+  EXPECT_NE(fingerprint_of(longer, kAll), before);
+  EXPECT_NE(fingerprint_of(tokens, kAll, {70000}), before) << "cut into other documents";
+}
+
+TEST(TokenShards, AFingerprintOfMoreThanItsLimitIsOfASampleOfAll) {
+  constexpr std::size_t kPiece = 1 << 16;
+  std::vector<std::int32_t> tokens(9 * kPiece + 5);
+  const std::int64_t three_pieces = std::int64_t{3} * kPiece * 4;
+  const auto with = [&](std::size_t at) {
+    std::vector<std::int32_t> other = tokens;
+    other[at] = 7;
+    return fingerprint_of(other, three_pieces);
+  };
+  const Digest before = fingerprint_of(tokens, three_pieces);
+  EXPECT_NE(with(0), before);  // the first of ten pieces, one in the middle, the last
+  EXPECT_NE(with(4 * kPiece), before);
+  EXPECT_NE(with(tokens.size() - 1), before);
+  EXPECT_EQ(with(2 * kPiece), before) << "not sampled";
+  EXPECT_EQ(with(7 * kPiece), before);
+  // However small the limit, the first and the last piece are read.
+  std::vector<std::int32_t> other = tokens;
+  other.back() = 7;
+  EXPECT_NE(fingerprint_of(other, 1), fingerprint_of(tokens, 1));
+}
+
+TEST(TokenShards, AFingerprintIsOfTheShardsAsTheyAreCut) {
+  const TempFolder one;
+  const TempFolder two;
+  write_shard(one, "a", 0, 100, TokenType::kUint16);
+  write_shard(two, "a", 0, 60, TokenType::kUint16);
+  write_shard(two, "b", 60, 40, TokenType::kUint16);
+  EXPECT_NE(TokenShards::open(one.path())->fingerprint(),
+            TokenShards::open(two.path())->fingerprint());
+  const TempFolder empty;
+  write_shard(empty, "a", 0, 0, TokenType::kUint16);
+  EXPECT_NE(TokenShards::open(empty.path())->fingerprint(),
+            TokenShards::open(one.path())->fingerprint());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 
+#include "dynmo/core/check.h"
 #include "tests/plan/cuts.h"
 
 namespace dynmo::plan {
@@ -120,6 +121,108 @@ TEST(Pack, BadInputIsNamed) {
   EXPECT_NE(error({.ranks = 5}).message.find("onto 5 ranks"), std::string::npos);
   EXPECT_EQ(error({.ranks = 1}).code, ErrorCode::kInfeasible);  // 8 layers of 4,000 bytes
   EXPECT_NE(error({.ranks = 1}).message.find("rank 0"), std::string::npos);
+}
+
+std::vector<Rank> ranks_of(unsigned mask) {
+  std::vector<Rank> ranks;
+  for (int r = 0; mask >> r != 0; ++r) {
+    if ((mask >> r & 1U) != 0) ranks.emplace_back(r);
+  }
+  return ranks;
+}
+
+TEST(ProposeOn, IsThePlanOfTheKeptRanksAlone) {
+  int idle_between = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(mix_key({0x0AE0, seed}));
+    const int ranks = pick(rng, 1, 5);
+    const cost::ModelCost model = random_model(rng, pick(rng, ranks, 10));
+    cost::Cluster cluster = cost::equal_ranks(ranks);
+    for (auto& rank : cluster.ranks) rank.speed = pick(rng, 1, 3) * 0.5;
+    const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kAdaptive;
+    const BalanceProblem problem{model, cluster, pick(rng, 1, 5), kind};
+    const auto kept = ranks_of(static_cast<unsigned>(pick(rng, 1, (1 << ranks) - 1)));
+    cost::Cluster part = cluster;
+    part.ranks.clear();
+    for (const Rank rank : kept) part.ranks.push_back(cluster.ranks[rank.index()]);
+    const auto alone =
+        propose(Balancer::kOptimal, {model, part, problem.micro_batches, problem.schedule});
+    const auto found = propose_on(kept, Balancer::kOptimal, problem);
+    ASSERT_EQ(found.has_value(), alone.has_value());
+    if (!found) continue;
+    EXPECT_EQ(found->plan.ranks, ranks);
+    EXPECT_TRUE(std::ranges::includes(kept, ranks_at_work(found->plan)));
+    EXPECT_NEAR(found->evaluation.step_time_s, alone->evaluation.step_time_s,
+                1e-9 * alone->evaluation.step_time_s);
+    EXPECT_EQ(without_others(found->plan, kept), alone->plan);
+    idle_between += kept.front() != Rank(0) ? 1 : 0;
+  }
+  EXPECT_GT(idle_between, 50);
+}
+
+TEST(ProposeOn, SucceedsTheCurrentPlan) {
+  const cost::ModelCost model = [] {
+    Rng rng(3);
+    return random_model(rng, 8);
+  }();
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const Plan current = make_plan({2, 2, 2, 2}, ScheduleKind::k1F1B, /*generation=*/6);
+  BalanceProblem problem{model, cluster, 4};
+  problem.current = &current;
+  const auto fewer = propose_on(ranks_of(0b0011), Balancer::kOptimal, problem);
+  ASSERT_TRUE(fewer) << fewer.error().message;
+  EXPECT_EQ(fewer->plan.generation, 7);
+  problem.current = &fewer->plan;
+  EXPECT_EQ(propose_on(ranks_of(0b0011), Balancer::kOptimal, problem)->plan, fewer->plan)
+      << "the very same plan is no new generation";
+  EXPECT_THROW(static_cast<void>(propose_on({}, Balancer::kOptimal, problem)), CheckFailure);
+}
+
+// The same stages on ranks that count otherwise: a replay of them takes as long.
+TEST(WithoutOthers, TakesIdleRanksAwayAndWithMoreRanksGivesThemBack) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(mix_key({0x0AE1, seed}));
+    const int ranks = pick(rng, 2, 6);
+    const cost::ModelCost model = random_model(rng, pick(rng, ranks, 12));
+    const cost::Cluster cluster = cost::equal_ranks(ranks);
+    const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kAdaptive;
+    const BalanceProblem problem{model, cluster, 3, kind};
+    const auto at_work = ranks_of(static_cast<unsigned>(pick(rng, 1, (1 << ranks) - 1)));
+    auto proposal = propose_on(at_work, Balancer::kOptimal, problem);
+    ASSERT_TRUE(proposal) << proposal.error().message;
+    proposal->plan.generation = 9;
+    // Some idle ranks stay.
+    std::vector<Rank> kept = at_work;
+    for (int r = 0; r < ranks; ++r) {
+      if (!std::ranges::binary_search(at_work, Rank(r)) && pick(rng, 0, 1) == 0) {
+        kept.insert(std::ranges::lower_bound(kept, Rank(r)), Rank(r));
+      }
+    }
+    const auto step_s = [&](const Plan& plan) {
+      const auto evaluation = evaluate(plan, model, cost::equal_ranks(plan.ranks), 3);
+      EXPECT_TRUE(evaluation) << evaluation.error().message;
+      return evaluation ? evaluation->step_time_s : 0;
+    };
+    const Plan part = without_others(proposal->plan, kept);
+    EXPECT_EQ(part.ranks, std::ssize(kept));
+    EXPECT_EQ(part.generation, 9);
+    EXPECT_EQ(ranks_at_work(part).size(), ranks_at_work(proposal->plan).size());
+    for (int i = 0; i < part.layers(); ++i) {
+      const Rank now = part.owner(LayerId(i));
+      EXPECT_EQ(kept[now.index()], proposal->plan.owner(LayerId(i)));
+    }
+    EXPECT_EQ(step_s(part), step_s(proposal->plan));
+    const Plan whole = with_more_ranks(part, ranks + 1);
+    EXPECT_EQ(whole.ranks, ranks + 1);
+    EXPECT_EQ(ranks_at_work(whole), ranks_at_work(part));
+    EXPECT_EQ(step_s(whole), step_s(part));
+    EXPECT_EQ(with_more_ranks(part, part.ranks), part);
+  }
+  const Plan plan = make_plan({1, 2, 3}, ScheduleKind::k1F1B);
+  EXPECT_THROW(static_cast<void>(without_others(plan, ranks_of(0b011))), CheckFailure);
+  EXPECT_THROW(static_cast<void>(with_more_ranks(plan, 2)), CheckFailure);
 }
 
 }  // namespace
