@@ -52,6 +52,8 @@ class Resizing {
   [[nodiscard]] bool asks() const;
   // What to do before the next step; `asked`: a rank had something to tell.
   [[nodiscard]] Expected<Turn> next(const GroupRun& group, bool asked);
+  // Tells who waits for a checkpoint that it is written, or why not.
+  void answer_checkpoints(const GroupRun& group);
   void defer(SizeChange change) { changes_.defer(std::move(change)); }
   // Takes all layers from the ranks that leave. False: it cannot be done, and nothing has changed.
   [[nodiscard]] Expected<bool> prepare(const SizeChange& change, GroupRun& group);
@@ -91,7 +93,6 @@ class Resizing {
   [[nodiscard]] Expected<void> spread(GroupRun& group);
   [[nodiscard]] elastic::View next_view(const SizeChange& change, int positions) const;
   void answer(process::ClientId client, const elastic::Reply& reply);
-  void answer_checkpoints(const GroupRun& group);
   void tell_releases(const std::vector<elastic::ReleaseNews>& news, std::int64_t step);
   [[nodiscard]] bool leads() const { return service_ != nullptr; }
   // Who is in the run and what each has, as `dynmo ctl RUN status` prints it.

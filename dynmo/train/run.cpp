@@ -227,6 +227,13 @@ class Run {
     return {};
   }
 
+  Expected<void> finish_checkpoint(Lane& lane) {
+    Checkpointer* checkpoints = lane.group->checkpoints();
+    DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
+    for (const std::string& note : checkpoints->take_notes()) say(note);
+    return {};
+  }
+
   // What clients and signals ask for between two steps. False: this rank has left the run.
   Expected<bool> change_size(Lane& lane, bool asked) {
     DYNMO_ASSIGN(Turn turn, resizing_->next(*lane.group, asked));
@@ -237,8 +244,14 @@ class Run {
     }
     if (!turn.change) return true;
     if (lane.group->checkpoints()->active()) {
-      resizing_->defer(*std::move(turn.change));
-      return true;
+      // It waits for the disk, but not for one checkpoint after the other.
+      const std::int64_t every = config_.checkpoint.every;
+      if (every == 0 || turn.change->waited < every) {
+        resizing_->defer(*std::move(turn.change));
+        return true;
+      }
+      DYNMO_TRY(finish_checkpoint(lane));
+      resizing_->answer_checkpoints(*lane.group);
     }
     DYNMO_ASSIGN(const bool possible, resizing_->prepare(*turn.change, *lane.group));
     if (!possible) return true;
@@ -323,8 +336,7 @@ class Run {
 
   Expected<void> finish(Lane& lane) {
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
-      DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
-      for (const std::string& note : checkpoints->take_notes()) say(note);
+      DYNMO_TRY(finish_checkpoint(lane));
       lane.log->add_checkpoints(checkpoints->totals());
     }
     const RunLog::Closed closed = lane.log->close();

@@ -78,6 +78,12 @@ Turn SizeChanges::next(const std::vector<RankWord>& words, const elastic::View& 
                        const plan::Plan& plan, std::int64_t step, bool costs_known) {
   Turn turn;
   turn.change = std::exchange(deferred_, std::nullopt);
+  if (turn.change && !turn.change->joiners.empty()) {  // some may have gone while it waited
+    turn.change->joiners = words.empty() ? std::vector<Standby>() : words.front().joiners;
+    if (turn.change->joiners.empty() && std::ssize(turn.change->kept) == plan.ranks) {
+      turn.change.reset();
+    }
+  }
   const auto asked = [](const RankWord& word) { return word.leave; };
   // Who leads cannot leave alone: the others find each other through it.
   if (!words.empty() && words.front().leave) {
@@ -89,7 +95,9 @@ Turn SizeChanges::next(const std::vector<RankWord>& words, const elastic::View& 
     for (const Wish& wish : words.front().wishes) take(wish, view, plan, turn);
   }
   for (std::size_t place = 0; place < words.size(); ++place) {
-    if (asked(words[place])) drain(static_cast<int>(place), view, plan, turn, 0);
+    if (asked(words[place]) && tries_again(view.members[place].id, step)) {
+      drain(static_cast<int>(place), view, plan, turn, 0);
+    }
   }
   if (turn.stop || turn.change) return turn;
   if (!words.empty() && !words.front().joiners.empty()) {
@@ -158,7 +166,11 @@ void SizeChanges::drain(int place, const elastic::View& view, const plan::Plan& 
     return;
   }
   std::vector<Rank> kept = turn.change ? turn.change->kept : all_positions(plan);
-  std::erase(kept, position);
+  if (std::erase(kept, position) == 0) {
+    if (client != 0)
+      turn.answers.push_back({client, refused(fmt::format("rank {} leaves already", number))});
+    return;
+  }
   if (std::ssize(kept) < config_.ranks_min) {
     turn.answers.push_back(
         {client, refused(fmt::format("rank {} cannot leave: elastic.ranks_min is {}", number,
@@ -192,6 +204,13 @@ void SizeChanges::pack(int ranks, const plan::Plan& plan, Turn& turn, process::C
   turn.change = SizeChange{.kept = plan::ranks_to_keep(cost::equal_ranks(plan.ranks), ranks),
                            .why = fmt::format("packed onto {} ranks", ranks),
                            .client = client};
+}
+
+bool SizeChanges::tries_again(elastic::MemberId member, std::int64_t step) {
+  const auto [found, first] = tried_.try_emplace(member, step);
+  if (!first && step - found->second < config_.release_after) return false;
+  found->second = step;
+  return true;
 }
 
 void SizeChanges::release_idle(const plan::Plan& plan, std::int64_t step, Turn& turn) {

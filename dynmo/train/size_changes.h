@@ -6,6 +6,7 @@
 // rank waits for another's opinion. It knows no transport.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,7 @@ struct SizeChange {
   std::vector<Standby> joiners = {};
   std::string why;               // for people
   process::ClientId client = 0;  // who hears what became of it; 0: nobody
+  std::int64_t waited = 0;       // boundaries at which it was deferred
 };
 
 // What follows from the words of all ranks.
@@ -61,7 +63,10 @@ class SizeChanges {
   [[nodiscard]] Turn next(const std::vector<RankWord>& words, const elastic::View& view,
                           const plan::Plan& plan, std::int64_t step, bool costs_known);
   // The change of the last turn has to wait for the next boundary.
-  void defer(SizeChange change) { deferred_ = std::move(change); }
+  void defer(SizeChange change) {
+    ++change.waited;
+    deferred_ = std::move(change);
+  }
   // The group has changed, or a change was refused.
   void done() { idle_since_.reset(); }
 
@@ -70,10 +75,14 @@ class SizeChanges {
   void drain(int place, const elastic::View& view, const plan::Plan& plan, Turn& turn,
              process::ClientId client);
   void pack(int ranks, const plan::Plan& plan, Turn& turn, process::ClientId client);
+  // A rank that was asked to leave says so at every boundary until it does.
+  [[nodiscard]] bool tries_again(elastic::MemberId member, std::int64_t step);
   void release_idle(const plan::Plan& plan, std::int64_t step, Turn& turn);
 
   Config::Elastic config_;
   std::optional<SizeChange> deferred_;
+  std::map<elastic::MemberId, std::int64_t>
+      tried_;                               // members asked to leave: step of the newest try
   bool packed_ = false;                     // as elastic.pack_ranks asks
   std::vector<Rank> at_work_;               // in the newest step
   std::optional<std::int64_t> idle_since_;  // step since which the same ranks have no layers
