@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Groups of an elastic run whose ranks are threads of this process.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dynmo/train/groups.h"
+#include "dynmo/transport/in_process.h"
+
+namespace dynmo::train::testing {
+
+inline constexpr std::chrono::seconds kHang{60};  // longer than anything takes on a busy machine
+
+// Hands out the ends of in-process groups, one group a generation. Any thread.
+class Hub {
+ public:
+  // The end of `rank` in the group of `generation`. The first that asks makes the group.
+  Expected<std::unique_ptr<transport::Transport>> take(Generation generation, int size,
+                                                       WorldRank rank) {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return *failure_;
+    Opening& opening = openings_[generation];
+    if (opening.ends.empty()) {
+      opening.ends = transport::make_in_process_group(size, {.deadline = kHang});
+    }
+    if (std::ssize(opening.ends) != size || opening.ends[rank.index()] == nullptr) {
+      return make_error(ErrorCode::kInternal, "rank {} of {} in a group of {}, or twice", rank,
+                        size, opening.ends.size());
+    }
+    std::unique_ptr<transport::Transport> end = std::move(opening.ends[rank.index()]);
+    if (++opening.taken == size) openings_.erase(generation);
+    return end;
+  }
+
+  // Returns when all ranks of the group have called it: none waits for another's end any more.
+  Expected<void> leave(Generation generation, int size) {
+    std::unique_lock lock(mutex_);
+    const int mine = ++left_[generation];
+    if (mine == size) changed_.notify_all();
+    const bool all = changed_.wait_for(
+        lock, kHang, [&] { return failure_.has_value() || left_[generation] >= size; });
+    if (failure_) return *failure_;
+    if (!all) return make_error(ErrorCode::kPeerLost, "a rank does not leave its group");
+    if (++gone_[generation] == size) {
+      left_.erase(generation);
+      gone_.erase(generation);
+    }
+    return {};
+  }
+
+  // Who waits, or comes later, is told.
+  void fail(const Error& why) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = why;
+    changed_.notify_all();
+  }
+
+ private:
+  struct Opening {
+    std::vector<std::unique_ptr<transport::Transport>> ends;
+    int taken = 0;
+  };
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Generation, Opening> openings_;
+  std::map<Generation, int> left_;
+  std::map<Generation, int> gone_;
+  std::optional<Error> failure_;
+};
+
+// One member's part of them.
+class HubGroups final : public Groups {
+ public:
+  HubGroups(Hub& hub, elastic::Member self) : hub_(hub), self_(std::move(self)) {}
+
+  Expected<void> open(Generation generation, int size, WorldRank rank) {
+    generation_ = generation;
+    size_ = size;
+    DYNMO_ASSIGN(end_, hub_.take(generation, size, rank));
+    return {};
+  }
+  // Leaves the last group; an error ends it for all.
+  Expected<void> close(const Expected<void>& done) {
+    if (!done) {
+      hub_.fail(done.error());
+      if (end_ != nullptr) end_->abort(done.error());
+      return done;
+    }
+    return end_ == nullptr ? done : hub_.leave(generation_, size_);
+  }
+  void ask_to_leave() { asked_ = true; }
+
+  transport::Transport& group() override { return *end_; }
+  const elastic::Member& self() const override { return self_; }
+  bool asked_to_leave() const override { return asked_; }
+  elastic::Place place_in(const elastic::View& view) const override {
+    return {.generation = view.generation, .size = view.size(), .address = {}, .attempt = {}};
+  }
+  Expected<std::optional<WorldRank>> change(const elastic::View& next) override {
+    DYNMO_TRY(hub_.leave(generation_, size_));
+    end_.reset();
+    const std::optional<WorldRank> mine = next.rank_of(self_.id);
+    if (mine) DYNMO_TRY(open(next.generation, next.size(), *mine));
+    return mine;
+  }
+
+ private:
+  Hub& hub_;
+  elastic::Member self_;
+  std::atomic<bool> asked_{false};
+  Generation generation_ = 0;
+  int size_ = 0;
+  std::unique_ptr<transport::Transport> end_;  // null once this member has left
+};
+
+}  // namespace dynmo::train::testing

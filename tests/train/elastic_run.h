@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A whole elastic training whose ranks are threads: it is told to pack, to drain and to take in
+// ranks as `dynmo ctl` and `dynmo train --join` tell it, over its own socket, at drawn steps. What
+// it leaves behind is held against a twin whose ranks never change.
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/elastic/job_file.h"
+#include "dynmo/process/line_server.h"
+#include "dynmo/train/options.h"
+#include "tests/train/elastic_hub.h"
+
+namespace dynmo::train::testing {
+
+// What is asked of a run between two steps.
+struct Order {
+  enum class Kind { kPack, kDrain, kSignal, kJoin };
+  Kind kind = Kind::kPack;
+  int ranks = 0;   // kPack: of a replica; kJoin: as many come, in each replica
+  int member = 0;  // kDrain, kSignal: not at position 0
+};
+// The next one, by the numbers of the members; nullopt: no more.
+using NextOrder = std::function<std::optional<Order>(const std::vector<int>& members)>;
+
+struct ElasticCase {
+  TrainOptions options;
+  int ranks = 1;  // all that the run starts with
+  std::uint64_t seed = 1;
+  int min_gap = 1;  // steps from one change to the next order
+  int max_gap = 3;
+  NextOrder next = {};
+  std::function<void(int changes)> settled = [](int) {};  // after each change, between two steps
+};
+
+class ElasticRun {
+ public:
+  explicit ElasticRun(ElasticCase what) : case_(std::move(what)), rng_(mix_key({case_.seed, 7})) {}
+
+  // To its end: the first error of a rank or of an order.
+  [[nodiscard]] Expected<void> run();
+  [[nodiscard]] int changes() const { return changes_; }
+  // Whether the run was long enough for all orders.
+  [[nodiscard]] bool gave_all() const { return ended_; }
+  // What was said and asked, for messages of failed tests.
+  [[nodiscard]] const std::string& story() const { return story_; }
+
+ private:
+  struct Thread {
+    std::unique_ptr<HubGroups> groups;
+    Expected<void> done;
+    std::atomic<bool> stands_by{false};  // or was refused
+    std::atomic<bool> ended{false};
+    std::jthread thread;
+  };
+  void start(Thread& thread, std::function<Expected<void>()> work);
+  Expected<void> join(Thread& thread);
+  void boundary();  // on the thread of rank 0
+  Expected<void> follow();
+  Expected<void> give(const Order& order);
+  Expected<process::LineClient> ask(const elastic::Request& request);
+  Expected<Json> status();
+  void reap();
+  void fail(const Error& why);
+
+  ElasticCase case_;
+  Rng rng_;
+  Hub hub_;
+  std::mutex mutex_;  // guards the list's shape and the failure
+  std::list<Thread> threads_;
+  std::optional<Error> failure_;
+  std::vector<process::LineClient> waiting_;  // clients whose change is under way
+  std::string story_;
+  int wanted_ = 0;  // ranks, once the change under way is done
+  int changes_ = 0;
+  int left_ = 0;  // steps until the next order
+  bool under_way_ = false;
+  bool ended_ = false;  // no more orders
+  elastic::Build build_;
+  std::atomic<int> next_id_{1};
+};
+
+// The same training on ranks that never change.
+[[nodiscard]] Expected<void> train_twin(const TrainOptions& options, int ranks);
+
+// What a run left behind must be the twin's: every loss, once each by those who were members then;
+// every checkpoint. `first` are the ranks that it started with.
+void expect_as_twin(const std::filesystem::path& run, const std::filesystem::path& twin, int first,
+                    int changes);
+
+}  // namespace dynmo::train::testing

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// An elastic run is the run that nobody disturbs, in every bit that it leaves behind.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "dynmo/data/token_shard.h"
+#include "dynmo/process/host_memory.h"
+#include "tests/runtime/resources.h"
+#include "tests/support/samples.h"
+#include "tests/support/temp_folder.h"
+#include "tests/train/elastic_run.h"
+
+namespace dynmo::train::testing {
+namespace {
+
+constexpr int kVocabulary = 61;
+
+void write_tokens(const std::filesystem::path& prefix) {
+  auto writer = data::TokenShardWriter::create(prefix);
+  ASSERT_TRUE(writer);
+  Rng rng(5);
+  std::vector<std::int32_t> tokens(4000);
+  for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(rng.below(kVocabulary));
+  ASSERT_TRUE(writer->append(tokens));
+  writer->end_document();
+  ASSERT_TRUE(writer->finish());
+}
+
+// 10 layers that freeze and are pruned, balanced as they do.
+TrainOptions options_for(const std::filesystem::path& folder, int steps) {
+  TrainOptions options;
+  Config& config = options.config;
+  const std::string text = fmt::format(
+      "[model]\nhidden = 16\nblocks = 4\nheads = 2\nkv_heads = 2\nintermediate = 24\n"
+      "sequence = 8\ndropout = 0.1\n[data]\npath = '{}'\nvocabulary = {}\n[batch]\n"
+      "micro_batches = 4\nmicro_batch_size = 1\n[optimizer]\nwarmup_steps = 3\n[train]\n"
+      "steps = {}\nvalidation_every = 0\n[checkpoint]\nevery = {}\nkeep = 1000\n[freezing]\n"
+      "enabled = true\nfraction = 0.5\n[pruning]\nenabled = true\nstart = {}\nend = {}\n"
+      "every = {}\n[elastic]\nenabled = true\n",
+      (folder / "tokens").string(), kVocabulary, steps, std::max(1, steps / 8), steps / 10,
+      steps / 10 + 4 * (steps / 8), steps / 8);
+  const auto applied = apply_text(config, text, "the test");
+  EXPECT_TRUE(applied) << applied.error().message;
+  config.run.directory = (folder / "run").string();
+  const auto valid = validate(config);
+  EXPECT_TRUE(valid) << valid.error().message;
+  return options;
+}
+
+// Down from `high` ranks of a replica to `low` and up again, `times` times, in drawn steps; then no
+// more.
+NextOrder down_and_up(int replicas, int low, int high, int times, std::uint64_t seed) {
+  struct Walk {
+    Rng rng;
+    bool down = true;
+    int turns = 0;
+  };
+  const auto walk = std::make_shared<Walk>(Walk{.rng = Rng(mix_key({seed, 8}))});
+  return [=](const std::vector<int>& members) -> std::optional<Order> {
+    Rng& rng = walk->rng;
+    const int ranks = static_cast<int>(std::ssize(members)) / replicas;
+    const auto pick = [&](int first, int last) {
+      return first + static_cast<int>(rng.below(static_cast<std::uint64_t>(last - first + 1)));
+    };
+    if (walk->down && ranks == low) walk->down = false;
+    if (!walk->down && ranks == high) {
+      walk->down = true;
+      if (++walk->turns == times) return std::nullopt;
+    }
+    if (!walk->down) return Order{.kind = Order::Kind::kJoin, .ranks = pick(1, high - ranks)};
+    const int choice = pick(0, 3);
+    if (choice < 2) return Order{.kind = Order::Kind::kPack, .ranks = pick(low, ranks - 1)};
+    const int place = pick(0, replicas - 1) * ranks + pick(1, ranks - 1);
+    return Order{.kind = choice == 2 ? Order::Kind::kDrain : Order::Kind::kSignal,
+                 .member = members[static_cast<std::size_t>(place)]};
+  };
+}
+
+// At most so many of them.
+NextOrder first_of(int count, NextOrder next) {
+  return [left = std::make_shared<int>(count), next](const std::vector<int>& members) {
+    return (*left)-- > 0 ? next(members) : std::optional<Order>();
+  };
+}
+
+void expect_the_twins(ElasticCase what, const std::filesystem::path& folder, int changes) {
+  SCOPED_TRACE(fmt::format("seed {}", what.seed));
+  TrainOptions twin = what.options;
+  twin.config.run.directory = (folder / "twin").string();
+  twin.config.balance.enabled = false;
+  const std::filesystem::path run = what.options.config.run.directory;
+  const int ranks = what.ranks;
+  const int replicas = static_cast<int>(what.options.config.pipeline.replicas);
+  ElasticRun elastic(std::move(what));
+  const auto done = elastic.run();
+  ASSERT_TRUE(done) << done.error().message << "\n" << elastic.story();
+  EXPECT_TRUE(elastic.gave_all()) << elastic.story();
+  EXPECT_TRUE(changes == 0 || elastic.changes() == changes) << elastic.story();
+  const auto alone = train_twin(twin, replicas > 1 ? replicas : 2);
+  ASSERT_TRUE(alone) << alone.error().message;
+  expect_as_twin(run, twin.config.run.directory, ranks, elastic.changes());
+  if (::testing::Test::HasFailure()) ADD_FAILURE() << elastic.story();
+}
+
+class ElasticThreadsIn : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ElasticThreadsIn, EightTwoEightRanksChangeNoBit) {
+  const char* samples = std::getenv("DYNMO_SAMPLES");
+  const bool soak = samples != nullptr && draws_all_samples();
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  TrainOptions options = options_for(folder.path(), soak ? 2400 : 150);
+  options.config.model.precision = GetParam();
+  const std::uint64_t seed = 11;
+  const NextOrder orders = down_and_up(1, 2, 8, 20, seed);
+  expect_the_twins(
+      {.options = options, .ranks = 8, .seed = seed, .next = soak ? orders : first_of(20, orders)},
+      folder.path(), soak ? 0 : 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Precision, ElasticThreadsIn, ::testing::Values("fp32", "bf16"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST(ElasticThreads, ReplicasShrinkAndGrowTogether) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  TrainOptions options = options_for(folder.path(), 60);
+  options.config.pipeline.replicas = 2;
+  int at = 0;
+  const std::vector<Order> orders = {{.kind = Order::Kind::kDrain, .member = 4},
+                                     {.kind = Order::Kind::kPack, .ranks = 1},
+                                     {.kind = Order::Kind::kJoin, .ranks = 1},
+                                     {.kind = Order::Kind::kJoin, .ranks = 1},
+                                     {.kind = Order::Kind::kSignal, .member = 9}};
+  const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
+    const std::vector<std::size_t> sizes = {6, 4, 2, 4, 6, 4};
+    EXPECT_EQ(members.size(), sizes.at(static_cast<std::size_t>(at)));
+    if (at == std::ssize(orders)) return std::nullopt;
+    return orders[static_cast<std::size_t>(at++)];
+  };
+  expect_the_twins({.options = options, .ranks = 6, .next = next}, folder.path(), 5);
+}
+
+// With one always under way, a change waits for the one that was when it was asked for.
+TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  TrainOptions options = options_for(folder.path(), 60);
+  options.config.checkpoint.every = 1;
+  const std::uint64_t seed = 3;
+  expect_the_twins({.options = options,
+                    .ranks = 4,
+                    .seed = seed,
+                    .next = first_of(6, down_and_up(1, 1, 4, 6, seed))},
+                   folder.path(), 6);
+}
+
+TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  TrainOptions options = options_for(folder.path(), 420);
+  options.config.checkpoint.every = 0;
+  const auto next = [](const std::vector<int>& members) {
+    return members.size() == 3 ? Order{.kind = Order::Kind::kPack, .ranks = 2}
+                               : Order{.kind = Order::Kind::kJoin, .ranks = 1};
+  };
+  std::ptrdiff_t first = 0;
+  std::ptrdiff_t last = 0;
+  Bytes first_bytes;
+  Bytes last_bytes;
+  const auto settled = [&](int changes) {
+    if (std::getenv("DYNMO_TRACE_MB") && changes % 10 == 0) std::printf("%d: %.2f MB\n", changes, static_cast<double>(process::resident_memory().value) / 1e6);
+    if (changes != 10 && changes != 100) return;
+    (changes == 10 ? first : last) = runtime::testing::resources();
+    (changes == 10 ? first_bytes : last_bytes) = process::resident_memory();
+  };
+  expect_the_twins({.options = options,
+                    .ranks = 3,
+                    .max_gap = 1,
+                    .next = first_of(100, next),
+                    .settled = settled},
+                   folder.path(), 100);
+  EXPECT_GT(first, 0);
+  EXPECT_EQ(last, first) << "descriptors and threads";
+  std::printf("[          ] resident after 10 and 100 groups: %.1f and %.1f MB\n",
+              static_cast<double>(first_bytes.value) / 1e6,
+              static_cast<double>(last_bytes.value) / 1e6);
+}
+
+}  // namespace
+}  // namespace dynmo::train::testing
