@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tries all orders of events that a few members can meet, and random ones of more members.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string_view>
+#include <unordered_set>
+
+#include "tests/elastic/world.h"
+#include "tests/support/samples.h"
+
+namespace dynmo::elastic {
+namespace {
+
+struct Found {
+  std::string violation;  // empty: none
+  std::int64_t events = 0;
+  std::int64_t states = 0;  // or schedules
+  bool of_schedules = false;
+};
+
+bool is_of_itself(Kind kind) { return kind < Kind::kCheckpoint; }
+
+// All worlds that can come of the first one, each once: depth first, so that what is kept is a path
+// and the hashes of what was seen, not a frontier of worlds.
+Found explore_all(const WorldOptions& options) {
+  struct Level {
+    World world;
+    std::vector<Happening> left;
+    Happening by;
+  };
+  Found found;
+  std::unordered_set<std::uint64_t> seen;
+  std::vector<Level> path;
+  const auto enter = [&](World world, const Happening& by) {
+    if (world.violation().empty() && !seen.insert(world.hash()).second) return;
+    std::vector<Happening> left = world.next();
+    const bool rests =
+        std::none_of(left.begin(), left.end(), [](const auto& h) { return is_of_itself(h.kind); });
+    if (rests && !world.beyond() && world.violation().empty()) {
+      if (!world.retries()) world.check_at_rest();
+      for (int a = 0; world.retries() && a < options.members + options.joiners; ++a) {
+        left.push_back({Kind::kRetry, static_cast<std::int8_t>(a)});
+      }
+    }
+    path.push_back({std::move(world), std::move(left), by});
+  };
+  enter(World(options), {});
+  while (!path.empty() && path.back().world.violation().empty()) {
+    if (path.back().left.empty()) {
+      path.pop_back();
+      continue;
+    }
+    const Happening happening = path.back().left.back();
+    path.back().left.pop_back();
+    World next = path.back().world;
+    next.apply(happening);
+    ++found.events;
+    enter(std::move(next), happening);
+  }
+  found.states = std::ssize(seen);
+  if (path.empty()) return found;
+  found.violation = path.back().world.violation();
+  for (const Level& level : path) found.violation += "\n  " + to_string(level.by);
+  found.violation += path.back().world.describe();
+  return found;
+}
+
+// One schedule, a function of the seed.
+Found explore_one(const WorldOptions& options, std::uint64_t seed, bool trace = false) {
+  Rng rng(mix_key({seed, 0xe1a5}));
+  World world(options);
+  Found found;
+  std::string text;
+  std::vector<Happening> own;
+  std::vector<Happening> outer;
+  int calm = 0;
+  while (found.events < 400) {
+    own.clear();
+    outer.clear();
+    for (const Happening& happening : world.next()) {
+      (is_of_itself(happening.kind) ? own : outer).push_back(happening);
+    }
+    const bool from_outside = !outer.empty() && (own.empty() || rng.below(10) == 0);
+    Happening happening;
+    if (from_outside && rng.below(4) != 0) {
+      happening = outer[rng.below(outer.size())];
+    } else if (!own.empty()) {
+      happening = own[rng.below(own.size())];
+    } else if (world.beyond() || !world.violation().empty()) {
+      break;
+    } else if (calm < 4) {
+      world.calm();
+      ++calm;
+      for (int a = 0; world.retries() && a < static_cast<int>(world.nodes().size()); ++a) {
+        if (world.nodes()[static_cast<std::size_t>(a)].up) {
+          world.apply({Kind::kRetry, static_cast<std::int8_t>(a)});
+        }
+      }
+      if (trace) text += "\n  calm";
+      continue;
+    } else {
+      world.check_at_rest();
+      break;
+    }
+    world.apply(happening);
+    ++found.events;
+    if (trace) text += "\n  " + to_string(happening);
+  }
+  found.violation = world.violation();
+  if (trace && !found.violation.empty()) found.violation += text + world.describe();
+  return found;
+}
+
+WorldOptions random_options(std::uint64_t seed) {
+  Rng rng(mix_key({seed, 0x0b71}));
+  const auto draw = [&](int low, int high) {
+    return low + static_cast<int>(rng.below(static_cast<std::uint64_t>(high - low + 1)));
+  };
+  WorldOptions options{.members = draw(4, 6),
+                       .joiners = draw(0, 1),
+                       .layers = draw(4, 7),
+                       .steps = draw(0, 1) * draw(1, 5),
+                       .snapshot_every = draw(1, 3),
+                       .checkpoints = draw(0, 1),
+                       .moves = draw(0, 1) == 1,
+                       .replicas = draw(0, 3) == 0,
+                       .faults = draw(1, 4),
+                       .ballots = 30,
+                       .changes = draw(0, 2),
+                       .single_links = draw(0, 1) == 1,
+                       .failures = draw(0, 1) == 1};
+  return options;
+}
+
+// Until one has a violation that says `wanted`.
+Found explore_random(std::int64_t schedules, const std::string& wanted = "",
+                     const std::function<void(WorldOptions&)>& change = {}) {
+  Found all;
+  all.of_schedules = true;
+  for (std::int64_t i = 1; i <= schedules; ++i) {
+    const auto seed = static_cast<std::uint64_t>(i);
+    WorldOptions options = random_options(seed);
+    if (change) change(options);
+    const Found one = explore_one(options, seed);
+    all.events += one.events;
+    all.states = i;
+    if (one.violation.empty() || one.violation.find(wanted) == std::string::npos) continue;
+    all.violation = fmt::format("seed {}: {}", seed, explore_one(options, seed, true).violation);
+    break;
+  }
+  return all;
+}
+
+void say(const std::string& what, const Found& found, std::chrono::steady_clock::time_point since) {
+  fmt::print("{}: {} events, {} {}, {:.1f} s\n", what, found.events, found.states,
+             found.of_schedules ? "schedules" : "states",
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
+}
+
+bool whole() {
+  const char* wanted = std::getenv("DYNMO_SAMPLES");
+  return wanted != nullptr && std::string_view(wanted) == "all";
+}
+
+TEST(Explorer, RandomSchedulesOfFourToSixMembers) {
+  const auto since = std::chrono::steady_clock::now();
+  const Found found = explore_random(whole() ? 1'000'000 : samples(100'000));
+  say("random", found, since);
+  EXPECT_EQ(found.violation, "");
+}
+
+struct Space {
+  enum class When { kAlways, kPlainBuilds, kWhole };
+  const char* name;
+  WorldOptions options;
+  When when = When::kAlways;
+};
+
+std::vector<Space> spaces() {
+  const auto of = [](int joiners, int changes, int faults, int ballots) {
+    return WorldOptions{.joiners = joiners,
+                        .faults = faults,
+                        .ballots = ballots,
+                        .changes = changes,
+                        .at_once = true};
+  };
+  using enum Space::When;
+  WorldOptions training = of(0, 0, 1, 2);
+  training.steps = 2;
+  return {{"a_change_with_a_joiner", of(1, 1, 0, 3)},
+          {"one_fault", of(0, 0, 1, 3)},
+          {"one_fault_and_a_joiner", of(1, 0, 1, 2), kPlainBuilds},
+          {"one_fault_and_a_change", of(0, 1, 1, 2), kPlainBuilds},
+          {"one_fault_in_training", training, kWhole},
+          {"two_faults", of(0, 0, 2, 2), kWhole}};
+}
+
+class Spaces : public testing::TestWithParam<Space> {};
+
+TEST_P(Spaces, HaveNoViolationInAnyOrderOfEvents) {
+  const bool large = GetParam().when == Space::When::kWhole && !whole();
+  const bool slow = GetParam().when == Space::When::kPlainBuilds && !draws_all_samples();
+  if (large || slow) GTEST_SKIP() << "a large space; DYNMO_SAMPLES=all tries it";
+  const auto since = std::chrono::steady_clock::now();
+  const Found found = explore_all(GetParam().options);
+  say(GetParam().name, found, since);
+  EXPECT_EQ(found.violation, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Explorer, Spaces, testing::ValuesIn(spaces()),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+// Each rule that is taken away lets something happen that must not, in worlds where it matters.
+struct Mutant {
+  const char* name;
+  const char* violation;
+  std::function<void(WorldOptions&)> change;
+};
+
+class Mutants : public testing::TestWithParam<Mutant> {};
+
+TEST_P(Mutants, AreCaught) {
+  const auto since = std::chrono::steady_clock::now();
+  const Found found = explore_random(200'000, GetParam().violation, GetParam().change);
+  say(GetParam().name, found, since);
+  EXPECT_NE(found.violation, "") << "nothing notices that a rule is missing";
+  fmt::print("{}\n", found.violation.substr(0, found.violation.find('\n')));
+}
+
+void few_with_a_joiner(WorldOptions& options) {
+  options.members = 2 + options.members % 2;
+  options.joiners = options.changes = 1;
+  options.steps = 0;
+  options.replicas = true;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Explorer, Mutants,
+    testing::Values(Mutant{"attempts", "both run",
+                           [](WorldOptions& o) {
+                             few_with_a_joiner(o);
+                             o.rules.attempts = false;
+                           }},
+                    Mutant{"acknowledged", "both run",
+                           [](WorldOptions& o) {
+                             few_with_a_joiner(o);
+                             o.rules.acknowledged = false;
+                           }},
+                    Mutant{"ties", "both run", [](WorldOptions& o) { o.rules.ties = false; }},
+                    Mutant{"promises", "has no source",  // what it reported is not there any more
+                           [](WorldOptions& o) { o.rules.promises = false; }},
+                    Mutant{"open_ends", "both run",
+                           [](WorldOptions& o) { o.rules.open_ends = false; }},
+                    Mutant{"slots", "does not help", [](WorldOptions& o) { o.keep_slots = false; }},
+                    Mutant{"shadows", "nobody is missing",
+                           [](WorldOptions& o) {
+                             o.keep_shadows = false;
+                             o.moves = true;
+                             o.replicas = false;
+                             o.steps = 3;
+                           }}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+}  // namespace
+}  // namespace dynmo::elastic
