@@ -14,7 +14,7 @@
 // A view may be formed by more than half of the members, or by half of them with the lowest, of
 // every view in question, those not counted that are gone for certain. In question are the newest
 // view, the tries since, and views before it of which somebody left out may be alive
-// (docs/decisions/014-views-with-open-ends.md).
+// (docs/decisions/015-views-with-open-ends.md).
 
 #include <cstdint>
 #include <optional>
