@@ -160,7 +160,9 @@ TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens");
   TrainOptions options = options_for(folder.path(), 420);
-  options.config.checkpoint.every = 0;
+  const std::vector<std::string> settings = {"checkpoint.every=0", "freezing.enabled=false",
+                                             "pruning.enabled=false"};
+  ASSERT_TRUE(apply_settings(options.config, settings));
   const auto next = [](const std::vector<int>& members) {
     return members.size() == 3 ? Order{.kind = Order::Kind::kPack, .ranks = 2}
                                : Order{.kind = Order::Kind::kJoin, .ranks = 1};
@@ -170,7 +172,6 @@ TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
   Bytes first_bytes;
   Bytes last_bytes;
   const auto settled = [&](int changes) {
-    if (std::getenv("DYNMO_TRACE_MB") && changes % 10 == 0) std::printf("%d: %.2f MB\n", changes, static_cast<double>(process::resident_memory().value) / 1e6);
     if (changes != 10 && changes != 100) return;
     (changes == 10 ? first : last) = runtime::testing::resources();
     (changes == 10 ? first_bytes : last_bytes) = process::resident_memory();
@@ -183,7 +184,11 @@ TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
                    folder.path(), 100);
   EXPECT_GT(first, 0);
   EXPECT_EQ(last, first) << "descriptors and threads";
-  std::printf("[          ] resident after 10 and 100 groups: %.1f and %.1f MB\n",
+#if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory for a while
+  // The allocator alone moves it by a percent; a group that stayed would take 100 kB.
+  EXPECT_LT(static_cast<double>(last_bytes.value), 1.03 * static_cast<double>(first_bytes.value));
+#endif
+  std::printf("[          ] resident after 10 and 100 changes: %.1f and %.1f MB\n",
               static_cast<double>(first_bytes.value) / 1e6,
               static_cast<double>(last_bytes.value) / 1e6);
 }
