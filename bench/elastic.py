@@ -104,9 +104,8 @@ class Run:
         return time.time() - at
 
     def end(self):
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGINT)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
         self.process.wait(WAIT_S)
         for process in self.joined:
             process.wait(WAIT_S)
@@ -124,7 +123,7 @@ def moved_bytes(before, after, costs):
 
 def raw_seconds(size, rounds=9):
     """Median time of sending `size` bytes to another process until it says that it has them."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX) if size == 0 else connected()
+    ours, theirs = connected()
     child = os.fork()
     if child == 0:
         ours.close()
@@ -165,8 +164,8 @@ def measure_changes(options, folder, data):
     exits = []
     run.start("elastic.enabled=true", "train.steps=1000000")
     try:
-        run.wait_for("the first step", (run.folder / "job.json").exists)
-        run.wait_for("the first steps", lambda: len(list((run.folder / "records").glob("*"))) >= options.ranks)
+        records = run.folder / "records" / "rank-0.jsonl"
+        run.wait_for("the first step", lambda: records.exists() and records.stat().st_size > 0)
         for number in range(options.changes):
             if number % 2:
                 run.join()
@@ -188,8 +187,7 @@ def measure_changes(options, folder, data):
               "group_join_s": quantiles([e["seconds"] for e in sizes if len(e["ranks"]) > len(e["ranks_before"])]),
               "exit_s": quantiles(exits) if exits else None}
     # The plan before a move is that of the newest event before it.
-    plans = sorted((e for kind in ("size", "move", "decision") for e in run.events(kind) if kind != "decision"),
-                   key=lambda event: event["time_s"])
+    plans = sorted(run.events("size") + run.events("move"), key=lambda event: event["time_s"])
     ratios = []
     pairs = []
     for move in moves:
