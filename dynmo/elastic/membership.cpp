@@ -173,10 +173,10 @@ void Handling::take(const Prepare& prepare) {
   }
   m_.promised = prepare.ballot;
   if (from_ != m_.self.id) m_.proposal.reset();
-  if (m_.phase == Phase::kReported) return report();
-  // A group that is given up, or not there yet, is not kept for a planned change.
+  // A group that is given up, or not there yet, is not kept for a planned change. A main thread
+  // that is at rest already says again what it holds: there may be a newer checkpoint.
   const bool keeps =
-      m_.phase == Phase::kRun || (m_.phase == Phase::kQuiet && m_.quiet_for == Why::kPlanned);
+      m_.phase == Phase::kRun || (m_.phase != Phase::kForming && m_.quiet_for == Why::kPlanned);
   m_.quiet_for = keeps ? prepare.why : Why::kLoss;
   m_.phase = Phase::kQuiet;
   m_.group_failed = false;

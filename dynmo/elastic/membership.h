@@ -122,7 +122,9 @@ struct Send {
   MemberId to;
   Message message;
 };
-struct Quiet {  // ends the step (planned: the group is kept until FORM) or aborts the group (loss)
+// Asks for Quieted. Planned: ends the step and keeps the group until FormGroup; loss: aborts it.
+// A main thread that is at rest reports again.
+struct Quiet {
   Ballot ballot;
   Why why = Why::kLoss;
 };

@@ -132,6 +132,22 @@ TEST(Membership, LetsMembersGoAndTakesStandbysInAsPlanned) {
   EXPECT_EQ(members[9].standing.installed.size(), 2);
 }
 
+TEST(Membership, RefusesAnOlderBallotThanItHasPromised) {
+  Membership second = first_member({.model = {.layers = 1}}, view_of(3), {2});
+  const Ballot older{.number = 2, .proposer = {1}};
+  (void)handle(second, Received{{1}, Prepare{older}});
+  (void)handle(second, Quieted{{.member = second.self}});
+  (void)handle(second, Received{{1}, Prepare{{.number = 3, .proposer = {1}}}});
+  (void)handle(second, Quieted{{.member = second.self}});
+  const auto actions =
+      handle(second, Received{{1}, Form{.ballot = older, .view = {2, view_of(3).members}}});
+  ASSERT_EQ(actions.size(), 1U);
+  const auto& said = std::get<Send>(actions.front()).message;
+  EXPECT_EQ(std::get<Refuse>(said), (Refuse{older, 3}));
+  EXPECT_EQ(second.phase, Phase::kReported);
+  EXPECT_TRUE(second.standing.attempts.empty());
+}
+
 TEST(Membership, EndsAtTheThirdLossInTheSameStep) {
   Members members(4);
   members.kill(4, {1});
