@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <ostream>
 #include <string_view>
 #include <unordered_set>
 
@@ -200,6 +201,8 @@ std::vector<Space> spaces() {
           {"two_faults", of(0, 0, 2, 2), kWhole}};
 }
 
+void PrintTo(const Space& space, std::ostream* out) { *out << space.name; }  // GoogleTest's name
+
 class Spaces : public testing::TestWithParam<Space> {};
 
 TEST_P(Spaces, HaveNoViolationInAnyOrderOfEvents) {
@@ -222,6 +225,8 @@ struct Mutant {
   std::function<void(WorldOptions&)> change;
   std::uint64_t first_seed = 1;  // shortly before one that is known to show it, where that is rare
 };
+
+void PrintTo(const Mutant& mutant, std::ostream* out) { *out << mutant.name; }
 
 class Mutants : public testing::TestWithParam<Mutant> {};
 
