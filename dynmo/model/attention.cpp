@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "dynmo/model/kernels_impl.h"
 #include "dynmo/model/parallel_impl.h"
 #include "dynmo/model/products_impl.h"
+#include "dynmo/model/ragged_attention.h"
 
 namespace dynmo::model {
 namespace {
@@ -21,17 +24,24 @@ constexpr std::int64_t kRows = 64;
 
 struct Sizes {
   Sizes(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK)
-      : tokens(q_BTHK.size(1)),
-        seen(k_BTHK.size(1) - tokens),
-        head(q_BTHK.size(3)),
+      : head(q_BTHK.size(3)),
         group(q_BTHK.size(2) / k_BTHK.size(2)),
         scale(1 / std::sqrt(static_cast<double>(head))) {}
-  std::int64_t tokens;  // of q
-  std::int64_t seen;    // keys before those of the first token
-  std::int64_t head;    // elements of a head
-  std::int64_t group;   // query heads to a key head
+  std::int64_t head;   // elements of a head
+  std::int64_t group;  // query heads to a key head
   double scale;
 };
+
+// Queries and keys that belong together: rows of tensors BTHK.
+struct Section {
+  std::int64_t b = 0;
+  std::int64_t first_query = 0;
+  std::int64_t queries = 0;
+  std::int64_t first_key = 0;
+  std::int64_t keys = 0;
+  const std::int64_t* seen = nullptr;  // by query: it sees the first so many keys; never falling
+};
+using Sections = std::vector<Section>;
 
 // One head of one sequence: T rows of K elements that lie `stride` apart.
 template <typename Element>
@@ -46,13 +56,17 @@ struct Head {
 };
 
 template <typename Element>
-Head<const Element> head_of(const at::Tensor& x_BTHK, std::int64_t b, std::int64_t h) {
-  return {x_BTHK.const_data_ptr<Element>() + b * x_BTHK.stride(0) + h * x_BTHK.stride(2),
+Head<const Element> head_of(const at::Tensor& x_BTHK, std::int64_t b, std::int64_t h,
+                            std::int64_t first) {
+  return {x_BTHK.const_data_ptr<Element>() + b * x_BTHK.stride(0) + h * x_BTHK.stride(2) +
+              first * x_BTHK.stride(1),
           x_BTHK.stride(1)};
 }
 template <typename Element>
-Head<Element> mutable_head_of(at::Tensor& x_BTHK, std::int64_t b, std::int64_t h) {
-  return {x_BTHK.mutable_data_ptr<Element>() + b * x_BTHK.stride(0) + h * x_BTHK.stride(2),
+Head<Element> mutable_head_of(at::Tensor& x_BTHK, std::int64_t b, std::int64_t h,
+                              std::int64_t first) {
+  return {x_BTHK.mutable_data_ptr<Element>() + b * x_BTHK.stride(0) + h * x_BTHK.stride(2) +
+              first * x_BTHK.stride(1),
           x_BTHK.stride(1)};
 }
 
@@ -64,8 +78,9 @@ class Scratch {
   using Wide = kernels::Wide<Element>;
   static constexpr bool kNarrow = !std::is_same_v<Element, Wide>;
 
-  explicit Scratch(const Sizes& sizes)
-      : scores(size(rows_of(sizes) * (sizes.seen + sizes.tokens))),
+  // `most_scores`: kRows rows of keys, or fewer, of any section.
+  Scratch(const Sizes& sizes, std::int64_t most_scores)
+      : scores(size(most_scores)),
         gradient(scores.size()),
         correction(size(kRows)),
         rows(size(kNarrow ? kRows * sizes.head : 0)),
@@ -86,7 +101,6 @@ class Scratch {
   std::vector<Wide> rows;  // kRows x K
 
  private:
-  static std::int64_t rows_of(const Sizes& sizes) { return std::min(kRows, sizes.tokens); }
   static std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
   std::vector<Element> narrow_;
 };
@@ -106,16 +120,23 @@ void multiply_into(Scratch<Element>& scratch, const ProductShape& shape, double 
 }
 
 template <typename Element>
-void forward(const Sizes& sizes, const Head<const Element>& q, const Head<const Element>& k,
-             const Head<const Element>& v, const Head<Element>& out,
+void forward(const Sizes& sizes, const Section& section, const Head<const Element>& q,
+             const Head<const Element>& k, const Head<const Element>& v, const Head<Element>& out,
              kernels::Wide<Element>* log_sum_exp, Scratch<Element>& scratch) {
   using Wide = kernels::Wide<Element>;
-  for (std::int64_t first = 0; first < sizes.tokens; first += kRows) {
-    const std::int64_t rows = std::min(kRows, sizes.tokens - first);
-    const std::int64_t keys = sizes.seen + first + rows;
+  for (std::int64_t first = 0; first < section.queries; first += kRows) {
+    const std::int64_t rows = std::min(kRows, section.queries - first);
+    const std::int64_t keys = section.seen[first + rows - 1];
+    if (keys == 0) {
+      for (std::int64_t t = 0; t < rows; ++t) {
+        std::fill_n(out.row(first + t), sizes.head, Element(0));
+        log_sum_exp[first + t] = -std::numeric_limits<Wide>::infinity();
+      }
+      continue;
+    }
     multiply({rows, keys, sizes.head}, static_cast<Wide>(sizes.scale), q.from(first),
              k.from(0, true), Wide(0), scratch.scores.data(), keys);
-    kernels::causal_softmax(scratch.scores.data(), rows, sizes.seen + first, keys,
+    kernels::causal_softmax(scratch.scores.data(), rows, section.seen + first, keys,
                             scratch.probabilities(), log_sum_exp + first);
     multiply_into(scratch, {rows, sizes.head, keys}, 1, {scratch.probabilities(), keys}, v.from(0),
                   out.row(first), out.stride);
@@ -132,15 +153,32 @@ struct HeadGradient {
   bool first_of_group;
 };
 
-// The last block comes first: it reaches all keys, so that it sets what the others add to.
 template <typename Element>
-void backward(const Sizes& sizes, const HeadGradient<Element>& head, Scratch<Element>& scratch) {
+void zero_rows(const Head<Element>& x, std::int64_t first, std::int64_t end, std::int64_t width) {
+  for (std::int64_t t = first; t < end; ++t) std::fill_n(x.row(t), width, Element(0));
+}
+
+// The last block comes first: it reaches all keys that any query sees, so that it sets what the
+// others add to.
+template <typename Element>
+void backward(const Sizes& sizes, const Section& section, const HeadGradient<Element>& head,
+              Scratch<Element>& scratch) {
   using Wide = kernels::Wide<Element>;
   const auto scale = static_cast<Wide>(sizes.scale);
-  for (std::int64_t first = (sizes.tokens - 1) / kRows * kRows; first >= 0; first -= kRows) {
-    const std::int64_t rows = std::min(kRows, sizes.tokens - first);
-    const std::int64_t keys = first + rows;
-    const Wide kept = head.first_of_group && keys == sizes.tokens ? Wide(0) : Wide(1);
+  const std::int64_t reached = section.queries == 0 ? 0 : section.seen[section.queries - 1];
+  if (head.first_of_group) {
+    zero_rows(head.k_gradient, reached, section.keys, sizes.head);
+    zero_rows(head.v_gradient, reached, section.keys, sizes.head);
+  }
+  const std::int64_t last = section.queries == 0 ? -kRows : (section.queries - 1) / kRows * kRows;
+  for (std::int64_t first = last; first >= 0; first -= kRows) {
+    const std::int64_t rows = std::min(kRows, section.queries - first);
+    const std::int64_t keys = section.seen[first + rows - 1];
+    if (keys == 0) {
+      zero_rows(head.q_gradient, first, first + rows, sizes.head);
+      continue;
+    }
+    const Wide kept = head.first_of_group && first == last ? Wide(0) : Wide(1);
     kernels::row_products(head.out_gradient.row(first), head.out_gradient.stride,
                           head.out.row(first), head.out.stride, rows, sizes.head,
                           scratch.correction.data());
@@ -150,7 +188,7 @@ void backward(const Sizes& sizes, const HeadGradient<Element>& head, Scratch<Ele
              Wide(0), scratch.gradient.data(), keys);
     kernels::causal_softmax_gradient(scratch.scores.data(), scratch.gradient.data(),
                                      head.log_sum_exp + first, scratch.correction.data(), rows,
-                                     first, keys, scratch.probabilities(),
+                                     section.seen + first, keys, scratch.probabilities(),
                                      scratch.score_gradient());
     multiply({keys, sizes.head, rows}, Wide(1), {scratch.probabilities(), keys, true},
              head.out_gradient.from(first), kept, head.v_gradient.data, head.v_gradient.stride);
@@ -161,33 +199,44 @@ void backward(const Sizes& sizes, const HeadGradient<Element>& head, Scratch<Ele
   }
 }
 
-// Calls function(b, key head, scratch) for all, each once, on libtorch's threads.
+// Calls function(section, key head, scratch) for all, each once, on libtorch's threads.
 template <typename Element, typename Function>
-void for_each_group(const at::Tensor& k_BTHK, const Sizes& sizes, Function function) {
-  const std::int64_t heads = k_BTHK.size(2);
-  at::parallel_for(0, k_BTHK.size(0) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    Scratch<Element> scratch(sizes);
-    for (std::int64_t i = begin; i < end; ++i) function(i / heads, i % heads, scratch);
+void for_each_group(const Sections& sections, std::int64_t heads, const Sizes& sizes,
+                    Function function) {
+  std::int64_t most = 0;
+  for (const Section& section : sections) {
+    const std::int64_t seen = section.queries == 0 ? 0 : section.seen[section.queries - 1];
+    most = std::max(most, std::min(kRows, section.queries) * seen);
+  }
+  at::parallel_for(0, std::ssize(sections) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    Scratch<Element> scratch(sizes, most);
+    for (std::int64_t i = begin; i < end; ++i) {
+      function(sections[static_cast<std::size_t>(i / heads)], i % heads, scratch);
+    }
   });
 }
 
 template <typename Element>
-Attention attention_of(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
-                       const at::Tensor& v_BTHK) {
+Attention attention_of(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHK,
+                       const Sections& sections) {
   using Wide = kernels::Wide<Element>;
   const Sizes sizes(q_BTHK, k_BTHK);
+  const std::int64_t tokens = q_BTHK.size(1);
   Attention attention{
       .out_BTHK = at::empty(q_BTHK.sizes(), q_BTHK.options()),
-      .log_sum_exp = at::empty({q_BTHK.size(0), q_BTHK.size(2), sizes.tokens},
+      .log_sum_exp = at::empty({q_BTHK.size(0), q_BTHK.size(2), tokens},
                                q_BTHK.options().dtype(statistics_type(q_BTHK.scalar_type())))};
   auto* log_sum_exp = attention.log_sum_exp.template mutable_data_ptr<Wide>();
   for_each_group<Element>(
-      k_BTHK, sizes, [&](std::int64_t b, std::int64_t g, Scratch<Element>& scratch) {
+      sections, k_BTHK.size(2), sizes,
+      [&](const Section& section, std::int64_t g, Scratch<Element>& scratch) {
         for (std::int64_t h = g * sizes.group; h < (g + 1) * sizes.group; ++h) {
-          forward(sizes, head_of<Element>(q_BTHK, b, h), head_of<Element>(k_BTHK, b, g),
-                  head_of<Element>(v_BTHK, b, g),
-                  mutable_head_of<Element>(attention.out_BTHK, b, h),
-                  log_sum_exp + (b * q_BTHK.size(2) + h) * sizes.tokens, scratch);
+          forward(sizes, section, head_of<Element>(q_BTHK, section.b, h, section.first_query),
+                  head_of<Element>(k_BTHK, section.b, g, section.first_key),
+                  head_of<Element>(v_BTHK, section.b, g, section.first_key),
+                  mutable_head_of<Element>(attention.out_BTHK, section.b, h, section.first_query),
+                  log_sum_exp + (section.b * q_BTHK.size(2) + h) * tokens + section.first_query,
+                  scratch);
         }
       });
   return attention;
@@ -196,50 +245,117 @@ Attention attention_of(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
 template <typename Element>
 AttentionGradient gradient_of(const at::Tensor& gradient_BTHK, const at::Tensor& q_BTHK,
                               const at::Tensor& k_BTHK, const at::Tensor& v_BTHK,
-                              const Attention& attention) {
+                              const Attention& attention, const Sections& sections) {
   using Wide = kernels::Wide<Element>;
   const Sizes sizes(q_BTHK, k_BTHK);
+  const std::int64_t tokens = q_BTHK.size(1);
   AttentionGradient gradient{.q_BTHK = at::empty(q_BTHK.sizes(), q_BTHK.options()),
                              .k_BTHK = at::empty(k_BTHK.sizes(), k_BTHK.options()),
                              .v_BTHK = at::empty(v_BTHK.sizes(), v_BTHK.options())};
   const auto* log_sum_exp = attention.log_sum_exp.template const_data_ptr<Wide>();
   for_each_group<Element>(
-      k_BTHK, sizes, [&](std::int64_t b, std::int64_t g, Scratch<Element>& scratch) {
-        const Head<Element> k_gradient = mutable_head_of<Element>(gradient.k_BTHK, b, g);
-        const Head<Element> v_gradient = mutable_head_of<Element>(gradient.v_BTHK, b, g);
+      sections, k_BTHK.size(2), sizes,
+      [&](const Section& section, std::int64_t g, Scratch<Element>& scratch) {
+        const auto query_head = [&](const at::Tensor& x, std::int64_t h) {
+          return head_of<Element>(x, section.b, h, section.first_query);
+        };
+        const Head<Element> k_gradient =
+            mutable_head_of<Element>(gradient.k_BTHK, section.b, g, section.first_key);
+        const Head<Element> v_gradient =
+            mutable_head_of<Element>(gradient.v_BTHK, section.b, g, section.first_key);
         std::vector<Wide> sums;
         Head<Wide> k_sums, v_sums;
         if constexpr (Scratch<Element>::kNarrow) {
-          sums.resize(static_cast<std::size_t>(2 * sizes.tokens * sizes.head));
+          sums.resize(static_cast<std::size_t>(2 * section.keys * sizes.head));
           k_sums = {sums.data(), sizes.head};
-          v_sums = {sums.data() + sizes.tokens * sizes.head, sizes.head};
+          v_sums = {sums.data() + section.keys * sizes.head, sizes.head};
         } else {
           k_sums = k_gradient;
           v_sums = v_gradient;
         }
         for (std::int64_t h = g * sizes.group; h < (g + 1) * sizes.group; ++h) {
-          backward<Element>(sizes,
-                            {.out_gradient = head_of<Element>(gradient_BTHK, b, h),
-                             .q = head_of<Element>(q_BTHK, b, h),
-                             .k = head_of<Element>(k_BTHK, b, g),
-                             .v = head_of<Element>(v_BTHK, b, g),
-                             .out = head_of<Element>(attention.out_BTHK, b, h),
-                             .log_sum_exp = log_sum_exp + (b * q_BTHK.size(2) + h) * sizes.tokens,
-                             .q_gradient = mutable_head_of<Element>(gradient.q_BTHK, b, h),
-                             .k_gradient = k_sums,
-                             .v_gradient = v_sums,
-                             .first_of_group = h == g * sizes.group},
-                            scratch);
+          backward<Element>(
+              sizes, section,
+              {.out_gradient = query_head(gradient_BTHK, h),
+               .q = query_head(q_BTHK, h),
+               .k = head_of<Element>(k_BTHK, section.b, g, section.first_key),
+               .v = head_of<Element>(v_BTHK, section.b, g, section.first_key),
+               .out = query_head(attention.out_BTHK, h),
+               .log_sum_exp =
+                   log_sum_exp + (section.b * q_BTHK.size(2) + h) * tokens + section.first_query,
+               .q_gradient =
+                   mutable_head_of<Element>(gradient.q_BTHK, section.b, h, section.first_query),
+               .k_gradient = k_sums,
+               .v_gradient = v_sums,
+               .first_of_group = h == g * sizes.group},
+              scratch);
         }
         if constexpr (Scratch<Element>::kNarrow) {
-          kernels::rounded(k_sums.data, sizes.tokens, sizes.head, k_gradient.data,
+          kernels::rounded(k_sums.data, section.keys, sizes.head, k_gradient.data,
                            k_gradient.stride);
-          kernels::rounded(v_sums.data, sizes.tokens, sizes.head, v_gradient.data,
+          kernels::rounded(v_sums.data, section.keys, sizes.head, v_gradient.data,
                            v_gradient.stride);
         }
       });
   return gradient;
 }
+
+// Whole sequences, of whose keys the queries' own are the last ones: token t sees those up to its
+// own.
+class WholeSequences {
+ public:
+  WholeSequences(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK)
+      : seen_(static_cast<std::size_t>(q_BTHK.size(1))) {
+    const std::int64_t keys = k_BTHK.size(1);
+    std::iota(seen_.begin(), seen_.end(), keys - q_BTHK.size(1) + 1);
+    for (std::int64_t b = 0; b < q_BTHK.size(0); ++b) {
+      sections_.push_back({.b = b, .queries = q_BTHK.size(1), .keys = keys, .seen = seen_.data()});
+    }
+  }
+  WholeSequences(const WholeSequences&) = delete;
+  WholeSequences& operator=(const WholeSequences&) = delete;
+  [[nodiscard]] const Sections& sections() const { return sections_; }
+
+ private:
+  std::vector<std::int64_t> seen_;
+  Sections sections_;
+};
+
+// What `ragged` says as sections of tensors 1NHK.
+class RaggedSections {
+ public:
+  explicit RaggedSections(const Ragged& ragged) : seen_(ragged.queries.positions.size()) {
+    for (std::size_t s = 0; s + 1 < ragged.queries.offsets.size(); ++s) {
+      const Section section{.first_query = ragged.queries.offsets[s],
+                            .queries = ragged.queries.offsets[s + 1] - ragged.queries.offsets[s],
+                            .first_key = ragged.keys.offsets[s],
+                            .keys = ragged.keys.offsets[s + 1] - ragged.keys.offsets[s],
+                            .seen = seen_.data() + ragged.queries.offsets[s]};
+      std::int64_t seen = 0;
+      for (std::int64_t t = section.first_query; t < section.first_query + section.queries; ++t) {
+        while (seen < section.keys && sees(ragged, t, section.first_key + seen)) ++seen;
+        seen_[static_cast<std::size_t>(t)] = seen;
+      }
+      sections_.push_back(section);
+    }
+  }
+  RaggedSections(const RaggedSections&) = delete;
+  RaggedSections& operator=(const RaggedSections&) = delete;
+  [[nodiscard]] const Sections& sections() const { return sections_; }
+  [[nodiscard]] std::int64_t pairs() const {
+    return std::accumulate(seen_.begin(), seen_.end(), std::int64_t{0});
+  }
+
+ private:
+  static bool sees(const Ragged& ragged, std::int64_t query, std::int64_t key) {
+    const std::int32_t at = ragged.queries.positions[static_cast<std::size_t>(query)];
+    const std::int32_t of = ragged.keys.positions[static_cast<std::size_t>(key)];
+    return ragged.mask == Mask::kStrict ? of < at : of <= at;
+  }
+
+  std::vector<std::int64_t> seen_;
+  Sections sections_;
+};
 
 // `tokens`: of x.
 void check(const at::Tensor& x_BTHK, const at::Tensor& q_BTHK, std::int64_t tokens) {
@@ -248,6 +364,50 @@ void check(const at::Tensor& x_BTHK, const at::Tensor& q_BTHK, std::int64_t toke
                   x_BTHK.size(3) == q_BTHK.size(3) && q_BTHK.size(2) % x_BTHK.size(2) == 0,
               "x_BTHK on the CPU, heads apart, tokens and head size of q, got {} for {}",
               fmt::join(x_BTHK.sizes(), "x"), fmt::join(q_BTHK.sizes(), "x"));
+}
+
+// The widest type that the products exist for where there are none of this one.
+at::ScalarType product_type(const at::Tensor& x) {
+  return has_blocked_attention(x.scalar_type()) ? x.scalar_type() : at::kFloat;
+}
+
+Attention attention_of(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHK,
+                       const Sections& sections) {
+  switch (q_BTHK.scalar_type()) {
+    case at::kFloat:
+      return attention_of<float>(q_BTHK, k_BTHK, v_BTHK, sections);
+    case at::kDouble:
+      return attention_of<double>(q_BTHK, k_BTHK, v_BTHK, sections);
+    default:
+      return attention_of<c10::BFloat16>(q_BTHK, k_BTHK, v_BTHK, sections);
+  }
+}
+
+AttentionGradient gradient_of(const at::Tensor& gradient_BTHK, const at::Tensor& q_BTHK,
+                              const at::Tensor& k_BTHK, const at::Tensor& v_BTHK,
+                              const Attention& attention, const Sections& sections) {
+  switch (q_BTHK.scalar_type()) {
+    case at::kFloat:
+      return gradient_of<float>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention, sections);
+    case at::kDouble:
+      return gradient_of<double>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention, sections);
+    default:
+      return gradient_of<c10::BFloat16>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention, sections);
+  }
+}
+
+// N rows as one sequence.
+at::Tensor whole(const at::Tensor& x_NHK, at::ScalarType type) {
+  return x_NHK.to(type).unsqueeze(0);
+}
+
+void check_rows(const RaggedRows& rows, const at::Tensor& x_NHK) {
+  DYNMO_CHECK(!rows.offsets.empty() && rows.offsets.front() == 0 &&
+                  rows.offsets.back() == x_NHK.size(0) &&
+                  std::ssize(rows.positions) == x_NHK.size(0) &&
+                  std::is_sorted(rows.offsets.begin(), rows.offsets.end()),
+              "offsets from 0 to the {} rows, each with a position, got {} positions",
+              x_NHK.size(0), rows.positions.size());
 }
 
 }  // namespace
@@ -271,14 +431,7 @@ Attention blocked_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
   for (const at::Tensor* x : {&k_BTHK, &v_BTHK}) {
     check(*x, q_BTHK, std::max(q_BTHK.size(1), k_BTHK.size(1)));
   }
-  switch (q_BTHK.scalar_type()) {
-    case at::kFloat:
-      return attention_of<float>(q_BTHK, k_BTHK, v_BTHK);
-    case at::kDouble:
-      return attention_of<double>(q_BTHK, k_BTHK, v_BTHK);
-    default:
-      return attention_of<c10::BFloat16>(q_BTHK, k_BTHK, v_BTHK);
-  }
+  return attention_of(q_BTHK, k_BTHK, v_BTHK, WholeSequences(q_BTHK, k_BTHK).sections());
 }
 
 AttentionGradient blocked_attention_gradient(const at::Tensor& gradient_BTHK,
@@ -287,14 +440,43 @@ AttentionGradient blocked_attention_gradient(const at::Tensor& gradient_BTHK,
   for (const at::Tensor* x : {&gradient_BTHK, &q_BTHK, &k_BTHK, &v_BTHK}) {
     check(*x, q_BTHK, q_BTHK.size(1));
   }
-  switch (q_BTHK.scalar_type()) {
-    case at::kFloat:
-      return gradient_of<float>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
-    case at::kDouble:
-      return gradient_of<double>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
-    default:
-      return gradient_of<c10::BFloat16>(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
-  }
+  return gradient_of(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention,
+                     WholeSequences(q_BTHK, k_BTHK).sections());
+}
+
+std::int64_t pairs_of(const Ragged& ragged) { return RaggedSections(ragged).pairs(); }
+
+RaggedAttention ragged_attention(const at::Tensor& q_NHK, const at::Tensor& k_MGK,
+                                 const at::Tensor& v_MGK, const Ragged& ragged) {
+  check_rows(ragged.queries, q_NHK);
+  check_rows(ragged.keys, k_MGK);
+  DYNMO_CHECK(ragged.queries.offsets.size() == ragged.keys.offsets.size(),
+              "as many sections of keys as of queries, {}, got {}", ragged.queries.offsets.size(),
+              ragged.keys.offsets.size());
+  const at::ScalarType type = product_type(q_NHK);
+  const RaggedSections sections(ragged);
+  Attention attention =
+      attention_of(whole(q_NHK, type), whole(k_MGK, type), whole(v_MGK, type), sections.sections());
+  return {.out_NHK = attention.out_BTHK.squeeze(0).to(q_NHK.scalar_type()),
+          .log_sum_exp = attention.log_sum_exp.squeeze(0)};
+}
+
+RaggedGradient ragged_attention_gradient(const at::Tensor& gradient_NHK, const at::Tensor& q_NHK,
+                                         const at::Tensor& k_MGK, const at::Tensor& v_MGK,
+                                         const RaggedAttention& attention, const Ragged& ragged) {
+  const at::ScalarType type = product_type(q_NHK);
+  const RaggedSections sections(ragged);
+  const AttentionGradient gradient = gradient_of(
+      whole(gradient_NHK, type), whole(q_NHK, type), whole(k_MGK, type), whole(v_MGK, type),
+      {.out_BTHK = whole(attention.out_NHK, type),
+       .log_sum_exp = attention.log_sum_exp.unsqueeze(0)},
+      sections.sections());
+  const auto back = [&](const at::Tensor& x_BTHK) {
+    return x_BTHK.squeeze(0).to(q_NHK.scalar_type());
+  };
+  return {.q_NHK = back(gradient.q_BTHK),
+          .k_MGK = back(gradient.k_BTHK),
+          .v_MGK = back(gradient.v_BTHK)};
 }
 
 }  // namespace dynmo::model

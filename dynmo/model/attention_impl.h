@@ -3,7 +3,8 @@
 
 // Causal attention on the CPU, a head at a time, its rows block by block: two products forward,
 // five backward, and one pass over the scores between them. A row sees the keys up to its own
-// position, so a block works on no more keys than its last row sees. Probabilities exist for one
+// position, so a block works on no more keys than its last row sees (ragged_attention.h is the same
+// for rows that do not lie together). Probabilities exist for one
 // block at a time; the gradient makes them again from the logarithm of their sum (Dao et al.,
 // "FlashAttention", 2022). A head is one thread's: results do not depend on the number of threads.
 

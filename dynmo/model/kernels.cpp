@@ -234,10 +234,15 @@ DYNMO_INLINE void rotate_heads(E* x, const Wide<E>* __restrict cosine,
 
 // What a row does not see weighs less than a sum's last bit: whole rows are faster than parts.
 template <typename E>
-DYNMO_INLINE void causal_softmax_rows(Wide<E>* scores, std::int64_t rows, std::int64_t seen,
+DYNMO_INLINE void causal_softmax_rows(Wide<E>* scores, std::int64_t rows, const std::int64_t* seen,
                                       std::int64_t width, E* probabilities, Wide<E>* log_sum_exp) {
   for (std::int64_t t = 0; t < rows; ++t, scores += width, probabilities += width) {
-    const std::int64_t count = seen + t + 1;
+    const std::int64_t count = seen[t];
+    if (count == 0) {
+      std::fill(probabilities, probabilities + width, E(0));
+      log_sum_exp[t] = -std::numeric_limits<Wide<E>>::infinity();
+      continue;
+    }
     std::fill(scores + count, scores + width, -std::numeric_limits<Wide<E>>::infinity());
     const Wide<E> highest = highest_of(scores, width);
     const auto sum = sum_of<Wide<E>>(
@@ -256,10 +261,10 @@ template <typename E>
 DYNMO_INLINE void causal_softmax_gradient_rows(const Wide<E>* scores, const Wide<E>* gradient,
                                                const Wide<E>* log_sum_exp,
                                                const Wide<E>* correction, std::int64_t rows,
-                                               std::int64_t seen, std::int64_t width,
+                                               const std::int64_t* seen, std::int64_t width,
                                                E* probabilities, E* score_gradient) {
   for (std::int64_t t = 0; t < rows; ++t) {
-    const std::int64_t count = seen + t + 1;
+    const std::int64_t count = seen[t];
     const Wide<E> shift = log_sum_exp[t];
     const Wide<E> less = correction[t];
 #pragma GCC ivdep
@@ -337,13 +342,13 @@ DYNMO_INLINE void rounded_rows(const Wide<E>* __restrict x, std::int64_t rows, s
     rotate_heads(x, cosine, sine, sign, heads, half);                                              \
   }                                                                                                \
   DYNMO_EACH_INSTRUCTION_SET void causal_softmax(Wide<E>* scores, std::int64_t rows,               \
-                                                 std::int64_t seen, std::int64_t width,            \
+                                                 const std::int64_t* seen, std::int64_t width,     \
                                                  E* probabilities, Wide<E>* log_sum_exp) {         \
     causal_softmax_rows(scores, rows, seen, width, probabilities, log_sum_exp);                    \
   }                                                                                                \
   DYNMO_EACH_INSTRUCTION_SET void causal_softmax_gradient(                                         \
       const Wide<E>* scores, const Wide<E>* gradient, const Wide<E>* log_sum_exp,                  \
-      const Wide<E>* correction, std::int64_t rows, std::int64_t seen, std::int64_t width,         \
+      const Wide<E>* correction, std::int64_t rows, const std::int64_t* seen, std::int64_t width,  \
       E* probabilities, E* score_gradient) {                                                       \
     causal_softmax_gradient_rows(scores, gradient, log_sum_exp, correction, rows, seen, width,     \
                                  probabilities, score_gradient);                                   \

@@ -48,17 +48,18 @@ using Wide = std::conditional_t<std::is_same_v<Element, double>, double, float>;
   /* One token's heads: pairs (k, k + half) turned by the angle of cosine[k], sign * sine[k]. */  \
   void rotate(Element* x, const Wide<Element>* cosine, const Wide<Element>* sine,                 \
               Wide<Element> sign, std::int64_t heads, std::int64_t half);                         \
-  /* Causal softmax of `rows` rows of scores, of which row t sees the first `seen` + t + 1 of     \
+  /* Causal softmax of `rows` rows of scores, of which row t sees the first `seen[t]` of          \
      `width`: sets the probabilities (zero where not seen; they may lie in the scores' memory)    \
-     and the logarithm of each row's sum of exponentials. Scores are lost. */                     \
-  void causal_softmax(Wide<Element>* scores, std::int64_t rows, std::int64_t seen,                \
+     and the logarithm of each row's sum of exponentials. Scores are lost. A row that sees none   \
+     has probabilities of 0. */                                                                   \
+  void causal_softmax(Wide<Element>* scores, std::int64_t rows, const std::int64_t* seen,         \
                       std::int64_t width, Element* probabilities, Wide<Element>* log_sum_exp);    \
   /* Recomputes the probabilities p from scores and log_sum_exp, and from their gradient g makes  \
      that of the scores: p * (g - correction[t]). Both results may lie in the memory of what      \
      they are made from. */                                                                       \
   void causal_softmax_gradient(const Wide<Element>* scores, const Wide<Element>* gradient,        \
                                const Wide<Element>* log_sum_exp, const Wide<Element>* correction, \
-                               std::int64_t rows, std::int64_t seen, std::int64_t width,          \
+                               std::int64_t rows, const std::int64_t* seen, std::int64_t width,   \
                                Element* probabilities, Element* score_gradient);                  \
   /* sums[t] = sum_K(a * b), of rows that lie `a_stride` and `b_stride` apart. */                 \
   void row_products(const Element* a, std::int64_t a_stride, const Element* b,                    \
