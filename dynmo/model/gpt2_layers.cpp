@@ -142,35 +142,62 @@ void add_affine_gradients(LayerState& state, std::size_t i, const Tensor& x_NI,
 }
 
 struct SavedAttention : SavedNorm {
-  Tensor qkv_N3D;  // from input_gradient on, their gradients
+  Tensor qkv_N3D;  // from input_gradient on, their gradients; q and v where keys are shared with q
   Attention attention;
+  Selection selection;  // where there is a pattern
   Tensor mask;
   Tensor update_gradient_ND;
 
   std::vector<Tensor> tensors() const override {
-    return with_norm(
-        {qkv_N3D, attention.out_BTHK, attention.log_sum_exp, mask, update_gradient_ND});
+    return with_norm({qkv_N3D, attention.out_BTHK, attention.log_sum_exp, mask, update_gradient_ND,
+                      selection.queries,
+                      selection.keys.is_same(selection.queries) ? Tensor() : selection.keys});
   }
 };
 
-class Gpt2Attention final : public HandWritten<SavedAttention> {
+class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPattern {
  public:
-  Gpt2Attention(std::string name, Specs specs, const Gpt2Config& config)
-      : HandWritten(std::move(name), std::move(specs)), config_(config) {}
+  Gpt2Attention(std::string name, Specs specs, const Gpt2Config& config,
+                std::shared_ptr<const AttentionPattern> pattern = {})
+      : HandWritten(std::move(name), std::move(specs)),
+        config_(config),
+        pattern_(std::move(pattern)) {}
+
+  std::vector<std::string> figures() const override {
+    return pattern_ ? pattern_figures() : std::vector<std::string>();
+  }
+  std::shared_ptr<const Layer> with(
+      std::shared_ptr<const AttentionPattern> pattern) const override {
+    Specs specs = parameters();
+    if (pattern->shares_keys()) {
+      specs[kQkv].shape[1] = specs[kQkv + 1].shape[0] = 2 * config_.shape.hidden;
+    }
+    return std::make_shared<Gpt2Attention>(name(), std::move(specs), config_, std::move(pattern));
+  }
 
  private:
   enum { kQkv = 2, kProjection = 4 };
+  bool shares_keys() const { return pattern_ && pattern_->shares_keys(); }
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedAttention& saved) const override {
     saved.qkv_N3D = affine(state, kQkv, start(state, config_.norm_epsilon, input.x, saved));
     const std::int64_t B = input.x.size(0);
-    saved.attention =
-        attend(state.id, context, part(saved, 0, B), part(saved, 1, B), part(saved, 2, B));
+    std::vector<double> figures;
+    if (pattern_) {
+      figures = select(*pattern_, query(saved, B), state, context, saved.selection);
+      saved.attention =
+          selected_attention(query(saved, B), key(saved, B), value_of(saved, B), saved.selection);
+    } else {
+      saved.attention =
+          attend(state.id, context, query(saved, B), key(saved, B), value_of(saved, B));
+    }
     const Tensor update_ND = affine(state, kProjection, mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
-                          .view(input.x.sizes())};
+    return {
+        .hidden =
+            with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
+        .figures = std::move(figures)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedAttention& saved,
@@ -178,15 +205,19 @@ class Gpt2Attention final : public HandWritten<SavedAttention> {
     saved.update_gradient_ND = masked(rows(output_gradient), saved.mask, config_.dropout);
     saved.mask.reset();
     const std::int64_t B = output_gradient.size(0);
-    const Tensor q = part(saved, 0, B);
-    const Tensor k = part(saved, 1, B);
-    const Tensor v = part(saved, 2, B);
-    const AttentionGradient gradient = causal_attention_gradient(
-        times(state.parameters[kProjection], saved.update_gradient_ND).view(q.sizes()), q, k, v,
-        saved.attention);
+    const Tensor q = query(saved, B);
+    const Tensor k = key(saved, B);
+    const Tensor v = value_of(saved, B);
+    const Tensor mixed_gradient_BTHK =
+        times(state.parameters[kProjection], saved.update_gradient_ND).view(q.sizes());
+    const AttentionGradient gradient =
+        pattern_ ? selected_attention_gradient(mixed_gradient_BTHK, q, k, v, saved.attention,
+                                               saved.selection)
+                 : causal_attention_gradient(mixed_gradient_BTHK, q, k, v, saved.attention);
     saved.attention.log_sum_exp.reset();
+    saved.selection = {};
     q.copy_(gradient.q_BTHK);
-    k.copy_(gradient.k_BTHK);
+    if (k.defined()) k.copy_(gradient.k_BTHK);
     v.copy_(gradient.v_BTHK);
     return through_norm_and_residual(state, saved, times(state.parameters[kQkv], saved.qkv_N3D),
                                      output_gradient, wanted);
@@ -198,9 +229,20 @@ class Gpt2Attention final : public HandWritten<SavedAttention> {
     add_affine_gradients(state, kProjection, mixed(saved), saved.update_gradient_ND);
   }
 
-  // Query (0), key (1) or value (2) of a stash as BTHK: a view.
+  // What the stash has as BTHK: views. An undefined key is shared with the query.
+  [[nodiscard]] Tensor query(const SavedAttention& saved, std::int64_t B) const {
+    return part(saved, 0, B);
+  }
+  [[nodiscard]] Tensor key(const SavedAttention& saved, std::int64_t B) const {
+    return shares_keys() ? Tensor() : part(saved, 1, B);
+  }
+  [[nodiscard]] Tensor value_of(const SavedAttention& saved, std::int64_t B) const {
+    return part(saved, shares_keys() ? 1 : 2, B);
+  }
   [[nodiscard]] Tensor part(const SavedAttention& saved, std::int64_t i, std::int64_t B) const {
-    return saved.qkv_N3D.view({B, -1, 3, config_.shape.heads, config_.head_size()}).select(2, i);
+    return saved.qkv_N3D
+        .view({B, -1, shares_keys() ? 2 : 3, config_.shape.heads, config_.head_size()})
+        .select(2, i);
   }
   [[nodiscard]] static Tensor mixed(const SavedAttention& saved) {
     const Tensor& out = saved.attention.out_BTHK;
@@ -208,6 +250,7 @@ class Gpt2Attention final : public HandWritten<SavedAttention> {
   }
 
   Gpt2Config config_;
+  std::shared_ptr<const AttentionPattern> pattern_;  // null: all pairs
 };
 
 struct SavedMlp : SavedNorm {

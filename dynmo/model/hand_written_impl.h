@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/attention_pattern.h"
 #include "dynmo/model/generic_impl.h"
 #include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/layer.h"
@@ -188,6 +189,15 @@ inline Attention attend(LayerId layer, const LayerContext& context, const at::Te
   if (context.cache == nullptr) return causal_attention(q_BTHK, k_BTHK, v_BTHK);
   const KeyValueCache::KeyValues all = context.cache->append(layer, k_BTHK, v_BTHK);
   return causal_attention(q_BTHK, all.k_BTHK, all.v_BTHK);
+}
+
+// What a pattern chooses of an attention layer's queries, and the layer's figures of it.
+inline std::vector<double> select(const AttentionPattern& pattern, const at::Tensor& q_BTHK,
+                                  const LayerState& state, const LayerContext& context,
+                                  Selection& selection) {
+  DYNMO_CHECK(context.cache == nullptr, "layer {} reads whole texts, got a cache", state.id);
+  selection = pattern.select(q_BTHK, state, context);
+  return pattern_figures_of(q_BTHK, selection);
 }
 
 // How a half block ends its forward pass: x + dropout(update), [N, D], in the memory of the update

@@ -294,6 +294,36 @@ DYNMO_INLINE void row_products_rows(const E* a, std::int64_t a_stride, const E* 
   }
 }
 
+constexpr std::int64_t kMaxHashes = 64;  // side by side
+
+template <typename E>
+DYNMO_INLINE void highest_hash_rows(const E* x, std::int64_t stride, std::int64_t rows,
+                                    std::int64_t width, const Wide<E>* directions,
+                                    std::int64_t hashes, std::int32_t* highest) {
+  for (std::int64_t t = 0; t < rows; ++t, x += stride) {
+    Wide<E> best = -std::numeric_limits<Wide<E>>::infinity();
+    std::int64_t found = 0;
+    for (std::int64_t first = 0; first < hashes; first += kMaxHashes) {
+      const std::int64_t count = std::min(kMaxHashes, hashes - first);
+      Wide<E> sums[kMaxHashes] = {};
+      for (std::int64_t k = 0; k < width; ++k) {
+        const Wide<E> factor = wide(x[k]);
+        const Wide<E>* __restrict direction = directions + k * hashes + first;
+        for (std::int64_t h = 0; h < count; ++h) sums[h] += factor * direction[h];
+      }
+      for (std::int64_t h = 0; h < count; ++h) {
+        const bool behind = sums[h] < 0;
+        const Wide<E> size = behind ? -sums[h] : sums[h];
+        if (size > best) {
+          best = size;
+          found = 2 * (first + h) + (behind ? 1 : 0);
+        }
+      }
+    }
+    highest[t] = static_cast<std::int32_t>(found);
+  }
+}
+
 template <typename E>
 DYNMO_INLINE void rounded_rows(const Wide<E>* __restrict x, std::int64_t rows, std::int64_t width,
                                E* __restrict y, std::int64_t stride) {
@@ -357,6 +387,11 @@ DYNMO_INLINE void rounded_rows(const Wide<E>* __restrict x, std::int64_t rows, s
                                                std::int64_t b_stride, std::int64_t rows,           \
                                                std::int64_t width, Wide<E>* sums) {                \
     row_products_rows(a, a_stride, b, b_stride, rows, width, sums);                                \
+  }                                                                                                \
+  DYNMO_EACH_INSTRUCTION_SET void highest_hash(const E* x, std::int64_t stride, std::int64_t rows, \
+                                               std::int64_t width, const Wide<E>* directions,      \
+                                               std::int64_t hashes, std::int32_t* highest) {       \
+    highest_hash_rows(x, stride, rows, width, directions, hashes, highest);                        \
   }                                                                                                \
   DYNMO_EACH_INSTRUCTION_SET void rounded(const Wide<E>* x, std::int64_t rows, std::int64_t width, \
                                           E* y, std::int64_t stride) {                             \

@@ -65,6 +65,10 @@ using Wide = std::conditional_t<std::is_same_v<Element, double>, double, float>;
   void row_products(const Element* a, std::int64_t a_stride, const Element* b,                    \
                     std::int64_t b_stride, std::int64_t rows, std::int64_t width,                 \
                     Wide<Element>* sums);                                                         \
+  /* highest[t] = 2 h + (1 if x direction_h < 0), of the h with the largest |x direction_h|, the  \
+     lowest of equals. directions: [width, hashes]. Sums in the order of `width`. */              \
+  void highest_hash(const Element* x, std::int64_t stride, std::int64_t rows, std::int64_t width, \
+                    const Wide<Element>* directions, std::int64_t hashes, std::int32_t* highest); \
   /* Rows of y, `stride` apart, from those of x, which lie together. */                           \
   void rounded(const Wide<Element>* x, std::int64_t rows, std::int64_t width, Element* y,         \
                std::int64_t stride);

@@ -57,24 +57,53 @@ struct SavedAttention : Saved {
   Tensor inverse_N1;
   Attention attention;
   Tensor q_BTHK, k_BTHK, v_BTHK;  // turned q and k; from input_gradient on, gradients of the
-                                  // three products
+                                  // three products. No k where keys are shared with q
+  Selection selection;            // where there is a pattern
   Tensor mask;
   Tensor update_gradient_ND;
   Tensor norm_gradient_D;
 
   std::vector<Tensor> tensors() const override {
-    return {x_ND,   inverse_N1, attention.out_BTHK, attention.log_sum_exp, q_BTHK, k_BTHK,
-            v_BTHK, mask,       update_gradient_ND, norm_gradient_D};
+    return {x_ND,
+            inverse_N1,
+            attention.out_BTHK,
+            attention.log_sum_exp,
+            q_BTHK,
+            k_BTHK,
+            v_BTHK,
+            selection.queries,
+            selection.keys.is_same(selection.queries) ? Tensor() : selection.keys,
+            mask,
+            update_gradient_ND,
+            norm_gradient_D};
   }
 };
 
-class AttentionLayer final : public HandWritten<SavedAttention> {
+class AttentionLayer final : public HandWritten<SavedAttention>, public TakesPattern {
  public:
-  AttentionLayer(std::string name, Specs specs, const LlamaConfig& config, RotaryTable table)
-      : HandWritten(std::move(name), std::move(specs)), config_(config), table_(std::move(table)) {}
+  AttentionLayer(std::string name, Specs specs, const LlamaConfig& config, RotaryTable table,
+                 std::shared_ptr<const AttentionPattern> pattern = {})
+      : HandWritten(std::move(name), std::move(specs)),
+        config_(config),
+        table_(std::move(table)),
+        pattern_(std::move(pattern)) {}
+
+  std::vector<std::string> figures() const override {
+    return pattern_ ? pattern_figures() : std::vector<std::string>();
+  }
+  std::shared_ptr<const Layer> with(
+      std::shared_ptr<const AttentionPattern> pattern) const override {
+    Specs specs = parameters();
+    if (pattern->shares_keys() && !shares_keys()) specs.erase(specs.begin() + kK);
+    return std::make_shared<AttentionLayer>(name(), std::move(specs), config_, table_,
+                                            std::move(pattern));
+  }
 
  private:
-  enum { kNorm, kQ, kK, kV, kO };
+  enum { kNorm, kQ, kK };  // and v, o, where keys are shared in the place of k
+  bool shares_keys() const { return pattern_ && pattern_->shares_keys(); }
+  std::size_t v() const { return shares_keys() ? kK : kK + 1; }
+  std::size_t o() const { return v() + 1; }
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedAttention& saved) const override {
@@ -86,15 +115,21 @@ class AttentionLayer final : public HandWritten<SavedAttention> {
     saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     saved.q_BTHK = heads(n_ND, kQ, config_.shape.heads);
-    saved.k_BTHK = heads(n_ND, kK, config_.shape.kv_heads);
-    saved.v_BTHK = heads(n_ND, kV, config_.shape.kv_heads);
+    if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK, config_.shape.kv_heads);
+    saved.v_BTHK = heads(n_ND, v(), config_.shape.kv_heads);
+    std::vector<double> figures;
+    if (pattern_) figures = select(*pattern_, saved.q_BTHK, state, context, saved.selection);
     rotate(saved.q_BTHK, table_, Turn::kForward, tokens_before(context));
-    rotate(saved.k_BTHK, table_, Turn::kForward, tokens_before(context));
-    saved.attention = attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK);
-    const Tensor update_ND = times(state.parameters[kO], mixed(saved));
+    if (!shares_keys()) rotate(saved.k_BTHK, table_, Turn::kForward, tokens_before(context));
+    saved.attention =
+        pattern_ ? selected_attention(saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.selection)
+                 : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK);
+    const Tensor update_ND = times(state.parameters[o()], mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
-                          .view(input.x.sizes())};
+    return {
+        .hidden =
+            with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
+        .figures = std::move(figures)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedAttention& saved,
@@ -103,19 +138,24 @@ class AttentionLayer final : public HandWritten<SavedAttention> {
     saved.update_gradient_ND = masked(dy_ND, saved.mask, config_.dropout);
     saved.mask.reset();
     const Tensor mixed_gradient_BTHK =
-        times_transposed(state.parameters[kO], saved.update_gradient_ND).view(saved.q_BTHK.sizes());
-    AttentionGradient gradient = causal_attention_gradient(
-        mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.attention);
+        times_transposed(state.parameters[o()], saved.update_gradient_ND)
+            .view(saved.q_BTHK.sizes());
+    AttentionGradient gradient =
+        pattern_ ? selected_attention_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK,
+                                               saved.v_BTHK, saved.attention, saved.selection)
+                 : causal_attention_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK,
+                                             saved.v_BTHK, saved.attention);
     saved.attention.log_sum_exp.reset();
+    saved.selection = {};
     rotate(gradient.q_BTHK, table_, Turn::kBack);
-    rotate(gradient.k_BTHK, table_, Turn::kBack);
+    if (!shares_keys()) rotate(gradient.k_BTHK, table_, Turn::kBack);
     saved.q_BTHK = std::move(gradient.q_BTHK);
     saved.k_BTHK = std::move(gradient.k_BTHK);
     saved.v_BTHK = std::move(gradient.v_BTHK);
     const std::vector<Parameter>& p = state.parameters;
     Tensor n_gradient_ND = times_transposed(p[kQ], flat(saved.q_BTHK));
-    add_times_transposed(n_gradient_ND, p[kK], flat(saved.k_BTHK));
-    add_times_transposed(n_gradient_ND, p[kV], flat(saved.v_BTHK));
+    if (!shares_keys()) add_times_transposed(n_gradient_ND, p[kK], flat(saved.k_BTHK));
+    add_times_transposed(n_gradient_ND, p[v()], flat(saved.v_BTHK));
     return through_norm_and_residual(saved, n_gradient_ND, value(state, kNorm), output_gradient,
                                      wanted);
   }
@@ -125,9 +165,9 @@ class AttentionLayer final : public HandWritten<SavedAttention> {
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(p[kQ], flat(saved.q_BTHK), n_ND);
-    add_product(p[kK], flat(saved.k_BTHK), n_ND);
-    add_product(p[kV], flat(saved.v_BTHK), n_ND);
-    add_product(p[kO], saved.update_gradient_ND, mixed(saved));
+    if (!shares_keys()) add_product(p[kK], flat(saved.k_BTHK), n_ND);
+    add_product(p[v()], flat(saved.v_BTHK), n_ND);
+    add_product(p[o()], saved.update_gradient_ND, mixed(saved));
   }
 
   static Tensor flat(const Tensor& x_BTHK) {
@@ -140,6 +180,7 @@ class AttentionLayer final : public HandWritten<SavedAttention> {
 
   LlamaConfig config_;
   RotaryTable table_;
+  std::shared_ptr<const AttentionPattern> pattern_;  // null: all pairs
 };
 
 struct SavedMlp : Saved {
