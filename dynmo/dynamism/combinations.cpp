@@ -19,9 +19,12 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
 }};
 
 constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
-constexpr std::array<RefusedSetting, 3> kRefusedSettings = {{
+constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
+constexpr std::array<RefusedSetting, 5> kRefusedSettings = {{
     {"pruning", "run.device", "cuda", kSparseOnCpus},
     {"pruning", "run.device", "emulated", kSparseOnCpus},
+    {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
+    {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
     {"freezing", "model.tied_embeddings", "true",
      "tied embeddings are two equal copies, of which it would stop one"},
 }};

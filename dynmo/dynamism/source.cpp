@@ -70,8 +70,18 @@ Expected<void> check(const Sources& sources, const Setting& setting) {
   return {};
 }
 
+Expected<void> replace_layers(const Sources& sources, model::Recipe& recipe) {
+  for (const auto& source : sources) {
+    if (source->replaces_layers()) DYNMO_TRY(source->shape(recipe));
+  }
+  return {};
+}
+
 Expected<void> shape(const Sources& sources, model::Recipe& recipe) {
-  for (const auto& source : sources) DYNMO_TRY(source->shape(recipe));
+  DYNMO_TRY(replace_layers(sources, recipe));
+  for (const auto& source : sources) {
+    if (!source->replaces_layers()) DYNMO_TRY(source->shape(recipe));
+  }
   return {};
 }
 

@@ -83,6 +83,9 @@ class Source {
   [[nodiscard]] virtual Expected<void> check(const Setting&) const { return {}; }
   // Replaces or wraps layers before the model is made, on all ranks alike.
   [[nodiscard]] virtual Expected<void> shape(model::Recipe&) const { return {}; }
+  // Its shape() puts layers in the place of others, so that it comes before those that wrap them,
+  // and the model runs in no other shape, also without training.
+  [[nodiscard]] virtual bool replaces_layers() const { return false; }
   // Its keys that are "auto", on all ranks at once, before the first step of a run: rank 0's are
   // those of the run, stand in its config, and are the ones that a resumed run has. `tokens` are
   // those of a micro-batch.
@@ -116,7 +119,9 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 // The calls above for all sources of a run, in their order. Of changes: of work if one is, the
 // longest frozen prefix, which is put into the states.
 [[nodiscard]] Expected<void> check(const Sources& sources, const Setting& setting);
+// (Of shape: those that replace layers first.)
 [[nodiscard]] Expected<void> shape(const Sources& sources, model::Recipe& recipe);
+[[nodiscard]] Expected<void> replace_layers(const Sources& sources, model::Recipe& recipe);
 [[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);
 [[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
                                           const Outcome& outcome);

@@ -157,7 +157,7 @@ LoadOptions random_options(Rng& rng) {
   freezing.check_every = static_cast<std::int64_t>(1 + rng.below(500));
   freezing.tolerance = random_share(rng);
   freezing.max_fraction = random_share(rng);
-  sparse_attention.buckets = static_cast<int>(1 + rng.below(64));
+  sparse_attention.buckets = static_cast<int>(2 + 2 * rng.below(32));
   sparse_attention.max_skew = random_share(rng);
   sparse_attention.drift = random_share(rng);
   early_exit.survivors = random_share(rng);

@@ -29,7 +29,8 @@ constexpr int kCellSteps = 10;
 // How a source that trains changes a model within these steps.
 const std::map<std::string_view, const char*> kWithinTenSteps = {
     {"freezing", "start = 0.2\nend = 0.6\nfraction = 0.5"},
-    {"pruning", "start = 1\nend = 7\nevery = 3\nsparse_above = 0.6"}};
+    {"pruning", "start = 1\nend = 7\nevery = 3\nsparse_above = 0.6"},
+    {"sparse_attention", "buckets = 4"}};
 
 struct RunSetting {
   std::string_view key;

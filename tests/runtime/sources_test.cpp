@@ -14,6 +14,7 @@
 
 #include "blinking_source.h"
 #include "dynmo/dynamism/pruning/source.h"
+#include "dynmo/dynamism/sparse_attention/source.h"
 #include "dynmo/train/checkpointer.h"
 #include "pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
@@ -65,13 +66,28 @@ const std::vector<NamedSources> kSources = {
      [](std::int64_t) {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()));
      }},
-    {"pruning and freezing", [](std::int64_t steps) {
+    {"pruning and freezing",
+     [](std::int64_t steps) {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source({.schedule = freezing()}, steps));
+     }},
+    {"sparse attention by hashes",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_sparse_attention_source({.buckets = 4}));
+     }},
+    {"sparse attention by drops",
+     [](std::int64_t) {
+       return sources_of(
+           dynamism::make_sparse_attention_source({.rule = dynamism::SparseRule::kDrop}));
+     }},
+    {"sparse attention, pruning and freezing by plasticity", [](std::int64_t steps) {
+       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps),
+                         dynamism::make_sparse_attention_source({.buckets = 4}));
      }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {5, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {8, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }

@@ -47,6 +47,9 @@ class SparseAttention final : public LoadModel {
   // Mean over the step's micro-batches of what is left of the core.
   double share(int layer, std::int64_t step) const {
     const SparseAttentionOptions& p = options_;
+    if (p.rule == SparseRule::kDrop) {
+      return core_share_without(p.dropped, p.block, dense_.shape.sequence);
+    }
     const double own =
         p.min_skew + (p.max_skew - p.min_skew) * Rng(key(kAttentionSkew, layer)).uniform();
     const double position = static_cast<double>(step) / static_cast<double>(p.drift_steps);
@@ -89,6 +92,13 @@ double core_share(double kappa, int buckets, double block, std::int64_t sequence
               "buckets, tokens and a skew of at least 1, got {}, {}, {}", buckets, sequence, kappa);
   const double overlap = 1 + block * buckets / static_cast<double>(sequence);
   return std::min(kappa / buckets * overlap, 1.0);
+}
+
+double core_share_without(double dropped, double block, std::int64_t sequence) {
+  DYNMO_CHECK(dropped >= 0 && dropped < 1 && sequence >= 1,
+              "a share below 1 of some tokens, got {} of {}", dropped, sequence);
+  const double overlap = 1 + block / ((1 - dropped) * static_cast<double>(sequence));
+  return dropped > 0 ? std::min((1 - dropped) * (1 - dropped) * overlap, 1.0) : 1.0;
 }
 
 Expected<std::unique_ptr<LoadModel>> make_sparse_attention(const SparseAttentionOptions& options,

@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/sparse_attention/options.h"
 
+#include <array>
+#include <string_view>
+
 namespace dynmo::dynamism {
+namespace {
+
+constexpr std::array<std::string_view, 2> kSparseRuleNames = {"hash", "drop"};
+
+}  // namespace
 
 std::vector<SourceKey> keys_of(SparseAttentionOptions& o) {
   return {
+      {.name = "rule",
+       .field = toml_choice(&o.rule, kSparseRuleNames),
+       .allowed = {},
+       .help = "which pairs stay: of equal hashes, or of what is not dropped"},
       {.name = "buckets",
        .field = &o.buckets,
        .allowed = between(1, 1e6),
-       .help = "that queries and keys are hashed into"},
+       .help = "hash: that tokens are hashed into; 1 or even"},
+      {.name = "dropped",
+       .field = &o.dropped,
+       .allowed = from_below(0, 1),
+       .help = "drop: share of the queries, and of the keys, that a head leaves out"},
       {.name = "min_skew",
        .field = &o.min_skew,
        .allowed = between(0, 1),
@@ -42,12 +58,19 @@ std::vector<SourceKey> keys_of(SparseAttentionOptions& o) {
       {.name = "block",
        .field = &o.block,
        .allowed = between(0, 1e6),
-       .help = "edge of the kernel's tiles"},
+       .help = "edge of the kernel's tiles",
+       .used_by = UsedBy::kLoad},
   };
 }
 
 Expected<void> check(const SparseAttentionOptions& options) {
   DYNMO_TRY(check_key_values("sparse_attention", options));
+  if (options.buckets > 1 && options.buckets % 2 != 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "sparse_attention.buckets is {}, wanted 1 or an even number, such as {}: a "
+                      "direction and its opposite are a bucket each",
+                      options.buckets, options.buckets + 1);
+  }
   if (options.min_skew <= options.max_skew) return {};
   return make_error(ErrorCode::kBadInput,
                     "sparse_attention.min_skew is {}, wanted at most sparse_attention.max_skew, {}",

@@ -10,8 +10,17 @@
 
 namespace dynmo::dynamism {
 
+enum class SparseRule {
+  kHash,  // within buckets of tokens that hash alike
+  kDrop,  // of queries and keys that are not dropped
+};
+
 struct SparseAttentionOptions {
-  int buckets = 16;  // nb; the paper's experiments take 8, 16 and 32
+  SparseRule rule = SparseRule::kHash;
+  int buckets = 16;  // nb; the paper's experiments take 8, 16 and 32; 1, or an even number
+  // Share of the queries, and of the keys, that each head leaves out; the paper's experiments take
+  // 0.3, 0.5 and 0.7.
+  double dropped = 0.5;
   // Skew kappa = nb sum_u (n_u / s)^2, from 1 (even buckets) to nb (one bucket), as its logarithm
   // to base nb: drawn uniformly for every layer between these two.
   double min_skew = 0;
@@ -24,7 +33,8 @@ struct SparseAttentionOptions {
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(SparseAttentionOptions& options);
-// kBadInput naming the key: a value outside its range, min_skew above max_skew.
+// kBadInput naming the key: a value outside its range, min_skew above max_skew, an odd number of
+// buckets.
 [[nodiscard]] Expected<void> check(const SparseAttentionOptions& options);
 
 }  // namespace dynmo::dynamism
