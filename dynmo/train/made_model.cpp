@@ -70,7 +70,8 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   if (c.train.init.empty()) return made;
   auto weights = read_weights(c.train.init);
   if (weights) {
-    const auto same = check_same_decoder(*weights, *made.decoder);
+    auto same = check_same_decoder(*weights, *made.decoder);
+    if (same) same = check_same_layers(*weights, *made.decoder, made.layers);
     if (!same) weights = same.error();
   }
   if (!weights) {

@@ -14,6 +14,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/observe/run_folder.h"
@@ -44,7 +45,8 @@ at::Tensor hidden_of(const TrainedModel& model, std::span<const std::int64_t> to
   return hidden.x;
 }
 
-// Reads a text that grows, each token once while the model's input has room.
+// Reads a text that grows, each token once while the model's input has room; the whole text for
+// every token where attention takes no cache.
 class Reader {
  public:
   explicit Reader(const TrainedModel& model)
@@ -54,11 +56,13 @@ class Reader {
   std::vector<double> scores_of(std::span<const std::int64_t> tokens) {
     const std::int64_t size = std::ssize(tokens);
     if (size - first_ > longest_) {
-      first_ = size - (cache_.tokens() == 0 ? longest_ : (longest_ + 1) / 2);
+      first_ = size - (started_ ? (longest_ + 1) / 2 : longest_);
       cache_.clear();
     }
+    started_ = true;
     const auto read = static_cast<std::size_t>(first_ + cache_.tokens());
-    const at::Tensor hidden_BTD = hidden_of(model_, tokens.subspan(read), &cache_);
+    const at::Tensor hidden_BTD =
+        hidden_of(model_, tokens.subspan(read), model_.sparse_attention ? nullptr : &cache_);
     const at::Tensor last_V = model::logits(model_.config, model_.states.back(),
                                             hidden_BTD.narrow(1, hidden_BTD.size(1) - 1, 1))
                                   .flatten()
@@ -69,6 +73,7 @@ class Reader {
  private:
   const TrainedModel& model_;
   const std::int64_t longest_;
+  bool started_ = false;
   std::int64_t first_ = 0;  // of the text's tokens that the model still knows
   model::KeyValueCache cache_;
 };
@@ -158,14 +163,16 @@ std::vector<checkpoint::TensorView> exported(const TrainedModel& model) {
 Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   DYNMO_ASSIGN(const Weights weights, read_weights(path));
   DYNMO_TRY(check_finite(weights));
+  DYNMO_ASSIGN(model::Model layers, shaped_layers(weights.config, weights.sources));
   TrainedModel trained{.checkpoint = weights.origin,
                        .step = weights.step,
                        .data = weights.data,
                        .left_out = weights.left_out,
                        .notes = weights.notes,
                        .config = weights.config,
-                       .layers = model::make_decoder(weights.config),
+                       .layers = std::move(layers),
                        .states = {}};
+  trained.sparse_attention = weights.sources.enabled<dynamism::SparseAttentionOptions>();
   for (std::size_t i = 0; i < trained.layers.size(); ++i) {
     // (A frozen layer has values alone.)
     trained.states.push_back(model::allocate_like(*trained.layers[i], LayerId(static_cast<int>(i)),
@@ -269,6 +276,12 @@ Expected<void> check_export_folder(const std::filesystem::path& directory) {
 
 Expected<void> export_hugging_face(const TrainedModel& model,
                                    const std::filesystem::path& directory, Overwrite overwrite) {
+  if (model.sparse_attention) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' was trained with sparse_attention.enabled = true, which transformers "
+                      "does not have: wanted a model with dense attention",
+                      model.checkpoint.string());
+  }
   if (overwrite == Overwrite::kNo) DYNMO_TRY(check_export_folder(directory));
   DYNMO_TRY(make_directories(directory));
   DYNMO_TRY(checkpoint::write_safetensors(directory / "model.safetensors", exported(model),

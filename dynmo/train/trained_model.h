@@ -27,6 +27,9 @@ struct TrainedModel {
   model::DecoderConfig config;
   model::Model layers;
   std::vector<model::LayerState> states;  // by LayerId; values only
+  // Attention looks at pairs that a source chooses: whole texts are read for each token, and no
+  // other library has such a model.
+  bool sparse_attention = false;
 };
 
 // `path` and errors are those of read_weights and check_finite (weights.h).

@@ -11,6 +11,8 @@
 #include "dynmo/checkpoint/finite.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
+#include "dynmo/dynamism/source.h"
+#include "dynmo/model/recipe.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
 #include "dynmo/train/hugging_face.h"
@@ -24,12 +26,10 @@ using checkpoint::TensorView;
 
 constexpr const char* kHead = "lm_head.weight";
 
-// The parameters of a decoder by their full names.
-std::map<std::string, model::ParameterSpec> parameters_of(model::DecoderConfig config) {
-  // No parameter depends on it, but a table of angles of its length would be made.
-  if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->shape.sequence = 1;
+// The parameters of a decoder's layers by their full names.
+std::map<std::string, model::ParameterSpec> parameters_of(const model::DecoderConfig& config,
+                                                          const model::Model& layers) {
   std::map<std::string, model::ParameterSpec> parameters;
-  const model::Model layers = model::make_decoder(config);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     for (model::ParameterSpec& spec : layers[i]->parameters()) {
       std::string name = model::checkpoint_name(config, LayerId(static_cast<int>(i)), spec.name);
@@ -76,6 +76,7 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   DYNMO_TRY(validate(config));
   DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(found));
   weights.config = decoder_config(config, vocabulary);
+  weights.sources = config.sources;
   weights.data = config.data.path;
   for (std::size_t i = 0; i < found.manifest.files.size(); ++i) {
     DYNMO_ASSIGN(checkpoint::Safetensors file,
@@ -142,7 +143,11 @@ Expected<void> complete_tie(Weights& weights) {
 
 // Every parameter, of its shape; nothing else.
 Expected<void> check_tensors(const Weights& weights) {
-  const auto parameters = parameters_of(weights.config);
+  model::DecoderConfig config = weights.config;
+  // No parameter depends on it, but a table of angles of its length would be made.
+  if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->shape.sequence = 1;
+  DYNMO_ASSIGN(const model::Model layers, shaped_layers(config, weights.sources));
+  const auto parameters = parameters_of(config, layers);
   const std::string origin = weights.origin.string();
   for (const auto& [name, spec] : parameters) {
     const auto found = weights.tensors.find(name);
@@ -210,6 +215,29 @@ Expected<void> check_same_decoder(const Weights& weights, const model::DecoderCo
                       "'{}' has two matrices for embedding and head, this run one: wanted the "
                       "same; set model.tied_embeddings=false",
                       weights.origin.string());
+  }
+  return {};
+}
+
+Expected<model::Model> shaped_layers(const model::DecoderConfig& config,
+                                     const dynamism::SourceOptions& sources) {
+  model::Recipe recipe = model::make_recipe(config);
+  DYNMO_TRY(dynamism::replace_layers(dynamism::make_sources(sources)(1), recipe));
+  return model::layers_of(std::move(recipe));
+}
+
+Expected<void> check_same_layers(const Weights& weights, const model::DecoderConfig& config,
+                                 const model::Model& layers) {
+  for (const auto& [name, spec] : parameters_of(config, layers)) {
+    const auto found = weights.tensors.find(name);
+    if (found != weights.tensors.end() && std::ranges::equal(found->second.shape, spec.shape)) {
+      continue;
+    }
+    return make_error(
+        ErrorCode::kBadInput,
+        "'{}' has no tensor '{}' of shape [{}]: wanted weights of a run with the same "
+        "sparse_attention.enabled and sparse_attention.rule",
+        weights.origin.string(), name, fmt::join(spec.shape, ", "));
   }
   return {};
 }

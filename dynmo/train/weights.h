@@ -13,6 +13,7 @@
 
 #include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_options.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 
@@ -23,6 +24,8 @@ struct Weights {
   std::int64_t step = 0;         // of a checkpoint
   std::string data;              // data.path of its run; the folder itself if a Hugging Face one
   model::DecoderConfig config;
+  // Of a checkpoint's run: what shaped its layers.
+  dynamism::SourceOptions sources = {};
   // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
   std::map<std::string, checkpoint::TensorView, std::less<>> tensors;
   std::vector<checkpoint::Safetensors> files;  // that hold their bytes
@@ -43,6 +46,16 @@ struct Weights {
 
 // Reads all values. kBadInput, naming the first tensor with a NaN or Inf among them.
 [[nodiscard]] Expected<void> check_finite(const Weights& weights);
+
+// The layers of a decoder, replaced by those of its sources. kBadInput of a source.
+[[nodiscard]] Expected<model::Model> shaped_layers(const model::DecoderConfig& config,
+                                                   const dynamism::SourceOptions& sources);
+
+// kBadInput unless `layers` have the parameters that there are weights of, and others need none:
+// those of a run without the source that they were trained with.
+[[nodiscard]] Expected<void> check_same_layers(const Weights& weights,
+                                               const model::DecoderConfig& config,
+                                               const model::Model& layers);
 
 // Fills the values of a layer of a decoder that check_same_decoder accepted.
 void load_values(const Weights& weights, const model::DecoderConfig& config,
