@@ -107,7 +107,7 @@ TEST(TokenShards, AFingerprintShowsAnyTokenThatChanged) {
   for (std::int32_t& token : tokens) token %= 50000;
   const Digest before = fingerprint_of(tokens, kAll);
   EXPECT_EQ(fingerprint_of(tokens, kAll), before);
-  for (const std::size_t at : {0, 1, 65535, 65536, 100000, 131072, 149999}) {
+  for (const std::size_t at : {0UL, 1UL, 65535UL, 65536UL, 100000UL, 131072UL, 149999UL}) {
     std::vector<std::int32_t> other = tokens;
     other[at] ^= 1;
     EXPECT_NE(fingerprint_of(other, kAll), before) << at;

@@ -2,6 +2,7 @@
 // Clients on threads of this process. Times bound hangs; none decides what a test finds.
 #include "dynmo/process/line_server.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -199,7 +200,7 @@ TEST(LineServer, ALineThatIsTooLongIsNotReadToItsEnd) {
   for (const std::string& end : {std::string("\n"), std::string(1 << 20, 'y')}) {
     LineClient client = connect(*server);
     // The rest may find the connection closed.
-    static_cast<void>(client.send(full + "x" + end));
+    static_cast<void>(client.send(fmt::format("{}x{}", full, end)));
     EXPECT_TRUE(is_closed(client));
   }
   EXPECT_EQ(heard.lines(), 1U);
