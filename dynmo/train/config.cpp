@@ -190,6 +190,8 @@ Expected<void> check_elasticity(const Config& c) {
   const Config::Elastic& e = c.elastic;
   DYNMO_TRY(require(e.enabled || e.pack == "never", "elastic.pack", e.pack,
                     "never without elastic.enabled = true"));
+  DYNMO_TRY(require(e.pack == "never" || c.balance.enabled, "elastic.pack", e.pack,
+                    "never with balance.enabled = false: the policy that balances also packs"));
   DYNMO_TRY(require(e.enabled || e.pack_ranks == 0, "elastic.pack_ranks", e.pack_ranks,
                     "0 without elastic.enabled = true"));
   DYNMO_TRY(require(!e.enabled || c.run.device != "cuda", "elastic.enabled", "true",

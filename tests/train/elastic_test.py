@@ -316,6 +316,7 @@ class ElasticInput(RunCase):
     def test_settings(self):
         for extra, wanted in (
                 (("elastic.pack=auto",), "never without elastic.enabled = true"),
+                (("elastic.enabled=true", "elastic.pack=auto", "balance.enabled=false"), "never with balance.enabled = false"),
                 (("elastic.pack_ranks=2",), "0 without elastic.enabled = true"),
                 (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
                 (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
