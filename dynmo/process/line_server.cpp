@@ -24,7 +24,6 @@ using ServerClock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kTick{500};  // between two looks for clients that say nothing
 constexpr std::chrono::milliseconds kFlush{500};
-constexpr std::size_t kMaxUnread = 4 << 20;  // bytes that a client may leave unread
 
 }  // namespace
 
@@ -95,7 +94,7 @@ class LineServer::Loop {
   void take_sends();
   void serve(LineConnection& client);
   void drop_silent();
-  static bool write_out(LineConnection& client);
+  [[nodiscard]] bool write_out(LineConnection& client) const;
 
   const Options options_;
   const OnLine on_line_;
@@ -178,12 +177,12 @@ void LineServer::Loop::take_sends() {
 }
 
 // False: the connection is of no more use.
-bool LineServer::Loop::write_out(LineConnection& client) {
+bool LineServer::Loop::write_out(LineConnection& client) const {
   while (!client.out.empty()) {
     const ssize_t sent =
         ::send(client.socket.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno == EAGAIN) return client.out.size() <= kMaxUnread;
+    if (sent < 0 && errno == EAGAIN) return client.out.size() <= options_.max_unread;
     if (sent <= 0) return false;
     client.out.erase(0, static_cast<std::size_t>(sent));
   }

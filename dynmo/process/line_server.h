@@ -26,6 +26,7 @@ class LineServer {
     std::string address = "127.0.0.1";
     std::size_t max_line = 64 << 10;
     int max_clients = 64;
+    std::size_t max_unread = 4 << 20;  // bytes that a client may leave unread
     // For a client to say its line, and to read the last one that it gets.
     std::chrono::milliseconds first_line{10000};
   };

@@ -235,7 +235,8 @@ TEST(LineServer, AClientThatWaitsIsNotDropped) {
 
 TEST(LineServer, AClientThatDoesNotReadDisturbsNobody) {
   Heard heard;
-  const auto server = serve(heard, {.first_line = milliseconds(1)});
+  const std::size_t held = std::size_t{64} << 20;
+  const auto server = serve(heard, {.max_unread = held, .first_line = milliseconds(1)});
   LineClient waits = connect(*server);
   ASSERT_TRUE(waits.send("wait 1\n"));
   LineClient done = connect(*server);
@@ -246,11 +247,11 @@ TEST(LineServer, AClientThatDoesNotReadDisturbsNobody) {
   const ClientId second = heard.who_said("wait 2");
   if (first == 0 || second == 0) GTEST_SKIP() << "the machine was too slow for their lines";
   // More than the system holds for a reader, and more than the server does.
-  const std::string much = std::string(std::size_t{32} << 20, 'x') + "\n";
+  const std::string much = std::string(2 * held, 'x') + "\n";
   server->send(first, much, /*done=*/false);
   EXPECT_TRUE(heard.is_gone(first));
   // Less than the server holds, for one that is done: its place is free again after a while.
-  const std::size_t some = std::size_t{4} << 20;
+  const std::size_t some = held / 2;
   server->send(second, std::string(some, 'x'), /*done=*/true);
   LineClient silent = connect(*server);
   EXPECT_TRUE(is_closed(silent));  // the same look at the clock finds both
