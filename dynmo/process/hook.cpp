@@ -25,8 +25,6 @@
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
 
-extern char** environ;
-
 namespace dynmo::process {
 namespace {
 
@@ -41,29 +39,6 @@ constexpr std::size_t kLineBytes = 200;
 // what the thread reads.
 constexpr std::uint64_t kAskToEnd = 1;
 constexpr std::uint64_t kKillNow = 1U << 16;
-
-// This process's environment with `set` over it.
-std::vector<std::string> environment_with(
-    const std::vector<std::pair<std::string, std::string>>& set) {
-  std::vector<std::string> result;
-  for (char** one = environ; *one != nullptr; ++one) {
-    const std::string_view variable = *one;
-    const std::string_view name = variable.substr(0, variable.find('='));
-    if (std::ranges::none_of(set, [name](const auto& ours) { return ours.first == name; })) {
-      result.emplace_back(variable);
-    }
-  }
-  for (const auto& [name, value] : set) result.push_back(fmt::format("{}={}", name, value));
-  return result;
-}
-
-std::vector<char*> c_strings(const std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  // posix_spawn takes them as not const for C's sake and does not write.
-  for (const std::string& text : texts) result.push_back(const_cast<char*>(text.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
 
 // posix_spawn's two objects. The calls fail for want of memory only, and then so does the start.
 struct SpawnSetup {
@@ -100,22 +75,6 @@ HookResult not_started(std::string reason) {
   return {.end = HookEnd::kNotStarted, .exit_code = -1, .reason = std::move(reason), .output = {}};
 }
 
-// Signals to this process are for the threads that expect them.
-class NoSignals {
- public:
-  NoSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  NoSignals(const NoSignals&) = delete;
-  NoSignals& operator=(const NoSignals&) = delete;
-  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
-
 }  // namespace
 
 // A hook and the thread that watches it. The thread alone knows the process; `wake_` and `result_`
@@ -130,7 +89,7 @@ class HookRunner::Hook {
           fmt::format("cannot start '{}': {}", call_.command.front(), system_reason(errno)));
       return;
     }
-    const NoSignals for_the_thread;
+    const SignalsBlocked for_the_thread;
     try {
       thread_ = std::thread([this] { run_guarded(); });
     } catch (const std::exception& error) {

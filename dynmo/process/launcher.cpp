@@ -26,8 +26,6 @@
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
 
-extern char** environ;
-
 namespace dynmo::process {
 namespace {
 
@@ -146,16 +144,7 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int rank, 
   set.emplace_back("DYNMO_STORE_FD", rank == 0 ? std::to_string(store_fd) : "");
   set.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "");
 
-  std::vector<std::string> result;
-  for (char** one = environ; *one != nullptr; ++one) {
-    const std::string_view variable = *one;
-    const std::string_view name = variable.substr(0, variable.find('='));
-    if (std::ranges::none_of(set, [name](const auto& ours) { return ours.first == name; })) {
-      result.emplace_back(variable);
-    }
-  }
-  for (const auto& [name, value] : set) result.push_back(fmt::format("{}={}", name, value));
-  return result;
+  return environment_with(set);
 }
 
 class Launch {

@@ -10,12 +10,13 @@
 #include <array>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <list>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "dynmo/process/spawn_impl.h"
 
 namespace dynmo::process {
 namespace {
@@ -35,12 +36,8 @@ class LineServer::Loop {
         on_gone_(std::move(on_gone)),
         listener_(std::move(listener)),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);  // signals are for the program's own threads
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;

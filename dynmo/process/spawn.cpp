@@ -5,24 +5,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <sstream>
+#include <string_view>
 
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
 
+extern char** environ;
+
 namespace dynmo::process {
 namespace {
-
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  // exec takes them as not const for C's sake and does not write.
-  for (const std::string& text : texts) result.push_back(const_cast<char*>(text.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
 
 // In the child, where only async-signal-safe calls are allowed. False leaves errno.
 bool prepare(const ChildOptions& options, const cpu_set_t& core, pid_t parent) {
@@ -64,6 +60,27 @@ Expected<std::string> find_program(const std::string& name) {
   return make_error(ErrorCode::kBadInput, "the program '{}' is not in PATH", name);
 }
 
+std::vector<std::string> environment_with(
+    const std::vector<std::pair<std::string, std::string>>& set) {
+  std::vector<std::string> result;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view variable = *one;
+    const std::string_view name = variable.substr(0, variable.find('='));
+    if (std::ranges::none_of(set, [name](const auto& ours) { return ours.first == name; })) {
+      result.emplace_back(variable);
+    }
+  }
+  for (const auto& [name, value] : set) result.push_back(fmt::format("{}={}", name, value));
+  return result;
+}
+
+std::vector<char*> c_strings(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (const std::string& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
 Expected<pid_t> spawn(const ChildOptions& options) {
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) {
@@ -71,8 +88,8 @@ Expected<pid_t> spawn(const ChildOptions& options) {
   }
   const UniqueFd failure(ends[0]);
   UniqueFd report(ends[1]);
-  const std::vector<char*> command = pointers(options.command);
-  const std::vector<char*> environment = pointers(options.environment);
+  const std::vector<char*> command = c_strings(options.command);
+  const std::vector<char*> environment = c_strings(options.environment);
   cpu_set_t core;
   CPU_ZERO(&core);
   if (options.core) CPU_SET(static_cast<std::size_t>(*options.core), &core);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One child process that runs a program and does not outlive its parent.
+// One child process that runs a program and does not outlive its parent; and what all share that
+// start processes or threads.
 
 #include <csignal>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -30,5 +32,29 @@ struct ChildOptions {
 
 // Where the shell would find `name`. kBadInput if nowhere.
 [[nodiscard]] Expected<std::string> find_program(const std::string& name);
+
+// This process's environment with `set` over it, as "NAME=value".
+[[nodiscard]] std::vector<std::string> environment_with(
+    const std::vector<std::pair<std::string, std::string>>& set);
+
+// The texts as exec and posix_spawn take them, which do not write; they outlive it.
+[[nodiscard]] std::vector<char*> c_strings(const std::vector<std::string>& texts);
+
+// While it lives, threads begin with all signals blocked: signals are for the thread that the
+// program expects them in.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
 
 }  // namespace dynmo::process

@@ -16,6 +16,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/process/peer_connection_impl.h"
 #include "dynmo/process/sockets.h"
+#include "dynmo/process/spawn_impl.h"
 
 namespace dynmo::process {
 namespace {
@@ -35,22 +36,6 @@ Error lost(int name, const std::string& why) {
 int name_of(const WatchdogOptions& options, int rank) {
   return options.names.empty() ? rank : options.names[static_cast<std::size_t>(rank)];
 }
-
-// Signals are for the thread that the program expects them in, not for this one.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 
