@@ -16,6 +16,8 @@ namespace dynmo::model {
 
 // Whether libtorch's BLAS has the products of this type that these need.
 [[nodiscard]] bool has_blocked_attention(at::ScalarType type);
+// The type itself where it has them, else fp32.
+[[nodiscard]] at::ScalarType product_type(at::ScalarType type);
 
 // As causal_attention and its gradient, for CPU tensors. Tensors may have any strides but for K,
 // which must lie together; results are contiguous.
