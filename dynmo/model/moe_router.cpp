@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/moe_router.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/balanced_assignment.h"
+
+namespace dynmo::model {
+namespace {
+
+constexpr int kSinkhornRounds = 8;
+
+using Numbers = std::vector<double>;
+using Index = std::int64_t;
+
+std::size_t at_index(Index i) { return static_cast<std::size_t>(i); }
+
+// Total order of scores: what is not a number is the lowest.
+double rank_of(double score) {
+  return std::isnan(score) ? -std::numeric_limits<double>::infinity() : score;
+}
+
+// Orders indices by score, then index.
+struct Higher {
+  const double* scores;
+  Index stride = 1;
+  bool operator()(Index a, Index b) const {
+    const double x = rank_of(scores[a * stride]);
+    const double y = rank_of(scores[b * stride]);
+    return x > y || (x == y && a < b);
+  }
+};
+
+Numbers numbers_of(const at::Tensor& x) {
+  const at::Tensor wide = x.to(at::kDouble).contiguous();
+  return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
+}
+
+template <typename T>
+at::Tensor tensor_from(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type) {
+  constexpr auto kOwn = c10::CppTypeToScalarType<T>::value;
+  at::Tensor tensor = at::empty(shape, kOwn);
+  std::copy(values.begin(), values.end(), tensor.template mutable_data_ptr<T>());
+  return tensor.to(type);
+}
+
+// p of each row, and log sum exp z.
+void softmax(const Numbers& z, Index experts, Numbers& p, Numbers& log_sums) {
+  p.resize(z.size());
+  log_sums.resize(z.size() / at_index(experts));
+  for (std::size_t n = 0; n < log_sums.size(); ++n) {
+    const double* from = z.data() + n * at_index(experts);
+    double* to = p.data() + n * at_index(experts);
+    const double highest = *std::max_element(from, from + experts);
+    double sum = 0;
+    for (Index e = 0; e < experts; ++e) sum += to[e] = std::exp(from[e] - highest);
+    for (Index e = 0; e < experts; ++e) to[e] /= sum;
+    log_sums[n] = highest + std::log(sum);
+  }
+}
+
+// The `top_k` highest of every row, highest first.
+std::vector<std::int32_t> highest_of_rows(const Numbers& scores, Index experts, Index top_k) {
+  std::vector<std::int32_t> chosen;
+  std::vector<Index> order(at_index(experts));
+  for (std::size_t first = 0; first < scores.size(); first += at_index(experts)) {
+    std::iota(order.begin(), order.end(), Index{0});
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
+                      Higher{scores.data() + first});
+    for (Index k = 0; k < top_k; ++k) {
+      chosen.push_back(static_cast<std::int32_t>(order[at_index(k)]));
+    }
+  }
+  return chosen;
+}
+
+// Of token choice.
+std::vector<std::int32_t> experts_of_tokens(const RouterOptions& o, const Numbers& z,
+                                            const Numbers& p, const at::Tensor& bias_E, Pass pass) {
+  if (o.router == MoeRouter::kBias) {
+    DYNMO_CHECK(bias_E.defined() && bias_E.numel() == o.experts, "a bias of {} experts", o.experts);
+    const Numbers bias = numbers_of(bias_E);
+    Numbers sums = p;
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += bias[i % bias.size()];
+    return highest_of_rows(sums, o.experts, o.top_k);
+  }
+  if (o.router == MoeRouter::kSinkhorn && pass == Pass::kTraining) {
+    return highest_of_rows(sinkhorn(z, o.experts), o.experts, o.top_k);
+  }
+  if (o.router == MoeRouter::kBalanced && pass == Pass::kTraining) {
+    return balanced_assignment(z, o.experts, o.top_k);
+  }
+  return highest_of_rows(z, o.experts, o.top_k);
+}
+
+Index capacity_of(const RouterOptions& o, Index tokens) {
+  const double factor =
+      o.router == MoeRouter::kExpertChoice && o.capacity_factor == 0 ? 1 : o.capacity_factor;
+  const double share =
+      std::ceil(factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts));
+  return std::clamp(static_cast<Index>(std::min(share, 1e15)), Index{1},
+                    std::max(tokens, Index{1}));
+}
+
+// Slots of tokens by expert.
+struct Entry {
+  Index token;
+  Index slot;
+};
+using ByExpert = std::vector<std::vector<Entry>>;
+
+// A counting sort: within an expert, tokens ascend.
+ByExpert by_expert(const std::vector<std::int32_t>& experts_NK, Index experts, Index slots) {
+  ByExpert all(at_index(experts));
+  for (std::size_t i = 0; i < experts_NK.size(); ++i) {
+    all[at_index(experts_NK[i])].push_back(
+        {.token = static_cast<Index>(i) / slots, .slot = static_cast<Index>(i) % slots});
+  }
+  return all;
+}
+
+void keep_first(std::vector<Entry>& entries, Index capacity, MoeDrop drop, const Numbers& gates_NK,
+                Index slots) {
+  if (std::ssize(entries) <= capacity) return;
+  if (drop == MoeDrop::kProbability) {
+    const auto gate = [&](const Entry& entry) {
+      return rank_of(gates_NK[at_index(entry.token * slots + entry.slot)]);
+    };
+    std::nth_element(entries.begin(), entries.begin() + capacity, entries.end(),
+                     [&](const Entry& a, const Entry& b) {
+                       return gate(a) > gate(b) || (gate(a) == gate(b) && a.token < b.token);
+                     });
+  }
+  entries.resize(at_index(capacity));
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.token < b.token; });
+}
+
+// Of expert choice: slot e of a token is expert e.
+ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
+  const Index tokens = std::ssize(p) / experts;
+  const Index taken = std::min(capacity, tokens);
+  ByExpert all(at_index(experts));
+  std::vector<Index> order(at_index(tokens));
+  for (Index e = 0; e < experts; ++e) {
+    std::iota(order.begin(), order.end(), Index{0});
+    std::partial_sort(order.begin(), order.begin() + taken, order.end(),
+                      Higher{p.data() + e, experts});
+    std::sort(order.begin(), order.begin() + taken);
+    for (Index i = 0; i < taken; ++i) {
+      all[at_index(e)].push_back({.token = order[at_index(i)], .slot = e});
+    }
+  }
+  return all;
+}
+
+// Of the chosen z, not of the chosen p, which may all be 0.
+Numbers gates_of(const Numbers& z, const Numbers& p, const std::vector<std::int32_t>& experts_NK,
+                 Index experts, Index slots) {
+  Numbers gates(experts_NK.size());
+  for (std::size_t first = 0; first < gates.size(); first += at_index(slots)) {
+    const std::size_t row = first / at_index(slots) * at_index(experts);
+    if (slots == 1) {
+      gates[first] = p[row + at_index(experts_NK[first])];
+      continue;
+    }
+    double highest = -std::numeric_limits<double>::infinity();
+    for (std::size_t i = first; i < first + at_index(slots); ++i) {
+      highest = std::max(highest, z[row + at_index(experts_NK[i])]);
+    }
+    double sum = 0;
+    for (std::size_t i = first; i < first + at_index(slots); ++i) {
+      sum += gates[i] = std::exp(z[row + at_index(experts_NK[i])] - highest);
+    }
+    for (std::size_t i = first; i < first + at_index(slots); ++i) gates[i] /= sum;
+  }
+  return gates;
+}
+
+bool shares(const RouterOptions& o) { return o.router != MoeRouter::kExpertChoice && o.top_k > 1; }
+
+double aux_loss_of(const RouterOptions& o, const Routing& routing, const Numbers& p) {
+  const auto tokens = static_cast<double>(std::ssize(p) / o.experts);
+  const double all = tokens * static_cast<double>(o.top_k);
+  double sum = 0;
+  for (Index e = 0; e < o.experts; ++e) {
+    double mean = 0;
+    for (std::size_t i = at_index(e); i < p.size(); i += at_index(o.experts)) mean += p[i];
+    sum += static_cast<double>(routing.assigned[at_index(e)]) / all * mean / tokens;
+  }
+  return o.aux_loss * static_cast<double>(o.experts) * sum;
+}
+
+bool has_aux_loss(const RouterOptions& o) {
+  return o.router == MoeRouter::kTopK && o.aux_loss != 0;
+}
+
+}  // namespace
+
+std::int64_t Routing::dropped() const {
+  return std::accumulate(assigned.begin(), assigned.end(), Index{0}) - offsets.back();
+}
+
+std::vector<double> sinkhorn(std::span<const double> scores, std::int64_t experts) {
+  Numbers pi(scores.size());
+  const std::size_t rows = scores.size() / at_index(experts);
+  for (std::size_t n = 0; n < rows; ++n) {
+    const auto row = scores.subspan(n * at_index(experts), at_index(experts));
+    const double highest = *std::max_element(row.begin(), row.end());
+    for (std::size_t e = 0; e < row.size(); ++e) {
+      // (Held above 0, so that no column is empty.)
+      pi[n * row.size() + e] = std::exp(std::max(row[e] - highest, -500.0));
+    }
+  }
+  for (int round = 0; round < kSinkhornRounds; ++round) {
+    Numbers columns(at_index(experts));
+    for (std::size_t n = 0; n < rows; ++n) {
+      double* row = pi.data() + n * at_index(experts);
+      const double sum = std::accumulate(row, row + experts, 0.0) * static_cast<double>(rows);
+      for (std::size_t e = 0; e < columns.size(); ++e) columns[e] += row[e] /= sum;
+    }
+    for (std::size_t i = 0; i < pi.size(); ++i) {
+      pi[i] /= columns[i % columns.size()] * static_cast<double>(experts);
+    }
+  }
+  return pi;
+}
+
+Routing route(const RouterOptions& o, const at::Tensor& scores_NE, const at::Tensor& bias_E,
+              Pass pass) {
+  const Index tokens = scores_NE.size(0);
+  DYNMO_CHECK(
+      scores_NE.is_cpu() && scores_NE.size(1) == o.experts && o.top_k >= 1 && o.top_k <= o.experts,
+      "scores of {} experts on the CPU, {} a token, got {}", o.experts, o.top_k, scores_NE.size(1));
+  const Numbers z = numbers_of(scores_NE);
+  Numbers p;
+  Numbers log_sums;
+  softmax(z, o.experts, p, log_sums);
+
+  const bool expert_choice = o.router == MoeRouter::kExpertChoice;
+  const Index slots = expert_choice ? o.experts : o.top_k;
+  const Index capacity = capacity_of(o, tokens);
+  std::vector<std::int32_t> chosen;
+  if (expert_choice) {
+    for (Index i = 0; i < tokens * slots; ++i) {
+      chosen.push_back(static_cast<std::int32_t>(i % slots));
+    }
+  } else {
+    chosen = experts_of_tokens(o, z, p, bias_E, pass);
+  }
+  const Numbers gates = expert_choice ? p : gates_of(z, p, chosen, o.experts, slots);
+  ByExpert kept = expert_choice ? tokens_of_experts(p, o.experts, capacity)
+                                : by_expert(chosen, o.experts, slots);
+  Routing routing;
+  for (auto& entries : kept) {
+    routing.assigned.push_back(std::ssize(entries));
+    if (!expert_choice && o.capacity_factor > 0 && pass == Pass::kTraining) {
+      keep_first(entries, capacity, o.drop, gates, slots);
+    }
+  }
+  std::vector<std::int32_t> places(chosen.size(), -1);
+  std::vector<std::int32_t> sources;
+  routing.offsets.push_back(0);
+  for (const auto& entries : kept) {
+    for (const Entry& entry : entries) {
+      places[at_index(entry.token * slots + entry.slot)] =
+          static_cast<std::int32_t>(sources.size());
+      sources.push_back(static_cast<std::int32_t>(entry.token));
+    }
+    routing.offsets.push_back(std::ssize(sources));
+  }
+  const at::ScalarType type = scores_NE.scalar_type();
+  routing.probabilities_NE = tensor_from(p, {tokens, o.experts}, type);
+  routing.log_sum_exp_N = tensor_from(log_sums, {tokens}, type);
+  routing.experts_NK = tensor_from(chosen, {tokens, slots}, at::kInt);
+  routing.gates_NK = tensor_from(gates, {tokens, slots}, type);
+  routing.places_NK = tensor_from(places, {tokens, slots}, at::kInt);
+  routing.tokens_A = tensor_from(sources, {std::ssize(sources)}, at::kInt);
+  for (const double share : p) routing.entropy -= share > 0 ? share * std::log(share) : 0;
+  if (tokens == 0) return routing;
+  if (has_aux_loss(o)) routing.aux_loss = aux_loss_of(o, routing, p);
+  double squares = 0;
+  for (const double sum : log_sums) squares += sum * sum;
+  routing.z_loss = o.z_loss * squares / static_cast<double>(tokens);
+  return routing;
+}
+
+at::Tensor routing_gradient(const RouterOptions& o, const Routing& routing,
+                            const at::Tensor& gates_gradient_NK, double loss_weight) {
+  const Numbers p = numbers_of(routing.probabilities_NE);
+  const Numbers log_sums = numbers_of(routing.log_sum_exp_N);
+  const Numbers gates = numbers_of(routing.gates_NK);
+  const Numbers slopes = numbers_of(gates_gradient_NK);
+  const at::Tensor experts = routing.experts_NK.contiguous();
+  const auto* expert = experts.const_data_ptr<std::int32_t>();
+  const Index slots = experts.size(1);
+  const auto tokens = static_cast<double>(log_sums.size());
+  // Of p, by the auxiliary loss: the same for all tokens.
+  Numbers aux(at_index(o.experts));
+  if (has_aux_loss(o)) {
+    const double factor = loss_weight * o.aux_loss * static_cast<double>(o.experts) /
+                          (tokens * tokens * static_cast<double>(o.top_k));
+    for (std::size_t e = 0; e < aux.size(); ++e) {
+      aux[e] = factor * static_cast<double>(routing.assigned[e]);
+    }
+  }
+  Numbers gradient(p.size());
+  Numbers of_p(aux.size());
+  for (std::size_t n = 0; n < log_sums.size(); ++n) {
+    const std::size_t first = n * at_index(slots);
+    double* to = gradient.data() + n * aux.size();
+    const double* row = p.data() + n * aux.size();
+    of_p = aux;
+    if (shares(o)) {
+      // Gates are the softmax of the chosen z.
+      double mean = 0;
+      for (std::size_t i = first; i < first + at_index(slots); ++i) mean += gates[i] * slopes[i];
+      for (std::size_t i = first; i < first + at_index(slots); ++i) {
+        to[expert[i]] += gates[i] * (slopes[i] - mean);
+      }
+    } else {
+      for (std::size_t i = first; i < first + at_index(slots); ++i)
+        of_p[at_index(expert[i])] += slopes[i];
+    }
+    double mean = 0;
+    for (std::size_t e = 0; e < of_p.size(); ++e) mean += row[e] * of_p[e];
+    const double z = 2 * loss_weight * o.z_loss * log_sums[n] / tokens;
+    for (std::size_t e = 0; e < of_p.size(); ++e) to[e] += row[e] * (of_p[e] - mean + z);
+  }
+  return tensor_from(gradient, routing.probabilities_NE.sizes(),
+                     routing.probabilities_NE.scalar_type());
+}
+
+std::vector<std::string> moe_figures(std::int64_t experts) {
+  std::vector<std::string> names = {"micro_batches", "tokens",   "dropped",
+                                    "entropy",       "aux_loss", "z_loss"};
+  for (Index e = 0; e < experts; ++e) names.push_back(fmt::format("expert.{}", e));
+  return names;
+}
+
+std::vector<double> moe_figures_of(const Routing& routing) {
+  std::vector<double> figures = {1,
+                                 static_cast<double>(routing.log_sum_exp_N.size(0)),
+                                 static_cast<double>(routing.dropped()),
+                                 routing.entropy,
+                                 routing.aux_loss,
+                                 routing.z_loss};
+  for (const Index count : routing.assigned) figures.push_back(static_cast<double>(count));
+  return figures;
+}
+
+}  // namespace dynmo::model
