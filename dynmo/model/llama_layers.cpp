@@ -5,6 +5,7 @@
 
 #include "dynmo/model/hand_written_impl.h"
 #include "dynmo/model/llama_impl.h"
+#include "dynmo/model/moe_layer_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -198,10 +199,14 @@ struct SavedMlp : Saved {
   }
 };
 
-class MlpLayer final : public HandWritten<SavedMlp> {
+class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
  public:
   MlpLayer(std::string name, Specs specs, const LlamaConfig& config)
       : HandWritten(std::move(name), std::move(specs)), config_(config) {}
+
+  std::shared_ptr<const Layer> with(const MoeConfig& moe) const override {
+    return moe_layer(name(), parameters()[kNorm], config_, moe);
+  }
 
  private:
   enum { kNorm, kGate, kUp, kDown };

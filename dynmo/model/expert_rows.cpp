@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "dynmo/model/expert_rows_impl.h"
+#include "dynmo/model/kernels_impl.h"
+#include "dynmo/model/parallel_impl.h"
+
+namespace dynmo::model {
+namespace {
+
+constexpr std::int64_t kTokensAtOnce = 64;  // that a thread takes
+
+// Where the row of each place begins; null without rows.
+template <typename Element>
+std::vector<Element*> row_starts(const std::vector<at::Tensor>& rows, const Routing& routing,
+                                 std::int64_t width) {
+  std::vector<Element*> starts;
+  starts.reserve(static_cast<std::size_t>(routing.offsets.back()));
+  for (std::size_t e = 0; e < rows.size(); ++e) {
+    const std::int64_t count = routing.offsets[e + 1] - routing.offsets[e];
+    for (std::int64_t i = 0; i < count; ++i) {
+      starts.push_back(static_cast<Element*>(rows[e].data_ptr()) + i * width);
+    }
+  }
+  return starts;
+}
+
+template <typename Element>
+void add_up(const std::vector<at::Tensor>& rows, const Routing& routing, Gates gates,
+            at::Tensor& sums_ND) {
+  using Sum = kernels::Wide<Element>;
+  const std::int64_t width = sums_ND.size(1);
+  const std::int64_t slots = routing.places_NK.size(1);
+  const std::vector<Element*> starts = row_starts<Element>(rows, routing, width);
+  const auto* place = routing.places_NK.const_data_ptr<std::int32_t>();
+  const auto* gate = routing.gates_NK.const_data_ptr<Sum>();
+  auto* to = sums_ND.mutable_data_ptr<Element>();
+  at::parallel_for(0, sums_ND.size(0), kTokensAtOnce, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<Sum> sum(static_cast<std::size_t>(width));
+    for (std::int64_t n = begin; n < end; ++n) {
+      std::fill(sum.begin(), sum.end(), Sum{0});
+      for (std::int64_t k = n * slots; k < (n + 1) * slots; ++k) {
+        if (place[k] < 0) continue;
+        const Element* row = starts[static_cast<std::size_t>(place[k])];
+        const Sum factor = gates == Gates::kYes ? gate[k] : Sum{1};
+        for (std::int64_t d = 0; d < width; ++d) {
+          sum[static_cast<std::size_t>(d)] += factor * static_cast<Sum>(row[d]);
+        }
+      }
+      std::transform(sum.begin(), sum.end(), to + n * width,
+                     [](Sum s) { return static_cast<Element>(s); });
+    }
+  });
+}
+
+template <typename Element>
+void split(std::vector<at::Tensor>& rows, const Routing& routing, const at::Tensor& gradient_ND,
+           at::Tensor& gates_NK) {
+  using Sum = kernels::Wide<Element>;
+  constexpr std::int64_t kLanes = 16;  // running sums of a row, so that it is read in vectors
+  const std::int64_t width = gradient_ND.size(1);
+  const std::int64_t slots = routing.places_NK.size(1);
+  const std::vector<Element*> starts = row_starts<Element>(rows, routing, width);
+  const auto* place = routing.places_NK.const_data_ptr<std::int32_t>();
+  const auto* gate = routing.gates_NK.const_data_ptr<Sum>();
+  const auto* from = gradient_ND.const_data_ptr<Element>();
+  auto* slope = gates_NK.mutable_data_ptr<Sum>();
+  at::parallel_for(0, gradient_ND.size(0), kTokensAtOnce,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t k = begin * slots; k < end * slots; ++k) {
+                       if (place[k] < 0) continue;
+                       const Element* __restrict dy = from + k / slots * width;
+                       Element* __restrict row = starts[static_cast<std::size_t>(place[k])];
+                       const Sum factor = gate[k];
+                       Sum lanes[kLanes] = {};
+                       std::int64_t d = 0;
+                       for (; d + kLanes <= width; d += kLanes) {
+                         for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+                           const Sum y = static_cast<Sum>(row[d + lane]);
+                           const Sum slope_of_y = static_cast<Sum>(dy[d + lane]);
+                           lanes[lane] += y * slope_of_y;
+                           row[d + lane] = static_cast<Element>(factor * slope_of_y);
+                         }
+                       }
+                       for (; d < width; ++d) {
+                         lanes[0] += static_cast<Sum>(row[d]) * static_cast<Sum>(dy[d]);
+                         row[d] = static_cast<Element>(factor * static_cast<Sum>(dy[d]));
+                       }
+                       Sum sum = 0;
+                       for (const Sum lane : lanes) sum += lane;
+                       slope[k] = sum;
+                     }
+                   });
+}
+
+// Calls function with an element of the tensor's type.
+template <typename Function>
+void by_type(const at::Tensor& x, Function function) {
+  if (x.scalar_type() == at::kDouble) return function(double{});
+  if (x.scalar_type() == at::kBFloat16) return function(c10::BFloat16{});
+  function(float{});
+}
+
+}  // namespace
+
+at::Tensor expert_rows(const at::Tensor& x_ND, const Routing& routing) {
+  return at::index_select(x_ND, 0, routing.tokens_A);
+}
+
+at::Tensor summed_by_token(const std::vector<at::Tensor>& rows, const Routing& routing,
+                           const at::Tensor& like_ND, Gates gates) {
+  at::Tensor sums_ND = at::empty(like_ND.sizes(), like_ND.options());
+  by_type(like_ND,
+          [&]<typename Element>(Element) { add_up<Element>(rows, routing, gates, sums_ND); });
+  return sums_ND;
+}
+
+at::Tensor through_gates(std::vector<at::Tensor>& rows, const Routing& routing,
+                         const at::Tensor& gradient_ND) {
+  at::Tensor gates_NK = at::zeros(routing.gates_NK.sizes(), routing.gates_NK.options());
+  const at::Tensor gradient = gradient_ND.contiguous();
+  by_type(gradient,
+          [&]<typename Element>(Element) { split<Element>(rows, routing, gradient, gates_NK); });
+  return gates_NK;
+}
+
+}  // namespace dynmo::model

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "dynmo/model/expert_rows_impl.h"
+#include "dynmo/model/hand_written_impl.h"
+#include "dynmo/model/moe_layer_impl.h"
+
+namespace dynmo::model {
+namespace {
+
+using at::Tensor;
+
+constexpr std::uint64_t kExpertsDropout = 1;
+
+struct SavedMoe : Saved {
+  Tensor x_ND;
+  Tensor inverse_N1;
+  Routing routing;
+  double loss_weight = 0;
+  // By expert, of its rows; undefined where it has none.
+  std::vector<Tensor> gate_MF, up_MF;  // from input_gradient on, their gradients
+  std::vector<Tensor> product_MF;      // silu(gate) * up, from input_gradient on
+  std::vector<Tensor> out_MD;          // from input_gradient on, its gradient
+  Tensor scores_gradient_NE;
+  Tensor mask;
+  Tensor norm_gradient_D;
+
+  std::vector<Tensor> tensors() const override {
+    std::vector<Tensor> all = {x_ND,
+                               inverse_N1,
+                               routing.probabilities_NE,
+                               routing.log_sum_exp_N,
+                               routing.experts_NK,
+                               routing.gates_NK,
+                               routing.places_NK,
+                               routing.tokens_A,
+                               scores_gradient_NE,
+                               mask,
+                               norm_gradient_D};
+    for (const auto* rows : {&gate_MF, &up_MF, &product_MF, &out_MD}) {
+      all.insert(all.end(), rows->begin(), rows->end());
+    }
+    return all;
+  }
+};
+
+Specs moe_specs(ParameterSpec norm, const LlamaConfig& config, const MoeConfig& moe) {
+  const std::int64_t hidden = config.shape.hidden;
+  const std::int64_t width = moe.intermediate > 0 ? moe.intermediate : config.shape.intermediate;
+  Specs specs = {std::move(norm), matrix("block_sparse_moe.gate.weight", moe.router.experts, hidden,
+                                         config.deviation)};
+  for (std::int64_t e = 0; e < moe.router.experts; ++e) {
+    const auto name = [e](const char* matrix) {
+      return fmt::format("block_sparse_moe.experts.{}.{}.weight", e, matrix);
+    };
+    specs.push_back(block_matrix(name("w1"), width, hidden, config.deviation));
+    specs.push_back(block_matrix(name("w3"), width, hidden, config.deviation));
+    specs.push_back(block_matrix(name("w2"), hidden, width,
+                                 residual_deviation(config.deviation, config.shape.blocks)));
+  }
+  return specs;
+}
+
+class MoeLayer final : public HandWritten<SavedMoe> {
+ public:
+  MoeLayer(std::string name, Specs specs, const LlamaConfig& config, const MoeConfig& moe)
+      : HandWritten(std::move(name), std::move(specs)), config_(config), moe_(moe) {}
+
+  std::vector<std::string> figures() const override { return moe_figures(experts()); }
+  std::vector<BufferSpec> buffers() const override {
+    if (moe_.router.router != MoeRouter::kBias) return {};
+    return {{.name = kMoeBias, .shape = {experts()}}};
+  }
+
+ private:
+  enum { kNorm, kRouter, kExperts };      // then three matrices an expert
+  enum { kGate, kUp, kDown, kMatrices };  // of an expert
+  std::int64_t experts() const { return moe_.router.experts; }
+  static std::size_t at_matrix(std::size_t expert, std::size_t matrix) {
+    return kExperts + kMatrices * expert + matrix;
+  }
+
+  Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
+                 SavedMoe& saved) const override {
+    saved.x_ND = rows(input.x);
+    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
+    saved.loss_weight = context.loss_weight;
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    saved.routing =
+        route(moe_.router, router_product(n_ND, state.parameters[kRouter].value),
+              state.buffers.empty() ? Tensor() : state.buffers.front().value, context.pass);
+    const Tensor n_AD = expert_rows(n_ND, saved.routing);
+    for (std::size_t e = 0; e < count(); ++e) {
+      Tensor gate, up, out;
+      if (rows_of(saved, e) > 0) {
+        const Tensor n_MD = slice(n_AD, saved, e);
+        gate = times(state.parameters[at_matrix(e, kGate)], n_MD);
+        up = times(state.parameters[at_matrix(e, kUp)], n_MD);
+        out = times(state.parameters[at_matrix(e, kDown)], silu_times(gate, up)).contiguous();
+      }
+      saved.gate_MF.push_back(std::move(gate));
+      saved.up_MF.push_back(std::move(up));
+      saved.out_MD.push_back(std::move(out));
+    }
+    const Tensor update_ND = summed_by_token(saved.out_MD, saved.routing, saved.x_ND, Gates::kYes);
+    saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kExpertsDropout);
+    return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                           .view(input.x.sizes()),
+                       input.rows},
+            .figures = moe_figures_of(saved.routing)};
+  }
+
+  Tensor input_gradient(const LayerState& state, SavedMoe& saved, const Tensor& output_gradient,
+                        InputGradient wanted) const override {
+    const Tensor dy_ND = rows(output_gradient);
+    const Tensor gates_gradient_NK =
+        through_gates(saved.out_MD, saved.routing, masked(dy_ND, saved.mask, config_.dropout));
+    saved.mask.reset();
+    const std::vector<Parameter>& p = state.parameters;
+    std::vector<Tensor> n_gradient_MD(count());
+    saved.product_MF.resize(count());
+    for (std::size_t e = 0; e < count(); ++e) {
+      if (rows_of(saved, e) == 0) continue;
+      saved.product_MF[e] = times_transposed(p[at_matrix(e, kDown)], saved.out_MD[e]);
+      silu_times_gradient(saved.gate_MF[e], saved.up_MF[e], saved.product_MF[e]);
+      n_gradient_MD[e] = times_transposed(p[at_matrix(e, kGate)], saved.gate_MF[e]);
+      add_times_transposed(n_gradient_MD[e], p[at_matrix(e, kUp)], saved.up_MF[e]);
+    }
+    Tensor n_gradient_ND = summed_by_token(n_gradient_MD, saved.routing, saved.x_ND, Gates::kNo);
+    saved.scores_gradient_NE =
+        routing_gradient(moe_.router, saved.routing, gates_gradient_NK, saved.loss_weight);
+    n_gradient_ND.add_(
+        at::mm(saved.scores_gradient_NE, p[kRouter].value).to(n_gradient_ND.scalar_type()));
+    NormGradient norm = norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1,
+                                      value(state, kNorm), wanted, dy_ND);
+    saved.norm_gradient_D = std::move(norm.weight_D);
+    if (wanted == InputGradient::kNotWanted) return {};
+    return norm.x_ND.view(output_gradient.sizes());
+  }
+
+  void weight_gradient(LayerState& state, SavedMoe& saved) const override {
+    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_AD = expert_rows(n_ND, saved.routing);
+    std::vector<Parameter>& p = state.parameters;
+    p[kNorm].gradient.add_(saved.norm_gradient_D);
+    p[kRouter].gradient.addmm_(saved.scores_gradient_NE.t(),
+                               n_ND.to(saved.scores_gradient_NE.scalar_type()));
+    for (std::size_t e = 0; e < count(); ++e) {
+      if (rows_of(saved, e) == 0) continue;
+      const Tensor n_MD = slice(n_AD, saved, e);
+      add_product(p[at_matrix(e, kGate)], saved.gate_MF[e], n_MD);
+      add_product(p[at_matrix(e, kUp)], saved.up_MF[e], n_MD);
+      add_product(p[at_matrix(e, kDown)], saved.out_MD[e], saved.product_MF[e]);
+    }
+  }
+
+  // The router is never rounded, nor is what it reads summed in less than fp32.
+  static Tensor router_product(const Tensor& n_ND, const Tensor& router_ED) {
+    return at::linear(n_ND.to(router_ED.scalar_type()), router_ED);
+  }
+  std::size_t count() const { return static_cast<std::size_t>(experts()); }
+  static std::int64_t rows_of(const SavedMoe& saved, std::size_t expert) {
+    return saved.routing.offsets[expert + 1] - saved.routing.offsets[expert];
+  }
+  static Tensor slice(const Tensor& x_AD, const SavedMoe& saved, std::size_t expert) {
+    return x_AD.narrow(0, saved.routing.offsets[expert], rows_of(saved, expert));
+  }
+
+  LlamaConfig config_;
+  MoeConfig moe_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Layer> moe_layer(std::string name, ParameterSpec norm,
+                                       const LlamaConfig& config, const MoeConfig& moe) {
+  return std::make_shared<MoeLayer>(std::move(name), moe_specs(std::move(norm), config, moe),
+                                    config, moe);
+}
+
+}  // namespace dynmo::model
