@@ -74,9 +74,9 @@ std::vector<Tie> ties(const DecoderConfig& config) {
       config);
 }
 
-std::string checkpoint_name(const DecoderConfig& config, LayerId layer,
+std::string checkpoint_name(const DecoderConfig& config, const Place& place,
                             std::string_view parameter) {
-  return std::visit([&](const auto& c) { return checkpoint_name(c, layer, parameter); }, config);
+  return std::visit([&](const auto& c) { return checkpoint_name(c, place, parameter); }, config);
 }
 
 at::Tensor logits(const DecoderConfig& config, const LayerState& head,

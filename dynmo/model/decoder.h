@@ -40,10 +40,10 @@ enum class Family { kLlama, kGpt2 };
 [[nodiscard]] Model make_decoder(const DecoderConfig& config);
 // Whether the embedding's and the head's matrix are one.
 [[nodiscard]] bool tied(const DecoderConfig& config);
-// The embedding's and the head's matrix, where they are one; else none.
+// The embedding's and the head's matrix, where they are one; else none. Of make_decoder's layers.
 [[nodiscard]] std::vector<Tie> ties(const DecoderConfig& config);
 // Hugging Face's full name of a layer's parameter.
-[[nodiscard]] std::string checkpoint_name(const DecoderConfig& config, LayerId layer,
+[[nodiscard]] std::string checkpoint_name(const DecoderConfig& config, const Place& place,
                                           std::string_view parameter);
 // The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.
 [[nodiscard]] at::Tensor logits(const DecoderConfig& config, const LayerState& head,

@@ -6,7 +6,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/family_impl.h"
-#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 
@@ -57,9 +56,8 @@ Expected<void> check_dropout(double dropout) {
 
 LayerId head_of(std::int64_t blocks) { return LayerId(static_cast<std::int32_t>(2 * blocks + 1)); }
 
-std::string checkpoint_name(std::string_view model, std::string_view list, std::int64_t blocks,
-                            LayerId layer, std::string_view parameter) {
-  const Place place = decoder_place(layer, blocks);
+std::string checkpoint_name(std::string_view model, std::string_view list, const Place& place,
+                            std::string_view parameter) {
   if (place.block >= 0) return fmt::format("{}.{}.{}.{}", model, list, place.block, parameter);
   return parameter == "lm_head.weight" ? std::string(parameter)
                                        : fmt::format("{}.{}", model, parameter);

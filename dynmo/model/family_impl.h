@@ -14,6 +14,7 @@
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/decoder_shape.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 
@@ -50,10 +51,9 @@ inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // of rotary 
 // The id of the head, after the embedding and two half blocks a block.
 [[nodiscard]] LayerId head_of(std::int64_t blocks);
 
-// "model" and "layers" make {layer 3, "mlp.up_proj.weight"} "model.layers.1.mlp.up_proj.weight".
-// Requires a layer from 0 to head_of(blocks). The head's matrix stands outside of the model.
+// "model" and "layers" make {of block 1, "mlp.up_proj.weight"} "model.layers.1.mlp.up_proj.weight".
+// The head's matrix stands outside of the model.
 [[nodiscard]] std::string checkpoint_name(std::string_view model, std::string_view list,
-                                          std::int64_t blocks, LayerId layer,
-                                          std::string_view parameter);
+                                          const Place& place, std::string_view parameter);
 
 }  // namespace dynmo::model

@@ -80,8 +80,8 @@ Model make_gpt2(const Gpt2Config& config) {
   return model;
 }
 
-std::string checkpoint_name(const Gpt2Config& config, LayerId layer, std::string_view parameter) {
-  return checkpoint_name("transformer", "h", config.shape.blocks, layer, parameter);
+std::string checkpoint_name(const Gpt2Config&, const Place& place, std::string_view parameter) {
+  return checkpoint_name("transformer", "h", place, parameter);
 }
 
 at::Tensor gpt2_logits(const Gpt2Config& config, const LayerState& head,

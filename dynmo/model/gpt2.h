@@ -20,6 +20,7 @@
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/decoder_shape.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 
@@ -52,7 +53,7 @@ struct Gpt2Config {
 
 // Hugging Face's full name of a layer's parameter: {layer 3, "attn.c_attn.weight"} is
 // "transformer.h.1.attn.c_attn.weight".
-[[nodiscard]] std::string checkpoint_name(const Gpt2Config& config, LayerId layer,
+[[nodiscard]] std::string checkpoint_name(const Gpt2Config& config, const Place& place,
                                           std::string_view parameter);
 
 // The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.

@@ -78,8 +78,8 @@ Model make_llama(const LlamaConfig& config) {
   return model;
 }
 
-std::string checkpoint_name(const LlamaConfig& config, LayerId layer, std::string_view parameter) {
-  return checkpoint_name("model", "layers", config.shape.blocks, layer, parameter);
+std::string checkpoint_name(const LlamaConfig&, const Place& place, std::string_view parameter) {
+  return checkpoint_name("model", "layers", place, parameter);
 }
 
 at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,

@@ -16,6 +16,7 @@
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/decoder_shape.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/recipe.h"
 
 namespace dynmo::model {
 
@@ -48,7 +49,7 @@ struct LlamaConfig {
 
 // Hugging Face's full name of a layer's parameter: {layer 3, "self_attn.q_proj.weight"} is
 // "model.layers.1.self_attn.q_proj.weight".
-[[nodiscard]] std::string checkpoint_name(const LlamaConfig& config, LayerId layer,
+[[nodiscard]] std::string checkpoint_name(const LlamaConfig& config, const Place& place,
                                           std::string_view parameter);
 
 // The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.

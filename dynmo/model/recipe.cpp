@@ -14,6 +14,12 @@ Model layers_of(Recipe recipe) {
   return layers;
 }
 
+std::vector<Place> places_of(const Recipe& recipe) {
+  std::vector<Place> places;
+  for (const Slot& slot : recipe.slots) places.push_back(slot.place);
+  return places;
+}
+
 Place decoder_place(LayerId layer, std::int64_t blocks) {
   const std::int64_t head = 2 * blocks + 1;
   DYNMO_CHECK(layer.value >= 0 && layer.value <= head, "layer 0 to {}, got {}", head, layer);

@@ -33,6 +33,8 @@ struct Recipe {
 };
 
 [[nodiscard]] Model layers_of(Recipe recipe);
+// By LayerId.
+[[nodiscard]] std::vector<Place> places_of(const Recipe& recipe);
 
 // Place of a layer in a decoder of `blocks` blocks in halves: embedding, (attention, MLP) a block,
 // head. Requires a layer from 0 to 2 x blocks + 1.

@@ -64,14 +64,17 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   DYNMO_TRY(model::validate(*made.decoder));
   model::Recipe recipe = model::make_recipe(*made.decoder);
   DYNMO_TRY(dynamism::shape(sources, recipe));
+  made.places = model::places_of(recipe);
   made.layers = model::in_precision(model::layers_of(std::move(recipe)), precision);
   made.ties = model::ties(*made.decoder);
+  // The head is the last layer, however many sources have made of a block's.
+  for (model::Tie& tie : made.ties) tie.second = LayerId(static_cast<int>(made.layers.size()) - 1);
   DYNMO_TRY(dynamism::check(sources, {.model = made.layers, .ties = made.ties}));
   if (c.train.init.empty()) return made;
   auto weights = read_weights(c.train.init);
   if (weights) {
     auto same = check_same_decoder(*weights, *made.decoder);
-    if (same) same = check_same_layers(*weights, *made.decoder, made.layers);
+    if (same) same = check_same_layers(*weights, made.places, made.layers);
     if (!same) weights = same.error();
   }
   if (!weights) {
@@ -85,9 +88,10 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
 
 TensorName tensor_names(const MadeModel& made) {
   if (made.decoder) {
-    return [config = *made.decoder](LayerId layer, std::string_view parameter) {
-      return model::checkpoint_name(config, layer, parameter);
-    };
+    return
+        [config = *made.decoder, places = made.places](LayerId layer, std::string_view parameter) {
+          return model::checkpoint_name(config, places[layer.index()], parameter);
+        };
   }
   return [model = made.layers](LayerId layer, std::string_view parameter) {
     return fmt::format("{}.{}", model[layer.index()]->name(), parameter);

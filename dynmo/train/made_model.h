@@ -24,6 +24,7 @@ struct MadeModel {
   std::vector<std::int64_t> boundary_shape;
   std::vector<model::Tie> ties = {};
   std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
+  std::vector<model::Place> places = {};             // of a decoder's layers
   std::optional<Weights> weights = {};               // to start from
   TrainOptions::RankDevice device = {};              // where they run
   dynamism::MakeSources make_sources = {};           // of the config and the user's own

@@ -58,7 +58,7 @@ Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& in
                                         static_cast<std::uint64_t>(config.train.seed), model.ties);
   if (!model.weights) return states;
   for (auto& [id, state] : states) {
-    load_values(*model.weights, *model.decoder, state);
+    load_values(*model.weights, model.places[id.index()], state);
     model::derive(*model.layers[id.index()], state);
   }
   return states;

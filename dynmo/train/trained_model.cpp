@@ -14,6 +14,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/dynamism/source.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/state_bytes.h"
@@ -133,9 +134,9 @@ Expected<void> check_sampling(const Sampling& sampling) {
   return {};
 }
 
-checkpoint::TensorView view_of(const model::DecoderConfig& config, LayerId layer,
+checkpoint::TensorView view_of(const TrainedModel& model, LayerId layer,
                                const model::Parameter& parameter) {
-  return {.name = model::checkpoint_name(config, layer, parameter.name),
+  return {.name = model::checkpoint_name(model.config, model.places[layer.index()], parameter.name),
           .dtype = checkpoint::DType::kF32,
           .shape = parameter.value.sizes().vec(),
           .bytes = {static_cast<const std::byte*>(parameter.value.const_data_ptr()),
@@ -152,7 +153,7 @@ std::vector<checkpoint::TensorView> exported(const TrainedModel& model) {
         return tie.second == state.id && tie.second_parameter == parameter.name;
       });
       if (second) continue;
-      tensors.push_back(view_of(model.config, state.id, parameter));
+      tensors.push_back(view_of(model, state.id, parameter));
     }
   }
   return tensors;
@@ -163,21 +164,26 @@ std::vector<checkpoint::TensorView> exported(const TrainedModel& model) {
 Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   DYNMO_ASSIGN(const Weights weights, read_weights(path));
   DYNMO_TRY(check_finite(weights));
-  DYNMO_ASSIGN(model::Model layers, shaped_layers(weights.config, weights.sources));
+  DYNMO_ASSIGN(model::Recipe recipe, shaped_recipe(weights.config, weights.sources));
   TrainedModel trained{.checkpoint = weights.origin,
                        .step = weights.step,
                        .data = weights.data,
                        .left_out = weights.left_out,
                        .notes = weights.notes,
                        .config = weights.config,
-                       .layers = std::move(layers),
+                       .layers = {},
+                       .places = model::places_of(recipe),
                        .states = {}};
+  trained.layers = model::layers_of(std::move(recipe));
   trained.sparse_attention = weights.sources.enabled<dynamism::SparseAttentionOptions>();
+  for (const auto& source : dynamism::make_sources(weights.sources)(1)) {
+    if (source->replaces_layers()) trained.own_layers = source->name();
+  }
   for (std::size_t i = 0; i < trained.layers.size(); ++i) {
     // (A frozen layer has values alone.)
     trained.states.push_back(model::allocate_like(*trained.layers[i], LayerId(static_cast<int>(i)),
                                                   {.frozen = true, .pruned = {}}));
-    load_values(weights, weights.config, trained.states.back());
+    load_values(weights, trained.places[i], trained.states.back());
   }
   return trained;
 }
@@ -276,11 +282,11 @@ Expected<void> check_export_folder(const std::filesystem::path& directory) {
 
 Expected<void> export_hugging_face(const TrainedModel& model,
                                    const std::filesystem::path& directory, Overwrite overwrite) {
-  if (model.sparse_attention) {
+  if (!model.own_layers.empty()) {
     return make_error(ErrorCode::kBadInput,
-                      "'{}' was trained with sparse_attention.enabled = true, which transformers "
-                      "does not have: wanted a model with dense attention",
-                      model.checkpoint.string());
+                      "'{}' was trained with {}.enabled = true, which transformers does not have: "
+                      "wanted a dense model",
+                      model.checkpoint.string(), model.own_layers);
   }
   if (overwrite == Overwrite::kNo) DYNMO_TRY(check_export_folder(directory));
   DYNMO_TRY(make_directories(directory));
@@ -315,7 +321,7 @@ Expected<std::string> import_hugging_face(const std::filesystem::path& directory
   for (const model::LayerState& state : model.states) {
     checkpoint::LayerFile file{.layer = state.id, .tensors = {}, .metadata = {}};
     for (const model::Parameter& parameter : state.parameters) {
-      file.tensors.push_back(view_of(model.config, state.id, parameter));
+      file.tensors.push_back(view_of(model, state.id, parameter));
     }
     DYNMO_ASSIGN(checkpoint::FileEntry entry, checkpoint::write_layer(pending, file));
     entries.push_back(std::move(entry));

@@ -26,10 +26,12 @@ struct TrainedModel {
   std::vector<std::string> notes;  // newer checkpoints passed over, and why
   model::DecoderConfig config;
   model::Model layers;
+  std::vector<model::Place> places;       // by LayerId
   std::vector<model::LayerState> states;  // by LayerId; values only
-  // Attention looks at pairs that a source chooses: whole texts are read for each token, and no
-  // other library has such a model.
+  // Attention looks at pairs that a source chooses: whole texts are read for each token.
   bool sparse_attention = false;
+  // The table of the source whose layers no other library has; empty: none.
+  std::string own_layers = {};
 };
 
 // `path` and errors are those of read_weights and check_finite (weights.h).

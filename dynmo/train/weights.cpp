@@ -28,11 +28,12 @@ constexpr const char* kHead = "lm_head.weight";
 
 // The parameters of a decoder's layers by their full names.
 std::map<std::string, model::ParameterSpec> parameters_of(const model::DecoderConfig& config,
+                                                          const std::vector<model::Place>& places,
                                                           const model::Model& layers) {
   std::map<std::string, model::ParameterSpec> parameters;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     for (model::ParameterSpec& spec : layers[i]->parameters()) {
-      std::string name = model::checkpoint_name(config, LayerId(static_cast<int>(i)), spec.name);
+      std::string name = model::checkpoint_name(config, places[i], spec.name);
       parameters.emplace(std::move(name), std::move(spec));
     }
   }
@@ -126,8 +127,8 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
 Expected<void> complete_tie(Weights& weights) {
   const std::vector<model::Tie> ties = model::ties(weights.config);
   if (ties.empty()) return {};
-  const auto embedding = weights.tensors.find(
-      model::checkpoint_name(weights.config, ties[0].first, ties[0].first_parameter));
+  const auto embedding = weights.tensors.find(model::checkpoint_name(
+      weights.config, {.part = model::Part::kEmbedding}, ties[0].first_parameter));
   if (embedding == weights.tensors.end()) return {};  // which check_tensors says
   const TensorView& first = embedding->second;
   const TensorView& second = weights.tensors.emplace(kHead, first).first->second;
@@ -146,8 +147,8 @@ Expected<void> check_tensors(const Weights& weights) {
   model::DecoderConfig config = weights.config;
   // No parameter depends on it, but a table of angles of its length would be made.
   if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->shape.sequence = 1;
-  DYNMO_ASSIGN(const model::Model layers, shaped_layers(config, weights.sources));
-  const auto parameters = parameters_of(config, layers);
+  DYNMO_ASSIGN(const model::Recipe recipe, shaped_recipe(config, weights.sources));
+  const auto parameters = parameters_of(config, model::places_of(recipe), model::layers_of(recipe));
   const std::string origin = weights.origin.string();
   for (const auto& [name, spec] : parameters) {
     const auto found = weights.tensors.find(name);
@@ -219,16 +220,16 @@ Expected<void> check_same_decoder(const Weights& weights, const model::DecoderCo
   return {};
 }
 
-Expected<model::Model> shaped_layers(const model::DecoderConfig& config,
-                                     const dynamism::SourceOptions& sources) {
+Expected<model::Recipe> shaped_recipe(const model::DecoderConfig& config,
+                                      const dynamism::SourceOptions& sources) {
   model::Recipe recipe = model::make_recipe(config);
   DYNMO_TRY(dynamism::replace_layers(dynamism::make_sources(sources)(1), recipe));
-  return model::layers_of(std::move(recipe));
+  return recipe;
 }
 
-Expected<void> check_same_layers(const Weights& weights, const model::DecoderConfig& config,
+Expected<void> check_same_layers(const Weights& weights, const std::vector<model::Place>& places,
                                  const model::Model& layers) {
-  for (const auto& [name, spec] : parameters_of(config, layers)) {
+  for (const auto& [name, spec] : parameters_of(weights.config, places, layers)) {
     const auto found = weights.tensors.find(name);
     if (found != weights.tensors.end() && std::ranges::equal(found->second.shape, spec.shape)) {
       continue;
@@ -236,7 +237,7 @@ Expected<void> check_same_layers(const Weights& weights, const model::DecoderCon
     return make_error(
         ErrorCode::kBadInput,
         "'{}' has no tensor '{}' of shape [{}]: wanted weights of a run with the same "
-        "sparse_attention.enabled and sparse_attention.rule",
+        "sparse_attention.enabled, sparse_attention.rule and mixture_of_depths.*",
         weights.origin.string(), name, fmt::join(spec.shape, ", "));
   }
   return {};
@@ -254,10 +255,9 @@ Expected<void> check_finite(const Weights& weights) {
   return {};
 }
 
-void load_values(const Weights& weights, const model::DecoderConfig& config,
-                 model::LayerState& state) {
+void load_values(const Weights& weights, const model::Place& place, model::LayerState& state) {
   for (model::Parameter& parameter : state.parameters) {
-    const std::string name = model::checkpoint_name(config, state.id, parameter.name);
+    const std::string name = model::checkpoint_name(weights.config, place, parameter.name);
     const auto found = weights.tensors.find(name);
     DYNMO_CHECK(found != weights.tensors.end(), "a tensor '{}'", name);
     const TensorView& tensor = found->second;

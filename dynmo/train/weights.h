@@ -48,17 +48,15 @@ struct Weights {
 [[nodiscard]] Expected<void> check_finite(const Weights& weights);
 
 // The layers of a decoder, replaced by those of its sources. kBadInput of a source.
-[[nodiscard]] Expected<model::Model> shaped_layers(const model::DecoderConfig& config,
-                                                   const dynamism::SourceOptions& sources);
+[[nodiscard]] Expected<model::Recipe> shaped_recipe(const model::DecoderConfig& config,
+                                                    const dynamism::SourceOptions& sources);
 
-// kBadInput unless `layers` have the parameters that there are weights of, and others need none:
-// those of a run without the source that they were trained with.
+// kBadInput unless there are weights of all parameters that `layers` at these places have.
 [[nodiscard]] Expected<void> check_same_layers(const Weights& weights,
-                                               const model::DecoderConfig& config,
+                                               const std::vector<model::Place>& places,
                                                const model::Model& layers);
 
-// Fills the values of a layer of a decoder that check_same_decoder accepted.
-void load_values(const Weights& weights, const model::DecoderConfig& config,
-                 model::LayerState& state);
+// Fills the values of a layer at a place of a decoder that check_same_decoder accepted.
+void load_values(const Weights& weights, const model::Place& place, model::LayerState& state);
 
 }  // namespace dynmo::train

@@ -24,7 +24,7 @@ TEST(Gpt2, NamesAndShapesAreThoseOfHuggingFace) {
   EXPECT_EQ(specs[2].shape, (std::vector<std::int64_t>{24, 72}));
   EXPECT_EQ(model[4]->parameters()[4].shape, (std::vector<std::int64_t>{20, 24}));
   const auto full = [&](int layer, const char* name) {
-    return checkpoint_name(config, LayerId{layer}, name);
+    return checkpoint_name(config, decoder_place(LayerId{layer}, 2), name);
   };
   EXPECT_EQ(full(0, "wpe.weight"), "transformer.wpe.weight");
   EXPECT_EQ(full(3, "attn.c_attn.bias"), "transformer.h.1.attn.c_attn.bias");

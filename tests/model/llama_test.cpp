@@ -22,7 +22,7 @@ TEST(Llama, NamesAndShapesAreThoseOfHuggingFace) {
   EXPECT_EQ(specs[2].name, "self_attn.k_proj.weight");
   EXPECT_EQ(specs[2].shape, (std::vector<std::int64_t>{12, 24}));
   const auto full = [&](int layer, const char* name) {
-    return checkpoint_name(config, LayerId{layer}, name);
+    return checkpoint_name(config, decoder_place(LayerId{layer}, 2), name);
   };
   EXPECT_EQ(full(0, "embed_tokens.weight"), "model.embed_tokens.weight");
   EXPECT_EQ(full(3, "self_attn.k_proj.weight"), "model.layers.1.self_attn.k_proj.weight");

@@ -291,7 +291,7 @@ TEST(MoeLayer, HasTheNamesOfMixtralAndPrunesExpertsAlone) {
   EXPECT_EQ(specs[7].name, "block_sparse_moe.experts.1.w2.weight");
   EXPECT_EQ(specs[7].shape, (std::vector<std::int64_t>{24, 36}));
   for (std::size_t i = 2; i < specs.size(); ++i) EXPECT_TRUE(specs[i].prunable);
-  EXPECT_EQ(checkpoint_name(config, LayerId(4), specs[7].name),
+  EXPECT_EQ(checkpoint_name(config, decoder_place(LayerId(4), config.shape.blocks), specs[7].name),
             "model.layers.1.block_sparse_moe.experts.1.w2.weight");
 }
 

@@ -45,15 +45,14 @@ std::string file_of(std::string_view header, std::int64_t data) {
 
 std::string seed(const model::DecoderConfig& config, bool shards) {
   const TempFolder folder;
-  const model::Model layers = model::make_decoder(config);
+  const model::Recipe recipe = model::make_recipe(config);
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kMaxData));
   std::vector<checkpoint::TensorView> tensors;
   Json map = Json::object();
   std::size_t data = 0;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    for (const model::ParameterSpec& spec : layers[i]->parameters()) {
-      const std::string name =
-          model::checkpoint_name(config, LayerId(static_cast<int>(i)), spec.name);
+  for (const auto& [place, layer] : recipe.slots) {
+    for (const model::ParameterSpec& spec : layer->parameters()) {
+      const std::string name = model::checkpoint_name(config, place, spec.name);
       if (spec.name == "lm_head.weight" && model::tied(config)) continue;
       const std::size_t bytes = *checkpoint::bytes_of(checkpoint::DType::kF32, spec.shape);
       tensors.push_back({.name = name,
@@ -96,11 +95,12 @@ Outcome run_target(std::string_view text) {
   if (!weights) return refused(weights.error());
   const auto same = train::check_same_decoder(*weights, weights->config);
   DYNMO_CHECK(same.has_value(), "the decoder of its own config, got {}", same.error().message);
-  const model::Model layers = model::make_decoder(weights->config);
-  for (std::size_t i = 0; i < std::min(layers.size(), kMaxLayers); ++i) {
-    model::LayerState state = model::allocate_like(*layers[i], LayerId(static_cast<int>(i)),
-                                                   {.frozen = true, .pruned = {}});
-    train::load_values(*weights, weights->config, state);
+  const model::Recipe recipe = model::make_recipe(weights->config);
+  for (std::size_t i = 0; i < std::min(recipe.slots.size(), kMaxLayers); ++i) {
+    const auto& [place, layer] = recipe.slots[i];
+    model::LayerState state =
+        model::allocate_like(*layer, LayerId(static_cast<int>(i)), {.frozen = true, .pruned = {}});
+    train::load_values(*weights, place, state);
   }
   return Outcome::kTaken;
 }
