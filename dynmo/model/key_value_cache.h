@@ -4,7 +4,8 @@
 // What attention layers have read, so that generating a token runs the layers on that token alone:
 // the keys and values of every token so far, by layer. Its owner passes it to the layers in
 // LayerContext::cache, each time with the tokens that follow, and says then how many they were.
-// Layers that look at one token at a time need nothing of it but the position.
+// Layers that look at one token at a time need nothing of it but the position; a layer that reads
+// some of the tokens has the keys and values of those alone.
 
 #include <ATen/core/Tensor.h>
 
@@ -27,20 +28,28 @@ class KeyValueCache {
     at::Tensor k_BTHK;
     at::Tensor v_BTHK;
   };
-  // Adds those of the next tokens of a layer, and returns views of all: T = tokens() + the next.
+  // Adds those of the next tokens that a layer reads, and returns views of all that it has read.
   // Again before advance(): takes their place. Requires as many sequences each time.
   [[nodiscard]] KeyValues append(LayerId layer, const at::Tensor& k_BTHK, const at::Tensor& v_BTHK);
   // All layers have read `tokens` more.
   void advance(std::int64_t tokens);
   // Forgets everything, and keeps the memory.
-  void clear() { tokens_ = 0; }
+  void clear();
+  // How many tokens a layer has read of every sequence.
+  [[nodiscard]] std::int64_t tokens_of(LayerId layer) const;
 
  private:
-  void reserve(at::Tensor& room_BTHK, const at::Tensor& like_BTHK, std::int64_t tokens) const;
+  struct Room {
+    KeyValues all = {};       // with room for more
+    std::int64_t tokens = 0;  // that the layer has read
+    std::int64_t next = 0;    // behind them, until advance()
+  };
+  void reserve(at::Tensor& room_BTHK, const at::Tensor& like_BTHK, std::int64_t kept,
+               std::int64_t tokens) const;
 
   std::int64_t max_tokens_;
   std::int64_t tokens_ = 0;
-  std::map<LayerId, KeyValues> rooms_;  // with room for more than tokens_
+  std::map<LayerId, Room> rooms_;
 };
 
 }  // namespace dynmo::model

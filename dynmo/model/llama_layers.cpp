@@ -6,6 +6,7 @@
 #include "dynmo/model/hand_written_impl.h"
 #include "dynmo/model/llama_impl.h"
 #include "dynmo/model/moe_layer_impl.h"
+#include "dynmo/model/positions.h"
 
 namespace dynmo::model {
 namespace {
@@ -60,6 +61,7 @@ struct SavedAttention : Saved {
   Tensor q_BTHK, k_BTHK, v_BTHK;  // turned q and k; from input_gradient on, gradients of the
                                   // three products. No k where keys are shared with q
   Selection selection;            // where there is a pattern
+  Tensor positions_BT;            // where they are no whole sequences
   Tensor mask;
   Tensor update_gradient_ND;
   Tensor norm_gradient_D;
@@ -74,13 +76,16 @@ struct SavedAttention : Saved {
             v_BTHK,
             selection.queries,
             selection.keys.is_same(selection.queries) ? Tensor() : selection.keys,
+            positions_BT,
             mask,
             update_gradient_ND,
             norm_gradient_D};
   }
 };
 
-class AttentionLayer final : public HandWritten<SavedAttention>, public TakesPattern {
+class AttentionLayer final : public HandWritten<SavedAttention>,
+                             public TakesPattern,
+                             public TakesPositions {
  public:
   AttentionLayer(std::string name, Specs specs, const LlamaConfig& config, RotaryTable table,
                  std::shared_ptr<const AttentionPattern> pattern = {})
@@ -98,6 +103,15 @@ class AttentionLayer final : public HandWritten<SavedAttention>, public TakesPat
     if (pattern->shares_keys() && !shares_keys()) specs.erase(specs.begin() + kK);
     return std::make_shared<AttentionLayer>(name(), std::move(specs), config_, table_,
                                             std::move(pattern));
+  }
+  Output forward_at(const LayerState& state, const Hidden& input, const Tensor& positions_BT,
+                    const LayerContext& context, std::unique_ptr<Stash>* stash) const override {
+    const at::NoGradGuard no_graph;
+    SavedAttention saved;
+    saved.positions_BT = positions_BT;
+    Output output = forward(state, input, context, saved);
+    if (stash != nullptr) *stash = std::make_unique<SavedAttention>(std::move(saved));
+    return output;
   }
 
  private:
@@ -120,8 +134,8 @@ class AttentionLayer final : public HandWritten<SavedAttention>, public TakesPat
     saved.v_BTHK = heads(n_ND, v(), config_.shape.kv_heads);
     std::vector<double> figures;
     if (pattern_) figures = select(*pattern_, saved.q_BTHK, state, context, saved.selection);
-    rotate(saved.q_BTHK, table_, Turn::kForward, tokens_before(context));
-    if (!shares_keys()) rotate(saved.k_BTHK, table_, Turn::kForward, tokens_before(context));
+    turn(saved.q_BTHK, saved, Turn::kForward, tokens_before(context));
+    if (!shares_keys()) turn(saved.k_BTHK, saved, Turn::kForward, tokens_before(context));
     saved.attention =
         pattern_ ? selected_attention(saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.selection)
                  : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK);
@@ -148,8 +162,9 @@ class AttentionLayer final : public HandWritten<SavedAttention>, public TakesPat
                                              saved.v_BTHK, saved.attention);
     saved.attention.log_sum_exp.reset();
     saved.selection = {};
-    rotate(gradient.q_BTHK, table_, Turn::kBack);
-    if (!shares_keys()) rotate(gradient.k_BTHK, table_, Turn::kBack);
+    turn(gradient.q_BTHK, saved, Turn::kBack);
+    if (!shares_keys()) turn(gradient.k_BTHK, saved, Turn::kBack);
+    saved.positions_BT.reset();
     saved.q_BTHK = std::move(gradient.q_BTHK);
     saved.k_BTHK = std::move(gradient.k_BTHK);
     saved.v_BTHK = std::move(gradient.v_BTHK);
@@ -171,6 +186,11 @@ class AttentionLayer final : public HandWritten<SavedAttention>, public TakesPat
     add_product(p[o()], saved.update_gradient_ND, mixed(saved));
   }
 
+  void turn(Tensor& x_BTHK, const SavedAttention& saved, Turn direction,
+            std::int64_t first = 0) const {
+    if (saved.positions_BT.defined()) return rotate(x_BTHK, table_, direction, saved.positions_BT);
+    rotate(x_BTHK, table_, direction, first);
+  }
   static Tensor flat(const Tensor& x_BTHK) {
     return x_BTHK.view({x_BTHK.size(0) * x_BTHK.size(1), -1});
   }

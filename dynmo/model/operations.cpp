@@ -253,6 +253,21 @@ void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn, std::int64_
                  [&](auto element) { rotate_rows<decltype(element)>(x_BTHK, cosine, sine, turn); });
 }
 
+void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn,
+            const at::Tensor& positions_BT) {
+  DYNMO_CHECK(x_BTHK.dim() == 4 && x_BTHK.is_contiguous() && x_BTHK.is_cpu(),
+              "contiguous x_BTHK on the CPU, got {} dimensions", x_BTHK.dim());
+  DYNMO_CHECK(positions_BT.numel() == x_BTHK.size(0) * x_BTHK.size(1), "{} x {} positions, got {}",
+              x_BTHK.size(0), x_BTHK.size(1), positions_BT.numel());
+  const RotaryTable::Angles angles = table.of(x_BTHK);
+  const at::Tensor positions = positions_BT.flatten();
+  const at::Tensor cosine = angles.cosine.index_select(0, positions);
+  const at::Tensor sine = angles.sine.index_select(0, positions);
+  at::Tensor x_1NHK = x_BTHK.view({1, positions.numel(), x_BTHK.size(2), x_BTHK.size(3)});
+  for_element_of(x_1NHK,
+                 [&](auto element) { rotate_rows<decltype(element)>(x_1NHK, cosine, sine, turn); });
+}
+
 // Where libtorch has no BLAS to call, its fused kernel: it, too, keeps no T x T probabilities.
 Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                            const at::Tensor& v_BTHK) {

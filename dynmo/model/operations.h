@@ -78,6 +78,9 @@ struct RotaryTable {
 // `first`. Requires first + T <= positions, contiguous.
 enum class Turn { kForward, kBack };
 void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn, std::int64_t first = 0);
+// The same of tokens at positions of their own, int64. On the CPU.
+void rotate(at::Tensor& x_BTHK, const RotaryTable& table, Turn turn,
+            const at::Tensor& positions_BT);
 
 // softmax(q k^T / sqrt(K)) v of each head, token t seeing tokens 0..t. Heads of q are a multiple of
 // those of k and v: query head h reads key head h / (H / kv heads). Where k and v have more tokens
