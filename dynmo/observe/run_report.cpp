@@ -25,11 +25,17 @@ constexpr std::array kPurposes = {"activation", "gradient", "reduction", "migrat
 
 using Lines = std::vector<std::string>;
 
+std::string validation_text(const RunSummary& run) {
+  if (run.validation_step == 0) return "";
+  return fmt::format(
+      ", validation loss {:.4f}{}", run.validation_loss,
+      run.generation_loss ? fmt::format(" ({:.4f} as it generates)", *run.generation_loss) : "");
+}
+
 void add_run(Lines& lines, const RunSummary& run) {
   lines.push_back(fmt::format(
       "{:<11}{:>9.0f} tokens/s   loss {:.4f} -> {:.4f}{}   imbalance {:.2f}   bubble {:.0f} %",
-      run.name, run.tokens_per_s, run.loss_first, run.loss_last,
-      run.validation_step > 0 ? fmt::format(", validation loss {:.4f}", run.validation_loss) : "",
+      run.name, run.tokens_per_s, run.loss_first, run.loss_last, validation_text(run),
       run.imbalance, 100 * run.bubble));
 }
 
@@ -94,6 +100,30 @@ void add_size(Lines& lines, const RunSummary& run) {
       size.mean_ranks, size.changes, all > 0 ? 100 * size.idle_s / all : 0,
       all > 0 ? 100 * size.changing_s / all : 0, size.saved_s / 3600,
       all > 0 ? 100 * size.saved_s / (all + size.saved_s) : 0));
+}
+
+// A figure of a source: a number, a text, or one of them for each layer.
+std::string figure_text(const Json& figure) {
+  if (figure.is_number()) {
+    const double number = figure.get<double>();
+    return number == std::round(number) ? fmt::format("{:.0f}", number)
+                                        : fmt::format("{:.4g}", number);
+  }
+  if (figure.is_string()) return figure.get<std::string>();
+  if (!figure.is_array()) return figure.dump();
+  std::string text;
+  for (const Json& one : figure) text += (text.empty() ? "" : " ") + figure_text(one);
+  return text;
+}
+
+void add_sources(Lines& lines, const RunSummary& run) {
+  for (const auto& [name, figures] : run.sources.items()) {
+    std::string line;
+    for (const auto& [key, figure] : figures.items()) {
+      line += fmt::format("{}{} {}", line.empty() ? "" : ", ", key, figure_text(figure));
+    }
+    lines.push_back(fmt::format("{}, last step: {}", name, line));
+  }
 }
 
 double steps_of(const RunSummary& run) {
@@ -161,6 +191,7 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   if (summary.runs.size() == 2) add_comparison(lines, summary);
   add_decisions(lines, last);
   add_size(lines, last);
+  add_sources(lines, last);
   add_checkpoints(lines, last);
   add_traffic(lines, last);
   add_chart(lines, summary, curves);

@@ -113,7 +113,9 @@ Json run_json(const RunSummary& run) {
                {"checkpoints_written", run.checkpoints_written},
                {"checkpoints_failed", run.checkpoints_failed},
                {"checkpoint_s", measured(run.checkpoint_s)}};
+  if (run.generation_loss) json["generation_loss"] = measured(*run.generation_loss);
   if (run.size) json["size"] = size_json(*run.size);
+  if (!run.sources.empty()) json["sources"] = run.sources;
   json["traffic"] = traffic_json(run.traffic);
   return json;
 }
@@ -139,6 +141,8 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   run.seconds = number("seconds");
   run.validation_step = count(object, "validation_step", 0);
   run.validation_loss = number("validation_loss");
+  const double generation_loss = read_measured(object, json, "generation_loss", 0.0);
+  if (json.contains("generation_loss")) run.generation_loss = generation_loss;
   run.migrations = count(object, "migrations", 0);
   run.moved_layers = count(object, "moved_layers", 0);
   run.moved_bytes = object.bytes("moved_bytes", Bytes{0});
@@ -154,6 +158,9 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   run.checkpoints_failed = count(object, "checkpoints_failed", 0);
   run.checkpoint_s = number("checkpoint_s");
   DYNMO_ASSIGN(run.size, read_size(object, json));
+  object.ignore("sources");
+  run.sources = json.value("sources", Json::object());
+  if (!run.sources.is_object()) object.fail("sources", "is not an object");
   const int members = run.size ? std::max(run.ranks, run.size->members) : run.ranks;
   DYNMO_ASSIGN(run.traffic, read_traffic(object, json, members));
   DYNMO_TRY(object.finish());

@@ -55,6 +55,8 @@ struct RunSummary {
   double seconds = 0;                // of these steps, checkpoints and validation not included
   std::int64_t validation_step = 0;  // steps done at the last validation; 0: none
   double validation_loss = 0;
+  // ... with the decisions that layers take in generation, where they are others.
+  std::optional<double> generation_loss = {};
   std::int64_t migrations = 0;
   std::int64_t moved_layers = 0;
   Bytes moved_bytes;
@@ -71,6 +73,7 @@ struct RunSummary {
   std::int64_t checkpoints_failed = 0;
   double checkpoint_s = 0;               // that training stood still for them
   std::optional<SizeSummary> size = {};  // none: its ranks were those it began with
+  Json sources = Json::object();         // their figures of the last step, by name
   std::vector<TrafficRow> traffic;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;
 };

@@ -76,6 +76,8 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   if (!run.validation.empty()) {
     std::tie(summary.validation_step, summary.validation_loss) = run.validation.back();
   }
+  summary.generation_loss = run.generation_loss;
+  summary.sources = run.sources;
   summary.migrations = run.moves();
   summary.moved_layers = run.moved_layers;
   summary.moved_bytes = run.moved_bytes;

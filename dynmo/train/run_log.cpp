@@ -125,6 +125,7 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
   const Bytes sent = group.transport().sent_bytes();
   record.sent_bytes = sent - recorded_bytes_;
   recorded_bytes_ = sent;
+  series_.sources = record.sources;
   if (const Checkpointer* checkpoints = group.checkpoints()) {
     const double pause_s = checkpoints->totals().pause_s;
     record.checkpoint_s = pause_s - recorded_pause_s_;

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dynmo/core/digest.h"
+#include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/layer_sample.h"
 #include "dynmo/observe/summary.h"
@@ -69,6 +71,8 @@ class RunSeries {
   int moved_layers = 0;
   Bytes moved_bytes;
   std::vector<std::pair<std::int64_t, double>> validation = {};  // step, loss
+  std::optional<double> generation_loss = {};  // of the newest, where layers then decide otherwise
+  Json sources = Json::object();               // their figures of the newest step
   int checkpoints_written = 0;
   int checkpoints_failed = 0;
   double checkpoint_s = 0;                        // that rank 0 stood still for them

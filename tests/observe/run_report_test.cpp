@@ -87,6 +87,25 @@ TEST(RunReport, SaysSpeedPredictionAndOverheadOfAnyRun) {
   EXPECT_FALSE(has("speed-up"));
 }
 
+TEST(RunReport, SaysWhatSourcesDidLast) {
+  Summary summary = one_run();
+  summary.runs[0].validation_step = 10;
+  summary.runs[0].validation_loss = 3.25;
+  summary.runs[0].generation_loss = 3.5;
+  summary.runs[0].sources = {{"pruning", {{"sparsity", 0.875}, {"masks", "ab12"}}},
+                             {"sparse_attention", {{"pairs", {1206272, 50}}, {"share", 0.25}}}};
+  const RunCurves curves{{0.1}, {0.3}};
+  std::string text;
+  for (const std::string& line : report_lines(summary, std::span(&curves, 1), "a")) {
+    text += line + "\n";
+  }
+  for (const char* wanted : {"validation loss 3.2500 (3.5000 as it generates)",
+                             "pruning, last step: sparsity 0.875, masks ab12\n",
+                             "sparse_attention, last step: pairs 1206272 50, share 0.25\n"}) {
+    EXPECT_NE(text.find(wanted), std::string::npos) << wanted << "\n" << text;
+  }
+}
+
 TEST(RunReport, OfTwoRunsFitsAScreenAndExplainsItsWords) {
   Summary summary;
   summary.runs = {run_summary("static"), run_summary("balanced")};

@@ -26,6 +26,7 @@ RunSummary run(const std::string& name, double step_time_s) {
   summary.seconds = 4.25;
   summary.validation_step = 10;
   summary.validation_loss = 3.5;
+  summary.generation_loss = 3.625;
   summary.migrations = 2;
   summary.moved_layers = 7;
   summary.moved_bytes = Bytes{1 << 20};
@@ -40,6 +41,7 @@ RunSummary run(const std::string& name, double step_time_s) {
   summary.checkpoints_written = 3;
   summary.checkpoints_failed = 1;
   summary.checkpoint_s = 0.5;
+  summary.sources = {{"sparse_attention", {{"pairs", {12, 34}}, {"share", 0.25}}}};
   summary.traffic = {{0, 1, "activation", 160, Bytes{163840}}, {1, 0, "control", 20, Bytes{20}}};
   return summary;
 }
