@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pruning as a user meets it: other ranks, a restart, what a checkpoint holds, what is refused."""
 import json
-import os
-import random
 import re
 import shutil
-import signal
 import struct
-import subprocess
-import time
 
 from program import DYNMO
-from run_case import RunCase, digests, losses, newest_manifest, rank_processes, settings
+from run_case import RunCase, digests, losses, newest_manifest, settings
 
 
 def tensors_of(path):
@@ -70,36 +65,7 @@ class Pruning(RunCase):
     def test_killed_around_events(self):
         """A rank is killed at random moments while every second step is an event: one line, what is listed verifies, resume is exact."""
         extra = (*self.SETTINGS, "train.steps=120", "pruning.end=100", "pruning.every=2", "checkpoint.every=10")
-        undisturbed = self.run_command(self.command("-n", "2", run="steady", extra=extra))
-        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
-        run = self.folder / "hunted"
-        seed = 7
-        draw = random.Random(seed)
-
-        def committed():
-            return max((path.name for path in (run / "checkpoints").glob("step-*[0-9]")), default="")
-
-        for _ in range(4):
-            before = committed()
-            process = subprocess.Popen(self.command("-n", "2", *(["--resume"] if before else []), run="hunted", extra=extra),
-                                       cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                       stdin=subprocess.DEVNULL)
-            deadline = time.monotonic() + 60
-            while process.poll() is None and committed() <= before and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(draw.uniform(0, 0.05))
-            ranks = [pid for pid, line in rank_processes(str(run)) if pid != process.pid]
-            if ranks:
-                os.kill(draw.choice(sorted(ranks)), signal.SIGKILL)
-            errors = process.communicate(timeout=60)[1]
-            if ranks:
-                self.assertEqual(process.returncode, 5, f"seed {seed}: {errors}")
-                self.assertRegex(errors, "rank [01] was killed by signal 9", f"seed {seed}")
-            verified = self.run_command([DYNMO, "checkpoint", "verify", str(run)])
-            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
-        resumed = self.run_command(self.command("-n", "3", "--resume", run="hunted", extra=extra))
-        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
-        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))
+        run = self.hunt(extra)
         found = figures(self.folder / "steady")
         self.assertEqual(figures(run)[100], found[100])
 

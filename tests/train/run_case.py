@@ -3,9 +3,12 @@
 import json
 import os
 import pathlib
+import random
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 
 from program import DYNMO, ProgramCase
 
@@ -76,6 +79,41 @@ class RunCase(ProgramCase):
     def command(self, *words, run="run", extra=()):
         return [DYNMO, "train", "--data", str(self.data), "--out", str(self.folder / run), *settings(TINY),
                 *settings(extra), *words]
+
+    def hunt(self, extra, ranks=2):
+        """Kills a rank at a random moment behind each of four checkpoints, and resumes; a run of its own that nobody kills has the same
+        digests. What is listed verifies every time. The folder of the hunted run; the other's is `steady`."""
+        undisturbed = self.run_command(self.command("-n", str(ranks), run="steady", extra=extra))
+        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        run = self.folder / "hunted"
+        seed = 7
+        draw = random.Random(seed)
+
+        def committed():
+            return max((path.name for path in (run / "checkpoints").glob("step-*[0-9]")), default="")
+
+        for _ in range(4):
+            before = committed()
+            words = ["-n", str(ranks), *(["--resume"] if before else [])]
+            process = subprocess.Popen(self.command(*words, run="hunted", extra=extra), cwd=self.folder, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+            deadline = time.monotonic() + 60
+            while process.poll() is None and committed() <= before and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 0.05))
+            found = [pid for pid, line in rank_processes(str(run)) if pid != process.pid]
+            if found:
+                os.kill(draw.choice(sorted(found)), signal.SIGKILL)
+            errors = process.communicate(timeout=60)[1]
+            if found:
+                self.assertEqual(process.returncode, 5, f"seed {seed}: {errors}")
+                self.assertRegex(errors, "rank [0-9] was killed by signal 9", f"seed {seed}")
+            verified = self.run_command([DYNMO, "checkpoint", "verify", str(run)])
+            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+        resumed = self.run_command(self.command("-n", str(ranks + 1), "--resume", run="hunted", extra=extra))
+        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))
+        return run
 
     def run_command(self, command, timeout=120, env=None):
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,

@@ -44,6 +44,11 @@ class SparseAttention(RunCase):
         self.assertEqual(losses(self.folder / "three"), losses(reference))
         self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
 
+    def test_killed_at_random_moments(self):
+        run = self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
+        found = figures(self.folder / "steady")
+        self.assertEqual(figures(run)[59], found[59])
+
     def test_generates_and_is_not_exported(self):
         for run, extra in (("hash", ()), ("drop", ("sparse_attention.rule=drop",)),
                            ("gpt2", ("model.family=gpt2", "model.kv_heads=0"))):
@@ -51,7 +56,7 @@ class SparseAttention(RunCase):
             text = self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
             refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
-            self.assert_error(refused, 2, "sparse_attention.enabled", "dense attention")
+            self.assert_error(refused, 2, "sparse_attention.enabled", "dense model")
 
     def test_goes_on_from_weights_of_its_own_rule_and_from_dense_ones_that_have_all_it_needs(self):
         self.train("own", 1)
