@@ -9,9 +9,10 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
+constexpr std::array<RefusedPair, 4> kRefusedPairs = {{
     {"sparse_attention", "mixture_of_depths",
      "attention inside a routed block runs dense on the tokens that its router chose"},
+    {"moe", "mixture_of_depths", "the MLP inside a routed block is dense"},
     {"sparse_attention", "early_exit",
      "the hashed buckets are made for whole sequences, and exits leave ragged ones"},
     {"mixture_of_depths", "early_exit",
@@ -20,11 +21,13 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
 
 constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
-constexpr std::array<RefusedSetting, 5> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 7> kRefusedSettings = {{
     {"pruning", "run.device", "cuda", kSparseOnCpus},
     {"pruning", "run.device", "emulated", kSparseOnCpus},
     {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
     {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
+    {"mixture_of_depths", "run.device", "cuda", kRaggedOnCpus},
+    {"mixture_of_depths", "run.device", "emulated", kRaggedOnCpus},
     {"freezing", "model.tied_embeddings", "true",
      "tied embeddings are two equal copies, of which it would stop one"},
 }};

@@ -86,6 +86,9 @@ class Source {
   // Its shape() puts layers in the place of others, so that it comes before those that wrap them,
   // and the model runs in no other shape, also without training.
   [[nodiscard]] virtual bool replaces_layers() const { return false; }
+  // Its layers take other decisions in Pass::kGeneration than in kValidation, which a validation
+  // tells the loss of, too.
+  [[nodiscard]] virtual bool generates_otherwise() const { return false; }
   // Its keys that are "auto", on all ranks at once, before the first step of a run: rank 0's are
   // those of the run, stand in its config, and are the ones that a resumed run has. `tokens` are
   // those of a micro-batch.

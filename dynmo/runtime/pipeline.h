@@ -64,7 +64,9 @@ class Pipeline {
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
   // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
   // the replicas like those of a step.
-  [[nodiscard]] Expected<double> validate(const Batches& batches);
+  // kGeneration: with the decisions that layers take while a text is made.
+  [[nodiscard]] Expected<double> validate(const Batches& batches,
+                                          model::Pass pass = model::Pass::kValidation);
   // The balancer's plan on these positions alone (Decisions::prospect_on).
   [[nodiscard]] Expected<Decisions::Prospect> prospect_on(const std::vector<Rank>& kept) const {
     return decisions_.prospect_on(kept, now());

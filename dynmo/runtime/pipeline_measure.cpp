@@ -50,14 +50,14 @@ Expected<void> Pipeline::use(const cost::ModelCost& measured) {
   return choose_recomputed();
 }
 
-Expected<double> Pipeline::validate(const Batches& batches) {
+Expected<double> Pipeline::validate(const Batches& batches, model::Pass pass) {
   DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   OwnFigures own;
   for (int round = 0; round < options_.accumulation; ++round) {
     StepInput input = round_input(program_.validation, batches, round);
     input.frozen_layers = static_cast<int>(model_.size());
-    input.pass = model::Pass::kValidation;
+    input.pass = pass;
     DYNMO_ASSIGN(const StepOutput output, run_round(input));
     for (const auto& [layer, losses] : output.losses) {
       auto& all = own.layers[layer].losses;

@@ -36,12 +36,14 @@ GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inpu
 
 Expected<runtime::StepReport> GroupRun::step() { return pipeline_->step(inputs_.training()); }
 
-Expected<double> GroupRun::validate() {
+Expected<double> GroupRun::validate(model::Pass pass) {
   double sum = 0;
   for (std::int64_t i = 0; i < config_.train.validation_steps; ++i) {
-    DYNMO_ASSIGN(const double loss, pipeline_->validate([&](std::int64_t, MicroBatchId id) {
-      return inputs_.batches.validation(i, id);
-    }));
+    DYNMO_ASSIGN(const double loss, pipeline_->validate(
+                                        [&](std::int64_t, MicroBatchId id) {
+                                          return inputs_.batches.validation(i, id);
+                                        },
+                                        pass));
     sum += loss;
   }
   return sum / static_cast<double>(config_.train.validation_steps);

@@ -38,7 +38,7 @@ class GroupRun {
 
   [[nodiscard]] Expected<runtime::StepReport> step();
   // Mean loss of the configured number of held-out steps.
-  [[nodiscard]] Expected<double> validate();
+  [[nodiscard]] Expected<double> validate(model::Pass pass = model::Pass::kValidation);
   // Goes on with the checkpoint under way, begins one if it is due. Requires checkpoints().
   [[nodiscard]] Expected<void> checkpoint(bool due);
   // Ends this part; what checkpoints are under way was finished before.

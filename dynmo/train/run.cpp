@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -302,7 +303,14 @@ class Run {
     DYNMO_ASSIGN(const double loss, lane.group->validate());
     const std::int64_t step = lane.group->pipeline().next_step();
     lane.log->series().validation.emplace_back(step, loss);
-    lane.log->event("validation", step, {{"loss", loss}});
+    Json event = {{"loss", loss}};
+    const dynamism::Sources& sources = lane.group->pipeline().sources();
+    if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
+      DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
+      lane.log->series().generation_loss = generated;
+      event["generation_loss"] = generated;
+    }
+    lane.log->event("validation", step, std::move(event));
     return {};
   }
 

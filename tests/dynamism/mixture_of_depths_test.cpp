@@ -23,7 +23,8 @@ TEST(MixtureOfDepths, RoutesAtLeastOneToken) {
 }
 
 // Raposo et al. 2024, at a capacity of 12.5 %: products x 0.125, core x 1/64 as it is quadratic in
-// the tokens, router 2 T h; every other block routed is (1 + 0.125) / 2 = 56 % of the products.
+// the tokens, router 2 T h and the predictor's two products; every other block routed is (1 +
+// 0.125) / 2 = 56 % of the products.
 TEST(MixtureOfDepths, MatchesItsClosedForm) {
   const LoadInputs inputs = inputs_of(gpt(8, 512, 2048));
   const auto all = dense(inputs);
@@ -38,21 +39,23 @@ TEST(MixtureOfDepths, MatchesItsClosedForm) {
       EXPECT_EQ(now.layers[i + 1], all.layers[i + 1]);
       continue;
     }
-    const double router = 2.0 * 2048 * 512;
+    const double router = 2.0 * 2048 * (512 + 512 * 64 + 64);
     const double attention = (work[i].matrix_flops / 8 + work[i].core_flops / 64 + router) / 1e12;
     EXPECT_NEAR(now.layers[i].forward_s, attention, 1e-9 * attention);
     EXPECT_DOUBLE_EQ(now.layers[i + 1].forward_s, all.layers[i + 1].forward_s / 8);
-    // Weights stay, and the router's come: cheap but heavy.
-    EXPECT_EQ((now.layers[i].parameter_bytes - all.layers[i].parameter_bytes).value, 2 * 512);
+    // Weights stay, and those of router and predictor come: cheap but heavy.
+    EXPECT_EQ((now.layers[i].parameter_bytes - all.layers[i].parameter_bytes).value,
+              2 * (512 + 512 * 64 + 2 * 64 + 1));
     EXPECT_EQ(now.layers[i + 1].optimizer_bytes, all.layers[i + 1].optimizer_bytes);
-    EXPECT_NEAR(static_cast<double>(now.layers[i].activation_bytes.value),
-                static_cast<double>(all.layers[i].activation_bytes.value) / 8 + 2 * 2048 * 512, 1);
+    EXPECT_NEAR(
+        static_cast<double>(now.layers[i].activation_bytes.value),
+        static_cast<double>(all.layers[i].activation_bytes.value) / 8 + 2 * 2048 * (512 + 64), 1);
     EXPECT_EQ(now.layers[i].boundary_bytes, all.layers[i].boundary_bytes);
   }
   EXPECT_NEAR(linear, 0.5625, 1e-12);
 }
 
-TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForTheRouter) {
+TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForRouterAndPredictor) {
   const LoadInputs inputs = inputs_of(gpt(4, 512, 512));
   MixtureOfDepthsOptions p = without_noise();
   p.capacity = 1;
@@ -60,7 +63,8 @@ TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForTheRouter) {
   const auto now = (*make_mixture_of_depths(p, inputs))->at(0);
   const auto all = dense(inputs);
   for (int b = 0; b < 4; ++b) {
-    EXPECT_NEAR(block_work(now, b) - block_work(all, b), 3 * 2.0 * 512 * 512 / 1e12, 1e-12);
+    EXPECT_NEAR(block_work(now, b) - block_work(all, b),
+                3 * 2.0 * 512 * (512 + 512 * 64 + 64) / 1e12, 1e-12);
   }
 }
 
@@ -86,7 +90,7 @@ TEST(MixtureOfDepths, FaultsNameTheField) {
   MixtureOfDepthsOptions p;
   p.capacity = -0.5;
   EXPECT_EQ(make_mixture_of_depths(p, inputs_of(gpt(1, 512, 512))).error().message,
-            "mixture_of_depths.capacity is -0.5, wanted 0 to 1");
+            "mixture_of_depths.capacity is -0.5, wanted above 0 and at most 1");
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ constexpr int kCellSteps = 10;
 const std::map<std::string_view, const char*> kWithinTenSteps = {
     {"freezing", "start = 0.2\nend = 0.6\nfraction = 0.5"},
     {"pruning", "start = 1\nend = 7\nevery = 3\nsparse_above = 0.6"},
-    {"sparse_attention", "buckets = 4"}};
+    {"sparse_attention", "buckets = 4"},
+    {"mixture_of_depths", "capacity = 0.25"}};
 
 struct RunSetting {
   std::string_view key;
@@ -134,7 +135,7 @@ model::DecoderConfig decoder_of(const RunSetting& setting) {
 }
 
 RunOptions run_of(const RunSetting& setting, const dynamism::MakeSources& make_sources) {
-  RunOptions run{.steps = kCellSteps, .cut = {kLayers}, .make_sources = make_sources};
+  RunOptions run{.steps = kCellSteps, .make_sources = make_sources};
   const model::DecoderConfig decoder = decoder_of(setting);
   run.layers = model::make_decoder(decoder);
   run.ties = model::ties(decoder);
@@ -144,6 +145,8 @@ RunOptions run_of(const RunSetting& setting, const dynamism::MakeSources& make_s
   if (setting.key == "batch.accumulation") run.accumulation = 2;
   if (setting.key == "pipeline.recompute") run.recompute = plan::Recompute::kWhole;
   if (setting.key == "run.device") run.layers = emulated_layers();
+  run.cut = {static_cast<int>(run.layers.size())};
+  for (model::Tie& tie : run.ties) tie.second = LayerId(run.cut[0] - 1);
   return run;
 }
 
@@ -151,9 +154,10 @@ void expect_to_train(const CombinationCell& cell, const SourceOptions& sources) 
   if (cell.setting.value == "cuda") GTEST_SKIP() << "needs a device: tests/gpu";
   RunOptions run = run_of(cell.setting, dynamism::make_sources(sources));
   const RunResult one = run_pipeline(run);
-  run.cut = {3, 5};
+  const int layers = run.cut[0];
+  run.cut = {3, layers - 3};
   if (cell.setting.key == "pipeline.schedule") {
-    run.plan = plan::make_plan({2, 2, 2, 2}, schedule::wave_placement(2, 2), 2,
+    run.plan = plan::make_plan({2, 2, 2, layers - 6}, schedule::wave_placement(2, 2), 2,
                                schedule::ScheduleKind::kZbV);
   }
   expect_same(one, run_pipeline(run), "one rank and two");

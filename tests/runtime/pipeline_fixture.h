@@ -133,6 +133,7 @@ inline LayerStates in_type(LayerStates states, at::ScalarType type) {
 
 struct RunResult {
   Expected<void> status;
+  std::size_t layers = 0;                // of the model
   std::vector<double> losses;            // by step
   std::vector<double> gradient_norms;    // by step
   std::map<int, std::string> states;     // by layer: digest of values, moments, step count, key
@@ -156,7 +157,7 @@ inline void expect_same(const RunResult& a, const RunResult& b, const std::strin
   EXPECT_EQ(a.gradient_norms, b.gradient_norms) << what;
   EXPECT_EQ(a.states, b.states) << what;
   EXPECT_EQ(a.gradients, b.gradients) << what;
-  EXPECT_EQ(a.states.size(), static_cast<std::size_t>(kLayers)) << what;
+  EXPECT_EQ(a.states.size(), a.layers) << what;
   EXPECT_EQ(a.different + b.different, 0) << what;
 }
 
@@ -209,6 +210,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
   const PipelineOptions options = pipeline_options(config, run);
   const plan::Plan plan = run.plan ? *run.plan : plan::make_plan(run.cut, run.schedule);
   RunResult result;
+  result.layers = layers.size();
   std::mutex mutex;
   const auto batches = [&](std::int64_t step, MicroBatchId id) {
     return batch(config, run.seed, step, id);
@@ -335,8 +337,8 @@ inline std::function<Expected<void>(Pipeline&, std::int64_t)> random_plans(std::
     Rng rng(mix_key({seed, static_cast<std::uint64_t>(step)}));
     const auto kind = kKinds[rng.below(kKinds.size())];
     DYNMO_ASSIGN(const bool moved,
-                 pipeline.apply(random_plan(rng, kind, kLayers, ranks, micro_batches,
-                                            pipeline.plan().generation + 1)));
+                 pipeline.apply(random_plan(rng, kind, pipeline.plan().layers(), ranks,
+                                            micro_batches, pipeline.plan().generation + 1)));
     EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
     if (changed) changed(pipeline, kind);
     return {};

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "blinking_source.h"
+#include "dynmo/dynamism/mixture_of_depths/source.h"
 #include "dynmo/dynamism/pruning/source.h"
 #include "dynmo/dynamism/sparse_attention/source.h"
 #include "dynmo/train/checkpointer.h"
@@ -40,6 +41,7 @@ std::string tensor_name(LayerId layer, std::string_view parameter) {
 struct NamedSources {
   const char* name;
   dynamism::Sources (*make)(std::int64_t steps);
+  int blocks = 3;  // that make kLayers layers
 };
 
 template <typename... One>
@@ -80,14 +82,27 @@ const std::vector<NamedSources> kSources = {
        return sources_of(
            dynamism::make_sparse_attention_source({.rule = dynamism::SparseRule::kDrop}));
      }},
-    {"sparse attention, pruning and freezing by plasticity", [](std::int64_t steps) {
+    {"sparse attention, pruning and freezing by plasticity",
+     [](std::int64_t steps) {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps),
                          dynamism::make_sparse_attention_source({.buckets = 4}));
-     }}};
+     }},
+    {"mixture of depths",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
+     },
+     4},
+    {"mixture of depths, pruning and freezing by plasticity",
+     [](std::int64_t steps) {
+       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps),
+                         dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
+     },
+     4}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {8, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {10, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }
@@ -160,8 +175,11 @@ RunOptions run_of(const Case& c) {
                  .micro_batches = micro_batches_of(c),
                  .replicas = has_replicas(c) ? 2 : 1,
                  .cut = {kLayers}};
-  run.make_sources = kSources[static_cast<std::size_t>(c[kSource])].make;
-  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+  const NamedSources& source = kSources[static_cast<std::size_t>(c[kSource])];
+  model::LlamaConfig config = small_model();
+  config.shape.blocks = source.blocks;
+  run.make_sources = source.make;
+  run.layers = shaped(model::make_llama(config), run.make_sources);
   return run;
 }
 

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/mixture_of_depths/load.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <utility>
 
-#include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/dense_impl.h"
 #include "dynmo/dynamism/drift_impl.h"
@@ -22,8 +19,7 @@ class MixtureOfDepths final : public LoadModel {
       : noise_(options.noise), seed_(seed), mean_(dense.costs) {
     for (int layer = 0; layer < dense.size(); ++layer) {
       const int block = dense.block[static_cast<std::size_t>(layer)];
-      if (block == kNoBlock || block < options.first_block) continue;
-      if ((block + 1) % options.every != 0) continue;
+      if (block == kNoBlock || !is_routed(options, block)) continue;
       mean_.layers[static_cast<std::size_t>(layer)] = routed(dense, layer, options.capacity);
     }
   }
@@ -61,9 +57,11 @@ class MixtureOfDepths final : public LoadModel {
     work.moved_bytes = work.moved_bytes * share + 2 * share * tokens * hidden * element;
     work.activation_bytes *= share;
     if (dense.kind(layer) == cost::LayerKind::kAttention) {
-      work.matrix_flops += 2 * tokens * hidden;  // the router, once a block
-      work.activation_bytes += tokens * hidden * element;
-      work.parameters += hidden;
+      // The router and the predictor, once a block, on all tokens.
+      const auto inner = static_cast<double>(predictor_size(shape.hidden));
+      work.matrix_flops += 2 * tokens * (hidden + hidden * inner + inner);
+      work.activation_bytes += tokens * (hidden + inner) * element;
+      work.parameters += hidden + hidden * inner + 2 * inner + 1;
     }
     return dense.cost_of(work);
   }
@@ -74,12 +72,6 @@ class MixtureOfDepths final : public LoadModel {
 };
 
 }  // namespace
-
-std::int64_t routed_tokens(double capacity, std::int64_t sequence) {
-  DYNMO_CHECK(capacity >= 0 && capacity <= 1 && sequence >= 1,
-              "a capacity of 0 to 1 and a sequence, got {}, {}", capacity, sequence);
-  return std::max<std::int64_t>(1, std::llround(capacity * static_cast<double>(sequence)));
-}
 
 Expected<std::unique_ptr<LoadModel>> make_mixture_of_depths(const MixtureOfDepthsOptions& options,
                                                             const LoadInputs& inputs) {

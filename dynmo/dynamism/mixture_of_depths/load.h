@@ -6,7 +6,6 @@
 // imbalance is too: cheap and expensive blocks in turn, which any stage with an even number of
 // blocks evens out by itself.
 
-#include <cstdint>
 #include <memory>
 
 #include "dynmo/core/expected.h"
@@ -17,12 +16,9 @@
 
 namespace dynmo::dynamism {
 
-// C = max(1, round(capacity s)).
-[[nodiscard]] std::int64_t routed_tokens(double capacity, std::int64_t sequence);
-
-// A routed block: products x C / s, attention's core x (C / s)^2, the router's 2 T h, gather and
-// scatter of the chosen tokens; stash x C / s and the residual stream that the others take. Weights
-// stay, so routed blocks are cheap but heavy. kBadInput naming the field.
+// A routed block: products x C / s, attention's core x (C / s)^2, router and predictor on all
+// tokens, gather and scatter of the chosen ones; stash x C / s and the residual stream that the
+// others take. Weights stay, so routed blocks are cheap but heavy. kBadInput naming the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_mixture_of_depths(
     const MixtureOfDepthsOptions& options, const LoadInputs& inputs);
 

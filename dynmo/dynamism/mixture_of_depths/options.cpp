@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/mixture_of_depths/options.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "dynmo/core/check.h"
+
 namespace dynmo::dynamism {
 
 std::vector<SourceKey> keys_of(MixtureOfDepthsOptions& o) {
   return {
       {.name = "capacity",
        .field = &o.capacity,
-       .allowed = between(0, 1),
+       .allowed = above_to(0, 1),
        .help = "share of the tokens that a routed block works on"},
       {.name = "every",
        .field = &o.every,
@@ -28,5 +33,17 @@ std::vector<SourceKey> keys_of(MixtureOfDepthsOptions& o) {
 Expected<void> check(const MixtureOfDepthsOptions& options) {
   return check_key_values("mixture_of_depths", options);
 }
+
+bool is_routed(const MixtureOfDepthsOptions& options, std::int64_t block) {
+  return block >= options.first_block && (block + 1) % options.every == 0;
+}
+
+std::int64_t routed_tokens(double capacity, std::int64_t sequence) {
+  DYNMO_CHECK(capacity >= 0 && capacity <= 1 && sequence >= 1,
+              "a capacity of 0 to 1 and a sequence, got {}, {}", capacity, sequence);
+  return std::max<std::int64_t>(1, std::llround(capacity * static_cast<double>(sequence)));
+}
+
+std::int64_t predictor_size(std::int64_t hidden) { return std::max<std::int64_t>(1, hidden / 8); }
 
 }  // namespace dynmo::dynamism

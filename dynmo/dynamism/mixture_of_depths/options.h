@@ -11,7 +11,7 @@
 namespace dynmo::dynamism {
 
 struct MixtureOfDepthsOptions {
-  double capacity = 0.125;       // C / s; the paper's best
+  double capacity = 0.125;       // C / s, above 0; the paper's best
   std::int64_t every = 2;        // of `every` blocks the last is routed: 2 is every other block
   std::int64_t first_block = 0;  // blocks before this one are never routed
   double noise = 0.005;          // relative std of a layer's time between steps (the kernels')
@@ -20,5 +20,12 @@ struct MixtureOfDepthsOptions {
 [[nodiscard]] std::vector<SourceKey> keys_of(MixtureOfDepthsOptions& options);
 // kBadInput naming the key: a value outside its range.
 [[nodiscard]] Expected<void> check(const MixtureOfDepthsOptions& options);
+
+// Blocks are counted from 0.
+[[nodiscard]] bool is_routed(const MixtureOfDepthsOptions& options, std::int64_t block);
+// C = max(1, round(capacity s)).
+[[nodiscard]] std::int64_t routed_tokens(double capacity, std::int64_t sequence);
+// Width of the predictor's hidden layer: an eighth of the model's.
+[[nodiscard]] std::int64_t predictor_size(std::int64_t hidden);
 
 }  // namespace dynmo::dynamism

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture of depths as a user meets it: other ranks, a restart, records, generated text, what is refused."""
+import json
+import shutil
+
+from program import DYNMO
+from run_case import RunCase, digests, losses, newest_manifest, settings
+
+
+def figures(run):
+    """Of mixture of depths, by step."""
+    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
+    return {record["step"]: record["sources"]["mixture_of_depths"] for record in map(json.loads, lines)}
+
+
+def validations(run):
+    """Losses of a validation, and with the predictor's choice, by step."""
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return {event["step"]: (event["loss"], event["generation_loss"]) for event in events if event["event"] == "validation"}
+
+
+class MixtureOfDepths(RunCase):
+    SETTINGS = ("train.steps=12", "train.validation_every=6", "checkpoint.every=4", "checkpoint.keep=3", "mixture_of_depths.enabled=true",
+                "mixture_of_depths.capacity=0.25")
+
+    def train(self, run, ranks, *extra, words=()):
+        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
+
+    def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
+        shown = self.train("two", 2)
+        self.assertIn("routed 25.0 %, predicted ", shown.stdout + shown.stderr)
+        self.assertIn("mixture_of_depths, last step: ", shown.stdout + shown.stderr)
+        self.assertIn(" as it generates)", shown.stdout + shown.stderr)
+        self.train("one", 1, "pipeline.recompute=whole")
+        reference = self.folder / "two"
+        self.assertEqual(losses(self.folder / "one"), losses(reference))
+        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+        found = figures(reference)
+        self.assertEqual(figures(self.folder / "one"), found)
+        self.assertEqual(validations(self.folder / "one"), validations(reference))
+        self.assertEqual(set(validations(reference)), {6, 12})
+        for step, own in found.items():
+            # One of three blocks; 4 micro-batches of 2 sequences of 16 tokens.
+            self.assertEqual(own["rows"], [4 * 2 * 4], step)
+            self.assertEqual(own["share"], 0.25)
+            self.assertEqual(len(own["accuracy"]), 1)
+            self.assertTrue(0 <= own["accuracy"][0] <= 1)
+        # It begins as one that knows the share alone, whose cross entropy is 0.5623.
+        self.assertAlmostEqual(found[0]["predictor_loss"][0], 0.5623, places=3)
+        self.assertTrue(0 < found[11]["predictor_loss"][0] < 0.6)
+        self.assertNotEqual(found[11]["predictor_loss"], found[0]["predictor_loss"])
+
+        report = self.run_command([DYNMO, "report", str(reference)])
+        self.assertEqual(report.returncode, 0, report.stderr)
+        self.assertIn("mixture_of_depths, last step: ", report.stdout)
+
+        shutil.copytree(reference, self.folder / "three")
+        shutil.rmtree(self.folder / "three" / "checkpoints" / "step-00000012")
+        self.train("three", 3, words=("--resume",))
+        self.assertEqual(losses(self.folder / "three"), losses(reference))
+        self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
+
+    def test_compares_cuts(self):
+        result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="compared", extra=self.SETTINGS))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("the same numbers, bit for bit", result.stdout + result.stderr)
+
+    def test_killed_at_random_moments(self):
+        run = self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
+        found = figures(self.folder / "steady")
+        self.assertEqual(figures(run)[59], found[59])
+
+    def test_generates_and_is_not_exported(self):
+        for run, extra in (("llama", ()), ("gpt2", ("model.family=gpt2", "model.kv_heads=0")), ("tied", ("model.tied_embeddings=true",))):
+            self.train(run, 2, *extra)
+            text = self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
+            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+            refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
+            self.assert_error(refused, 2, "mixture_of_depths.enabled", "dense model")
+
+    def test_goes_on_from_weights_of_its_own_alone(self):
+        self.train("own", 1)
+        self.train("from-own", 2, f"train.init={self.folder / 'own'}")
+        self.assertLess(losses(self.folder / "from-own")[0], losses(self.folder / "own")[0])
+        dense = self.run_command(self.command("-n", "1", run="dense", extra=("train.steps=4", "checkpoint.every=4")))
+        self.assertEqual(dense.returncode, 0, dense.stderr)
+        refused = self.run_command(self.command("-n", "1", run="not", extra=(*self.SETTINGS, f"train.init={self.folder / 'dense'}")))
+        self.assert_error(refused, 2, "train.init", "predictor", "mixture_of_depths")
+
+    def test_what_is_refused(self):
+        for extra, words in ((("mixture_of_depths.capacity=0",), ("mixture_of_depths.capacity", "above 0 and at most 1")),
+                             (("mixture_of_depths.capacity=1.5",), ("mixture_of_depths.capacity", "above 0 and at most 1")),
+                             (("mixture_of_depths.every=0",), ("mixture_of_depths.every", "1 to")),
+                             (("mixture_of_depths.every=4",), ("mixture_of_depths.every", "3 blocks", "none is routed")),
+                             (("mixture_of_depths.noise=0.1",), ("mixture_of_depths.noise",)),
+                             (("sparse_attention.enabled=true",), ("sparse_attention.enabled", "mixture_of_depths.enabled", "routed block")),
+                             (("run.device=cuda",), ("run.device",))):
+            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
+            self.assert_error(result, 2, *words)
