@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains like `dynmo train`, but one rank kills itself at a scripted message: in forward, in
 // backward, in the middle of the pieces of a migrating layer of 64 MiB or of one that was pruned
-// and compressed, in a pruning event, or, of two replicas, in summing gradients.
+// and compressed, in a pruning event, or, of two replicas, in summing gradients; in forward and in
+// migration also with sparse attention and with mixture of depths, whose blocks move as one layer.
 //
-//   fault_program forward|backward|migration|pruned-migration|event|reduction VICTIM DATA RUN
-//   [launch]
+//   fault_program [sparse-|routed-]forward|backward|[pruned-|sparse-|routed-]migration|event|
+//                 reduction VICTIM DATA RUN [launch]
 //                                            ranks from the environment, or launched here
 //   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
 #include <ATen/Parallel.h>
@@ -18,7 +19,9 @@
 #include <string>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/dynamism/mixture_of_depths/options.h"
 #include "dynmo/dynamism/pruning/options.h"
+#include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/transport/fault.h"
@@ -57,7 +60,15 @@ train::Config config_for(const std::string& where, const std::string& data,
     pruning.start = pruning.end = 0;  // before anything moves
     pruning.final_sparsity = 0.8;
   }
-  if (where == "migration" || where == "pruned-migration") {
+  if (where.starts_with("sparse-")) {
+    config.sources.enable<dynamism::SparseAttentionOptions>().buckets = 4;
+  }
+  const bool routed = where.starts_with("routed-");
+  if (routed) {
+    config.sources.enable<dynamism::MixtureOfDepthsOptions>().capacity = 0.25;
+    config.pipeline.cut = {2, 3, 2};
+  }
+  if (where.ends_with("migration")) {
     // An MLP layer of 3 x 512 x 3640 parameters: 64 MiB with its two moments. The cut is so uneven
     // that it must move.
     config.model.shape = {.hidden = 512,
@@ -66,7 +77,7 @@ train::Config config_for(const std::string& where, const std::string& data,
                           .kv_heads = 4,
                           .intermediate = 3640,
                           .sequence = 16};
-    config.pipeline.cut = {6, 1, 1};
+    config.pipeline.cut = {routed ? 5 : 6, 1, 1};
     config.balance.enabled = true;
     config.balance.minimum_gain = 0;
     config.checkpoint.every = 0;
@@ -85,7 +96,7 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
   transport::Fault fault{.kind = transport::Fault::Kind::kCall, .call = [run] { die(run); }};
   fault.first_tag = transport::schedule_tag(0, 0);
   fault.first = 250;
-  if (where == "forward") fault.peer = transport::Member(victim + 1);
+  if (where.ends_with("forward")) fault.peer = transport::Member(victim + 1);
   if (where == "backward") fault.peer = transport::Member(victim - 1);
   if (where == "reduction") {
     fault.first_tag = transport::reduction_tag(LayerId(0));
@@ -96,10 +107,10 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
     fault.first_tag = fault.last_tag = transport::control_tag(transport::Control::kSources);
     fault.first = 9;
   }
-  if (where == "migration" || where == "pruned-migration") {
+  if (where.ends_with("migration")) {
     fault.first_tag = transport::migration_tag(LayerId(0));
     fault.last_tag = transport::migration_tag(LayerId(7));
-    fault.first = where == "migration" ? 20 : 4;
+    fault.first = where == "pruned-migration" ? 4 : 20;
     fault.on = victim == 0 ? transport::Fault::On::kSend : transport::Fault::On::kReceive;
   }
   return fault;

@@ -34,9 +34,9 @@ class Interrupt(RunCase):
 
 class LostRank(RunCase):
     """A rank killed in forward, in backward, in the middle of migrating a layer of 64 MiB or a compressed one, in a pruning event,
-    in summing gradients over two replicas; with and without our launcher."""
+    in summing gradients over two replicas, and with sources that choose tokens; with and without our launcher."""
 
-    RANKS = {"forward": 3, "backward": 3, "migration": 3, "pruned-migration": 3, "event": 3, "reduction": 4}
+    RANKS = {"reduction": 4}  # 3 elsewhere
 
     def start(self, where, victim, run, launcher):
         words = [FAULT_PROGRAM, where, str(victim), str(self.data), str(run)]
@@ -47,8 +47,9 @@ class LostRank(RunCase):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         processes = []
-        for rank in range(self.RANKS[where]):
-            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.RANKS[where]), "MASTER_ADDR": "127.0.0.1",
+        ranks = self.RANKS.get(where, 3)
+        for rank in range(ranks):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
             processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
                                               stdin=subprocess.DEVNULL))
@@ -109,6 +110,17 @@ class LostRank(RunCase):
         for victim, launcher in ((0, False), (1, True), (2, False)):
             with self.subTest(victim=victim, launcher=launcher):
                 self.check("event", victim, launcher)
+
+    def test_where_attention_is_sparse(self):
+        for where, victim, launcher in (("sparse-forward", 1, True), ("sparse-forward", 0, False), ("sparse-migration", 0, True)):
+            with self.subTest(where=where, victim=victim, launcher=launcher):
+                self.check(where, victim, launcher)
+
+    def test_where_blocks_choose_their_tokens(self):
+        for where, victim, launcher in (("routed-forward", 1, True), ("routed-forward", 0, False), ("routed-migration", 0, True),
+                                        ("routed-migration", 1, False)):
+            with self.subTest(where=where, victim=victim, launcher=launcher):
+                self.check(where, victim, launcher)
 
     def test_in_one_replica(self):
         for victim, launcher in ((3, True), (1, False), (2, False)):
