@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on the tokens of buckets in fp32, 12 heads of 64, against whole sequences by the same
 // loop and by libtorch, in the same rounds: medians of seconds, forward and forward + backward. The
-// gathers of rows and the keys made of queries count; the hashing has a row of its own. Then
-// buckets of growing skew: seconds by pair.
+// gathers of rows and the keys made of queries count; the hashing has a row of its own. `peak` is
+// the most that libtorch's allocator held at once in forward + backward, inputs and the gradient
+// included. Then buckets of growing skew: seconds by pair; and the most that the process had
+// resident.
 //
 //   attention_bench [TOKENS] [ROUNDS] [THREADS]
 #include <ATen/ATen.h>
@@ -13,11 +15,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "dynmo/core/rng.h"
 #include "dynmo/model/attention_pattern.h"
+#include "dynmo/model/memory.h"
 
 namespace {
 
@@ -87,7 +92,20 @@ struct Kind {
   std::function<void(bool backward)> run;
   std::vector<double> forward = {};
   std::vector<double> both = {};
+  std::int64_t peak = 0;  // bytes, beside the inputs
 };
+
+double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+// Of this process so far, in KiB.
+std::int64_t most_resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    std::int64_t value = 0;
+    if (word == "VmHWM:" && status >> value) return value;
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -107,6 +125,10 @@ int main(int argc, char** argv) {
       }
     };
   };
+  std::int64_t inputs = 0;
+  for (const at::Tensor* one : {&q, &k, &v, &slope}) {
+    inputs += static_cast<std::int64_t>(one->nbytes());
+  }
   std::vector<Kind> kinds = {
       {"libtorch, whole sequence",
        [&](bool backward) {
@@ -133,8 +155,13 @@ int main(int argc, char** argv) {
   for (int round = 0; round <= rounds; ++round) {
     for (Kind& kind : kinds) {
       const double forward = seconds([&] { kind.run(false); });
+      if (round == 0) {
+        const model::AllocationMeter meter;
+        kind.run(true);
+        kind.peak = meter.peak().value;
+        continue;
+      }
       const double both = seconds([&] { kind.run(true); });
-      if (round == 0) continue;
       kind.forward.push_back(forward);
       kind.both.push_back(both);
     }
@@ -143,11 +170,13 @@ int main(int argc, char** argv) {
              at::get_num_threads());
   for (std::size_t i = 0; i < first_skewed; ++i) {
     fmt::print(
-        "{:<26} forward {:8.4f} s   with backward {:8.4f} s   libtorch / it {:5.2f} {:5.2f}\n",
+        "{:<26} forward {:8.4f} s   with backward {:8.4f} s   libtorch / it {:5.2f} {:5.2f}   peak "
+        "{:5.0f} MiB\n",
         kinds[i].name, median(kinds[i].forward), median(kinds[i].both),
         median(kinds[0].forward) / median(kinds[i].forward),
-        median(kinds[0].both) / median(kinds[i].both));
+        median(kinds[0].both) / median(kinds[i].both), mebibytes(inputs + kinds[i].peak));
   }
+  fmt::print("the process had at most {:.0f} MiB resident\n", mebibytes(most_resident() << 10));
   double first = 0;
   for (std::size_t i = 0; i < skewed.size(); ++i) {
     const double pairs = model::pattern_figures_of(q, skewed[i])[model::kPairs];
