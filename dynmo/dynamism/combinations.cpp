@@ -9,7 +9,8 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::array<RefusedPair, 4> kRefusedPairs = {{
+constexpr std::array<RefusedPair, 5> kRefusedPairs = {{
+    {"moe", "early_exit", "no exit stands behind a layer of experts"},
     {"sparse_attention", "mixture_of_depths",
      "attention inside a routed block runs dense on the tokens that its router chose"},
     {"moe", "mixture_of_depths", "the MLP inside a routed block is dense"},
@@ -21,7 +22,11 @@ constexpr std::array<RefusedPair, 4> kRefusedPairs = {{
 
 constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
-constexpr std::array<RefusedSetting, 7> kRefusedSettings = {{
+constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
+constexpr std::array<RefusedSetting, 10> kRefusedSettings = {{
+    {"moe", "run.device", "cuda", kExpertsOnCpus},
+    {"moe", "run.device", "emulated", kExpertsOnCpus},
+    {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
     {"pruning", "run.device", "cuda", kSparseOnCpus},
     {"pruning", "run.device", "emulated", kSparseOnCpus},
     {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
@@ -34,6 +39,7 @@ constexpr std::array<RefusedSetting, 7> kRefusedSettings = {{
 
 bool is(const TrainingSetting& setting, const RefusedSetting& refused) {
   if (refused.key == "run.device") return setting.device == refused.value;
+  if (refused.key == "model.family") return setting.family == refused.value;
   DYNMO_CHECK(refused.key == "model.tied_embeddings", "a key that is looked at, got {}",
               refused.key);
   return setting.tied_embeddings == (refused.value == "true");

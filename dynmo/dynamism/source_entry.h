@@ -20,8 +20,9 @@ namespace dynmo::dynamism {
 // What a source may exclude in a training.
 struct TrainingSetting {
   bool tied_embeddings = false;
-  std::int64_t steps = 0;           // of the run; 0: not known
-  std::string_view device = "cpu";  // run.device: cpu, cuda, or emulated, which sleeps instead
+  std::int64_t steps = 0;             // of the run; 0: not known
+  std::string_view device = "cpu";    // run.device: cpu, cuda, or emulated, which sleeps instead
+  std::string_view family = "llama";  // model.family
 };
 
 struct SourceEntry {

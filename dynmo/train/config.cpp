@@ -254,7 +254,8 @@ Expected<void> validate(const Config& config) {
   DYNMO_TRY(check_elasticity(c));
   return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings,
                                    .steps = c.train.steps,
-                                   .device = c.run.device});
+                                   .device = c.run.device,
+                                   .family = c.model.family});
 }
 
 std::vector<std::string> key_names() {

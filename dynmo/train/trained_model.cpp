@@ -14,6 +14,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/source.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/model/key_value_cache.h"
@@ -179,6 +180,9 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   for (const auto& source : dynamism::make_sources(weights.sources)(1)) {
     if (source->replaces_layers()) trained.own_layers = source->name();
   }
+  trained.experts_choose =
+      weights.sources.enabled<dynamism::MoeOptions>() &&
+      weights.sources.get<dynamism::MoeOptions>().router == dynamism::MoeRouting::kExpertChoice;
   for (std::size_t i = 0; i < trained.layers.size(); ++i) {
     // (A frozen layer has values alone.)
     trained.states.push_back(model::allocate_like(*trained.layers[i], LayerId(static_cast<int>(i)),
@@ -204,6 +208,12 @@ Expected<std::string> check_generation(const TrainedModel& model,
                                        const Sampling& sampling) {
   DYNMO_TRY(check_tokens(model, prompt));
   DYNMO_TRY(check_sampling(sampling));
+  if (model.experts_choose) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' was trained with moe.router = \"expert_choice\", whose experts choose "
+                      "among tokens that are not there yet: wanted a router by which tokens choose",
+                      model.checkpoint.string());
+  }
   const std::int64_t longest = model::shape_of(model.config).sequence;
   // The last token is made of those before it.
   if (std::ssize(prompt) + sampling.tokens - 1 <= longest) return std::string();

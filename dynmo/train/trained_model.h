@@ -32,6 +32,7 @@ struct TrainedModel {
   bool sparse_attention = false;
   // The table of the source whose layers no other library has; empty: none.
   std::string own_layers = {};
+  bool experts_choose = false;  // tokens, also later ones (moe.router)
 };
 
 // `path` and errors are those of read_weights and check_finite (weights.h).

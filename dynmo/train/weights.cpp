@@ -86,6 +86,9 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
       const bool value = !tensor.name.starts_with("optimizer.") &&
                          !tensor.name.starts_with(kBuffer) && !tensor.name.starts_with(kMask);
       if (value) weights.tensors.emplace(tensor.name, tensor);
+      if (tensor.name.starts_with(kBuffer)) {
+        weights.buffers.emplace(tensor.name.substr(std::string_view(kBuffer).size()), tensor);
+      }
     }
     weights.files.push_back(std::move(file));
   }
@@ -237,7 +240,8 @@ Expected<void> check_same_layers(const Weights& weights, const std::vector<model
     return make_error(
         ErrorCode::kBadInput,
         "'{}' has no tensor '{}' of shape [{}]: wanted weights of a run with the same "
-        "sparse_attention.enabled, sparse_attention.rule and mixture_of_depths.*",
+        "sparse_attention.enabled, sparse_attention.rule, mixture_of_depths.*, moe.enabled and "
+        "moe.experts",
         weights.origin.string(), name, fmt::join(spec.shape, ", "));
   }
   return {};
@@ -267,6 +271,14 @@ void load_values(const Weights& weights, const model::Place& place, model::Layer
                 name, tensor.bytes.size());
     std::memcpy(stored.data_ptr(), tensor.bytes.data(), tensor.bytes.size());
     parameter.value.copy_(stored);
+  }
+  for (model::Buffer& buffer : state.buffers) {
+    const auto found =
+        weights.buffers.find(model::checkpoint_name(weights.config, place, buffer.name));
+    if (found == weights.buffers.end() || found->second.bytes.size() != buffer.value.nbytes()) {
+      continue;
+    }
+    std::memcpy(buffer.value.data_ptr(), found->second.bytes.data(), buffer.value.nbytes());
   }
 }
 

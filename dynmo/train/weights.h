@@ -28,6 +28,8 @@ struct Weights {
   dynamism::SourceOptions sources = {};
   // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
   std::map<std::string, checkpoint::TensorView, std::less<>> tensors;
+  // Of layers, by the same names: a router's bias.
+  std::map<std::string, checkpoint::TensorView, std::less<>> buffers = {};
   std::vector<checkpoint::Safetensors> files;  // that hold their bytes
   std::string left_out = {};                   // of a Hugging Face config (hugging_face.h), or ""
   std::vector<std::string> notes = {};         // newer checkpoints passed over, and why
@@ -56,7 +58,8 @@ struct Weights {
                                                const std::vector<model::Place>& places,
                                                const model::Model& layers);
 
-// Fills the values of a layer at a place of a decoder that check_same_decoder accepted.
+// Fills the values of a layer at a place of a decoder that check_same_decoder accepted, and the
+// buffers that there are.
 void load_values(const Weights& weights, const model::Place& place, model::LayerState& state);
 
 }  // namespace dynmo::train

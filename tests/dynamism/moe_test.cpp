@@ -4,9 +4,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/moe/load.h"
+#include "dynmo/dynamism/moe/load_counts.h"
 #include "tests/dynamism/shapes.h"
+#include "tests/support/temp_folder.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -181,6 +184,67 @@ TEST(Moe, FaultsNameTheField) {
   EXPECT_EQ(make_moe(p, inputs).error().message, "moe.drift is nan, wanted 0 to 10");
   EXPECT_NE(make_moe({}, inputs_of(gpt(1, 512, 512))).error().message.find("no experts"),
             std::string::npos);
+}
+
+constexpr const char* kRecords =
+    R"({"step": 0, "sources": {"moe": {"counts": [[1, 2, 3, 6], [3, 3, 3, 3]], "entropy": [1, 1]}}}
+{"step": 1, "loss": 2.5}
+{"step": 5, "sources": {"moe": {"counts": [[0, 0, 0, 8], [8, 0, 0, 0]]}}}
+{"step": 6, "sour)";
+
+TEST(MoeCounts, AreThoseOfTheNewestStepWrittenBefore) {
+  const auto counts = parse_counts(kRecords, "records");
+  ASSERT_TRUE(counts) << counts.error().message;
+  EXPECT_EQ(counts->experts, 4);
+  EXPECT_EQ(counts->steps.size(), 2U);
+  EXPECT_EQ(counts->at(-1)[0], (std::vector<double>{1, 2, 3, 6}));
+  EXPECT_EQ(counts->at(4)[0], (std::vector<double>{1, 2, 3, 6}));
+  EXPECT_EQ(counts->at(900)[1], (std::vector<double>{8, 0, 0, 0}));
+}
+
+TEST(MoeCounts, ThatAreNoneAreRefusedByLine) {
+  const auto message = [](std::string_view text) {
+    const auto counts = parse_counts(text, "records");
+    EXPECT_TRUE(counts || counts.error().code == ErrorCode::kBadInput);
+    return counts ? std::string() : counts.error().message;
+  };
+  const auto record = [](std::string_view counts) {
+    return fmt::format(R"({{"step": 3, "sources": {{"moe": {{"counts": {}}}}}}})", counts) + "\n";
+  };
+  EXPECT_NE(message("").find("moe.enabled"), std::string::npos);
+  EXPECT_NE(message("{}\n").find("no record"), std::string::npos);
+  EXPECT_NE(message("{}\nnothing\n{}\n").find("records:2"), std::string::npos);
+  for (const char* bad :
+       {"4", "[]", "[[]]", "[[1, -1]]", "[[1, 2], [1]]", "[[0, 0]]", "[[\"a\"]]"}) {
+    EXPECT_NE(message(record(bad)).find("records:1: /sources/moe/counts"), std::string::npos)
+        << bad;
+  }
+  EXPECT_NE(message(record("[[1, 2]]") + record("[[1, 2, 3]]")).find("records:2"),
+            std::string::npos);
+}
+
+// Blocks of the scenario lie in proportion to those that were recorded.
+TEST(MoeCounts, AreTheStragglerFactorsOfALoad) {
+  const TempFolder folder;
+  MoeOptions p;
+  p.counts = (folder.path() / "rank-0.jsonl").string();
+  ASSERT_TRUE(write_file_durably(p.counts, kRecords));
+  LoadInputs inputs = inputs_of(mixture(4, 4, 2));
+  for (const int ranks : {1, 2, 4}) {
+    p.expert_ranks = ranks;
+    const auto load = make_moe(p, inputs);
+    ASSERT_TRUE(load) << load.error().message;
+    EXPECT_NEAR(phi_of((*load)->at(0), inputs),
+                straggler_factor(std::vector<double>{1, 2, 3, 6}, ranks, 100), 1e-9);
+    EXPECT_NEAR(phi_of((*load)->at(77), inputs),
+                straggler_factor(std::vector<double>{0, 0, 0, 8}, ranks, 100), 1e-9);
+  }
+  inputs.shape.experts = 8;
+  const auto refused = make_moe(p, inputs);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("moe.counts"), std::string::npos);
+  p.counts = "nowhere.jsonl";
+  EXPECT_EQ(make_moe(p, inputs).error().code, ErrorCode::kBadInput);
 }
 
 }  // namespace

@@ -95,6 +95,7 @@ TEST(Combinations, EverySettingIsAcceptedOrRefusedByName) {
     TrainingSetting given;
     if (setting.key == "run.device") given.device = setting.value;
     given.tied_embeddings = setting.key == "model.tied_embeddings" && setting.value == "true";
+    if (setting.key == "model.family") given.family = setting.value;
     for (const std::string_view table : tables) {
       const auto refused =
           std::ranges::find_if(refused_settings(), [&](const RefusedSetting& other) {
@@ -133,7 +134,9 @@ std::string keys_text(std::vector<SourceEntry> entries) {
       const auto* choice = std::get_if<TomlChoice>(&key.field);
       text += fmt::format("{:<26} # {} ({}){}\n",
                           fmt::format("{} = {}", key.name, toml_value(key.field)), key.help,
-                          range != nullptr ? text_of(*range) : listed(choice->names),
+                          range != nullptr    ? text_of(*range)
+                          : choice != nullptr ? listed(choice->names)
+                                              : "text",
                           key.used_by == UsedBy::kLoad       ? " [scenario]"
                           : key.used_by == UsedBy::kTraining ? " [training]"
                                                              : "");

@@ -28,6 +28,7 @@ constexpr int kCellSteps = 10;
 
 // How a source that trains changes a model within these steps.
 const std::map<std::string_view, const char*> kWithinTenSteps = {
+    {"moe", "experts = 4\ncapacity_factor = 1.0"},
     {"freezing", "start = 0.2\nend = 0.6\nfraction = 0.5"},
     {"pruning", "start = 1\nend = 7\nevery = 3\nsparse_above = 0.6"},
     {"sparse_attention", "buckets = 4"},
@@ -89,6 +90,7 @@ dynamism::TrainingSetting training_of(const RunSetting& setting) {
   dynamism::TrainingSetting training{.steps = kCellSteps};
   training.tied_embeddings = setting.key == "model.tied_embeddings";
   if (setting.key == "run.device") training.device = setting.value;
+  if (setting.key == "model.family") training.family = setting.value;
   return training;
 }
 

@@ -102,6 +102,7 @@ struct RunOptions {
   dynamism::MakeSources make_sources = {};  // instead of freezing
   Balancing balancing = Balancing::kNever;
   OnNan on_nan = OnNan::kStop;
+  double learning_rate = 1e-2;  // peak
   std::vector<model::Tie> ties = {};
   at::ScalarType type = at::kFloat;  // of parameters and everything else
   model::Model layers = {};          // of another decoder of small_model()'s sizes
@@ -187,7 +188,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.boundary_type =
       run.precision == model::Precision::kFp32 ? run.type : model::scalar_type(run.precision);
   options.optimizer.learning_rate = 1e-2;
-  options.learning_rate.peak = 1e-2;
+  options.learning_rate.peak = run.learning_rate;
   options.learning_rate.warmup_steps = 3;
   options.learning_rate.total_steps = run.steps;
   if (run.freezing) {

@@ -14,6 +14,7 @@
 
 #include "blinking_source.h"
 #include "dynmo/dynamism/mixture_of_depths/source.h"
+#include "dynmo/dynamism/moe/source.h"
 #include "dynmo/dynamism/pruning/source.h"
 #include "dynmo/dynamism/sparse_attention/source.h"
 #include "dynmo/train/checkpointer.h"
@@ -31,6 +32,15 @@ dynamism::PruningOptions pruned_within_sixty_steps() {
   options.end = 44;
   options.every = 8;
   options.sparse_above = 0.6;
+  return options;
+}
+
+dynamism::MoeOptions few_experts() {
+  dynamism::MoeOptions options;
+  options.experts = 4;
+  options.expert_hidden = 24;
+  options.capacity_factor = 1.1;
+  options.z_loss = 0.001;
   return options;
 }
 
@@ -99,10 +109,29 @@ const std::vector<NamedSources> kSources = {
                          dynamism::make_freezing_source(plasticity_rule(), steps),
                          dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
      },
-     4}};
+     4},
+    {"experts by scores, with drops",
+     [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
+    {"balanced experts, pruning and freezing by plasticity",
+     [](std::int64_t steps) {
+       dynamism::MoeOptions options = few_experts();
+       options.router = dynamism::MoeRouting::kBalanced;
+       return sources_of(dynamism::make_moe_source(options),
+                         dynamism::make_pruning_source(pruned_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps));
+     }},
+    {"experts by a bias, freezing by schedule and sparse attention", [](std::int64_t steps) {
+       dynamism::MoeOptions options = few_experts();
+       options.router = dynamism::MoeRouting::kBias;
+       options.capacity_factor = 0;
+       options.bias_rate = 0.01;
+       return sources_of(dynamism::make_moe_source(options),
+                         dynamism::make_freezing_source({.schedule = freezing()}, steps),
+                         dynamism::make_sparse_attention_source({.buckets = 4}));
+     }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {10, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {13, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/dense_impl.h"
 #include "dynmo/dynamism/drift_impl.h"
+#include "dynmo/dynamism/moe/load_counts.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -47,13 +49,19 @@ struct Phi {
 
 class Moe final : public LoadModel {
  public:
-  Moe(const MoeOptions& options, DenseModel dense, std::uint64_t seed)
+  Moe(const MoeOptions& options, std::optional<RecordedCounts> recorded, DenseModel dense,
+      std::uint64_t seed)
       : options_(options),
+        recorded_(std::move(recorded)),
         dense_(std::move(dense)),
         seed_(seed),
         experts_(static_cast<std::size_t>(dense_.shape.experts)) {
     assignments_ = static_cast<double>(dense_.shape.tokens() * dense_.shape.experts_per_token);
-    for (int layer = 0; layer < dense_.size(); ++layer) orders_.push_back(order_of(layer));
+    for (int layer = 0; layer < dense_.size(); ++layer) {
+      orders_.push_back(order_of(layer));
+      block_of_.push_back(blocks_);
+      if (dense_.kind(layer) == cost::LayerKind::kMoe) ++blocks_;
+    }
   }
 
   cost::ModelCost at(std::int64_t step) const override {
@@ -118,7 +126,22 @@ class Moe final : public LoadModel {
     return counts;
   }
 
+  // Of recorded counts: blocks lie in proportion where the training had another number of them, and
+  // a step's micro-batches are one.
+  Phi recorded_phi(int layer, std::int64_t step) const {
+    const auto& blocks = recorded_->at(step);
+    const std::size_t block = block_of_[static_cast<std::size_t>(layer)] * blocks.size() / blocks_;
+    const double sum = std::accumulate(blocks[block].begin(), blocks[block].end(), 0.0);
+    const double capacity =
+        options_.capacity_factor > 0
+            ? std::ceil(options_.capacity_factor * sum / static_cast<double>(experts_))
+            : sum;
+    const double factor = straggler_factor(blocks[block], options_.expert_ranks, capacity);
+    return {.mean = factor, .largest = factor};
+  }
+
   Phi phi(int layer, std::int64_t step) const {
+    if (recorded_) return recorded_phi(layer, step);
     const std::vector<double> share = popularity(layer, step);
     const double capacity =
         options_.capacity_factor > 0
@@ -153,11 +176,14 @@ class Moe final : public LoadModel {
   }
 
   MoeOptions options_;
+  std::optional<RecordedCounts> recorded_;
   DenseModel dense_;
   std::uint64_t seed_;
   std::size_t experts_;
   double assignments_ = 0;
   std::vector<std::vector<std::size_t>> orders_;
+  std::vector<std::size_t> block_of_;  // by layer: blocks with experts before it
+  std::size_t blocks_ = 0;             // with experts
 };
 
 }  // namespace
@@ -199,8 +225,19 @@ double multinomial_floor(int expert_ranks, double assignments) {
 Expected<std::unique_ptr<LoadModel>> make_moe(const MoeOptions& options, const LoadInputs& inputs) {
   DYNMO_TRY(check(options));
   DYNMO_TRY(check_shape(options, inputs.shape));
+  std::optional<RecordedCounts> recorded;
+  if (!options.counts.empty()) {
+    DYNMO_ASSIGN(recorded, read_counts(options.counts));
+    if (recorded->experts != inputs.shape.experts) {
+      return make_error(ErrorCode::kBadInput,
+                        "moe.counts: '{}' has {} experts in a block, the model {}: wanted "
+                        "model.experts = {}",
+                        options.counts, recorded->experts, inputs.shape.experts, recorded->experts);
+    }
+  }
   DYNMO_ASSIGN(DenseModel dense, make_dense("moe", inputs));
-  return std::unique_ptr<LoadModel>(std::make_unique<Moe>(options, std::move(dense), inputs.seed));
+  return std::unique_ptr<LoadModel>(
+      std::make_unique<Moe>(options, std::move(recorded), std::move(dense), inputs.seed));
 }
 
 SourceEntry moe_source() { return source_entry<MoeOptions, make_moe>("moe"); }

@@ -38,8 +38,9 @@ namespace dynmo::dynamism {
 // Every sublayer of kind kMoe is scaled: arithmetic and moved bytes of its experts by the step's
 // mean phi, their stash by the largest, their weights, gradients and optimizer state by 1 / R (its
 // device's share). The router, attention, embedding and head are as in the dense model. Messages
-// between the devices of a stage are not in it. kBadInput naming the field; a shape without
-// experts.
+// between the devices of a stage are not in it. With MoeOptions::counts phi
+// is that of the recorded step. kBadInput naming the field; a shape without experts, or of other
+// experts than were recorded.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_moe(const MoeOptions& options,
                                                             const LoadInputs& inputs);
 

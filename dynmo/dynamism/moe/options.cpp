@@ -1,14 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/moe/options.h"
 
+#include <array>
+#include <string_view>
+
 namespace dynmo::dynamism {
+namespace {
+
+constexpr std::array<std::string_view, 5> kRoutingNames = {"top_k", "bias", "sinkhorn", "balanced",
+                                                           "expert_choice"};
+constexpr std::array<std::string_view, 2> kDroppingNames = {"position", "probability"};
+constexpr double kMaxLayerExperts = 4096;  // of a layer: each is three parameters
+
+}  // namespace
 
 std::vector<SourceKey> keys_of(MoeOptions& o) {
   return {
+      {.name = "experts",
+       .field = &o.experts,
+       .allowed = between(1, kMaxLayerExperts),
+       .help = "of every block, in the place of its MLP",
+       .used_by = UsedBy::kTraining},
+      {.name = "top_k",
+       .field = &o.top_k,
+       .allowed = between(1, kMaxLayerExperts),
+       .help = "experts of a token",
+       .used_by = UsedBy::kTraining},
+      {.name = "expert_hidden",
+       .field = &o.expert_hidden,
+       .allowed = between(0, 1 << 20),
+       .help = "intermediate width of an expert; 0: model.intermediate",
+       .used_by = UsedBy::kTraining},
+      {.name = "router",
+       .field = toml_choice(&o.router, kRoutingNames),
+       .allowed = {},
+       .help = "how experts and tokens choose each other",
+       .used_by = UsedBy::kTraining},
+      {.name = "aux_loss",
+       .field = &o.aux_loss,
+       .allowed = between(0, 1e6),
+       .help = "top_k: factor of the loss of uneven counts",
+       .used_by = UsedBy::kTraining},
+      {.name = "z_loss",
+       .field = &o.z_loss,
+       .allowed = between(0, 1e6),
+       .help = "factor of the loss of large scores",
+       .used_by = UsedBy::kTraining},
+      {.name = "bias_rate",
+       .field = &o.bias_rate,
+       .allowed = between(0, 1),
+       .help = "bias: what a step adds to the bias of an expert below the mean",
+       .used_by = UsedBy::kTraining},
       {.name = "expert_ranks",
        .field = &o.expert_ranks,
        .allowed = between(1, 1e6),
        .help = "devices that share the experts of a layer; they divide the experts",
+       .used_by = UsedBy::kLoad},
+      {.name = "counts",
+       .field = &o.counts,
+       .allowed = {},
+       .help = "records of a training, RUN/records/rank-0.jsonl, whose counts are taken; '': drawn",
        .used_by = UsedBy::kLoad},
       {.name = "min_skew",
        .field = &o.min_skew,
@@ -44,6 +95,11 @@ std::vector<SourceKey> keys_of(MoeOptions& o) {
        .field = &o.capacity_factor,
        .allowed = between(0, 1e6),
        .help = "times the even share of an expert, the rest is dropped; 0: dropless"},
+      {.name = "drop",
+       .field = toml_choice(&o.drop, kDroppingNames),
+       .allowed = {},
+       .help = "with a capacity_factor: which tokens an expert drops, the last or the least likely",
+       .used_by = UsedBy::kTraining},
       {.name = "sampled_micro_batches",
        .field = &o.sampled_micro_batches,
        .allowed = between(1, 10000),
@@ -54,6 +110,10 @@ std::vector<SourceKey> keys_of(MoeOptions& o) {
 
 Expected<void> check(const MoeOptions& options) {
   DYNMO_TRY(check_key_values("moe", options));
+  if (options.top_k > options.experts) {
+    return make_error(ErrorCode::kBadInput, "moe.top_k is {}, wanted at most moe.experts, {}",
+                      options.top_k, options.experts);
+  }
   if (options.min_skew <= options.max_skew) return {};
   return make_error(ErrorCode::kBadInput, "moe.min_skew is {}, wanted at most moe.max_skew, {}",
                     options.min_skew, options.max_skew);

@@ -4,14 +4,30 @@
 // Mixture of experts: its keys, one table for a training and for a scenario.
 
 #include <cstdint>
+#include <string>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
 
+// What a token's experts are chosen by (model/moe_router.h).
+enum class MoeRouting { kTopK, kBias, kSinkhorn, kBalanced, kExpertChoice };
+enum class MoeDropping { kPosition, kProbability };
+
 struct MoeOptions {
+  int experts = 8;        // E, of every block
+  int top_k = 2;          // k, of a token
+  int expert_hidden = 0;  // intermediate width of an expert; 0: that of the model
+  MoeRouting router = MoeRouting::kTopK;
+  double aux_loss = 0.01;    // alpha, of kTopK (Fedus et al., 2021)
+  double z_loss = 0;         // factor (Zoph et al., 2022: 0.001)
+  double bias_rate = 0.001;  // u, of kBias: what a step adds to or takes from an expert's bias
+  MoeDropping drop = MoeDropping::kPosition;
   int expert_ranks = 8;  // R; must divide the experts. 1: all experts on one device, phi <= 1
+  // Records of a training (RUN/records/rank-0.jsonl), whose counts take the place of those that are
+  // drawn. "": none.
+  std::string counts;
   // Exponent of Zipf's law, drawn uniformly for every layer. 0.05 to 0.35 over 8 experts is
   // phi = 1.06 to 1.5: the usual planning range is 1.1 to 1.6.
   double min_skew = 0.05;
@@ -28,7 +44,8 @@ struct MoeOptions {
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(MoeOptions& options);
-// kBadInput naming the key: a value outside its range, min_skew above max_skew.
+// kBadInput naming the key: a value outside its range, min_skew above max_skew, top_k
+// above experts.
 [[nodiscard]] Expected<void> check(const MoeOptions& options);
 
 }  // namespace dynmo::dynamism

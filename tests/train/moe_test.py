@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts as a user meets them: other ranks, a restart, records, generated text, what is refused, counts replayed."""
+import json
+import shutil
+
+from program import DYNMO
+from run_case import RunCase, digests, losses, newest_manifest, settings
+
+
+def figures(run):
+    """Of the experts, by step."""
+    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
+    return {record["step"]: record["sources"]["moe"] for record in map(json.loads, lines)}
+
+
+class Moe(RunCase):
+    SETTINGS = ("train.steps=12", "train.validation_every=6", "checkpoint.every=4", "checkpoint.keep=3", "moe.enabled=true", "moe.experts=4",
+                "moe.router=bias", "moe.bias_rate=0.01", "moe.capacity_factor=1.25")
+
+    def train(self, run, ranks, *extra, words=()):
+        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
+
+    def generate(self, run):
+        return self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
+
+    def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
+        shown = self.train("two", 2)
+        self.assertIn("fullest expert +", shown.stdout + shown.stderr)
+        self.train("one", 1, "pipeline.recompute=whole")
+        reference = self.folder / "two"
+        self.assertEqual(losses(self.folder / "one"), losses(reference))
+        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
+        found = figures(reference)
+        self.assertEqual(figures(self.folder / "one"), found)
+        for step, own in found.items():
+            self.assertEqual(len(own["counts"]), 3, step)
+            for counts, violation, factor in zip(own["counts"], own["max_violation"], own["straggler_factor"]["4"]):
+                # 4 micro-batches of 2 sequences of 16 tokens, 2 experts a token.
+                self.assertEqual(sum(counts), 4 * 2 * 16 * 2)
+                self.assertAlmostEqual(violation, 4 * max(counts) / sum(counts) - 1)
+                self.assertAlmostEqual(factor, 1 + violation)
+
+        shutil.copytree(reference, self.folder / "three")
+        shutil.rmtree(self.folder / "three" / "checkpoints" / "step-00000012")
+        self.train("three", 3, words=("--resume",))
+        self.assertEqual(losses(self.folder / "three"), losses(reference))
+        self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
+
+    def test_generates_where_tokens_choose_and_is_not_exported(self):
+        for router in ("top_k", "bias", "sinkhorn", "balanced"):
+            self.train(router, 1, f"moe.router={router}")
+            text = self.generate(router)
+            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / "bias"), "--out", str(self.folder / "hf")])
+        self.assert_error(refused, 2, "moe.enabled", "dense")
+        self.train("choice", 1, "moe.router=expert_choice")
+        self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
+
+    def test_goes_on_from_weights_of_as_many_experts_alone(self):
+        self.train("own", 1)
+        self.train("from-own", 1, f"train.init={self.folder / 'own'}")
+        for run, extra in (("dense", ("moe.enabled=false",)), ("more", ("moe.experts=6",))):
+            refused = self.run_command(self.command("-n", "1", run=run, extra=(*self.SETTINGS, *extra, f"train.init={self.folder / 'own'}")))
+            self.assert_error(refused, 2, "train.init", "moe.experts")
+
+    def test_counts_are_replayed_for_devices_that_share_the_experts(self):
+        self.train("run", 1)
+        scenario = self.folder / "scenario.toml"
+        records = self.folder / "run" / "records" / "rank-0.jsonl"
+        scenario.write_text(f"""
+[model]
+blocks = 6
+hidden = 256
+sequence = 512
+experts = 4
+[cluster]
+pipeline_ranks = 2
+[dynamism]
+source = "moe"
+[moe]
+expert_ranks = 4
+counts = "{records}"
+[training]
+steps = 12
+micro_batches = 8
+[policy]
+compare = ["uniform", "optimal"]
+""")
+        simulated = self.run_command([DYNMO, "simulate", str(scenario)])
+        self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
+        for change, words in (("model.experts=8", ("moe.counts", "4 experts")), (f"moe.counts={scenario}", ("scenario.toml:",)),
+                              ("moe.counts=gone.jsonl", ("gone.jsonl",)), ("moe.router=bias", ("moe.router",))):
+            refused = self.run_command([DYNMO, "simulate", str(scenario), "--set", change])
+            self.assert_error(refused, 2, *words)
+
+    def test_what_is_refused(self):
+        for extra, words in ((("moe.top_k=5",), ("moe.top_k is 5", "moe.experts, 4")),
+                             (("moe.top_k=0",), ("moe.top_k", "1 to")),
+                             (("moe.experts=0",), ("moe.experts", "1 to")),
+                             (("moe.capacity_factor=-1",), ("moe.capacity_factor", "0 to")),
+                             (("moe.router=random",), ("moe.router", "top_k")),
+                             (("moe.drop=none",), ("moe.drop", "position")),
+                             (("moe.expert_ranks=2",), ("moe.expert_ranks",)),
+                             (("model.family=gpt2", "model.kv_heads=0"), ("moe.enabled", "model.family = gpt2")),
+                             (("run.device=cuda",), ("run.device",))):
+            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
+            self.assert_error(result, 2, *words)
