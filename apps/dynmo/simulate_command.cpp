@@ -10,6 +10,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/core/units.h"
+#include "dynmo/dynamism/load_log.h"
 #include "dynmo/scenario/report.h"
 #include "dynmo/scenario/run.h"
 
@@ -23,6 +24,7 @@ struct SimulateFlags {
   std::vector<std::string> settings;
   std::vector<std::string> compare;
   std::string trace;
+  std::string load_trace;
   bool json = false;
   bool decisions = false;
 };
@@ -68,6 +70,10 @@ class PolicyProgress {
 Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
                                        const SimulateFlags& flags) {
   DYNMO_ASSIGN(const scenario::Job job, scenario::make_job(asked));
+  if (!flags.load_trace.empty()) {
+    DYNMO_TRY(dynamism::record(*job.load, asked.training.steps, asked.training.sample_every,
+                               flags.load_trace));
+  }
   PolicyProgress shown;
   auto compared = scenario::compare(
       job, asked.policy.compare,
@@ -119,6 +125,10 @@ void add_simulate_command(CLI::App& app, Command& chosen) {
       ->delimiter(',');
   command->add_option("--trace", flags->trace, "Write the last steps of every run for Perfetto")
       ->option_text("TRACE.json");
+  command
+      ->add_option("--load-trace", flags->load_trace,
+                   "Write the costs of its steps, for emulated.trace and dynamism.trace")
+      ->option_text("LOADS.jsonl");
   command->add_flag("--json", flags->json, "Print the comparison as JSON and nothing else");
   command->add_flag("--decisions", flags->decisions,
                     "Print each decision with its reason, moves and refusals");

@@ -88,8 +88,21 @@ micro_batches = 8
 [policy]
 compare = ["uniform", "optimal"]
 """)
-        simulated = self.run_command([DYNMO, "simulate", str(scenario)])
+        trace = self.folder / "loads.jsonl"
+        simulated = self.run_command([DYNMO, "simulate", str(scenario), "--load-trace", str(trace)])
         self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
+        # A block whose fullest expert was fuller costs more, in the trace, too.
+        lines = [json.loads(line) for line in trace.read_text().splitlines()]
+        self.assertEqual(lines[1]["step"], 0)
+        factors = figures(self.folder / "run")[0]["straggler_factor"]["4"]
+        blocks = [lines[0]["layers"][2 + 2 * block]["forward_s"] for block in range(6)]
+        for one, other in ((0, 2), (2, 4)):
+            self.assertEqual(blocks[one], blocks[one + 1])
+            same_order = (factors[one // 2] - factors[other // 2]) * (blocks[one] - blocks[other])
+            self.assertGreaterEqual(same_order, 0)
+        emulated = self.run_command(self.command("-n", "2", run="emulated", extra=(
+            "run.device=emulated", f"emulated.trace={trace}", "train.steps=6", "train.validation_every=0")))
+        self.assertEqual(emulated.returncode, 0, emulated.stdout + emulated.stderr)
         for change, words in (("model.experts=8", ("moe.counts", "4 experts")), (f"moe.counts={scenario}", ("scenario.toml:",)),
                               ("moe.counts=gone.jsonl", ("gone.jsonl",)), ("moe.router=bias", ("moe.router",))):
             refused = self.run_command([DYNMO, "simulate", str(scenario), "--set", change])
