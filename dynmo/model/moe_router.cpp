@@ -202,6 +202,74 @@ bool has_aux_loss(const RouterOptions& o) {
   return o.router == MoeRouter::kTopK && o.aux_loss != 0;
 }
 
+// What tokens or experts choose, before drops.
+struct Choice {
+  Index slots = 0;
+  std::vector<std::int32_t> experts_NK;
+  Numbers gates_NK;
+  ByExpert entries;
+};
+
+Choice choose(const RouterOptions& o, const Numbers& z, const Numbers& p, const at::Tensor& bias_E,
+              Pass pass) {
+  const Index tokens = std::ssize(p) / o.experts;
+  Choice choice;
+  if (o.router == MoeRouter::kExpertChoice) {
+    choice.slots = o.experts;
+    for (Index i = 0; i < tokens * o.experts; ++i) {
+      choice.experts_NK.push_back(static_cast<std::int32_t>(i % o.experts));
+    }
+    choice.gates_NK = p;
+    choice.entries = tokens_of_experts(p, o.experts, capacity_of(o, tokens));
+    return choice;
+  }
+  choice.slots = o.top_k;
+  choice.experts_NK = experts_of_tokens(o, z, p, bias_E, pass);
+  choice.gates_NK = gates_of(z, p, choice.experts_NK, o.experts, o.top_k);
+  choice.entries = by_expert(choice.experts_NK, o.experts, o.top_k);
+  return choice;
+}
+
+// Rows of what was kept, by expert.
+void put_places(const Choice& choice, Index tokens, Routing& routing) {
+  std::vector<std::int32_t> places(choice.experts_NK.size(), -1);
+  std::vector<std::int32_t> sources;
+  routing.offsets.push_back(0);
+  for (const auto& entries : choice.entries) {
+    for (const Entry& entry : entries) {
+      places[at_index(entry.token * choice.slots + entry.slot)] =
+          static_cast<std::int32_t>(sources.size());
+      sources.push_back(static_cast<std::int32_t>(entry.token));
+    }
+    routing.offsets.push_back(std::ssize(sources));
+  }
+  routing.places_NK = tensor_from(places, {tokens, choice.slots}, at::kInt);
+  routing.tokens_A = tensor_from(sources, {std::ssize(sources)}, at::kInt);
+}
+
+void add_losses(const RouterOptions& o, const Numbers& p, const Numbers& log_sums,
+                Routing& routing) {
+  for (const double share : p) routing.entropy -= share > 0 ? share * std::log(share) : 0;
+  if (log_sums.empty()) return;
+  if (has_aux_loss(o)) routing.aux_loss = aux_loss_of(o, routing, p);
+  const double squares =
+      std::inner_product(log_sums.begin(), log_sums.end(), log_sums.begin(), 0.0);
+  routing.z_loss = o.z_loss * squares / static_cast<double>(log_sums.size());
+}
+
+// Of p, by the auxiliary loss: the same for all tokens.
+Numbers aux_gradient(const RouterOptions& o, const Routing& routing, double tokens,
+                     double loss_weight) {
+  Numbers gradient(at_index(o.experts));
+  if (!has_aux_loss(o)) return gradient;
+  const double factor = loss_weight * o.aux_loss * static_cast<double>(o.experts) /
+                        (tokens * tokens * static_cast<double>(o.top_k));
+  for (std::size_t e = 0; e < gradient.size(); ++e) {
+    gradient[e] = factor * static_cast<double>(routing.assigned[e]);
+  }
+  return gradient;
+}
+
 }  // namespace
 
 std::int64_t Routing::dropped() const {
@@ -243,52 +311,23 @@ Routing route(const RouterOptions& o, const at::Tensor& scores_NE, const at::Ten
   Numbers p;
   Numbers log_sums;
   softmax(z, o.experts, p, log_sums);
+  Choice choice = choose(o, z, p, bias_E, pass);
 
-  const bool expert_choice = o.router == MoeRouter::kExpertChoice;
-  const Index slots = expert_choice ? o.experts : o.top_k;
-  const Index capacity = capacity_of(o, tokens);
-  std::vector<std::int32_t> chosen;
-  if (expert_choice) {
-    for (Index i = 0; i < tokens * slots; ++i) {
-      chosen.push_back(static_cast<std::int32_t>(i % slots));
-    }
-  } else {
-    chosen = experts_of_tokens(o, z, p, bias_E, pass);
-  }
-  const Numbers gates = expert_choice ? p : gates_of(z, p, chosen, o.experts, slots);
-  ByExpert kept = expert_choice ? tokens_of_experts(p, o.experts, capacity)
-                                : by_expert(chosen, o.experts, slots);
   Routing routing;
-  for (auto& entries : kept) {
+  const bool drops = o.router != MoeRouter::kExpertChoice && o.capacity_factor > 0;
+  for (auto& entries : choice.entries) {
     routing.assigned.push_back(std::ssize(entries));
-    if (!expert_choice && o.capacity_factor > 0 && pass == Pass::kTraining) {
-      keep_first(entries, capacity, o.drop, gates, slots);
+    if (drops && pass == Pass::kTraining) {
+      keep_first(entries, capacity_of(o, tokens), o.drop, choice.gates_NK, choice.slots);
     }
-  }
-  std::vector<std::int32_t> places(chosen.size(), -1);
-  std::vector<std::int32_t> sources;
-  routing.offsets.push_back(0);
-  for (const auto& entries : kept) {
-    for (const Entry& entry : entries) {
-      places[at_index(entry.token * slots + entry.slot)] =
-          static_cast<std::int32_t>(sources.size());
-      sources.push_back(static_cast<std::int32_t>(entry.token));
-    }
-    routing.offsets.push_back(std::ssize(sources));
   }
   const at::ScalarType type = scores_NE.scalar_type();
   routing.probabilities_NE = tensor_from(p, {tokens, o.experts}, type);
   routing.log_sum_exp_N = tensor_from(log_sums, {tokens}, type);
-  routing.experts_NK = tensor_from(chosen, {tokens, slots}, at::kInt);
-  routing.gates_NK = tensor_from(gates, {tokens, slots}, type);
-  routing.places_NK = tensor_from(places, {tokens, slots}, at::kInt);
-  routing.tokens_A = tensor_from(sources, {std::ssize(sources)}, at::kInt);
-  for (const double share : p) routing.entropy -= share > 0 ? share * std::log(share) : 0;
-  if (tokens == 0) return routing;
-  if (has_aux_loss(o)) routing.aux_loss = aux_loss_of(o, routing, p);
-  double squares = 0;
-  for (const double sum : log_sums) squares += sum * sum;
-  routing.z_loss = o.z_loss * squares / static_cast<double>(tokens);
+  routing.experts_NK = tensor_from(choice.experts_NK, {tokens, choice.slots}, at::kInt);
+  routing.gates_NK = tensor_from(choice.gates_NK, {tokens, choice.slots}, type);
+  put_places(choice, tokens, routing);
+  add_losses(o, p, log_sums, routing);
   return routing;
 }
 
@@ -302,15 +341,7 @@ at::Tensor routing_gradient(const RouterOptions& o, const Routing& routing,
   const auto* expert = experts.const_data_ptr<std::int32_t>();
   const Index slots = experts.size(1);
   const auto tokens = static_cast<double>(log_sums.size());
-  // Of p, by the auxiliary loss: the same for all tokens.
-  Numbers aux(at_index(o.experts));
-  if (has_aux_loss(o)) {
-    const double factor = loss_weight * o.aux_loss * static_cast<double>(o.experts) /
-                          (tokens * tokens * static_cast<double>(o.top_k));
-    for (std::size_t e = 0; e < aux.size(); ++e) {
-      aux[e] = factor * static_cast<double>(routing.assigned[e]);
-    }
-  }
+  const Numbers aux = aux_gradient(o, routing, tokens, loss_weight);
   Numbers gradient(p.size());
   Numbers of_p(aux.size());
   for (std::size_t n = 0; n < log_sums.size(); ++n) {
@@ -326,8 +357,9 @@ at::Tensor routing_gradient(const RouterOptions& o, const Routing& routing,
         to[expert[i]] += gates[i] * (slopes[i] - mean);
       }
     } else {
-      for (std::size_t i = first; i < first + at_index(slots); ++i)
+      for (std::size_t i = first; i < first + at_index(slots); ++i) {
         of_p[at_index(expert[i])] += slopes[i];
+      }
     }
     double mean = 0;
     for (std::size_t e = 0; e < of_p.size(); ++e) mean += row[e] * of_p[e];
