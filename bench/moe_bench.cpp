@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU time of a layer of 8 experts, 2 a token, beside that of its matrix products alone, and what
-// choosing, sorting and gathering take of it. One thread; experts of even sizes (the balanced
-// router is left out of what is timed: tokens choose), so many rows each.
+// choosing, sorting and gathering take of it. One thread; tokens are made to choose the experts in
+// turn, so that each has so many rows.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
