@@ -148,6 +148,7 @@ ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
   const Index tokens = std::ssize(p) / experts;
   const Index taken = std::min(capacity, tokens);
   ByExpert all(at_index(experts));
+  if (tokens == 0) return all;
   std::vector<Index> order(at_index(tokens));
   for (Index e = 0; e < experts; ++e) {
     std::iota(order.begin(), order.end(), Index{0});

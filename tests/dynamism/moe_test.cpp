@@ -215,7 +215,7 @@ TEST(MoeCounts, ThatAreNoneAreRefusedByLine) {
   EXPECT_NE(message("{}\n").find("no record"), std::string::npos);
   EXPECT_NE(message("{}\nnothing\n{}\n").find("records:2"), std::string::npos);
   for (const char* bad :
-       {"4", "[]", "[[]]", "[[1, -1]]", "[[1, 2], [1]]", "[[0, 0]]", "[[\"a\"]]"}) {
+       {"4", "[]", "[[]]", "[[1, -1]]", "[[1e16, 1]]", "[[1, 2], [1]]", "[[0, 0]]", "[[\"a\"]]"}) {
     EXPECT_NE(message(record(bad)).find("records:1: /sources/moe/counts"), std::string::npos)
         << bad;
   }

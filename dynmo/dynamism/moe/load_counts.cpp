@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -14,6 +13,8 @@
 
 namespace dynmo::dynamism {
 namespace {
+
+constexpr double kMaxTokens = 1e15;  // of a step
 
 using Counts = std::vector<std::vector<double>>;
 
@@ -46,7 +47,7 @@ Expected<Counts> counts_of(const Json& json, std::string_view place) {
     for (const Json& count : block) {
       if (!count.is_number()) return bad_counts(place, "has a count that is no number");
       own.push_back(count.get<double>());
-      if (!(std::isfinite(own.back()) && own.back() >= 0)) {
+      if (!(own.back() >= 0 && own.back() <= kMaxTokens)) {
         return bad_counts(place, fmt::format("has a count of {}", own.back()));
       }
       sum += own.back();

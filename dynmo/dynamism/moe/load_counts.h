@@ -25,8 +25,9 @@ struct RecordedCounts {
 };
 
 // Lines of a RUN/records/rank-R.jsonl: those with sources.moe.counts are taken, and there has to be
-// one. kBadInput naming `origin` and line: no JSON, counts that are negative or of other sizes than
-// before, a block without any. A last line without its newline is passed over if it cannot be read.
+// one. kBadInput naming `origin` and line: no JSON, counts below 0, above 1e15 or of other sizes
+// than before, a block without any. A last line without its newline is passed over if it cannot be
+// read.
 [[nodiscard]] Expected<RecordedCounts> parse_counts(std::string_view text, std::string_view origin);
 [[nodiscard]] Expected<RecordedCounts> read_counts(const std::filesystem::path& path);
 
