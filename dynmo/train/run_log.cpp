@@ -67,8 +67,8 @@ Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::R
   RunLog log(config, std::move(name), std::move(folder), kept);
   log.rank_ = rank;
   DYNMO_TRY(make_directories(log.folder_.records()));
-  using Start = observe::RecordWriterOptions::Start;
-  const Start start = first_step > 0 ? Start::kAppend : Start::kEmpty;
+  using Records = observe::RecordWriterOptions;
+  const auto start = first_step > 0 ? Records::Start::kAppend : Records::Start::kEmpty;
   DYNMO_ASSIGN(log.records_,
                observe::RecordWriter::open(log.folder_.records_of(rank), {.start = start}));
   if (rank != WorldRank(0)) return log;
