@@ -375,7 +375,7 @@ void add_model_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("profile", flags.profile, "Costs of every layer, as `dynmo train` writes them")
       ->option_text("PROFILE.json");
-  command.add_option("--model", flags.model, "Instead: a Hugging Face config.json")
+  command.add_option("--model", flags.model, "Instead: a Hugging Face config.json or its folder")
       ->option_text("CONFIG.json");
   command.add_option("--device", flags.device, "What --model runs on: h200, h100, a100, cpu");
   command.add_option("--sequence", flags.sequence, "Tokens of a sequence, with --model");

@@ -44,12 +44,13 @@ std::int64_t positions(JsonObject& config, const std::string& key, std::int64_t 
   return most;
 }
 
-// Llama and those that share its keys.
-void read_llama(JsonObject& config, std::string_view type, TransformerShape& shape) {
+// Llama and those that share its keys. `kv_heads` where the key is absent; none: as many as heads.
+void read_llama(JsonObject& config, std::string_view type, std::optional<std::int64_t> kv_heads,
+                TransformerShape& shape) {
   shape.blocks = static_cast<int>(size(config, "num_hidden_layers"));
   shape.hidden = size(config, "hidden_size");
   shape.heads = size(config, "num_attention_heads");
-  shape.kv_heads = size(config, "num_key_value_heads", shape.heads);
+  shape.kv_heads = size(config, "num_key_value_heads", kv_heads.value_or(shape.heads));
   if (shape.heads % shape.kv_heads != 0) {
     config.fail("num_key_value_heads", fmt::format("is {}, wanted a divisor of the {} heads",
                                                    shape.kv_heads, shape.heads));
@@ -113,7 +114,9 @@ Expected<TransformerShape> parse_config(const Json& json, std::string_view origi
   } else if (type == "gpt2") {
     read_gpt2(config, shape);
   } else {
-    read_llama(config, type, shape);
+    // (null is a value there, too: as many as heads.)
+    const bool eight = type == "mixtral" && !json.contains("num_key_value_heads");
+    read_llama(config, type, eight ? std::optional<std::int64_t>(8) : std::nullopt, shape);
     if (type == "mixtral") read_experts(config, shape);
   }
   for (const auto& [key, value] : kept.items()) config.ignore(key);  // their file, their keys
@@ -124,8 +127,11 @@ Expected<TransformerShape> parse_config(const Json& json, std::string_view origi
 
 Expected<TransformerShape> read_config(const std::filesystem::path& path, std::int64_t sequence,
                                        std::int64_t micro_batch_size) {
-  DYNMO_ASSIGN(const Json json, read_json(path));
-  return parse_config(json, path.string(), sequence, micro_batch_size);
+  std::error_code fault;
+  const bool folder = std::filesystem::is_directory(path, fault);
+  const std::filesystem::path file = folder ? path / "config.json" : path;
+  DYNMO_ASSIGN(const Json json, read_json(file));
+  return parse_config(json, file.string(), sequence, micro_batch_size);
 }
 
 }  // namespace dynmo::cost

@@ -65,6 +65,7 @@ TEST(HuggingFace, ReadsAFile) {
   EXPECT_EQ(shape.experts_per_token, 2);
   EXPECT_EQ(shape.head_size, 128);
   EXPECT_EQ(shape.tokens(), 2048 * 4);
+  EXPECT_EQ(read_config(folder.path(), 2048, 4).value().experts, 8);  // of the folder
   EXPECT_NE(read_config(folder.path() / "no.json", 1).error().message.find("no.json"),
             std::string::npos);
 }
@@ -76,6 +77,20 @@ TEST(HuggingFace, TheHeadSizeMayBeGiven) {
   EXPECT_EQ(parse_config(config, "c", 512).value().head_size, 128);
   config.erase("head_dim");
   EXPECT_EQ(parse_config(config, "c", 512).value().head_size, 160);
+}
+
+TEST(HuggingFace, AbsentKeyValueHeadsAreTheLibrarys) {
+  const auto kv_heads = [](Json config, bool null) {
+    config["hidden_size"] = 1024;
+    config["num_attention_heads"] = 16;
+    config.erase("num_key_value_heads");
+    if (null) config["num_key_value_heads"] = nullptr;
+    return parse_config(config, "config.json", 512).value().kv_heads;
+  };
+  EXPECT_EQ(kv_heads(kLlama3, false), 16);
+  EXPECT_EQ(kv_heads(kLlama3, true), 16);
+  EXPECT_EQ(kv_heads(kMixtral, false), 8);
+  EXPECT_EQ(kv_heads(kMixtral, true), 16);
 }
 
 TEST(HuggingFace, FaultsNameFileAndPointer) {
