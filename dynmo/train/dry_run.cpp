@@ -12,6 +12,7 @@
 
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/transformer.h"
+#include "dynmo/dynamism/moe/options.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/process/host_memory.h"
@@ -51,6 +52,12 @@ Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
   cost::TransformerShape shape = cost::transformer_shape(
       model::shape_of(decoder), gpt2 ? cost::Architecture::kGpt : cost::Architecture::kLlama);
   shape.tied_embedding = model::tied(decoder);
+  if (config.sources.enabled<dynamism::MoeOptions>()) {
+    const auto& moe = config.sources.get<dynamism::MoeOptions>();
+    shape.experts = moe.experts;
+    shape.experts_per_token = moe.top_k;
+    if (moe.expert_hidden > 0) shape.intermediate = moe.expert_hidden;
+  }
   shape.micro_batch_size = config.batch.micro_batch_size;
   shape.dropout = config.model.dropout > 0;
   DYNMO_ASSIGN(cost::Device device, cost::find_device("cpu"));

@@ -15,6 +15,9 @@ namespace dynmo::train {
 namespace {
 
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 20;
+// Of a block, as a run's config has it, and of all blocks: each is three matrices.
+constexpr std::int64_t kMaxExperts = 4096;
+constexpr std::int64_t kMaxAllExperts = std::int64_t{1} << 18;
 
 Json without_nulls(const Json& json) {
   Json kept = Json::object();
@@ -47,8 +50,8 @@ void forbid(JsonObject& config, const Json& json, const std::string& key) {
 
 // rope_theta stands by itself, or with what scales it: in rope_parameters since version 5 of the
 // library, in rope_scaling before.
-double rope_theta(JsonObject& config, const Json& json) {
-  double theta = config.number("rope_theta", 10000.0);
+double rope_theta(JsonObject& config, const Json& json, double absent) {
+  double theta = config.number("rope_theta", absent);
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const auto found = json.find(key);
     if (found == json.end()) continue;
@@ -71,8 +74,14 @@ double rope_theta(JsonObject& config, const Json& json) {
   return theta;
 }
 
-model::LlamaConfig llama(JsonObject& config, const Json& json,
-                         const cost::TransformerShape& shape) {
+// Where the families that are read as a Llama have other values for absent keys.
+struct LlamaDefaults {
+  double rope_theta = 1e4;
+  double rms_epsilon = 1e-6;
+};
+
+model::LlamaConfig llama(JsonObject& config, const Json& json, const cost::TransformerShape& shape,
+                         const LlamaDefaults& absent = {}) {
   require(config, json, "hidden_act", {"silu"});
   require(config, json, "attention_bias", {false});
   require(config, json, "mlp_bias", {false});
@@ -84,9 +93,32 @@ model::LlamaConfig llama(JsonObject& config, const Json& json,
   }
   model::LlamaConfig llama;
   llama.shape = shape;
-  llama.rope_theta = rope_theta(config, json);
-  llama.rms_epsilon = epsilon(config, "rms_norm_eps", 1e-6);
+  llama.rope_theta = rope_theta(config, json, absent.rope_theta);
+  llama.rms_epsilon = epsilon(config, "rms_norm_eps", absent.rms_epsilon);
   return llama;
+}
+
+// A Llama with experts.
+model::LlamaConfig mixtral(JsonObject& config, const Json& json,
+                           const cost::TransformerShape& shape) {
+  require(config, json, "router_jitter_noise", {0.0});
+  if (shape.experts_per_token == 1) {
+    config.fail("num_experts_per_tok",
+                "is 1, implemented are 2 or more: the gate of one expert would be 1 whatever the "
+                "router says");
+  }
+  const std::int64_t most = std::min(kMaxExperts, kMaxAllExperts / shape.blocks);
+  if (shape.experts > most) {
+    config.fail("num_local_experts", fmt::format("is {}, implemented are at most {} in {} blocks",
+                                                 shape.experts, most, shape.blocks));
+  }
+  const auto window = json.find("sliding_window");
+  if (window != json.end()) {
+    config.fail(
+        "sliding_window",
+        fmt::format("is {}, implemented is null: attention to all tokens before", window->dump()));
+  }
+  return llama(config, json, shape, {.rope_theta = 1e6, .rms_epsilon = 1e-5});
 }
 
 model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::TransformerShape& shape) {
@@ -131,6 +163,18 @@ Json config_of(const model::LlamaConfig& config) {
           {"torch_dtype", "float32"}};
 }
 
+// Of a Llama's config.
+void make_mixtral(Json& json, const Experts& experts) {
+  json.update({{"architectures", {"MixtralForCausalLM"}},
+               {"model_type", "mixtral"},
+               {"num_local_experts", experts.count},
+               {"num_experts_per_tok", experts.per_token},
+               {"router_jitter_noise", 0.0},
+               {"sliding_window", nullptr}});
+  json.erase("attention_bias");  // keys that it does not have
+  json.erase("mlp_bias");
+}
+
 Json config_of(const model::Gpt2Config& config) {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
@@ -151,7 +195,7 @@ Json config_of(const model::Gpt2Config& config) {
 
 }  // namespace
 
-Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_view origin) {
+Expected<HuggingFaceModel> parse_hugging_face(const Json& json, std::string_view origin) {
   // Sizes, and what holds for them, as the planner reads them.
   const auto shape_read = cost::parse_config(json, origin, 1);
   if (!shape_read) {
@@ -162,15 +206,20 @@ Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_
   const cost::TransformerShape& shape = *shape_read;
   const Json kept = without_nulls(json);
   JsonObject config(kept, std::string(origin));
-  require(config, kept, "model_type", {"llama", "gpt2"});
+  require(config, kept, "model_type", {"llama", "gpt2", "mixtral"});
   forbid(config, kept, "quantization_config");
   if (shape.head_size * shape.heads != shape.hidden) {
     config.fail("head_dim", fmt::format("is {}, implemented is hidden size / heads = {} / {}",
                                         shape.head_size, shape.hidden, shape.heads));
   }
-  model::DecoderConfig decoder;
-  if (config.string("model_type") == "gpt2") {
+  HuggingFaceModel model;
+  model::DecoderConfig& decoder = model.decoder;
+  const std::string type = config.string("model_type");
+  if (type == "gpt2") {
     decoder = gpt2(config, kept, shape);
+  } else if (type == "mixtral") {
+    decoder = mixtral(config, kept, shape);
+    model.experts = {.count = shape.experts, .per_token = shape.experts_per_token};
   } else {
     decoder = llama(config, kept, shape);
   }
@@ -184,7 +233,7 @@ Expected<model::DecoderConfig> parse_hugging_face(const Json& json, std::string_
   DYNMO_TRY(config.finish());
   const auto valid = model::validate(decoder);
   if (!valid) return make_error(ErrorCode::kBadInput, "{}: {}", origin, valid.error().message);
-  return decoder;
+  return model;
 }
 
 std::string left_out(const Json& json) {
@@ -202,9 +251,10 @@ std::string left_out(const Json& json) {
       fmt::join(found, ", "));
 }
 
-Json hugging_face_config(const model::DecoderConfig& config) {
-  Json json = std::visit([](const auto& c) { return config_of(c); }, config);
-  add_special_tokens(json, model::shape_of(config).vocabulary);
+Json hugging_face_config(const HuggingFaceModel& model) {
+  Json json = std::visit([](const auto& c) { return config_of(c); }, model.decoder);
+  if (model.experts) make_mixtral(json, *model.experts);
+  add_special_tokens(json, model::shape_of(model.decoder).vocabulary);
   return json;
 }
 

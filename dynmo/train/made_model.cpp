@@ -74,6 +74,7 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   auto weights = read_weights(c.train.init);
   if (weights) {
     auto same = check_same_decoder(*weights, *made.decoder);
+    if (same) same = check_same_experts(*weights, c.sources);
     if (same) same = check_same_layers(*weights, made.places, made.layers);
     if (!same) weights = same.error();
   }

@@ -23,6 +23,7 @@
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"
 #include "dynmo/train/hugging_face.h"
+#include "dynmo/train/mixtral.h"
 #include "dynmo/train/model_config.h"
 #include "dynmo/train/weights.h"
 
@@ -172,13 +173,15 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
                        .left_out = weights.left_out,
                        .notes = weights.notes,
                        .config = weights.config,
+                       .sources = weights.sources,
                        .layers = {},
                        .places = model::places_of(recipe),
                        .states = {}};
   trained.layers = model::layers_of(std::move(recipe));
   trained.sparse_attention = weights.sources.enabled<dynamism::SparseAttentionOptions>();
   for (const auto& source : dynamism::make_sources(weights.sources)(1)) {
-    if (source->replaces_layers()) trained.own_layers = source->name();
+    const bool mixtral = source->name() == "moe";  // which exported_model looks at
+    if (source->replaces_layers() && !mixtral) trained.own_layers = source->name();
   }
   trained.experts_choose =
       weights.sources.enabled<dynamism::MoeOptions>() &&
@@ -298,12 +301,13 @@ Expected<void> export_hugging_face(const TrainedModel& model,
                       "wanted a dense model",
                       model.checkpoint.string(), model.own_layers);
   }
+  DYNMO_ASSIGN(const HuggingFaceModel theirs,
+               exported_model(model.config, model.sources, model.checkpoint.string()));
   if (overwrite == Overwrite::kNo) DYNMO_TRY(check_export_folder(directory));
   DYNMO_TRY(make_directories(directory));
   DYNMO_TRY(checkpoint::write_safetensors(directory / "model.safetensors", exported(model),
                                           {{"format", "pt"}}));
-  return write_file_durably(directory / "config.json",
-                            hugging_face_config(model.config).dump(2) + "\n");
+  return write_file_durably(directory / "config.json", hugging_face_config(theirs).dump(2) + "\n");
 }
 
 Expected<std::string> import_hugging_face(const std::filesystem::path& directory,
@@ -324,7 +328,9 @@ Expected<std::string> import_hugging_face(const std::filesystem::path& directory
                       "'{}' has checkpoints already, the newest of step {}: wanted a new folder",
                       run.string(), there.front().step);
   }
-  const std::string config = to_toml(config_of(model.config));
+  Config described = config_of(model.config);
+  described.sources = model.sources;
+  const std::string config = to_toml(described);
   DYNMO_TRY(make_directories(root));
   DYNMO_ASSIGN(const std::filesystem::path pending, checkpoint::begin_checkpoint(root, 0));
   std::vector<checkpoint::FileEntry> entries;

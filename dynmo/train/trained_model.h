@@ -13,6 +13,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/data/tokenizer.h"
+#include "dynmo/dynamism/source_options.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 
@@ -25,12 +26,13 @@ struct TrainedModel {
   std::string left_out;            // of a Hugging Face config (hugging_face.h), or ""
   std::vector<std::string> notes;  // newer checkpoints passed over, and why
   model::DecoderConfig config;
+  dynamism::SourceOptions sources = {};  // of its run, as far as they shape layers
   model::Model layers;
   std::vector<model::Place> places;       // by LayerId
   std::vector<model::LayerState> states;  // by LayerId; values only
   // Attention looks at pairs that a source chooses: whole texts are read for each token.
   bool sparse_attention = false;
-  // The table of the source whose layers no other library has; empty: none.
+  // The table of the source whose layers no other library has; empty: none, or [moe].
   std::string own_layers = {};
   bool experts_choose = false;  // tokens, also later ones (moe.router)
 };
@@ -78,8 +80,9 @@ struct Sampling {
 // kBadInput unless `directory` is absent or empty.
 [[nodiscard]] Expected<void> check_export_folder(const std::filesystem::path& directory);
 
-// Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM or
-// GPT2LMHeadModel reads. A tied pair is written once, under the embedding's name, as they do.
+// Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM,
+// GPT2LMHeadModel or, of a Llama with experts, MixtralForCausalLM reads. A tied pair is written
+// once, under the embedding's name, as they do. kBadInput: it has no such model (mixtral.h).
 // Overwriting replaces these two files, and touches nothing else in the folder.
 enum class Overwrite { kNo, kYes };
 [[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,

@@ -11,6 +11,7 @@
 #include "dynmo/checkpoint/finite.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
+#include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/source.h"
 #include "dynmo/model/recipe.h"
 #include "dynmo/train/checkpoints.h"
@@ -109,7 +110,9 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
                   .config = {},
                   .tensors = {},
                   .files = {}};
-  DYNMO_ASSIGN(weights.config, parse_hugging_face(json, (directory / "config.json").string()));
+  DYNMO_ASSIGN(const HuggingFaceModel described,
+               parse_hugging_face(json, (directory / "config.json").string()));
+  weights.config = described.decoder;
   weights.left_out = left_out(json);
   DYNMO_ASSIGN(weights.files, open_hugging_face(directory));
   const model::Family family = model::family(weights.config);
@@ -122,6 +125,11 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
       const bool bare = tensor.name != kHead && !tensor.name.starts_with(prefix);
       weights.tensors.emplace(bare ? prefix + tensor.name : tensor.name, tensor);
     }
+  }
+  if (described.experts) {
+    weights.sources = sources_of(*described.experts);
+    DYNMO_TRY(separate_experts(weights.tensors, model::shape_of(weights.config), *described.experts,
+                               directory.string()));
   }
   return weights;
 }
@@ -190,6 +198,25 @@ at::ScalarType scalar_type(DType dtype) {
   }
 }
 
+using Setting = std::pair<std::string, std::string>;  // a key and its value as TOML
+
+// Whether there are experts, and then which; all else is the same.
+std::vector<Setting> expert_settings_of(const dynamism::SourceOptions& sources) {
+  const bool enabled = sources.enabled<dynamism::MoeOptions>();
+  if (!enabled) return {{"moe.enabled", "false"}};
+  const auto& moe = sources.get<dynamism::MoeOptions>();
+  return {{"moe.enabled", "true"},
+          {"moe.experts", fmt::format("{}", moe.experts)},
+          {"moe.top_k", fmt::format("{}", moe.top_k)},
+          {"moe.expert_hidden", fmt::format("{}", moe.expert_hidden)}};
+}
+
+Error differs(const Weights& weights, const Setting& theirs, const std::string& ours) {
+  return make_error(
+      ErrorCode::kBadInput, "'{}' has {} = {}, this run {}: wanted the same; set {}={}",
+      weights.origin.string(), theirs.first, theirs.second, ours, theirs.first, theirs.second);
+}
+
 }  // namespace
 
 Expected<Weights> read_weights(const std::filesystem::path& path) {
@@ -208,17 +235,22 @@ Expected<void> check_same_decoder(const Weights& weights, const model::DecoderCo
   const auto ours = settings_of(config);
   for (std::size_t i = 0; i < theirs.size(); ++i) {
     // (The families' keys differ in the last ones only, behind that of the family.)
-    if (ours[i] == theirs[i]) continue;
-    return make_error(ErrorCode::kBadInput,
-                      "'{}' has {} = {}, this run {}: wanted the same; set {}={}",
-                      weights.origin.string(), theirs[i].first, theirs[i].second, ours[i].second,
-                      theirs[i].first, theirs[i].second);
+    if (ours[i] != theirs[i]) return differs(weights, theirs[i], ours[i].second);
   }
   if (model::tied(config) && !model::tied(weights.config)) {
     return make_error(ErrorCode::kBadInput,
                       "'{}' has two matrices for embedding and head, this run one: wanted the "
                       "same; set model.tied_embeddings=false",
                       weights.origin.string());
+  }
+  return {};
+}
+
+Expected<void> check_same_experts(const Weights& weights, const dynamism::SourceOptions& sources) {
+  const auto theirs = expert_settings_of(weights.sources);
+  const auto ours = expert_settings_of(sources);
+  for (std::size_t i = 0; i < std::min(theirs.size(), ours.size()); ++i) {
+    if (ours[i] != theirs[i]) return differs(weights, theirs[i], ours[i].second);
   }
   return {};
 }
@@ -240,8 +272,7 @@ Expected<void> check_same_layers(const Weights& weights, const std::vector<model
     return make_error(
         ErrorCode::kBadInput,
         "'{}' has no tensor '{}' of shape [{}]: wanted weights of a run with the same "
-        "sparse_attention.enabled, sparse_attention.rule, mixture_of_depths.*, moe.enabled and "
-        "moe.experts",
+        "sparse_attention.enabled, sparse_attention.rule and mixture_of_depths.*",
         weights.origin.string(), name, fmt::join(spec.shape, ", "));
   }
   return {};

@@ -16,6 +16,7 @@
 #include "dynmo/dynamism/source_options.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/train/mixtral.h"
 
 namespace dynmo::train {
 
@@ -27,9 +28,9 @@ struct Weights {
   // Of a checkpoint's run: what shaped its layers.
   dynamism::SourceOptions sources = {};
   // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
-  std::map<std::string, checkpoint::TensorView, std::less<>> tensors;
+  TensorMap tensors;
   // Of layers, by the same names: a router's bias.
-  std::map<std::string, checkpoint::TensorView, std::less<>> buffers = {};
+  TensorMap buffers = {};
   std::vector<checkpoint::Safetensors> files;  // that hold their bytes
   std::string left_out = {};                   // of a Hugging Face config (hugging_face.h), or ""
   std::vector<std::string> notes = {};         // newer checkpoints passed over, and why
@@ -45,6 +46,10 @@ struct Weights {
 // differs and its value there. Whether embeddings are tied may differ if they are tied there.
 [[nodiscard]] Expected<void> check_same_decoder(const Weights& weights,
                                                 const model::DecoderConfig& config);
+// The same of the keys of [moe] that decide which experts there are and how many a token has; how a
+// run balances them may differ.
+[[nodiscard]] Expected<void> check_same_experts(const Weights& weights,
+                                                const dynamism::SourceOptions& sources);
 
 // Reads all values. kBadInput, naming the first tensor with a NaN or Inf among them.
 [[nodiscard]] Expected<void> check_finite(const Weights& weights);

@@ -25,6 +25,9 @@ TRAINED = {
     "llama": {},
     "llama tied": {"model.tied_embeddings": "true", "model.rope_theta": 50000},
     "gpt2": {"model.family": "gpt2", "model.positions": 50},
+    "mixtral": {"moe.enabled": "true", "moe.experts": 4},
+    "mixtral tied, of wider experts": {"moe.enabled": "true", "moe.experts": 6, "moe.top_k": 3, "moe.expert_hidden": 64,
+                                       "model.tied_embeddings": "true"},
     "gpt2 untied": {"model.family": "gpt2", "model.tied_embeddings": "false", "model.norm_epsilon": 1e-4},
 }
 

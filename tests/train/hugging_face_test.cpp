@@ -12,8 +12,6 @@
 #include <map>
 
 #include "dynmo/core/files.h"
-#include "dynmo/cost/hugging_face.h"
-#include "dynmo/cost/transformer.h"
 #include "dynmo/train/model_config.h"
 #include "dynmo/train/trained_model.h"
 #include "dynmo/train/weights.h"
@@ -40,17 +38,24 @@ std::vector<std::int64_t> tokens_of(const TensorView& view) {
   return {tensor.data_ptr<std::int64_t>(), tensor.data_ptr<std::int64_t>() + tensor.numel()};
 }
 
-// All tensors of a folder's files in fp32, by name.
+// All tensors of a folder's files in fp32, by name; of experts by the name of each.
 std::map<std::string, at::Tensor> tensors_of(const fs::path& folder) {
-  std::map<std::string, at::Tensor> tensors;
+  TensorMap views;
   const std::vector<Safetensors> files = open_hugging_face(folder).value();
   for (const Safetensors& file : files) {
-    for (const TensorView& view : file.tensors()) {
-      const at::ScalarType type = view.dtype == checkpoint::DType::kF16    ? at::kHalf
-                                  : view.dtype == checkpoint::DType::kBF16 ? at::kBFloat16
-                                                                           : at::kFloat;
-      tensors[view.name] = tensor_of(view, type).to(at::kFloat);
-    }
+    for (const TensorView& view : file.tensors()) views[view.name] = view;
+  }
+  const fs::path config = folder / "config.json";
+  const HuggingFaceModel model = parse_hugging_face(read_json(config).value(), "").value();
+  if (model.experts) {
+    EXPECT_TRUE(separate_experts(views, model::shape_of(model.decoder), *model.experts, ""));
+  }
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, view] : views) {
+    const at::ScalarType type = view.dtype == checkpoint::DType::kF16    ? at::kHalf
+                                : view.dtype == checkpoint::DType::kBF16 ? at::kBFloat16
+                                                                         : at::kFloat;
+    tensors[name] = tensor_of(view, type).to(at::kFloat);
   }
   return tensors;
 }
@@ -113,28 +118,10 @@ TEST_P(Golden, ImportedAndExportedIsTheSameTensorByTensor) {
   EXPECT_EQ(import_hugging_face(folder(), run).error().code, ErrorCode::kBadInput);
 }
 
-// The planner's reading of the same file: as many layers of the same parameters.
-TEST_P(Golden, HasTheParametersThatThePlannerCounts) {
-  const auto shape = cost::read_config(folder() / "config.json", 16).value();
-  const auto work = cost::transformer_work(shape);
-  const auto config = read_weights(folder()).value().config;
-  const model::Model layers = model::make_decoder(config);
-  ASSERT_EQ(work.size(), layers.size());
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    double parameters = 0;
-    for (const model::ParameterSpec& spec : layers[i]->parameters()) {
-      double count = 1;
-      for (const std::int64_t size : spec.shape) count *= static_cast<double>(size);
-      parameters += count;
-    }
-    EXPECT_EQ(work[i].parameters + work[i].copied_parameters, parameters) << layers[i]->name();
-    EXPECT_EQ(work[i].name, layers[i]->name());
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Transformers, Golden,
                          ::testing::Values("gpt2-tied", "gpt2-untied-f16", "llama-tied",
-                                           "llama-untied-shards", "llama-bf16"),
+                                           "llama-untied-shards", "llama-bf16", "mixtral-shards",
+                                           "mixtral-fused-bf16"),
                          [](const auto& test) {
                            std::string name = test.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -172,7 +159,8 @@ TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   EXPECT_EQ(refusal("llama-tied", "head_dim", 16),
             "config.json: /head_dim is 16, implemented is hidden size / heads = 32 / 4");
   EXPECT_EQ(refusal("llama-tied", "model_type", "mistral"),
-            "config.json: /model_type is \"mistral\", implemented is \"llama\", \"gpt2\"");
+            "config.json: /model_type is \"mistral\", implemented is \"llama\", \"gpt2\", "
+            "\"mixtral\"");
   EXPECT_EQ(refusal("llama-tied", "quantization_config", {{"bits", 4}}),
             "config.json: /quantization_config is given, which is not implemented");
   EXPECT_EQ(refusal("gpt2-tied", "activation_function", "relu"),
@@ -196,7 +184,8 @@ TEST(HuggingFaceConfig, DropoutThatIsNotTakenOverIsNamed) {
 
 TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {
   const auto theta = [](const Json& json) {
-    return std::get<model::LlamaConfig>(parse_hugging_face(json, "config.json").value()).rope_theta;
+    return std::get<model::LlamaConfig>(parse_hugging_face(json, "config.json")->decoder)
+        .rope_theta;
   };
   Json json = config_json("llama-tied");
   EXPECT_EQ(theta(json), 500000);
@@ -220,20 +209,22 @@ TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
   gpt2.tied_embeddings = false;
   for (const model::DecoderConfig& config :
        {model::DecoderConfig(llama), model::DecoderConfig(gpt2)}) {
-    EXPECT_EQ(parse_hugging_face(hugging_face_config(config), "config.json").value(), config);
+    const HuggingFaceModel described{.decoder = config};
+    EXPECT_EQ(parse_hugging_face(hugging_face_config(described), "config.json").value(), described);
     EXPECT_EQ(decoder_config(config_of(config), 5), config);
   }
 }
 
 TEST(HuggingFaceConfig, TrainingOnShorterInputsKeepsTheLongestInputOfALlama) {
   const Json json = config_json("llama-tied");
-  Config config = config_of(parse_hugging_face(json, "config.json").value());
+  Config config = config_of(parse_hugging_face(json, "config.json")->decoder);
   config.model.shape.sequence = 16;
   const model::DecoderConfig trained = decoder_config(config, 71);
-  EXPECT_EQ(hugging_face_config(trained)["max_position_embeddings"],
+  EXPECT_EQ(hugging_face_config({.decoder = trained})["max_position_embeddings"],
             json["max_position_embeddings"]);
   config.model.shape.positions = 0;
-  EXPECT_EQ(hugging_face_config(decoder_config(config, 71))["max_position_embeddings"], 16);
+  EXPECT_EQ(hugging_face_config({.decoder = decoder_config(config, 71)})["max_position_embeddings"],
+            16);
 }
 
 // Where the input is full, its older half is forgotten: the tokens are those of whole readings.

@@ -48,22 +48,24 @@ class Moe(RunCase):
         self.assertEqual(losses(self.folder / "three"), losses(reference))
         self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
 
-    def test_generates_where_tokens_choose_and_is_not_exported(self):
+    def test_generates_where_tokens_choose_and_is_exported_where_others_have_the_router(self):
         for router in ("top_k", "bias", "sinkhorn", "balanced"):
             self.train(router, 1, f"moe.router={router}")
             text = self.generate(router)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-        refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / "bias"), "--out", str(self.folder / "hf")])
-        self.assert_error(refused, 2, "moe.enabled", "dense")
+        for router, words in (("bias", ("moe.router = 'bias'", "wanted 'top_k'")), ("top_k", ("moe.capacity_factor = 1.25", "wanted 0"))):
+            refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / router), "--out", str(self.folder / "hf")])
+            self.assert_error(refused, 2, *words)
+            self.assertFalse((self.folder / "hf").exists())
         self.train("choice", 1, "moe.router=expert_choice")
         self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
 
     def test_goes_on_from_weights_of_as_many_experts_alone(self):
         self.train("own", 1)
         self.train("from-own", 1, f"train.init={self.folder / 'own'}")
-        for run, extra in (("dense", ("moe.enabled=false",)), ("more", ("moe.experts=6",))):
-            refused = self.run_command(self.command("-n", "1", run=run, extra=(*self.SETTINGS, *extra, f"train.init={self.folder / 'own'}")))
-            self.assert_error(refused, 2, "train.init", "moe.experts")
+        for run, extra in (("dense", "moe.enabled=false"), ("more", "moe.experts=6"), ("wider", "moe.expert_hidden=9")):
+            refused = self.run_command(self.command("-n", "1", run=run, extra=(*self.SETTINGS, extra, f"train.init={self.folder / 'own'}")))
+            self.assert_error(refused, 2, "train.init", f"wanted the same; set {extra.split('=')[0]}=")
 
     def test_counts_are_replayed_for_devices_that_share_the_experts(self):
         self.train("run", 1)

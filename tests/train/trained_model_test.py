@@ -69,9 +69,10 @@ class TrainedModel(RunCase):
 
 
 class Families(RunCase):
-    """Both families by the command line: train, hand to transformers and take back, start from weights."""
+    """Every family by the command line: train, hand to transformers and take back, start from weights."""
 
-    FAMILIES = {"llama": ["model.tied_embeddings=true"], "gpt2": ["model.family=gpt2", "model.positions=24"]}
+    FAMILIES = {"llama": ["model.tied_embeddings=true"], "gpt2": ["model.family=gpt2", "model.positions=24"],
+                "mixtral": ["model.tied_embeddings=true", "moe.enabled=true", "moe.experts=4"]}
 
     @classmethod
     def setUpClass(cls):
@@ -91,6 +92,9 @@ class Families(RunCase):
             for words in (["export-hf", self.folder / family, "--out", exported], ["import-hf", exported, imported]):
                 done = self.run_command([DYNMO, "checkpoint", *map(str, words)])
                 self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], family)
+            planned = self.run_command([DYNMO, "plan", "--model", str(exported), "--device", "cpu", "--sequence", "16", "--ranks", "2"])
+            self.assertEqual(planned.returncode, 0, planned.stderr)
             data = (exported / "model.safetensors").read_bytes()
             self.assertNotIn(b"lm_head.weight", data[:8 + int.from_bytes(data[:8], "little")])
             found = {}
@@ -115,6 +119,10 @@ class Families(RunCase):
         gpt2 = self.folder / "gpt2"
         self.assert_error(self.run_command(self.start("gpt2", gpt2, "wrong", "model.hidden=64")), 2, "train.init", "model.hidden")
         self.assert_error(self.run_command(self.start("llama", gpt2, "wrong")), 2, "train.init", "model.family = gpt2")
+        mixtral = self.folder / "mixtral"
+        self.assert_error(self.run_command(self.start("llama", mixtral, "wrong")), 2, "train.init", "set moe.enabled=true")
+        self.assert_error(self.run_command(self.start("mixtral", mixtral, "wrong", "moe.experts=5")), 2, "train.init", "set moe.experts=4")
+        self.assert_error(self.run_command(self.start("mixtral", mixtral, "wrong", "moe.top_k=3")), 2, "train.init", "set moe.top_k=2")
         self.assert_error(self.run_command(self.start("gpt2", self.folder / "nowhere", "wrong")), 4, "train.init",
                           f"'{self.folder}/nowhere' does not exist", "Hugging Face")
         self.assert_error(self.run_command(self.start("gpt2", self.data, "wrong")), 4, "train.init",

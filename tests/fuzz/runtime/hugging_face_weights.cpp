@@ -11,6 +11,7 @@
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/train/hugging_face.h"
+#include "dynmo/train/mixtral.h"
 #include "dynmo/train/model_config.h"
 #include "dynmo/train/weights.h"
 #include "tests/fuzz/target.h"
@@ -43,31 +44,56 @@ std::string file_of(std::string_view header, std::int64_t data) {
   return file.append(static_cast<std::size_t>(std::clamp<std::int64_t>(data, 0, kMaxData)), '\0');
 }
 
-std::string seed(const model::DecoderConfig& config, bool shards) {
+// Names and shapes of block 0's experts as the models of transformers have them.
+std::vector<std::pair<std::string, std::vector<std::int64_t>>> fused(
+    const cost::DecoderShape& shape, std::int64_t experts) {
+  const std::string block = "model.layers.0.mlp.";
+  return {{block + "gate.weight", {experts, shape.hidden}},
+          {block + "experts.gate_up_proj", {experts, 2 * shape.intermediate, shape.hidden}},
+          {block + "experts.down_proj", {experts, shape.hidden, shape.intermediate}}};
+}
+
+enum class Written { kOneFile, kShards, kFused };
+
+std::string seed(const train::HuggingFaceModel& described, Written written_as) {
+  const bool shards = written_as == Written::kShards;
   const TempFolder folder;
-  const model::Recipe recipe = model::make_recipe(config);
+  const model::DecoderConfig& config = described.decoder;
+  const model::Recipe recipe =
+      train::shaped_recipe(config, described.experts ? train::sources_of(*described.experts)
+                                                     : dynamism::SourceOptions())
+          .value();
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kMaxData));
   std::vector<checkpoint::TensorView> tensors;
   Json map = Json::object();
   std::size_t data = 0;
+  const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+    const std::size_t bytes = *checkpoint::bytes_of(checkpoint::DType::kF32, shape);
+    tensors.push_back({.name = name,
+                       .dtype = checkpoint::DType::kF32,
+                       .shape = shape,
+                       .bytes = std::span(zeros).first(bytes)});
+    map[name] = "a.safetensors";
+    data += bytes;
+  };
   for (const auto& [place, layer] : recipe.slots) {
     for (const model::ParameterSpec& spec : layer->parameters()) {
       const std::string name = model::checkpoint_name(config, place, spec.name);
       if (spec.name == "lm_head.weight" && model::tied(config)) continue;
-      const std::size_t bytes = *checkpoint::bytes_of(checkpoint::DType::kF32, spec.shape);
-      tensors.push_back({.name = name,
-                         .dtype = checkpoint::DType::kF32,
-                         .shape = spec.shape,
-                         .bytes = std::span(zeros).first(bytes)});
-      map[name] = "a.safetensors";
-      data += bytes;
+      const bool joined = spec.name.starts_with("block_sparse_moe");
+      if (written_as != Written::kFused || !joined) add(name, spec.shape);
+    }
+  }
+  if (written_as == Written::kFused) {
+    for (const auto& [name, shape] : fused(model::shape_of(config), described.experts->count)) {
+      add(name, shape);
     }
   }
   const auto path = folder.path() / "a";
   const auto written = checkpoint::write_safetensors(path, tensors);
   DYNMO_CHECK(written.has_value(), "a file, got {}", written.error().message);
   const std::string file = read_file(path).value();
-  std::string text = train::hugging_face_config(config).dump();
+  std::string text = train::hugging_face_config(described).dump();
   text.append(kBetween).append(file.substr(8, file.size() - 8 - data));
   text.append(kBetween).append(std::to_string(data));
   if (shards) text.append(kBetween).append(Json{{"weight_map", map}}.dump());
@@ -95,7 +121,7 @@ Outcome run_target(std::string_view text) {
   if (!weights) return refused(weights.error());
   const auto same = train::check_same_decoder(*weights, weights->config);
   DYNMO_CHECK(same.has_value(), "the decoder of its own config, got {}", same.error().message);
-  const model::Recipe recipe = model::make_recipe(weights->config);
+  const model::Recipe recipe = train::shaped_recipe(weights->config, weights->sources).value();
   for (std::size_t i = 0; i < std::min(recipe.slots.size(), kMaxLayers); ++i) {
     const auto& [place, layer] = recipe.slots[i];
     model::LayerState state =
@@ -120,7 +146,11 @@ std::vector<std::string> seeds() {
                                          .intermediate = 3,
                                          .sequence = 8,
                                          .positions = 8}};
-  return {seed(llama, false), seed(gpt2, false), seed(llama, true)};
+  const train::HuggingFaceModel mixtral{.decoder = llama,
+                                        .experts = train::Experts{.count = 3, .per_token = 2}};
+  return {seed({.decoder = llama}, Written::kOneFile), seed({.decoder = gpt2}, Written::kOneFile),
+          seed({.decoder = llama}, Written::kShards), seed(mixtral, Written::kOneFile),
+          seed(mixtral, Written::kFused)};
 }
 
 }  // namespace dynmo::fuzz
