@@ -11,7 +11,8 @@ namespace dynmo::process {
 namespace {
 
 constexpr std::size_t kMaxVerdictText = 4000;
-constexpr std::size_t kMaxFrame = 8192;
+constexpr std::size_t kMaxFrame = 8192;  // of one that has not said hello
+constexpr std::size_t kMaxKnownFrame = std::size_t{8} << 20;
 
 template <typename T>
 void append(std::string& bytes, T value) {
@@ -43,6 +44,14 @@ std::string encode(const Hello& hello) {
   return encode(FrameType::kHello, rest);
 }
 
+std::string encode(const Word& word) {
+  std::string rest;
+  append(rest, static_cast<std::uint32_t>(word.key.size()));
+  rest += word.key;
+  rest += word.value;
+  return encode(FrameType::kWord, rest);
+}
+
 std::string encode_verdict(const Error& verdict) {
   std::string rest;
   append(rest, static_cast<std::int32_t>(verdict.code));
@@ -60,6 +69,14 @@ std::optional<Error> parse_verdict(std::string_view rest) {
   if (rest.size() < sizeof(std::int32_t)) return std::nullopt;
   const auto code = take<std::int32_t>(rest);
   return Error{static_cast<ErrorCode>(code), std::string(rest)};
+}
+
+std::optional<Word> parse_word(std::string_view rest) {
+  if (rest.size() < sizeof(std::uint32_t)) return std::nullopt;
+  const auto length = take<std::uint32_t>(rest);
+  if (length > rest.size()) return std::nullopt;
+  return Word{.key = std::string(rest.substr(0, length)),
+              .value = std::string(rest.substr(length))};
 }
 
 void PeerConnection::flush() {
@@ -91,7 +108,7 @@ std::optional<std::size_t> PeerConnection::first_frame() const {
   std::string_view bytes = in;
   if (bytes.size() < sizeof(std::uint32_t)) return 0;
   const auto length = take<std::uint32_t>(bytes);
-  if (length == 0 || length > kMaxFrame) return std::nullopt;
+  if (length == 0 || length > (is_known() ? kMaxKnownFrame : kMaxFrame)) return std::nullopt;
   return bytes.size() < length ? 0 : length;
 }
 

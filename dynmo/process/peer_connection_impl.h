@@ -24,6 +24,7 @@ enum class FrameType : char {
   kDone,     // to rank 0: nothing
   kAllDone,  // from rank 0: nothing
   kVerdict,  // code (4), text
+  kWord,     // length of the key (4), key, value
 };
 
 struct Frame {
@@ -36,13 +37,20 @@ struct Hello {
   WorldRank rank;
 };
 
+struct Word {
+  std::string key;
+  std::string value;
+};
+
 [[nodiscard]] std::string encode(FrameType type, std::string_view rest = {});
 [[nodiscard]] std::string encode(const Hello& hello);
+[[nodiscard]] std::string encode(const Word& word);
 [[nodiscard]] std::string encode_verdict(const Error& verdict);
 
 // Of the rest of such a frame; nullopt if it is none.
 [[nodiscard]] std::optional<Hello> parse_hello(std::string_view rest);
 [[nodiscard]] std::optional<Error> parse_verdict(std::string_view rest);
+[[nodiscard]] std::optional<Word> parse_word(std::string_view rest);
 
 struct PeerConnection {
   enum class State { kOpen, kClosed };

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <csignal>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -58,6 +59,7 @@ class Watchdog::Loop {
   }
 
   [[nodiscard]] std::uint16_t port() const { return local_port(listener_); }
+  [[nodiscard]] const std::string& own_address() const { return own_address_; }
 
   std::optional<Error> verdict_within(milliseconds time) const {
     std::unique_lock lock(mutex_);
@@ -66,6 +68,9 @@ class Watchdog::Loop {
   }
   void announce(const Error& why);
   Expected<void> leave(milliseconds deadline);
+  void tell(const std::string& key, const std::string& value);
+  std::optional<std::string> told(const std::string& key) const;
+  Expected<bool> wait_for(const std::vector<std::string>& keys, milliseconds time) const;
 
  private:
   [[nodiscard]] int name(int rank) const { return name_of(options_, rank); }
@@ -82,6 +87,7 @@ class Watchdog::Loop {
   State handle_hello(PeerConnection& peer, std::string_view rest);
   void handle_closed(PeerConnection& peer);
   void take_requests();
+  void hear(const PeerConnection& from, Word word);
   void check_all_done();
   void check_silence(Clock::time_point now);
   void decide(const Error& error);
@@ -93,6 +99,7 @@ class Watchdog::Loop {
   const OnVerdict on_verdict_;
   const UniqueFd listener_;
   const UniqueFd wake_;
+  std::string own_address_;            // set before the thread starts
   std::vector<PeerConnection> peers_;  // the thread's own; of a rank that is not 0: rank 0
   bool sent_done_ = false;             // likewise
 
@@ -104,12 +111,15 @@ class Watchdog::Loop {
   bool leaving_ = false;
   bool all_done_ = false;
   bool stop_ = false;
+  std::map<std::string, std::string> words_;  // all that has been told
+  std::vector<Word> to_tell_;
 
   std::thread thread_;
 };
 
 void Watchdog::Loop::adopt_rank_0(UniqueFd socket) {
   make_prompt(socket);
+  own_address_ = dynmo::process::local_address(socket);
   PeerConnection& peer = peers_.emplace_back();
   peer.socket = std::move(socket);
   peer.rank = 0;
@@ -150,6 +160,31 @@ Expected<void> Watchdog::Loop::leave(milliseconds deadline) {
   return make_error(ErrorCode::kPeerLost, "rank {} has finished, but other ranks have not for {} s",
                     name(options_.rank.value),
                     std::chrono::duration_cast<std::chrono::seconds>(deadline).count());
+}
+
+void Watchdog::Loop::tell(const std::string& key, const std::string& value) {
+  request([&] {
+    words_[key] = value;
+    to_tell_.push_back({key, value});
+    changed_.notify_all();
+  });
+}
+
+std::optional<std::string> Watchdog::Loop::told(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = words_.find(key);
+  return found == words_.end() ? std::nullopt : std::optional(found->second);
+}
+
+Expected<bool> Watchdog::Loop::wait_for(const std::vector<std::string>& keys,
+                                        milliseconds time) const {
+  std::unique_lock lock(mutex_);
+  const auto all = [&] {
+    return std::ranges::all_of(keys, [&](const auto& key) { return words_.contains(key); });
+  };
+  changed_.wait_for(lock, time, [&] { return verdict_.has_value() || all(); });
+  if (verdict_) return *verdict_;
+  return all();
 }
 
 void Watchdog::Loop::run() {
@@ -242,6 +277,12 @@ State Watchdog::Loop::handle(PeerConnection& peer, const Frame& frame) {
       decide(*verdict);
       return State::kOpen;
     }
+    case FrameType::kWord: {
+      auto word = parse_word(frame.rest);
+      if (!word) return State::kClosed;
+      hear(peer, *std::move(word));
+      return State::kOpen;
+    }
     case FrameType::kBeat:
     case FrameType::kHello:
       break;
@@ -257,10 +298,24 @@ State Watchdog::Loop::handle_hello(PeerConnection& peer, std::string_view rest) 
       peers_, [rank](const PeerConnection& other) { return other.rank == rank; });
   if (!is_rank_0() || rank < 1 || rank >= options_.size || known) return State::kClosed;
   peer.rank = rank;
-  // One that comes after the verdict must hear it too.
+  // One that comes late must hear what was told, and the verdict.
   const std::lock_guard lock(mutex_);
+  for (const auto& [key, value] : words_) peer.out += encode(Word{key, value});
   if (verdict_) peer.out += encode_verdict(*verdict_);
   return State::kOpen;
+}
+
+// Rank 0 passes it on.
+void Watchdog::Loop::hear(const PeerConnection& from, Word word) {
+  if (is_rank_0()) {
+    for (PeerConnection& peer : peers_) {
+      if (&peer == &from || !peer.socket || !peer.is_known()) continue;
+      peer.out += encode(word);
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  words_[std::move(word.key)] = std::move(word.value);
+  changed_.notify_all();
 }
 
 void Watchdog::Loop::handle_closed(PeerConnection& peer) {
@@ -285,12 +340,15 @@ void Watchdog::Loop::check_silence(Clock::time_point now) {
 
 void Watchdog::Loop::take_requests() {
   std::optional<Error> announcement;
+  std::vector<Word> words;
   bool leaving = false;
   {
     const std::lock_guard lock(mutex_);
+    to_tell_.swap(words);
     announcement_.swap(announcement);
     leaving = leaving_ && !verdict_ && !all_done_;
   }
+  for (const Word& word : words) broadcast(encode(word));
   if (announcement) {
     // A loss names the rank that is to blame; any other reason is that of this rank.
     if (announcement->code != ErrorCode::kPeerLost) {
@@ -397,9 +455,15 @@ Expected<std::unique_ptr<Watchdog>> Watchdog::connect(const WatchdogOptions& opt
 }
 
 std::uint16_t Watchdog::port() const { return loop_->port(); }
+std::string Watchdog::local_address() const { return loop_->own_address(); }
 std::optional<Error> Watchdog::verdict() const { return verdict_within(milliseconds(0)); }
 std::optional<Error> Watchdog::verdict_within(milliseconds time) const {
   return loop_->verdict_within(time);
+}
+void Watchdog::tell(const std::string& key, const std::string& value) { loop_->tell(key, value); }
+std::optional<std::string> Watchdog::told(const std::string& key) const { return loop_->told(key); }
+Expected<bool> Watchdog::wait_for(const std::vector<std::string>& keys, milliseconds time) const {
+  return loop_->wait_for(keys, time);
 }
 void Watchdog::announce(const Error& why) { loop_->announce(why); }
 Expected<void> Watchdog::leave(milliseconds deadline) { return loop_->leave(deadline); }

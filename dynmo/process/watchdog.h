@@ -10,7 +10,9 @@
 // all. The first verdict of a group is its only one, and it is the same at every rank.
 //
 // A rank that ends on purpose says so first, with its reason: then the reason is the verdict, and
-// the end of its process is not taken for the cause. Knows nothing of libtorch.
+// the end of its process is not taken for the cause. What the ranks tell each other while they form
+// a group goes over the same connections, so that whoever waits for a word hears of a loss instead.
+// Knows nothing of libtorch.
 
 #include <chrono>
 #include <cstdint>
@@ -58,12 +60,24 @@ class Watchdog {
   ~Watchdog();
 
   [[nodiscard]] std::uint16_t port() const;  // of rank 0
+  // Of the other ranks: this host, as the connection to rank 0 sees it.
+  [[nodiscard]] std::string local_address() const;
 
   // "rank 2 was lost: its connection closed" with kPeerLost, or what a rank that ended on purpose
   // gave as its reason, with its code and its rank in front.
   [[nodiscard]] std::optional<Error> verdict() const;
   // Waits for one, at most so long.
   [[nodiscard]] std::optional<Error> verdict_within(std::chrono::milliseconds time) const;
+
+  // Tells all ranks, those that connect later as well, that `key` has this value. Returns at once.
+  // Of two values of one key the one that rank 0 heard last counts.
+  void tell(const std::string& key, const std::string& value);
+  // What has been told; nullopt: nothing yet.
+  [[nodiscard]] std::optional<std::string> told(const std::string& key) const;
+  // Waits until all keys have been told, at most so long: whether they have. The verdict if one
+  // comes first.
+  [[nodiscard]] Expected<bool> wait_for(const std::vector<std::string>& keys,
+                                        std::chrono::milliseconds time) const;
 
   // This rank ends because of `why`, which becomes the verdict at every rank unless there is one
   // already. Returns when it is handed to the system, so that the process may end, or after half a

@@ -20,9 +20,17 @@
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/watchdog.h"
 #include "dynmo/runtime/gloo_group_impl.h"
+#include "dynmo/runtime/relay_store_impl.h"
 #include "dynmo/runtime/store_impl.h"
 
 namespace dynmo::runtime {
+
+class Meeting {
+ public:
+  MeetingPlace place;
+  std::shared_ptr<GroupState> state;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -32,6 +40,30 @@ constexpr milliseconds kJoinPoll{10};
 constexpr milliseconds kConnectTime{10000};     // to the watchdog of rank 0, which is there
 constexpr const char* kUnknown = "-";           // address
 constexpr milliseconds kAcknowledgeTime{1000};  // for the others to read why joining failed
+
+std::string key_of(int rank) { return fmt::format("rank/{}", rank); }
+
+process::WatchdogOptions watchdog_options(const GroupOptions& options) {
+  return {.rank = options.rank,
+          .size = options.size,
+          .names = options.names,
+          .silence = options.silence};
+}
+
+// Of rank 0: has the watchdog listen, and says where. Not the state goes with the verdict: its
+// destructor must not run on the watchdog's own thread.
+Expected<MeetingPlace> listen(const GroupOptions& options, GroupState& state) {
+  process::WatchdogOptions how = watchdog_options(options);
+  std::random_device random;
+  how.secret = (std::uint64_t{random()} << 32) | random();
+  DYNMO_ASSIGN(state.watchdog,
+               process::Watchdog::listen(how, state.address,
+                                         [outstanding = state.outstanding](const Error& why) {
+                                           outstanding->fail(why);
+                                         }));
+  return MeetingPlace{
+      .address = state.address, .port = state.watchdog->port(), .secret = how.secret};
+}
 
 // Joining, one object a call. Errors of c10d leave it as exceptions; join_group turns them.
 class Joining {
@@ -43,7 +75,8 @@ class Joining {
  private:
   Expected<void> open_store();
   Expected<void> claim_rank();
-  Expected<void> start_watchdog();
+  Expected<void> find_watchdog();
+  Expected<void> connect_watchdog(const MeetingPlace& place);
   Expected<void> wait_for_all();
   void choose_address();
   Expected<void> connect_gloo();
@@ -52,9 +85,10 @@ class Joining {
   std::optional<Error> failure();
   void report(const Error& error);
   [[nodiscard]] std::string where() const {
-    return fmt::format("{}:{}", options_.address, options_.port);
+    const auto& place = options_.meeting_place;
+    return place ? fmt::format("{}:{}", place->address, place->port)
+                 : fmt::format("{}:{}", options_.address, options_.port);
   }
-  [[nodiscard]] std::string rank_key(int rank) const { return fmt::format("rank/{}", rank); }
 
   const GroupOptions options_;
   const Clock::time_point deadline_;
@@ -102,12 +136,15 @@ Expected<void> Joining::open_store() {
   return {};
 }
 
-// The error that another rank has reported, or the watchdog's.
+// The error that another rank has reported, the watchdog's, or a reason to give up.
 std::optional<Error> Joining::failure() {
   if (state_->watchdog != nullptr) {
     if (auto verdict = state_->watchdog->verdict()) return verdict;
   }
-  if (!keys_->check({"error"})) return std::nullopt;
+  if (options_.give_up) {
+    if (auto why = options_.give_up()) return why;
+  }
+  if (keys_ == nullptr || !keys_->check({"error"})) return std::nullopt;
   const std::string text = keys_->get_to_str("error");
   return Error{static_cast<ErrorCode>(std::stoi(text)), text.substr(text.find(' ') + 1)};
 }
@@ -153,7 +190,7 @@ Expected<void> Joining::claim_rank() {
                       options_.rank, size, agreed);
   }
   const std::string me = fmt::format("{:016x}{}", std::random_device()(), getpid());
-  if (keys_->compareSet(rank_key(options_.rank.value), "", me) != me) {
+  if (keys_->compareSet(key_of(options_.rank.value), "", me) != me) {
     return make_error(ErrorCode::kBadInput,
                       "two processes are rank {} at {}: give each its own RANK", options_.rank,
                       where());
@@ -161,44 +198,49 @@ Expected<void> Joining::claim_rank() {
   return {};
 }
 
-Expected<void> Joining::start_watchdog() {
-  process::WatchdogOptions how{.rank = options_.rank,
-                               .size = options_.size,
-                               .names = options_.names,
-                               .silence = options_.silence};
-  // Not the state: its destructor must not run on the watchdog's own thread.
-  const auto on_verdict = [outstanding = state_->outstanding](const Error& why) {
-    outstanding->fail(why);
-  };
+// Through the store.
+Expected<void> Joining::find_watchdog() {
+  state_->address = store_->address;
   if (options_.rank == WorldRank(0)) {
-    std::random_device random;
-    how.secret = (std::uint64_t{random()} << 32) | random();
-    DYNMO_ASSIGN(state_->watchdog, process::Watchdog::listen(how, store_->address, on_verdict));
-    keys_->set("watchdog",
-               fmt::format("{} {} {}", how.secret, state_->watchdog->port(), store_->address));
+    DYNMO_ASSIGN(const MeetingPlace place, listen(options_, *state_));
+    keys_->set("watchdog", fmt::format("{} {} {}", place.secret, place.port, place.address));
     return {};
   }
   DYNMO_ASSIGN(const std::string text, wait_for("watchdog", "rank 0"));
+  MeetingPlace place;
   std::size_t used = 0;
-  how.secret = std::stoull(text, &used);
+  place.secret = std::stoull(text, &used);
   const std::string rest = text.substr(used + 1);
-  const auto port = static_cast<std::uint16_t>(std::stoi(rest, &used));
-  DYNMO_ASSIGN(state_->watchdog, process::Watchdog::connect(how, rest.substr(used + 1), port,
-                                                            on_verdict, kConnectTime));
+  place.port = static_cast<std::uint16_t>(std::stoi(rest, &used));
+  place.address = rest.substr(used + 1);
+  return connect_watchdog(place);
+}
+
+Expected<void> Joining::connect_watchdog(const MeetingPlace& place) {
+  process::WatchdogOptions how = watchdog_options(options_);
+  how.secret = place.secret;
+  const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
+  DYNMO_ASSIGN(state_->watchdog, process::Watchdog::connect(
+                                     how, place.address, place.port,
+                                     [outstanding = state_->outstanding](const Error& why) {
+                                       outstanding->fail(why);
+                                     },
+                                     std::min(kConnectTime, left)));
   return {};
 }
 
 Expected<void> Joining::wait_for_all() {
-  keys_->set("ready/" + rank_key(options_.rank.value),
-             found_by_name_ ? std::string(kUnknown) : store_->address);
+  state_->watchdog->tell(key_of(options_.rank.value),
+                         found_by_name_ ? std::string(kUnknown) : state_->address);
   std::vector<int> missing;
   for (int rank = 0; rank < options_.size; ++rank) missing.push_back(rank);
   while (true) {
-    std::erase_if(missing, [&](int rank) { return keys_->check({"ready/" + rank_key(rank)}); });
+    std::erase_if(missing,
+                  [&](int rank) { return state_->watchdog->told(key_of(rank)).has_value(); });
     if (missing.empty()) return {};
     if (auto error = failure()) return *error;
     if (Clock::now() > deadline_) break;
-    std::this_thread::sleep_for(kJoinPoll);
+    DYNMO_TRY(state_->watchdog->wait_for({key_of(missing.front())}, kJoinPoll));
   }
   return make_error(
       ErrorCode::kPeerLost, "{} of {} ranks did not join at {} within {:.0f} s: {}{}",
@@ -215,11 +257,11 @@ Expected<void> Joining::wait_for_all() {
 void Joining::choose_address() {
   if (!found_by_name_) return;
   for (int rank = 0; rank < options_.size; ++rank) {
-    const std::string other = keys_->get_to_str("ready/" + rank_key(rank));
+    const std::string other = *state_->watchdog->told(key_of(rank));
     if (other == kUnknown) continue;
     const std::string own = process::address_towards(other);
     if (!own.empty()) {
-      store_->address = own;
+      store_->address = state_->address = own;
       return;
     }
   }
@@ -237,13 +279,13 @@ Expected<void> Joining::connect_gloo() {
   };
   auto shared = std::make_shared<Shared>();
   auto how = c10d::ProcessGroupGloo::Options::create(options_.join_timeout);
-  how->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(store_->address));
-  auto prefix = c10::make_intrusive<c10d::PrefixStore>("gloo", keys_);
-  std::thread([shared, how, prefix, rank = options_.rank.value, size = options_.size] {
+  how->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(state_->address));
+  auto relay = c10::make_intrusive<RelayStore>(state_->watchdog, options_.join_timeout);
+  std::thread([shared, how, relay, rank = options_.rank.value, size = options_.size] {
     c10::intrusive_ptr<c10d::Backend> gloo;
     std::exception_ptr exception;
     try {
-      gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(prefix, rank, size, how);
+      gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(relay, rank, size, how);
     } catch (...) {
       exception = std::current_exception();
     }
@@ -256,7 +298,7 @@ Expected<void> Joining::connect_gloo() {
 
   std::unique_lock lock(shared->mutex);
   while (!shared->finished.wait_for(lock, kJoinPoll, [&] { return shared->is_finished; })) {
-    if (auto verdict = state_->watchdog->verdict()) return *verdict;
+    if (auto error = failure()) return *error;
     if (Clock::now() > deadline_) {
       return make_error(ErrorCode::kPeerLost,
                         "rank {} could not connect to all others within {:.0f} s", options_.rank,
@@ -273,19 +315,31 @@ Expected<void> Joining::connect_gloo() {
 }
 
 Expected<void> Joining::join() {
-  DYNMO_TRY(open_store());
-  keys_ = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("dynmo/{}/{}", options_.attempt, options_.generation), store_->keys);
-  DYNMO_TRY(claim_rank());
-  DYNMO_TRY(start_watchdog());
+  if (options_.meeting_place) {
+    DYNMO_CHECK((options_.rank == WorldRank(0)) == (options_.meeting != nullptr),
+                "rank 0 of a meeting listens, and no other rank, got rank {}", options_.rank);
+    if (options_.meeting == nullptr) DYNMO_TRY(connect_watchdog(*options_.meeting_place));
+    if (state_->address.empty()) state_->address = state_->watchdog->local_address();
+  } else {
+    DYNMO_TRY(open_store());
+    keys_ = c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("dynmo/{}/{}", options_.attempt, options_.generation), store_->keys);
+    DYNMO_TRY(claim_rank());
+    DYNMO_TRY(find_watchdog());
+  }
   DYNMO_TRY(wait_for_all());
   choose_address();
   return connect_gloo();
 }
 
 Expected<std::unique_ptr<Group>> Joining::run() {
-  state_ = std::make_shared<GroupState>(
-      GroupState{transport::Member(options_.rank.value), options_.size});
+  if (options_.meeting != nullptr) {
+    state_ = options_.meeting->state;
+  } else {
+    state_ = std::make_shared<GroupState>(
+        GroupState{transport::Member(options_.rank.value), options_.size});
+    state_->address = options_.own_address;
+  }
   store_ = options_.store;
   Expected<void> joined;
   if (options_.size > 1) {
@@ -324,11 +378,24 @@ Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
               "a rank of the group, got {} of {}", options.rank, options.size);
   if (options.size > 1) {
     std::signal(SIGPIPE, SIG_IGN);
-    DYNMO_TRY(process::allow_descriptors(process::descriptors_of_rank(options.size),
-                                         fmt::format("rank {} of {}", options.rank, options.size)));
+    DYNMO_TRY(
+        process::allow_descriptors(process::descriptors_of_rank(options.size + options.beside),
+                                   fmt::format("rank {} of {}", options.rank, options.size)));
   }
   return Joining(options).run();
 }
+
+Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options) {
+  DYNMO_CHECK(options.rank == WorldRank(0), "rank 0, got {}", options.rank);
+  auto meeting = std::make_shared<Meeting>();
+  meeting->state = std::make_shared<GroupState>(GroupState{transport::Member(0), options.size});
+  meeting->state->address = options.own_address.empty() ? options.address : options.own_address;
+  if (options.size == 1) return meeting;  // needs nobody
+  DYNMO_ASSIGN(meeting->place, listen(options, *meeting->state));
+  return meeting;
+}
+
+const MeetingPlace& place_of(const Meeting& meeting) { return meeting.place; }
 
 void quit(int exit_code) {
   std::cout.flush();

@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,7 +29,15 @@
 
 namespace dynmo::runtime {
 
-class Store;  // through which the ranks of a run find each other; outlives groups
+class Store;    // through which the ranks of a run find each other; outlives groups
+class Meeting;  // rank 0's end of a group that is to be: it listens
+
+// Where the ranks of a group meet that have agreed on it: it needs no store.
+struct MeetingPlace {
+  std::string address;
+  std::uint16_t port = 0;
+  std::uint64_t secret = 0;
+};
 
 struct GroupOptions {
   WorldRank rank;
@@ -42,6 +51,12 @@ struct GroupOptions {
   std::optional<int> store_fd = {};   // rank 0: a listening socket to be taken over
   std::string attempt = {};           // tells restarts that share one store apart
   std::shared_ptr<Store> store = {};  // of an earlier generation: address and port are not used
+  std::optional<MeetingPlace> meeting_place = {};  // instead of a store
+  std::shared_ptr<Meeting> meeting = {};           // of rank 0: who listens there (open_meeting)
+  int beside = 0;                // ranks of a group of this process that stays meanwhile
+  std::string own_address = {};  // of this rank, as the others reach it; "": is found out
+  // Asked now and then while the group forms; an error ends the joining of all with it.
+  std::function<std::optional<Error>()> give_up = {};
   std::chrono::milliseconds join_timeout{60000};  // for all ranks to be there
   // Longest wait for one message. No detector of losses, that is the watchdog: a rank may have a
   // reason to be busy for long. It ends what would hang forever for a bug.
@@ -67,8 +82,11 @@ class Group : public transport::Transport {
   // This rank's work is done: returns when all ranks' is. The group's failure if it fails first.
   [[nodiscard]] virtual Expected<void> leave() = 0;
 
-  // For the next generation's GroupOptions. Usable while the process that opened it lives.
+  // For the next generation's GroupOptions. Usable while the process that opened it lives; null of
+  // a group that has met without.
   [[nodiscard]] virtual std::shared_ptr<Store> store() const = 0;
+  // Of this rank, as the others reach it; "" of a rank that was alone from the start.
+  [[nodiscard]] virtual const std::string& address() const = 0;
 };
 
 // Joins the group of `options`; returns when all its ranks have. Ignores SIGPIPE from then on (a
@@ -81,6 +99,11 @@ class Group : public transport::Transport {
 //
 // Destroying a group that has neither failed nor been left is abort("rank 1 has left the group").
 [[nodiscard]] Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options);
+
+// Of rank 0, before the others are told where to meet: listens at `options.own_address` (else
+// `options.address`) on a free port. kBadInput.
+[[nodiscard]] Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options);
+[[nodiscard]] const MeetingPlace& place_of(const Meeting& meeting);
 
 // Ends the process at once, after flushing the streams: no destructors of static objects, no
 // joining of threads. The end of a rank's main() after a failure, and of a launcher's. A group can

@@ -105,6 +105,7 @@ class GlooGroup final : public Group {
   [[nodiscard]] std::optional<Error> failure() const override { return state_->failure(); }
   Expected<void> leave() override;
   [[nodiscard]] std::shared_ptr<Store> store() const override { return store_; }
+  [[nodiscard]] const std::string& address() const override { return state_->address; }
 
  private:
   using Post = c10::intrusive_ptr<c10d::Work> (c10d::Backend::*)(std::vector<at::Tensor>&, int,

@@ -68,7 +68,8 @@ struct GroupState {
   int size;
   std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watchdog
   c10::intrusive_ptr<c10d::Backend> gloo = {};
-  std::unique_ptr<process::Watchdog> watchdog = {};  // gone first, with its thread
+  std::string address = {};                          // of this rank, as the others reach it
+  std::shared_ptr<process::Watchdog> watchdog = {};  // gone first, with its thread
 
   [[nodiscard]] std::optional<Error> failure() const { return outstanding->failure(); }
   // Fails the group here and everywhere.

@@ -134,6 +134,42 @@ TEST(Watchdog, ARankThatHasFinishedMayEndBeforeTheOthers) {
 }
 
 // A socket that says hello as rank 1 and then nothing, like a stopped process.
+TEST(Watchdog, WhatARankTellsReachesAllAlsoThoseThatComeLater) {
+  std::vector<std::unique_ptr<Watchdog>> dogs;
+  const auto ignore = [](const Error&) {};
+  dogs.push_back(Watchdog::listen(options_of(0, 3), "127.0.0.1", ignore).value());
+  const auto connect = [&](int rank) {
+    dogs.push_back(
+        Watchdog::connect(options_of(rank, 3), "127.0.0.1", dogs[0]->port(), ignore, kLong)
+            .value());
+  };
+  connect(1);
+  const std::string large(1 << 20, 'x');
+  dogs[1]->tell("large", large);
+  dogs[0]->tell("mine", std::string("\0\n", 2));
+  EXPECT_TRUE(dogs[1]->wait_for({"mine", "large"}, kLong).value());
+  EXPECT_TRUE(dogs[0]->wait_for({"large"}, kLong).value());
+  connect(2);
+  EXPECT_TRUE(dogs[2]->wait_for({"mine", "large"}, kLong).value());
+  for (const auto& dog : dogs) {
+    EXPECT_EQ(dog->told("large"), large);
+    EXPECT_EQ(dog->told("mine"), std::string("\0\n", 2));
+    EXPECT_EQ(dog->told("nothing"), std::nullopt);
+    EXPECT_FALSE(dog->wait_for({"mine", "nothing"}, milliseconds(0)).value());
+  }
+  EXPECT_EQ(dogs[2]->local_address(), "127.0.0.1");
+}
+
+TEST(Watchdog, WhoWaitsForAWordHearsOfALossInstead) {
+  Watch watch(3);
+  auto waiting =
+      std::async(std::launch::async, [&] { return watch.dogs[1]->wait_for({"of rank 2"}, kLong); });
+  watch.dogs[2].reset();
+  const auto heard = waiting.get();
+  ASSERT_FALSE(heard);
+  EXPECT_EQ(heard.error(), kLostRank2);
+}
+
 TEST(Watchdog, NamesASilentRank) {
   WatchdogOptions options = options_of(0, 3);
   options.silence = milliseconds(200);
