@@ -57,10 +57,24 @@ Expected<Build> parse_build(JsonObject& object) {
   return build;
 }
 
+Expected<Json> parse_line(std::string_view line, std::size_t limit, const char* origin) {
+  if (line.size() > limit) {
+    return make_error(ErrorCode::kBadInput, "{} has {} bytes, wanted at most {}", origin,
+                      line.size(), limit);
+  }
+  return parse_json(line, origin);
+}
+
+}  // namespace
+
 Json to_json(const Place& place) {
-  return {{"generation", place.generation}, {"size", place.size},       {"rank", place.rank.value},
-          {"member", place.member},         {"address", place.address}, {"port", place.port},
-          {"attempt", place.attempt}};
+  return {{"generation", place.generation},
+          {"size", place.size},
+          {"rank", place.rank.value},
+          {"member", place.member},
+          {"address", place.address},
+          {"port", place.port},
+          {"secret", static_cast<std::int64_t>(place.secret)}};
 }
 
 Expected<Place> parse_place(JsonObject& object) {
@@ -73,21 +87,11 @@ Expected<Place> parse_place(JsonObject& object) {
   const int port = small_number(object, "port", 0);
   if (port > std::numeric_limits<std::uint16_t>::max()) object.fail("port", "is no port");
   place.port = static_cast<std::uint16_t>(port);
-  place.attempt = object.string("attempt");
+  place.secret = static_cast<std::uint64_t>(object.integer("secret"));
   if (place.rank.value >= place.size) object.fail("rank", "is not below the size");
   DYNMO_TRY(object.finish());
   return place;
 }
-
-Expected<Json> parse_line(std::string_view line, std::size_t limit, const char* origin) {
-  if (line.size() > limit) {
-    return make_error(ErrorCode::kBadInput, "{} has {} bytes, wanted at most {}", origin,
-                      line.size(), limit);
-  }
-  return parse_json(line, origin);
-}
-
-}  // namespace
 
 Json to_json(const Member& member) {
   return {{"id", fmt::format("{:016x}", member.id.value)},

@@ -63,11 +63,14 @@ struct Place {
   int size = 0;  // of the group
   WorldRank rank = {};
   int member = 0;
-  std::string address;  // of the store through which the ranks find each other
+  std::string address;  // where the group's first rank waits for the others
   std::uint16_t port = 0;
-  std::string attempt;
+  std::uint64_t secret = 0;  // that it wants to hear
   friend bool operator==(const Place&, const Place&) = default;
 };
+
+[[nodiscard]] Json to_json(const Place& place);
+[[nodiscard]] Expected<Place> parse_place(JsonObject& object);
 
 struct Reply {
   ErrorCode code = ErrorCode::kBadInput;  // where it is not done

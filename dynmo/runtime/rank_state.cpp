@@ -41,6 +41,15 @@ void make_whole(const model::Model& model, LayerStates& layers) {
   }
 }
 
+void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position) {
+  state.layers.merge(state.spares);
+  state.spares.clear();
+  state.plan = plan;
+  set_aside(state, position);
+  state.spares.clear();
+  make_whole(model, state.layers);
+}
+
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
                            std::uint64_t seed, const std::vector<model::Tie>& ties) {
   LayerStates states;

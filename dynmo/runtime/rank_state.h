@@ -40,6 +40,9 @@ struct RankState {
 
 // Makes spares of the layers that the state's plan gives to others.
 void set_aside(RankState& state, Rank position);
+// Undoes what was moved under other plans since `plan` was in force, which nobody has agreed on:
+// the state has all layers that `plan` gives to this position, some of them as spares.
+void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position);
 // Layers that were spares get back what they were kept without.
 void make_whole(const model::Model& model, LayerStates& layers);
 

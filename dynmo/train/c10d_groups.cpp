@@ -20,7 +20,7 @@ namespace dynmo::train {
 namespace {
 
 // A change of groups among ranks that are there; the first group waits longer for its ranks.
-constexpr std::chrono::milliseconds kChangeTime{30000};
+constexpr std::chrono::milliseconds kChangeTime{20000};
 
 std::atomic<bool> sigterm{false};
 
@@ -72,42 +72,74 @@ Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const runtime::GroupOptio
                                                        const elastic::Member& self,
                                                        Decorate decorate) {
   std::unique_ptr<C10dGroups> groups(new C10dGroups(options, self, std::move(decorate)));
-  DYNMO_TRY(groups->open());
+  DYNMO_ASSIGN(groups->now_, groups->join(options));
   return groups;
 }
 
-Expected<void> C10dGroups::open() {
-  DYNMO_ASSIGN(group_, runtime::join_group(options_));
-  transport_ = std::make_unique<Borrowed>(*group_);
-  if (decorate_) transport_ = decorate_(std::move(transport_));
-  return {};
+Expected<C10dGroups::Joined> C10dGroups::join(const runtime::GroupOptions& options) const {
+  Joined joined;
+  DYNMO_ASSIGN(joined.group, runtime::join_group(options));
+  joined.transport = std::make_unique<Borrowed>(*joined.group);
+  if (decorate_) joined.transport = decorate_(std::move(joined.transport));
+  return joined;
 }
 
 bool C10dGroups::asked_to_leave() const { return sigterm.load(std::memory_order_relaxed); }
 
-elastic::Place C10dGroups::place_in(const elastic::View& view) const {
-  return {.generation = view.generation,
-          .size = view.size(),
-          .address = options_.address,
-          .port = options_.port,
-          .attempt = options_.attempt};
+// Of this rank, which is in it.
+runtime::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
+  runtime::GroupOptions options;
+  options.rank = *next.rank_of(self_.id);
+  options.size = next.size();
+  options.generation = next.generation;
+  for (const elastic::Member& member : next.members) options.names.push_back(member.number);
+  options.address = options_.address;
+  options.own_address = now_.group->address();
+  options.beside = now_.group->size();
+  options.join_timeout = kChangeTime;
+  options.message_timeout = options_.message_timeout;
+  options.silence = options_.silence;
+  return options;
 }
 
-Expected<std::optional<WorldRank>> C10dGroups::change(const elastic::View& next) {
-  DYNMO_TRY(group_->leave());
-  options_.store = group_->store();
-  transport_.reset();
-  group_.reset();
-  const std::optional<WorldRank> mine = next.rank_of(self_.id);
-  if (!mine) return mine;
-  options_.rank = *mine;
-  options_.size = next.size();
-  options_.generation = next.generation;
-  options_.join_timeout = kChangeTime;
-  options_.names.clear();
-  for (const elastic::Member& member : next.members) options_.names.push_back(member.number);
-  DYNMO_TRY(open());
-  return mine;
+Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
+  DYNMO_ASSIGN(meeting_, runtime::open_meeting(options_for(next)));
+  const runtime::MeetingPlace& place = runtime::place_of(*meeting_);
+  return elastic::Place{.generation = next.generation,
+                        .size = next.size(),
+                        .address = place.address,
+                        .port = place.port,
+                        .secret = place.secret};
+}
+
+Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
+                                                 const elastic::Place& place,
+                                                 const GiveUp& give_up) {
+  runtime::GroupOptions options = options_for(next);
+  options.meeting_place = meeting_place(place);
+  options.meeting = std::exchange(meeting_, nullptr);
+  options.give_up = give_up;
+  DYNMO_ASSIGN(next_, join(options));
+  return next_.transport.get();
+}
+
+void C10dGroups::drop(const Error& why) {
+  meeting_.reset();
+  if (next_.group != nullptr) next_.group->abort(why);
+  next_.transport.reset();
+  next_.group.reset();
+}
+
+Expected<bool> C10dGroups::take() {
+  DYNMO_TRY(now_.group->leave());
+  // The transport goes before its group.
+  now_.transport.reset();
+  now_ = std::exchange(next_, Joined());
+  return now_.group != nullptr;
+}
+
+runtime::MeetingPlace meeting_place(const elastic::Place& place) {
+  return {.address = place.address, .port = place.port, .secret = place.secret};
 }
 
 Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>()>& work) {
@@ -118,6 +150,7 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
     DYNMO_TRY(groups.c10d()->leave());
     return done.error();
   }
+  groups.drop(done.error());
   groups.c10d()->abort(done.error());
   return done.error();
 }

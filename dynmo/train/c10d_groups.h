@@ -18,6 +18,8 @@ namespace dynmo::train {
 // This process as a member that has no number yet.
 [[nodiscard]] elastic::Member this_member();
 
+[[nodiscard]] runtime::MeetingPlace meeting_place(const elastic::Place& place);
+
 class C10dGroups final : public Groups {
  public:
   using Decorate =
@@ -28,25 +30,35 @@ class C10dGroups final : public Groups {
   [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(
       const runtime::GroupOptions& options, const elastic::Member& self, Decorate decorate);
 
-  [[nodiscard]] transport::Transport& group() override { return *transport_; }
+  [[nodiscard]] transport::Transport& group() override { return *now_.transport; }
   [[nodiscard]] const elastic::Member& self() const override { return self_; }
   [[nodiscard]] bool asked_to_leave() const override;
-  [[nodiscard]] elastic::Place place_in(const elastic::View& view) const override;
-  [[nodiscard]] Expected<std::optional<WorldRank>> change(const elastic::View& next) override;
+  [[nodiscard]] Expected<elastic::Place> open(const elastic::View& next) override;
+  [[nodiscard]] Expected<transport::Transport*> form(const elastic::View& next,
+                                                     const elastic::Place& place,
+                                                     const GiveUp& give_up) override;
+  void drop(const Error& why) override;
+  [[nodiscard]] Expected<bool> take() override;
 
   // The group in force as c10d has it; null once this process has left.
-  [[nodiscard]] runtime::Group* c10d() const { return group_.get(); }
+  [[nodiscard]] runtime::Group* c10d() const { return now_.group.get(); }
 
  private:
+  struct Joined {
+    std::unique_ptr<runtime::Group> group;
+    std::unique_ptr<transport::Transport> transport;  // over the group
+  };
   C10dGroups(runtime::GroupOptions options, elastic::Member self, Decorate decorate)
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
-  [[nodiscard]] Expected<void> open();
+  [[nodiscard]] Expected<Joined> join(const runtime::GroupOptions& options) const;
+  [[nodiscard]] runtime::GroupOptions options_for(const elastic::View& next) const;
 
-  runtime::GroupOptions options_;  // of the group in force
+  runtime::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
   Decorate decorate_;
-  std::unique_ptr<runtime::Group> group_;
-  std::unique_ptr<transport::Transport> transport_;  // over the group
+  Joined now_;
+  Joined next_;
+  std::shared_ptr<runtime::Meeting> meeting_;  // for the next one, at its first rank
 };
 
 // Runs this process's part of a training, and then leaves the last group; an error ends the group

@@ -93,7 +93,9 @@ LineServer::Answer ControlService::hear_join(ClientId client, const Request& req
   }
   const std::lock_guard lock(mutex_);
   elastic::Member member = request.newcomer;
-  member.number = next_member_++;
+  const auto [known, first] = numbers_.try_emplace(member.id, next_member_);
+  if (first) ++next_member_;
+  member.number = known->second;
   standbys_.push_back({.client = client, .member = member});
   present_.push_back(client);
   note_waiting();
@@ -109,11 +111,17 @@ void ControlService::forget(ClientId client) {
 }
 
 void ControlService::note_waiting() {
-  waiting_ = !wishes_.empty() || std::ssize(standbys_) >= options_.replicas;
+  const auto stands_by = [](const Standby& standby) { return !standby.admitted; };
+  waiting_ = !wishes_.empty() || std::ranges::count_if(standbys_, stands_by) >= options_.replicas;
 }
 
 void ControlService::gone(ClientId client) {
   const std::lock_guard lock(mutex_);
+  for (const Standby& standby : standbys_) {
+    if (standby.client != client || !standby.admitted) continue;
+    missing_ = make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined",
+                          standby.member.number);
+  }
   forget(client);
 }
 
@@ -127,6 +135,7 @@ std::vector<Wish> ControlService::take() {
 std::vector<Standby> ControlService::standbys() {
   const std::lock_guard lock(mutex_);
   std::vector<Standby> some = standbys_;
+  std::erase_if(some, [](const Standby& standby) { return standby.admitted; });
   some.resize(some.size() - some.size() % static_cast<std::size_t>(options_.replicas));
   return some;
 }
@@ -143,7 +152,35 @@ void ControlService::answer(ClientId client, const Reply& reply) {
 void ControlService::admit(ClientId client, const elastic::Place& place) {
   Reply reply{.done = true, .text = "join"};
   reply.place = place;
-  answer(client, reply);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(standbys_, client, &Standby::client);
+    if (found == standbys_.end()) {
+      missing_ =
+          make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined", place.member);
+      return;
+    }
+    found->admitted = true;
+    note_waiting();
+  }
+  server_->send(client, to_line(reply), /*done=*/false);
+}
+
+std::optional<Error> ControlService::missing() {
+  const std::lock_guard lock(mutex_);
+  return missing_;
+}
+
+void ControlService::dismiss_admitted() {
+  std::vector<ClientId> admitted;
+  {
+    const std::lock_guard lock(mutex_);
+    missing_.reset();
+    for (const Standby& standby : standbys_) {
+      if (standby.admitted) admitted.push_back(standby.client);
+    }
+  }
+  for (const ClientId client : admitted) answer(client, Reply{.done = true, .text = "done"});
 }
 
 void ControlService::set_status(Json status) {

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,7 @@ struct Wish {
 struct Standby {
   process::ClientId client = 0;
   elastic::Member member;
+  bool admitted = false;  // it has a place in a group that is to be
 };
 
 class ControlService {
@@ -58,7 +61,12 @@ class ControlService {
   // A multiple of `replicas`; they stand by until they are admitted, refused or gone.
   [[nodiscard]] std::vector<Standby> standbys();
   void answer(process::ClientId client, const elastic::Reply& reply);
+  // One that stands by gets a place in a group that is to be. Until that group is taken or given up
+  // it is watched: the error once one that was admitted has gone.
   void admit(process::ClientId client, const elastic::Place& place);
+  [[nodiscard]] std::optional<Error> missing();
+  // The group is in force, or never will be: then those that are left may ask again.
+  void dismiss_admitted();
   void set_status(Json status);
 
  private:
@@ -75,7 +83,9 @@ class ControlService {
   std::mutex mutex_;  // guards what follows
   std::vector<Wish> wishes_;
   std::vector<Standby> standbys_;
-  std::vector<process::ClientId> present_;  // clients that wait for an answer
+  std::optional<Error> missing_;              // one that was admitted
+  std::map<elastic::MemberId, int> numbers_;  // of all that have come; one may come again
+  std::vector<process::ClientId> present_;    // clients that wait for an answer
   Json status_;
   int next_member_ = 0;
   std::unique_ptr<process::LineServer> server_;  // last: its thread uses the above

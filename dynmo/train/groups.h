@@ -3,7 +3,12 @@
 
 // Where the groups of an elastic run come from: one after another, each with its own transport. A
 // run asks for the next one; who the ranks are has been agreed on before.
+//
+// The next group forms beside the one in force, which ends only when all its ranks have agreed
+// that the next one works: until then whatever goes wrong with it, such as a newcomer that dies,
+// is no loss of the run (docs/decisions/016-the-old-group-decides.md).
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -19,19 +24,27 @@ class Groups {
  public:
   virtual ~Groups() = default;
 
-  // The one in force. Ends with the next change.
+  // The one in force, until the next one is taken.
   [[nodiscard]] virtual transport::Transport& group() = 0;
   // This process. Its number counts once the run has given it one.
   [[nodiscard]] virtual const elastic::Member& self() const = 0;
   // Whether somebody (SIGTERM) has asked this process to leave.
   [[nodiscard]] virtual bool asked_to_leave() const { return false; }
-  // Where a process that joins finds the group of `view`; its rank and number are the caller's to
-  // fill in. At the leader.
-  [[nodiscard]] virtual elastic::Place place_in(const elastic::View& view) const = 0;
-  // Called by all ranks of the group between two steps with equal views: the group ends everywhere,
-  // and those that are in `next` form the next one. nullopt: this process is not, and has left.
-  // kPeerLost where a rank is lost meanwhile.
-  [[nodiscard]] virtual Expected<std::optional<WorldRank>> change(const elastic::View& next) = 0;
+
+  // A change, between two steps. At the first rank of the next group: from now on it listens there;
+  // rank and number are the caller's to fill in.
+  [[nodiscard]] virtual Expected<elastic::Place> open(const elastic::View& next) = 0;
+  // At all ranks of the next group: forms it. `give_up` is asked meanwhile; its error ends the
+  // forming for all. The transport lives until it is dropped, or another one is taken.
+  using GiveUp = std::function<std::optional<Error>()>;
+  [[nodiscard]] virtual Expected<transport::Transport*> form(const elastic::View& next,
+                                                             const elastic::Place& place,
+                                                             const GiveUp& give_up) = 0;
+  // The group in force goes on; the next one, or what there is of it, ends for all its ranks.
+  virtual void drop(const Error& why) = 0;
+  // At all ranks of the group in force: it ends, and the next one is in force. False: this process
+  // is not in it, and has left. kPeerLost where a rank is lost meanwhile.
+  [[nodiscard]] virtual Expected<bool> take() = 0;
 };
 
 }  // namespace dynmo::train

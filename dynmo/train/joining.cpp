@@ -26,6 +26,8 @@ constexpr std::chrono::milliseconds kConnect{5000};
 constexpr std::chrono::milliseconds kAnswer{60000};  // it may have to read its data first
 // A place comes when the run takes the newcomer in, which may be never.
 constexpr std::chrono::hours kStandby{24 * 365};
+constexpr std::chrono::milliseconds kJoinTime{20000};
+constexpr int kTries = 3;
 
 Expected<elastic::Reply> hear(LineClient& leader, std::chrono::milliseconds time) {
   auto line = leader.receive(elastic::kMaxReply, time);
@@ -65,10 +67,31 @@ Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& 
   return config;
 }
 
+// Stands by until the run gives it a place.
+Expected<elastic::Place> stand_by(const elastic::Leader& where, const elastic::Request& request,
+                                  const Reporter& reporter, LineClient& leader) {
+  DYNMO_ASSIGN(const elastic::Reply standby, ask(where, request, leader));
+  reporter.line(standby.text);
+  DYNMO_ASSIGN(const elastic::Reply admitted, hear(leader, kStandby));
+  if (admitted.place) return *admitted.place;
+  return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", admitted.text);
+}
+
+runtime::GroupOptions group_at(const elastic::Place& place, const Config& config) {
+  runtime::GroupOptions group;
+  group.rank = place.rank;
+  group.size = place.size;
+  group.generation = place.generation;
+  group.meeting_place = meeting_place(place);
+  group.join_timeout = kJoinTime;
+  group.message_timeout = std::chrono::milliseconds(std::llround(1e3 * config.pipeline.timeout_s));
+  return group;
+}
+
 }  // namespace
 
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
-  DYNMO_ASSIGN(const elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+  DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
   TrainOptions options = process.options;
   DYNMO_ASSIGN(options.config, config_of_run(where, join));
   at::set_num_threads(1);
@@ -79,29 +102,30 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
     request.build = this_build(options.config, inputs);
   }
   request.newcomer = self;
-  LineClient leader;
-  DYNMO_ASSIGN(const elastic::Reply standby, ask(where, request, leader));
-  process.reporter.line(standby.text);
-  DYNMO_ASSIGN(const elastic::Reply admitted, hear(leader, kStandby));
-  if (!admitted.place) {
-    return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", admitted.text);
+  // A group may not come to be because of another newcomer, or of the way from here to a rank.
+  for (int tries = 1;; ++tries) {
+    LineClient leader;
+    DYNMO_ASSIGN(const elastic::Place place, stand_by(where, request, process.reporter, leader));
+    self.number = place.member;
+    check_context().rank = place.rank.value;
+    leave_on_sigterm();
+    auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate);
+    bool taken = false;
+    const auto note_taken = [&] {
+      taken = true;
+      leader = LineClient();
+      process.reporter.line(fmt::format("joined as rank {}", place.member));
+    };
+    const auto work = [&] { return train::join(**groups, options, process.reporter, note_taken); };
+    const Expected<void> done = groups ? in_groups(**groups, work) : groups.error();
+    if (taken || done || done.error().code != ErrorCode::kPeerLost) return done;
+    if (tries == kTries) {
+      return make_error(ErrorCode::kPeerLost, "joined no group in {} tries: {}", tries,
+                        done.error().message);
+    }
+    process.reporter.line(fmt::format("stands by again: {}", done.error().message));
+    DYNMO_ASSIGN(where, elastic::find_leader(join.run, join.secret_file));
   }
-  const elastic::Place& place = *admitted.place;
-  self.number = place.member;
-  check_context().rank = place.rank.value;
-  leave_on_sigterm();
-  runtime::GroupOptions group;
-  group.rank = place.rank;
-  group.size = place.size;
-  group.generation = place.generation;
-  group.address = place.address;
-  group.port = place.port;
-  group.attempt = place.attempt;
-  group.message_timeout =
-      std::chrono::milliseconds(std::llround(1e3 * options.config.pipeline.timeout_s));
-  DYNMO_ASSIGN(const auto groups, C10dGroups::join(group, self, process.decorate));
-  process.reporter.line(fmt::format("joined as rank {}", place.member));
-  return in_groups(*groups, [&] { return train::join(*groups, options, process.reporter); });
 }
 
 }  // namespace dynmo::train

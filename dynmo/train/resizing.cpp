@@ -16,12 +16,10 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/core/units.h"
-#include "dynmo/observe/table.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"
-#include "dynmo/runtime/regroup.h"
+#include "dynmo/train/resizing_impl.h"
 #include "dynmo/transport/gather.h"
-#include "dynmo/transport/grid.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -31,14 +29,6 @@ using transport::Control;
 using transport::control_tag;
 
 constexpr std::chrono::milliseconds kLastHooks{20000};  // for hooks when the run ends
-
-std::vector<int> numbers_of(const elastic::View& view) {
-  std::vector<int> numbers;
-  for (const elastic::Member& member : view.members) numbers.push_back(member.number);
-  return numbers;
-}
-
-elastic::Reply done(std::string text) { return {.done = true, .text = std::move(text)}; }
 
 const char* text_of(elastic::ReleaseOutcome outcome) {
   switch (outcome) {
@@ -50,11 +40,6 @@ const char* text_of(elastic::ReleaseOutcome outcome) {
       break;
   }
   return "parked";
-}
-
-std::string ranks_text(int ranks, std::int64_t replicas) {
-  return replicas > 1 ? fmt::format("{} x {} ranks", replicas, ranks)
-                      : observe::format_count(ranks, "rank");
 }
 
 }  // namespace
@@ -248,137 +233,6 @@ Expected<bool> Resizing::prepare(const SizeChange& change, GroupRun& group) {
                {"planned_step_s", prospect->then_s},
                {"plan", plan::to_json(pipeline.plan())}});
   return true;
-}
-
-elastic::View Resizing::next_view(const SizeChange& change, int positions) const {
-  const auto replicas = static_cast<int>(config_.pipeline.replicas);
-  elastic::View next{.generation = 0, .members = {}};
-  auto joiner = change.joiners.begin();
-  const auto joining = std::ssize(change.joiners) / replicas;
-  for (int replica = 0; replica < replicas; ++replica) {
-    for (const Rank position : change.kept) {
-      next.members.push_back(
-          view_.members[static_cast<std::size_t>(replica * positions + position.value)]);
-    }
-    for (std::ptrdiff_t i = 0; i < joining; ++i) next.members.push_back((joiner++)->member);
-  }
-  return next;
-}
-
-Expected<std::unique_ptr<GroupRun>> Resizing::change(const SizeChange& change,
-                                                     std::unique_ptr<GroupRun> group,
-                                                     const RunLane& lane) {
-  const auto begin = std::chrono::steady_clock::now();
-  const plan::Plan before = group->pipeline().plan();
-  const std::int64_t step = group->pipeline().next_step();
-  const auto replicas = static_cast<int>(config_.pipeline.replicas);
-  const int joining = static_cast<int>(std::ssize(change.joiners)) / replicas;
-  plan::Plan plan = plan::with_more_ranks(plan::without_others(before, change.kept),
-                                          static_cast<int>(change.kept.size()) + joining);
-  plan.generation = before.generation + 1;
-  const std::optional<cost::ModelCost> costs = group->pipeline().costs();
-  runtime::RankState state = group->close();
-  group.reset();
-
-  const elastic::View old = std::exchange(view_, next_view(change, before.ranks));
-  view_.generation = plan.generation;
-  for (const elastic::Member& member : view_.members) {
-    members_ = std::max(members_, member.number + 1);
-  }
-  if (leads()) {
-    for (const Standby& standby : change.joiners) {
-      elastic::Place place = groups_.place_in(view_);
-      place.rank = *view_.rank_of(standby.member.id);
-      place.member = standby.member.number;
-      service_->admit(standby.client, place);
-    }
-  }
-  DYNMO_ASSIGN(const auto mine, groups_.change(view_));
-  if (!mine) return std::unique_ptr<GroupRun>();
-  DYNMO_ASSIGN(group, open_group(lane, plan, std::move(state), costs));
-  pause_s_ = seconds_since(begin);
-  changes_.done();
-  const std::string line =
-      fmt::format("{} -> {}: {}, in {}", ranks_text(before.ranks, replicas),
-                  ranks_text(plan.ranks, replicas), change.why, format_seconds(pause_s_));
-  tell_.say(fmt::format("step {:5}  {}", step, line));
-  tell_.event("size", step,
-              {{"why", change.why},
-               {"ranks_before", numbers_of(old)},
-               {"ranks", numbers_of(view_)},
-               {"seconds", pause_s_},
-               {"plan", plan::to_json(plan)}});
-  if (joining > 0) DYNMO_TRY(spread(*group));
-  if (leads()) {
-    std::vector<elastic::Member> ended;
-    for (const elastic::Member& member : old.members) {
-      if (!view_.has(member.id)) ended.push_back(member);
-    }
-    if (ended.empty()) releases_->set_running(view_.members);
-    if (!ended.empty()) releases_->release(std::move(ended), view_.members);
-    tell_ranks(group->pipeline().plan());
-  }
-  answer(change.client, done(fmt::format("before step {}: {}", step, line)));
-  return group;
-}
-
-Expected<std::unique_ptr<GroupRun>> Resizing::enter(const RunLane& lane) {
-  DYNMO_ASSIGN(auto group, open_group(lane, {}, {}, {}));
-  DYNMO_TRY(spread(*group));
-  return group;
-}
-
-// Those that were there tell the newcomers who and where all are.
-Expected<std::unique_ptr<GroupRun>> Resizing::open_group(
-    const RunLane& lane, plan::Plan plan, runtime::RankState state,
-    const std::optional<cost::ModelCost>& costs) {
-  const Json mine = plan.stages.empty()
-                        ? Json()
-                        : Json{{"view", elastic::to_json(view_)}, {"plan", plan::to_json(plan)}};
-  DYNMO_ASSIGN(const auto texts,
-               transport::gather_texts(group(), control_tag(Control::kSize), mine.dump()));
-  const std::string origin = "what the leader says of the group";
-  DYNMO_ASSIGN(const Json known, parse_json(texts.front(), origin));
-  DYNMO_CHECK(known.contains("view") && known.contains("plan"), "a view and a plan, got {}",
-              texts.front());
-  DYNMO_ASSIGN(view_, elastic::parse_view(known["view"], origin));
-  DYNMO_ASSIGN(plan, plan::parse_plan(known["plan"], origin));
-  const transport::Grid grid(group(), static_cast<int>(config_.pipeline.replicas));
-  DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, state,
-                             {.device = inputs_.model.device.device}));
-  DYNMO_ASSIGN(const auto shared, runtime::share_costs(group(), costs));
-  auto opened = std::make_unique<GroupRun>(group(), config_, inputs_, lane, std::move(state));
-  if (shared) DYNMO_TRY(opened->pipeline().use(*shared));
-  return opened;
-}
-
-Expected<void> Resizing::spread(GroupRun& group) {
-  runtime::Pipeline& pipeline = group.pipeline();
-  std::vector<Rank> all;
-  for (int i = 0; i < pipeline.plan().ranks; ++i) all.emplace_back(i);
-  const auto prospect = pipeline.prospect_on(all);
-  const auto say = [&](const std::string& what, const std::string& why) {
-    tell_.say(fmt::format("step {:5}  {}", pipeline.next_step(), why));
-    tell_.event(what, pipeline.next_step(),
-                {{"reason", why}, {"plan", plan::to_json(pipeline.plan())}});
-  };
-  if (!prospect) {
-    say("refused", fmt::format("the new ranks wait: {}", prospect.error().message));
-    return {};
-  }
-  if (prospect->then_s > (1 - config_.balance.minimum_gain) * prospect->now_s) {
-    say("refused", fmt::format("the new ranks wait: with them a step would take {}, without {}",
-                               format_seconds(prospect->then_s), format_seconds(prospect->now_s)));
-    return {};
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  DYNMO_ASSIGN(const bool moved, move(pipeline, prospect->plan));
-  say(moved ? "move" : "refused",
-      moved ? fmt::format("moved to {} in {}: a step is to take {}, it was {}",
-                          plan::to_string(pipeline.plan()), format_seconds(seconds_since(begin)),
-                          format_seconds(prospect->then_s), format_seconds(prospect->now_s))
-            : "the new ranks wait: a copy was not accepted");
-  return {};
 }
 
 Error Resizing::stopped(const Turn& turn, const GroupRun& group) {

@@ -57,10 +57,13 @@ class Resizing {
   void defer(SizeChange change) { changes_.defer(std::move(change)); }
   // Takes all layers from the ranks that leave. False: it cannot be done, and nothing has changed.
   [[nodiscard]] Expected<bool> prepare(const SizeChange& change, GroupRun& group);
-  // From the group to the next one. Null: this rank has left.
-  [[nodiscard]] Expected<std::unique_ptr<GroupRun>> change(const SizeChange& change,
-                                                           std::unique_ptr<GroupRun> group,
-                                                           const RunLane& lane);
+  // From the group to the next one.
+  struct Changed {
+    std::unique_ptr<GroupRun> group;  // null: this rank has left
+    bool done = false;                // not: the group in force goes on, as if nothing had been
+  };
+  [[nodiscard]] Expected<Changed> change(const SizeChange& change, std::unique_ptr<GroupRun> group,
+                                         const RunLane& lane);
   // When the run ends: releases that no hook was called for yet are called for, in bounded time.
   void finish(std::int64_t step);
   // The error that a run which was stopped ends with.
@@ -83,10 +86,36 @@ class Resizing {
   [[nodiscard]] Moves take_moves() { return std::exchange(moves_, {}); }
 
  private:
-  // Opens this rank's part of the group in force. `state` is what it brings.
+  // What a change comes to, if it does.
+  struct Next {
+    elastic::View view;
+    plan::Plan plan;
+    bool newcomers = false;
+  };
+  // What is said of a change once it is done.
+  struct Note {
+    std::string kind;  // of the event
+    std::string line;
+    Json more;
+  };
+  // Opens this rank's part of a group. `state` is what it brings, and is left with it if that
+  // fails; `known` is what a rank that comes new has not.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> open_group(
-      const RunLane& lane, plan::Plan plan, runtime::RankState state,
+      transport::Transport& group, const RunLane& lane, Next& known, runtime::RankState& state,
       const std::optional<cost::ModelCost>& costs);
+  // All ranks of the group in force hear where the next one meets, or why it does not.
+  [[nodiscard]] Expected<Expected<elastic::Place>> meet(const elastic::View& next);
+  [[nodiscard]] Expected<std::unique_ptr<GroupRun>> form(
+      const SizeChange& change, Next& next, const elastic::Place& place, const RunLane& lane,
+      runtime::RankState& state, const std::optional<cost::ModelCost>& costs);
+  // The first thing that went wrong at any rank of the group in force; "": nothing.
+  [[nodiscard]] Expected<std::string> first_failure(const Expected<void>& mine);
+  [[nodiscard]] Expected<Changed> stay(const SizeChange& change, const std::string& why,
+                                       const plan::Plan& plan, runtime::RankState state,
+                                       const std::optional<cost::ModelCost>& costs,
+                                       const RunLane& lane);
+  // At the leader: newcomers hear that the group which they are in is in force.
+  [[nodiscard]] Expected<void> confirm(const SizeChange& change);
   // Moves to the plan now. False: a copy was not accepted.
   [[nodiscard]] Expected<bool> move(runtime::Pipeline& pipeline, const plan::Plan& plan);
   // Gives the newcomers layers, where that makes steps shorter.
@@ -108,6 +137,8 @@ class Resizing {
   double pause_s_ = 0;
   int members_ = 0;
   Moves moves_;
+  std::vector<Note> notes_;
+  Generation tried_ = 0;  // the highest of a group that was to be
   Json status_ = Json::object();
   std::unique_ptr<ControlService> service_;  // the leader's; so is what follows
   std::optional<elastic::ReleaseDriver> releases_;

@@ -83,10 +83,11 @@ class Run {
   }
 
   // Of a process that comes to a run that goes on, into the group that it was given a place in.
-  Expected<void> join() {
+  Expected<void> join(const std::function<void()>& taken) {
     lanes_.push_back({.name = "", .settings = settings_of("", 0), .log = {}, .group = nullptr});
     Lane& lane = lanes_.back();
     DYNMO_ASSIGN(lane.group, resizing_->enter(lane.settings));
+    taken();
     first_step_ = lane.group->pipeline().next_step();
     DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
     return advance_all();
@@ -259,7 +260,9 @@ class Run {
     DYNMO_TRY(end_group(lane));
     grid_.reset();
     const int ranks = group_->size();
-    DYNMO_ASSIGN(lane.group, resizing_->change(*turn.change, std::move(lane.group), lane.settings));
+    DYNMO_ASSIGN(Resizing::Changed changed,
+                 resizing_->change(*turn.change, std::move(lane.group), lane.settings));
+    lane.group = std::move(changed.group);
     if (lane.group == nullptr) {  // records are no reason to end with an error
       static_cast<void>(lane.log->close());
       return false;
@@ -268,11 +271,12 @@ class Run {
     grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
     lane.log->begin_group();
     RunSeries& series = lane.log->series();
+    const Resizing::Moves moves = resizing_->take_moves();
+    series.add_move(moves.count, moves.layers, moves.bytes, moves.seconds);
+    if (!changed.done) return true;
     series.changing_rank_s += ranks * resizing_->pause_s();
     ++series.size_changes;
     series.members = resizing_->members();
-    const Resizing::Moves moves = resizing_->take_moves();
-    series.add_move(moves.count, moves.layers, moves.bytes, moves.seconds);
     return true;
   }
 
@@ -443,9 +447,10 @@ Expected<void> train(Groups& groups, const TrainOptions& options, const Reporter
                   reporter);
 }
 
-Expected<void> join(Groups& groups, const TrainOptions& options, const Reporter& reporter) {
+Expected<void> join(Groups& groups, const TrainOptions& options, const Reporter& reporter,
+                    const std::function<void()>& taken) {
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
-  return Run(groups.group(), &groups, options, reporter, std::move(inputs)).join();
+  return Run(groups.group(), &groups, options, reporter, std::move(inputs)).join(taken);
 }
 
 Expected<std::string> dry_run(const TrainOptions& options, int ranks) {

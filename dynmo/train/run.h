@@ -5,6 +5,7 @@
 // checkpoints, summary. With `compare` it advances several runs of the same training in turn, step
 // by step, so that a noisy machine treats them alike.
 
+#include <functional>
 #include <string>
 
 #include "dynmo/core/expected.h"
@@ -28,8 +29,9 @@ namespace dynmo::train {
 [[nodiscard]] Expected<void> train(Groups& groups, const TrainOptions& options,
                                    const Reporter& reporter = {});
 // Of a process that comes to such a run, in the group that it was given a place in. `options` are
-// those of the run.
+// those of the run. `taken` is called when it is a rank of the run: an error before that is none of
+// the run's.
 [[nodiscard]] Expected<void> join(Groups& groups, const TrainOptions& options,
-                                  const Reporter& reporter = {});
+                                  const Reporter& reporter, const std::function<void()>& taken);
 
 }  // namespace dynmo::train

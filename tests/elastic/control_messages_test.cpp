@@ -71,7 +71,7 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
                     .member = 17,
                     .address = "node-0",
                     .port = 65535,
-                    .attempt = "2"};
+                    .secret = 0xfedcba9876543210};
   std::vector<Reply> replies(4);
   replies[0] = {.done = true, .text = "two\nlines", .status = Json{{"step", 3}}};
   replies[1] = {.done = true, .text = "standing by"};
@@ -174,7 +174,7 @@ TEST(ControlMessages, ARequestThatIsNoneIsRefusedByName) {
 
 TEST(ControlMessages, AReplyThatIsNoneIsRefusedByName) {
   Reply reply{.done = true, .text = "join"};
-  reply.place = Place{.size = 2, .rank = WorldRank(1), .address = {}, .attempt = {}};
+  reply.place = Place{.size = 2, .rank = WorldRank(1), .address = {}};
   reply.standby = 3;
   expect_refusals(to_line(reply), parse_reply,
                   {{[](Json& j) { j["format"] = "dynmo-control-0"; }, "format"},
@@ -184,7 +184,7 @@ TEST(ControlMessages, AReplyThatIsNoneIsRefusedByName) {
                    {[](Json& j) { j["place"]["rank"] = -1; }, "rank"},
                    {[](Json& j) { j["place"]["size"] = 0; }, "size"},
                    {[](Json& j) { j["place"]["port"] = 65536; }, "port"},
-                   {[](Json& j) { j["place"].erase("attempt"); }, "attempt"},
+                   {[](Json& j) { j["place"].erase("secret"); }, "secret"},
                    {[](Json& j) { j["place"]["more"] = 1; }, "more"},
                    {[](Json& j) { j["standby"] = std::int64_t{1} << 32; }, "standby"},
                    {[](Json& j) { j["more"] = 1; }, "more"}});

@@ -28,7 +28,7 @@ std::vector<std::string> seeds() {
                                .member = 5,
                                .address = "127.0.0.1",
                                .port = 29500,
-                               .attempt = "1"};
+                               .secret = 77};
   Reply standby{.done = true, .text = "standing by as rank 5"};
   standby.standby = 5;
   Reply status{.done = true, .text = "", .status = Json{{"step", 3}, {"ranks", {{{"rank", 0}}}}}};

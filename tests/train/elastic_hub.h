@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "dynmo/train/groups.h"
+#include "dynmo/transport/fault.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::train::testing {
@@ -82,7 +84,7 @@ class HubGroups final : public Groups {
  public:
   HubGroups(Hub& hub, elastic::Member self) : hub_(hub), self_(std::move(self)) {}
 
-  Expected<void> open(Generation generation, int size, WorldRank rank) {
+  Expected<void> enter(Generation generation, int size, WorldRank rank) {
     generation_ = generation;
     size_ = size;
     DYNMO_ASSIGN(end_, hub_.take(generation, size, rank));
@@ -98,19 +100,44 @@ class HubGroups final : public Groups {
     return end_ == nullptr ? done : hub_.leave(generation_, size_);
   }
   void ask_to_leave() { asked_ = true; }
+  // Its end of the group fails at this message that it sends, unless it is `excused`.
+  void fail_at(int message, std::function<bool()> excused) {
+    transport::Transport& inner = *end_;
+    const auto call = [&inner, excused = std::move(excused)] {
+      if (!excused()) inner.abort(make_error(ErrorCode::kPeerLost, "the newcomer fails"));
+    };
+    end_ = transport::with_faults(
+        std::move(end_), {{.kind = transport::Fault::Kind::kCall, .first = message, .call = call}});
+  }
+  // Of one that is no rank of the run yet.
+  void give_up(const Error& why) {
+    if (end_ != nullptr) end_->abort(why);
+    end_.reset();
+  }
 
   transport::Transport& group() override { return *end_; }
   const elastic::Member& self() const override { return self_; }
   bool asked_to_leave() const override { return asked_; }
-  elastic::Place place_in(const elastic::View& view) const override {
-    return {.generation = view.generation, .size = view.size(), .address = {}, .attempt = {}};
+  Expected<elastic::Place> open(const elastic::View& next) override {
+    return elastic::Place{.generation = next.generation, .size = next.size(), .address = {}};
   }
-  Expected<std::optional<WorldRank>> change(const elastic::View& next) override {
+  Expected<transport::Transport*> form(const elastic::View& next, const elastic::Place& place,
+                                       const GiveUp&) override {
+    next_generation_ = place.generation;
+    next_size_ = place.size;
+    DYNMO_ASSIGN(next_, hub_.take(place.generation, place.size, *next.rank_of(self_.id)));
+    return next_.get();
+  }
+  void drop(const Error& why) override {
+    if (next_ != nullptr) next_->abort(why);
+    next_.reset();
+  }
+  Expected<bool> take() override {
     DYNMO_TRY(hub_.leave(generation_, size_));
-    end_.reset();
-    const std::optional<WorldRank> mine = next.rank_of(self_.id);
-    if (mine) DYNMO_TRY(open(next.generation, next.size(), *mine));
-    return mine;
+    end_ = std::move(next_);
+    generation_ = next_generation_;
+    size_ = next_size_;
+    return end_ != nullptr;
   }
 
  private:
@@ -120,6 +147,9 @@ class HubGroups final : public Groups {
   Generation generation_ = 0;
   int size_ = 0;
   std::unique_ptr<transport::Transport> end_;  // null once this member has left
+  Generation next_generation_ = 0;
+  int next_size_ = 0;
+  std::unique_ptr<transport::Transport> next_;
 };
 
 }  // namespace dynmo::train::testing

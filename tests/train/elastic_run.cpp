@@ -70,6 +70,10 @@ void ElasticRun::start(Thread& thread, std::function<Expected<void>()> work) {
     } catch (const std::exception& fault) {
       thread.done = error_of(fault);
     }
+    if (!thread.done && thread.fails_at && !thread.joined) {
+      thread.groups->give_up(thread.done.error());
+      thread.done = {};
+    }
     thread.done = thread.groups->close(thread.done);
     if (!thread.done) fail(thread.done.error());
     thread.ended = true;
@@ -92,7 +96,7 @@ Expected<void> ElasticRun::run() {
     thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
     start(thread, [this, &thread, rank, &reporter]() -> Expected<void> {
       check_context().rank = rank;
-      DYNMO_TRY(thread.groups->open(1, case_.ranks, WorldRank(rank)));
+      DYNMO_TRY(thread.groups->enter(1, case_.ranks, WorldRank(rank)));
       return train(*thread.groups, case_.options, rank == 0 ? reporter : Reporter());
     });
   }
@@ -128,8 +132,11 @@ Expected<void> ElasticRun::join(Thread& thread) {
   if (!admitted.place) return make_error(ErrorCode::kInternal, "no place: {}", admitted.text);
   const elastic::Place& place = *admitted.place;
   check_context().rank = place.rank.value;
-  DYNMO_TRY(thread.groups->open(place.generation, place.size, place.rank));
-  return train::join(*thread.groups, case_.options, Reporter());
+  DYNMO_TRY(thread.groups->enter(place.generation, place.size, place.rank));
+  if (thread.fails_at) {
+    thread.groups->fail_at(*thread.fails_at, [&thread] { return thread.joined.load(); });
+  }
+  return train::join(*thread.groups, case_.options, Reporter(), [&] { thread.joined = true; });
 }
 
 void ElasticRun::boundary() {
@@ -145,6 +152,18 @@ Expected<void> ElasticRun::follow() {
   DYNMO_ASSIGN(const Json now, status());
   std::vector<int> members;
   for (const Json& rank : now.at("ranks")) members.push_back(rank.at("rank").get<int>());
+  if (failing_ != nullptr) {
+    if (failing_->joined) {
+      ++wanted_;
+    } else if (!failing_->ended) {
+      return {};
+    } else {
+      ++failed_;
+      under_way_ = false;
+      reap();
+    }
+    failing_ = nullptr;
+  }
   if (under_way_) {
     if (std::ssize(members) != wanted_) return {};  // it waits for a checkpoint
     for (LineClient& client : waiting_) DYNMO_TRY(hear(client));
@@ -209,6 +228,16 @@ Expected<void> ElasticRun::give(const Order& order) {
         start(thread, [this, &thread] { return join(thread); });
         thread.stands_by.wait(false);
       }
+      return {};
+    }
+    case Order::Kind::kFailToJoin: {
+      story_ += fmt::format("join, and fail at message {}\n", order.message);
+      Thread& thread = threads_.emplace_back();
+      thread.fails_at = order.message;
+      thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
+      failing_ = &thread;
+      start(thread, [this, &thread] { return join(thread); });
+      thread.stands_by.wait(false);
       return {};
     }
   }

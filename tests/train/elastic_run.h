@@ -24,10 +24,12 @@ namespace dynmo::train::testing {
 
 // What is asked of a run between two steps.
 struct Order {
-  enum class Kind { kPack, kDrain, kSignal, kJoin };
+  enum class Kind { kPack, kDrain, kSignal, kJoin, kFailToJoin };
   Kind kind = Kind::kPack;
-  int ranks = 0;   // kPack: of a replica; kJoin: as many come, in each replica
-  int member = 0;  // kDrain, kSignal: not at position 0
+  int ranks = 0;    // kPack: of a replica; kJoin: as many come, in each replica
+  int member = 0;   // kDrain, kSignal
+  int message = 0;  // kFailToJoin: one comes, and fails at this message that it sends if it has not
+                    // joined by then
 };
 // The next one, by the numbers of the members; nullopt: no more.
 using NextOrder = std::function<std::optional<Order>(const std::vector<int>& members)>;
@@ -49,6 +51,8 @@ class ElasticRun {
   // To its end: the first error of a rank or of an order.
   [[nodiscard]] Expected<void> run();
   [[nodiscard]] int changes() const { return changes_; }
+  // Ranks that have failed to join.
+  [[nodiscard]] int failed() const { return failed_; }
   // Whether the run was long enough for all orders.
   [[nodiscard]] bool gave_all() const { return ended_; }
   // What was said and asked, for messages of failed tests.
@@ -60,6 +64,8 @@ class ElasticRun {
     Expected<void> done;
     std::atomic<bool> stands_by{false};  // or was refused
     std::atomic<bool> ended{false};
+    std::atomic<bool> joined{false};
+    std::optional<int> fails_at = {};  // a message
     std::jthread thread;
   };
   void start(Thread& thread, std::function<Expected<void>()> work);
@@ -82,7 +88,9 @@ class ElasticRun {
   std::string story_;
   int wanted_ = 0;  // ranks, once the change under way is done
   int changes_ = 0;
-  int left_ = 0;  // steps until the next order
+  int failed_ = 0;
+  int left_ = 0;               // steps until the next order
+  Thread* failing_ = nullptr;  // that comes now
   bool under_way_ = false;
   bool ended_ = false;  // no more orders
   elastic::Build build_;

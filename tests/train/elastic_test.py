@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import stat
@@ -12,6 +13,7 @@ import time
 from program import DYNMO
 from run_case import RunCase, digests, losses, settings
 
+FAULT_PROGRAM = os.environ.get("FAULT_PROGRAM", "")
 LIMIT = 120  # seconds for anything to happen: bounds a hang, decides nothing
 
 
@@ -247,6 +249,58 @@ class Elastic(ElasticCase):
         for each in (process, *pair):
             self.ended(each, code=130)
 
+
+    def test_a_joiner_that_is_killed_while_it_joins_disturbs_nothing(self):
+        """It dies at each eighth message that it sends, until it has become a rank: then its death is a loss like any other."""
+        run = self.folder / "fragile"
+        process = self.spawn([FAULT_PROGRAM, "elastic", "0", str(self.data), str(run), "launch"])
+        self.until(process, lambda: self.status("fragile").get("step", 0) >= 2)
+        survived = 0
+        for message in range(0, 400, 8):
+            joiner = self.spawn([FAULT_PROGRAM, "join", str(message), str(self.data), str(run)])
+            output = self.ended(joiner, code=-signal.SIGKILL)
+            if "joined as rank" in output:  # its last word was in a step
+                break
+            survived += 1
+            step = self.status("fragile")["step"]
+            self.until(process, lambda: self.status("fragile")["step"] > step + 2)
+            self.assertEqual(self.ranks("fragile"), [0, 1, 2])
+            self.assertEqual(self.status("fragile")["standbys"], 0)
+        self.assertGreaterEqual(survived, 4)
+        self.assertEqual(len(events(run, "refused")), survived)
+        self.assertEqual(len(events(run, "size")), 1)
+        number = events(run, "size")[0]["ranks"][-1]
+        self.assertIn(f"rank {number} was lost", self.ended(process, code=5))
+        twin = self.folder / "unshaken"
+        process = self.spawn([FAULT_PROGRAM, "elastic", "0", str(self.data), str(twin), "launch"])
+        steps = len(losses(run))
+        self.until(process, lambda: self.status("unshaken").get("step", 0) >= steps)
+        self.done("unshaken", "stop")
+        self.ended(process, code=130)
+        found, reference = losses(run), losses(twin)
+        self.assertEqual(sorted(found), list(range(steps)))
+        self.assertEqual(found, {step: reference[step] for step in found})
+
+    def test_a_joiner_that_is_killed_at_any_moment(self):
+        """At drawn moments from its start on, most of them before it can have become a rank."""
+        process = self.start("moments", 3)
+        draw = random.Random(11)
+        for turn in range(8):
+            joiner = self.join("moments")
+            if turn >= 3:  # it stands by: the run takes it within a step
+                joiner.stdout.readline()
+            time.sleep(draw.uniform(0, 1.5) if turn < 3 else draw.uniform(0, 0.03))
+            joiner.kill()
+            output = joiner.communicate(timeout=LIMIT)[0]
+            if "joined as rank" in output or len(self.status("moments").get("ranks", [])) != 3:
+                number = 3 + turn
+                self.assertIn("was lost", self.ended(process, code=5), f"turn {turn}, seed 11, rank {number}")
+                process = self.spawn(self.command("-n", "3", "--resume", "auto", run="moments", extra=self.SETTINGS))
+                self.until(process, lambda: self.status("moments").get("step", 0) > 0)
+            step = self.status("moments")["step"]
+            self.until(process, lambda: self.status("moments")["step"] > step + 2)
+        self.done("moments", "stop")
+        self.ended(process, code=130)
 
     def test_hooks_and_restarts(self):
         hook = self.folder / "hook"

@@ -156,6 +156,19 @@ TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
                    folder.path(), 6);
 }
 
+TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  const TrainOptions options = options_for(folder.path(), 150);
+  int message = -4;
+  const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
+    if (members.size() == 4) return std::nullopt;  // it has joined before it was to fail
+    return Order{.kind = Order::Kind::kFailToJoin, .message = message += 4};
+  };
+  expect_the_twins({.options = options, .ranks = 3, .next = next}, folder.path(), 1);
+  EXPECT_GE(message, 16);
+}
+
 TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens");

@@ -8,6 +8,8 @@
 //                 reduction VICTIM DATA RUN [launch]
 //                                            ranks from the environment, or launched here
 //   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
+//   fault_program elastic 0 DATA RUN launch  a run that others may join
+//   fault_program join N DATA RUN            joins it, and dies at the N-th message that it sends
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -23,6 +25,7 @@
 #include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/runtime/c10d_transport.h"
+#include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/transport/fault.h"
 #include "dynmo/transport/tags.h"
@@ -47,6 +50,11 @@ train::Config config_for(const std::string& where, const std::string& data,
   if (where == "reduction") {
     config.pipeline.replicas = 2;
     config.pipeline.cut = {4, 4};
+  }
+  if (where == "elastic") {
+    config.elastic.enabled = true;
+    config.model.shape.blocks = 6;
+    config.pipeline.cut = {};
   }
   if (where == "event") {
     auto& pruning = config.sources.enable<dynamism::PruningOptions>();
@@ -116,6 +124,12 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
   return fault;
 }
 
+[[noreturn]] void end(const Expected<void>& done) {
+  if (done) runtime::quit(0);
+  std::fprintf(stderr, "dynmo: error: %s\n", done.error().message.c_str());
+  runtime::quit(exit_code(done.error().code));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -129,9 +143,22 @@ int main(int argc, char** argv) {
     return newest ? 0 : 4;
   }
   train::RankProcess process;
+  if (where == "join") {
+    process.reporter.line = [](std::string_view line) {
+      std::printf("%.*s\n", static_cast<int>(line.size()), line.data());
+      std::fflush(stdout);
+    };
+    process.decorate = [&](std::unique_ptr<transport::Transport> inner) {
+      transport::Fault fault{.kind = transport::Fault::Kind::kCall, .first = victim, .call = [] {
+                               std::raise(SIGKILL);
+                             }};
+      return transport::with_faults(std::move(inner), {fault});
+    };
+    end(train::join_run({.run = run, .secret_file = "", .data = ""}, process));
+  }
   process.options.config = config_for(where, argv[3], run);
   process.decorate = [&](std::unique_ptr<transport::Transport> inner) {
-    if (inner->rank() != transport::Member(victim)) return inner;
+    if (where == "elastic" || inner->rank() != transport::Member(victim)) return inner;
     return transport::with_faults(std::move(inner), {fault_for(where, victim, run)});
   };
   process.options.config.pipeline.ranks = where == "reduction" ? 2 : 3;
@@ -142,8 +169,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "dynmo: error: %s\n", code.error().message.c_str());
     return exit_code(code.error().code);
   }
-  const auto done = train::run_rank(process);
-  if (done) runtime::quit(0);
-  std::fprintf(stderr, "dynmo: error: %s\n", done.error().message.c_str());
-  runtime::quit(exit_code(done.error().code));
+  end(train::run_rank(process));
 }
