@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "dynmo/core/check.h"
 
@@ -91,12 +92,13 @@ ReleaseOutcome Releases::ended(int exit_code, Time now) {
     current_.reset();
     return ReleaseOutcome::kDone;
   }
-  if (exit_code != kHookNotNow || current_->calls >= retries_.max_calls) {
+  const int calls = current_->calls - current_->calls_before;
+  if (exit_code != kHookNotNow || calls >= retries_.max_calls) {
     park();
     return ReleaseOutcome::kParked;
   }
   Waiting again;
-  again.due = now + pause_after(retries_, current_->calls);
+  again.due = now + pause_after(retries_, calls);
   again.release = *std::move(current_);
   current_.reset();
   const auto place = std::ranges::upper_bound(
@@ -109,6 +111,36 @@ void Releases::park() {
   DYNMO_CHECK(current_, "a hook under way to park, got none");
   parked_.push_back(*std::move(current_));
   current_.reset();
+}
+
+int Releases::try_again(Time now) {
+  const auto count = static_cast<int>(parked_.size());
+  for (Release& release : std::exchange(parked_, {})) {
+    release.calls_before = release.calls;
+    waiting_.push_back({.release = std::move(release), .due = now});
+  }
+  std::ranges::stable_sort(waiting_, {}, [](const Waiting& one) { return one.release.number; });
+  return count;
+}
+
+Releases::Open Releases::open() const {
+  Open open{.last_number = last_number_, .parked = parked_};
+  for (const Waiting& one : waiting_) open.waiting.push_back(one.release);
+  return open;
+}
+
+void Releases::forget_open() {
+  parked_.clear();
+  waiting_.clear();
+}
+
+void Releases::take_over(Open open) {
+  DYNMO_CHECK(last_number_ == 0, "no release of its own yet, got {}", last_number_);
+  last_number_ = open.last_number;
+  parked_ = std::move(open.parked);
+  for (Release& release : open.waiting) {
+    waiting_.push_back({.release = std::move(release), .due = Time::min()});
+  }
 }
 
 std::vector<Release> Releases::give_up() {

@@ -29,6 +29,7 @@ struct Release {
   std::vector<Member> released = {};
   std::vector<Member> kept = {};  // the ranks that run when the hook is called
   int calls = 0;                  // of the hook until now, the one under way included
+  int calls_before = 0;           // of these, those before it was tried again
 };
 
 // The hosts of the released ranks on which no kept rank runs, and the hosts of the kept ones. Each
@@ -66,7 +67,7 @@ struct HookRetries {
 enum class ReleaseOutcome {
   kDone,    // given back
   kNotNow,  // the hook will be called again
-  kParked,  // not given back, and not tried again
+  kParked,  // not given back, and not tried again unless somebody asks for it
 };
 
 // The releases of a run: at most one hook at a time, the oldest that is due first. One thread.
@@ -95,6 +96,19 @@ class Releases {
   [[nodiscard]] ReleaseOutcome ended(int exit_code, Time now);
   // ... or not by itself: killed, never started. It is parked.
   void failed() { park(); }
+  // Those that are parked are called for again, as often as the first time. Returns how many.
+  int try_again(Time now);
+  // What another leader goes on with: all but the one under way.
+  struct Open {
+    std::int64_t last_number = 0;
+    std::vector<Release> waiting = {};
+    std::vector<Release> parked = {};
+  };
+  [[nodiscard]] Open open() const;
+  // That leader has it.
+  void forget_open();
+  // Of an object that is new: all that wait are due.
+  void take_over(Open open);
   // The run ends: what waits for another call is parked. Returns those. Requires none under way.
   std::vector<Release> give_up();
 

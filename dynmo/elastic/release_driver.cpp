@@ -105,16 +105,17 @@ void ReleaseDriver::note(const process::HookResult& result, std::vector<ReleaseN
   }
   const std::string said = process::last_line(result);
   const std::string reason = fmt::format("{}{}{}", result.reason, said.empty() ? "" : ": ", said);
+  const int calls = release.calls - release.calls_before;
   std::string line;
   switch (outcome) {
     case ReleaseOutcome::kDone:
       line = done_line(release, said);
       break;
     case ReleaseOutcome::kNotNow:
-      line = fmt::format("{}: not now, call {} of {} in {} s: hook '{}': {}", who(release),
-                         release.calls + 1, options_.retries.max_calls,
-                         in_seconds(pause_after(options_.retries, release.calls)), options_.command,
-                         reason);
+      line =
+          fmt::format("{}: not now, call {} of {} in {} s: hook '{}': {}", who(release), calls + 1,
+                      options_.retries.max_calls, in_seconds(pause_after(options_.retries, calls)),
+                      options_.command, reason);
       break;
     case ReleaseOutcome::kParked:
       line = fmt::format("{}: parked, not given back: hook '{}': {}", who(release),

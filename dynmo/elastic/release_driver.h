@@ -14,6 +14,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dynmo/elastic/release.h"
@@ -49,6 +50,13 @@ class ReleaseDriver {
   // Each release that no hook was called for yet is called for, one after the other, until the time
   // is over; then the hook that runs is stopped. What waits for another call is parked.
   [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most);
+
+  // Those that are parked are called for again. Returns how many.
+  int try_again() { return releases_.try_again(std::chrono::steady_clock::now()); }
+  // For another leader; the hook that runs stays with this one.
+  [[nodiscard]] Releases::Open open() const { return releases_.open(); }
+  void forget_open() { releases_.forget_open(); }
+  void take_over(Releases::Open open) { releases_.take_over(std::move(open)); }
 
   // No hook runs, and none will without another release().
   [[nodiscard]] bool is_idle() const { return releases_.is_idle(); }

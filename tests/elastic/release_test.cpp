@@ -105,6 +105,63 @@ TEST(Releases, ParkWhatIsNeverNow) {
   EXPECT_EQ(releases.parked()[0].calls, 3);
 }
 
+TEST(Releases, WhatIsParkedCanBeTriedAgainAsOftenAsAtFirst) {
+  Releases releases({.max_calls = 2});
+  EXPECT_EQ(releases.try_again(kStart), 0);
+  releases.add(ranks(2, 3), ranks(0, 1));
+  ASSERT_TRUE(releases.next(kStart));
+  releases.failed();
+  releases.add(ranks(1, 1), ranks(0, 0));
+  EXPECT_EQ(releases.try_again(kStart), 1);
+  EXPECT_TRUE(releases.parked().empty());
+  Time now = kStart;
+  auto call = releases.next(now);
+  ASSERT_TRUE(call);
+  EXPECT_EQ(call->number, 1);  // the older first
+  EXPECT_EQ(call->calls, 2);
+  EXPECT_EQ(call->kept, ranks(0, 0));
+  EXPECT_EQ(releases.ended(kHookNotNow, now), ReleaseOutcome::kNotNow);
+  EXPECT_EQ(releases.next(now)->number, 2);
+  EXPECT_EQ(releases.ended(kHookDone, now), ReleaseOutcome::kDone);
+  now += std::chrono::hours(1);
+  call = releases.next(now);
+  ASSERT_TRUE(call);
+  EXPECT_EQ(call->calls, 3);
+  EXPECT_EQ(releases.ended(kHookNotNow, now), ReleaseOutcome::kParked);
+  EXPECT_EQ(releases.try_again(now), 1);
+  ASSERT_TRUE(releases.next(now));
+  EXPECT_EQ(releases.ended(kHookDone, now), ReleaseOutcome::kDone);
+  EXPECT_TRUE(releases.is_idle());
+}
+
+TEST(Releases, AnotherLeaderGoesOnWithAllButTheOneUnderWay) {
+  Releases before;
+  for (int i = 0; i < 3; ++i) {
+    before.add(ranks(9 - i, 9 - i), ranks(0, 8 - i));
+  }
+  ASSERT_TRUE(before.next(kStart));
+  before.failed();
+  ASSERT_TRUE(before.next(kStart));  // the second is under way
+  Releases after;
+  after.take_over(before.open());
+  before.forget_open();
+  EXPECT_EQ(before.ended(kHookDone, kStart), ReleaseOutcome::kDone);
+  EXPECT_TRUE(before.is_idle() && before.parked().empty());
+  after.set_running(ranks(1, 6));
+  ASSERT_EQ(after.parked().size(), 1U);
+  EXPECT_EQ(after.parked()[0].number, 1);
+  EXPECT_EQ(after.parked()[0].calls, 1);
+  EXPECT_EQ(after.add(ranks(0, 0), ranks(1, 6)), 4);
+  for (const int number : {3, 4}) {
+    const auto call = after.next(kStart);
+    ASSERT_TRUE(call);
+    EXPECT_EQ(call->number, number);
+    EXPECT_EQ(call->kept, ranks(1, 6));
+    EXPECT_EQ(after.ended(kHookDone, kStart), ReleaseOutcome::kDone);
+  }
+  EXPECT_TRUE(after.is_idle());
+}
+
 TEST(Releases, ParkEveryOtherFailureAtOnce) {
   for (const int code : {1, 2, 74, 76, 126, 127, 255}) {
     Releases releases;
