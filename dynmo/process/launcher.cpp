@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -22,6 +23,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/process/descriptors.h"
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/process/line_merger_impl.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
@@ -50,6 +52,7 @@ struct Child {
   std::string unshown;  // read of it, not passed on yet
   bool running = true;
   bool signalled = false;  // we sent it a signal before it ended
+  bool counts = true;      // not: it came later and is no rank yet
   int turn = 0;            // in which it was seen to have ended
   int code = 0;
   int signal = 0;
@@ -125,10 +128,12 @@ bool is_stopped(pid_t pid) {
   return name_end != std::string::npos && text.substr(name_end).starts_with(") T");
 }
 
-// The environment of rank `rank`: ours, with ours of a rank over it.
-std::vector<std::string> environment_of(const LaunchOptions& options, int rank, std::uint16_t port,
-                                        int store_fd) {
-  std::vector<std::pair<std::string, std::string>> set = options.environment;
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// Of any rank: ours, with `place` over it.
+std::vector<std::string> environment_of(const LaunchOptions& options, int requests,
+                                        const Variables& place) {
+  Variables set = options.environment;
   const auto set_unless_given = [&set](const char* name, const char* value) {
     const bool given = std::getenv(name) != nullptr ||
                        std::ranges::any_of(set, [&](const auto& one) { return one.first == name; });
@@ -136,15 +141,28 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int rank, 
   };
   set_unless_given("OMP_NUM_THREADS", "1");
   set_unless_given("MKL_NUM_THREADS", "1");
-  set.emplace_back("RANK", std::to_string(rank));
-  set.emplace_back("LOCAL_RANK", std::to_string(rank));
-  set.emplace_back("WORLD_SIZE", std::to_string(options.ranks));
-  set.emplace_back("MASTER_ADDR", "127.0.0.1");
-  set.emplace_back("MASTER_PORT", std::to_string(port));
-  set.emplace_back("DYNMO_STORE_FD", rank == 0 ? std::to_string(store_fd) : "");
   set.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "");
-
+  set.emplace_back(kLauncherFd, requests >= 0 ? std::to_string(requests) : "");
+  set.insert(set.end(), place.begin(), place.end());
   return environment_with(set);
+}
+
+Variables place_of(int rank, int ranks, const UniqueFd& store) {
+  return {{"RANK", std::to_string(rank)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(ranks)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(local_port(store))},
+          {"DYNMO_STORE_FD", rank == 0 ? std::to_string(store.get()) : ""}};
+}
+
+Variables no_place() {
+  Variables none;
+  for (const char* name :
+       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DYNMO_STORE_FD"}) {
+    none.emplace_back(name, "");
+  }
+  return none;
 }
 
 class Launch {
@@ -155,7 +173,11 @@ class Launch {
   int run();
 
  private:
-  Expected<void> start_rank(int rank, const std::string& program, const UniqueFd& store);
+  Expected<void> start_rank(int rank, const UniqueFd& store);
+  Expected<void> start_late();
+  Expected<void> start_child(Child child, ChildOptions how, bool own_output);
+  void hear_ranks();
+  void start_wanted();
   void say(const std::string& line) { write_all(options_.errors, "dynmo: " + line + "\n"); }
 
   void wait_for_events(milliseconds at_most);
@@ -177,6 +199,10 @@ class Launch {
 
   const LaunchOptions& options_;
   Signals signals_;
+  UniqueFd requests_;  // what ranks ask for
+  UniqueFd asking_;    // their end
+  int wanted_ = 0;     // ranks that are to be started
+  int late_ = 0;       // ranks that came later
   std::vector<Child> children_;
   LineMerger merger_;
   int turn_ = 0;
@@ -188,10 +214,18 @@ class Launch {
 Expected<void> Launch::start() {
   DYNMO_TRY(allow_descriptors(descriptors_of_launcher(options_.ranks),
                               fmt::format("the launcher of {} ranks", options_.ranks)));
-  DYNMO_ASSIGN(const std::string program, find_program(options_.command.front()));
   DYNMO_ASSIGN(const UniqueFd store, listen_on("127.0.0.1", 0));
+  if (!options_.late_command.empty()) {
+    std::array<int, 2> ends{};
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+      return make_error(ErrorCode::kBadInput, "cannot make a socket for the ranks: {}",
+                        system_reason(errno));
+    }
+    requests_ = UniqueFd(ends[0]);
+    asking_ = UniqueFd(ends[1]);
+  }
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    const auto started = start_rank(rank, program, store);
+    const auto started = start_rank(rank, store);
     if (started) continue;
     signal_running(SIGKILL);
     reap();
@@ -200,27 +234,42 @@ Expected<void> Launch::start() {
   return {};
 }
 
-Expected<void> Launch::start_rank(int rank, const std::string& program, const UniqueFd& store) {
-  std::array<int, 2> pipe{};
-  if (pipe2(pipe.data(), O_CLOEXEC) != 0) {
-    return make_error(ErrorCode::kBadInput, "cannot make a pipe for rank {}: {}", rank,
-                      system_reason(errno));
-  }
-  Child child;
-  child.rank = WorldRank(rank);
-  child.output = UniqueFd(pipe[0]);
-  const UniqueFd to_output(pipe[1]);
-
+Expected<void> Launch::start_rank(int rank, const UniqueFd& store) {
   ChildOptions how;
-  how.program = program;
   how.command = options_.command;
-  how.environment = environment_of(options_, rank, local_port(store), store.get());
-  how.output = rank == 0 ? options_.output : to_output.get();
-  how.errors = to_output.get();
-  if (rank == 0) how.inherited = store.get();
+  how.environment = environment_of(options_, asking_.get(), place_of(rank, options_.ranks, store));
+  if (rank == 0) how.inherited.push_back(store.get());
   if (!options_.cores.empty()) {
     how.core = options_.cores[static_cast<std::size_t>(rank) % options_.cores.size()];
   }
+  Child child;
+  child.rank = WorldRank(rank);
+  return start_child(std::move(child), std::move(how), rank == 0 || options_.all_report);
+}
+
+// Its number for people is a guess until it has one.
+Expected<void> Launch::start_late() {
+  ChildOptions how;
+  how.command = options_.late_command;
+  how.environment = environment_of(options_, asking_.get(), no_place());
+  Child child;
+  child.rank = WorldRank(options_.ranks + late_++);
+  child.counts = false;
+  return start_child(std::move(child), std::move(how), options_.all_report);
+}
+
+Expected<void> Launch::start_child(Child child, ChildOptions how, bool own_output) {
+  DYNMO_ASSIGN(how.program, find_program(how.command.front()));
+  std::array<int, 2> pipe{};
+  if (pipe2(pipe.data(), O_CLOEXEC) != 0) {
+    return make_error(ErrorCode::kBadInput, "cannot make a pipe for rank {}: {}", child.rank,
+                      system_reason(errno));
+  }
+  child.output = UniqueFd(pipe[0]);
+  const UniqueFd to_output(pipe[1]);
+  how.output = own_output ? options_.output : to_output.get();
+  how.errors = to_output.get();
+  if (asking_) how.inherited.push_back(asking_.get());
   how.group = children_.empty() ? 0 : children_.front().pid;
   how.signals = signals_.before();
   DYNMO_ASSIGN(child.pid, spawn(how));
@@ -230,6 +279,33 @@ Expected<void> Launch::start_rank(int rank, const std::string& program, const Un
   return {};
 }
 
+void Launch::hear_ranks() {
+  std::array<char, 64> bytes;
+  while (requests_) {
+    const ssize_t got = recv(requests_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got <= 0) return;
+    const auto request = parse_launch_request({bytes.data(), static_cast<std::size_t>(got)});
+    if (!request) continue;
+    if (const auto* wanted = std::get_if<WantedRanks>(&*request)) wanted_ += wanted->ranks;
+    const auto* joined = std::get_if<JoinedRank>(&*request);
+    if (joined == nullptr) continue;
+    for (Child& child : children_) {
+      if (child.counts || child.pid != joined->pid) continue;
+      child.counts = true;
+      child.rank = WorldRank(joined->number);
+    }
+  }
+}
+
+// In the main thread: ranks end with the thread that has started them.
+void Launch::start_wanted() {
+  const bool ending = interrupted_ || terminate_at_ || kill_at_;
+  for (; wanted_ > 0; --wanted_) {
+    if (ending) continue;
+    if (const auto started = start_late(); !started) say(started.error().message);
+  }
+}
+
 int Launch::run() {
   while (any_running()) {
     wait_for_events(std::chrono::hours(1));
@@ -237,6 +313,8 @@ int Launch::run() {
     note_ended();  // before what the others say about it
     for (Child& child : children_) show_output(child);
     handle_signals();
+    hear_ranks();
+    start_wanted();
     escalate();
   }
   drain();
@@ -245,7 +323,8 @@ int Launch::run() {
 }
 
 void Launch::wait_for_events(milliseconds at_most) {
-  std::vector<pollfd> events = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
+  std::vector<pollfd> events = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0},
+                                {.fd = requests_.get(), .events = POLLIN, .revents = 0}};
   for (const Child& child : children_) {
     events.push_back({.fd = child.output.get(), .events = POLLIN, .revents = 0});
     if (!child.running) continue;
@@ -308,6 +387,7 @@ void Launch::note_ended() {
     (info.si_code == CLD_EXITED ? child.code : child.signal) = info.si_status;
     ended.push_back(&child);
   }
+  if (!ended.empty()) hear_ranks();  // what they have said before
   for (Child* child : ended) {
     for (int more = kLastOutput; more > 0 && read_output(*child); --more) {
     }
@@ -331,7 +411,7 @@ void Launch::note_end(Child& child) {
   if (child.code != 0 && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
   }
-  begin_ending(options_.grace);
+  if (child.counts) begin_ending(options_.grace);
 }
 
 void Launch::handle_signals() {
@@ -402,7 +482,11 @@ int Launch::result() const {
     const auto order = [](const Child& child) {
       const bool is_failure = !child.signalled && (child.code != 0 || child.signal != 0);
       const bool is_cause = is_failure && child.code != kLostExit;
-      return std::tuple(is_cause ? 0 : is_failure ? 1 : 2, child.turn, child.signal == 0);
+      return std::tuple(!child.counts,
+                        is_cause     ? 0
+                        : is_failure ? 1
+                                     : 2,
+                        child.turn, child.signal == 0);
     };
     return order(a) < order(b);
   };

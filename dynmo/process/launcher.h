@@ -26,8 +26,12 @@ struct LaunchOptions {
   std::vector<std::string> command;  // program and arguments; looked up in PATH if without '/'
   std::vector<std::pair<std::string, std::string>> environment = {};  // added to this process's
   std::vector<int> cores = {};  // rank i is pinned to cores[i % size]; empty: nowhere
-  int output = STDOUT_FILENO;   // becomes rank 0's own stdout
-  int errors = STDERR_FILENO;   // what else the ranks print, in whole lines, "[rank 2] " in front
+  // Of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It finds
+  // nothing of a place in its environment.
+  std::vector<std::string> late_command = {};
+  bool all_report = false;     // the output below is that of all ranks, as any may come to speak
+  int output = STDOUT_FILENO;  // becomes rank 0's own stdout
+  int errors = STDERR_FILENO;  // what else the ranks print, in whole lines, "[rank 2] " in front
   std::chrono::milliseconds grace{4000};             // for the others to end after a failure
   std::chrono::milliseconds interrupt_grace{10000};  // for all to end after Ctrl-C
 };
@@ -38,6 +42,9 @@ struct LaunchOptions {
 // this process. After a failure the others have `grace` to end by themselves, then SIGTERM, a
 // second later SIGKILL; a second Ctrl-C is SIGKILL at once. Should this process be killed itself,
 // the system kills the ranks.
+//
+// A rank that ends with 0 before the others is no failure. One that came later counts once it has
+// said that it is a rank (tell_launcher_joined).
 //
 // Says on `errors` which rank was killed or failed without a word. A line "dynmo: ..." that another
 // rank has printed already is shown once.

@@ -33,7 +33,9 @@ bool prepare(const ChildOptions& options, const cpu_set_t& core, pid_t parent) {
   if (dup2(options.output, STDOUT_FILENO) < 0 || dup2(options.errors, STDERR_FILENO) < 0) {
     return false;
   }
-  if (options.inherited && fcntl(*options.inherited, F_SETFD, 0) != 0) return false;
+  for (const int descriptor : options.inherited) {
+    if (fcntl(descriptor, F_SETFD, 0) != 0) return false;
+  }
   return sigprocmask(SIG_SETMASK, &options.signals, nullptr) == 0;
 }
 

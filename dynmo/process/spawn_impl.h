@@ -20,10 +20,10 @@ struct ChildOptions {
   std::vector<std::string> environment;  // "NAME=value", all of it
   int output = 1;                        // become its descriptors 1 and 2; 0 is /dev/null
   int errors = 2;
-  std::optional<int> inherited = {};  // a descriptor that stays open
-  std::optional<int> core = {};       // pinned to
-  pid_t group = 0;                    // process group that it joins; 0: its own
-  sigset_t signals{};                 // its signal mask
+  std::vector<int> inherited = {};  // descriptors that stay open
+  std::optional<int> core = {};     // pinned to
+  pid_t group = 0;                  // process group that it joins; 0: its own
+  sigset_t signals{};               // its signal mask
 };
 
 // Starts it by fork and exec (a child forked after tensor work must exec: libtorch's threads are

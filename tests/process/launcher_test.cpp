@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/process/processors.h"
 #include "tests/support/process.h"
 
@@ -24,6 +25,7 @@ class Shells : public Process {
   struct How {
     std::vector<int> cores = {};
     milliseconds grace{5000};
+    std::string late = {};  // script of ranks that come later
   };
   Shells(int ranks, const std::string& script) : Shells(ranks, script, How()) {}
   Shells(int ranks, const std::string& script, const How& how)
@@ -37,6 +39,7 @@ class Shells : public Process {
           options.cores = how.cores;
           options.grace = how.grace;
           options.interrupt_grace = how.grace;
+          if (!how.late.empty()) options.late_command = {"sh", "-c", kHelpers + how.late};
           const auto code = launch_ranks(options);
           std::filesystem::remove_all(folder);
           return code ? *code : 99;
@@ -98,6 +101,51 @@ TEST(Launcher, ReturnsTheCodeOfTheFirstFailure) {
              "echo 'dynmo: rank 1: bad' >&2; exit 5");
   EXPECT_EQ(run.wait(), 3);
   EXPECT_EQ(run.output(), "[rank 1] dynmo: bad\n");
+}
+
+// (sh redirects to descriptors of one digit only.)
+constexpr const char* kAsk = "ask() { bash -c \"printf '%s' '$1' >&$DYNMO_LAUNCHER_FD\"; }; ";
+
+TEST(Launcher, StartsRanksThatARankAsksFor) {
+  Shells run(2, std::string(kAsk) + "if [ $RANK = 1 ]; then ask 'wanted 2'; fi; await a; await b",
+             {.late = "[ -z \"$RANK$WORLD_SIZE$MASTER_ADDR$MASTER_PORT\" ] || exit 9; "
+                      "mkdir $DIR/a 2> /dev/null || mkdir $DIR/b"});
+  EXPECT_EQ(run.wait(), 0) << run.output();
+  // One that is no rank yet ends nothing; nor does a request that is none.
+  Shells failed(
+      1,
+      std::string(kAsk) + "ask 'wanted'; ask 'wanted 0'; ask 'joined 1'; ask 'wanted 1'; await a",
+      {.late = "mkdir $DIR/a; echo 'dynmo: bad' >&2; exit 3"});
+  EXPECT_EQ(failed.wait(), 0) << failed.output();
+  EXPECT_EQ(failed.output(), "[rank 1] dynmo: bad\n");
+}
+
+TEST(Launcher, ARankThatCameLaterCountsOnceItHasJoined) {
+  Shells run(
+      1, std::string(kAsk) + "ask 'wanted 1'; sleep 100",
+      {.grace = milliseconds(100), .late = std::string(kAsk) + "ask \"joined $$ 7\"; kill -9 $$"});
+  EXPECT_EQ(run.wait(), 5) << run.output();
+  EXPECT_EQ(run.output(), "dynmo: rank 7 was killed by signal 9 (Killed)\n");
+  // Also when the first ranks have left.
+  Shells left(
+      1, std::string(kAsk) + "ask 'wanted 1'; await a",
+      {.late = std::string(kAsk) + "ask \"joined $$ 3\"; mkdir $DIR/a; sleep 0.05; exit 4"});
+  EXPECT_EQ(left.wait(), 4) << left.output();
+}
+
+TEST(Launcher, RequestsOfRanksAreReadOrRefusedWhole) {
+  const auto wanted = parse_launch_request("wanted 12");
+  ASSERT_TRUE(wanted);
+  EXPECT_EQ(std::get<WantedRanks>(*wanted).ranks, 12);
+  const auto joined = parse_launch_request("joined 4321 7");
+  ASSERT_TRUE(joined);
+  EXPECT_EQ(std::get<JoinedRank>(*joined).pid, 4321);
+  EXPECT_EQ(std::get<JoinedRank>(*joined).number, 7);
+  for (const char* text : {"", "wanted", "wanted ", "wanted 0", "wanted -1", "wanted 4097",
+                           "wanted 1 ", "wanted 99999999999", "joined", "joined 1", "joined 1 ",
+                           "joined 1 x", "joined 1 2 3", "wantedjoined 1 2"}) {
+    EXPECT_FALSE(parse_launch_request(text)) << text;
+  }
 }
 
 TEST(Launcher, PutsTheCauseBeforeThoseWhoFoundItFirst) {
