@@ -28,8 +28,8 @@ struct CtlFlags {
   int member = 0;
 };
 
-Expected<elastic::Reply> ask(const CtlFlags& flags, Request request) {
-  DYNMO_ASSIGN(const elastic::Leader leader, elastic::find_leader(flags.run, flags.secret));
+Expected<elastic::Reply> ask_at(const elastic::Leader& leader, const CtlFlags& flags,
+                                Request request) {
   request.secret = leader.secret;
   const auto wait = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * flags.timeout_s));
   auto client =
@@ -45,8 +45,22 @@ Expected<elastic::Reply> ask(const CtlFlags& flags, Request request) {
     return make_error(ErrorCode::kPeerLost, "the run does not answer: {}", line.error().message);
   }
   DYNMO_ASSIGN(elastic::Reply reply, elastic::parse_reply(*line));
-  if (!reply.done) return Error{reply.code, reply.text};
   return reply;
+}
+
+// A leader that leaves has another one write where it is first. What it was asked for and has not
+// begun, it says so of, and the other is asked for.
+Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
+  DYNMO_ASSIGN(elastic::Leader leader, elastic::find_leader(flags.run, flags.secret));
+  while (true) {
+    const auto reply = ask_at(leader, flags, request);
+    if (reply && reply->done) return reply;
+    const Error why = reply ? Error{reply->code, reply->text} : reply.error();
+    const bool harmless = request.kind == RequestKind::kStatus || (reply && reply->again);
+    const auto now = elastic::find_leader(flags.run, flags.secret);
+    if (!harmless || !now || now->port == leader.port) return why;
+    leader = *now;
+  }
 }
 
 // What a run's leader says of it is read like a file of somebody else.
@@ -126,10 +140,17 @@ void add_ctl_command(CLI::App& app, Command& chosen) {
       ->add_option("ranks", flags->ranks, "How many")
       ->required()
       ->check(CLI::Range(1, 4096));
+  add("grow", "Start N more ranks (of each replica) on this host, which join the run",
+      {.kind = RequestKind::kGrow})
+      ->add_option("ranks", flags->ranks, "How many")
+      ->required()
+      ->check(CLI::Range(1, 4096));
   add("drain", "Take all layers from rank R, which then ends", {.kind = RequestKind::kDrain})
       ->add_option("rank", flags->member, "Its number, as `status` prints it")
       ->required()
       ->check(CLI::Range(0, 1 << 30));
+  add("release", "Call the hook again for releases that are parked",
+      {.kind = RequestKind::kRelease});
   add("checkpoint", "Write a checkpoint now, and wait until it is on the disk",
       {.kind = RequestKind::kCheckpoint});
   add("stop", "Write a checkpoint, and end the run", {.kind = RequestKind::kStop});

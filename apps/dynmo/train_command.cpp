@@ -170,7 +170,9 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
   DYNMO_ASSIGN(const std::vector<std::string> command,
                rank_arguments(arguments, flags.config, config_text));
   const auto begin = std::filesystem::file_time_type::clock::now();
-  DYNMO_ASSIGN(const int code, train::launch(options, command));
+  DYNMO_ASSIGN(const int code, train::launch(options, command,
+                                             {command.front(), std::string(kTrainCommand.name),
+                                              "--join", options.config.run.directory}));
   if (code == kInterruptedExit) {
     const train::Interruption found = train::find_interruption(options, begin);
     print_note("{}", describe(found, options));

@@ -17,7 +17,9 @@ constexpr std::string_view kFormat = "dynmo-control-1";
 constexpr std::array kRequests = {
     std::pair{RequestKind::kStatus, std::string_view("status")},
     std::pair{RequestKind::kPack, std::string_view("pack")},
+    std::pair{RequestKind::kGrow, std::string_view("grow")},
     std::pair{RequestKind::kDrain, std::string_view("drain")},
+    std::pair{RequestKind::kRelease, std::string_view("release")},
     std::pair{RequestKind::kCheckpoint, std::string_view("checkpoint")},
     std::pair{RequestKind::kStop, std::string_view("stop")},
     std::pair{RequestKind::kConfig, std::string_view("config")},
@@ -35,6 +37,10 @@ int small_number(JsonObject& object, const std::string& key, int least) {
     return least;
   }
   return static_cast<int>(value);
+}
+
+bool has_ranks(RequestKind kind) {
+  return kind == RequestKind::kPack || kind == RequestKind::kGrow;
 }
 
 Json to_json(const Build& build) {
@@ -173,7 +179,7 @@ std::string_view name(RequestKind kind) {
 
 std::string to_line(const Request& request) {
   Json json = {{"format", kFormat}, {"request", name(request.kind)}, {"secret", request.secret}};
-  if (request.kind == RequestKind::kPack) json["ranks"] = request.ranks;
+  if (has_ranks(request.kind)) json["ranks"] = request.ranks;
   if (request.kind == RequestKind::kDrain) json["member"] = request.member;
   if (request.kind == RequestKind::kJoin) {
     json["newcomer"] = to_json(request.newcomer);
@@ -196,7 +202,7 @@ Expected<Request> parse_request(std::string_view line) {
     known = true;
   }
   if (!known) object.fail("request", "is not known here");
-  if (known && request.kind == RequestKind::kPack) request.ranks = small_number(object, "ranks", 1);
+  if (known && has_ranks(request.kind)) request.ranks = small_number(object, "ranks", 1);
   if (known && request.kind == RequestKind::kDrain) {
     request.member = small_number(object, "member", 0);
   }
@@ -219,6 +225,7 @@ Reply refusal(const Error& why) { return {.code = why.code, .done = false, .text
 std::string to_line(const Reply& reply) {
   Json json = {{"format", kFormat}, {"done", reply.done}, {"text", reply.text}};
   if (!reply.done) json["code"] = exit_code(reply.code);
+  if (reply.again) json["again"] = true;
   if (!reply.status.is_null()) json["status"] = reply.status;
   if (reply.standby) json["standby"] = *reply.standby;
   if (reply.place) json["place"] = to_json(*reply.place);
@@ -236,6 +243,7 @@ Expected<Reply> parse_reply(std::string_view line) {
   for (const ErrorCode each : kCodes) {
     if (exit_code(each) == code) reply.code = each;
   }
+  reply.again = object.boolean("again", false);
   object.ignore("status");
   if (json.is_object() && json.contains("status")) reply.status = json["status"];
   if (json.is_object() && json.contains("standby")) {

@@ -35,13 +35,23 @@ struct Build {
 // kBadInput with the first difference: what the newcomer has, what the run has, what to change.
 [[nodiscard]] Expected<void> check_same(const Build& newcomer, const Build& run);
 
-enum class RequestKind { kStatus, kPack, kDrain, kCheckpoint, kStop, kConfig, kJoin };
+enum class RequestKind {
+  kStatus,
+  kPack,
+  kGrow,
+  kDrain,
+  kRelease,
+  kCheckpoint,
+  kStop,
+  kConfig,
+  kJoin
+};
 [[nodiscard]] std::string_view name(RequestKind kind);
 
 struct Request {
   RequestKind kind = RequestKind::kStatus;
   std::string secret = {};
-  int ranks = 0;   // kPack: onto so many ranks of a replica
+  int ranks = 0;   // kPack: onto so many ranks of a replica; kGrow: so many more
   int member = 0;  // kDrain
   // kJoin.
   Member newcomer = {};
@@ -75,8 +85,9 @@ struct Place {
 struct Reply {
   ErrorCode code = ErrorCode::kBadInput;  // where it is not done
   bool done = false;
-  std::string text;                 // one line for people; kConfig: the settings as TOML
-  Json status = nullptr;            // kStatus
+  std::string text;       // one line for people; kConfig: the settings as TOML
+  bool again = false;     // it is not done, as another rank leads now: ask where job.json says
+  Json status = nullptr;  // kStatus
   std::optional<int> standby = {};  // kJoin: taken as this member, its place comes in a later line
   std::optional<Place> place = {};  // kJoin
 };

@@ -26,7 +26,8 @@ bool ends_with_a_line(const std::filesystem::path& path) {
 Expected<EventLog> EventLog::open(const std::filesystem::path& path, Start start) {
   const bool whole = ends_with_a_line(path);
   errno = 0;
-  std::ofstream file(path, start == Start::kAppend ? std::ios::app : std::ios::trunc);
+  if (start == Start::kEmpty) std::ofstream(path, std::ios::trunc);
+  std::ofstream file(path, std::ios::app);  // also behind what another leader adds
   if (!file) {
     return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
                       std::strerror(errno));

@@ -145,6 +145,14 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
   group.reset();
   const Moves moved_before = moves_;
 
+  const bool moves_lead = next.view.members.front().id != view_.members.front().id;
+  std::string handed_over;
+  if (moves_lead) {
+    DYNMO_ASSIGN(const auto texts,
+                 transport::gather_texts(this->group(), control_tag(Control::kSize),
+                                         leads() ? handover() : std::string()));
+    handed_over = texts.front();
+  }
   DYNMO_ASSIGN(const auto place, meet(next.view));
   Expected<void> mine;
   if (!place) {
@@ -161,19 +169,25 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
     moves_ = moved_before;
     return stay(change, failure, before, std::move(state), costs, lane);
   }
+  if (moves_lead && next.view.members.front().id == groups_.self().id) {
+    DYNMO_TRY(lead(handed_over));
+  }
   DYNMO_ASSIGN(const bool stays, groups_.take());
-  if (!stays) return Changed{.group = nullptr, .done = true};
+  pause_s_ = seconds_since(begin);
+  const std::string line =
+      fmt::format("{} -> {}: {}, in {}", ranks_text(before.ranks, replicas),
+                  ranks_text(next.plan.ranks, replicas), change.why, format_seconds(pause_s_));
+  if (!stays) {
+    if (leads()) retire(change, fmt::format("before step {}: {}", step, line), step);
+    return Changed{.group = nullptr, .done = true};
+  }
   const elastic::View old = std::exchange(view_, next.view);
   for (const elastic::Member& member : view_.members) {
     members_ = std::max(members_, member.number + 1);
   }
   if (leads()) DYNMO_TRY(confirm(change));
   if (leads()) service_->dismiss_admitted();
-  pause_s_ = seconds_since(begin);
   changes_.done();
-  const std::string line =
-      fmt::format("{} -> {}: {}, in {}", ranks_text(before.ranks, replicas),
-                  ranks_text(next.plan.ranks, replicas), change.why, format_seconds(pause_s_));
   tell_.say(fmt::format("step {:5}  {}", step, line));
   tell_.event("size", step,
               {{"why", change.why},
@@ -194,7 +208,10 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
     if (!ended.empty()) releases_->release(std::move(ended), view_.members);
     tell_ranks(group->pipeline().plan());
   }
-  answer(change.client, done(fmt::format("before step {}: {}", step, line)));
+  const std::string text = fmt::format("before step {}: {}", step, line);
+  note_grown(static_cast<int>(std::ssize(change.joiners)), text);
+  // (Of a leader that has left, that one answers.)
+  if (!moves_lead) answer(change.client, done(text));
   return Changed{.group = std::move(group), .done = true};
 }
 

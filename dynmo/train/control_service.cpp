@@ -18,7 +18,7 @@ using process::LineServer;
 
 ControlService::ControlService(Options options)
     : options_(std::move(options)),
-      secret_(elastic::make_secret()),
+      secret_(options_.secret.empty() ? elastic::make_secret() : options_.secret),
       status_(Json::object()),
       next_member_(options_.first_member) {}
 
@@ -41,17 +41,20 @@ Expected<std::unique_ptr<ControlService>> ControlService::open(Options options) 
 }
 
 ControlService::~ControlService() {
-  elastic::remove_job(options_.run);
+  if (!handed_over_) elastic::remove_job(options_.run);
   if (server_ == nullptr) return;
+  Reply over = elastic::refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
+  if (handed_over_) {
+    over.text = "another rank leads the run now: ask again where job.json in its folder says";
+    over.again = true;
+  }
   std::vector<ClientId> present;
   {
     const std::lock_guard lock(mutex_);
     present.swap(present_);
   }
   for (const ClientId client : present) {
-    server_->send(client,
-                  to_line(elastic::refusal(make_error(ErrorCode::kPeerLost, "the run has ended"))),
-                  /*done=*/true);
+    server_->send(client, to_line(over), /*done=*/true);
   }
   server_->flush();
   server_.reset();
@@ -123,6 +126,11 @@ void ControlService::gone(ClientId client) {
                           standby.member.number);
   }
   forget(client);
+}
+
+int ControlService::next_member() {
+  const std::lock_guard lock(mutex_);
+  return next_member_;
 }
 
 std::vector<Wish> ControlService::take() {

@@ -46,6 +46,7 @@ class ControlService {
     std::string config;                     // TOML, for who joins
     std::function<elastic::Build()> build;  // asked on the service's thread when somebody joins
     int first_member = 0;                   // number of the first that joins
+    std::string secret = {};                // that of the leader before; "": a new one
     int replicas = 1;                       // as many join at once
   };
   // Listens, and writes RUN/job.json and RUN/secret. kBadInput.
@@ -54,6 +55,10 @@ class ControlService {
   ControlService& operator=(const ControlService&) = delete;
   // Tells who waits that the run has ended, and removes the files.
   ~ControlService();
+  // Another rank leads, and its service has taken this one's place: who waits is told to ask there.
+  void hand_over() { handed_over_ = true; }
+  [[nodiscard]] const std::string& secret() const { return secret_; }
+  [[nodiscard]] int next_member();
 
   // By the training loop. Whether somebody waits for it.
   [[nodiscard]] bool has_wishes() const { return waiting_.load(std::memory_order_relaxed); }
@@ -79,6 +84,7 @@ class ControlService {
 
   Options options_;
   std::string secret_;
+  bool handed_over_ = false;
   std::atomic<bool> waiting_{false};
   std::mutex mutex_;  // guards what follows
   std::vector<Wish> wishes_;

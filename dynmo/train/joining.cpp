@@ -11,6 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/process/line_server.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/inputs.h"
@@ -67,14 +68,23 @@ Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& 
   return config;
 }
 
-// Stands by until the run gives it a place.
-Expected<elastic::Place> stand_by(const elastic::Leader& where, const elastic::Request& request,
+// Stands by until the run gives it a place, with whoever leads.
+Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
                                   const Reporter& reporter, LineClient& leader) {
-  DYNMO_ASSIGN(const elastic::Reply standby, ask(where, request, leader));
-  reporter.line(standby.text);
-  DYNMO_ASSIGN(const elastic::Reply admitted, hear(leader, kStandby));
-  if (admitted.place) return *admitted.place;
-  return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", admitted.text);
+  DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+  while (true) {
+    const auto standby = ask(where, request, leader);
+    if (standby) reporter.line(standby->text);
+    const auto admitted = standby ? hear(leader, kStandby) : standby;
+    if (admitted && admitted->place) return *admitted->place;
+    if (admitted) {
+      return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", admitted->text);
+    }
+    // Another leader has written where it is before this one went.
+    const auto now = elastic::find_leader(join.run, join.secret_file);
+    if (!now || now->port == where.port) return admitted.error();
+    where = *now;
+  }
 }
 
 runtime::GroupOptions group_at(const elastic::Place& place, const Config& config) {
@@ -91,7 +101,7 @@ runtime::GroupOptions group_at(const elastic::Place& place, const Config& config
 }  // namespace
 
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
-  DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+  DYNMO_ASSIGN(const elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
   TrainOptions options = process.options;
   DYNMO_ASSIGN(options.config, config_of_run(where, join));
   at::set_num_threads(1);
@@ -105,15 +115,16 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
   // A group may not come to be because of another newcomer, or of the way from here to a rank.
   for (int tries = 1;; ++tries) {
     LineClient leader;
-    DYNMO_ASSIGN(const elastic::Place place, stand_by(where, request, process.reporter, leader));
+    DYNMO_ASSIGN(const elastic::Place place, stand_by(join, request, process.reporter, leader));
     self.number = place.member;
     check_context().rank = place.rank.value;
-    leave_on_sigterm();
     auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate);
     bool taken = false;
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();
+      leave_on_sigterm();  // before, it may just end
+      process::tell_launcher_joined(place.member);
       process.reporter.line(fmt::format("joined as rank {}", place.member));
     };
     const auto work = [&] { return train::join(**groups, options, process.reporter, note_taken); };
@@ -124,7 +135,6 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
                         done.error().message);
     }
     process.reporter.line(fmt::format("stands by again: {}", done.error().message));
-    DYNMO_ASSIGN(where, elastic::find_leader(join.run, join.secret_file));
   }
 }
 

@@ -23,9 +23,6 @@
 namespace dynmo::train {
 namespace {
 
-// Set for the ranks of a launcher, which holds the locks of their run.
-constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
-
 // The run's locks, for a rank 0 that no launcher has started.
 Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   if (rank != WorldRank(0) || std::getenv(kLockedByLauncher) != nullptr) return RunLocks();
@@ -95,7 +92,8 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
   return dry_run(here, ranks);
 }
 
-Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command) {
+Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command,
+                     const std::vector<std::string>& late_command) {
   DYNMO_TRY(validate(options.config));
   const int ranks = ranks_to_start(options.config);
   // A folder that is there may belong to a run that goes on: its checkpoints are then not to be
@@ -116,6 +114,10 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   process::LaunchOptions launch_options{
       .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};
+  if (options.config.elastic.enabled) {
+    launch_options.late_command = late_command;
+    launch_options.all_report = true;  // any may come to lead
+  }
   if (options.config.pipeline.pin) {
     const std::vector<int> cores = process::usable_processors().to_pin();
     if (static_cast<int>(cores.size()) >= world) launch_options.cores = cores;

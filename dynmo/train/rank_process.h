@@ -41,8 +41,10 @@ struct RankProcess {
 [[nodiscard]] Expected<std::string> say_dry_run(const TrainOptions& options);
 
 // Checks the inputs once for all ranks, then runs `command` as that many ranks of this host for
-// each replica until all have ended. Returns the exit code of the run.
+// each replica until all have ended. Returns the exit code of the run. `late_command` joins the run
+// (joining.h), where `dynmo ctl RUN grow` asks for more ranks.
 [[nodiscard]] Expected<int> launch(const TrainOptions& options,
-                                   const std::vector<std::string>& command);
+                                   const std::vector<std::string>& command,
+                                   const std::vector<std::string>& late_command = {});
 
 }  // namespace dynmo::train

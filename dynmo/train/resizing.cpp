@@ -28,8 +28,6 @@ namespace {
 using transport::Control;
 using transport::control_tag;
 
-constexpr std::chrono::milliseconds kLastHooks{20000};  // for hooks when the run ends
-
 const char* text_of(elastic::ReleaseOutcome outcome) {
   switch (outcome) {
     case elastic::ReleaseOutcome::kDone:
@@ -91,12 +89,10 @@ Expected<void> Resizing::begin() {
                                      .build = [this] { return this_build(config_, inputs_); },
                                      .first_member = view_.size(),
                                      .replicas = static_cast<int>(config_.pipeline.replicas)}));
-  const Config::Elastic& elastic = config_.elastic;
-  if (elastic.release == "command") DYNMO_TRY(process::check_program(elastic.release_command));
-  releases_.emplace(elastic::ReleaseOptions{
-      .command = elastic.release_command,
-      .timeout = std::chrono::milliseconds(std::llround(1e3 * elastic.release_timeout_s)),
-      .run = config_.run.directory});
+  if (config_.elastic.release == "command") {
+    DYNMO_TRY(process::check_program(config_.elastic.release_command));
+  }
+  open_releases();
   return {};
 }
 
@@ -162,11 +158,13 @@ void Resizing::answer_checkpoints(const GroupRun& group) {
 Expected<Turn> Resizing::next(const GroupRun& group, bool asked) {
   answer_checkpoints(group);
   if (releases_) tell_releases(releases_->poll(), group.pipeline().next_step());
+  give_up_growing();
   std::vector<RankWord> words;
   if (asked) {
     RankWord mine{.leave = groups_.asked_to_leave()};
     if (leads()) {
       mine.wishes = service_->take();
+      take_own(mine.wishes);
       mine.joiners = service_->standbys();
     }
     DYNMO_ASSIGN(const auto texts, transport::gather_texts(

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -31,6 +32,9 @@ class Resizing {
   // Of the leader: lines for people, and events (observe/event_log.h).
   struct Tell {
     std::function<void(std::string_view)> say;
+    // Of a leader that leaves: what the next one wants to know of the run. Of the next one.
+    std::function<Json()> known;
+    std::function<Expected<void>(const Json&)> lead;
     std::function<void(std::string_view kind, std::int64_t step, const Json&)> event;
   };
   // All outlive it.
@@ -41,7 +45,8 @@ class Resizing {
         tell_(std::move(tell)),
         changes_(config) {}
 
-  // Of a run's first ranks: who they are; the leader opens the door.
+  // Of a run's first ranks: who they are; the leader, which is the first of the group in force,
+  // opens the door.
   [[nodiscard]] Expected<void> begin();
   // Of a process that joins: its part of the group that it was given a place in.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
@@ -114,6 +119,16 @@ class Resizing {
                                        const plan::Plan& plan, runtime::RankState state,
                                        const std::optional<cost::ModelCost>& costs,
                                        const RunLane& lane);
+  // Of a leader that leaves, for the rank that leads next.
+  [[nodiscard]] std::string handover();
+  [[nodiscard]] Expected<void> lead(const std::string& handover);
+  void retire(const SizeChange& change, const std::string& line, std::int64_t step);
+  void open_releases();
+  // What the leader alone does of what it is asked for; the rest is for all.
+  void take_own(std::vector<Wish>& wishes);
+  void grow(const Wish& wish);
+  void note_grown(int joined, const std::string& line);
+  void give_up_growing();
   // At the leader: newcomers hear that the group which they are in is in force.
   [[nodiscard]] Expected<void> confirm(const SizeChange& change);
   // Moves to the plan now. False: a copy was not accepted.
@@ -142,6 +157,13 @@ class Resizing {
   Json status_ = Json::object();
   std::unique_ptr<ControlService> service_;  // the leader's; so is what follows
   std::optional<elastic::ReleaseDriver> releases_;
+  struct Growing {  // ranks that the launcher was asked for
+    process::ClientId client = 0;
+    int wanted = 0;
+    int joined = 0;
+    std::chrono::steady_clock::time_point until = {};
+  };
+  std::optional<Growing> growing_;
 };
 
 // What a process needs in common with those of a run (elastic::check_same).

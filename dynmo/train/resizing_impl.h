@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "dynmo/train/resizing.h"
 
 namespace dynmo::train {
+
+inline constexpr std::chrono::milliseconds kLastHooks{20000};  // for hooks when the leader ends
 
 [[nodiscard]] inline std::vector<int> numbers_of(const elastic::View& view) {
   std::vector<int> numbers;

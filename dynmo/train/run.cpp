@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/resizing.h"
+#include "dynmo/train/run_lock.h"
 #include "dynmo/train/run_log.h"
 #include "dynmo/train/same_settings.h"
 #include "dynmo/train/start.h"
@@ -61,6 +63,8 @@ class Run {
       resizing_.emplace(
           *groups, config_, inputs_,
           Resizing::Tell{.say = [this](std::string_view text) { say(text); },
+                         .known = [this] { return lanes_.front().log->series().to_json(); },
+                         .lead = [this](const Json& known) { return lead(known); },
                          .event =
                              [this](std::string_view kind, std::int64_t step, const Json& more) {
                                if (!lanes_.empty() && lanes_.front().log) {
@@ -116,6 +120,22 @@ class Run {
       if (!stays) return {};
     }
     return finish();
+  }
+  // From now on this rank speaks for the run, and knows of it what the one before knew.
+  Expected<void> lead(const Json& known) {
+    leads_ = true;
+    if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
+    RunLog& log = *lanes_.front().log;
+    wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
+    DYNMO_TRY(log.lead());
+    return log.series().restore(known);
+  }
+  // Those of a rank that has led before are free when its process has ended.
+  void take_locks() {
+    auto locks = lock_run(options_);
+    if (!locks) return;
+    locks_ = *std::move(locks);
+    wants_locks_ = false;
   }
   void say(std::string_view text) const {
     if (first_rank()) reporter_.line(text);
@@ -238,6 +258,7 @@ class Run {
 
   // What clients and signals ask for between two steps. False: this rank has left the run.
   Expected<bool> change_size(Lane& lane, bool asked) {
+    if (wants_locks_) take_locks();
     DYNMO_ASSIGN(Turn turn, resizing_->next(*lane.group, asked));
     if (turn.checkpoint || turn.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
     if (turn.stop) {
@@ -410,7 +431,9 @@ class Run {
   Inputs inputs_;
   Transport* group_;  // in force
   std::optional<transport::Grid> grid_;
-  bool leads_;  // rank 0 of every group
+  bool leads_;                // rank 0 of the group in force
+  bool wants_locks_ = false;  // of the run's folder
+  RunLocks locks_;
   std::int64_t first_step_ = 0;
   std::optional<Resizing> resizing_;
   std::vector<Lane> lanes_;

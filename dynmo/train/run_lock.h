@@ -11,6 +11,9 @@
 
 namespace dynmo::train {
 
+// Set in the environment of the ranks of a launcher, which holds the locks of their run.
+inline constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
+
 // Held as long as the run.
 using RunLocks = std::vector<process::FileLock>;
 

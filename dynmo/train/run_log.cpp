@@ -84,6 +84,12 @@ Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::R
   return log;
 }
 
+Expected<void> RunLog::lead() {
+  DYNMO_ASSIGN(events_,
+               observe::EventLog::open(folder_.events(), observe::EventLog::Start::kAppend));
+  return {};
+}
+
 void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
   if (!events_) return;
   const bool announced = report.announced != cost::Announced::kNothing;

@@ -37,6 +37,10 @@ class RunLog {
                                              observe::RunFolder folder, WorldRank rank,
                                              std::int64_t first_step, Kept kept = Kept::kNumbers);
 
+  // Rank 0 has left the run, and this rank goes on with what it wrote: the events. (The load trace
+  // ends with rank 0.)
+  [[nodiscard]] Expected<void> lead();
+
   // What the run begins with, for its load trace.
   void start(dynamism::RunStart start) {
     if (load_trace_) load_trace_->start(std::move(start));

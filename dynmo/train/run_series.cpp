@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/train/run_series.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <span>
+#include <bit>
+#include <cmath>
 
 #include "dynmo/plan/pack.h"
 
 namespace dynmo::train {
 
-RunSeries::RunSeries(std::string run_name, Kept kept)
-    : name(std::move(run_name)), kept_(kept), losses_(std::make_unique<Digester>()) {}
+RunSeries::RunSeries(std::string run_name, Kept kept) : name(std::move(run_name)), kept_(kept) {}
 
 void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
   StepEntry entry{.step = report.step,
@@ -22,7 +24,8 @@ void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
                   .frozen_layers = report.frozen_layers};
   newest_.push_back(entry);
   if (newest_.size() > kMaxNewest) newest_.pop_front();
-  losses_->update(std::as_bytes(std::span(&report.loss, 1)));
+  losses_ = digest_of(
+      fmt::format("{} {:016x}", losses_.hex(), std::bit_cast<std::uint64_t>(report.loss)));
   const int ranks = plan.ranks * replicas;
   const int at_work = static_cast<int>(plan::ranks_at_work(plan).size()) * replicas;
   if (count_ == 0) first_ranks = ranks;
@@ -84,6 +87,111 @@ void RunSeries::add_to_sample(StepEntry entry) {
   }
   // (Where the stride has just doubled, this step is still a multiple of it.)
   sample_.push_back(std::move(entry));
+}
+
+namespace {
+
+Json json_of(const StepEntry& entry) {
+  return Json::array({entry.step, entry.loss, entry.step_s, entry.balancing_s, entry.predicted_s,
+                      entry.imbalance, entry.bubble, entry.frozen_layers});
+}
+
+double number_of(const Json& json) {  // JSON has no NaN
+  return json.is_null() ? std::nan("") : json.get<double>();
+}
+
+StepEntry entry_of(const Json& json) {
+  const auto number = [&](std::size_t at) { return number_of(json.at(at)); };
+  return {.step = json.at(0).get<std::int64_t>(),
+          .loss = number(1),
+          .step_s = number(2),
+          .balancing_s = number(3),
+          .predicted_s = number(4),
+          .imbalance = number(5),
+          .bubble = number(6),
+          .frozen_layers = json.at(7).get<int>()};
+}
+
+}  // namespace
+
+Json RunSeries::to_json() const {
+  Json json = {{"stride", stride_},
+               {"count", count_},
+               {"seconds", seconds_},
+               {"moves", moves_},
+               {"first_move", first_move_},
+               {"losses", losses_.hex()},
+               {"times",
+                {profile_s, plan_s, migrate_s, reduction_s, checkpoint_s, working_rank_s,
+                 idle_rank_s, saved_rank_s, changing_rank_s}},
+               {"counts",
+                {moved_layers, moved_bytes.value, checkpoints_written, checkpoints_failed,
+                 size_changes, first_ranks, members}},
+               {"validation", validation},
+               {"generation_loss", generation_loss ? Json(*generation_loss) : Json()},
+               {"sources", sources},
+               {"sample", Json::array()},
+               {"newest", Json::array()},
+               {"traffic", Json::array()}};
+  for (const StepEntry& entry : sample_) json["sample"].push_back(json_of(entry));
+  for (const StepEntry& entry : newest_) json["newest"].push_back(json_of(entry));
+  for (const observe::TrafficRow& row : traffic) {
+    json["traffic"].push_back({row.from, row.to, row.purpose, row.messages, row.bytes.value});
+  }
+  return json;
+}
+
+Expected<void> RunSeries::restore(const Json& json) {
+  try {
+    const auto losses = parse_digest(json.at("losses").get<std::string>());
+    if (!losses) {
+      return make_error(ErrorCode::kInternal, "the digest of the losses of another rank is none");
+    }
+    losses_ = *losses;
+    json.at("stride").get_to(stride_);
+    json.at("count").get_to(count_);
+    json.at("seconds").get_to(seconds_);
+    json.at("moves").get_to(moves_);
+    json.at("first_move").get_to(first_move_);
+    const Json& times = json.at("times");
+    std::size_t at = 0;
+    for (double* time : {&profile_s, &plan_s, &migrate_s, &reduction_s, &checkpoint_s,
+                         &working_rank_s, &idle_rank_s, &saved_rank_s, &changing_rank_s}) {
+      times.at(at++).get_to(*time);
+    }
+    const Json& counts = json.at("counts");
+    counts.at(0).get_to(moved_layers);
+    counts.at(1).get_to(moved_bytes.value);
+    at = 2;
+    for (int* count :
+         {&checkpoints_written, &checkpoints_failed, &size_changes, &first_ranks, &members}) {
+      counts.at(at++).get_to(*count);
+    }
+    validation.clear();
+    for (const Json& one : json.at("validation")) {
+      validation.emplace_back(one.at(0).get<std::int64_t>(), number_of(one.at(1)));
+    }
+    generation_loss.reset();
+    if (const Json& loss = json.at("generation_loss"); !loss.is_null()) {
+      generation_loss = loss.get<double>();
+    }
+    sources = json.at("sources");
+    sample_.clear();
+    for (const Json& entry : json.at("sample")) sample_.push_back(entry_of(entry));
+    newest_.clear();
+    for (const Json& entry : json.at("newest")) newest_.push_back(entry_of(entry));
+    traffic.clear();
+    for (const Json& row : json.at("traffic")) {
+      traffic.push_back({.from = row.at(0).get<int>(),
+                         .to = row.at(1).get<int>(),
+                         .purpose = row.at(2).get<std::string>(),
+                         .messages = row.at(3).get<std::int64_t>(),
+                         .bytes = Bytes(row.at(4).get<std::int64_t>())});
+    }
+  } catch (const Json::exception& fault) {
+    return make_error(ErrorCode::kInternal, "what another rank knows of the run: {}", fault.what());
+  }
+  return {};
 }
 
 double RunSeries::tokens_per_s() const {

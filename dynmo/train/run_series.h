@@ -6,13 +6,13 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dynmo/core/digest.h"
+#include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/layer_sample.h"
@@ -59,7 +59,7 @@ class RunSeries {
   [[nodiscard]] int moves() const { return moves_; }
   [[nodiscard]] std::int64_t first_move() const { return first_move_; }  // its step; -1: none
   // Over the bits of all losses: equal numbers, equal digest.
-  [[nodiscard]] std::string loss_digest() const { return losses_->digest().hex(); }
+  [[nodiscard]] std::string loss_digest() const { return losses_.hex(); }
 
   std::string name;
   std::int64_t tokens_per_step = 0;
@@ -93,6 +93,11 @@ class RunSeries {
     moved_bytes += bytes;
     migrate_s += seconds;
   }
+  // All of it, for a rank that goes on with it in the place of this one; without what Kept::kCosts
+  // keeps. kInternal for anything but what to_json() has made.
+  [[nodiscard]] Json to_json() const;
+  [[nodiscard]] Expected<void> restore(const Json& json);
+
   // Adds that of one group, whose ranks have these numbers for people; none: their own.
   void add_traffic(const transport::Traffic& group, const std::vector<int>& numbers);
 
@@ -107,7 +112,7 @@ class RunSeries {
   double seconds_ = 0;
   int moves_ = 0;
   std::int64_t first_move_ = -1;
-  std::unique_ptr<Digester> losses_;
+  Digest losses_;  // of the digest before and the next loss, so that another rank can go on with it
 };
 
 }  // namespace dynmo::train

@@ -85,10 +85,8 @@ Turn SizeChanges::next(const std::vector<RankWord>& words, const elastic::View& 
     }
   }
   const auto asked = [](const RankWord& word) { return word.leave; };
-  // Who leads cannot leave alone: the others find each other through it.
-  if (!words.empty() && words.front().leave) {
-    const bool all = std::all_of(words.begin(), words.end(), asked);
-    turn.stop = all ? "all ranks were asked to leave" : "rank 0, which leads, was asked to leave";
+  if (!words.empty() && std::all_of(words.begin(), words.end(), asked)) {
+    turn.stop = "all ranks were asked to leave";
     return turn;
   }
   if (!words.empty()) {
@@ -99,6 +97,8 @@ Turn SizeChanges::next(const std::vector<RankWord>& words, const elastic::View& 
       drain(static_cast<int>(place), view, plan, turn, 0);
     }
   }
+  // Newcomers hear of their places from who leads now.
+  if (turn.change && turn.change->kept.front() != Rank(0)) turn.change->joiners.clear();
   if (turn.stop || turn.change) return turn;
   if (!words.empty() && !words.front().joiners.empty()) {
     turn.change = SizeChange{
@@ -146,6 +146,8 @@ void SizeChanges::take(const Wish& wish, const elastic::View& view, const plan::
       }
       return drain(static_cast<int>(found - view.members.begin()), view, plan, turn, wish.client);
     }
+    case RequestKind::kGrow:  // of the leader alone
+    case RequestKind::kRelease:
     case RequestKind::kStatus:
     case RequestKind::kConfig:
     case RequestKind::kJoin:
@@ -158,13 +160,6 @@ void SizeChanges::drain(int place, const elastic::View& view, const plan::Plan& 
                         process::ClientId client) {
   const int number = view.members[static_cast<std::size_t>(place)].number;
   const Rank position(place % plan.ranks);
-  if (position == Rank(0)) {
-    turn.answers.push_back(
-        {client, refused(fmt::format("rank {} cannot leave alone, as the others find each other "
-                                     "through {}: wanted another rank, or `dynmo ctl RUN stop`",
-                                     number, place == 0 ? "it" : "its position"))});
-    return;
-  }
   std::vector<Rank> kept = turn.change ? turn.change->kept : all_positions(plan);
   if (std::erase(kept, position) == 0) {
     if (client != 0)
@@ -195,7 +190,7 @@ void SizeChanges::pack(int ranks, const plan::Plan& plan, Turn& turn, process::C
   if (ranks >= plan.ranks) {
     return refuse(fmt::format("pack is {}, wanted 1 to {}: the run has {} ranks{}", ranks,
                               plan.ranks - 1, plan.ranks,
-                              ranks > plan.ranks ? "; more join by `dynmo train --join RUN`" : ""));
+                              ranks > plan.ranks ? "; `dynmo ctl RUN grow` starts more" : ""));
   }
   if (ranks < config_.ranks_min) {
     return refuse(

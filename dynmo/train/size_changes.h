@@ -32,11 +32,11 @@ struct RankWord {
 
 // Another number of ranks.
 struct SizeChange {
-  std::vector<Rank> kept = {};  // positions that stay, ascending; the first is always among them
-  std::vector<Standby> joiners = {};
-  std::string why;               // for people
-  process::ClientId client = 0;  // who hears what became of it; 0: nobody
-  std::int64_t waited = 0;       // boundaries at which it was deferred
+  std::vector<Rank> kept = {};        // positions that stay, ascending
+  std::vector<Standby> joiners = {};  // none where the first position leaves, as its rank leads
+  std::string why;                    // for people
+  process::ClientId client = 0;       // who hears what became of it; 0: nobody
+  std::int64_t waited = 0;            // boundaries at which it was deferred
 };
 
 // What follows from the words of all ranks.

@@ -44,7 +44,9 @@ TEST(ControlMessages, RequestsAreReadAsTheyWereWritten) {
   const std::vector<Request> requests = {
       {.kind = RequestKind::kStatus, .secret = "a"},
       {.kind = RequestKind::kPack, .secret = "b", .ranks = 3},
+      {.kind = RequestKind::kGrow, .secret = "b", .ranks = 2},
       {.kind = RequestKind::kDrain, .secret = "c", .member = 0},
+      {.kind = RequestKind::kRelease, .secret = "d"},
       {.kind = RequestKind::kCheckpoint, .secret = "line\nof \"two\""},
       {.kind = RequestKind::kStop, .secret = ""},
       {.kind = RequestKind::kConfig, .secret = "e"},
@@ -72,13 +74,15 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
                     .address = "node-0",
                     .port = 65535,
                     .secret = 0xfedcba9876543210};
-  std::vector<Reply> replies(4);
+  std::vector<Reply> replies(5);
   replies[0] = {.done = true, .text = "two\nlines", .status = Json{{"step", 3}}};
   replies[1] = {.done = true, .text = "standing by"};
   replies[1].standby = 17;
   replies[2] = {.done = true, .text = "join"};
   replies[2].place = place;
   replies[3] = {.done = true, .text = ""};
+  replies[4] = refusal(Error{ErrorCode::kPeerLost, "another leads"});
+  replies[4].again = true;
   for (const ErrorCode code :
        {ErrorCode::kBadInput, ErrorCode::kInfeasible, ErrorCode::kNoCheckpoint,
         ErrorCode::kPeerLost, ErrorCode::kInterrupted, ErrorCode::kInternal}) {
@@ -91,6 +95,7 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
     EXPECT_EQ(read->done, reply.done);
     EXPECT_EQ(read->code, reply.code);
     EXPECT_EQ(read->text, reply.text);
+    EXPECT_EQ(read->again, reply.again);
     EXPECT_EQ(read->status, reply.status);
     EXPECT_EQ(read->standby, reply.standby);
     EXPECT_EQ(read->place, reply.place);

@@ -88,22 +88,22 @@ Expected<void> ElasticRun::run() {
   }
   wanted_ = case_.ranks;
   left_ = case_.max_gap;
-  Reporter reporter;
-  reporter.line = [this](std::string_view text) { story_ += fmt::format("{}\n", text); };
-  reporter.progress = [this](std::string_view) { boundary(); };
+  reporter_.line = [this](std::string_view text) { story_ += fmt::format("{}\n", text); };
+  reporter_.progress = [this](std::string_view) { boundary(); };
   for (int rank = 0; rank < case_.ranks; ++rank) {
     Thread& thread = threads_.emplace_back();
     thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
-    start(thread, [this, &thread, rank, &reporter]() -> Expected<void> {
+    start(thread, [this, &thread, rank]() -> Expected<void> {
       check_context().rank = rank;
       DYNMO_TRY(thread.groups->enter(1, case_.ranks, WorldRank(rank)));
-      return train(*thread.groups, case_.options, rank == 0 ? reporter : Reporter());
+      return train(*thread.groups, case_.options, reporter_);
     });
   }
-  // Rank 0, which alone adds threads, is the first; it ends after its last order.
-  threads_.front().thread.join();
-  for (Thread& thread : threads_) {
-    if (thread.thread.joinable()) thread.thread.join();
+  // Who leads adds threads, and ends after its last order.
+  for (auto at = threads_.begin(); at != threads_.end();) {
+    at->thread.join();
+    const std::lock_guard lock(mutex_);
+    ++at;
   }
   if (failure_) return *failure_;
   return {};
@@ -136,7 +136,12 @@ Expected<void> ElasticRun::join(Thread& thread) {
   if (thread.fails_at) {
     thread.groups->fail_at(*thread.fails_at, [&thread] { return thread.joined.load(); });
   }
-  return train::join(*thread.groups, case_.options, Reporter(), [&] { thread.joined = true; });
+  return train::join(*thread.groups, case_.options, reporter_, [&] { thread.joined = true; });
+}
+
+ElasticRun::Thread& ElasticRun::add_thread() {
+  const std::lock_guard lock(mutex_);
+  return threads_.emplace_back();
 }
 
 void ElasticRun::boundary() {
@@ -223,7 +228,7 @@ Expected<void> ElasticRun::give(const Order& order) {
       story_ += fmt::format("join {}\n", count);
       wanted_ += count;
       for (int i = 1; i <= count; ++i) {  // one after another, so that numbers follow ids
-        Thread& thread = threads_.emplace_back();
+        Thread& thread = add_thread();
         thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
         start(thread, [this, &thread] { return join(thread); });
         thread.stands_by.wait(false);
@@ -232,7 +237,7 @@ Expected<void> ElasticRun::give(const Order& order) {
     }
     case Order::Kind::kFailToJoin: {
       story_ += fmt::format("join, and fail at message {}\n", order.message);
-      Thread& thread = threads_.emplace_back();
+      Thread& thread = add_thread();
       thread.fails_at = order.message;
       thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
       failing_ = &thread;
@@ -244,8 +249,10 @@ Expected<void> ElasticRun::give(const Order& order) {
   return {};
 }
 
-// Threads of ranks that have left.
+// Threads of ranks that have left, while run() waits for the first one.
 void ElasticRun::reap() {
+  const std::lock_guard lock(mutex_);
+  if (threads_.front().ended) return;
   std::erase_if(threads_, [](Thread& thread) { return thread.ended && thread.done.has_value(); });
 }
 

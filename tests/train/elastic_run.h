@@ -68,9 +68,10 @@ class ElasticRun {
     std::optional<int> fails_at = {};  // a message
     std::jthread thread;
   };
+  Thread& add_thread();
   void start(Thread& thread, std::function<Expected<void>()> work);
   Expected<void> join(Thread& thread);
-  void boundary();  // on the thread of rank 0
+  void boundary();  // on the thread of the rank that leads
   Expected<void> follow();
   Expected<void> give(const Order& order);
   Expected<process::LineClient> ask(const elastic::Request& request);
@@ -86,6 +87,7 @@ class ElasticRun {
   std::optional<Error> failure_;
   std::vector<process::LineClient> waiting_;  // clients whose change is under way
   std::string story_;
+  Reporter reporter_;
   int wanted_ = 0;  // ranks, once the change under way is done
   int changes_ = 0;
   int failed_ = 0;

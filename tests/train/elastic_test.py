@@ -11,7 +11,7 @@ import subprocess
 import time
 
 from program import DYNMO
-from run_case import RunCase, digests, losses, settings
+from run_case import RunCase, digests, losses, rank_processes, settings
 
 FAULT_PROGRAM = os.environ.get("FAULT_PROGRAM", "")
 LIMIT = 120  # seconds for anything to happen: bounds a hang, decides nothing
@@ -160,6 +160,53 @@ class Elastic(ElasticCase):
         self.ended(resumed, code=130)
         self.assertEqual(sorted(losses(self.folder / "signals"))[:steps], list(range(steps)))
 
+    def test_every_rank_may_lead(self):
+        run = self.folder / "leaders"
+        process = self.start("leaders", 3, "train.steps=1200")
+        secret = (run / "secret").read_text()
+        joiner = self.join("leaders")
+        self.until(process, lambda: self.ranks("leaders") == [0, 1, 2, 3])
+        for leader in range(3):
+            pids = {rank["rank"]: rank["pid"] for rank in self.status("leaders")["ranks"]}
+            self.assertEqual(json.loads((run / "job.json").read_text())["pid"], pids[leader])
+            if leader == 1:
+                os.kill(pids[leader], signal.SIGTERM)
+            else:
+                self.assertIn(f"rank {leader} was drained", self.done("leaders", "drain", str(leader)))
+            self.until(joiner, lambda: self.status("leaders").get("ranks", [{}])[0].get("rank") == leader + 1)
+        self.assertIn("step ", self.done("leaders", "status"))
+        self.assertEqual((run / "secret").read_text(), secret)
+        self.ended(process)  # its ranks have all been drained
+        output = self.ended(joiner)  # which finishes the run
+        self.assertIn("joined as rank 3", output)
+        self.assertFalse((run / "job.json").exists())
+        self.assertEqual([event["ranks"] for event in events(run, "size")], [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]])
+        twin = self.start("unmoved", 2, "train.steps=1200", "balance.enabled=false")
+        self.ended(twin)
+        ours, theirs = (json.loads((self.folder / name / "summary.json").read_text())["runs"][0] for name in ("leaders", "unmoved"))
+        self.assertEqual(ours["loss_digest"], theirs["loss_digest"])
+        self.assertEqual(ours["steps"], 1200)
+        self.assertEqual((ours["size"]["members"], ours["size"]["changes"]), (4, 4))
+        both = sorted(set(manifests(run)) & set(manifests(self.folder / "unmoved")))
+        self.assertGreaterEqual(len(both), 5)
+        for step in both:
+            self.assertEqual(manifests(run)[step], manifests(self.folder / "unmoved")[step])
+
+    def test_grow(self):
+        process = self.start("grown", 2)
+        self.assertIn("2 ranks -> 3 ranks", self.done("grown", "grow", "1"))
+        self.assertIn(" -> 5 ranks", self.done("grown", "grow", "2"))
+        self.assertEqual(self.ranks("grown"), [0, 1, 2, 3, 4])
+        for number in (0, 1, 3):
+            self.done("grown", "drain", str(number))
+        self.assertEqual(self.ranks("grown"), [2, 4])  # both are ranks that came later
+        self.done("grown", "grow", "1")
+        pids = [rank["pid"] for rank in self.status("grown")["ranks"]]
+        os.kill(pids[1], signal.SIGKILL)  # a loss like any other
+        output = self.ended(process, code=5)
+        self.assertIn("rank 4 was killed by signal 9", output)
+        self.assertEqual(rank_processes(str(self.folder / "grown")), [])
+
     def test_commands(self):
         process = self.start("commands", 2, "elastic.ranks_min=1", "checkpoint.every=0")
         run = self.folder / "commands"
@@ -172,10 +219,11 @@ class Elastic(ElasticCase):
         self.assertEqual(self.done("commands", "checkpoint"), "the checkpoint is written\n")
         self.assertEqual(len(manifests(run)), 1)
         self.refused(self.ctl("commands", "pack", "2"), "pack is 2, wanted 1 to 1")
-        self.refused(self.ctl("commands", "pack", "3"), "the run has 2 ranks; more join by `dynmo train --join RUN`")
+        self.refused(self.ctl("commands", "pack", "3"), "the run has 2 ranks; `dynmo ctl RUN grow` starts more")
         self.refused(self.ctl("commands", "pack", "0"), "1")
         self.refused(self.ctl("commands", "drain", "7"), "there is no rank 7: wanted one of 0, 1")
-        self.refused(self.ctl("commands", "drain", "0"), "rank 0 cannot leave alone")
+        self.refused(self.ctl("commands", "release"), "no release is parked")
+        self.refused(self.ctl("commands", "grow", "0"), "0")
         self.refused(self.ctl("commands", "dance"), "dance")
         secret = self.folder / "wrong"
         secret.write_text("0" * 32)
@@ -317,6 +365,9 @@ class Elastic(ElasticCase):
             self.until(process, lambda: len(events(run, "release")) == 4 - number)
         self.assertEqual((run / "told").read_text().splitlines(), ["1 1 3|0,1,2|", "2 1 2|0,1|", "3 1 1|0|"])
         self.assertEqual([event["outcome"] for event in events(run, "release")], ["done", "parked", "parked"])
+        self.assertEqual(self.done("hooks", "release"), "2 releases are tried again\n")
+        self.until(process, lambda: len(events(run, "release")) == 5)
+        self.assertEqual((run / "told").read_text().splitlines()[3:], ["2 2 2|0|", "3 2 1|0|"])
         self.done("hooks", "stop")
         self.assertIn("exit code 3", self.ended(process, code=130))
         steps = len(losses(run))

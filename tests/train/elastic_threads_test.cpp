@@ -71,7 +71,7 @@ NextOrder down_and_up(int replicas, int low, int high, int times, std::uint64_t 
     if (!walk->down) return Order{.kind = Order::Kind::kJoin, .ranks = pick(1, high - ranks)};
     const int choice = pick(0, 3);
     if (choice < 2) return Order{.kind = Order::Kind::kPack, .ranks = pick(low, ranks - 1)};
-    const int place = pick(0, replicas - 1) * ranks + pick(1, ranks - 1);
+    const int place = pick(0, replicas - 1) * ranks + pick(0, ranks - 1);
     return Order{.kind = choice == 2 ? Order::Kind::kDrain : Order::Kind::kSignal,
                  .member = members[static_cast<std::size_t>(place)]};
   };
@@ -154,6 +154,22 @@ TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
                     .seed = seed,
                     .next = first_of(6, down_and_up(1, 1, 4, 6, seed))},
                    folder.path(), 6);
+}
+
+// Who leads is drained each time, until ranks lead that have come later.
+TEST(ElasticThreads, EveryRankMayLead) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  const TrainOptions options = options_for(folder.path(), 150);
+  int at = 0;
+  const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
+    if (members.front() >= 6) return std::nullopt;
+    const bool joins = at++ % 2 == 0;
+    return joins ? Order{.kind = Order::Kind::kJoin, .ranks = 1}
+                 : Order{.kind = at % 4 == 0 ? Order::Kind::kDrain : Order::Kind::kSignal,
+                         .member = members.front()};
+  };
+  expect_the_twins({.options = options, .ranks = 3, .next = next}, folder.path(), 12);
 }
 
 TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
