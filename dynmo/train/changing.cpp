@@ -110,7 +110,7 @@ Expected<Resizing::Changed> Resizing::stay(const SizeChange& change, const std::
   if (costs) DYNMO_TRY(same->pipeline().use(*costs));
   notes_.clear();
   changes_.done();
-  const std::string line = fmt::format("{} is not possible: {}", change.why, why);
+  const std::string line = fmt::format("no change ({}): {}", change.why, why);
   tell_.say(fmt::format("step {:5}  {}", step, line));
   tell_.event("refused", step, {{"change", change.why}, {"reason", why}});
   if (leads()) service_->dismiss_admitted();
@@ -161,6 +161,7 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
     group = *std::move(formed);
   } else {
     mine = formed.error();
+    groups_.drop(formed.error());  // nobody waits for this rank there
   }
   DYNMO_ASSIGN(const std::string failure, first_failure(mine));
   if (!failure.empty()) {
