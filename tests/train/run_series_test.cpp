@@ -55,7 +55,7 @@ TEST(RunSeries, AnotherRankGoesOnWithIt) {
   ASSERT_TRUE(restored) << restored.error().message;
   add_steps(whole, 5000, 5100);
   add_steps(next, 5000, 5100);
-  EXPECT_EQ(next.to_json(), whole.to_json());
+  EXPECT_TRUE(next.to_json().dump() == whole.to_json().dump());  // (too long to be printed)
   EXPECT_EQ(next.loss_digest(), whole.loss_digest());
   EXPECT_EQ(next.count(), 5100);
   EXPECT_EQ(next.saved_rank_s, whole.saved_rank_s);
