@@ -102,7 +102,7 @@ void add_size(Lines& lines, const RunSummary& run) {
       all > 0 ? 100 * size.saved_s / (all + size.saved_s) : 0));
 }
 
-// A figure of a source: a number, a text, or one of them for each layer.
+// A figure of a source: a number, a text, or one or more of them for each layer, also by name.
 std::string figure_text(const Json& figure) {
   if (figure.is_number()) {
     const double number = figure.get<double>();
@@ -110,9 +110,18 @@ std::string figure_text(const Json& figure) {
                                         : fmt::format("{:.4g}", number);
   }
   if (figure.is_string()) return figure.get<std::string>();
-  if (!figure.is_array()) return figure.dump();
   std::string text;
-  for (const Json& one : figure) text += (text.empty() ? "" : " ") + figure_text(one);
+  if (figure.is_object()) {
+    for (const auto& [key, one] : figure.items()) {
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", key, figure_text(one));
+    }
+    return text;
+  }
+  if (!figure.is_array()) return figure.dump();
+  for (const Json& one : figure) {
+    const std::string own = figure_text(one);
+    text += fmt::format("{}{}", text.empty() ? "" : " ", one.is_array() ? "[" + own + "]" : own);
+  }
   return text;
 }
 

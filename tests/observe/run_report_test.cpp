@@ -94,14 +94,18 @@ TEST(RunReport, SaysWhatSourcesDidLast) {
   summary.runs[0].generation_loss = 3.5;
   summary.runs[0].sources = {{"pruning", {{"sparsity", 0.875}, {"masks", "ab12"}}},
                              {"sparse_attention", {{"pairs", {1206272, 50}}, {"share", 0.25}}}};
+  summary.runs[0].sources["moe"] = {{"counts", {{3, 5}, {4, 4}}},
+                                    {"straggler_factor", {{"2", {1.25, 1.0}}, {"4", {1.5, 1.0}}}}};
   const RunCurves curves{{0.1}, {0.3}};
   std::string text;
   for (const std::string& line : report_lines(summary, std::span(&curves, 1), "a")) {
     text += line + "\n";
   }
-  for (const char* wanted : {"validation loss 3.2500 (3.5000 as it generates)",
-                             "pruning, last step: sparsity 0.875, masks ab12\n",
-                             "sparse_attention, last step: pairs 1206272 50, share 0.25\n"}) {
+  for (const char* wanted :
+       {"validation loss 3.2500 (3.5000 as it generates)",
+        "moe, last step: counts [3 5] [4 4], straggler_factor 2: 1.25 1; 4: 1.5 1\n",
+        "pruning, last step: sparsity 0.875, masks ab12\n",
+        "sparse_attention, last step: pairs 1206272 50, share 0.25\n"}) {
     EXPECT_NE(text.find(wanted), std::string::npos) << wanted << "\n" << text;
   }
 }
