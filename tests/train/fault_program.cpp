@@ -2,10 +2,12 @@
 // Trains like `dynmo train`, but one rank kills itself at a scripted message: in forward, in
 // backward, in the middle of the pieces of a migrating layer of 64 MiB or of one that was pruned
 // and compressed, in a pruning event, or, of two replicas, in summing gradients; in forward and in
-// migration also with sparse attention and with mixture of depths, whose blocks move as one layer.
+// migration also with sparse attention, with experts and the bias that evens them out, and with
+// mixture of depths, whose blocks move as one layer.
 //
-//   fault_program [sparse-|routed-]forward|backward|[pruned-|sparse-|routed-]migration|event|
-//                 reduction VICTIM DATA RUN [launch]
+//   fault_program [sparse-|experts-|routed-]forward|backward|
+//                 [pruned-|sparse-|experts-|routed-]migration|event|reduction VICTIM DATA RUN
+//                 [launch]
 //                                            ranks from the environment, or launched here
 //   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
 //   fault_program elastic 0 DATA RUN launch  a run that others may join
@@ -22,6 +24,7 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
+#include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/runtime/c10d_transport.h"
@@ -70,6 +73,12 @@ train::Config config_for(const std::string& where, const std::string& data,
   }
   if (where.starts_with("sparse-")) {
     config.sources.enable<dynamism::SparseAttentionOptions>().buckets = 4;
+  }
+  if (where.starts_with("experts-")) {
+    auto& experts = config.sources.enable<dynamism::MoeOptions>();
+    experts.router = dynamism::MoeRouting::kBias;
+    experts.experts = 4;
+    if (where.ends_with("migration")) experts.expert_hidden = 910;  // together as wide as the MLP
   }
   const bool routed = where.starts_with("routed-");
   if (routed) {

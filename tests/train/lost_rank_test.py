@@ -116,6 +116,12 @@ class LostRank(RunCase):
             with self.subTest(where=where, victim=victim, launcher=launcher):
                 self.check(where, victim, launcher)
 
+    def test_where_tokens_choose_experts(self):
+        for where, victim, launcher in (("experts-forward", 1, True), ("experts-forward", 0, False), ("experts-migration", 0, True),
+                                        ("experts-migration", 1, False)):
+            with self.subTest(where=where, victim=victim, launcher=launcher):
+                self.check(where, victim, launcher)
+
     def test_where_blocks_choose_their_tokens(self):
         for where, victim, launcher in (("routed-forward", 1, True), ("routed-forward", 0, False), ("routed-migration", 0, True),
                                         ("routed-migration", 1, False)):
