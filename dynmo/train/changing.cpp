@@ -174,7 +174,7 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
     DYNMO_TRY(lead(handed_over));
   }
   DYNMO_ASSIGN(const bool stays, groups_.take());
-  pause_s_ = seconds_since(begin);
+  pause_s_ = seconds_since(begin) - (moves_.seconds - moved_before.seconds);  // told apart
   const std::string line =
       fmt::format("{} -> {}: {}, in {}", ranks_text(before.ranks, replicas),
                   ranks_text(next.plan.ranks, replicas), change.why, format_seconds(pause_s_));
