@@ -145,6 +145,7 @@ struct SavedAttention : SavedNorm {
   Tensor qkv_N3D;  // from input_gradient on, their gradients; q and v where keys are shared with q
   Attention attention;
   Selection selection;  // where there is a pattern
+  RowsLeft left;        // where rows have left
   Tensor mask;
   Tensor update_gradient_ND;
 
@@ -182,29 +183,30 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedAttention& saved) const override {
     saved.qkv_N3D = affine(state, kQkv, start(state, config_.norm_epsilon, input.x, saved));
-    const std::int64_t B = input.x.size(0);
+    saved.left = rows_left(input, context);
+    const std::int64_t B = saved.left ? 1 : input.x.size(0);
     std::vector<double> figures;
     if (pattern_) {
-      figures = select(*pattern_, query(saved, B), state, context, saved.selection);
+      figures = select(*pattern_, input, query(saved, B), state, context, saved.selection);
       saved.attention =
           selected_attention(query(saved, B), key(saved, B), value_of(saved, B), saved.selection);
     } else {
       saved.attention =
-          attend(state.id, context, query(saved, B), key(saved, B), value_of(saved, B));
+          attend(state.id, context, query(saved, B), key(saved, B), value_of(saved, B), saved.left);
     }
     const Tensor update_ND = affine(state, kProjection, mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {
-        .hidden =
-            with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
-        .figures = std::move(figures)};
+    return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                           .view(input.x.sizes()),
+                       input.rows},
+            .figures = std::move(figures)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedAttention& saved,
                         const Tensor& output_gradient, InputGradient wanted) const override {
     saved.update_gradient_ND = masked(rows(output_gradient), saved.mask, config_.dropout);
     saved.mask.reset();
-    const std::int64_t B = output_gradient.size(0);
+    const std::int64_t B = saved.left ? 1 : output_gradient.size(0);
     const Tensor q = query(saved, B);
     const Tensor k = key(saved, B);
     const Tensor v = value_of(saved, B);
@@ -213,9 +215,10 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     const AttentionGradient gradient =
         pattern_ ? selected_attention_gradient(mixed_gradient_BTHK, q, k, v, saved.attention,
                                                saved.selection)
-                 : causal_attention_gradient(mixed_gradient_BTHK, q, k, v, saved.attention);
+                 : attend_gradient(mixed_gradient_BTHK, q, k, v, saved.attention, saved.left);
     saved.attention.log_sum_exp.reset();
     saved.selection = {};
+    saved.left.reset();
     q.copy_(gradient.q_BTHK);
     if (k.defined()) k.copy_(gradient.k_BTHK);
     v.copy_(gradient.v_BTHK);
@@ -241,12 +244,13 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
   }
   [[nodiscard]] Tensor part(const SavedAttention& saved, std::int64_t i, std::int64_t B) const {
     return saved.qkv_N3D
-        .view({B, -1, shares_keys() ? 2 : 3, config_.shape.heads, config_.head_size()})
+        .view({B, saved.qkv_N3D.size(0) / B, shares_keys() ? 2 : 3, config_.shape.heads,
+               config_.head_size()})
         .select(2, i);
   }
   [[nodiscard]] static Tensor mixed(const SavedAttention& saved) {
     const Tensor& out = saved.attention.out_BTHK;
-    return out.reshape({out.size(0) * out.size(1), -1});
+    return out.reshape({out.size(0) * out.size(1), out.size(2) * out.size(3)});
   }
 
   Gpt2Config config_;
@@ -279,8 +283,10 @@ class Gpt2Mlp final : public HandWritten<SavedMlp> {
     saved.inner_NF = affine(state, kFc, start(state, config_.norm_epsilon, input.x, saved));
     const Tensor update_ND = affine(state, kProjection, at::gelu(saved.inner_NF, kTanh));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
-                          .view(input.x.sizes())};
+    return {
+        .hidden = {
+            with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
+            input.rows}};
   }
 
   Tensor input_gradient(const LayerState& state, SavedMlp& saved, const Tensor& output_gradient,
@@ -323,7 +329,7 @@ class Gpt2Head final : public HandWritten<SavedHead> {
                  SavedHead& saved) const override {
     saved.shape = input.x.sizes().vec();
     const Tensor n_ND = start(state, config_.norm_epsilon, input.x, saved);
-    return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, context)};
+    return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, input, context)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedHead& saved, const Tensor&,

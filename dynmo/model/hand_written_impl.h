@@ -21,6 +21,7 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/model/operations.h"
 #include "dynmo/model/products_impl.h"
+#include "dynmo/model/ragged_rows_impl.h"
 #include "dynmo/model/sparse_products_impl.h"
 
 namespace dynmo::model {
@@ -142,6 +143,7 @@ inline void add_times_transposed(at::Tensor& sum_NI, const Parameter& parameter,
 // gradient += dy^T x, in place: one product, no temporary. Where there is no product of bf16 into
 // fp32, that of a micro-batch is rounded before it is added.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
+  if (x_NI.size(0) == 0) return;
   if (parameter.pattern) {
     sparse::add_product(*parameter.pattern, parameter.gradient, dy_NO, x_NI);
   } else if (dy_NO.scalar_type() != at::kBFloat16) {
@@ -183,18 +185,32 @@ inline std::int64_t tokens_before(const LayerContext& context) {
   return context.cache == nullptr ? 0 : context.cache->tokens();
 }
 
-// Attention to the tokens of the input and to those before.
+// Attention to the tokens of the input and to those before; to those that are still here where
+// there are `left` ones.
 inline Attention attend(LayerId layer, const LayerContext& context, const at::Tensor& q_BTHK,
-                        const at::Tensor& k_BTHK, const at::Tensor& v_BTHK) {
+                        const at::Tensor& k_BTHK, const at::Tensor& v_BTHK, const RowsLeft& left) {
+  if (left) {
+    DYNMO_CHECK(context.cache == nullptr, "layer {} reads whole texts, got a cache", layer);
+    return attention_of_left(q_BTHK, k_BTHK, v_BTHK, left);
+  }
   if (context.cache == nullptr) return causal_attention(q_BTHK, k_BTHK, v_BTHK);
   const KeyValueCache::KeyValues all = context.cache->append(layer, k_BTHK, v_BTHK);
   return causal_attention(q_BTHK, all.k_BTHK, all.v_BTHK);
 }
 
+// Where attend had no cache.
+inline AttentionGradient attend_gradient(const at::Tensor& gradient_BTHK, const at::Tensor& q_BTHK,
+                                         const at::Tensor& k_BTHK, const at::Tensor& v_BTHK,
+                                         const Attention& attention, const RowsLeft& left) {
+  return left ? attention_of_left_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention, left)
+              : causal_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
+}
+
 // What a pattern chooses of an attention layer's queries, and the layer's figures of it.
-inline std::vector<double> select(const AttentionPattern& pattern, const at::Tensor& q_BTHK,
-                                  const LayerState& state, const LayerContext& context,
-                                  Selection& selection) {
+inline std::vector<double> select(const AttentionPattern& pattern, const Hidden& input,
+                                  const at::Tensor& q_BTHK, const LayerState& state,
+                                  const LayerContext& context, Selection& selection) {
+  DYNMO_CHECK(!input.rows.defined(), "layer {} chooses of whole sequences", state.id);
   DYNMO_CHECK(context.cache == nullptr, "layer {} reads whole texts, got a cache", state.id);
   selection = pattern.select(q_BTHK, state, context);
   return pattern_figures_of(q_BTHK, selection);
@@ -207,19 +223,27 @@ inline at::Tensor with_residual(const at::Tensor& update_ND, const at::Tensor& m
   return masked(update_ND, mask, p).add_(x_ND);
 }
 
+// The targets of the rows of `input`, [N].
+inline at::Tensor targets_of(const Hidden& input, const LayerContext& context) {
+  const at::Tensor all = context.targets_BT.reshape({-1});
+  return input.rows.defined() ? all.index_select(0, input.rows.to(at::kLong)) : all;
+}
+
 // The loss at the end of a head: cross entropy of n W^T. What the stash saves of it.
 struct SavedLoss {
   at::Tensor scores_NV;  // probabilities, fp32 also in bf16; from gradient() on, gradient of the
                          // scores
   at::Tensor targets_N;
-  double weight = 0;  // of the loss in that of the step
+  double weight = 0;        // of the loss in that of the step
+  std::int64_t tokens = 0;  // of the micro-batch, where only some rows are here
 
-  // The mean over the micro-batch, a scalar.
+  // The mean over the micro-batch, a scalar; of rows that have left nothing is added.
   [[nodiscard]] at::Tensor forward(const Parameter& head, const at::Tensor& n_ND,
-                                   const LayerContext& context) {
+                                   const Hidden& input, const LayerContext& context) {
     scores_NV = times(head, n_ND).to(statistics_type(n_ND.scalar_type()));
-    targets_N = context.targets_BT.reshape({-1});
-    at::Tensor loss = cross_entropy(scores_NV, targets_N);
+    targets_N = targets_of(input, context);
+    if (input.rows.defined()) tokens = context.targets_BT.numel();
+    at::Tensor loss = cross_entropy(scores_NV, targets_N, tokens);
     // Of the loss's type, as autograd would have it.
     weight = loss.scalar_type() == at::kFloat
                  ? static_cast<double>(static_cast<float>(context.loss_weight))
@@ -229,7 +253,7 @@ struct SavedLoss {
   // The gradient of n. d loss / d scores = (softmax - one-hot) / N, in the buffer that held the
   // probabilities.
   [[nodiscard]] at::Tensor gradient(const Parameter& head) {
-    cross_entropy_gradient(scores_NV, targets_N, weight);
+    cross_entropy_gradient(scores_NV, targets_N, weight, tokens);
     targets_N.reset();
     scores_NV = scores_NV.to(operand(head).scalar_type());
     return times_transposed(head, scores_NV);

@@ -114,6 +114,10 @@ struct Output {
   Hidden hidden = {};    // undefined behind the last layer
   at::Tensor loss = {};  // this layer's term of the micro-batch's loss, a scalar; undefined: none
   std::vector<double> figures = {};  // as many as Layer::figures() names
+  // Pass::kGeneration: rows that have left here, numbered as Hidden::rows, and their scores before
+  // softmax, [rows, vocabulary]. Undefined: none.
+  at::Tensor left_rows = {};
+  at::Tensor left_scores = {};
 };
 
 enum class Pass {
@@ -133,12 +137,18 @@ struct LayerContext {
   KeyValueCache* cache = nullptr;
   // 1 / micro-batches of the step. A layer multiplies the gradient of its own loss with it.
   double loss_weight = 1;
+  // B and T, for layers that get Hidden::rows.
+  std::int64_t sequences = 0;
+  std::int64_t sequence_length = 0;
 };
 
 // What the engine has to have ready for a layer.
 struct Needs {
   bool targets = false;  // LayerContext::targets_BT
   bool loss = false;     // a place for Output::loss
+  // Its output may have fewer rows than its input, so that layers behind it get Hidden::rows. Only
+  // such a layer may name other rows than it was given.
+  bool drops_rows = false;
 };
 
 // What a layer saves from forward until its weight gradient is done.
@@ -189,6 +199,9 @@ class Layer {
 
 // The layers of a model by LayerId. Shared by all ranks; immutable.
 using Model = std::vector<std::shared_ptr<const Layer>>;
+
+// Whether any of them does (Needs::drops_rows).
+[[nodiscard]] bool drops_rows(const Model& model);
 
 // Two parameters that are one, such as the matrices of embedding and head. Each layer has a copy
 // of value and moments and a gradient of its own; the two gradients are added once at the end of a

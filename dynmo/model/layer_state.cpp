@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <span>
@@ -113,6 +114,10 @@ void unfreeze(LayerState& state) {
   state.frozen = false;
   state.optimizer_steps = 0;
   for (Parameter& parameter : state.parameters) allocate_training(parameter);
+}
+
+bool drops_rows(const Model& model) {
+  return std::ranges::any_of(model, [](const auto& layer) { return layer->needs().drops_rows; });
 }
 
 }  // namespace dynmo::model

@@ -62,6 +62,7 @@ struct SavedAttention : Saved {
                                   // three products. No k where keys are shared with q
   Selection selection;            // where there is a pattern
   Tensor positions_BT;            // where they are no whole sequences
+  RowsLeft left;                  // where rows have left
   Tensor mask;
   Tensor update_gradient_ND;
   Tensor norm_gradient_D;
@@ -122,9 +123,12 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedAttention& saved) const override {
+    saved.left = rows_left(input, context);
+    if (saved.left) saved.positions_BT = positions_of(saved.left);
+    const std::int64_t B = saved.left ? 1 : input.x.size(0);
     const auto heads = [&](const Tensor& n_ND, std::size_t matrix, std::int64_t count) {
       return times(state.parameters[matrix], n_ND)
-          .view({input.x.size(0), input.x.size(1), count, config_.head_size()});
+          .view({B, n_ND.size(0) / B, count, config_.head_size()});
     };
     saved.x_ND = rows(input.x);
     saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
@@ -133,18 +137,18 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK, config_.shape.kv_heads);
     saved.v_BTHK = heads(n_ND, v(), config_.shape.kv_heads);
     std::vector<double> figures;
-    if (pattern_) figures = select(*pattern_, saved.q_BTHK, state, context, saved.selection);
+    if (pattern_) figures = select(*pattern_, input, saved.q_BTHK, state, context, saved.selection);
     turn(saved.q_BTHK, saved, Turn::kForward, tokens_before(context));
     if (!shares_keys()) turn(saved.k_BTHK, saved, Turn::kForward, tokens_before(context));
     saved.attention =
         pattern_ ? selected_attention(saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.selection)
-                 : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK);
+                 : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.left);
     const Tensor update_ND = times(state.parameters[o()], mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {
-        .hidden =
-            with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
-        .figures = std::move(figures)};
+    return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
+                           .view(input.x.sizes()),
+                       input.rows},
+            .figures = std::move(figures)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedAttention& saved,
@@ -158,13 +162,14 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     AttentionGradient gradient =
         pattern_ ? selected_attention_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK,
                                                saved.v_BTHK, saved.attention, saved.selection)
-                 : causal_attention_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK,
-                                             saved.v_BTHK, saved.attention);
+                 : attend_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK,
+                                   saved.attention, saved.left);
     saved.attention.log_sum_exp.reset();
     saved.selection = {};
     turn(gradient.q_BTHK, saved, Turn::kBack);
     if (!shares_keys()) turn(gradient.k_BTHK, saved, Turn::kBack);
     saved.positions_BT.reset();
+    saved.left.reset();
     saved.q_BTHK = std::move(gradient.q_BTHK);
     saved.k_BTHK = std::move(gradient.k_BTHK);
     saved.v_BTHK = std::move(gradient.v_BTHK);
@@ -192,11 +197,11 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     rotate(x_BTHK, table_, direction, first);
   }
   static Tensor flat(const Tensor& x_BTHK) {
-    return x_BTHK.view({x_BTHK.size(0) * x_BTHK.size(1), -1});
+    return x_BTHK.view({x_BTHK.size(0) * x_BTHK.size(1), x_BTHK.size(2) * x_BTHK.size(3)});
   }
   static Tensor mixed(const SavedAttention& saved) {
     const Tensor& out = saved.attention.out_BTHK;
-    return out.reshape({out.size(0) * out.size(1), -1});
+    return out.reshape({out.size(0) * out.size(1), out.size(2) * out.size(3)});
   }
 
   LlamaConfig config_;
@@ -240,8 +245,10 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
     saved.up_NF = times(state.parameters[kUp], n_ND);
     const Tensor update_ND = times(state.parameters[kDown], silu_times(saved.gate_NF, saved.up_NF));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {.hidden = with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
-                          .view(input.x.sizes())};
+    return {
+        .hidden = {
+            with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
+            input.rows}};
   }
 
   Tensor input_gradient(const LayerState& state, SavedMlp& saved, const Tensor& output_gradient,
@@ -296,7 +303,7 @@ class HeadLayer final : public HandWritten<SavedHead> {
     saved.x_ND = rows(input.x);
     saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
     const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
-    return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, context)};
+    return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, input, context)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedHead& saved, const Tensor&,

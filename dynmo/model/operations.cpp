@@ -185,11 +185,12 @@ void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& pro
   });
 }
 
-at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N) {
+at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std::int64_t tokens) {
   const std::int64_t rows = scores_NV.size(0);
   const std::int64_t width = scores_NV.size(1);
   DYNMO_CHECK(targets_N.is_contiguous() && targets_N.numel() == rows, "{} targets, got {}", rows,
               targets_N.numel());
+  DYNMO_CHECK(scores_NV.is_cpu() || tokens == 0, "some of the tokens on the CPU alone");
   if (!scores_NV.is_cpu()) return generic::cross_entropy(scores_NV, targets_N);
   const auto* targets = data<std::int64_t>(targets_N);
   for (std::int64_t n = 0; n < rows; ++n) {
@@ -200,12 +201,12 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N) {
   for_element_of(scores_NV, [&](auto element) {
     total = kernels::cross_entropy(data<decltype(element)>(scores_NV), targets, rows, width);
   });
-  return at::scalar_tensor(total / static_cast<double>(rows),
+  return at::scalar_tensor(total / static_cast<double>(tokens > 0 ? tokens : rows),
                            scores_NV.options().dtype(statistics_type(scores_NV.scalar_type())));
 }
 
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
-                            double gradient) {
+                            double gradient, std::int64_t tokens) {
   if (!probabilities_NV.is_cpu()) {
     return generic::cross_entropy_gradient(probabilities_NV, targets_N, gradient);
   }
@@ -213,7 +214,7 @@ void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targ
   for_element_of(probabilities_NV, [&](auto element) {
     kernels::cross_entropy_gradient(data<decltype(element)>(probabilities_NV),
                                     data<std::int64_t>(targets_N), rows, probabilities_NV.size(1),
-                                    gradient / static_cast<double>(rows));
+                                    gradient / static_cast<double>(tokens > 0 ? tokens : rows));
   });
 }
 

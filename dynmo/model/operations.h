@@ -49,10 +49,14 @@ void silu_times_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& pro
 
 // Mean over the rows of -log softmax(scores)[target], a scalar. Turns the scores into
 // probabilities, in place. Targets are int64, 0 to V - 1; a failed check otherwise, on the CPU.
-[[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N);
-// Turns what cross_entropy left into the gradient of the scores, in place, given that of the mean.
+// `tokens` > 0: the sum over the rows divided by it instead, where they are only some of a
+// micro-batch's tokens; on the CPU.
+[[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N,
+                                       std::int64_t tokens = 0);
+// Turns what cross_entropy left into the gradient of the scores, in place, given that of its
+// result.
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
-                            double gradient);
+                            double gradient, std::int64_t tokens = 0);
 
 // Cosines and sines of rotary position embedding (Su et al., "RoFormer", 2021): position t turns
 // pair k by the angle t x theta^(-2k / head_size). Any thread may use it; copies share everything.

@@ -18,7 +18,10 @@ struct InputStash final : Stash {
 
   std::optional<Bytes> bytes() const override {
     if (restored != nullptr) return restored->bytes();
-    return Bytes{input.x.defined() ? static_cast<std::int64_t>(input.x.nbytes()) : 0};
+    const auto size = [](const at::Tensor& tensor) {
+      return Bytes{tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0};
+    };
+    return size(input.x) + size(input.rows);
   }
 };
 
