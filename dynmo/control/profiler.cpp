@@ -86,6 +86,10 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
   Sample sample{.layers = layers, .owners = owners, .beside = step};
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].stash_bytes > Bytes{0}) known_.layers[i].activation_bytes = layers[i].stash_bytes;
+    if (layers[i].boundary_bytes > Bytes{0}) {
+      known_.layers[i].boundary_bytes = layers[i].boundary_bytes;
+      measured_boundaries_ = true;
+    }
     sample.forward_s += layers[i].time.forward_s;
   }
   note_noise(sample);
@@ -272,6 +276,7 @@ void Profiler::know(cost::ModelCost known) {
               known_.layers.size(), known.layers.size());
   for (std::size_t i = 0; i < known.layers.size(); ++i) {
     known.layers[i].activation_bytes = known_.layers[i].activation_bytes;
+    if (measured_boundaries_) known.layers[i].boundary_bytes = known_.layers[i].boundary_bytes;
   }
   known_ = std::move(known);
   if (!products_hold(known_)) outdated_ = true;

@@ -48,8 +48,8 @@ class Profiler {
   void forget_times();  // noise included; what is known of bytes stays
   // Names and bytes of the layers, stashes as metered.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
-  // Replaces them, but for what was measured: the bytes of stashes. Where products take another
-  // time from now on the window begins anew with the next step.
+  // Replaces them, but for what was measured: the bytes of stashes, of boundaries. Where products
+  // take another time from now on the window begins anew with the next step.
   void know(cost::ModelCost known);
   // The same with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
@@ -110,6 +110,7 @@ class Profiler {
   [[nodiscard]] double median_error(bool of_ranks) const;
 
   cost::ModelCost known_;
+  bool measured_boundaries_ = false;
   std::size_t least_;
   double relevant_;
   std::deque<Sample> window_;

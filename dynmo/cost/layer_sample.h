@@ -24,8 +24,9 @@ struct LayerTime {
 // One layer in one step: means over the micro-batches.
 struct LayerSample {
   LayerTime time;
-  double update_s = 0;  // of the step before (the update comes after the exchange)
-  Bytes stash_bytes;    // of one micro-batch; 0: not metered in this step
+  double update_s = 0;        // of the step before (the update comes after the exchange)
+  Bytes stash_bytes;          // of one micro-batch; 0: not metered in this step
+  Bytes boundary_bytes = {};  // that it sends where it ends a stage, mean; 0: as known before
   friend bool operator==(const LayerSample&, const LayerSample&) = default;
 };
 
@@ -35,7 +36,8 @@ struct LayerSample {
                    .input_gradient_s = factor * layer.backward_input_s,
                    .weight_gradient_s = factor * layer.backward_weight_s},
           .update_s = factor * layer.update_s,
-          .stash_bytes = layer.activation_bytes};
+          .stash_bytes = layer.activation_bytes,
+          .boundary_bytes = layer.boundary_bytes};
 }
 
 // What a step takes beside its layers, as all ranks agreed on it.

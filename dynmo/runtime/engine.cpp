@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/runtime/device_clock.h"
-#include "dynmo/runtime/pieces.h"
-#include "dynmo/schedule/lowering.h"
-#include "dynmo/transport/tags.h"
+#include "dynmo/runtime/stage_messages.h"
 
 namespace dynmo::runtime {
 namespace {
@@ -24,13 +21,6 @@ using schedule::Action;
 using schedule::ActionKind;
 using Clock = std::chrono::steady_clock;
 using Key = std::pair<StageId, MicroBatchId>;
-
-// A tensor, as the transport sees it, with the operation that sends it or fills it.
-struct Message {
-  at::Tensor tensor;
-  std::unique_ptr<transport::Operation> operation;
-  std::size_t record;  // its place in StepOutput::messages
-};
 
 // What a trained stage saves of a micro-batch from F to the end of W, by layer of the stage.
 struct StageStash {
@@ -41,32 +31,32 @@ class Interpreter {
  public:
   Interpreter(transport::Transport& transport, int lane, const model::Model& model,
               const StepInput& input, LayerStates& states)
-      : transport_(input.device_messages != nullptr ? *input.device_messages : transport),
-        lane_(lane),
+      : rank_(transport.rank()),
         model_(model),
         input_(input),
         states_(states),
-        clock_(input.staging.device) {}
+        clock_(input.staging.device),
+        messages_(transport, lane, input, output_, clock_.start().host) {}
 
   Expected<StepOutput> run() {
     const auto since_epoch = clock_.start().host.time_since_epoch();
     output_.start_ns = std::chrono::duration_cast<Nanoseconds>(since_epoch).count();
-    for (const Action& action : input_.lowered.ranks[transport_.rank().index()]) {
+    for (const Action& action : input_.lowered.ranks[rank_.index()]) {
       if (!schedule::is_compute(action.kind)) {
         communicate(action);
         continue;
       }
-      DYNMO_TRY(wait_for_input(action));
+      DYNMO_ASSIGN(arrived_, messages_.wait_for(action));
       const DeviceClock::Mark begin = clock_.mark();
       compute(action);
       action_marks_.emplace_back(begin, clock_.mark());
       output_.actions.push_back({action, {}, {}});
     }
-    for (Message& message : sent_) DYNMO_TRY(wait(message));
+    DYNMO_TRY(messages_.finish());
     clock_.finish();
     output_.seconds = to_seconds(host_time());
     read_device();
-    DYNMO_CHECK(stashes_.empty() && activations_.empty() && gradients_.empty() && values_.empty(),
+    DYNMO_CHECK(stashes_.empty() && messages_.all_used() && values_.empty(),
                 "a schedule that uses all it makes");
     return std::move(output_);
   }
@@ -76,20 +66,10 @@ class Interpreter {
   const plan::PlanStage& stage(StageId id) const { return input_.plan.stages[id.index()]; }
 
   void communicate(const Action& action) {
-    const transport::Tag tag = transport::schedule_tag(lane_, schedule::channel(action));
-    const Key key{action.stage, action.micro_batch};
-    const StageId before(action.stage.value - 1);
-    const StageId behind(action.stage.value + 1);
-    switch (action.kind) {
-      case ActionKind::kSendActivation:
-        return send(action, stage(behind).rank, tag, take(values_, key));
-      case ActionKind::kSendGradient:
-        return send(action, stage(before).rank, tag, take(values_, key));
-      case ActionKind::kReceiveActivation:
-        return receive(action, stage(before).rank, tag, activations_);
-      default:
-        return receive(action, stage(behind).rank, tag, gradients_);
-    }
+    const bool sends =
+        action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kSendGradient;
+    if (!sends) return messages_.receive(action);
+    messages_.send(action, take(values_, {action.stage, action.micro_batch}));
   }
 
   // What the device has measured and computed, now that it is done: read once, so that nothing
@@ -125,63 +105,9 @@ class Interpreter {
 
   Nanoseconds host_time() const { return Clock::now() - clock_.start().host; }
 
-  std::size_t record(const Action& action) {
-    const Nanoseconds now = host_time();
-    output_.messages.push_back({action, now, now});
-    return output_.messages.size() - 1;
-  }
-
-  Expected<void> wait(Message& message) {
-    const Clock::time_point begin = Clock::now();
-    DYNMO_TRY(message.operation->wait());
-    const Clock::time_point end = Clock::now();
-    output_.messages[message.record].end = end - clock_.start().host;
-    output_.waiting_s += std::chrono::duration<double>(end - begin).count();
-    return {};
-  }
-
-  bool by_device() const { return input_.device_messages != nullptr; }
-
-  // Of a message as the transport sees it: in the device's memory or in the host's.
-  std::span<std::byte> message_bytes(const at::Tensor& tensor) const {
-    if (!by_device()) return bytes_of(tensor);
-    return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-  }
-
-  void send(const Action& action, Rank to, transport::Tag tag, at::Tensor tensor) {
-    if (!by_device()) tensor = input_.staging.to_host(tensor);
-    const std::size_t place = record(action);
-    auto operation = transport_.send(transport::Member(to.value), tag, message_bytes(tensor));
-    sent_.push_back({std::move(tensor), std::move(operation), place});
-  }
-
-  void receive(const Action& action, Rank from, transport::Tag tag,
-               std::map<Key, Message>& received) {
-    at::Tensor tensor =
-        by_device() ? at::empty(input_.boundary_shape,
-                                at::device(input_.staging.device).dtype(input_.boundary_type))
-                    : input_.staging.host_buffer(input_.boundary_shape, input_.boundary_type);
-    const std::size_t place = record(action);
-    auto operation = transport_.receive(transport::Member(from.value), tag, message_bytes(tensor));
-    received[{action.stage, action.micro_batch}] = {std::move(tensor), std::move(operation), place};
-  }
-
-  // Waits for the message that an action needs; its time is not the action's.
-  Expected<void> wait_for_input(const Action& action) {
-    if (action.kind == ActionKind::kWeightGradient) return {};
-    auto& received = action.kind == ActionKind::kForward ? activations_ : gradients_;
-    const auto found = received.find({action.stage, action.micro_batch});
-    if (found == received.end()) return {};
-    DYNMO_TRY(wait(found->second));
-    arrived_ = std::move(found->second.tensor);
-    if (!by_device()) arrived_ = input_.staging.to_device(arrived_);
-    received.erase(found);
-    return {};
-  }
-
-  // The tensor an action works on: just arrived, or left by the neighbour stage on this rank.
-  at::Tensor input_of(Key key, StageId neighbour) {
-    if (arrived_.defined()) return std::exchange(arrived_, at::Tensor());
+  // What an action works on: just arrived, or left by the neighbour stage on this rank.
+  model::Hidden input_of(Key key, StageId neighbour) {
+    if (arrived_) return *std::exchange(arrived_, std::nullopt);
     return take(values_, {neighbour, key.second});
   }
 
@@ -241,6 +167,10 @@ class Interpreter {
     context.micro_batch = in_step(key.second);
     context.pass = input_.pass;
     context.loss_weight = 1.0 / step_micro_batches();
+    if (input_.boundary_shape.size() == 3) {
+      context.sequences = input_.boundary_shape[0];
+      context.sequence_length = input_.boundary_shape[1];
+    }
     const bool tokens = key.first.value == 0;
     const bool targets = needs_targets(key.first);
     if (tokens || targets) {
@@ -260,7 +190,7 @@ class Interpreter {
   void forward(Key key) {
     const plan::LayerRange layers = stage(key.first).layers;
     model::Hidden hidden;
-    if (key.first.value > 0) hidden.x = input_of(key, StageId(key.first.value - 1));
+    if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
     const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
     const double fetch_s = seconds_since(fetching);
@@ -277,9 +207,10 @@ class Interpreter {
     const LayerId reader = key.first.value == 0 ? layers.first : LayerId(layers.end() - 1);
     fetched_.emplace_back(&time_of(reader, key.second).forward_s, fetch_s);
     if (key.first.value + 1 == stages()) return;
-    DYNMO_CHECK(!hidden.rows.defined(), "all rows behind stage {}: ragged ones cross no boundary",
-                key.first);
-    values_[key] = std::move(hidden.x);
+    DYNMO_CHECK(messages_.room_behind(key.first) > 0 || !hidden.rows.defined(),
+                "room for rows behind stage {}", key.first);
+    if (trained) messages_.forwarded(key, hidden);
+    values_[key] = std::move(hidden);
   }
 
   model::Hidden forward_layer(LayerId id, MicroBatchId micro_batch, const model::Hidden& input,
@@ -320,6 +251,12 @@ class Interpreter {
       losses.resize(static_cast<std::size_t>(micro_batches()));
       losses[micro_batch.index()] = output.loss;
     }
+    if (!input_.room.empty() && input_.room[id.index()] > 0 &&
+        input_.pass == model::Pass::kTraining) {
+      auto& rows = output_.rows[id];
+      rows.resize(static_cast<std::size_t>(micro_batches()));
+      rows[micro_batch.index()] = output.hidden.x.numel() / input_.boundary_shape.back();
+    }
     if (!output.figures.empty() && input_.pass == model::Pass::kTraining) {
       auto& figures = figures_[id];
       figures.resize(static_cast<std::size_t>(micro_batches()));
@@ -332,7 +269,7 @@ class Interpreter {
   void input_gradient(Key key, Weights weights) {
     const plan::LayerRange layers = stage(key.first).layers;
     at::Tensor gradient;
-    if (key.first.value + 1 < stages()) gradient = input_of(key, StageId(key.first.value + 1));
+    if (key.first.value + 1 < stages()) gradient = input_of(key, StageId(key.first.value + 1)).x;
     StageStash& stash = stashes_.at(key);
     for (int i = layers.count - 1; i >= 0; --i) {
       const LayerId id(layers.first.value + i);
@@ -382,8 +319,7 @@ class Interpreter {
     DeviceClock::Mark to;
   };
 
-  transport::Transport& transport_;  // of what passes between stages
-  int lane_;
+  transport::Member rank_;
   const model::Model& model_;
   const StepInput& input_;
   LayerStates& states_;
@@ -395,13 +331,11 @@ class Interpreter {
   std::map<LayerId, std::vector<at::Tensor>> losses_;  // by micro-batch
   std::map<LayerId, std::vector<std::vector<double>>> figures_;  // by micro-batch
   StepOutput output_;
+  StageMessages messages_;
   std::map<Key, StageStash> stashes_;
-  std::map<Key, Message> activations_;  // receives posted, not yet used
-  std::map<Key, Message> gradients_;
-  std::map<Key, at::Tensor>
-      values_;          // made by (stage, micro-batch), not yet sent or used by a neighbour here
-  at::Tensor arrived_;  // what wait_for_input() has just received
-  std::vector<Message> sent_;  // waited for at the end of the step
+  // Made by (stage, micro-batch), not yet sent or used by a neighbour here. Gradients have no rows.
+  std::map<Key, model::Hidden> values_;
+  std::optional<model::Hidden> arrived_;  // what the action has just received
 };
 
 }  // namespace

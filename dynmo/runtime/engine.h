@@ -40,6 +40,9 @@ struct StepInput {
   // Fill StepOutput::stash_bytes also of layers whose stash does not know its bytes (slower).
   bool meter_stashes = false;
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
+  // By layer, equal on all ranks: how many rows the first message behind it has room for, where
+  // rows may have left (row_messages.h); 0: none have. Empty: so for all layers.
+  std::vector<std::int64_t> room = {};
   at::ScalarType boundary_type = at::kFloat;
   Staging staging = {};  // of the states, and of what passes between stages
   // A transport of the same ranks for bytes in the device's memory, whose waits put the device's
@@ -57,6 +60,8 @@ struct StepOutput {
   // Of layers here that have some, added up over the micro-batches in their order; kTraining only.
   std::map<LayerId, std::vector<double>> figures;
   std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
+  // By micro-batch: rows behind layers here with room for rows; kTraining only.
+  std::map<LayerId, std::vector<std::int64_t>> rows;
   std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, where known
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
   // Sends and receives, from being posted until this rank saw that they are done: a receive when it

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -43,6 +44,20 @@ constexpr std::array kLayerNumbers = {
         [](const auto& l) { return static_cast<double>(l.sample.stash_bytes.value); },
         [](auto& l, double v) { l.sample.stash_bytes = Bytes{static_cast<std::int64_t>(v)}; }}};
 
+// Those that layers of models have besides where rows leave.
+constexpr std::array kRowNumbers = {
+    LayerNumber{[](const auto& l) { return l.rows; }, [](auto& l, double v) { l.rows = v; }},
+    LayerNumber{[](const auto& l) { return static_cast<double>(l.sample.boundary_bytes.value); },
+                [](auto& l, double v) { l.sample.boundary_bytes = Bytes{std::llround(v)}; }}};
+
+std::vector<LayerNumber> layer_numbers(const model::Model& model) {
+  std::vector<LayerNumber> numbers(kLayerNumbers.begin(), kLayerNumbers.end());
+  if (model::drops_rows(model)) {
+    numbers.insert(numbers.end(), kRowNumbers.begin(), kRowNumbers.end());
+  }
+  return numbers;
+}
+
 // What all ranks make of it alike.
 cost::StepSample step_sample(const std::vector<OwnFigures>& ranks) {
   cost::StepSample sample;
@@ -70,7 +85,7 @@ cost::StepSample step_sample(const std::vector<OwnFigures>& ranks) {
   return sample;
 }
 
-// How many numbers of each kind a layer has besides kLayerNumbers.
+// How many numbers of each kind a layer has besides layer_numbers().
 struct LayerSizes {
   std::size_t figures = 0;
   std::size_t losses = 0;
@@ -82,7 +97,8 @@ using Layers = std::map<LayerId, OwnFigures::Layer>;
 // Ranks with fewer layers end with zeros, as all send equally many.
 class Layout {
  public:
-  Layout(const plan::Plan& plan, const model::Model& model, int micro_batches) {
+  Layout(const plan::Plan& plan, const model::Model& model, int micro_batches)
+      : layer_numbers_(layer_numbers(model)) {
     for (std::size_t i = 0; i < model.size(); ++i) {
       const LayerSizes sizes{
           .figures = model[i]->figures().size(),
@@ -90,7 +106,7 @@ class Layout {
       const LayerId id(static_cast<std::int32_t>(i));
       auto& rank = ranks_[plan.owner(id)];
       rank.layers[id] = sizes;
-      rank.numbers += kLayerNumbers.size() + sizes.figures + sizes.losses;
+      rank.numbers += layer_numbers_.size() + sizes.figures + sizes.losses;
       numbers_ = std::max(numbers_, kOwn.size() + rank.numbers);
     }
   }
@@ -117,7 +133,7 @@ class Layout {
     if (found == ranks_.end()) return own;
     for (const auto& [id, sizes] : found->second.layers) {
       OwnFigures::Layer& layer = own.layers[id];
-      for (const LayerNumber& number : kLayerNumbers) number.set(layer, *next++);
+      for (const LayerNumber& number : layer_numbers_) number.set(layer, *next++);
       layer.figures.assign(next, next + sizes.figures);
       next += sizes.figures;
       layer.losses.assign(next, next + sizes.losses);
@@ -132,9 +148,9 @@ class Layout {
     std::size_t numbers = 0;
   };
 
-  static void append(std::vector<double>& numbers, const LayerSizes& sizes,
-                     const OwnFigures::Layer& layer) {
-    for (const LayerNumber& number : kLayerNumbers) numbers.push_back(number.get(layer));
+  void append(std::vector<double>& numbers, const LayerSizes& sizes,
+              const OwnFigures::Layer& layer) const {
+    for (const LayerNumber& number : layer_numbers_) numbers.push_back(number.get(layer));
     append(numbers, layer.figures, sizes.figures);
     append(numbers, layer.losses, sizes.losses);
   }
@@ -145,6 +161,7 @@ class Layout {
     numbers.resize(numbers.size() + room - some.size(), 0.0);
   }
 
+  std::vector<LayerNumber> layer_numbers_;
   std::map<Rank, OfRank> ranks_;
   std::size_t numbers_ = kOwn.size();
 };
@@ -156,14 +173,16 @@ void add(std::vector<double>& sums, const std::vector<double>& more) {
 
 // One layer, from its owner in every replica. Times are means over the replicas; the gradients are
 // the same in all.
-void add_layer(Exchange& whole, const std::vector<const OwnFigures::Layer*>& replicas) {
+void add_layer(Exchange& whole, const std::vector<const OwnFigures::Layer*>& replicas,
+               const std::vector<LayerNumber>& numbers) {
   OwnFigures::Layer mean;
-  for (const LayerNumber& number : kLayerNumbers) {
+  for (const LayerNumber& number : numbers) {
     double sum = 0;
     for (const OwnFigures::Layer* layer : replicas) sum += number.get(*layer);
     number.set(mean, sum / static_cast<double>(replicas.size()));
   }
   whole.layers.push_back(mean.sample);
+  if (numbers.size() > kLayerNumbers.size()) whole.rows.push_back(mean.rows);
   whole.squared_norms.push_back(replicas.front()->squared_norm);
   auto& figures = whole.figures.emplace_back();
   for (const OwnFigures::Layer* layer : replicas) add(figures, layer->figures);
@@ -185,6 +204,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
     }
   }
   Exchange whole;
+  const std::vector<LayerNumber> numbers = layer_numbers(model);
   const auto per_replica = static_cast<std::size_t>(micro_batches);
   whole.losses.resize(static_cast<std::size_t>(grid.replicas()) * per_replica, 0.0);
   for (std::size_t i = 0; i < model.size(); ++i) {
@@ -198,7 +218,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
         whole.losses[static_cast<std::size_t>(replica) * per_replica + m] += losses[m];
       }
     }
-    add_layer(whole, replicas);
+    add_layer(whole, replicas, numbers);
   }
   for (const OwnFigures& theirs : ranks) {
     whole.busy_s.push_back(theirs.busy_s);

@@ -25,6 +25,7 @@ struct OwnFigures {
     double squared_norm = 0;           // of the gradients
     std::vector<double> figures = {};  // of the step
     std::vector<double> losses = {};   // by micro-batch of the replica
+    double rows = 0;  // behind it, mean over the micro-batches, of models where rows leave
   };
   std::map<LayerId, Layer> layers;  // that it owns
   double busy_s = 0;
@@ -45,6 +46,8 @@ struct Exchange {
   // By layer, added up over the replicas in their order: as many as Layer::figures() names.
   std::vector<std::vector<double>> figures;
   std::vector<double> losses;  // by micro-batch of the step: sums over the layers that have one
+  // By layer: rows behind it, mean over the micro-batches. Empty where no layer drops rows.
+  std::vector<double> rows;
   std::vector<double> busy_s;  // by rank of the group
   cost::StepSample beside;
   double plan_s = 0;  // largest of any rank

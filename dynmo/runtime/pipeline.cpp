@@ -18,6 +18,7 @@
 #include "dynmo/runtime/mean_impl.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/rounds.h"
+#include "dynmo/runtime/row_messages.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/runtime/update.h"
 
@@ -62,7 +63,8 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       state_(std::move(state)),
       decisions_(known_costs(model_, options_, state_.pruned), grid_.positions(), options_,
                  state_.step),
-      device_messages_(grid_, options_.channels) {
+      device_messages_(grid_, options_.channels),
+      room_(whole_room(model_, options_.boundary_shape)) {
   const plan::Plan& plan = state_.plan;
   const auto valid = plan::validate(plan, static_cast<int>(model_.size()));
   DYNMO_CHECK(valid.has_value() && plan.ranks == grid_.positions(),
@@ -156,6 +158,13 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
 
 Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
   OwnFigures own = own_figures(state_.layers, output, times_, program_.recomputed, options_.ties);
+  for (auto& [id, layer] : own.layers) {
+    const auto found = output.rows.find(id);
+    if (found == output.rows.end()) continue;
+    layer.rows = mean_rows(found->second);
+    layer.sample.boundary_bytes = mean_message_bytes(
+        {options_.boundary_shape, options_.boundary_type}, room_[id.index()], found->second);
+  }
   own.plan_s = decisions_.own_plan_s();
   own.migrate_s = migration_.seconds;
   own.asks = options_.asks && options_.asks() ? 1 : 0;
@@ -163,7 +172,19 @@ Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
                exchange(grid_, control(transport::Control::kExchange), state_.plan, model_,
                         options_.accumulation * options_.micro_batches, own));
   state_.spares.clear();  // as above
+  make_room(exchanged);
   return exchanged;
+}
+
+// As many as crossed in this step, at `row_room` 1: all ranks know the same.
+void Pipeline::make_room(const Exchange& exchanged) {
+  if (room_.empty()) return;
+  const std::vector<std::int64_t> whole = whole_room(model_, options_.boundary_shape);
+  for (std::size_t i = 0; i < room_.size(); ++i) {
+    const double wanted = std::ceil(options_.row_room * exchanged.rows[i]);
+    if (whole[i] == 0 || !std::isfinite(wanted)) continue;
+    room_[i] = static_cast<std::int64_t>(std::clamp(wanted, 1.0, static_cast<double>(whole[i])));
+  }
 }
 
 // Every rank has the same loss and norms, so all stop or skip alike.
@@ -205,6 +226,7 @@ StepInput Pipeline::round_input(const schedule::Schedule& lowered, const Batches
           .first_micro_batch = grid_.replica() * of_replica + round * options_.micro_batches,
           .step_micro_batches = grid_.replicas() * of_replica,
           .boundary_shape = options_.boundary_shape,
+          .room = room_,
           .boundary_type = options_.boundary_type,
           .staging = options_.staging,
           .device_messages = device_messages_.transport(),

@@ -117,6 +117,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> rebuild();
   [[nodiscard]] Expected<void> choose_recomputed();
   void remake_program(plan::LayerSet recomputed);
+  void make_room(const Exchange& exchanged);
   [[nodiscard]] Expected<void> prepare(StepReport& report);
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange_figures(const StepOutput& output);
@@ -134,7 +135,8 @@ class Pipeline {
   DeviceMessages device_messages_;
   RankTimes times_;  // newest step
   MigrationReport migration_;
-  std::int64_t asked_for_ = -1;  // step before which the sources were asked last
+  std::vector<std::int64_t> room_;  // StepInput::room
+  std::int64_t asked_for_ = -1;     // step before which the sources were asked last
 };
 
 }  // namespace dynmo::runtime

@@ -41,6 +41,9 @@ struct PipelineOptions {
   int replicas = 1;                          // pipelines in the group
   std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
   at::ScalarType boundary_type = at::kFloat;
+  // Where rows leave (Needs::drops_rows): rows that a stage's first message has room for, relative
+  // to those that crossed the boundary in the step before (row_messages.h).
+  double row_room = 1;
   std::vector<model::Tie> ties;  // as runtime/ties.h accepts them
   model::AdamWOptions optimizer;
   model::LearningRateOptions learning_rate;

@@ -22,6 +22,10 @@ void append(StepOutput& step, StepOutput round, int first) {
     auto& sums = step.figures[layer];
     for (std::size_t k = 0; k < figures.size(); ++k) sums.at(k) += figures[k];
   }
+  for (const auto& [layer, rows] : round.rows) {
+    auto& all = step.rows[layer];
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
   for (const auto& [layer, bytes] : round.stash_bytes) {
     step.stash_bytes[layer] = std::max(step.stash_bytes[layer], bytes);
   }

@@ -8,7 +8,9 @@
 //   reduction   one tag a layer whose gradients are added up over data-parallel replicas, or with
 //   those
 //               of a tied parameter
-//   schedule    activations and gradients: one block of tags a lane, one tag a schedule channel
+//   schedule    activations and gradients: one block of tags a lane, one tag a schedule channel,
+//   and
+//               one for what its messages have no room for
 //
 // A lane is one of several runs that share a group. (Replicas share a lane: no message passes
 // between two of them on its tags.) Messages of one (source, destination, tag) are ordered; nothing
@@ -22,7 +24,7 @@ namespace dynmo::transport {
 
 inline constexpr Tag kControlTags = 1 << 10;
 inline constexpr Tag kLayerTags = 1 << 19;    // layers a group can have
-inline constexpr Tag kChannelTags = 1 << 14;  // schedule channels a lane can have
+inline constexpr Tag kChannelTags = 1 << 14;  // of a lane: for half as many schedule channels
 inline constexpr Tag kFirstMigrationTag = kControlTags;
 inline constexpr Tag kFirstReductionTag = kFirstMigrationTag + kLayerTags;
 inline constexpr Tag kFirstScheduleTag = kFirstReductionTag + kLayerTags;
@@ -71,12 +73,16 @@ enum class Control {
 }
 
 // `channel` is that of schedule/lowering.h. Requires 0 <= lane < kLanes, 0 <= channel <
-// kChannelTags.
+// kChannelTags / 2.
 [[nodiscard]] constexpr Tag schedule_tag(int lane, int channel) {
   DYNMO_CHECK(lane >= 0 && lane < kLanes, "a lane below {}, got {}", kLanes, lane);
-  DYNMO_CHECK(channel >= 0 && channel < kChannelTags, "a channel below {}, got {}", kChannelTags,
-              channel);
+  DYNMO_CHECK(channel >= 0 && channel < kChannelTags / 2, "a channel below {}, got {}",
+              kChannelTags / 2, channel);
   return kFirstScheduleTag + lane * kChannelTags + channel;
+}
+// Of the second message of a boundary that rows cross (runtime/row_messages.h).
+[[nodiscard]] constexpr Tag second_message_tag(int lane, int channel) {
+  return schedule_tag(lane, channel) + kChannelTags / 2;
 }
 
 }  // namespace dynmo::transport

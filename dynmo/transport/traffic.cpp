@@ -21,7 +21,7 @@ Purpose purpose_of(Tag tag) {
   if (tag < kFirstScheduleTag) return Purpose::kReduction;
   // Channels are even for activations, odd for gradients (schedule/lowering.h), and so are the
   // blocks of tags that lanes have.
-  static_assert(kChannelTags % 2 == 0);
+  static_assert(kChannelTags / 2 % 2 == 0);
   return (tag - kFirstScheduleTag) % 2 == 0 ? Purpose::kActivation : Purpose::kGradient;
 }
 

@@ -115,6 +115,7 @@ struct RunOptions {
   std::optional<transport::Member> faulty = {};  // or of this one only
   model::Precision precision = model::Precision::kFp32;
   plan::Recompute recompute = plan::Recompute::kNone;
+  double row_room = 1;
   Staging staging = {};
   // Of what passes between stages, one a rank; none: the ranks' transport.
   std::function<std::unique_ptr<ChannelTransport>(transport::Transport&)> channels = {};
@@ -199,6 +200,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
   options.recompute = run.recompute;
+  options.row_room = run.row_room;
   options.staging = run.staging;
   return options;
 }

@@ -124,10 +124,13 @@ TEST(Tags, OfAllUsesAreApartAndInRange) {
     add(reduction_tag(LayerId(layer)));
   }
   for (const int lane : {0, 1, kLanes - 1}) {
-    for (const int channel : {0, 1, kChannelTags - 1}) add(schedule_tag(lane, channel));
+    for (const int channel : {0, 1, kChannelTags / 2 - 1}) {
+      add(schedule_tag(lane, channel));
+      add(second_message_tag(lane, channel));
+    }
   }
   EXPECT_EQ(tags.size(), given);
-  EXPECT_THROW((void)schedule_tag(0, kChannelTags), CheckFailure);
+  EXPECT_THROW((void)schedule_tag(0, kChannelTags / 2), CheckFailure);
   EXPECT_THROW((void)control_tag(Control::kDevices, kControlTags), CheckFailure);
 }
 

@@ -28,6 +28,7 @@ TEST(Traffic, PurposeFollowsFromTheTag) {
             std::pair{ActionKind::kReceiveGradient, Purpose::kGradient}}) {
         const int channel = schedule::channel({kind, StageId(stage), MicroBatchId(0)});
         EXPECT_EQ(purpose_of(schedule_tag(lane, channel)), purpose) << lane << " " << stage;
+        EXPECT_EQ(purpose_of(second_message_tag(lane, channel)), purpose) << lane << " " << stage;
       }
     }
   }

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one rank of a schedule sends and receives: activations and gradients between stages, whole
+// ones or, where rows have left, as row_messages.h has them.
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/row_messages.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::runtime {
+
+// One thread. `input` and `output` outlive it; times of messages and of waiting for them are added
+// to `output`.
+class StageMessages {
+ public:
+  using Key = std::pair<StageId, MicroBatchId>;
+  StageMessages(transport::Transport& transport, int lane, const StepInput& input,
+                StepOutput& output, std::chrono::steady_clock::time_point start);
+
+  // Posts a send or a receive of the schedule. A gradient has no rows.
+  void send(const schedule::Action& action, model::Hidden value);
+  void receive(const schedule::Action& action);
+  // What a trained stage has passed on: its gradient will have the same shape.
+  void forwarded(Key key, const model::Hidden& value);
+  // Waits for the message that a compute action needs; nullopt: it needs none.
+  [[nodiscard]] Expected<std::optional<model::Hidden>> wait_for(const schedule::Action& action);
+  // Waits for what was sent.
+  [[nodiscard]] Expected<void> finish();
+  [[nodiscard]] bool all_used() const { return activations_.empty() && gradients_.empty(); }
+  // Rows that the first message behind a stage has room for; 0: no row has left there.
+  [[nodiscard]] std::int64_t room_behind(StageId id) const;
+
+ private:
+  // A tensor, as the transport sees it, with the operation that sends it or fills it; none of no
+  // bytes.
+  struct Message {
+    at::Tensor tensor;
+    std::unique_ptr<transport::Operation> operation;
+    std::size_t record;  // its place in StepOutput::messages
+    // Of an activation that rows may have left: the first message is there, and the second one,
+    // where it has one, is posted.
+    bool opened = false;
+    at::Tensor second = {};
+    std::unique_ptr<transport::Operation> second_operation = {};
+  };
+  // The receive of a gradient whose size is not known yet.
+  struct LateReceive {
+    schedule::Action action;
+    transport::Member from;
+    transport::Tag tag;
+  };
+
+  [[nodiscard]] const plan::PlanStage& stage(int id) const;
+  [[nodiscard]] transport::Member rank_of(int stage) const;
+  [[nodiscard]] transport::Tag tag_of(const schedule::Action& action) const;
+  [[nodiscard]] transport::Tag second_tag_of(const schedule::Action& action) const;
+  [[nodiscard]] RowFormat format() const { return {input_.boundary_shape, input_.boundary_type}; }
+  [[nodiscard]] bool by_device() const { return input_.device_messages != nullptr; }
+  [[nodiscard]] std::span<std::byte> message_bytes(const at::Tensor& tensor) const;
+  [[nodiscard]] Nanoseconds host_time() const;
+  [[nodiscard]] std::size_t record(const schedule::Action& action);
+  [[nodiscard]] Expected<void> wait(Message& message);
+  [[nodiscard]] Expected<void> wait(transport::Operation& operation, std::size_t record);
+
+  void post_send(std::size_t place, transport::Member to, transport::Tag tag, at::Tensor tensor);
+  [[nodiscard]] Message post_receive(const schedule::Action& action, transport::Member from,
+                                     transport::Tag tag, const std::vector<std::int64_t>& shape);
+  void receive_rows(const schedule::Action& action);
+  void post_late();
+  [[nodiscard]] Expected<void> open(const schedule::Action& receive, Key key);
+  [[nodiscard]] Expected<model::Hidden> wait_for_rows(Key key, Message& message);
+
+  transport::Transport& transport_;
+  int lane_;
+  const StepInput& input_;
+  StepOutput& output_;
+  std::chrono::steady_clock::time_point start_;
+
+  std::map<Key, Message> activations_;  // receives posted, not yet used
+  std::map<Key, Message> gradients_;
+  std::map<transport::Tag, std::deque<Key>> unopened_;  // of activations_, as posted
+  std::map<Key, std::vector<std::int64_t>> forwarded_;  // shapes
+  std::vector<LateReceive> late_;
+  std::vector<Message> sent_;  // waited for at the end of the step
+};
+
+}  // namespace dynmo::runtime
