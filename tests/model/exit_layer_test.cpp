@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exits: which rows leave, what they and the others lose and learn, against a dense composition in
+// fp64 in which rows that have left are masked; and thresholds from counts.
+#include "dynmo/model/exit_layer.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "dynmo/model/recompute.h"
+#include "helpers.h"
+
+namespace dynmo::model {
+namespace {
+
+using testing::random_tensor;
+
+constexpr std::int64_t kSequences = 3;
+
+struct ExitCase {
+  Confidence confidence = Confidence::kGap;
+  double loss = 0.1;
+  float threshold = 0.1F;
+  bool recomputes = false;
+};
+void PrintTo(const ExitCase& c, std::ostream* out) {
+  *out << "confidence " << static_cast<int>(c.confidence) << ", loss " << c.loss << ", threshold "
+       << c.threshold << (c.recomputes ? ", recomputed" : "");
+}
+
+// Embedding, three blocks with an exit behind the first two, head.
+struct ExitModel {
+  LlamaConfig config = testing::tiny_config();
+  Model layers;
+  std::vector<LayerState> states;
+
+  explicit ExitModel(const ExitCase& c) {
+    config.shape.blocks = 3;
+    layers = make_llama(config);
+    for (const std::size_t i : {2, 4}) {
+      layers[i] = exit_layer(layers[i], {.hidden = config.shape.hidden,
+                                         .vocabulary = config.shape.vocabulary,
+                                         .confidence = c.confidence,
+                                         .loss = c.loss});
+      if (c.recomputes) layers[i] = recomputed(layers[i]);
+    }
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      states.push_back(testing::double_state(*layers[i], LayerId(static_cast<int>(i)), 11 + i));
+      if (has_exit(*layers[i])) set_threshold(states.back(), c.threshold);
+    }
+  }
+};
+
+LayerContext exit_context(const ExitModel& model) {
+  LayerContext context = testing::random_context(model.config.shape, kSequences, 9);
+  context.sequences = kSequences;
+  context.sequence_length = model.config.shape.sequence;
+  context.loss_weight = 0.25;
+  return context;
+}
+
+struct ExitRun {
+  double loss = 0;
+  std::vector<at::Tensor> rows;  // that are still here behind each layer, as flags
+  std::vector<std::vector<double>> figures;
+};
+
+// Forward and, with gradients in the states, back.
+ExitRun run(ExitModel& model, const LayerContext& context) {
+  ExitRun result;
+  std::vector<std::unique_ptr<Stash>> stashes(model.layers.size());
+  Hidden hidden;
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    const Output output = model.layers[i]->forward(model.states[i], hidden, context, &stashes[i]);
+    hidden = output.hidden;
+    if (output.loss.defined()) result.loss += output.loss.item<double>();
+    at::Tensor here = at::ones({context.tokens_BT.numel()}, at::kBool);
+    if (hidden.rows.defined()) {
+      here.zero_();
+      here.index_fill_(0, hidden.rows.to(at::kLong), true);
+    }
+    result.rows.push_back(here);
+    result.figures.push_back(output.figures);
+  }
+  at::Tensor gradient;
+  for (std::size_t i = model.layers.size(); i-- > 0;) {
+    gradient = model.layers[i]->input_gradient(model.states[i], *stashes[i], gradient,
+                                               Layer::InputGradient::kWanted);
+    model.layers[i]->weight_gradient(model.states[i], *stashes[i]);
+  }
+  return result;
+}
+
+at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  return x / (x.pow(2).mean(-1, true) + epsilon).sqrt() * weight;
+}
+
+at::Tensor plain_rotate(const at::Tensor& x_BHTK, double theta) {
+  const std::int64_t K = x_BHTK.size(3);
+  const at::Tensor frequency = at::pow(theta, at::arange(0, K, 2, at::kDouble) / -double(K));
+  const at::Tensor angle = at::outer(at::arange(x_BHTK.size(2), at::kDouble), frequency);
+  const at::Tensor both = at::cat({angle, angle}, 1);
+  const auto halves = x_BHTK.chunk(2, -1);
+  return x_BHTK * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
+}
+
+// Among rows that are here; the others' results are of no use.
+at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
+                           const at::Tensor& x, const at::Tensor& here_BT) {
+  const std::int64_t B = x.size(0);
+  const std::int64_t T = x.size(1);
+  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
+  const auto heads = [&](const at::Tensor& w, std::int64_t count) {
+    return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
+  };
+  const std::int64_t group = c.shape.heads / c.shape.kv_heads;
+  const at::Tensor q = plain_rotate(heads(p[1], c.shape.heads), c.rope_theta);
+  const at::Tensor k =
+      plain_rotate(heads(p[2], c.shape.kv_heads), c.rope_theta).repeat_interleave(group, 1);
+  const at::Tensor v = heads(p[3], c.shape.kv_heads).repeat_interleave(group, 1);
+  const at::Tensor later = at::ones({T, T}, at::kBool).triu(1);
+  const at::Tensor gone = here_BT.logical_not().view({B, 1, 1, T});
+  const at::Tensor scores = (q.matmul(k.transpose(2, 3)) / std::sqrt(double(c.head_size())))
+                                .masked_fill(later.logical_or(gone), -1e30);
+  return x + at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape(x.sizes()).matmul(p[4].t());
+}
+
+at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p, const at::Tensor& x) {
+  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
+  const at::Tensor gate = n.matmul(p[1].t());
+  return x + (gate * at::sigmoid(gate) * n.matmul(p[2].t())).matmul(p[3].t());
+}
+
+struct PlainLoss {
+  at::Tensor learned;    // what gradients are of
+  at::Tensor predicted;  // of the model's predictions
+};
+
+// The same model, dense: every row goes all the way, and counts where it left.
+PlainLoss plain_loss(const ExitModel& model, const ExitCase& c,
+                     const std::vector<std::vector<at::Tensor>>& p, const LayerContext& context,
+                     const std::vector<at::Tensor>& rows) {
+  const auto B = context.tokens_BT.size(0);
+  const auto T = context.tokens_BT.size(1);
+  const double tokens = static_cast<double>(B * T);
+  const at::Tensor targets = context.targets_BT.view(-1);
+  const auto losses_of = [&](const at::Tensor& x, const at::Tensor& norm, const at::Tensor& head,
+                             double epsilon) {
+    const at::Tensor n = plain_norm(x, norm, epsilon).view({B * T, -1});
+    return -at::log_softmax(n.matmul(head.t()), -1).gather(1, targets.unsqueeze(1)).squeeze(1);
+  };
+  PlainLoss loss{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
+  at::Tensor x = p[0][0].index({context.tokens_BT});
+  at::Tensor here = at::ones({B * T}, at::kBool);
+  for (std::size_t i = 1; i + 1 < model.layers.size(); ++i) {
+    if (i % 2 == 1) {
+      x = plain_attention(model.config, p[i], x, here.view({B, T}));
+      continue;
+    }
+    const at::Tensor before = x;
+    x = plain_mlp(model.config, p[i], x);
+    if (!has_exit(*model.layers[i])) continue;
+    const at::Tensor each = losses_of(x, p[i][4], p[i][5], 1e-5);
+    const at::Tensor stays = rows[i];
+    const at::Tensor leaves = here.logical_and(stays.logical_not());
+    loss.predicted = loss.predicted + (each * leaves).sum() / tokens;
+    loss.learned =
+        loss.learned + (each * leaves).sum() / tokens + c.loss * (each * stays).sum() / tokens;
+    if (c.confidence == Confidence::kClassifier) {
+      const at::Tensor n = plain_norm(x, p[i][4], 1e-5).view({B * T, -1}).detach();
+      const at::Tensor right =
+          n.matmul(p[i][5].detach().t()).argmax(-1).eq(targets).to(at::kDouble);
+      const at::Tensor odds = at::sigmoid(n.matmul(p[i][6].t()).squeeze(1) + p[i][7]);
+      const at::Tensor entropy = -(right * odds.log() + (1 - right) * (1 - odds).log());
+      loss.learned = loss.learned + (entropy * here).sum() / tokens;
+    }
+    here = stays;
+  }
+  const at::Tensor last = losses_of(x, p.back()[0], p.back()[1], model.config.rms_epsilon);
+  loss.predicted = loss.predicted + (last * here).sum() / tokens;
+  loss.learned = loss.learned + (last * here).sum() / tokens;
+  return loss;
+}
+
+class Exits : public ::testing::TestWithParam<ExitCase> {};
+
+TEST_P(Exits, AreTheMaskedDenseCompositionForwardAndBack) {
+  const ExitCase& c = GetParam();
+  ExitModel model(c);
+  const LayerContext context = exit_context(model);
+  const ExitRun ours = run(model, context);
+  std::vector<std::vector<at::Tensor>> leaves;
+  std::vector<at::Tensor> all;
+  for (const LayerState& state : model.states) {
+    auto& own = leaves.emplace_back();
+    for (const Parameter& parameter : state.parameters) {
+      own.push_back(parameter.value.clone().set_requires_grad(true));
+      all.push_back(own.back());
+    }
+  }
+  const PlainLoss plain = plain_loss(model, c, leaves, context, ours.rows);
+  EXPECT_NEAR(ours.loss, plain.predicted.item<double>(), 1e-12);
+  const auto gradients = torch::autograd::grad(
+      {plain.learned}, all, {at::full({}, context.loss_weight, at::kDouble)},
+      /*retain_graph=*/c10::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
+  std::size_t next = 0;
+  for (const LayerState& state : model.states) {
+    for (const Parameter& parameter : state.parameters) {
+      const at::Tensor expected =
+          gradients[next].defined() ? gradients[next] : at::zeros_like(parameter.gradient);
+      ++next;
+      EXPECT_TRUE(at::allclose(parameter.gradient, expected, 1e-10, 1e-12))
+          << "layer " << state.id.value << " " << parameter.name << ": off by "
+          << (parameter.gradient - expected).abs().max().item<double>();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Exits,
+    ::testing::Values(ExitCase{}, ExitCase{.loss = 0}, ExitCase{.threshold = 0},
+                      ExitCase{.threshold = 0.5F, .recomputes = true},
+                      ExitCase{.threshold = kNeverLeaves},
+                      ExitCase{.confidence = Confidence::kSimilarity, .threshold = 0.8F},
+                      ExitCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = 0.8F},
+                      ExitCase{.confidence = Confidence::kClassifier, .threshold = 0.5F},
+                      ExitCase{.confidence = Confidence::kClassifier,
+                               .loss = 0,
+                               .threshold = 0.5F,
+                               .recomputes = true}));
+
+TEST(ExitLayer, CountsEveryTokenWhereItLeaves) {
+  for (const float threshold : {0.0F, 0.05F, 0.3F, kNeverLeaves}) {
+    ExitModel model(ExitCase{.threshold = threshold});
+    const ExitRun result = run(model, exit_context(model));
+    const auto& first = result.figures[2];
+    const auto& second = result.figures[4];
+    EXPECT_EQ(first[kExitRows], 30);
+    EXPECT_EQ(second[kExitRows], 30 - first[kExitLeft]);
+    EXPECT_EQ(result.rows.back().numel() > 0, true);
+    EXPECT_EQ(result.rows[5].sum().item<double>(), 30 - first[kExitLeft] - second[kExitLeft]);
+    double counted = 0;
+    for (int bin = 0; bin < kExitBins; ++bin) {
+      counted += first[static_cast<std::size_t>(kExitCounts + bin)];
+    }
+    EXPECT_EQ(counted, 30);
+    if (threshold == 0) {
+      EXPECT_EQ(first[kExitLeft], 30);
+      EXPECT_TRUE(std::isfinite(result.loss));
+    }
+    if (threshold == kNeverLeaves) {
+      EXPECT_EQ(first[kExitLeft], 0);
+    }
+  }
+}
+
+// Whether a token leaves depends on those before it alone.
+TEST(ExitLayer, LeavesTheSameOfATextHoweverItGoesOn) {
+  ExitModel model(ExitCase{.threshold = 0.1F});
+  LayerContext context = exit_context(model);
+  const std::int64_t T = context.sequence_length;
+  const at::Tensor before = run(model, context).rows[4].view({kSequences, T});
+  for (std::int64_t cut = 1; cut < T; ++cut) {
+    LayerContext other = context;
+    other.tokens_BT = context.tokens_BT.clone();
+    other.tokens_BT.narrow(1, cut, T - cut).fill_(cut % 7);
+    const at::Tensor after = run(model, other).rows[4].view({kSequences, T});
+    EXPECT_TRUE(at::equal(before.narrow(1, 0, cut), after.narrow(1, 0, cut))) << cut;
+  }
+}
+
+TEST(ExitLayer, ThatNeverLetsGoAndTeachesNothingIsItsHalfBlock) {
+  const LlamaConfig config = testing::tiny_config();
+  const auto plain = make_llama(config)[2];
+  const auto layer = exit_layer(
+      plain, {.hidden = config.shape.hidden, .vocabulary = config.shape.vocabulary, .loss = 0});
+  const LayerState state = make_state(*plain, LayerId(2), 3);
+  LayerState with_exit = make_state(*layer, LayerId(2), 3);
+  const LayerContext context = testing::random_context(config.shape, kSequences, 2);
+  const at::Tensor x = random_tensor({kSequences, 10, 24}, 1, at::kFloat);
+  const Output output = layer->forward(with_exit, x, context, nullptr);
+  EXPECT_TRUE(
+      testing::same_bits(output.hidden.x, plain->forward(state, x, context, nullptr).hidden.x));
+  EXPECT_FALSE(output.hidden.rows.defined());
+  EXPECT_EQ(output.loss.item<double>(), 0);
+}
+
+TEST(ExitLayer, GivesTheScoresOfWhatLeavesInGeneration) {
+  ExitModel model(ExitCase{.threshold = 0.1F});
+  LayerContext context = exit_context(model);
+  const ExitRun trained = run(model, context);
+  context.pass = Pass::kGeneration;
+  context.targets_BT = at::Tensor();
+  Hidden hidden;
+  std::int64_t scored = 0;
+  for (std::size_t i = 0; i + 1 < model.layers.size(); ++i) {
+    const Output output = model.layers[i]->forward(model.states[i], hidden, context, nullptr);
+    hidden = output.hidden;
+    if (!output.left_rows.defined()) continue;
+    scored += output.left_rows.numel();
+    EXPECT_EQ(output.left_scores.sizes(),
+              (std::vector<std::int64_t>{output.left_rows.numel(), model.config.shape.vocabulary}));
+  }
+  const std::int64_t left = hidden.rows.defined() ? hidden.rows.numel() : 30;
+  EXPECT_EQ(scored + left, 30);
+  EXPECT_GT(scored, 0);
+  EXPECT_GT(left, 0);
+  EXPECT_EQ(trained.rows[5].sum().item<std::int64_t>(), left);
+}
+
+TEST(ExitThresholds, LieAboveTheWantedShare) {
+  std::vector<double> counts(kExitBins, 0.0);
+  EXPECT_EQ(threshold_for(counts, 0.5), kNeverLeaves);
+  Rng rng(4);
+  std::vector<double> drawn;
+  for (int i = 0; i < 20000; ++i) {
+    drawn.push_back(std::pow(rng.uniform(), 3));
+    ++counts[static_cast<std::size_t>(exit_bin(drawn.back()))];
+  }
+  EXPECT_EQ(threshold_for(counts, 0), kNeverLeaves);
+  for (const double share : {0.001, 0.1, 0.25, 0.5, 0.9, 0.99}) {
+    const double threshold = threshold_for(counts, share);
+    const auto above = std::ranges::count_if(drawn, [&](double c) { return c >= threshold; });
+    EXPECT_NEAR(static_cast<double>(above) / 20000, share, 0.01) << share;
+  }
+  EXPECT_LE(threshold_for(counts, 1), *std::ranges::min_element(drawn) + 1e-6);
+}
+
+TEST(ExitThresholds, BinsAscendFromNothingToCertain) {
+  EXPECT_EQ(exit_bin(0), 0);
+  EXPECT_EQ(exit_bin(-1), 0);
+  EXPECT_EQ(exit_bin(std::nan("")), 0);
+  EXPECT_EQ(exit_bin(0.5), 32);
+  EXPECT_EQ(exit_bin(1), kExitBins - 1);
+  int last = 0;
+  for (double confidence = 0; confidence <= 1; confidence += 1e-5) {
+    ASSERT_GE(exit_bin(confidence), last);
+    last = exit_bin(confidence);
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::model
