@@ -23,7 +23,7 @@ constexpr std::array<RefusedPair, 5> kRefusedPairs = {{
 constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
 constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
-constexpr std::array<RefusedSetting, 10> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 12> kRefusedSettings = {{
     {"moe", "run.device", "cuda", kExpertsOnCpus},
     {"moe", "run.device", "emulated", kExpertsOnCpus},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
@@ -33,6 +33,8 @@ constexpr std::array<RefusedSetting, 10> kRefusedSettings = {{
     {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
     {"mixture_of_depths", "run.device", "cuda", kRaggedOnCpus},
     {"mixture_of_depths", "run.device", "emulated", kRaggedOnCpus},
+    {"early_exit", "run.device", "cuda", kRaggedOnCpus},
+    {"early_exit", "run.device", "emulated", kRaggedOnCpus},
     {"freezing", "model.tied_embeddings", "true",
      "tied embeddings are two equal copies, of which it would stop one"},
 }};

@@ -9,6 +9,7 @@
 
 #include "dynmo/core/nearest.h"
 #include "dynmo/dynamism/dense_impl.h"
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/dynamism/freezing/options.h"
 
 namespace dynmo::dynamism {
@@ -109,6 +110,9 @@ Expected<std::vector<NamedLoad>> default_loads(const cost::Device& device, std::
     if (source == "none") continue;
     LoadOptions options;
     options.sources.get<FreezingOptions>().rule = FreezingRule::kPlasticity;
+    auto& exits = options.sources.get<EarlyExitOptions>();
+    exits.confidence = ExitConfidence::kSimilarity;
+    exits.exit_loss = 0;
     options.inputs = {.shape = default_shape(source), .device = device, .seed = seed};
     if (ends == Ends::kLeftOut) options.inputs.shape.vocabulary = 1;
     DYNMO_ASSIGN(auto load, make_load_model(source, options));

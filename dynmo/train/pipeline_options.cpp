@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dynmo/cost/cluster.h"
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/plan/balance.h"
 
@@ -23,6 +24,7 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.replicas = static_cast<int>(c.pipeline.replicas);
   options.boundary_shape = made.boundary_shape;
   options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
+  options.row_room = c.sources.get<dynamism::EarlyExitOptions>().row_room;
   options.ties = made.ties;
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;

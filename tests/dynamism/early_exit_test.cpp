@@ -113,7 +113,9 @@ TEST(EarlyExit, HeadsDoOneHeadsWorkTogether) {
   LoadInputs inputs = inputs_of(gpt(12, 512, 512));
   inputs.micro_batches = kNoBatchNoise;
   const auto all = dense(inputs);
-  const EarlyExitOptions p = geometric(0.2, 4);
+  EarlyExitOptions p = geometric(0.2, 4);
+  p.confidence = ExitConfidence::kSimilarity;
+  p.exit_loss = 0;
   const auto now = (*make_early_exit(p, inputs))->at(1000);
   const auto rho = survivors(p, 12, std::int64_t{512} * kNoBatchNoise, 1, 1000);
   double heads = now.layers.back().forward_s;
@@ -125,6 +127,28 @@ TEST(EarlyExit, HeadsDoOneHeadsWorkTogether) {
               2 * (50'304 * 512 + 2 * 512));
   }
   EXPECT_NEAR(heads, all.layers.back().forward_s, 1e-9);
+}
+
+// A head that all tokens learn at runs on all that come; one whose scores decide goes forward on
+// them.
+TEST(EarlyExit, HeadsThatTeachWorkOnAllThatCome) {
+  LoadInputs inputs = inputs_of(gpt(12, 512, 512));
+  inputs.micro_batches = kNoBatchNoise;
+  const auto all = dense(inputs);
+  EarlyExitOptions p = geometric(0.2, 4);
+  const auto rho = survivors(p, 12, std::int64_t{512} * kNoBatchNoise, 1, 1000);
+  const double head = all.layers.back().forward_s;
+  const auto of_exit = [&] {
+    const double test = 2 * rho[7] * 512 * 512 / 1e12;
+    const cost::LayerCost exit = (*make_early_exit(p, inputs))->at(1000).layers[16];
+    return (exit.forward_s + exit.backward_input_s + exit.backward_weight_s) / 3 -
+           all.layers[16].forward_s * rho[7] - test;
+  };
+  EXPECT_NEAR(of_exit(), rho[7] * head, 1e-9);
+  p.exit_loss = 0;
+  EXPECT_NEAR(of_exit(), (rho[7] + 2 * (rho[7] - rho[8])) / 3 * head, 1e-9);
+  p.confidence = ExitConfidence::kClassifier;
+  EXPECT_NEAR(of_exit(), rho[7] * head, 1e-9);
 }
 
 TEST(EarlyExit, WithoutExitsItIsTheDenseModel) {

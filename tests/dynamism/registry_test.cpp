@@ -248,6 +248,21 @@ TEST(Sources, DefaultsSpreadTheBlocksAsTheDocsSay) {
   }
 }
 
+// As a training has them by default: a head's work on all tokens at the first exit.
+TEST(Sources, ExitsThatTeachAllSpreadTheBlocksFurther) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    LoadOptions options;
+    options.inputs = {.shape = default_shape("early-exit"),
+                      .device = cost::find_device("h100").value(),
+                      .seed = seed};
+    const auto work = cost::layer_work_s((*make_load_model("early-exit", options))->at(6000), 32);
+    std::vector<double> blocks;
+    for (std::size_t l = 1; l + 1 < work.size(); l += 2) blocks.push_back(work[l] + work[l + 1]);
+    const auto [light, heavy] = std::minmax_element(blocks.begin(), blocks.end());
+    EXPECT_NEAR(*heavy / *light, 29, 0.5) << "seed " << seed;
+  }
+}
+
 TEST(Sources, DefaultLoadsAreTheSix) {
   const auto kept = default_loads(arithmetic_device(), 4);
   const auto left_out = default_loads(arithmetic_device(), 4, Ends::kLeftOut);

@@ -32,7 +32,8 @@ const std::map<std::string_view, const char*> kWithinTenSteps = {
     {"freezing", "start = 0.2\nend = 0.6\nfraction = 0.5"},
     {"pruning", "start = 1\nend = 7\nevery = 3\nsparse_above = 0.6"},
     {"sparse_attention", "buckets = 4"},
-    {"mixture_of_depths", "capacity = 0.25"}};
+    {"mixture_of_depths", "capacity = 0.25"},
+    {"early_exit", "survivors = 0.3\nexit_every = 1\nwarm_up = 1\nramp_steps = 2"}};
 
 struct RunSetting {
   std::string_view key;

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "blinking_source.h"
+#include "dynmo/dynamism/early_exit/source.h"
 #include "dynmo/dynamism/mixture_of_depths/source.h"
 #include "dynmo/dynamism/moe/source.h"
 #include "dynmo/dynamism/pruning/source.h"
@@ -41,6 +42,15 @@ dynamism::MoeOptions few_experts() {
   options.expert_hidden = 24;
   options.capacity_factor = 1.1;
   options.z_loss = 0.001;
+  return options;
+}
+
+dynamism::EarlyExitOptions exits_within_sixty_steps() {
+  dynamism::EarlyExitOptions options;
+  options.survivors = 0.3;
+  options.exit_every = 1;
+  options.warm_up = 5;
+  options.ramp_steps = 10;
   return options;
 }
 
@@ -92,6 +102,16 @@ const std::vector<NamedSources> kSources = {
        return sources_of(
            dynamism::make_sparse_attention_source({.rule = dynamism::SparseRule::kDrop}));
      }},
+    {"early exit",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_early_exit_source(exits_within_sixty_steps()));
+     }},
+    {"early exit, pruning and freezing by plasticity",
+     [](std::int64_t steps) {
+       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps),
+                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
+     }},
     {"sparse attention, pruning and freezing by plasticity",
      [](std::int64_t steps) {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
@@ -131,7 +151,7 @@ const std::vector<NamedSources> kSources = {
      }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {13, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {15, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }

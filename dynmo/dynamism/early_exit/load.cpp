@@ -20,15 +20,9 @@ enum ExitDraw : std::uint64_t {
   kExitBatch
 };  // keys of this model
 
-bool has_exit(const EarlyExitOptions& p, int block, int blocks) {
-  return (block + 1) % p.exit_every == 0 && block + 1 < blocks;
-}
-
 // -log(rho) behind the last exit: 0 in the warm-up, then to its final value.
 double whole_hazard(const EarlyExitOptions& p, std::int64_t step) {
-  if (step < p.warm_up) return 0;
-  const double since = static_cast<double>(step - p.warm_up) / static_cast<double>(p.ramp_steps);
-  return -std::log(p.survivors) * (1 - std::exp(-since));
+  return -std::log(scheduled_survivors(p, step, 1, 1));
 }
 
 // By block: the share of the whole hazard that the exit behind it takes.
@@ -57,8 +51,10 @@ class EarlyExit final : public LoadModel {
         step_tokens_(inputs.shape.tokens() * inputs.micro_batches) {}
 
   cost::ModelCost at(std::int64_t step) const override {
-    const std::vector<double> rho =
-        survivors(options_, dense_.shape.blocks, step_tokens_, seed_, step);
+    return costs(survivors(options_, dense_.shape.blocks, step_tokens_, seed_, step));
+  }
+
+  cost::ModelCost costs(const std::vector<double>& rho) const {
     cost::ModelCost model = dense_.costs;
     for (int layer = 0; layer < dense_.size(); ++layer) {
       cost::LayerCost& cost = model.layers[static_cast<std::size_t>(layer)];
@@ -110,9 +106,17 @@ class EarlyExit final : public LoadModel {
     const cost::LayerWork& head = dense_.work.back();
     const auto tokens = static_cast<double>(dense_.shape.tokens());
     const auto hidden = static_cast<double>(dense_.shape.hidden);
-    work.matrix_flops += (rho - after) * head.matrix_flops + 2 * rho * tokens * hidden;
-    work.moved_bytes += (rho - after) * head.moved_bytes;
-    work.activation_bytes += (rho - after) * head.activation_bytes;
+    // The head learns from all that come where those that stay have a loss, and the classifier from
+    // whether it is right about them; it is asked of all where its own scores decide.
+    const bool learns =
+        options_.exit_loss > 0 || options_.confidence == ExitConfidence::kClassifier;
+    const bool asked = learns || options_.confidence == ExitConfidence::kGap;
+    const double forward = asked ? rho : rho - after;
+    const double back = learns ? rho : rho - after;
+    const double share = (forward + 2 * back) / 3;  // F, I and W are one product each
+    work.matrix_flops += share * head.matrix_flops + 2 * rho * tokens * hidden;
+    work.moved_bytes += share * head.moved_bytes;
+    work.activation_bytes += back * head.activation_bytes;
     work.parameters += head.parameters + head.copied_parameters;
     work.product_parameters += head.product_parameters;
   }
@@ -170,6 +174,16 @@ Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& opt
   DYNMO_TRY(check(options));
   DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
   return std::unique_ptr<LoadModel>(std::make_unique<EarlyExit>(options, std::move(dense), inputs));
+}
+
+Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
+                                           const LoadInputs& inputs,
+                                           const std::vector<double>& rho) {
+  DYNMO_TRY(check(options));
+  DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
+  DYNMO_CHECK(std::ssize(rho) == dense.shape.blocks + 1, "{} shares, got {}",
+              dense.shape.blocks + 1, rho.size());
+  return EarlyExit(options, std::move(dense), inputs).costs(rho);
 }
 
 SourceEntry early_exit_source() {

@@ -26,10 +26,17 @@ namespace dynmo::dynamism {
 
 // A sublayer works on, keeps and sends on survivors only (with a 4-byte index a token). A token's
 // loss is taken where it leaves, with a head of the vocabulary's size: the MLP before an exit does
-// the head's work for the tokens that leave, and holds an untied exit head's weights; the test
-// itself is one product of 2 T h (a learned classifier). kBadInput naming the field.
+// the head's work for the tokens that leave, and for those that stay where they have a loss there
+// (exit_loss) or the head's scores decide (confidence), and holds an untied exit head's weights; a
+// test of its own is one product of 2 T h. kBadInput naming the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                                    const LoadInputs& inputs);
+
+// What layers cost of which the shares `rho` of the tokens are left, as survivors() has them: given
+// those of a training.
+[[nodiscard]] Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
+                                                         const LoadInputs& inputs,
+                                                         const std::vector<double>& rho);
 
 // Its line in sources.def.
 [[nodiscard]] SourceEntry early_exit_source();

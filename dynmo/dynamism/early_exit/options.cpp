@@ -2,11 +2,13 @@
 #include "dynmo/dynamism/early_exit/options.h"
 
 #include <array>
+#include <cmath>
 
 namespace dynmo::dynamism {
 namespace {
 
 constexpr std::array<std::string_view, 2> kExitedNames = {"removed", "propagated"};
+constexpr std::array<std::string_view, 3> kConfidenceNames = {"gap", "similarity", "classifier"};
 
 }  // namespace
 
@@ -15,8 +17,7 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
       {.name = "survivors",
        .field = &o.survivors,
        .allowed = between(1e-6, 1),
-       .help = "share of the tokens behind the last exit in the end",
-       .used_by = UsedBy::kLoad},
+       .help = "share of the tokens behind the last exit in the end"},
       {.name = "exit_every",
        .field = &o.exit_every,
        .allowed = between(1, 1e6),
@@ -32,8 +33,25 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
       {.name = "ramp_steps",
        .field = &o.ramp_steps,
        .allowed = between(1, 1e9),
-       .help = "time constant of the log of the survivors behind it",
-       .used_by = UsedBy::kLoad},
+       .help = "time constant of the log of the survivors behind it"},
+      {.name = "confidence",
+       .field = toml_choice(&o.confidence, kConfidenceNames),
+       .allowed = {},
+       .help = "by which a token leaves"},
+      {.name = "threshold",
+       .field = &o.threshold,
+       .allowed = between(0, 1),
+       .help = "confidence from which a token leaves; 0: follows survivors; 1: never",
+       .used_by = UsedBy::kTraining},
+      {.name = "exit_loss",
+       .field = &o.exit_loss,
+       .allowed = between(0, 10),
+       .help = "weight of the loss at an exit of tokens that stay"},
+      {.name = "row_room",
+       .field = &o.row_room,
+       .allowed = above_to(0, 1e6),
+       .help = "room of a message, relative to the rows before",
+       .used_by = UsedBy::kTraining},
       {.name = "exit_spread",
        .field = &o.exit_spread,
        .allowed = between(0, 10),
@@ -54,6 +72,25 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
 
 Expected<void> check(const EarlyExitOptions& options) {
   return check_key_values("early_exit", options);
+}
+
+Expected<void> check_training(const EarlyExitOptions& options, const TrainingSetting&) {
+  if (options.exited == ExitedTokens::kRemoved) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "early_exit.exited is propagated, wanted removed: a training computes nothing "
+                    "of tokens that have left");
+}
+
+double scheduled_survivors(const EarlyExitOptions& options, std::int64_t step, int exit,
+                           int exits) {
+  if (step < options.warm_up) return 1;
+  const double since =
+      static_cast<double>(step - options.warm_up) / static_cast<double>(options.ramp_steps);
+  return std::exp(std::log(options.survivors) * (1 - std::exp(-since)) * exit / exits);
+}
+
+bool has_exit(const EarlyExitOptions& options, std::int64_t block, std::int64_t blocks) {
+  return (block + 1) % options.exit_every == 0 && block + 1 < blocks;
 }
 
 }  // namespace dynmo::dynamism

@@ -12,6 +12,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/freezing/reference.h"
+#include "dynmo/model/exit_layer.h"
 #include "dynmo/model/forwarding_layer.h"
 
 namespace dynmo::dynamism {
@@ -23,7 +24,8 @@ struct Found {
   std::map<LayerId, double> plasticity = {};
 };
 
-// Micro-batch 0 is the current model's, micro-batch 1 the reference's.
+// Micro-batch 0 is the current model's, micro-batch 1 the reference's. In both all tokens go all
+// the way, so that outputs have the same rows.
 class ProbedLayer final : public model::ForwardingLayer {
  public:
   ProbedLayer(std::shared_ptr<const model::Layer> layer, Found& found)
@@ -34,8 +36,8 @@ class ProbedLayer final : public model::ForwardingLayer {
                         std::unique_ptr<model::Stash>* stash) const override {
     const bool current = context.micro_batch.value == 0;
     model::Output output =
-        current ? inner().forward(state, input, context, stash)
-                : inner().forward(reference_of(inner(), state), input, context, stash);
+        inner().forward(model::without_leaving(current ? state : reference_of(inner(), state)),
+                        input, context, stash);
     const at::Tensor rows = similarities(output.hidden.x);
     if (current) {
       found_.current[state.id] = rows;
@@ -86,7 +88,7 @@ double similarity_loss(const at::Tensor& g, const at::Tensor& h) {
         double{g.const_data_ptr<float>()[i]} - double{h.const_data_ptr<float>()[i]};
     sum += difference * difference;
   }
-  return sum / static_cast<double>(g.numel());
+  return g.numel() > 0 ? sum / static_cast<double>(g.numel()) : 0;
 }
 
 Expected<std::vector<double>> plasticity(const Boundary& boundary, const ProbedLayers& probed) {
