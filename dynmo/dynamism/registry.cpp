@@ -58,11 +58,9 @@ Expected<std::unique_ptr<LoadModel>> make_static_load(cost::ModelCost model) {
 
 std::vector<SourceEntry> built_in_sources() {
   std::vector<SourceEntry> sources;
-  constexpr bool kLoadOnly = false;
-  constexpr bool kTrains = true;
-#define DYNMO_SOURCE(name, half)      \
+#define DYNMO_SOURCE(name)            \
   sources.push_back(name##_source()); \
-  sources.back().trains = half;
+  sources.back().trains = true;
 #include "dynmo/dynamism/sources.def"
 #undef DYNMO_SOURCE
   return sources;

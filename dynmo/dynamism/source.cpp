@@ -7,25 +7,20 @@
 
 namespace dynmo::dynamism {
 
-// Every source that trains has NAME_in_training in NAME/source.cpp.
-#define DYNMO_SOURCE(name, kind) DYNMO_##kind(name)
-#define DYNMO_kLoadOnly(name)
-#define DYNMO_kTrains(name) \
+#define DYNMO_SOURCE(name) \
   std::unique_ptr<Source> name##_in_training(const SourceOptions& options, std::int64_t steps);
 #include "dynmo/dynamism/sources.def"
-#undef DYNMO_kTrains
+#undef DYNMO_SOURCE
 
 MakeSources make_sources(SourceOptions options) {
   return [options = std::move(options)](std::int64_t steps) {
     Sources sources;
     const std::vector<std::string_view> enabled = options.enabled_tables();
-#define DYNMO_kTrains(name)                                       \
+#define DYNMO_SOURCE(name)                                        \
   if (std::ranges::count(enabled, std::string_view(#name)) > 0) { \
     sources.push_back(name##_in_training(options, steps));        \
   }
 #include "dynmo/dynamism/sources.def"
-#undef DYNMO_kTrains
-#undef DYNMO_kLoadOnly
 #undef DYNMO_SOURCE
     return sources;
   };

@@ -14,6 +14,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/source.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
@@ -30,22 +31,48 @@
 namespace dynmo::train {
 namespace {
 
-// [T, D] before the head, of tokens that follow those in the cache; where there is none, of all.
-// They are at most the model's longest input.
-at::Tensor hidden_of(const TrainedModel& model, std::span<const std::int64_t> tokens,
-                     model::KeyValueCache* cache) {
+// Scores before softmax, [rows, vocabulary], of the last token or of all; of tokens that follow
+// those in the cache; where there is none, of all. They are at most the model's longest input.
+enum class Scored { kLast, kAll };
+at::Tensor scores_of(const TrainedModel& model, std::span<const std::int64_t> tokens,
+                     model::KeyValueCache* cache, Scored scored) {
   const auto length = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t first = scored == Scored::kLast ? length - 1 : 0;
   model::LayerContext context;
   context.pass = model::Pass::kGeneration;
   context.tokens_BT = at::empty({1, length}, at::kLong);
   context.cache = cache;
+  context.sequences = 1;
+  context.sequence_length = length;
   std::ranges::copy(tokens, context.tokens_BT.data_ptr<std::int64_t>());
+  at::Tensor scores_NV;  // where some tokens left before the head
+  const auto take = [&](const at::Tensor& rows, const at::Tensor& given) {
+    if (!scores_NV.defined()) {
+      scores_NV = at::empty({length - first, given.size(1)}, given.options());
+    }
+    const at::Tensor places = rows.to(at::kLong).sub(first);
+    const at::Tensor wanted = places.ge(0);
+    scores_NV.index_copy_(0, places.masked_select(wanted),
+                          given.index_select(0, wanted.nonzero().flatten()));
+  };
   model::Hidden hidden;
   for (std::size_t i = 0; i + 1 < model.layers.size(); ++i) {
-    hidden = model.layers[i]->forward(model.states[i], hidden, context, nullptr).hidden;
+    model::Output output = model.layers[i]->forward(model.states[i], hidden, context, nullptr);
+    hidden = std::move(output.hidden);
+    if (output.left_rows.defined()) take(output.left_rows, output.left_scores);
+    // The last token has left: nothing is asked of the others.
+    const bool gone = hidden.rows.defined() &&
+                      (hidden.rows.numel() == 0 ||
+                       hidden.rows[hidden.rows.numel() - 1].item<std::int32_t>() < length - 1);
+    if (scored == Scored::kLast && gone) return scores_NV;
   }
   if (cache != nullptr) cache->advance(length);
-  return hidden.x;
+  at::Tensor x_BTD = hidden.rows.defined() ? hidden.x.unsqueeze(0) : hidden.x;
+  if (scored == Scored::kLast) x_BTD = x_BTD.narrow(1, x_BTD.size(1) - 1, 1);
+  const at::Tensor last_NV = model::logits(model.config, model.states.back(), x_BTD).squeeze(0);
+  if (!hidden.rows.defined() || scored == Scored::kLast) return last_NV;
+  take(hidden.rows, last_NV);
+  return scores_NV;
 }
 
 // Reads a text that grows, each token once while the model's input has room; the whole text for
@@ -64,12 +91,11 @@ class Reader {
     }
     started_ = true;
     const auto read = static_cast<std::size_t>(first_ + cache_.tokens());
-    const at::Tensor hidden_BTD =
-        hidden_of(model_, tokens.subspan(read), model_.sparse_attention ? nullptr : &cache_);
-    const at::Tensor last_V = model::logits(model_.config, model_.states.back(),
-                                            hidden_BTD.narrow(1, hidden_BTD.size(1) - 1, 1))
-                                  .flatten()
-                                  .to(at::kDouble);
+    const bool whole = model_.sparse_attention || model_.early_exit;
+    const at::Tensor last_V =
+        train::scores_of(model_, tokens.subspan(read), whole ? nullptr : &cache_, Scored::kLast)
+            .flatten()
+            .to(at::kDouble);
     return {last_V.data_ptr<double>(), last_V.data_ptr<double>() + last_V.numel()};
   }
 
@@ -179,6 +205,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
                        .states = {}};
   trained.layers = model::layers_of(std::move(recipe));
   trained.sparse_attention = weights.sources.enabled<dynamism::SparseAttentionOptions>();
+  trained.early_exit = weights.sources.enabled<dynamism::EarlyExitOptions>();
   for (const auto& source : dynamism::make_sources(weights.sources)(1)) {
     const bool mixtral = source->name() == "moe";  // which exported_model looks at
     if (source->replaces_layers() && !mixtral) trained.own_layers = source->name();
@@ -202,8 +229,7 @@ Expected<at::Tensor> logits(const TrainedModel& model, const std::vector<std::in
     return make_error(ErrorCode::kBadInput, "{} tokens, wanted at most the model's {}",
                       tokens.size(), longest);
   }
-  return model::logits(model.config, model.states.back(), hidden_of(model, tokens, nullptr))
-      .squeeze(0);
+  return scores_of(model, tokens, nullptr, Scored::kAll);
 }
 
 Expected<std::string> check_generation(const TrainedModel& model,

@@ -32,6 +32,8 @@ struct TrainedModel {
   std::vector<model::LayerState> states;  // by LayerId; values only
   // Attention looks at pairs that a source chooses: whole texts are read for each token.
   bool sparse_attention = false;
+  // Tokens leave at heads on the way: so here.
+  bool early_exit = false;
   // The table of the source whose layers no other library has; empty: none, or [moe].
   std::string own_layers = {};
   bool experts_choose = false;  // tokens, also later ones (moe.router)

@@ -272,7 +272,7 @@ Expected<void> check_same_layers(const Weights& weights, const std::vector<model
     return make_error(
         ErrorCode::kBadInput,
         "'{}' has no tensor '{}' of shape [{}]: wanted weights of a run with the same "
-        "sparse_attention.enabled, sparse_attention.rule and mixture_of_depths.*",
+        "sparse_attention.enabled, sparse_attention.rule, early_exit.* and mixture_of_depths.*",
         weights.origin.string(), name, fmt::join(spec.shape, ", "));
   }
   return {};

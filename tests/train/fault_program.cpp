@@ -3,11 +3,12 @@
 // backward, in the middle of the pieces of a migrating layer of 64 MiB or of one that was pruned
 // and compressed, in a pruning event, or, of two replicas, in summing gradients; in forward and in
 // migration also with sparse attention, with experts and the bias that evens them out, and with
-// mixture of depths, whose blocks move as one layer.
+// mixture of depths, whose blocks move as one layer; where tokens leave on the way, in forward, in
+// the second of two messages and in a migration.
 //
-//   fault_program [sparse-|experts-|routed-]forward|backward|
-//                 [pruned-|sparse-|experts-|routed-]migration|event|reduction VICTIM DATA RUN
-//                 [launch]
+//   fault_program [sparse-|experts-|routed-|rows-]forward|backward|
+//                 [pruned-|sparse-|experts-|routed-|rows-]migration|rows-second-message|event|
+//                 reduction VICTIM DATA RUN [launch]
 //                                            ranks from the environment, or launched here
 //   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
 //   fault_program elastic 0 DATA RUN launch  a run that others may join
@@ -23,6 +24,7 @@
 #include <string>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/pruning/options.h"
@@ -70,6 +72,13 @@ train::Config config_for(const std::string& where, const std::string& data,
     auto& pruning = config.sources.enable<dynamism::PruningOptions>();
     pruning.start = pruning.end = 0;  // before anything moves
     pruning.final_sparsity = 0.8;
+  }
+  if (where.starts_with("rows-")) {
+    auto& exits = config.sources.enable<dynamism::EarlyExitOptions>();
+    exits.exit_every = 1;
+    exits.warm_up = exits.ramp_steps = 1;
+    exits.survivors = 0.3;
+    if (where == "rows-second-message") exits.row_room = 1e-6;  // of one row
   }
   if (where.starts_with("sparse-")) {
     config.sources.enable<dynamism::SparseAttentionOptions>().buckets = 4;
@@ -123,6 +132,10 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
   if (where == "event") {  // after those of the start: in the sums over all weights
     fault.first_tag = fault.last_tag = transport::control_tag(transport::Control::kSources);
     fault.first = 9;
+  }
+  if (where == "rows-second-message") {
+    fault.first_tag = transport::second_message_tag(0, 0);
+    fault.peer = transport::Member(victim + 1);
   }
   if (where.ends_with("migration")) {
     fault.first_tag = transport::migration_tag(LayerId(0));

@@ -34,7 +34,8 @@ class Interrupt(RunCase):
 
 class LostRank(RunCase):
     """A rank killed in forward, in backward, in the middle of migrating a layer of 64 MiB or a compressed one, in a pruning event,
-    in summing gradients over two replicas, and with sources that choose tokens; with and without our launcher."""
+    in summing gradients over two replicas, with sources that choose tokens, and in the second of two messages with rows; with and without
+    our launcher."""
 
     RANKS = {"reduction": 4}  # 3 elsewhere
 
@@ -132,3 +133,18 @@ class LostRank(RunCase):
         for victim, launcher in ((3, True), (1, False), (2, False)):
             with self.subTest(victim=victim, launcher=launcher):
                 self.check("reduction", victim, launcher)
+
+    def test_with_rows_under_way(self):
+        for victim, launcher in ((0, True), (1, False), (1, True)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("rows-forward", victim, launcher)
+
+    def test_in_a_second_message(self):
+        for victim, launcher in ((1, False), (1, True)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("rows-second-message", victim, launcher)
+
+    def test_in_the_middle_of_migrating_a_layer_with_an_exit(self):
+        for victim, launcher in ((0, True), (1, False)):
+            with self.subTest(victim=victim, launcher=launcher):
+                self.check("rows-migration", victim, launcher)

@@ -88,8 +88,14 @@ class MoeSource final : public Source {
   Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
     counts_.clear();
     for (std::size_t i = 0; i < now.model.size(); ++i) {
-      if (now.model[i]->figures() != figures_) continue;
-      counts_.push_back(counts_of(outcome.figures[i]));
+      // (An exit behind a layer adds its own behind these.)
+      const std::vector<std::string> names = now.model[i]->figures();
+      if (names.size() < figures_.size() ||
+          !std::equal(figures_.begin(), figures_.end(), names.begin())) {
+        continue;
+      }
+      const std::vector<double>& all = outcome.figures[i];
+      counts_.push_back(counts_of({all.begin(), all.begin() + std::ssize(figures_)}));
       const auto own = now.states.find(LayerId(static_cast<int>(i)));
       if (own != now.states.end()) even_out(own->second, counts_.back());
     }
