@@ -14,7 +14,7 @@
 
 namespace dynmo::dynamism {
 
-#define DYNMO_SOURCE(name, half) SourceEntry name##_source();
+#define DYNMO_SOURCE(name) SourceEntry name##_source();
 #include "dynmo/dynamism/sources.def"
 #undef DYNMO_SOURCE
 
