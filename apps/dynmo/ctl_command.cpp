@@ -98,8 +98,8 @@ Expected<int> run_status(const CtlFlags& flags) {
   return 0;
 }
 
-Expected<int> run_request(const CtlFlags& flags, Request request) {
-  DYNMO_ASSIGN(const elastic::Reply reply, ask(flags, std::move(request)));
+Expected<int> run_request(const CtlFlags& flags, const Request& request) {
+  DYNMO_ASSIGN(const elastic::Reply reply, ask(flags, request));
   fmt::print("{}\n", reply.text);
   return 0;
 }

@@ -48,7 +48,8 @@ struct StepInput {
   // A transport of the same ranks for bytes in the device's memory, whose waits put the device's
   // work in order instead of stopping the host. None: they pass through host memory.
   transport::Transport* device_messages = nullptr;
-  // Called with a micro-batch of the step when its first or last stage runs here.
+  // Called with a micro-batch of the step when its first or last stage, or one with a layer that
+  // needs targets, runs here.
   std::function<MicroBatch(MicroBatchId)> batch;
   // Called when the layer's last weight gradient of the schedule is done. Its time is no layer's,
   // but lies within an action.
