@@ -34,6 +34,7 @@ class OneRank {
 
   RunResult train() {
     RunResult result;
+    result.layers = model_.size();
     result.status = transport::run_ranks(1, [&](transport::Transport& transport) -> Expected<void> {
       at::set_num_threads(1);
       for (int step = 0; step < run_.steps; ++step) {
