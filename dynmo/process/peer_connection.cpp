@@ -68,6 +68,7 @@ std::optional<Hello> parse_hello(std::string_view rest) {
 std::optional<Error> parse_verdict(std::string_view rest) {
   if (rest.size() < sizeof(std::int32_t)) return std::nullopt;
   const auto code = take<std::int32_t>(rest);
+  if (code < 0 || code > static_cast<std::int32_t>(ErrorCode::kInternal)) return std::nullopt;
   return Error{static_cast<ErrorCode>(code), std::string(rest)};
 }
 
