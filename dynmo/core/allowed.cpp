@@ -34,7 +34,7 @@ Expected<void> check_text(std::string_view key, std::string_view value, const Al
   if (const auto* names = std::get_if<Names>(&allowed)) {
     if (std::find(names->begin(), names->end(), value) != names->end()) return {};
     return make_error(ErrorCode::kBadInput, "{} is '{}', wanted {}{}", key, value, listed(*names),
-                      suggestion(value, std::vector<std::string>(names->begin(), names->end())));
+                      did_you_mean(value, std::vector<std::string>(names->begin(), names->end())));
   }
   if (const auto* readable = std::get_if<Readable>(&allowed)) {
     const auto read = (*readable)(std::string(value));

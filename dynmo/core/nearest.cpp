@@ -41,10 +41,15 @@ std::string nearest(std::string_view given, std::span<const std::string> known) 
   return found;
 }
 
-std::string suggestion(std::string_view given, std::span<const std::string> known) {
+std::string did_you_mean(std::string_view given, std::span<const std::string> known) {
   const std::string found = nearest(given, known);
-  if (!found.empty()) return fmt::format(", did you mean '{}'?", found);
-  return known.empty() ? std::string() : fmt::format(", known are {}", fmt::join(known, ", "));
+  return found.empty() ? found : fmt::format(", did you mean '{}'?", found);
+}
+
+std::string suggestion(std::string_view given, std::span<const std::string> known) {
+  const std::string near = did_you_mean(given, known);
+  if (!near.empty() || known.empty()) return near;
+  return fmt::format(", known are {}", fmt::join(known, ", "));
 }
 
 }  // namespace dynmo

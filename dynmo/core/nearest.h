@@ -13,6 +13,8 @@ namespace dynmo {
 // `known` is empty or nothing is within half the length of `given`.
 [[nodiscard]] std::string nearest(std::string_view given, std::span<const std::string> known);
 
+// ", did you mean 'x'?", or nothing: for a message that lists all known words.
+[[nodiscard]] std::string did_you_mean(std::string_view given, std::span<const std::string> known);
 // ", did you mean 'x'?" or ", known are a, b, c".
 [[nodiscard]] std::string suggestion(std::string_view given, std::span<const std::string> known);
 

@@ -131,7 +131,7 @@ std::string read(const toml::node& node, const TomlChoice& choice) {
     return "";
   }
   return listed(choice.names) +
-         suggestion(given, std::vector<std::string>(choice.names.begin(), choice.names.end()));
+         did_you_mean(given, std::vector<std::string>(choice.names.begin(), choice.names.end()));
 }
 
 // Short enough for a message of one line, whatever is in it.
