@@ -24,6 +24,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/process/descriptors.h"
 #include "dynmo/process/late_ranks.h"
+#include "dynmo/process/launch_environment_impl.h"
 #include "dynmo/process/line_merger_impl.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
@@ -126,43 +127,6 @@ bool is_stopped(pid_t pid) {
   std::getline(file, text);
   const std::size_t name_end = text.rfind(')');
   return name_end != std::string::npos && text.substr(name_end).starts_with(") T");
-}
-
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
-// Of any rank: ours, with `place` over it.
-std::vector<std::string> environment_of(const LaunchOptions& options, int requests,
-                                        const Variables& place) {
-  Variables set = options.environment;
-  const auto set_unless_given = [&set](const char* name, const char* value) {
-    const bool given = std::getenv(name) != nullptr ||
-                       std::ranges::any_of(set, [&](const auto& one) { return one.first == name; });
-    if (!given) set.emplace_back(name, value);
-  };
-  set_unless_given("OMP_NUM_THREADS", "1");
-  set_unless_given("MKL_NUM_THREADS", "1");
-  set.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "");
-  set.emplace_back(kLauncherFd, requests >= 0 ? std::to_string(requests) : "");
-  set.insert(set.end(), place.begin(), place.end());
-  return environment_with(set);
-}
-
-Variables place_of(int rank, int ranks, const UniqueFd& store) {
-  return {{"RANK", std::to_string(rank)},
-          {"LOCAL_RANK", std::to_string(rank)},
-          {"WORLD_SIZE", std::to_string(ranks)},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(local_port(store))},
-          {"DYNMO_STORE_FD", rank == 0 ? std::to_string(store.get()) : ""}};
-}
-
-Variables no_place() {
-  Variables none;
-  for (const char* name :
-       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DYNMO_STORE_FD"}) {
-    none.emplace_back(name, "");
-  }
-  return none;
 }
 
 class Launch {
