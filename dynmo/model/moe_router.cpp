@@ -11,6 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/balanced_assignment.h"
+#include "dynmo/model/select_top.h"
 
 namespace dynmo::model {
 namespace {
@@ -21,22 +22,6 @@ using Numbers = std::vector<double>;
 using Index = std::int64_t;
 
 std::size_t at_index(Index i) { return static_cast<std::size_t>(i); }
-
-// Total order of scores: what is not a number is the lowest.
-double rank_of(double score) {
-  return std::isnan(score) ? -std::numeric_limits<double>::infinity() : score;
-}
-
-// Orders indices by score, then index.
-struct Higher {
-  const double* scores;
-  Index stride = 1;
-  bool operator()(Index a, Index b) const {
-    const double x = rank_of(scores[a * stride]);
-    const double y = rank_of(scores[b * stride]);
-    return x > y || (x == y && a < b);
-  }
-};
 
 Numbers numbers_of(const at::Tensor& x) {
   const at::Tensor wide = x.to(at::kDouble).contiguous();
@@ -72,8 +57,8 @@ std::vector<std::int32_t> highest_of_rows(const Numbers& scores, Index experts, 
   std::vector<Index> order(at_index(experts));
   for (std::size_t first = 0; first < scores.size(); first += at_index(experts)) {
     std::iota(order.begin(), order.end(), Index{0});
-    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
-                      Higher{scores.data() + first});
+    const auto row = std::span(scores).subspan(first, at_index(experts));
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(), HigherFirst<double>{row});
     for (Index k = 0; k < top_k; ++k) {
       chosen.push_back(static_cast<std::int32_t>(order[at_index(k)]));
     }
@@ -130,17 +115,15 @@ void keep_first(std::vector<Entry>& entries, Index capacity, MoeDrop drop, const
                 Index slots) {
   if (std::ssize(entries) <= capacity) return;
   if (drop == MoeDrop::kProbability) {
-    const auto gate = [&](const Entry& entry) {
-      return rank_of(gates_NK[at_index(entry.token * slots + entry.slot)]);
-    };
-    std::nth_element(entries.begin(), entries.begin() + capacity, entries.end(),
-                     [&](const Entry& a, const Entry& b) {
-                       return gate(a) > gate(b) || (gate(a) == gate(b) && a.token < b.token);
-                     });
+    Numbers gates;  // by entry, and so by token
+    for (const Entry& entry : entries) {
+      gates.push_back(gates_NK[at_index(entry.token * slots + entry.slot)]);
+    }
+    std::size_t kept = 0;
+    for (const Index entry : select_top(gates, capacity))
+      entries[kept++] = entries[at_index(entry)];
   }
   entries.resize(at_index(capacity));
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.token < b.token; });
 }
 
 // Of expert choice: slot e of a token is expert e.
@@ -149,14 +132,11 @@ ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
   const Index taken = std::min(capacity, tokens);
   ByExpert all(at_index(experts));
   if (tokens == 0) return all;
-  std::vector<Index> order(at_index(tokens));
+  Numbers column(at_index(tokens));
   for (Index e = 0; e < experts; ++e) {
-    std::iota(order.begin(), order.end(), Index{0});
-    std::partial_sort(order.begin(), order.begin() + taken, order.end(),
-                      Higher{p.data() + e, experts});
-    std::sort(order.begin(), order.begin() + taken);
-    for (Index i = 0; i < taken; ++i) {
-      all[at_index(e)].push_back({.token = order[at_index(i)], .slot = e});
+    for (Index n = 0; n < tokens; ++n) column[at_index(n)] = p[at_index(n * experts + e)];
+    for (const Index token : select_top(column, taken)) {
+      all[at_index(e)].push_back({.token = token, .slot = e});
     }
   }
   return all;

@@ -52,7 +52,7 @@ TEST(SelectTop, TakesTheLowestIndicesOfEqualScoresAndNumbersBeforeAllElse) {
   EXPECT_EQ(select_top(std::vector<float>{0.0F, -0.0F, 0.0F}, 2), (Indices{0, 1}));
   EXPECT_EQ(select_top(std::vector<float>{kNaN, -7, kNaN, 2}, 2), (Indices{1, 3}));
   EXPECT_EQ(select_top(std::vector<float>{kNaN, kNaN, 1}, 2), (Indices{0, 2}));
-  EXPECT_TRUE(select_top({}, 0).empty());
+  EXPECT_TRUE(select_top(std::vector<float>{}, 0).empty());
   EXPECT_THROW(static_cast<void>(select_top(std::vector<float>{1}, 2)), CheckFailure);
 }
 
