@@ -12,6 +12,8 @@ namespace dynmo::model {
 namespace {
 
 using testing::Gradients;
+using testing::plain_norm;
+using testing::plain_rotate;
 using testing::random_tensor;
 
 struct Case {
@@ -84,19 +86,6 @@ TEST_P(LayerGradients, MatchCentralDifferencesInRandomDirections) {
 }
 
 // Nothing of operations.h: explicit mask and softmax, rotate_half, repeated key heads.
-at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
-  return x / (x.pow(2).mean(-1, true) + epsilon).sqrt() * weight;
-}
-
-at::Tensor plain_rotate(const at::Tensor& x_BHTK, double theta) {
-  const std::int64_t K = x_BHTK.size(3);
-  const at::Tensor frequency = at::pow(theta, at::arange(0, K, 2, at::kDouble) / -double(K));
-  const at::Tensor angle = at::outer(at::arange(x_BHTK.size(2), at::kDouble), frequency);
-  const at::Tensor both = at::cat({angle, angle}, 1);
-  const auto halves = x_BHTK.chunk(2, -1);
-  return x_BHTK * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
-}
-
 at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
                            const at::Tensor& x) {
   const std::int64_t B = x.size(0);

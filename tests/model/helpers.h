@@ -3,10 +3,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
@@ -129,6 +132,29 @@ inline double backward(const Model& model, std::vector<LayerState>& states,
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && at::equal(a, b);
+}
+
+// Nothing of operations.h, for formulas that layers are held against.
+inline at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  return x / (x.pow(2).mean(-1, true) + epsilon).sqrt() * weight;
+}
+
+// rotate_half; token t is at position t.
+inline at::Tensor plain_rotate(const at::Tensor& x_BHTK, double theta) {
+  const std::int64_t K = x_BHTK.size(3);
+  const at::Tensor frequency = at::pow(theta, at::arange(0, K, 2, at::kDouble) / -double(K));
+  const at::Tensor angle = at::outer(at::arange(x_BHTK.size(2), at::kDouble), frequency);
+  const at::Tensor both = at::cat({angle, angle}, 1);
+  const auto halves = x_BHTK.chunk(2, -1);
+  return x_BHTK * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
+}
+
+// Of the layer's parameter of that name. Throws where there is none.
+inline std::size_t index_of(const Layer& layer, std::string_view name) {
+  const auto specs = layer.parameters();
+  const auto found = std::ranges::find(specs, name, &ParameterSpec::name);
+  DYNMO_CHECK(found != specs.end(), "a parameter {}", name);
+  return static_cast<std::size_t>(found - specs.begin());
 }
 
 }  // namespace dynmo::model::testing
