@@ -1,43 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Early exit as a user meets it: other ranks, a restart, records, generated text, what is refused."""
-import json
-import shutil
-
 from program import DYNMO
-from run_case import RunCase, digests, losses, newest_manifest, settings
+from run_case import SourceCase, losses, settings
 
 
-def figures(run):
-    """Of early exit, by step."""
-    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
-    return {record["step"]: record["sources"]["early_exit"] for record in map(json.loads, lines)}
-
-
-class EarlyExit(RunCase):
+class EarlyExit(SourceCase):
+    TABLE = "early_exit"
+    STEPS = 24
     SETTINGS = ("train.steps=24", "train.validation_every=12", "checkpoint.every=8", "checkpoint.keep=3", "early_exit.enabled=true",
                 "early_exit.exit_every=1", "early_exit.warm_up=4", "early_exit.ramp_steps=4", "early_exit.survivors=0.3")
-
-    def train(self, run, ranks, *extra, words=()):
-        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
-
-    def resumed(self, run, reference, ranks, *extra):
-        shutil.copytree(reference, self.folder / run)
-        shutil.rmtree(self.folder / run / "checkpoints" / "step-00000024")
-        self.train(run, ranks, *extra, words=("--resume",))
-        self.assertEqual(losses(self.folder / run), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / run)), digests(newest_manifest(reference)))
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
         shown = self.train("two", 2)
         self.assertIn("left ", shown.stdout + shown.stderr)
         self.train("one", 1, "pipeline.recompute=whole")
-        reference = self.folder / "two"
-        self.assertEqual(losses(self.folder / "one"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
-        found = figures(reference)
-        self.assertEqual(figures(self.folder / "one"), found)
+        self.assert_same_run("one", "two")
+        found = self.figures("two")
+        self.assertEqual(self.figures("one"), found)
         for step, own in found.items():
             self.assertEqual(sum(own["left"]), 4 * 2 * 16, step)
             self.assertEqual(own["tokens"], 4 * 2 * 16)
@@ -45,14 +24,14 @@ class EarlyExit(RunCase):
             if step < 4:
                 self.assertEqual(own["survivors"], 1)
         self.assertTrue(any(0 < own["survivors"] < 0.7 for own in found.values()))
-        self.resumed("three", reference, 3)
+        self.assert_resumes("two", "three", 3)
 
     def test_all_tokens_leave_at_the_first_exit(self):
         self.train("all", 2, "early_exit.threshold=1e-9")
-        found = figures(self.folder / "all")
+        found = self.figures("all")
         self.assertEqual(found[23]["left"], [128, 0, 0])
         self.assertTrue(all(loss == loss and loss < 10 for loss in losses(self.folder / "all").values()))
-        self.resumed("all-resumed", self.folder / "all", 3, "early_exit.threshold=1e-9")
+        self.assert_resumes("all", "all-resumed", 3, "early_exit.threshold=1e-9")
 
     def test_a_threshold_of_one_is_the_plain_model(self):
         self.train("never", 2, "early_exit.threshold=1", "early_exit.exit_loss=0")
@@ -68,10 +47,9 @@ class EarlyExit(RunCase):
         for run, extra in (("gap", ()), ("similarity", ("early_exit.confidence=similarity",)),
                            ("classifier", ("early_exit.confidence=classifier", "model.family=gpt2", "model.kv_heads=0"))):
             self.train(run, 1, *extra)
-            command = [DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"]
-            text = self.run_command(command)
+            text = self.generate(run)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-            self.assertEqual(self.run_command(command).stdout, text.stdout)
+            self.assertEqual(self.generate(run).stdout, text.stdout)
             refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
             self.assert_error(refused, 2, "early_exit.enabled", "dense model")
 

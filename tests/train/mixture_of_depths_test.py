@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixture of depths as a user meets it: other ranks, a restart, records, generated text, what is refused."""
 import json
-import shutil
 
 from program import DYNMO
-from run_case import RunCase, digests, losses, newest_manifest, settings
-
-
-def figures(run):
-    """Of mixture of depths, by step."""
-    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
-    return {record["step"]: record["sources"]["mixture_of_depths"] for record in map(json.loads, lines)}
+from run_case import SourceCase, losses, settings
 
 
 def validations(run):
@@ -19,14 +12,10 @@ def validations(run):
     return {event["step"]: (event["loss"], event["generation_loss"]) for event in events if event["event"] == "validation"}
 
 
-class MixtureOfDepths(RunCase):
+class MixtureOfDepths(SourceCase):
+    TABLE = "mixture_of_depths"
     SETTINGS = ("train.steps=12", "train.validation_every=6", "checkpoint.every=4", "checkpoint.keep=3", "mixture_of_depths.enabled=true",
                 "mixture_of_depths.capacity=0.25")
-
-    def train(self, run, ranks, *extra, words=()):
-        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
         shown = self.train("two", 2)
@@ -35,10 +24,9 @@ class MixtureOfDepths(RunCase):
         self.assertIn(" as it generates)", shown.stdout + shown.stderr)
         self.train("one", 1, "pipeline.recompute=whole")
         reference = self.folder / "two"
-        self.assertEqual(losses(self.folder / "one"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
-        found = figures(reference)
-        self.assertEqual(figures(self.folder / "one"), found)
+        self.assert_same_run("one", "two")
+        found = self.figures("two")
+        self.assertEqual(self.figures("one"), found)
         self.assertEqual(validations(self.folder / "one"), validations(reference))
         self.assertEqual(set(validations(reference)), {6, 12})
         for step, own in found.items():
@@ -56,11 +44,7 @@ class MixtureOfDepths(RunCase):
         self.assertEqual(report.returncode, 0, report.stderr)
         self.assertIn("mixture_of_depths, last step: ", report.stdout)
 
-        shutil.copytree(reference, self.folder / "three")
-        shutil.rmtree(self.folder / "three" / "checkpoints" / "step-00000012")
-        self.train("three", 3, words=("--resume",))
-        self.assertEqual(losses(self.folder / "three"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
+        self.assert_resumes("two", "three", 3)
 
     def test_compares_cuts(self):
         result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="compared", extra=self.SETTINGS))
@@ -68,14 +52,14 @@ class MixtureOfDepths(RunCase):
         self.assertIn("the same numbers, bit for bit", result.stdout + result.stderr)
 
     def test_killed_at_random_moments(self):
-        run = self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
-        found = figures(self.folder / "steady")
-        self.assertEqual(figures(run)[59], found[59])
+        self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
+        found = self.figures("steady")
+        self.assertEqual(self.figures("hunted")[59], found[59])
 
     def test_generates_and_is_not_exported(self):
         for run, extra in (("llama", ()), ("gpt2", ("model.family=gpt2", "model.kv_heads=0")), ("tied", ("model.tied_embeddings=true",))):
             self.train(run, 2, *extra)
-            text = self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
+            text = self.generate(run)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
             refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
             self.assert_error(refused, 2, "mixture_of_depths.enabled", "dense model")

@@ -1,39 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts as a user meets them: other ranks, a restart, records, generated text, what is refused, counts replayed."""
 import json
-import shutil
 
 from program import DYNMO
-from run_case import RunCase, digests, losses, newest_manifest, settings
+from run_case import SourceCase, settings
 
 
-def figures(run):
-    """Of the experts, by step."""
-    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
-    return {record["step"]: record["sources"]["moe"] for record in map(json.loads, lines)}
-
-
-class Moe(RunCase):
+class Moe(SourceCase):
+    TABLE = "moe"
     SETTINGS = ("train.steps=12", "train.validation_every=6", "checkpoint.every=4", "checkpoint.keep=3", "moe.enabled=true", "moe.experts=4",
                 "moe.router=bias", "moe.bias_rate=0.01", "moe.capacity_factor=1.25")
-
-    def train(self, run, ranks, *extra, words=()):
-        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
-
-    def generate(self, run):
-        return self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
         shown = self.train("two", 2)
         self.assertIn("fullest expert +", shown.stdout + shown.stderr)
         self.train("one", 1, "pipeline.recompute=whole")
-        reference = self.folder / "two"
-        self.assertEqual(losses(self.folder / "one"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
-        found = figures(reference)
-        self.assertEqual(figures(self.folder / "one"), found)
+        self.assert_same_run("one", "two")
+        found = self.figures("two")
+        self.assertEqual(self.figures("one"), found)
         for step, own in found.items():
             self.assertEqual(len(own["counts"]), 3, step)
             for counts, violation, factor in zip(own["counts"], own["max_violation"], own["straggler_factor"]["4"]):
@@ -42,11 +26,7 @@ class Moe(RunCase):
                 self.assertAlmostEqual(violation, 4 * max(counts) / sum(counts) - 1)
                 self.assertAlmostEqual(factor, 1 + violation)
 
-        shutil.copytree(reference, self.folder / "three")
-        shutil.rmtree(self.folder / "three" / "checkpoints" / "step-00000012")
-        self.train("three", 3, words=("--resume",))
-        self.assertEqual(losses(self.folder / "three"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
+        self.assert_resumes("two", "three", 3)
 
     def test_generates_where_tokens_choose_and_is_exported_where_others_have_the_router(self):
         for router in ("top_k", "bias", "sinkhorn", "balanced"):
@@ -96,7 +76,7 @@ compare = ["uniform", "optimal"]
         # A block whose fullest expert was fuller costs more, in the trace, too.
         lines = [json.loads(line) for line in trace.read_text().splitlines()]
         self.assertEqual(lines[1]["step"], 0)
-        factors = figures(self.folder / "run")[0]["straggler_factor"]["4"]
+        factors = self.figures("run")[0]["straggler_factor"]["4"]
         blocks = [lines[0]["layers"][2 + 2 * block]["forward_s"] for block in range(6)]
         for one, other in ((0, 2), (2, 4)):
             self.assertEqual(blocks[one], blocks[one + 1])

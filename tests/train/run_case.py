@@ -118,3 +118,34 @@ class RunCase(ProgramCase):
     def run_command(self, command, timeout=120, env=None):
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                               env={**os.environ, **(env or {})}, cwd=self.folder)
+
+
+class SourceCase(RunCase):
+    """A source of dynamism as a user meets it. A class has its TABLE and the SETTINGS of its runs, which end at STEPS."""
+    TABLE = ""
+    SETTINGS = ()
+    STEPS = 12
+
+    def figures(self, run):
+        """Of the source, by step."""
+        lines = (self.folder / run / "records" / "rank-0.jsonl").read_text().splitlines()
+        return {record["step"]: record["sources"][self.TABLE] for record in map(json.loads, lines)}
+
+    def train(self, run, ranks, *extra, words=()):
+        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
+
+    def generate(self, run):
+        return self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
+
+    def assert_same_run(self, run, reference):
+        self.assertEqual(losses(self.folder / run), losses(self.folder / reference))
+        self.assertEqual(digests(newest_manifest(self.folder / run)), digests(newest_manifest(self.folder / reference)))
+
+    def assert_resumes(self, reference, run, ranks, *extra):
+        """Without its last checkpoint, on other ranks, to the same end."""
+        shutil.copytree(self.folder / reference, self.folder / run)
+        shutil.rmtree(self.folder / run / "checkpoints" / f"step-{self.STEPS:08d}")
+        self.train(run, ranks, *extra, words=("--resume",))
+        self.assert_same_run(run, reference)
