@@ -2,6 +2,7 @@
 // Mixture of depths where text is made: the predictor chooses, the cache holds what it chose, and
 // no token looks at a later one.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <vector>
