@@ -9,8 +9,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::array<RefusedPair, 5> kRefusedPairs = {{
-    {"moe", "early_exit", "no exit stands behind a layer of experts"},
+constexpr std::array<RefusedPair, 4> kRefusedPairs = {{
     {"sparse_attention", "mixture_of_depths",
      "attention inside a routed block runs dense on the tokens that its router chose"},
     {"moe", "mixture_of_depths", "the MLP inside a routed block is dense"},

@@ -359,8 +359,9 @@ std::vector<std::string> moe_figures(std::int64_t experts) {
 }
 
 std::vector<double> moe_figures_of(const Routing& routing) {
-  std::vector<double> figures = {1,
-                                 static_cast<double>(routing.log_sum_exp_N.size(0)),
+  const Index tokens = routing.log_sum_exp_N.size(0);
+  std::vector<double> figures = {tokens > 0 ? 1.0 : 0.0,
+                                 static_cast<double>(tokens),
                                  static_cast<double>(routing.dropped()),
                                  routing.entropy,
                                  routing.aux_loss,

@@ -76,7 +76,7 @@ struct Routing {
 
 // Figures of a layer of experts, then one for each expert: its assignments before drops.
 enum MoeFigure {
-  kMoeMicroBatches,
+  kMoeMicroBatches,  // that have tokens here
   kMoeTokens,
   kMoeDropped,
   kMoeEntropy,

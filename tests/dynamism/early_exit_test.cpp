@@ -151,6 +151,26 @@ TEST(EarlyExit, HeadsThatTeachWorkOnAllThatCome) {
   EXPECT_NEAR(of_exit(), rho[7] * head, 1e-9);
 }
 
+// Router and experts work on the rows that are left; their parameters stay.
+TEST(EarlyExit, ExpertsWorkOnTheTokensThatStay) {
+  LoadInputs inputs = inputs_of(mixture(9, 8, 2));
+  inputs.micro_batches = kNoBatchNoise;
+  const auto all = dense(inputs);
+  const EarlyExitOptions p = geometric(0.5, 8);
+  const auto now = (*make_early_exit(p, inputs))->at(1000);
+  const double rho =
+      survivors(p, 9, inputs.shape.tokens() * std::int64_t{kNoBatchNoise}, 1, 1000)[8];
+  EXPECT_NEAR(rho, 0.5, 1e-4);
+  const cost::LayerCost& whole = all.layers[18];
+  ASSERT_EQ(whole.name, "blocks.8.moe");
+  EXPECT_EQ(now.layers[14], all.layers[14]);
+  EXPECT_NEAR(now.layers[18].forward_s, whole.forward_s * rho, 1e-9);
+  EXPECT_NEAR(now.layers[18].backward_weight_s, whole.backward_weight_s * rho, 1e-9);
+  EXPECT_NEAR(static_cast<double>(now.layers[18].activation_bytes.value),
+              rho * static_cast<double>(whole.activation_bytes.value), 1);
+  EXPECT_EQ(now.layers[18].parameter_bytes, whole.parameter_bytes);
+}
+
 TEST(EarlyExit, WithoutExitsItIsTheDenseModel) {
   const LoadInputs inputs = inputs_of(gpt(6, 512, 512));
   EXPECT_EQ((*make_early_exit(geometric(0.1, 6), inputs))->at(900), dense(inputs));

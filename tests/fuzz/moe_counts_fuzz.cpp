@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts of experts that are taken from records have one size in all steps and blocks, and each
-// block has tokens, so that straggler factors are numbers.
+// Counts of experts that are taken from records have one size in all steps and blocks, and
+// straggler factors of them are numbers, also of a block without tokens.
 #include <cmath>
 #include <vector>
 
@@ -32,7 +32,8 @@ std::vector<std::string> seeds() {
 {"step": 1, "loss": 2.5}
 {"step": 5, "sources": {"moe": {"counts": [[0, 0, 0, 8], [8, 0, 0, 0]], "entropy": [1, 1]}}}
 )",
-          R"({"step": 3, "sources": {"moe": {"counts": [[1e15, 1]]}}})"};
+          R"({"step": 3, "sources": {"moe": {"counts": [[1e15, 1]]}}})",
+          R"({"step": 7, "sources": {"moe": {"counts": [[8, 8], [0, 0]]}}})"};
 }
 
 }  // namespace dynmo::fuzz

@@ -9,8 +9,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
+#include "dynmo/model/moe.h"
 #include "dynmo/model/recompute.h"
+#include "experts_formula.h"
 #include "helpers.h"
 
 namespace dynmo::model {
@@ -27,10 +30,25 @@ struct ExitCase {
   double loss = 0.1;
   float threshold = 0.1F;
   bool recomputes = false;
+  std::optional<MoeRouter> experts = {};  // in the place of MLPs
+  double capacity_factor = 0;
 };
 void PrintTo(const ExitCase& c, std::ostream* out) {
   *out << "confidence " << static_cast<int>(c.confidence) << ", loss " << c.loss << ", threshold "
        << c.threshold << (c.recomputes ? ", recomputed" : "");
+  if (c.experts) {
+    *out << ", router " << static_cast<int>(*c.experts) << ", capacity " << c.capacity_factor;
+  }
+}
+
+MoeConfig experts_of(const ExitCase& c) {
+  return {.router = {.router = *c.experts,
+                     .experts = 4,
+                     .top_k = 2,
+                     .capacity_factor = c.capacity_factor,
+                     .drop = MoeDrop::kProbability,
+                     .aux_loss = *c.experts == MoeRouter::kTopK ? 0.3 : 0,
+                     .z_loss = 0.05}};
 }
 
 // Embedding, three blocks with an exit behind the first two, head.
@@ -42,6 +60,10 @@ struct ExitModel {
   explicit ExitModel(const ExitCase& c) {
     config.shape.blocks = 3;
     layers = make_llama(config);
+    for (const std::size_t i : {2, 4, 6}) {
+      if (!c.experts) continue;
+      layers[i] = dynamic_cast<const TakesExperts&>(*layers[i]).with(experts_of(c));
+    }
     for (const std::size_t i : {2, 4}) {
       layers[i] = exit_layer(layers[i], {.hidden = config.shape.hidden,
                                          .vocabulary = config.shape.vocabulary,
@@ -52,6 +74,10 @@ struct ExitModel {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       states.push_back(testing::double_state(*layers[i], LayerId(static_cast<int>(i)), 11 + i));
       if (has_exit(*layers[i])) set_threshold(states.back(), c.threshold);
+      for (Buffer& buffer : states.back().buffers) {
+        if (buffer.name != kMoeBias) continue;
+        buffer.value.copy_(random_tensor(buffer.value.sizes(), 40 + i).mul_(0.2));
+      }
     }
   }
 };
@@ -123,6 +149,23 @@ at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p, con
   return x + (gate * at::sigmoid(gate) * n.matmul(p[2].t())).matmul(p[3].t());
 }
 
+// Of the rows that are here, which choose among themselves; the others pass.
+testing::ExpertsFormula plain_experts(const ExitModel& model, const ExitCase& c, std::size_t layer,
+                                      const std::vector<at::Tensor>& p, const at::Tensor& x,
+                                      const at::Tensor& here) {
+  const at::Tensor places = here.nonzero().flatten();
+  if (places.numel() == 0) return {.output = x, .losses = at::zeros({}, at::kDouble)};
+  at::Tensor bias;
+  if (*c.experts == MoeRouter::kBias) {
+    bias = model.states[layer].buffers.front().value.to(at::kDouble);
+  }
+  const at::Tensor all = x.view({here.numel(), -1});
+  testing::ExpertsFormula made = testing::experts_formula(
+      experts_of(c).router, p, all.index_select(0, places), bias, model.config.rms_epsilon);
+  made.output = all.index_copy(0, places, made.output).view(x.sizes());
+  return made;
+}
+
 struct PlainLoss {
   at::Tensor learned;    // what gradients are of
   at::Tensor predicted;  // of the model's predictions
@@ -149,20 +192,27 @@ PlainLoss plain_loss(const ExitModel& model, const ExitCase& c,
       x = plain_attention(model.config, p[i], x, here.view({B, T}));
       continue;
     }
-    const at::Tensor before = x;
-    x = plain_mlp(model.config, p[i], x);
+    if (c.experts) {
+      const auto made = plain_experts(model, c, i, p[i], x, here);
+      x = made.output;
+      loss.learned = loss.learned + made.losses;
+    } else {
+      x = plain_mlp(model.config, p[i], x);
+    }
     if (!has_exit(*model.layers[i])) continue;
-    const at::Tensor each = losses_of(x, p[i][4], p[i][5], 1e-5);
+    const bool classifies = c.confidence == Confidence::kClassifier;
+    const std::size_t norm = p[i].size() - (classifies ? 4 : 2);  // of the exit
+    const at::Tensor each = losses_of(x, p[i][norm], p[i][norm + 1], 1e-5);
     const at::Tensor stays = rows[i];
     const at::Tensor leaves = here.logical_and(stays.logical_not());
     loss.predicted = loss.predicted + (each * leaves).sum() / tokens;
     loss.learned =
         loss.learned + (each * leaves).sum() / tokens + c.loss * (each * stays).sum() / tokens;
-    if (c.confidence == Confidence::kClassifier) {
-      const at::Tensor n = plain_norm(x, p[i][4], 1e-5).view({B * T, -1}).detach();
+    if (classifies) {
+      const at::Tensor n = plain_norm(x, p[i][norm], 1e-5).view({B * T, -1}).detach();
       const at::Tensor right =
-          n.matmul(p[i][5].detach().t()).argmax(-1).eq(targets).to(at::kDouble);
-      const at::Tensor odds = at::sigmoid(n.matmul(p[i][6].t()).squeeze(1) + p[i][7]);
+          n.matmul(p[i][norm + 1].detach().t()).argmax(-1).eq(targets).to(at::kDouble);
+      const at::Tensor odds = at::sigmoid(n.matmul(p[i][norm + 2].t()).squeeze(1) + p[i][norm + 3]);
       const at::Tensor entropy = -(right * odds.log() + (1 - right) * (1 - odds).log());
       loss.learned = loss.learned + (entropy * here).sum() / tokens;
     }
@@ -220,6 +270,60 @@ INSTANTIATE_TEST_SUITE_P(
                                .loss = 0,
                                .threshold = 0.5F,
                                .recomputes = true}));
+
+std::vector<ExitCase> cases_with_experts() {
+  std::vector<ExitCase> cases;
+  for (int router = 0; router < 5; ++router) {
+    const auto experts = static_cast<MoeRouter>(router);
+    cases.push_back({.experts = experts, .capacity_factor = 0.8});
+    cases.push_back({.confidence = Confidence::kSimilarity,
+                     .loss = 0,
+                     .threshold = 0.8F,
+                     .recomputes = true,
+                     .experts = experts});
+    cases.push_back({.threshold = 0, .experts = experts});
+  }
+  cases.push_back({.confidence = Confidence::kClassifier,
+                   .threshold = 0.5F,
+                   .experts = MoeRouter::kTopK,
+                   .capacity_factor = 1.2});
+  cases.push_back({.threshold = kNeverLeaves, .experts = MoeRouter::kTopK});
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(OfExperts, Exits, ::testing::ValuesIn(cases_with_experts()));
+
+// Behind an exit the figures of experts are of the rows that came: no rows, no losses.
+TEST(ExitLayer, OfExpertsCountsTheRowsThatCame) {
+  for (int router = 0; router < 5; ++router) {
+    for (const float threshold : {0.0F, 0.1F}) {
+      ExitModel model(ExitCase{.threshold = threshold,
+                               .experts = static_cast<MoeRouter>(router),
+                               .capacity_factor = 0.8});
+      const ExitRun result = run(model, exit_context(model));
+      double rows = 30;
+      for (const std::size_t i : {2, 4, 6}) {
+        const std::vector<double>& figures = result.figures[i];
+        ASSERT_EQ(figures.size(), model.layers[i]->figures().size());
+        EXPECT_EQ(figures[kMoeTokens], rows);
+        EXPECT_EQ(figures[kMoeMicroBatches], rows > 0 ? 1 : 0);
+        double assigned = 0;
+        for (std::size_t e = 0; e < 4; ++e) assigned += figures[kMoeCounts + e];
+        // The capacity of an expert is a share of these rows, 0.8 x 2 rows / 4 rounded up.
+        const double capacity = std::ceil(0.4 * rows);
+        const bool choose = static_cast<MoeRouter>(router) == MoeRouter::kExpertChoice;
+        EXPECT_EQ(assigned, choose ? 4 * capacity : 2 * rows) << "router " << router;
+        EXPECT_LE(assigned - figures[kMoeDropped], 4 * capacity);
+        EXPECT_EQ(figures[kMoeZLoss] > 0, rows > 0);
+        if (rows == 0) {
+          EXPECT_EQ(figures[kMoeAuxLoss], 0);
+        }
+        if (i < 6) rows -= figures[figures.size() - kExitFigures + kExitLeft];
+      }
+      EXPECT_EQ(rows == 0, threshold == 0);
+      EXPECT_LT(rows, 30);
+    }
+  }
+}
 
 TEST(ExitLayer, CountsEveryTokenWhereItLeaves) {
   for (const float threshold : {0.0F, 0.05F, 0.3F, kNeverLeaves}) {

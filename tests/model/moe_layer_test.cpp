@@ -4,18 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "dynmo/model/balanced_assignment.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/model/moe.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/recompute.h"
+#include "experts_formula.h"
 #include "gradients.h"
 #include "helpers.h"
 
@@ -65,122 +62,6 @@ LayerState state_of(const Layer& layer, std::uint64_t seed) {
   return state;
 }
 
-// Which experts each token chooses, and which of those keep it, by sorting everything.
-struct Chosen {
-  std::vector<std::vector<int>> experts;
-  std::vector<std::set<int>> kept;
-};
-
-std::vector<int> by_score(const Tensor& scores) {
-  std::vector<int> order(static_cast<std::size_t>(scores.numel()));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return scores[a].item<double>() > scores[b].item<double>();
-  });
-  return order;
-}
-
-Chosen choose(const RouterOptions& o, const Tensor& z, const Tensor& bias) {
-  const auto tokens = static_cast<int>(z.size(0));
-  const auto experts = static_cast<int>(z.size(1));
-  const Tensor p = z.softmax(1);
-  Chosen chosen{.experts = std::vector<std::vector<int>>(static_cast<std::size_t>(tokens)),
-                .kept = std::vector<std::set<int>>(static_cast<std::size_t>(tokens))};
-  const double even = static_cast<double>(tokens * o.top_k) / experts;
-  if (o.router == MoeRouter::kExpertChoice) {
-    const double factor = o.capacity_factor > 0 ? o.capacity_factor : 1;
-    const int capacity = std::min(tokens, static_cast<int>(std::ceil(factor * even)));
-    for (int e = 0; e < experts; ++e) {
-      const std::vector<int> order = by_score(p.select(1, e));
-      for (int i = 0; i < capacity; ++i) {
-        const auto n = static_cast<std::size_t>(order[static_cast<std::size_t>(i)]);
-        chosen.experts[n].push_back(e);
-        chosen.kept[n].insert(e);
-      }
-    }
-    return chosen;
-  }
-  const Tensor scores = z.contiguous();
-  const std::span<const double> numbers(scores.const_data_ptr<double>(),
-                                        static_cast<std::size_t>(scores.numel()));
-  const std::vector<double> pi = sinkhorn(numbers, experts);
-  const std::vector<std::int32_t> balanced = balanced_assignment(numbers, experts, o.top_k);
-  for (int n = 0; n < tokens; ++n) {
-    auto& own = chosen.experts[static_cast<std::size_t>(n)];
-    if (o.router == MoeRouter::kBalanced) {
-      own.assign(balanced.begin() + n * o.top_k, balanced.begin() + (n + 1) * o.top_k);
-      continue;
-    }
-    Tensor row = z[n];
-    if (o.router == MoeRouter::kBias) row = p[n] + bias;
-    if (o.router == MoeRouter::kSinkhorn) {
-      row = at::from_blob(const_cast<double*>(pi.data()) + n * experts, {experts}, at::kDouble);
-    }
-    own = by_score(row);
-    own.resize(static_cast<std::size_t>(o.top_k));
-  }
-  for (int e = 0; e < experts; ++e) {
-    std::vector<std::pair<double, int>> order;
-    for (int n = 0; n < tokens; ++n) {
-      const auto& own = chosen.experts[static_cast<std::size_t>(n)];
-      if (std::ranges::count(own, e) == 0) continue;
-      double sum = 0;
-      for (const int other : own) sum += p[n][other].item<double>();
-      const double gate = p[n][e].item<double>() / (o.top_k > 1 ? sum : 1);
-      order.emplace_back(o.drop == MoeDrop::kPosition ? n : -gate, n);
-    }
-    std::ranges::sort(order);
-    const auto capacity = static_cast<std::size_t>(std::ceil(o.capacity_factor * even));
-    if (o.capacity_factor > 0 && order.size() > capacity) order.resize(capacity);
-    for (const auto& [unused, n] : order) chosen.kept[static_cast<std::size_t>(n)].insert(e);
-  }
-  return chosen;
-}
-
-struct Formula {
-  Tensor output;  // of the layer
-  Tensor total;   // output x slope + weight x losses: what is differentiated
-};
-
-Formula formula(const RouterOptions& o, const std::vector<Tensor>& w, const Tensor& x,
-                const Tensor& bias, const Tensor& slope, double loss_weight) {
-  const Tensor rows = x.reshape({-1, x.size(-1)});
-  const Tensor n = rows / (rows.square().mean({1}, true) + kEpsilon).sqrt() * w[0];
-  const Tensor z = n.matmul(w[1].t());
-  const Tensor p = z.softmax(1);
-  const Chosen chosen = choose(o, z.detach(), bias);
-  const std::int64_t tokens = rows.size(0);
-  std::vector<Tensor> made;
-  std::vector<double> counts(static_cast<std::size_t>(o.experts));
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const auto& own = chosen.experts[static_cast<std::size_t>(t)];
-    Tensor sum = at::zeros({}, at::kDouble);
-    for (const int e : own) {
-      sum = sum + p[t][e];
-      ++counts[static_cast<std::size_t>(e)];
-    }
-    Tensor y = rows[t];
-    for (const int e : own) {
-      if (!chosen.kept[static_cast<std::size_t>(t)].contains(e)) continue;
-      const bool shared = o.router != MoeRouter::kExpertChoice && o.top_k > 1;
-      const auto first = static_cast<std::size_t>(2 + 3 * e);
-      const Tensor gate = n[t].matmul(w[first].t());
-      const Tensor inner = gate * gate.sigmoid() * n[t].matmul(w[first + 1].t());
-      y = y + (shared ? p[t][e] / sum : p[t][e]) * inner.matmul(w[first + 2].t());
-    }
-    made.push_back(y);
-  }
-  Tensor aux = at::zeros({}, at::kDouble);
-  for (std::int64_t e = 0; e < o.experts; ++e) {
-    aux = aux + counts[static_cast<std::size_t>(e)] / static_cast<double>(tokens * o.top_k) *
-                    p.select(1, e).mean();
-  }
-  const Tensor losses =
-      o.aux_loss * static_cast<double>(o.experts) * aux + o.z_loss * z.logsumexp(1).square().mean();
-  const Tensor output = at::stack(made).view(x.sizes());
-  return {.output = output, .total = (output * slope).sum() + loss_weight * losses};
-}
-
 class MoeLayers : public ::testing::TestWithParam<MoeCase> {};
 
 TEST_P(MoeLayers, AreTheFormulaTokenByTokenAndSoAreAllGradients) {
@@ -192,12 +73,12 @@ TEST_P(MoeLayers, AreTheFormulaTokenByTokenAndSoAreAllGradients) {
   const Tensor bias = state.buffers.empty() ? Tensor() : state.buffers[0].value.to(at::kDouble);
   constexpr double kWeight = 0.25;
   Tensor output;
-  Gradients plain = by_autograd(state, input, at::ones({}, at::kDouble),
-                                [&](const std::vector<Tensor>& w, const Tensor& x) {
-                                  const Formula f = formula(moe.router, w, x, bias, slope, kWeight);
-                                  output = f.output.detach();
-                                  return f.total;
-                                });
+  Gradients plain = by_autograd(
+      state, input, at::ones({}, at::kDouble), [&](const std::vector<Tensor>& w, const Tensor& x) {
+        const auto f = testing::experts_formula(moe.router, w, x, bias, kEpsilon);
+        output = f.output.detach();
+        return (f.output * slope).sum() + kWeight * f.losses;
+      });
   plain.output = output;
   LayerContext context;
   context.loss_weight = kWeight;

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
+#include "blinking_source.h"
 #include "dynmo/dynamism/early_exit/load.h"
 #include "dynmo/dynamism/early_exit/source.h"
+#include "dynmo/dynamism/moe/source.h"
 #include "dynmo/model/exit_layer.h"
 #include "dynmo/transport/traffic.h"
 #include "pipeline_fixture.h"
@@ -69,6 +72,107 @@ TEST(EarlyExitRun, ThatNeverLetsGoAndTeachesNothingIsThePlainOne) {
     for (const int layer : {0, 1, 3, 5, 6, 7}) {
       EXPECT_EQ(result.states.at(layer), dense.states.at(layer)) << layer;
     }
+  }
+}
+
+dynamism::MakeSources experts_and_exits(const dynamism::MoeOptions& moe,
+                                        const EarlyExitOptions& early_exit) {
+  return [=](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_moe_source(moe));
+    sources.push_back(dynamism::make_early_exit_source(early_exit));
+    return sources;
+  };
+}
+
+RunOptions experts_run(const dynamism::MakeSources& sources) {
+  RunOptions run{.steps = 30, .cut = {3, 5}, .make_sources = sources};
+  run.layers = shaped(model::make_llama(small_model()), sources);
+  return run;
+}
+
+TEST(EarlyExitRun, OfExpertsThatNeverLetsGoIsThatOfExperts) {
+  EarlyExitOptions never = soon();
+  never.exit_loss = 0;
+  never.threshold = 1;
+  for (int router = 0; router < 5; ++router) {
+    dynamism::MoeOptions moe;
+    moe.experts = 4;
+    moe.router = static_cast<dynamism::MoeRouting>(router);
+    moe.capacity_factor = 1.1;
+    const RunResult plain = run_pipeline(experts_run([moe](std::int64_t) {
+      dynamism::Sources sources;
+      sources.push_back(dynamism::make_moe_source(moe));
+      return sources;
+    }));
+    const RunResult result = run_pipeline(experts_run(experts_and_exits(moe, never)));
+    ASSERT_TRUE(result.status) << result.status.error().message;
+    EXPECT_EQ(result.losses, plain.losses) << "router " << router;
+    EXPECT_EQ(result.gradient_norms, plain.gradient_norms);
+    for (const int layer : {0, 1, 3, 5, 6, 7}) {
+      EXPECT_EQ(result.states.at(layer), plain.states.at(layer)) << layer;
+    }
+  }
+}
+
+// At the first exit all, behind the last what stays.
+TEST(EarlyExitRun, OfExpertsGivesThemTheTokensThatCame) {
+  dynamism::MoeOptions moe;
+  moe.experts = 4;
+  moe.capacity_factor = 0.7;
+  RunOptions run = experts_run(experts_and_exits(moe, soon()));
+  run.steps = 40;
+  run.cut = {2, 3, 3};
+  int behind_exits = 0;
+  run.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step == 0 || pipeline.grid().position() != Rank(0)) return {};
+    const Json figures = dynamism::figures(pipeline.sources());
+    const auto left = figures["early_exit"]["left"].get<std::vector<double>>();
+    double came = 4 * 24;
+    for (std::size_t block = 0; block < 3; ++block) {
+      const auto counts = figures["moe"]["counts"][block].get<std::vector<double>>();
+      const double given = std::accumulate(counts.begin(), counts.end(), 0.0);
+      EXPECT_EQ(given, 2 * came) << "step " << step << ", block " << block;
+      // Capacities are shares of the tokens of a micro-batch that came, rounded up.
+      const double kept = given - figures["moe"]["dropped"][block].get<double>();
+      EXPECT_LE(kept, 0.7 * 2 * came + 4 * 4);
+      if (came < 4 * 24) ++behind_exits;
+      came -= left[block];
+    }
+    EXPECT_EQ(came, 0);
+    return {};
+  };
+  const RunResult result = run_pipeline(run);
+  ASSERT_TRUE(result.status) << result.status.error().message;
+  EXPECT_GT(behind_exits, 40);
+}
+
+TEST(EarlyExitRun, OfExpertsGoesOnWhenAllTokensLeaveAtTheFirstExit) {
+  EarlyExitOptions options = soon();
+  options.threshold = 1e-12;
+  options.warm_up = 2;
+  for (int router = 0; router < 5; ++router) {
+    dynamism::MoeOptions moe;
+    moe.experts = 4;
+    moe.router = static_cast<dynamism::MoeRouting>(router);
+    moe.capacity_factor = 1.1;
+    RunOptions run = experts_run(experts_and_exits(moe, options));
+    run.steps = 8;
+    run.cut = {2, 2, 2, 2};
+    run.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+      if (step < 4) return {};
+      const Json found = dynamism::figures(pipeline.sources())["moe"];
+      EXPECT_EQ(found["counts"][2], (Json{0.0, 0.0, 0.0, 0.0}));
+      EXPECT_EQ(found["aux_loss"][2], 0.0);
+      EXPECT_EQ(found["straggler_factor"]["4"][2], 1.0);
+      return {};
+    };
+    const RunResult result = run_pipeline(run);
+    ASSERT_TRUE(result.status) << result.status.error().message;
+    for (const double loss : result.losses) EXPECT_TRUE(std::isfinite(loss));
+    run.cut = {kLayers};
+    run.before_step = {};
+    expect_same(run_pipeline(run), result, "four ranks");
   }
 }
 

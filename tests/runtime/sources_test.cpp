@@ -130,6 +130,28 @@ const std::vector<NamedSources> kSources = {
                          dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
      },
      4},
+    {"early exit of experts by scores, with drops",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_moe_source(few_experts()),
+                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
+     }},
+    {"early exit of experts by a bias, pruning and freezing by plasticity",
+     [](std::int64_t steps) {
+       dynamism::MoeOptions options = few_experts();
+       options.router = dynamism::MoeRouting::kBias;
+       options.bias_rate = 0.01;
+       return sources_of(dynamism::make_moe_source(options),
+                         dynamism::make_pruning_source(pruned_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps),
+                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
+     }},
+    {"early exit of experts that choose",
+     [](std::int64_t) {
+       dynamism::MoeOptions options = few_experts();
+       options.router = dynamism::MoeRouting::kExpertChoice;
+       return sources_of(dynamism::make_moe_source(options),
+                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
+     }},
     {"experts by scores, with drops",
      [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
     {"balanced experts, pruning and freezing by plasticity",
@@ -151,7 +173,7 @@ const std::vector<NamedSources> kSources = {
      }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {15, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {18, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Early exit as a user meets it: other ranks, a restart, records, generated text, what is refused."""
+import json
+
 from program import DYNMO
 from run_case import SourceCase, losses, settings
 
@@ -67,3 +69,51 @@ class EarlyExit(SourceCase):
                              (("run.device=cuda",), ("run.device",))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
+
+
+class EarlyExitOfExperts(SourceCase):
+    TABLE = "moe"
+    STEPS = 24
+    SETTINGS = (*EarlyExit.SETTINGS, "moe.enabled=true", "moe.experts=4", "moe.capacity_factor=1.25")
+
+    def exits(self, run):
+        lines = (self.folder / run / "records" / "rank-0.jsonl").read_text().splitlines()
+        return {record["step"]: record["sources"]["early_exit"] for record in map(json.loads, lines)}
+
+    def test_experts_have_the_tokens_that_came_on_any_ranks_and_after_a_restart(self):
+        shown = self.train("two", 2, "moe.router=bias", "moe.bias_rate=0.01")
+        self.assertIn("fullest expert +", shown.stdout + shown.stderr)
+        self.assertIn("left ", shown.stdout + shown.stderr)
+        self.train("one", 1, "moe.router=bias", "moe.bias_rate=0.01", "pipeline.recompute=whole")
+        self.assert_same_run("one", "two")
+        self.assertEqual(self.figures("one"), self.figures("two"))
+        exits = self.exits("two")
+        for step, own in self.figures("two").items():
+            came = 4 * 2 * 16
+            for counts, left in zip(own["counts"], exits[step]["left"]):
+                self.assertEqual(sum(counts), 2 * came, step)
+                came -= left
+        self.assertLess(sum(own["counts"][2]), 4 * 2 * 16)
+        self.assert_resumes("two", "three", 3, "moe.router=bias", "moe.bias_rate=0.01")
+
+    def test_generates_by_routers_that_do_not_look_ahead(self):
+        for router in ("top_k", "sinkhorn", "balanced"):
+            self.train(router, 1, f"moe.router={router}")
+            text = self.generate(router)
+            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+            self.assertEqual(self.generate(router).stdout, text.stdout)
+        self.train("choice", 2, "moe.router=expert_choice")
+        self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
+        refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / "top_k"), "--out", str(self.folder / "hf")])
+        self.assert_error(refused, 2, "early_exit.enabled", "dense model")
+
+    def test_a_plan_without_a_run(self):
+        shown = self.run_command(self.command("-n", "2", "--dry-run", run="dry", extra=self.SETTINGS))
+        self.assertEqual(shown.returncode, 0, shown.stdout + shown.stderr)
+
+    def test_all_tokens_leave_at_the_first_exit(self):
+        self.train("all", 2, "early_exit.threshold=1e-9")
+        own = self.figures("all")[23]
+        self.assertEqual([sum(counts) for counts in own["counts"]], [256, 0, 0])
+        self.assertEqual(own["straggler_factor"]["4"][1:], [1, 1])
+        self.assertTrue(all(loss == loss and loss < 10 for loss in losses(self.folder / "all").values()))

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dynmo/model/exit_layer.h"
+#include "dynmo/model/moe.h"
 #include "dynmo/train/trained_model.h"
 #include "tests/model/helpers.h"
 
@@ -17,9 +18,11 @@ namespace {
 
 constexpr std::int64_t kVocabulary = 61;
 
-TrainedModel with_exits(bool gpt2, float threshold) {
+enum class Blocks { kLlama, kGpt2, kExperts };
+
+TrainedModel with_exits(Blocks blocks, float threshold) {
   TrainedModel trained;
-  if (gpt2) {
+  if (blocks == Blocks::kGpt2) {
     model::Gpt2Config config = model::testing::tiny_gpt2();
     config.shape.vocabulary = kVocabulary;
     config.shape.blocks = 3;
@@ -34,6 +37,11 @@ TrainedModel with_exits(bool gpt2, float threshold) {
     config.shape.sequence = 32;
     trained.config = config;
     trained.layers = model::make_llama(config);
+  }
+  for (const std::size_t i : {2, 4, 6}) {
+    if (blocks != Blocks::kExperts) continue;
+    trained.layers[i] = dynamic_cast<const model::TakesExperts&>(*trained.layers[i])
+                            .with({.router = {.experts = 4, .capacity_factor = 0.5}});
   }
   for (const std::size_t i : {2, 4}) {
     trained.layers[i] =
@@ -86,8 +94,9 @@ LastToken last_of(const TrainedModel& trained, const std::vector<std::int64_t>& 
 
 TEST(ExitGeneration, IsGreedyByAWholeForwardOnAHundredPrompts) {
   at::set_num_threads(1);
-  for (const bool gpt2 : {false, true}) {
-    const TrainedModel trained = with_exits(gpt2, 0.3F);
+  for (const Blocks blocks : {Blocks::kLlama, Blocks::kGpt2, Blocks::kExperts}) {
+    const auto kind = static_cast<int>(blocks);
+    const TrainedModel trained = with_exits(blocks, 0.3F);
     std::vector<int> left(trained.layers.size(), 0);
     for (std::uint64_t seed = 0; seed < 100; ++seed) {
       Rng rng(mix_key({0x47454e, seed}));
@@ -101,12 +110,12 @@ TEST(ExitGeneration, IsGreedyByAWholeForwardOnAHundredPrompts) {
       for (const std::int64_t token : *made) {
         const LastToken last = last_of(trained, text);
         ++left[last.left];
-        ASSERT_EQ(token, last.likeliest) << "seed " << seed << (gpt2 ? ", gpt2" : ", llama");
+        ASSERT_EQ(token, last.likeliest) << "seed " << seed << ", blocks " << kind;
         text.push_back(token);
       }
     }
     for (const std::size_t layer : {2, 4, 7}) {
-      EXPECT_GT(left[layer], 2) << "layer " << layer << (gpt2 ? ", gpt2" : ", llama");
+      EXPECT_GT(left[layer], 2) << "layer " << layer << ", blocks " << kind;
     }
   }
 }
@@ -114,8 +123,9 @@ TEST(ExitGeneration, IsGreedyByAWholeForwardOnAHundredPrompts) {
 // Scores of a text's beginning are those of the text.
 TEST(ExitGeneration, ScoresOfATokenDoNotDependOnWhatFollows) {
   at::set_num_threads(1);
-  const TrainedModel trained = with_exits(false, 0.3F);
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const TrainedModel trained =
+        with_exits(seed % 2 == 0 ? Blocks::kLlama : Blocks::kExperts, 0.3F);
     std::vector<std::int64_t> text;
     Rng rng(mix_key({0x505245, seed}));
     for (int i = 0; i < 24; ++i) text.push_back(static_cast<std::int64_t>(rng.below(kVocabulary)));
@@ -131,7 +141,7 @@ TEST(ExitGeneration, ScoresOfATokenDoNotDependOnWhatFollows) {
 }
 
 TEST(ExitGeneration, IsNotExported) {
-  const auto refused = export_hugging_face(with_exits(false, 0.3F), "nowhere");
+  const auto refused = export_hugging_face(with_exits(Blocks::kLlama, 0.3F), "nowhere");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
   EXPECT_NE(refused.error().message.find("early_exit.enabled"), std::string::npos);

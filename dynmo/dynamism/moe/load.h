@@ -23,8 +23,8 @@
 
 namespace dynmo::dynamism {
 
-// phi of one micro-batch: R max_r sum_{e on r} min(load_e, capacity) / sum_e load_e. Device r has
-// the experts [r E / R, (r + 1) E / R). Requires R to divide the experts, a load above 0.
+// phi of one micro-batch: R max_r sum_{e on r} min(load_e, capacity) / sum_e load_e; 1 where there
+// is no load. Device r has the experts [r E / R, (r + 1) E / R). Requires R to divide the experts.
 [[nodiscard]] double straggler_factor(std::span<const double> expert_load, int expert_ranks,
                                       double capacity);
 

@@ -43,18 +43,15 @@ Expected<Counts> counts_of(const Json& json, std::string_view place) {
   for (const Json& block : json) {
     if (!block.is_array() || block.empty()) return bad_counts(place, "has a block without experts");
     std::vector<double>& own = counts.emplace_back();
-    double sum = 0;
     for (const Json& count : block) {
       if (!count.is_number()) return bad_counts(place, "has a count that is no number");
       own.push_back(count.get<double>());
       if (!(own.back() >= 0 && own.back() <= kMaxTokens)) {
         return bad_counts(place, fmt::format("has a count of {}", own.back()));
       }
-      sum += own.back();
     }
     if (own.size() != counts.front().size())
       return bad_counts(place, "has blocks of unequal sizes");
-    if (sum <= 0) return bad_counts(place, "has a block without tokens");
   }
   return counts;
 }

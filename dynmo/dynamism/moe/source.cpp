@@ -169,9 +169,7 @@ class MoeSource final : public Source {
       Json blocks = Json::array();
       for (const LayerCounts& layer : counts_) {
         blocks.push_back(
-            layer.assigned() > 0
-                ? straggler_factor(layer.experts, ranks, std::numeric_limits<double>::infinity())
-                : 1.0);
+            straggler_factor(layer.experts, ranks, std::numeric_limits<double>::infinity()));
       }
       all[std::to_string(ranks)] = std::move(blocks);
     }
