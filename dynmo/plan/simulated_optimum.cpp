@@ -8,8 +8,7 @@
 
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
-#include "dynmo/schedule/generate.h"
-#include "dynmo/schedule/lowering.h"
+#include "dynmo/plan/replayer_impl.h"
 
 namespace dynmo::plan {
 namespace {
@@ -29,46 +28,13 @@ struct Candidate {
   std::vector<int> counts;
 };
 
-// Replays cuts of one problem; a lowered schedule depends only on how many stages are frozen.
-class Replayer {
- public:
-  explicit Replayer(const Problem& problem)
-      : problem_(problem), lowered_(problem.cluster.ranks.size() + 1) {}
-
-  // Step time, or nullopt if the memory does not suffice.
-  Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
-    ++replays_;
-    const Plan plan = make_plan(counts, problem_.kind);
-    const auto shape = shape_of(plan, problem_.micro_batches, problem_.model.frozen_layers());
-    const auto frozen = static_cast<std::size_t>(
-        std::count_if(shape.stages.begin(), shape.stages.end(),
-                      [](const schedule::StageShape& stage) { return stage.frozen; }));
-    if (!lowered_[frozen]) {
-      DYNMO_ASSIGN(const auto compute, schedule::make_schedule(problem_.kind, shape));
-      lowered_[frozen] = schedule::lower(compute);
-    }
-    DYNMO_ASSIGN(
-        const sim::SimResult result,
-        sim::simulate(*lowered_[frozen], stage_costs(plan, problem_.model, problem_.cluster),
-                      problem_.cluster));
-    if (!fits_memory(result, problem_.cluster)) return std::optional<Nanoseconds>();
-    return std::optional(result.step_time);
-  }
-
-  [[nodiscard]] std::int64_t replays() const { return replays_; }
-
- private:
-  const Problem& problem_;
-  std::vector<std::optional<schedule::Schedule>> lowered_;
-  std::int64_t replays_ = 0;
-};
-
 // Enumerates cuts rank by rank and keeps those whose bound does not exceed `limit_s`.
 //
 // The bound: rank r cannot start before the first micro-batch has passed the ranks before it, runs
-// M micro-batches and its update, and, if it trains, its last backward still has to pass down to
-// the first rank that trains. Messages and reductions are left out. The ranks not yet cut share at
-// best what is left in proportion to their speeds.
+// M micro-batches and its update, and, if it trains, its last backward (of zb-h1, whose weight
+// gradients wait: input gradient) still has to pass down to the first rank that trains. Messages
+// and reductions are left out. The ranks not yet cut share at best what is left in proportion to
+// their speeds.
 class Enumerator {
  public:
   Enumerator(const Problem& problem, double limit_s)
@@ -92,11 +58,12 @@ class Enumerator {
   struct Prefix {
     double bound_s = 0;
     double fill_s = 0;   // F of one micro-batch through the ranks so far
-    double drain_s = 0;  // B of one micro-batch through those that train
+    double drain_s = 0;  // B of one micro-batch through those that train, or I where W may wait
   };
   struct Work {
     double forward_s = 0;
-    double backward_s = 0;
+    double backward_s = 0;  // what passes a gradient on: I, and W where it does not wait
+    double later_s = 0;     // W where it may
     double update_s = 0;
     bool trains = false;
   };
@@ -108,7 +75,8 @@ class Enumerator {
     work.trains = true;
     work.backward_s += cost.backward_input_s;
     if (cost.frozen) return;
-    work.backward_s += cost.backward_weight_s;
+    const bool waits = problem_.kind == schedule::ScheduleKind::kZbH1;
+    (waits ? work.later_s : work.backward_s) += cost.backward_weight_s;
     work.update_s += cost.update_s;
   }
 
@@ -117,8 +85,8 @@ class Enumerator {
     for (int i = layers_ - 1; i >= 0; --i) {
       Work work;
       add(work, i);
-      remaining_[static_cast<std::size_t>(i)] =
-          remaining_[static_cast<std::size_t>(i) + 1] + work.forward_s + work.backward_s;
+      remaining_[static_cast<std::size_t>(i)] = remaining_[static_cast<std::size_t>(i) + 1] +
+                                                work.forward_s + work.backward_s + work.later_s;
     }
     const std::size_t ranks = problem_.cluster.ranks.size();
     speeds_.assign(ranks + 1, 0.0);
@@ -130,8 +98,9 @@ class Enumerator {
   [[nodiscard]] Prefix with(const Prefix& prefix, const Work& work, double speed) const {
     Prefix next = prefix;
     const double own = prefix.fill_s + micro_batches_ * (work.forward_s + work.backward_s) / speed;
-    next.bound_s = std::max(
-        {prefix.bound_s, own + work.update_s / speed, own + (work.trains ? prefix.drain_s : 0)});
+    next.bound_s =
+        std::max({prefix.bound_s, own + (micro_batches_ * work.later_s + work.update_s) / speed,
+                  own + (work.trains ? prefix.drain_s : 0)});
     next.fill_s += work.forward_s / speed;
     next.drain_s += work.backward_s / speed;
     return next;
@@ -209,7 +178,7 @@ Expected<std::optional<SimulatedOptimum>> simulated_optimum(const cost::ModelCos
                balance(Balancer::kUniform, {model, cluster, micro_batches, schedule}));
   DYNMO_TRY(evaluate(make_plan(uniform, schedule), model, cluster, micro_batches));
 
-  Replayer replayer(problem);
+  Replayer replayer(model, cluster, micro_batches, schedule);
   DYNMO_ASSIGN(const auto limit, first_limit(problem, replayer));
   Enumerator enumerator(
       problem, limit ? loosened(problem, *limit) : std::numeric_limits<double>::infinity());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <optional>
 
@@ -202,7 +203,8 @@ TEST(SimulatedOptimum, EqualsReplayingEveryCut) {
     }
     if (seed % 4 == 0) cluster.inside_node = {1e-4, 1e5};
     const int micro_batches = pick(rng, 1, 8);
-    const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kGpipe;
+    const auto kind = std::array{ScheduleKind::k1F1B, ScheduleKind::kGpipe,
+                                 ScheduleKind::kZbH1}[static_cast<std::size_t>(pick(rng, 0, 2))];
     std::optional<double> least;
     std::vector<int> best;
     for_each_cut(layers, cluster.size(), [&](const std::vector<int>& counts) {

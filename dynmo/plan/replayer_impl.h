@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Replays many cuts of one problem, one stage a rank: what a schedule is depends only on how many
+// stages are frozen, so each is made and checked once.
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/schedule/generate.h"
+#include "dynmo/schedule/lowering.h"
+#include "dynmo/sim/simulate.h"
+
+namespace dynmo::plan {
+
+class Replayer {
+ public:
+  Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
+           schedule::ScheduleKind kind)
+      : model_(model),
+        cluster_(cluster),
+        micro_batches_(micro_batches),
+        kind_(kind),
+        checked_(cluster.ranks.size() + 1) {}
+
+  // Step time, or nullopt if the memory does not suffice.
+  Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
+    const Plan plan = make_plan(counts, kind_);
+    const auto shape = shape_of(plan, micro_batches_, model_.frozen_layers());
+    const auto frozen = static_cast<std::size_t>(
+        std::count_if(shape.stages.begin(), shape.stages.end(),
+                      [](const schedule::StageShape& stage) { return stage.frozen; }));
+    std::optional<sim::CheckedSchedule>& checked = checked_[frozen];
+    if (!checked) {
+      DYNMO_ASSIGN(const auto compute, schedule::make_schedule(kind_, shape));
+      DYNMO_ASSIGN(auto made, sim::CheckedSchedule::make(schedule::lower(compute)));
+      checked = std::move(made);
+    }
+    ++replays_;
+    for (const auto& rank : checked->schedule().ranks) {
+      actions_ += static_cast<std::int64_t>(rank.size());
+    }
+    DYNMO_ASSIGN(const sim::SimResult result,
+                 sim::simulate(*checked, stage_costs(plan, model_, cluster_), cluster_));
+    if (!fits_memory(result, cluster_)) return std::optional<Nanoseconds>();
+    return std::optional(result.step_time);
+  }
+
+  [[nodiscard]] std::int64_t replays() const { return replays_; }
+  [[nodiscard]] std::int64_t actions() const { return actions_; }  // of all replays
+
+ private:
+  const cost::ModelCost& model_;
+  const cost::Cluster& cluster_;
+  int micro_batches_;
+  schedule::ScheduleKind kind_;
+  std::vector<std::optional<sim::CheckedSchedule>> checked_;  // by frozen stages
+  std::int64_t replays_ = 0;
+  std::int64_t actions_ = 0;
+};
+
+}  // namespace dynmo::plan
