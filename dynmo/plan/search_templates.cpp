@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/refine.h"
 #include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
@@ -19,8 +22,13 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
                                .schedule = kind,
                                .stages_per_rank = stages_per_rank,
                                .current = from};
-    const auto counts = balance(balancer, asked);
+    auto counts = balance(balancer, asked);
     if (!counts) return;
+    if (balancer == Balancer::kOptimal && refines(kind)) {
+      const std::vector<std::vector<int>> starts = {*counts};
+      auto refined = refine(starts, asked);
+      if (refined && !refined->counts.empty()) counts = std::move(refined->counts);
+    }
     Plan plan = make_plan(*counts, placement(balancer, asked), problem.cluster.size(), kind);
     made.push_back({fmt::format("{}/{}{}", schedule, name(balancer), remark), std::move(plan)});
   };

@@ -20,7 +20,7 @@ TEST(Propose, GivesTheBalancersCutWithItsReplay) {
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 1, 6));
     const BalanceProblem problem{model, cluster, pick(rng, 1, 8)};
     for (const Balancer balancer :
-         {Balancer::kUniform, Balancer::kTime, Balancer::kDiffusionTime, Balancer::kOptimal}) {
+         {Balancer::kUniform, Balancer::kTime, Balancer::kDiffusionTime}) {
       const auto proposal = propose(balancer, problem);
       ASSERT_TRUE(proposal) << proposal.error().message << ", seed " << seed;
       EXPECT_EQ(proposal->plan, make_plan(*balance(balancer, problem), ScheduleKind::k1F1B));
@@ -29,6 +29,40 @@ TEST(Propose, GivesTheBalancersCutWithItsReplay) {
       EXPECT_EQ(proposal->rounds > 0, balancer == Balancer::kDiffusionTime);
     }
   }
+}
+
+// Of one stage a rank; neither is the plan in force.
+TEST(Propose, OptimalIsNoSlowerThanTheCutWithTheLeastBottleneckOrThePlanInForce) {
+  int faster = 0;
+  for (std::uint64_t seed = 0; seed < samples(100U); ++seed) {
+    Rng rng(mix_key({0x0971, seed}));
+    const cost::ModelCost model = random_model(rng, pick(rng, 6, 20));
+    const cost::Cluster cluster = cost::equal_ranks(pick(rng, 2, 6));
+    BalanceProblem problem{model, cluster, pick(rng, 1, 8)};
+    const auto step_s = [&](const Plan& plan) {
+      return evaluate(plan, model, cluster, problem.micro_batches)->step_time_s;
+    };
+    const Plan cut = make_plan(*balance(Balancer::kOptimal, problem), ScheduleKind::k1F1B);
+    const Plan current = make_plan(*balance(Balancer::kUniform, problem), ScheduleKind::k1F1B, 4);
+    problem.current = &current;
+    const auto proposal = propose(Balancer::kOptimal, problem);
+    ASSERT_TRUE(proposal) << proposal.error().message << ", seed " << seed;
+    const double time = proposal->evaluation.step_time_s;
+    EXPECT_EQ(time, step_s(proposal->plan)) << "seed " << seed;
+    EXPECT_LE(time, step_s(cut)) << "seed " << seed;
+    EXPECT_LE(time, step_s(current)) << "seed " << seed;
+    faster += time < step_s(cut) ? 1 : 0;
+    // With several stages a rank it is the balancer's cut.
+    problem.schedule = ScheduleKind::kInterleaved;
+    problem.current = nullptr;
+    problem.micro_batches = 2 * cluster.size();
+    problem.stages_per_rank = 1;
+    const auto looped = propose(Balancer::kOptimal, problem);
+    ASSERT_TRUE(looped) << looped.error().message << ", seed " << seed;
+    EXPECT_EQ(looped->plan.stages,
+              make_plan(*balance(Balancer::kOptimal, problem), ScheduleKind::kInterleaved).stages);
+  }
+  EXPECT_GT(faster, 0);
 }
 
 TEST(Propose, TheBestScheduleIsNoWorseThanAnyOfThem) {

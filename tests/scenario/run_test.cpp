@@ -319,19 +319,20 @@ TEST(Run, InfeasibleMemoryIsAnErrorAndTheBaselineSaysSo) {
   EXPECT_EQ(result.error().code, ErrorCode::kInfeasible);
 }
 
-// Five equal layers: the slowest rank has two of them on three ranks as on four.
+// Five equal layers: the slowest rank has two of them on three ranks as on four, and the fill is a
+// little longer.
 TEST(Run, PackingReleasesRanksThatDoNotHelp) {
   Scenario s = free_scenario();
   s.training.steps = 100;
   s.policy.noise = 0;
-  s.policy.pack_slack = 0.01;
+  s.policy.pack_slack = 0.1;
   const Job job = job_of(s, {.layers = 5});
   const RunResult all = result_of(job, "optimal");
   const RunResult packed = result_of(job, "optimal+pack");  // 2|1|1|1 and 2|2|1
   EXPECT_NEAR(all.average_ranks, 4, 1e-9);
   EXPECT_EQ(all.gpu_hours_saved, 0);
   EXPECT_LT(packed.average_ranks, 3.1);
-  EXPECT_LE(packed.time.total_s(), all.time.total_s() * 1.01);
+  EXPECT_LE(packed.time.total_s(), all.time.total_s() * 1.1);
   EXPECT_NEAR(packed.gpu_hours_saved, (4 - packed.average_ranks) * packed.time.total_s() / 3600,
               1e-9);
 }
