@@ -149,7 +149,9 @@ int main(int argc, char** argv) {
          (void)model::angular_hashes(q, at::randn({kHeads, kSize, 8}, at::kDouble));
        }}};
   std::vector<model::Selection> skewed;
-  for (const double ratio : {1.0, 0.9, 0.8, 0.65, 0.5}) skewed.push_back(buckets_of(tokens, ratio));
+  for (const double ratio : {1.0, 0.9, 0.8, 0.65, 0.5, 1.0 / 3}) {
+    skewed.push_back(buckets_of(tokens, ratio));
+  }
   const std::size_t first_skewed = kinds.size();
   for (const model::Selection& selection : skewed) kinds.push_back({"skewed", selected(selection)});
   for (int round = 0; round <= rounds; ++round) {
