@@ -35,9 +35,9 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/cost/device.h"
 #include "dynmo/dynamism/registry.h"
-#include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/plan/propose.h"
 
 namespace dynmo::control {
 namespace {
@@ -87,9 +87,9 @@ Truth truth_of(const dynamism::NamedLoad& named) {
 }
 
 plan::Plan optimal_plan(const cost::ModelCost& model) {
-  const auto cut = plan::balance(plan::Balancer::kOptimal, {model, ranks(), kMicroBatches});
-  DYNMO_CHECK(cut.has_value(), "a cut, got: {}", cut.error().message);
-  return plan::make_plan(*cut, schedule::ScheduleKind::k1F1B, 0);
+  const auto found = plan::propose(plan::Balancer::kOptimal, {model, ranks(), kMicroBatches});
+  DYNMO_CHECK(found.has_value(), "a plan, got: {}", found.error().message);
+  return found->plan;
 }
 
 double step_s(const plan::Plan& plan, const cost::ModelCost& model) {
@@ -205,6 +205,7 @@ Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bo
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const auto i = static_cast<std::size_t>(step);
     const cost::ModelCost& costs = truth.costs[i];
+    controller.know(costs);
     if (!truth.hidden) controller.announce(truth.changes[i], step);
     auto decision =
         controller.decide({.plan = plan, .step = step, .known = costs, .cluster = cluster});
