@@ -17,7 +17,7 @@ constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
 // To the next known change, before there were two; in steps, as the next one.
 constexpr std::int64_t kFirstInterval = 100;
 constexpr std::int64_t kMinHorizon = 10;
-constexpr int kMinSteps = 7;          // measured, before drift is looked for: bursts have 3
+constexpr int kMinSteps = 7;          // in the window, before drift is looked for: bursts have 3
 constexpr double kFruitless = 0.005;  // share of the time of training
 
 struct StageWork {
@@ -74,7 +74,6 @@ cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& beside,
 Controller::Controller(cost::ModelCost known, ControllerOptions options, std::int64_t first_step)
     : options_(options),
       profiler_(std::move(known), options.window, options.policy.minimum_gain),
-      look_at_(kMinSteps),
       changed_step_(first_step),
       lasts_since_(first_step) {}
 

@@ -100,7 +100,7 @@ class Controller {
   bool waiting_ = false;        // ... before a plan is made for it
   std::optional<FoundChange> found_;
   std::optional<std::int64_t> confirm_at_;  // as observed_ counts; here and below
-  std::int64_t look_at_;
+  std::int64_t look_at_ = 0;
   std::int64_t wait_ = 1;  // between two looks for drift
   std::int64_t decided_at_ = 0;
 

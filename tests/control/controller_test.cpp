@@ -94,6 +94,25 @@ TEST(Controller, NothingChangesSoNothingMoves) {
   EXPECT_LE(training.plans, 2);
 }
 
+// A window of seven steps outlives a burst, wherever they were measured: a run that begins with a
+// poor cut does not wait for as many steps again.
+TEST(Controller, StepsMeasuredBeforeTheFirstOneCount) {
+  for (const int before : {0, 4}) {
+    Training training;
+    training.scale(0, 4, 3);
+    Profiler measured(training.costs, 5);
+    std::vector<cost::LayerSample> layers;
+    for (const cost::LayerCost& layer : training.costs.layers) {
+      layers.push_back(cost::sample_of(layer));
+    }
+    for (int i = 0; i < before; ++i) measured.add(layers, plan::owners(training.plan));
+    training.controller.use(measured);
+    training.run(20);
+    ASSERT_FALSE(training.moves.empty()) << before;
+    EXPECT_EQ(training.moves.front(), 7 - before);
+  }
+}
+
 // New costs follow from what froze, so it moves before the first step with them.
 TEST(Controller, AnswersFrozenLayersAtTheBoundary) {
   Training training;
