@@ -71,28 +71,6 @@ Expected<void> add_order(Plan& plan, const BalanceProblem& problem) {
   return {};
 }
 
-// Layers a rank of a plan of one stage a rank, in the cluster's order; empty of any other plan.
-std::vector<int> counts_of(const Plan& plan) {
-  if (plan.stages.size() != static_cast<std::size_t>(plan.ranks)) return {};
-  std::vector<int> counts;
-  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-    if (plan.stages[s].rank.index() != s) return {};
-    counts.push_back(plan.stages[s].layers.count);
-  }
-  return counts;
-}
-
-// The cut with the least bottleneck, or the one in force, moved to where the replay is shortest.
-Expected<std::vector<int>> refined(std::vector<int> counts, const BalanceProblem& problem) {
-  std::vector<std::vector<int>> starts = {counts};
-  if (problem.current != nullptr && problem.current->ranks == problem.cluster.size()) {
-    std::vector<int> current = counts_of(*problem.current);
-    if (!current.empty() && current != counts) starts.push_back(std::move(current));
-  }
-  DYNMO_ASSIGN(Refined found, refine(starts, problem));
-  return found.counts.empty() ? counts : std::move(found.counts);
-}
-
 // The balancer's cut under the problem's schedule kind.
 Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   Proposal proposal;
@@ -105,7 +83,7 @@ Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   } else {
     DYNMO_ASSIGN(counts, balance(balancer, problem));
     if (balancer == Balancer::kOptimal && refines(problem.schedule)) {
-      DYNMO_ASSIGN(counts, refined(std::move(counts), problem));
+      DYNMO_ASSIGN(counts, refined(counts, problem));
     }
   }
   proposal.plan =

@@ -105,6 +105,17 @@ Expected<std::optional<Cut>> shorter(const Cut& cut, const LowerBound& bound, Re
   return std::optional<Cut>();
 }
 
+// Layers a rank of a plan of one stage a rank, in the cluster's order; empty of any other plan.
+std::vector<int> counts_of(const Plan& plan) {
+  if (plan.stages.size() != static_cast<std::size_t>(plan.ranks)) return {};
+  std::vector<int> counts;
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    if (plan.stages[s].rank.index() != s) return {};
+    counts.push_back(plan.stages[s].layers.count);
+  }
+  return counts;
+}
+
 }  // namespace
 
 bool refines(schedule::ScheduleKind kind) {
@@ -131,6 +142,19 @@ Expected<Refined> refine(std::span<const std::vector<int>> starts, const Balance
   Refined refined{.counts = {}, .replays = replayer.replays()};
   if (best) refined.counts = std::move(best->counts);
   return refined;
+}
+
+Expected<std::vector<int>> refined(const std::vector<int>& cut, const BalanceProblem& problem) {
+  std::vector<std::vector<int>> starts = {cut};
+  const auto add = [&](std::vector<int> start) {
+    const bool known = std::find(starts.begin(), starts.end(), start) != starts.end();
+    if (start.size() == cut.size() && !known) starts.push_back(std::move(start));
+  };
+  DYNMO_ASSIGN(std::vector<int> even, balance(Balancer::kUniform, problem));
+  add(std::move(even));
+  if (problem.current != nullptr) add(counts_of(*problem.current));
+  DYNMO_ASSIGN(Refined found, refine(starts, problem));
+  return found.counts.empty() ? cut : std::move(found.counts);
 }
 
 }  // namespace dynmo::plan

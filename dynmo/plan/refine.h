@@ -31,4 +31,9 @@ struct Refined {
 [[nodiscard]] Expected<Refined> refine(std::span<const std::vector<int>> starts,
                                        const BalanceProblem& problem);
 
+// Refines `cut`, the even one and that of the problem's current plan, where it has one stage a
+// rank: a local optimum is near one of them. `cut` itself where none fits the memory.
+[[nodiscard]] Expected<std::vector<int>> refined(const std::vector<int>& cut,
+                                                 const BalanceProblem& problem);
+
 }  // namespace dynmo::plan

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
-
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/refine.h"
 #include "dynmo/plan/search_impl.h"
@@ -25,9 +23,8 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
     auto counts = balance(balancer, asked);
     if (!counts) return;
     if (balancer == Balancer::kOptimal && refines(kind)) {
-      const std::vector<std::vector<int>> starts = {*counts};
-      auto refined = refine(starts, asked);
-      if (refined && !refined->counts.empty()) counts = std::move(refined->counts);
+      counts = refined(*counts, asked);
+      if (!counts) return;
     }
     Plan plan = make_plan(*counts, placement(balancer, asked), problem.cluster.size(), kind);
     made.push_back({fmt::format("{}/{}{}", schedule, name(balancer), remark), std::move(plan)});
