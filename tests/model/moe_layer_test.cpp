@@ -161,7 +161,9 @@ TEST(MoeLayer, HasTheNamesOfMixtralAndPrunesExpertsAlone) {
   const LlamaConfig config = testing::tiny_config();
   MoeConfig moe = config_of({}, 3);
   moe.intermediate = 36;
-  const auto specs = experts_in(config, moe)->parameters();
+  const auto layer = experts_in(config, moe);
+  EXPECT_EQ(layer->name(), "blocks.0.moe");
+  const auto specs = layer->parameters();
   ASSERT_EQ(specs.size(), 2U + 3 * 3);
   EXPECT_EQ(specs[0].name, "post_attention_layernorm.weight");
   EXPECT_EQ(specs[1].name, "block_sparse_moe.gate.weight");
