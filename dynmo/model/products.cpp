@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/Version.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/parallel_impl.h"
+#include "dynmo/model/processor.h"
 #include "dynmo/model/products_impl.h"
 
 // What libtorch_cpu.so exports of its BLAS: Fortran's interface, columns first, 32-bit sizes. Weak,
@@ -116,6 +121,10 @@ void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b
            sum_MN.size(1));
 }
 
+std::string instruction_set_name() {
+  return at::get_cpu_capability() + (gemm::is_wanted() ? ", own products" : "");
+}
+
 bool has_own_product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   return gemm::is_wanted() && a_MK.is_cpu() && a_MK.scalar_type() == at::kFloat &&
          b_KN.scalar_type() == at::kFloat;
@@ -123,6 +132,7 @@ bool has_own_product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
 
 void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
                  gemm::Result result) {
+  RECORD_FUNCTION("dynmo::own_product", std::vector<c10::IValue>({a_MK, b_KN}));
   const std::int64_t rows = c_MN.size(0);
   const std::int64_t columns = c_MN.size(1);
   const std::int64_t depth = a_MK.size(1);

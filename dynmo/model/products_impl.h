@@ -50,7 +50,8 @@ void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b
 [[nodiscard]] bool has_own_product(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // c = a b, or c += a b, by those kernels on the threads of at::set_num_threads. Requires matrices
-// of fp32 on the CPU, c of contiguous rows, and gemm::is_possible().
+// of fp32 on the CPU, c of contiguous rows, and gemm::is_possible(). libtorch's profiler sees
+// "dynmo::own_product".
 void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
                  gemm::Result result);
 

@@ -49,7 +49,7 @@ TEST_P(Planned, HasTheNamesAndBytesOfThePlanner) {
   }
 }
 
-// Twice the multiplications of the matrix products that libtorch is asked for.
+// Twice the multiplications of the matrix products that libtorch is asked for, or we do ourselves.
 class Products {
  public:
   Products() {
@@ -67,7 +67,7 @@ class Products {
  private:
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
     const std::string name = function.name();
-    const bool plain = name == "aten::mm";
+    const bool plain = name == "aten::mm" || name == "dynmo::own_product";
     if (!plain && name != "aten::addmm" && name != "aten::addmm_") return nullptr;
     const auto inputs = function.inputs();
     const at::Tensor a = inputs[plain ? 0 : 1].toTensor();
