@@ -15,6 +15,7 @@
 #include "dynmo/model/expert_rows_impl.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/model/moe.h"
+#include "dynmo/model/products_impl.h"
 
 namespace {
 
@@ -81,8 +82,10 @@ void run_layer(benchmark::State& state, std::int64_t hidden, std::int64_t rows) 
   }
 }
 
-// The products of the experts and nothing else, into buffers that are there.
-void run_products(benchmark::State& state, std::int64_t hidden, std::int64_t rows) {
+// The products of the experts and nothing else, into buffers that are there: by libtorch, and by
+// our own kernels where layers have them from there.
+void run_products(benchmark::State& state, std::int64_t hidden, std::int64_t rows,
+                  bool by_own_kernels) {
   const at::NoGradGuard no_graph;
   Setup setup(hidden, rows);
   struct Product {
@@ -97,10 +100,18 @@ void run_products(benchmark::State& state, std::int64_t hidden, std::int64_t row
                         .x_gradient = at::empty({rows, w.size(1)}),
                         .w_gradient = at::zeros_like(w)});
   }
+  const bool own = by_own_kernels && has_own_product(setup.input, setup.input);
+  if (by_own_kernels && !own) return state.SkipWithError("libtorch's kernels are wanted here");
   for (auto _ : state) {
-    for (Product& p : products) at::mm_out(p.y, p.x, p.w.t());
-    for (Product& p : products) at::mm_out(p.x_gradient, p.y, p.w);
-    for (Product& p : products) p.w_gradient.addmm_(p.y.t(), p.x);
+    if (own) {
+      for (Product& p : products) own_product(p.y, p.x, p.w.t(), gemm::Result::kSet);
+      for (Product& p : products) own_product(p.x_gradient, p.y, p.w, gemm::Result::kSet);
+      for (Product& p : products) own_product(p.w_gradient, p.y.t(), p.x, gemm::Result::kAddTo);
+    } else {
+      for (Product& p : products) at::mm_out(p.y, p.x, p.w.t());
+      for (Product& p : products) at::mm_out(p.x_gradient, p.y, p.w);
+      for (Product& p : products) p.w_gradient.addmm_(p.y.t(), p.x);
+    }
   }
 }
 
@@ -136,7 +147,12 @@ int main(int argc, char** argv) {
             ->Unit(benchmark::kMillisecond);
       };
       add("layer", run_layer);
-      add("products", run_products);
+      add("products", [](benchmark::State& state, std::int64_t h, std::int64_t r) {
+        run_products(state, h, r, false);
+      });
+      add("own_products", [](benchmark::State& state, std::int64_t h, std::int64_t r) {
+        run_products(state, h, r, true);
+      });
       add("sort_and_gather", run_sort_and_gather);
     }
   }

@@ -230,7 +230,8 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
       : HandWritten(std::move(name), std::move(specs)), config_(config) {}
 
   std::shared_ptr<const Layer> with(const MoeConfig& moe) const override {
-    return moe_layer(name(), parameters()[kNorm], config_, moe);
+    const std::string block = name().substr(0, name().rfind('.'));
+    return moe_layer(block + ".moe", parameters()[kNorm], config_, moe);
   }
 
  private:

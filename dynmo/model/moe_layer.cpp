@@ -64,6 +64,31 @@ Specs moe_specs(ParameterSpec norm, const LlamaConfig& config, const MoeConfig& 
   return specs;
 }
 
+// The four products of an expert, of few rows and so fast or slow as their kernels.
+bool by_own_kernels(const Parameter& parameter, const Tensor& x) {
+  return !parameter.pattern && has_own_product(x, operand(parameter));
+}
+Tensor expert_times(const Parameter& parameter, const Tensor& x_MI) {
+  if (!by_own_kernels(parameter, x_MI)) return times(parameter, x_MI).contiguous();
+  Tensor y_MO = at::empty({x_MI.size(0), operand(parameter).size(0)}, x_MI.options());
+  own_product(y_MO, x_MI, operand(parameter).t(), gemm::Result::kSet);
+  return y_MO;
+}
+Tensor expert_times_transposed(const Parameter& parameter, const Tensor& y_MO) {
+  if (!by_own_kernels(parameter, y_MO)) return times_transposed(parameter, y_MO);
+  Tensor x_MI = at::empty({y_MO.size(0), operand(parameter).size(1)}, y_MO.options());
+  own_product(x_MI, y_MO, operand(parameter), gemm::Result::kSet);
+  return x_MI;
+}
+void add_expert_times_transposed(Tensor& sum_MI, const Parameter& parameter, const Tensor& y_MO) {
+  if (!by_own_kernels(parameter, y_MO)) return add_times_transposed(sum_MI, parameter, y_MO);
+  own_product(sum_MI, y_MO, operand(parameter), gemm::Result::kAddTo);
+}
+void add_expert_product(Parameter& parameter, const Tensor& dy_MO, const Tensor& x_MI) {
+  if (!by_own_kernels(parameter, x_MI)) return add_product(parameter, dy_MO, x_MI);
+  own_product(parameter.gradient, dy_MO.t(), x_MI, gemm::Result::kAddTo);
+}
+
 class MoeLayer final : public HandWritten<SavedMoe> {
  public:
   MoeLayer(std::string name, Specs specs, const LlamaConfig& config, const MoeConfig& moe)
@@ -97,9 +122,9 @@ class MoeLayer final : public HandWritten<SavedMoe> {
       Tensor gate, up, out;
       if (rows_of(saved, e) > 0) {
         const Tensor n_MD = slice(n_AD, saved, e);
-        gate = times(state.parameters[at_matrix(e, kGate)], n_MD);
-        up = times(state.parameters[at_matrix(e, kUp)], n_MD);
-        out = times(state.parameters[at_matrix(e, kDown)], silu_times(gate, up)).contiguous();
+        gate = expert_times(state.parameters[at_matrix(e, kGate)], n_MD);
+        up = expert_times(state.parameters[at_matrix(e, kUp)], n_MD);
+        out = expert_times(state.parameters[at_matrix(e, kDown)], silu_times(gate, up));
       }
       saved.gate_MF.push_back(std::move(gate));
       saved.up_MF.push_back(std::move(up));
@@ -124,10 +149,10 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     saved.product_MF.resize(count());
     for (std::size_t e = 0; e < count(); ++e) {
       if (rows_of(saved, e) == 0) continue;
-      saved.product_MF[e] = times_transposed(p[at_matrix(e, kDown)], saved.out_MD[e]);
+      saved.product_MF[e] = expert_times_transposed(p[at_matrix(e, kDown)], saved.out_MD[e]);
       silu_times_gradient(saved.gate_MF[e], saved.up_MF[e], saved.product_MF[e]);
-      n_gradient_MD[e] = times_transposed(p[at_matrix(e, kGate)], saved.gate_MF[e]);
-      add_times_transposed(n_gradient_MD[e], p[at_matrix(e, kUp)], saved.up_MF[e]);
+      n_gradient_MD[e] = expert_times_transposed(p[at_matrix(e, kGate)], saved.gate_MF[e]);
+      add_expert_times_transposed(n_gradient_MD[e], p[at_matrix(e, kUp)], saved.up_MF[e]);
     }
     Tensor n_gradient_ND = summed_by_token(n_gradient_MD, saved.routing, saved.x_ND, Gates::kNo);
     saved.scores_gradient_NE =
@@ -151,9 +176,9 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     for (std::size_t e = 0; e < count(); ++e) {
       if (rows_of(saved, e) == 0) continue;
       const Tensor n_MD = slice(n_AD, saved, e);
-      add_product(p[at_matrix(e, kGate)], saved.gate_MF[e], n_MD);
-      add_product(p[at_matrix(e, kUp)], saved.up_MF[e], n_MD);
-      add_product(p[at_matrix(e, kDown)], saved.out_MD[e], saved.product_MF[e]);
+      add_expert_product(p[at_matrix(e, kGate)], saved.gate_MF[e], n_MD);
+      add_expert_product(p[at_matrix(e, kUp)], saved.up_MF[e], n_MD);
+      add_expert_product(p[at_matrix(e, kDown)], saved.out_MD[e], saved.product_MF[e]);
     }
   }
 

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/Version.h>
+#include <ATen/record_function.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/parallel_impl.h"
+#include "dynmo/model/processor.h"
 #include "dynmo/model/products_impl.h"
 
 // What libtorch_cpu.so exports of its BLAS: Fortran's interface, columns first, 32-bit sizes. Weak,
@@ -48,6 +55,22 @@ void call(Function function, const ProductShape& shape, Sum factor, const Matrix
   const std::int32_t ldb = narrow(b.stride);
   const std::int32_t ldc = narrow(c_stride);
   function(&b_form, &a_form, &n, &m, &k, &factor, b.data, &ldb, a.data, &lda, &kept, c, &ldc);
+}
+
+// As it is where rows or columns are contiguous.
+at::Tensor rows_or_columns(const at::Tensor& x) {
+  return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous();
+}
+
+gemm::Operand operand_of(const at::Tensor& x) {
+  const bool transposed = x.stride(1) != 1;
+  return {x.const_data_ptr<float>(), x.stride(transposed ? 1 : 0), transposed};
+}
+
+// Rows or panels that a thread takes at least, so that it has a million multiply-adds.
+std::int64_t units_at_once(std::int64_t work_of_one) {
+  constexpr std::int64_t kWork = 1 << 20;
+  return std::max<std::int64_t>(kWork / std::max<std::int64_t>(work_of_one, 1), 1);
 }
 
 }  // namespace
@@ -96,6 +119,50 @@ void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b
            {a.const_data_ptr<c10::BFloat16>(), a.stride(0), true},
            {b.const_data_ptr<c10::BFloat16>(), b.stride(0)}, 1.0F, sum_MN.data_ptr<float>(),
            sum_MN.size(1));
+}
+
+std::string instruction_set_name() {
+  return at::get_cpu_capability() + (gemm::is_wanted() ? ", own products" : "");
+}
+
+bool has_own_product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  return gemm::is_wanted() && a_MK.is_cpu() && a_MK.scalar_type() == at::kFloat &&
+         b_KN.scalar_type() == at::kFloat;
+}
+
+void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
+                 gemm::Result result) {
+  RECORD_FUNCTION("dynmo::own_product", std::vector<c10::IValue>({a_MK, b_KN}));
+  const std::int64_t rows = c_MN.size(0);
+  const std::int64_t columns = c_MN.size(1);
+  const std::int64_t depth = a_MK.size(1);
+  DYNMO_CHECK(c_MN.stride(1) == 1 && a_MK.size(0) == rows && b_KN.size(0) == depth &&
+                  b_KN.size(1) == columns,
+              "matrices that fit, got {} of {} by {}", fmt::join(c_MN.sizes(), "x"),
+              fmt::join(a_MK.sizes(), "x"), fmt::join(b_KN.sizes(), "x"));
+  // What owns the elements lives until the end.
+  const at::Tensor a = rows_or_columns(a_MK);
+  const at::Tensor b = rows_or_columns(b_KN);
+  const gemm::Operand left = operand_of(a);
+  const gemm::Operand right = operand_of(b);
+  auto* sum = c_MN.mutable_data_ptr<float>();
+  const auto run = [&](const gemm::Range& part) {
+    gemm::multiply(part, depth, left, right, result, sum, c_MN.stride(0));
+  };
+  // Threads share what there is more of.
+  if (rows > columns) {
+    at::parallel_for(0, rows, units_at_once(columns * depth),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       run({begin, end, 0, columns});
+                     });
+    return;
+  }
+  const std::int64_t panels = (columns + gemm::kColumns - 1) / gemm::kColumns;
+  at::parallel_for(
+      0, panels, units_at_once(rows * gemm::kColumns * depth),
+      [&](std::int64_t begin, std::int64_t end) {
+        run({0, rows, begin * gemm::kColumns, std::min(end * gemm::kColumns, columns)});
+      });
 }
 
 }  // namespace dynmo::model

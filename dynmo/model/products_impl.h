@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "dynmo/model/gemm_impl.h"
+
 namespace dynmo::model {
 
 // A row-major matrix, or its transpose, whose rows lie `stride` elements apart.
@@ -42,5 +44,15 @@ void multiply(const ProductShape& shape, float factor, const MatrixView<c10::BFl
 // sum_MN += a_KM^T b_KN of bf16 matrices on the CPU, into a contiguous fp32 one. Requires
 // has_products<c10::BFloat16>().
 void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b_KN);
+
+// Whether gemm_impl.h's kernels take this product: of fp32 on the CPU, on a processor that wants
+// them.
+[[nodiscard]] bool has_own_product(const at::Tensor& a_MK, const at::Tensor& b_KN);
+
+// c = a b, or c += a b, by those kernels on the threads of at::set_num_threads. Requires matrices
+// of fp32 on the CPU, c of contiguous rows, and gemm::is_possible(). libtorch's profiler sees
+// "dynmo::own_product".
+void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
+                 gemm::Result result);
 
 }  // namespace dynmo::model

@@ -160,15 +160,18 @@ std::string idle_ranks_line(const plan::Plan& plan) {
 
 std::string cut_text(const plan::Plan& plan, std::vector<std::string> names) {
   bool halves = false;
+  bool experts = false;
   bool whole = false;
   for (std::string& name : names) {
     name = plain(name);
     halves = halves || name.ends_with(".attention");
+    experts = experts || name.ends_with(".moe");
     whole = whole || (name.starts_with("blocks.") && name.find('.', 7) == std::string::npos);
   }
   if (!halves) return plan::named_cut(plan, names);
-  return plan::named_cut(plan, names) + " (a block moves in halves: its attention, its mlp" +
-         (whole ? "; one named without a half, whole)" : ")");
+  return fmt::format("{} (a block moves in halves: its attention, its {}{})",
+                     plan::named_cut(plan, names), experts ? "mlp or experts" : "mlp",
+                     whole ? "; one named without a half, whole" : "");
 }
 
 std::string plan_report(const PlanReport& report, const PictureOptions& options) {

@@ -2,7 +2,6 @@
 #include "dynmo/train/resizing.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/version.h>
@@ -16,6 +15,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/core/units.h"
+#include "dynmo/model/processor.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/train/resizing_impl.h"
@@ -48,7 +48,7 @@ elastic::Build this_build(const Config& config, const Inputs& inputs) {
   const auto program = read_file("/proc/self/exe");
   return {.program = program ? digest_of(*program).hex() : "unknown",
           .libtorch = TORCH_VERSION,
-          .instruction_set = at::get_cpu_capability(),
+          .instruction_set = model::instruction_set_name(),
           .threads = at::get_num_threads(),
           .config = digest_of(to_toml(decides)).hex(),
           .data = inputs.batches.fingerprint()};

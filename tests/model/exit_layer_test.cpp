@@ -19,8 +19,9 @@
 namespace dynmo::model {
 namespace {
 
+using testing::plain_attention;
+using testing::plain_mlp;
 using testing::plain_norm;
-using testing::plain_rotate;
 using testing::random_tensor;
 
 constexpr std::int64_t kSequences = 3;
@@ -122,33 +123,6 @@ ExitRun run(ExitModel& model, const LayerContext& context) {
   return result;
 }
 
-// Among rows that are here; the others' results are of no use.
-at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
-                           const at::Tensor& x, const at::Tensor& here_BT) {
-  const std::int64_t B = x.size(0);
-  const std::int64_t T = x.size(1);
-  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
-  const auto heads = [&](const at::Tensor& w, std::int64_t count) {
-    return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
-  };
-  const std::int64_t group = c.shape.heads / c.shape.kv_heads;
-  const at::Tensor q = plain_rotate(heads(p[1], c.shape.heads), c.rope_theta);
-  const at::Tensor k =
-      plain_rotate(heads(p[2], c.shape.kv_heads), c.rope_theta).repeat_interleave(group, 1);
-  const at::Tensor v = heads(p[3], c.shape.kv_heads).repeat_interleave(group, 1);
-  const at::Tensor later = at::ones({T, T}, at::kBool).triu(1);
-  const at::Tensor gone = here_BT.logical_not().view({B, 1, 1, T});
-  const at::Tensor scores = (q.matmul(k.transpose(2, 3)) / std::sqrt(double(c.head_size())))
-                                .masked_fill(later.logical_or(gone), -1e30);
-  return x + at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape(x.sizes()).matmul(p[4].t());
-}
-
-at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p, const at::Tensor& x) {
-  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
-  const at::Tensor gate = n.matmul(p[1].t());
-  return x + (gate * at::sigmoid(gate) * n.matmul(p[2].t())).matmul(p[3].t());
-}
-
 // Of the rows that are here, which choose among themselves; the others pass.
 testing::ExpertsFormula plain_experts(const ExitModel& model, const ExitCase& c, std::size_t layer,
                                       const std::vector<at::Tensor>& p, const at::Tensor& x,
@@ -189,7 +163,7 @@ PlainLoss plain_loss(const ExitModel& model, const ExitCase& c,
   at::Tensor here = at::ones({B * T}, at::kBool);
   for (std::size_t i = 1; i + 1 < model.layers.size(); ++i) {
     if (i % 2 == 1) {
-      x = plain_attention(model.config, p[i], x, here.view({B, T}));
+      x = x + plain_attention(model.config, p[i], x, here.view({B, T}));
       continue;
     }
     if (c.experts) {
@@ -197,7 +171,7 @@ PlainLoss plain_loss(const ExitModel& model, const ExitCase& c,
       x = made.output;
       loss.learned = loss.learned + made.losses;
     } else {
-      x = plain_mlp(model.config, p[i], x);
+      x = x + plain_mlp(model.config, p[i], x);
     }
     if (!has_exit(*model.layers[i])) continue;
     const bool classifies = c.confidence == Confidence::kClassifier;

@@ -12,8 +12,9 @@ namespace dynmo::model {
 namespace {
 
 using testing::Gradients;
+using testing::plain_attention;
+using testing::plain_mlp;
 using testing::plain_norm;
-using testing::plain_rotate;
 using testing::random_tensor;
 
 struct Case {
@@ -83,32 +84,6 @@ TEST_P(LayerGradients, MatchCentralDifferencesInRandomDirections) {
     const double measured = (value_at(kStep) - value_at(-kStep)) / (2 * kStep);
     EXPECT_NEAR(measured, expected, 1e-6 * (1 + std::abs(expected))) << "direction " << direction;
   }
-}
-
-// Nothing of operations.h: explicit mask and softmax, rotate_half, repeated key heads.
-at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
-                           const at::Tensor& x) {
-  const std::int64_t B = x.size(0);
-  const std::int64_t T = x.size(1);
-  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
-  const auto heads = [&](const at::Tensor& w, std::int64_t count) {
-    return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
-  };
-  const std::int64_t group = c.shape.heads / c.shape.kv_heads;
-  const at::Tensor q = plain_rotate(heads(p[1], c.shape.heads), c.rope_theta);
-  const at::Tensor k =
-      plain_rotate(heads(p[2], c.shape.kv_heads), c.rope_theta).repeat_interleave(group, 1);
-  const at::Tensor v = heads(p[3], c.shape.kv_heads).repeat_interleave(group, 1);
-  const at::Tensor hidden = at::ones({T, T}, at::kBool).triu(1);
-  const at::Tensor scores = (q.matmul(k.transpose(2, 3)) / std::sqrt(double(c.head_size())))
-                                .masked_fill(hidden, -INFINITY);
-  return at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape(x.sizes()).matmul(p[4].t());
-}
-
-at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p, const at::Tensor& x) {
-  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
-  const at::Tensor gate = n.matmul(p[1].t());
-  return (gate * at::sigmoid(gate) * n.matmul(p[2].t())).matmul(p[3].t());
 }
 
 at::Tensor LayerGradients::plain(const std::vector<at::Tensor>& p, const at::Tensor& x) const {

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -147,6 +148,37 @@ inline at::Tensor plain_rotate(const at::Tensor& x_BHTK, double theta) {
   const at::Tensor both = at::cat({angle, angle}, 1);
   const auto halves = x_BHTK.chunk(2, -1);
   return x_BHTK * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
+}
+
+// What an attention layer of the Llama family adds to x, without dropout: explicit mask and
+// softmax, repeated key heads. Of rows that are `here` (undefined: all), among those; the others'
+// results are of no use.
+inline at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
+                                  const at::Tensor& x, const at::Tensor& here_BT = {}) {
+  const std::int64_t B = x.size(0);
+  const std::int64_t T = x.size(1);
+  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
+  const auto heads = [&](const at::Tensor& w, std::int64_t count) {
+    return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
+  };
+  const std::int64_t group = c.shape.heads / c.shape.kv_heads;
+  const at::Tensor q = plain_rotate(heads(p[1], c.shape.heads), c.rope_theta);
+  const at::Tensor k =
+      plain_rotate(heads(p[2], c.shape.kv_heads), c.rope_theta).repeat_interleave(group, 1);
+  const at::Tensor v = heads(p[3], c.shape.kv_heads).repeat_interleave(group, 1);
+  at::Tensor hidden = at::ones({T, T}, at::kBool).triu(1);
+  if (here_BT.defined()) hidden = hidden.logical_or(here_BT.logical_not().view({B, 1, 1, T}));
+  const at::Tensor scores =
+      (q.matmul(k.transpose(2, 3)) / std::sqrt(double(c.head_size()))).masked_fill(hidden, -1e30);
+  return at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape(x.sizes()).matmul(p[4].t());
+}
+
+// The same of an MLP.
+inline at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>& p,
+                            const at::Tensor& x) {
+  const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
+  const at::Tensor gate = n.matmul(p[1].t());
+  return (gate * gate.sigmoid() * n.matmul(p[2].t())).matmul(p[3].t());
 }
 
 // Of the layer's parameter of that name. Throws where there is none.

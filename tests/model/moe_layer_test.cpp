@@ -161,7 +161,9 @@ TEST(MoeLayer, HasTheNamesOfMixtralAndPrunesExpertsAlone) {
   const LlamaConfig config = testing::tiny_config();
   MoeConfig moe = config_of({}, 3);
   moe.intermediate = 36;
-  const auto specs = experts_in(config, moe)->parameters();
+  const auto layer = experts_in(config, moe);
+  EXPECT_EQ(layer->name(), "blocks.0.moe");
+  const auto specs = layer->parameters();
   ASSERT_EQ(specs.size(), 2U + 3 * 3);
   EXPECT_EQ(specs[0].name, "post_attention_layernorm.weight");
   EXPECT_EQ(specs[1].name, "block_sparse_moe.gate.weight");
@@ -272,6 +274,34 @@ TEST(MoeLayer, ThatIsFrozenAddsNoWeightGradients) {
   EXPECT_TRUE(same_bits(trains.output, rests.output));
   EXPECT_TRUE(same_bits(trains.input, rests.input));
   for (const Tensor& gradient : rests.parameters) EXPECT_FALSE(gradient.defined());
+}
+
+// By kernels that fp64 has not, where the processor wants them.
+TEST(MoeLayer, InFp32IsNearItself) {
+  LlamaConfig config = testing::tiny_config();
+  config.shape.hidden = 72;
+  config.shape.intermediate = 100;
+  const auto layer = experts_in(config, config_of({}));
+  LayerState state = make_state(*layer, LayerId(2), 5);
+  state.parameters[1].value.mul_(100);
+  LayerState exact = state;
+  for (Parameter& p : exact.parameters) {
+    p.value = p.value.to(at::kDouble);
+    p.gradient = at::zeros_like(p.value);
+  }
+  const Tensor input = random_tensor({3, 10, 72}, 21, at::kFloat);
+  const Tensor slope = random_tensor({3, 10, 72}, 22, at::kFloat);
+  const Gradients rounded = by_three_calls(*layer, state, input, {}, slope);
+  const Gradients ours =
+      by_three_calls(*layer, exact, input.to(at::kDouble), {}, slope.to(at::kDouble));
+  const auto error = [](const Tensor& a, const Tensor& b) {
+    return ((a.to(at::kDouble) - b).norm() / b.norm()).item<double>();
+  };
+  EXPECT_LT(error(rounded.output, ours.output), 1e-5);
+  EXPECT_LT(error(rounded.input, ours.input), 1e-5);
+  for (std::size_t i = 0; i < ours.parameters.size(); ++i) {
+    EXPECT_LT(error(rounded.parameters[i], ours.parameters[i]), 1e-5) << i;
+  }
 }
 
 TEST(MoeLayer, InBf16RoutesInFp32AndIsNearItself) {
