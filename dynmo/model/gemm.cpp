@@ -123,7 +123,9 @@ bool is_possible() {
 
 bool is_wanted() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  static const bool kWanted = is_possible() && __builtin_cpu_is("amd") != 0;
+  // g++ 12 has no name for Zen 5, the first of AMD's with this instruction.
+  static const bool kWanted = is_possible() && __builtin_cpu_is("amd") != 0 &&
+                              __builtin_cpu_supports("avx512vp2intersect") != 0;
   return kWanted;
 #else
   return false;

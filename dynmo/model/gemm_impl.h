@@ -2,7 +2,8 @@
 #pragma once
 
 // Products of fp32 matrices for processors that multiply 512 bits at a time and to which MKL gives
-// kernels of 256: AMD's from Zen 4 on. Includes no header of libtorch.
+// kernels of 256: AMD's from Zen 5 on (Zen 4 does 512 bits in two halves). Includes no header of
+// libtorch.
 //
 // 32 columns of b at a time are copied into a panel that stays in the first cache; 12 rows of a at
 // a time are multiplied with it, in 24 vectors of running sums. A sum goes by the depth in order,
