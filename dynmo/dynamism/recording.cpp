@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/recording.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -60,6 +62,31 @@ double limited(JsonObject& object, const char* key, double value, double maximum
   return value;
 }
 
+// What layers send, where it was measured: of models whose boundaries change.
+constexpr const char* kBoundary = "boundary_bytes";
+
+void read_boundaries(JsonObject& object, const Json& json, std::vector<cost::LayerSample>& layers) {
+  object.ignore(kBoundary);
+  const auto found = json.find(kBoundary);
+  if (found == json.end()) return;
+  if (!found->is_array() || found->size() != layers.size()) {
+    object.fail(kBoundary,
+                fmt::format("is not an array of {} elements, one a layer", layers.size()));
+    return;
+  }
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const Json& value = (*found)[i];
+    const bool valid = value.is_number_integer() && value.get<double>() >= 0 &&
+                       value.get<double>() <= static_cast<double>(cost::kMaxBytes.value);
+    if (!valid) {
+      object.fail(fmt::format("{}/{}", kBoundary, i),
+                  fmt::format("is {}, wanted whole bytes from 0 to 2^50", value.dump()));
+      return;
+    }
+    layers[i].boundary_bytes = Bytes{value.get<std::int64_t>()};
+  }
+}
+
 void read_column(JsonObject& object, const Json& json, const LayerColumn& column,
                  std::vector<cost::LayerSample>& layers) {
   object.ignore(column.key);
@@ -101,6 +128,15 @@ Json to_json(const cost::Observation& observation) {
     Json& values = json[column.key] = Json::array();
     for (const cost::LayerSample& layer : observation.layers) values.push_back(column.get(layer));
   }
+  const auto changes = [](const cost::LayerSample& layer) {
+    return layer.boundary_bytes > Bytes{0};
+  };
+  if (std::ranges::any_of(observation.layers, changes)) {
+    Json& values = json[kBoundary] = Json::array();
+    for (const cost::LayerSample& layer : observation.layers) {
+      values.push_back(layer.boundary_bytes.value);
+    }
+  }
   for (const Beside& beside : kBeside) {
     if (const auto& value = observation.beside.*beside.field) json[beside.key] = *value;
   }
@@ -127,6 +163,7 @@ Expected<cost::Observation> parse_observation(const Json& json, const std::strin
     for (const LayerColumn& column : kColumns) {
       read_column(object, json, column, observation.layers);
     }
+    read_boundaries(object, json, observation.layers);
     for (const Beside& beside : kBeside) {
       if (!json.contains(beside.key)) continue;
       observation.beside.*beside.field =

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/output_shape.h"
 
 namespace dynmo::model {
 namespace {
@@ -59,23 +60,26 @@ class CostTable {
   std::map<std::int64_t, cost::ModelCost> steps_;
 };
 
+std::vector<std::int64_t> floats_of(Bytes bytes) {
+  return {std::max<std::int64_t>(1, bytes.value / static_cast<std::int64_t>(sizeof(float)))};
+}
+
 struct EmulatedStash : Stash {
   cost::LayerCost cost;
   at::Tensor input;
 };
 
-class EmulatedLayer final : public Layer {
+class EmulatedLayer final : public Layer, public SizesOutput {
  public:
   EmulatedLayer(std::shared_ptr<CostTable> costs, const cost::LayerCost& first, LayerId id,
-                bool head, const EmulatedOptions& options, std::vector<std::int64_t> boundary)
+                bool head, const EmulatedOptions& options)
       : costs_(std::move(costs)),
         name_(first.name),
         id_(id),
         head_(head),
         floats_(std::max<std::int64_t>(
             1, std::llround(static_cast<double>(first.parameter_bytes.value) *
-                            options.memory_scale / sizeof(float)))),
-        boundary_(std::move(boundary)) {}
+                            options.memory_scale / sizeof(float)))) {}
 
   std::string name() const override { return name_; }
   std::vector<ParameterSpec> parameters() const override {
@@ -84,13 +88,18 @@ class EmulatedLayer final : public Layer {
 
   Needs needs() const override { return {.targets = false, .loss = head_}; }
 
+  std::vector<std::int64_t> output_shape(std::int64_t step) const override {
+    if (head_) return {};
+    return floats_of(costs_->at(step, id_).boundary_bytes);
+  }
+
   Output forward(const LayerState&, const Hidden& input, const LayerContext& context,
                  std::unique_ptr<Stash>* stash) const override {
     const timespec start = now();
     cost::LayerCost cost = costs_->at(context.step, id_);
     Output output;
     (head_ ? output.loss : output.hidden.x) =
-        head_ ? at::zeros({}, at::kFloat) : at::empty(boundary_, at::kFloat);
+        head_ ? at::zeros({}, at::kFloat) : at::empty(floats_of(cost.boundary_bytes), at::kFloat);
     const double seconds = cost.forward_s;
     if (stash != nullptr) {
       auto saved = std::make_unique<EmulatedStash>();
@@ -108,7 +117,7 @@ class EmulatedLayer final : public Layer {
     const auto& saved = dynamic_cast<EmulatedStash&>(stash);
     at::Tensor gradient;
     if (wanted == InputGradient::kWanted && saved.input.defined()) {
-      gradient = at::empty(boundary_, at::kFloat);
+      gradient = at::empty_like(saved.input);
     }
     sleep_until(after(start, saved.cost.backward_input_s));
     return gradient;
@@ -126,7 +135,6 @@ class EmulatedLayer final : public Layer {
   LayerId id_;
   bool head_;
   std::int64_t floats_;
-  std::vector<std::int64_t> boundary_;
 };
 
 }  // namespace
@@ -134,7 +142,7 @@ class EmulatedLayer final : public Layer {
 std::vector<std::int64_t> emulated_boundary(const cost::ModelCost& costs) {
   Bytes most;
   for (const cost::LayerCost& layer : costs.layers) most = std::max(most, layer.boundary_bytes);
-  return {std::max<std::int64_t>(1, most.value / static_cast<std::int64_t>(sizeof(float)))};
+  return floats_of(most);
 }
 
 Expected<Model> make_emulated(EmulatedOptions options) {
@@ -145,12 +153,11 @@ Expected<Model> make_emulated(EmulatedOptions options) {
                       options.memory_scale);
   }
   const auto costs = std::make_shared<CostTable>(options.costs);
-  const std::vector<std::int64_t> boundary = emulated_boundary(first);
   Model model;
   for (std::size_t i = 0; i < first.layers.size(); ++i) {
     model.push_back(std::make_shared<EmulatedLayer>(
         costs, first.layers[i], LayerId(static_cast<std::int32_t>(i)),
-        /*head=*/i + 1 == first.layers.size(), options, boundary));
+        /*head=*/i + 1 == first.layers.size(), options));
   }
   return model;
 }

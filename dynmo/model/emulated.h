@@ -2,7 +2,8 @@
 #pragma once
 
 // Emulated compute: layers that hold real parameters (scaled down, so that a large model fits a
-// laptop) and pass on real messages, but compute by sleeping for the time their LayerCost says.
+// laptop) and pass on real messages of the bytes of each step, but compute by sleeping for the time
+// their LayerCost says.
 // Many ranks of a large model then run on few cores, through the real engine, transport, planner
 // and migration. Losses mean nothing and are 0.
 
@@ -29,8 +30,8 @@ struct EmulatedOptions {
 // kBadInput: costs(0) is no valid model, a scale outside its range.
 [[nodiscard]] Expected<Model> make_emulated(EmulatedOptions options);
 
-// Shape of the one hidden tensor that all boundaries carry: as many floats as the largest
-// LayerCost::boundary_bytes holds, at least one.
+// Shape of the largest hidden tensor of a step. What passes behind a layer has as many floats as
+// its LayerCost::boundary_bytes holds in the step, at least one (output_shape.h).
 [[nodiscard]] std::vector<std::int64_t> emulated_boundary(const cost::ModelCost& costs);
 
 }  // namespace dynmo::model

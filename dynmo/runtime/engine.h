@@ -15,6 +15,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_sample.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/output_shape.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/micro_batch.h"
 #include "dynmo/runtime/staging.h"
@@ -40,6 +41,7 @@ struct StepInput {
   // Fill StepOutput::stash_bytes also of layers whose stash does not know its bytes (slower).
   bool meter_stashes = false;
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
+  model::OutputShapes output_shapes = {};    // of the step, where layers have shapes of their own
   // By layer, equal on all ranks: how many rows the first message behind it has room for, where
   // rows may have left (row_messages.h); 0: none have. Empty: so for all layers.
   std::vector<std::int64_t> room = {};

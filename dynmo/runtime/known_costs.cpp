@@ -5,13 +5,19 @@
 #include <utility>
 
 #include "dynmo/model/memory.h"
+#include "dynmo/model/output_shape.h"
 
 namespace dynmo::runtime {
 
+Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type) {
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(type));
+  for (const std::int64_t size : shape) bytes *= size;
+  return Bytes{bytes};
+}
+
 cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
                             const std::map<LayerId, model::StateShape>& pruned) {
-  auto boundary = static_cast<std::int64_t>(c10::elementSize(options.boundary_type));
-  for (const std::int64_t size : options.boundary_shape) boundary *= size;
+  const model::OutputShapes shapes = model::output_shapes(model, 0);
   cost::ModelCost costs;
   for (const auto& layer : model) {
     cost::LayerCost known;
@@ -23,7 +29,10 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     known.parameter_bytes = sizes.values + sizes.masks + model::buffer_bytes(*layer);
     known.optimizer_bytes = sizes.values * 2;
     known.copy_bytes = model::copy_bytes(*layer) + sizes.patterns;
-    known.boundary_bytes = Bytes{boundary};
+    const auto layer_index = static_cast<std::size_t>(costs.size());
+    const bool own = !shapes.empty() && !shapes[layer_index].empty();
+    known.boundary_bytes =
+        bytes_of_shape(own ? shapes[layer_index] : options.boundary_shape, options.boundary_type);
     known.product_time = model::product_time(*layer, shape);
     costs.layers.push_back(std::move(known));
   }

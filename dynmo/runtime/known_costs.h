@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <map>
+#include <c10/core/ScalarType.h>
 
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "dynmo/core/units.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/pipeline_options.h"
 
 namespace dynmo::runtime {
+
+[[nodiscard]] Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type);
 
 // What is known of the layers before anything is measured: names and bytes. `pruned`: what layers
 // have lost, where they have.

@@ -48,6 +48,13 @@ std::int64_t StageMessages::room_behind(StageId id) const {
   return input_.room[static_cast<std::size_t>(stage(id.value).layers.end()) - 1];
 }
 
+const std::vector<std::int64_t>& StageMessages::shape_behind(StageId id) const {
+  if (input_.output_shapes.empty()) return input_.boundary_shape;
+  const auto last = static_cast<std::size_t>(stage(id.value).layers.end()) - 1;
+  const std::vector<std::int64_t>& own = input_.output_shapes[last];
+  return own.empty() ? input_.boundary_shape : own;
+}
+
 // Of a message as the transport sees it: in the device's memory or in the host's.
 std::span<std::byte> StageMessages::message_bytes(const at::Tensor& tensor) const {
   if (!by_device()) return bytes_of(tensor);
@@ -118,7 +125,7 @@ void StageMessages::receive(const Action& action) {
   const transport::Tag tag = tag_of(action);
   if (room_behind(boundary) == 0) {
     (forward ? activations_ : gradients_)[{action.stage, action.micro_batch}] =
-        post_receive(action, rank_of(neighbour), tag, input_.boundary_shape);
+        post_receive(action, rank_of(neighbour), tag, shape_behind(boundary));
   } else if (forward) {
     receive_rows(action);
   } else {

@@ -69,6 +69,8 @@ class StageMessages {
   [[nodiscard]] transport::Member rank_of(int stage) const;
   [[nodiscard]] transport::Tag tag_of(const schedule::Action& action) const;
   [[nodiscard]] transport::Tag second_tag_of(const schedule::Action& action) const;
+  // Of what passes behind a stage, where no row has left.
+  [[nodiscard]] const std::vector<std::int64_t>& shape_behind(StageId id) const;
   [[nodiscard]] RowFormat format() const { return {input_.boundary_shape, input_.boundary_type}; }
   [[nodiscard]] bool by_device() const { return input_.device_messages != nullptr; }
   [[nodiscard]] std::span<std::byte> message_bytes(const at::Tensor& tensor) const;

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <ctime>
 #include <functional>
+#include <utility>
 
+#include "dynmo/model/output_shape.h"
 #include "helpers.h"
 
 namespace dynmo::model {
@@ -55,6 +57,27 @@ TEST(Emulated, EachCallTakesAtLeastItsCostAndNextToNoProcessorTime) {
   EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.020);
   EXPECT_EQ(y.sizes(), at::IntArrayRef({16}));
   EXPECT_EQ(dx.sizes(), at::IntArrayRef({16}));
+}
+
+// The hidden value behind a layer has the bytes of its step, and the gradient of the input those of
+// the input.
+TEST(Emulated, OutputsHaveTheBytesOfTheirStep) {
+  const Model model = make_emulated({.costs = [](std::int64_t step) {
+                        cost::ModelCost now = costs(0);
+                        now.layers[1].boundary_bytes = Bytes{64 - 10 * step};
+                        return now;
+                      }}).value();
+  LayerState state = make_state(*model[1], LayerId{1}, 1);
+  for (const auto& [step, floats] : {std::pair<int, int>{0, 16}, {1, 13}, {5, 3}, {6, 1}}) {
+    LayerContext context;
+    context.step = step;
+    std::unique_ptr<Stash> stash;
+    const at::Tensor y = model[1]->forward(state, at::zeros({16}), context, &stash).hidden.x;
+    EXPECT_EQ(y.sizes(), at::IntArrayRef({floats})) << step;
+    EXPECT_EQ(output_shapes(model, step), (OutputShapes{{16}, {floats}, {}}));
+    const at::Tensor dx = model[1]->input_gradient(state, *stash, y, Layer::InputGradient::kWanted);
+    EXPECT_EQ(dx.sizes(), at::IntArrayRef({16}));
+  }
 }
 
 TEST(Emulated, ParametersAreScaledAndTheHeadGivesALoss) {

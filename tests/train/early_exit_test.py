@@ -1,9 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Early exit as a user meets it: other ranks, a restart, records, generated text, what is refused."""
 import json
+import math
 
 from program import DYNMO
 from run_case import SourceCase, losses, settings
+
+
+def boundaries(trace):
+    """By step: boundary_bytes of every layer."""
+    header, *lines = map(json.loads, trace.read_text().splitlines())
+    now = [layer["boundary_bytes"] for layer in header["layers"]]
+    found = {}
+    for line in lines:
+        now = line.get("boundary_bytes", now)
+        found[line["step"]] = now
+    return found
 
 
 class EarlyExit(SourceCase):
@@ -44,6 +56,39 @@ class EarlyExit(SourceCase):
     def test_compares(self):
         result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="compare", extra=self.SETTINGS), timeout=120)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_emulated_ranks_replay_its_messages(self):
+        self.train("real", 2, "run.load_trace=1", "balance.enabled=false")
+        trace = self.folder / "real" / "load-trace.jsonl"
+        recorded = boundaries(trace)
+        rows = self.figures("real")
+        whole = 2 * 16 * 32 * 4
+        for step in range(1, 24):
+            # Room for as many rows as in the step before, each of 32 floats and its number, and a header.
+            stay = (sum(rows[step - 1]["left"]) - rows[step - 1]["left"][0]) / 4
+            self.assertEqual(recorded[step][1], whole, "before the first exit")
+            self.assertGreaterEqual(recorded[step][2], 8 + math.floor(stay) * (4 + 32 * 4), step)
+        self.assertLess(recorded[23][4], recorded[3][4])
+        emulated = self.run_command(self.command("-n", "2", run="emulated", extra=(
+            "run.device=emulated", f"emulated.trace={trace}", "train.steps=24", "run.load_trace=1", "balance.enabled=false")))
+        self.assertEqual(emulated.returncode, 0, emulated.stdout + emulated.stderr)
+        again = boundaries(self.folder / "emulated" / "load-trace.jsonl")
+        for step, layers in again.items():
+            self.assertEqual(layers[:-1], [max(4, own // 4 * 4) for own in recorded[step][:-1]], step)
+        scenario = self.folder / "replayed.toml"
+        scenario.write_text(f"""
+[cluster]
+pipeline_ranks = 2
+[dynamism]
+trace = "{trace}"
+[training]
+steps = 24
+micro_batches = 4
+[policy]
+compare = ["uniform", "optimal"]
+""")
+        simulated = self.run_command([DYNMO, "simulate", str(scenario)])
+        self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
 
     def test_generates_and_is_not_exported(self):
         for run, extra in (("gap", ()), ("similarity", ("early_exit.confidence=similarity",)),

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/dynamism/early_exit/source.h"
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/model/emulated.h"
@@ -16,6 +17,7 @@
 #include "dynmo/scenario/run.h"
 #include "dynmo/train/load_trace_writer.h"
 #include "tests/plan/cuts.h"
+#include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
 
@@ -137,6 +139,44 @@ TEST(SimulatedDecisions, OfARunThatFreezesAreTheRunsOwn) {
     EXPECT_FALSE(told.decisions.empty()) << "layers freeze in every third step";
     expect_the_same(told, trace, ranks, options);
   }
+}
+
+// Messages shrink while tokens leave: the run plans with the bytes of the step before.
+TEST(SimulatedDecisions, OfARunWhoseTokensLeaveAreTheRunsOwn) {
+  dynamism::EarlyExitOptions exits;
+  exits.survivors = 0.2;
+  exits.exit_every = 1;
+  exits.warm_up = 2;
+  exits.ramp_steps = 4;
+  runtime::testing::RunOptions run{.steps = 30, .micro_batches = 4};
+  run.balancing = Balancing::kAutomatic;
+  run.make_sources = [exits](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_early_exit_source(exits));
+    return sources;
+  };
+  const model::LlamaConfig config = runtime::testing::small_model();
+  const PipelineOptions options = runtime::testing::pipeline_options(config, run);
+  const auto batches = [&](std::int64_t step, MicroBatchId id) {
+    return runtime::testing::batch(config, run.seed, step, id);
+  };
+  TempFolder folder;
+  const std::filesystem::path trace = folder.path() / "trace.jsonl";
+  const Told told = train(runtime::testing::shaped(model::make_llama(config), run.make_sources),
+                          options, {3, 5}, batches, trace);
+  expect_the_same(told, trace, 2, options);
+  const auto load = dynamism::read_trace(trace);
+  ASSERT_TRUE(load) << load.error().message;
+  const dynamism::Recording* recording = (*load)->recording();
+  ASSERT_NE(recording, nullptr);
+  for (std::int64_t step = 0; step < run.steps; ++step) {
+    const auto& measured = recording->steps.at(step).layers;
+    EXPECT_EQ(measured[1].boundary_bytes, Bytes{0}) << "no row has left before the first exit";
+    for (const std::size_t i : {2, 4, 6}) {
+      EXPECT_EQ(measured[i].boundary_bytes, (*load)->at(step).layers[i].boundary_bytes);
+    }
+  }
+  EXPECT_LT((*load)->at(29).layers[4].boundary_bytes, (*load)->at(2).layers[4].boundary_bytes);
 }
 
 // Layers that sleep: what they take is known, and the machine's noise comes on top.
