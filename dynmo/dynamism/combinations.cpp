@@ -9,10 +9,9 @@
 namespace dynmo::dynamism {
 namespace {
 
-constexpr std::array<RefusedPair, 4> kRefusedPairs = {{
+constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
     {"sparse_attention", "mixture_of_depths",
      "attention inside a routed block runs dense on the tokens that its router chose"},
-    {"moe", "mixture_of_depths", "the MLP inside a routed block is dense"},
     {"sparse_attention", "early_exit",
      "the hashed buckets are made for whole sequences, and exits leave ragged ones"},
     {"mixture_of_depths", "early_exit",

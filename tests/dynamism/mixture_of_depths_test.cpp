@@ -55,6 +55,18 @@ TEST(MixtureOfDepths, MatchesItsClosedForm) {
   EXPECT_NEAR(linear, 0.5625, 1e-12);
 }
 
+// Router and experts of a routed block work on the chosen rows; their parameters stay.
+TEST(MixtureOfDepths, ExpertsWorkOnTheChosenTokens) {
+  const LoadInputs inputs = inputs_of(mixture(4, 8, 2));
+  const auto all = dense(inputs);
+  const auto now = (*make_mixture_of_depths(without_noise(), inputs))->at(0);
+  for (const std::size_t i : {2, 6}) EXPECT_EQ(now.layers[i], all.layers[i]);
+  for (const std::size_t i : {4, 8}) {
+    EXPECT_DOUBLE_EQ(now.layers[i].forward_s, all.layers[i].forward_s / 8);
+    EXPECT_EQ(now.layers[i].parameter_bytes, all.layers[i].parameter_bytes);
+  }
+}
+
 TEST(MixtureOfDepths, EveryBlockAtFullCapacityIsDenseButForRouterAndPredictor) {
   const LoadInputs inputs = inputs_of(gpt(4, 512, 512));
   MixtureOfDepthsOptions p = without_noise();

@@ -16,7 +16,7 @@
 
 #include "dynmo/model/balanced_assignment.h"
 #include "dynmo/model/moe.h"
-#include "helpers.h"
+#include "tests/model/helpers.h"
 
 namespace dynmo::model::testing {
 

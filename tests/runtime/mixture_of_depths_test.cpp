@@ -14,9 +14,11 @@
 #include "dynmo/dynamism/mixture_of_depths/routed_block.h"
 #include "dynmo/dynamism/mixture_of_depths/source.h"
 #include "dynmo/model/memory.h"
+#include "dynmo/model/moe.h"
 #include "dynmo/model/select_top.h"
 #include "pipeline_fixture.h"
 #include "tests/dynamism/shapes.h"
+#include "tests/model/experts_formula.h"
 #include "tests/model/gradients.h"
 #include "tests/model/helpers.h"
 
@@ -112,8 +114,15 @@ TEST(RoutedBlock, OfAllRowsAtFullWeightIsTheDenseBlock) {
 
 // The formula of routed_block.h for the Llama family, with nothing of its layers: explicit mask and
 // softmax, rotation by the positions that rows had, cross entropy of the predictor on a detached x.
-Tensor formula(const model::LlamaConfig& c, const std::vector<Tensor>& p, const Tensor& x_BTD,
-               const Tensor& rows_M) {
+// The MLP may be one of experts: their losses act in the gradients alone.
+struct RoutedFormula {
+  Tensor output;
+  Tensor losses;
+};
+
+RoutedFormula formula(const model::LlamaConfig& c, const std::vector<Tensor>& p,
+                      const Tensor& x_BTD, const Tensor& rows_M,
+                      const model::RouterOptions* experts = nullptr, const Tensor& bias = {}) {
   const std::int64_t B = x_BTD.size(0);
   const std::int64_t T = x_BTD.size(1);
   const std::int64_t C = rows_M.numel() / B;
@@ -142,18 +151,30 @@ Tensor formula(const model::LlamaConfig& c, const std::vector<Tensor>& p, const 
                             .masked_fill(at::ones({C, C}, at::kBool).triu(1), -INFINITY);
   const Tensor mixed = at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape(x.sizes());
   const Tensor h = x + mixed.matmul(p[4].t());
-  const Tensor m = norm(h, p[5]);
-  const Tensor gate = m.matmul(p[6].t());
-  const Tensor y = h + (gate * at::sigmoid(gate) * m.matmul(p[7].t())).matmul(p[8].t());
-  const Tensor r = at::sigmoid(flat.matmul(p[9])).index_select(0, rows_M).view({B, C, 1});
-  return flat.index_copy(0, rows_M, (x + r * (y - x)).view({-1, c.shape.hidden}))
-      .view(x_BTD.sizes());
+  Tensor y;
+  Tensor losses = at::zeros({}, at::kDouble);
+  if (experts != nullptr) {
+    const auto made = model::testing::experts_formula(*experts, {p.begin() + 5, p.end() - 5}, h,
+                                                      bias, c.rms_epsilon);
+    y = made.output;
+    losses = made.losses;
+  } else {
+    const Tensor m = norm(h, p[5]);
+    const Tensor gate = m.matmul(p[6].t());
+    y = h + (gate * at::sigmoid(gate) * m.matmul(p[7].t())).matmul(p[8].t());
+  }
+  const Tensor& router = p[p.size() - 5];
+  const Tensor r = at::sigmoid(flat.matmul(router)).index_select(0, rows_M).view({B, C, 1});
+  return {.output = flat.index_copy(0, rows_M, (x + r * (y - x)).view({-1, c.shape.hidden}))
+                        .view(x_BTD.sizes()),
+          .losses = losses};
 }
 
 Tensor predictor_loss(const std::vector<Tensor>& p, const Tensor& x_BTD, const Tensor& rows_M) {
   const Tensor x = x_BTD.detach().view({-1, x_BTD.size(2)});
-  const Tensor inner = x.matmul(p[10].t()) + p[11];
-  const Tensor logits = (inner * at::sigmoid(inner)).matmul(p[12]) + p[13];
+  const std::size_t first = p.size() - 4;
+  const Tensor inner = x.matmul(p[first].t()) + p[first + 1];
+  const Tensor logits = (inner * at::sigmoid(inner)).matmul(p[first + 2]) + p[first + 3];
   const Tensor chosen = at::zeros_like(logits).index_fill(0, rows_M, 1);
   return at::binary_cross_entropy_with_logits(logits, chosen);
 }
@@ -181,21 +202,75 @@ TEST(RoutedBlock, HasTheGradientsOfAutogradByThePredictorsLossToo) {
                                    for (const auto& p : state.parameters) values.push_back(p.value);
                                    return values;
                                  }(),
-                                 x, rows),
+                                 x, rows)
+                                 .output,
                              1e-11, 1e-11))
         << "seed " << seed;
-    const model::testing::Gradients plain =
-        model::testing::by_autograd(state, x, at::ones({}, at::kDouble),
-                                    [&](const std::vector<Tensor>& p, const Tensor& input) {
-                                      return (formula(config, p, input, rows) * slope).sum() +
-                                             kLossWeight * predictor_loss(p, input, rows);
-                                    });
+    const model::testing::Gradients plain = model::testing::by_autograd(
+        state, x, at::ones({}, at::kDouble),
+        [&](const std::vector<Tensor>& p, const Tensor& input) {
+          return (formula(config, p, input, rows).output * slope).sum() +
+                 kLossWeight * predictor_loss(p, input, rows);
+        });
     EXPECT_TRUE(at::allclose(ours.input, plain.input, 1e-9, 1e-11)) << "seed " << seed;
     ASSERT_EQ(ours.parameters.size(), plain.parameters.size());
     for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
       EXPECT_TRUE(at::allclose(ours.parameters[i], plain.parameters[i], 1e-9, 1e-11))
           << state.parameters[i].name << ", seed " << seed;
       EXPECT_GT(plain.parameters[i].abs().max().item<double>(), 0) << state.parameters[i].name;
+    }
+  }
+}
+
+// Experts in a routed block are given the chosen rows: capacities and losses are those of as many.
+TEST(RoutedBlock, OfExpertsHasTheGradientsOfAutograd) {
+  const model::LlamaConfig config = model::testing::tiny_config();
+  const model::Model layers = model::make_llama(config);
+  for (int router = 0; router < 5; ++router) {
+    for (const double capacity : {0.2, 0.6}) {
+      model::MoeConfig moe{.router = {.router = static_cast<model::MoeRouter>(router),
+                                      .experts = 4,
+                                      .capacity_factor = capacity > 0.5 ? 0.8 : 0,
+                                      .z_loss = 0.05}};
+      if (router == 0) moe.router.aux_loss = 0.3;
+      const auto mlp = dynamic_cast<const model::TakesExperts&>(*layers[2]).with(moe);
+      const auto layer = dynamism::routed_block("blocks.0", layers[1], mlp, kHidden, capacity);
+      model::LayerState state = model::testing::double_state(*layer, LayerId(1), 3);
+      Tensor bias;
+      for (model::Buffer& buffer : state.buffers) {
+        buffer.value.copy_(random_tensor(buffer.value.sizes(), 7).mul_(0.2));
+        bias = buffer.value.to(at::kDouble);
+      }
+      const Tensor x = random_tensor({3, 10, kHidden}, 21);
+      const Tensor slope = random_tensor({3, 10, kHidden}, 22);
+      model::LayerContext context;
+      context.loss_weight = 0.25;
+      const Tensor rows = at::tensor(rows_of(state, *layer, x, capacity), at::kLong);
+      const auto ours = model::testing::by_three_calls(*layer, state, x, context, slope);
+      Tensor output;
+      const auto plain = model::testing::by_autograd(
+          state, x, at::ones({}, at::kDouble),
+          [&](const std::vector<Tensor>& p, const Tensor& input) {
+            const RoutedFormula made = formula(config, p, input, rows, &moe.router, bias);
+            output = made.output.detach();
+            Tensor total =
+                (made.output * slope).sum() + 0.25 * (made.losses + predictor_loss(p, input, rows));
+            // (Autograd wants all to be used, and an expert may get no row.)
+            for (const Tensor& parameter : p) total = total + 0 * parameter.sum();
+            return total;
+          });
+      const std::string what = fmt::format("router {}, capacity {}", router, capacity);
+      EXPECT_TRUE(at::allclose(ours.output, output, 1e-11, 1e-11)) << what;
+      EXPECT_TRUE(at::allclose(ours.input, plain.input, 1e-9, 1e-11)) << what;
+      for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
+        EXPECT_TRUE(at::allclose(ours.parameters[i], plain.parameters[i], 1e-9, 1e-11))
+            << state.parameters[i].name << ", " << what;
+      }
+      const std::vector<double> figures = layer->forward(state, x, context, nullptr).figures;
+      ASSERT_EQ(figures.size(), layer->figures().size());
+      const auto chosen = static_cast<double>(rows.numel());
+      EXPECT_EQ(figures[model::kMoeTokens], chosen);
+      EXPECT_EQ(figures[figures.size() - dynamism::kDepthsFigures + dynamism::kChosenRows], chosen);
     }
   }
 }

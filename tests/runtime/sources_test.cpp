@@ -152,6 +152,17 @@ const std::vector<NamedSources> kSources = {
        return sources_of(dynamism::make_moe_source(options),
                          dynamism::make_early_exit_source(exits_within_sixty_steps()));
      }},
+    {"mixture of depths of experts by a bias, pruning and freezing by plasticity",
+     [](std::int64_t steps) {
+       dynamism::MoeOptions options = few_experts();
+       options.router = dynamism::MoeRouting::kBias;
+       options.bias_rate = 0.01;
+       return sources_of(dynamism::make_moe_source(options),
+                         dynamism::make_pruning_source(pruned_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps),
+                         dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
+     },
+     4},
     {"experts by scores, with drops",
      [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
     {"balanced experts, pruning and freezing by plasticity",
@@ -173,7 +184,7 @@ const std::vector<NamedSources> kSources = {
      }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {18, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {19, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }

@@ -83,3 +83,27 @@ class MixtureOfDepths(SourceCase):
                              (("run.device=cuda",), ("run.device",))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
+
+
+class MixtureOfDepthsOfExperts(SourceCase):
+    TABLE = "moe"
+    SETTINGS = (*MixtureOfDepths.SETTINGS, "moe.enabled=true", "moe.experts=4", "moe.router=bias", "moe.bias_rate=0.01")
+
+    def test_experts_have_the_chosen_rows_on_any_ranks_and_after_a_restart(self):
+        shown = self.train("two", 2)
+        self.assertIn("fullest expert +", shown.stdout + shown.stderr)
+        self.assertIn("routed 25.0 %, predicted ", shown.stdout + shown.stderr)
+        self.train("one", 1, "pipeline.recompute=whole")
+        self.assert_same_run("one", "two")
+        self.assertEqual(self.figures("one"), self.figures("two"))
+        for step, own in self.figures("two").items():
+            # The second of three blocks is routed; 2 experts a row.
+            self.assertEqual([sum(counts) for counts in own["counts"]], [2 * 128, 2 * 32, 2 * 128], step)
+        self.assert_resumes("two", "three", 3)
+        text = self.generate("two")
+        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        self.assertEqual(self.generate("two").stdout, text.stdout)
+
+    def test_a_router_that_looks_ahead_trains_and_does_not_generate(self):
+        self.train("choice", 2, "moe.router=expert_choice")
+        self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")

@@ -110,6 +110,7 @@ class RoutedBlock final : public model::Layer {
         mlp_(std::move(mlp)),
         attention_parameters_(attention_->parameters().size()),
         mlp_parameters_(mlp_->parameters().size()),
+        mlp_buffers_(mlp_->buffers().size()),
         hidden_(hidden),
         capacity_(capacity) {
     DYNMO_CHECK(capacity > 0 && capacity <= 1, "a capacity above 0 and at most 1, got {}",
@@ -117,7 +118,12 @@ class RoutedBlock final : public model::Layer {
   }
 
   std::string name() const override { return name_; }
-  std::vector<std::string> figures() const override { return depths_figures(); }
+  std::vector<std::string> figures() const override {
+    std::vector<std::string> names = mlp_->figures();
+    for (std::string& name : depths_figures()) names.push_back(std::move(name));
+    return names;
+  }
+  std::vector<model::BufferSpec> buffers() const override { return mlp_->buffers(); }
 
   std::vector<model::ParameterSpec> parameters() const override {
     constexpr double kStd = 0.02;
@@ -153,15 +159,18 @@ class RoutedBlock final : public model::Layer {
     RoutedStash saved;
     const Tensor score_N = scores_of(x_ND, own(state, kRouter));
     const std::vector<std::int64_t> rows = top_of(score_N, input.x.size(0), input.x.size(1));
-    std::vector<double> figures;
+    std::vector<double> own_figures;
     if (context.pass == model::Pass::kTraining) {
-      figures = predict(state, x_ND, rows, context.loss_weight, saved);
+      own_figures = predict(state, x_ND, rows, context.loss_weight, saved);
     }
     Tensor out_BTD = input.x.clone();
     saved.x_ND = flat(input.x);
     saved.rows_M = tensor_of(rows);
-    route(state, input.x, saved.rows_M, saved.rows_M.remainder(input.x.size(1)), score_N, context,
-          stash == nullptr ? nullptr : &saved, out_BTD);
+    std::vector<double> figures =
+        route(state, input.x, saved.rows_M, saved.rows_M.remainder(input.x.size(1)), score_N,
+              context, stash == nullptr ? nullptr : &saved, out_BTD);
+    if (context.pass != model::Pass::kTraining) figures.clear();
+    figures.insert(figures.end(), own_figures.begin(), own_figures.end());
     if (stash != nullptr) *stash = std::make_unique<RoutedStash>(std::move(saved));
     return {.hidden = out_BTD, .figures = std::move(figures)};
   }
@@ -245,7 +254,10 @@ class RoutedBlock final : public model::Layer {
     return part_of(state, 0, attention_parameters_, kAttentionPart);
   }
   [[nodiscard]] LayerState mlp_state(const LayerState& state) const {
-    return part_of(state, attention_parameters_, mlp_parameters_, kMlpPart);
+    LayerState part = part_of(state, attention_parameters_, mlp_parameters_, kMlpPart);
+    const auto first = state.buffers.begin();
+    part.buffers.assign(first, first + static_cast<std::ptrdiff_t>(mlp_buffers_));
+    return part;
   }
 
   static void clear(RoutedStash& saved) {
@@ -269,10 +281,11 @@ class RoutedBlock final : public model::Layer {
     return rows;
   }
 
-  // Writes the chosen rows of `out`.
-  void route(const LayerState& state, const Tensor& x_BTD, const Tensor& rows_M,
-             const Tensor& positions_M, const Tensor& score_N, const model::LayerContext& context,
-             RoutedStash* saved, Tensor& out_BTD) const {
+  // Writes the chosen rows of `out`. Returns the figures of the MLP.
+  std::vector<double> route(const LayerState& state, const Tensor& x_BTD, const Tensor& rows_M,
+                            const Tensor& positions_M, const Tensor& score_N,
+                            const model::LayerContext& context, RoutedStash* saved,
+                            Tensor& out_BTD) const {
     const std::int64_t sequences = x_BTD.size(0);
     const Tensor chosen_MD = flat(x_BTD).index_select(0, rows_M);
     const auto stash_of = [&](std::unique_ptr<model::Stash> RoutedStash::*half) {
@@ -283,17 +296,19 @@ class RoutedBlock final : public model::Layer {
                                                   positions_M.view({sequences, -1}), context,
                                                   stash_of(&RoutedStash::attention))
                                     .hidden;
-    const model::Hidden outer =
-        mlp_->forward(mlp_state(state), inner, context, stash_of(&RoutedStash::mlp)).hidden;
+    model::Output outer =
+        mlp_->forward(mlp_state(state), inner, context, stash_of(&RoutedStash::mlp));
     const Tensor weight_M = score_N.index_select(0, rows_M).sigmoid_();
-    const Tensor update_MD = flat(outer.x) - chosen_MD;
+    const Tensor update_MD = flat(outer.hidden.x) - chosen_MD;
     const Tensor made_MD =
         (update_MD * weight_M.unsqueeze(1)).to(chosen_MD.scalar_type()).add_(chosen_MD);
     flat(out_BTD).index_copy_(0, rows_M, made_MD);
-    if (saved == nullptr) return;
-    saved->chosen_MD = chosen_MD;
-    saved->update_MD = update_MD;
-    saved->weight_M = weight_M;
+    if (saved != nullptr) {
+      saved->chosen_MD = chosen_MD;
+      saved->update_MD = update_MD;
+      saved->weight_M = weight_M;
+    }
+    return std::move(outer.figures);
   }
 
   // Rows by the predictor, each sequence by itself, as they may be of any number.
@@ -311,8 +326,8 @@ class RoutedBlock final : public model::Layer {
       const Tensor rows_M = logit_N.narrow(0, b * tokens, tokens).gt(0).nonzero().flatten();
       if (rows_M.numel() == 0) continue;
       Tensor out_1TD = out_BTD.narrow(0, b, 1);
-      route(state, x_BTD.narrow(0, b, 1), rows_M, rows_M + before,
-            score_N.narrow(0, b * tokens, tokens), context, nullptr, out_1TD);
+      (void)route(state, x_BTD.narrow(0, b, 1), rows_M, rows_M + before,
+                  score_N.narrow(0, b * tokens, tokens), context, nullptr, out_1TD);
     }
     return {.hidden = out_BTD};
   }
@@ -357,6 +372,7 @@ class RoutedBlock final : public model::Layer {
   std::shared_ptr<const Layer> mlp_;
   std::size_t attention_parameters_;
   std::size_t mlp_parameters_;
+  std::size_t mlp_buffers_;
   std::int64_t hidden_;
   double capacity_;
 };

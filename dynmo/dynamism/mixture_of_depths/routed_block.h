@@ -36,7 +36,9 @@ enum DepthsFigure {
 [[nodiscard]] std::vector<std::string> depths_figures();
 
 // One layer in the place of the halves of a block, `hidden` wide. Its parameters are those of
-// attention, of the MLP, and of router and predictor, which are not pruned.
+// attention, of the MLP, and of router and predictor, which are not pruned. The MLP may be one of
+// experts, which are given the chosen rows; its buffers are the layer's, and its figures come
+// before depths_figures.
 // Requires 0 < capacity <= 1.
 [[nodiscard]] std::shared_ptr<const model::Layer> routed_block(
     std::string name, std::shared_ptr<const model::Layer> attention,

@@ -61,7 +61,14 @@ class MixtureOfDepthsSource final : public Source {
   Expected<void> after_update(const Boundary& boundary, const Outcome& outcome) override {
     blocks_.clear();
     for (std::size_t i = 0; i < boundary.model.size(); ++i) {
-      if (boundary.model[i]->figures() == depths_figures()) blocks_.push_back(outcome.figures[i]);
+      // (Experts in the block have theirs before.)
+      const std::vector<std::string> names = boundary.model[i]->figures();
+      const std::vector<std::string> own = depths_figures();
+      if (names.size() < own.size() || !std::equal(own.rbegin(), own.rend(), names.rbegin())) {
+        continue;
+      }
+      const std::vector<double>& all = outcome.figures[i];
+      blocks_.emplace_back(all.end() - kDepthsFigures, all.end());
     }
     return {};
   }
