@@ -208,7 +208,8 @@ std::vector<Space> spaces() {
           {"one_fault_and_a_change", space_of(0, 1, 1, 2), kPlainBuilds},
           {"one_fault_in_training", training, kWhole},
           {"one_fault_a_joiner_and_a_change", space_of(1, 1, 1, 2), kWhole},
-          {"two_faults", space_of(0, 0, 2, 2), kWhole},
+          {"two_faults", space_of(0, 0, 2, 3), kWhole},
+          {"two_faults_and_a_change", space_of(0, 1, 2, 2), kWhole},
           {"two_faults_a_joiner_and_a_change", space_of(1, 1, 2, 1), kWhole}};
 }
 
