@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <ostream>
+#include <set>
+#include <string>
 #include <string_view>
-#include <unordered_set>
 
+#include "dynmo/core/rng.h"
+#include "tests/elastic/fingerprints.h"
 #include "tests/elastic/world.h"
 #include "tests/support/samples.h"
 
@@ -21,26 +24,28 @@ struct Found {
   std::int64_t events = 0;
   std::int64_t states = 0;  // or schedules
   bool of_schedules = false;
+  std::set<std::string> ends = {};  // of worlds where nothing happens of itself any more
 };
 
 bool is_of_itself(Kind kind) { return kind < Kind::kCheckpoint; }
 
 // All worlds that can come of the first one, each once: depth first, so that what is kept is a path
 // and the hashes of what was seen, not a frontier of worlds.
-Found explore_all(const WorldOptions& options) {
+Found explore_all(const WorldOptions& options, bool with_ends = false) {
   struct Level {
     World world;
     std::vector<Happening> left;
     Happening by;
   };
   Found found;
-  std::unordered_set<std::uint64_t> seen;
+  Fingerprints seen;
   std::vector<Level> path;
   const auto enter = [&](World world, const Happening& by) {
-    if (world.violation().empty() && !seen.insert(world.hash()).second) return;
+    if (world.violation().empty() && !seen.insert(world.hash())) return;
     std::vector<Happening> left = world.next();
     const bool rests =
         std::none_of(left.begin(), left.end(), [](const auto& h) { return is_of_itself(h.kind); });
+    if (rests && with_ends) found.ends.insert(world.outcome());
     if (rests && !world.beyond() && world.violation().empty()) {
       if (!world.retries()) world.check_at_rest();
       for (int a = 0; world.retries() && a < options.members + options.joiners; ++a) {
@@ -62,7 +67,7 @@ Found explore_all(const WorldOptions& options) {
     ++found.events;
     enter(std::move(next), happening);
   }
-  found.states = std::ssize(seen);
+  found.states = seen.size();
   if (path.empty()) return found;
   found.violation = path.back().world.violation();
   for (const Level& level : path) found.violation += "\n  " + to_string(level.by);
@@ -96,8 +101,8 @@ Found explore_one(const WorldOptions& options, std::uint64_t seed, bool trace = 
     } else if (calm < 4) {
       world.calm();
       ++calm;
-      for (int a = 0; world.retries() && a < static_cast<int>(world.nodes().size()); ++a) {
-        if (world.nodes()[static_cast<std::size_t>(a)].up) {
+      for (int a = 0; world.retries() && a < options.members + options.joiners; ++a) {
+        if (world.is_up(a)) {
           world.apply({Kind::kRetry, static_cast<std::int8_t>(a)});
         }
       }
@@ -157,10 +162,12 @@ Found explore_random(std::int64_t schedules, std::uint64_t first_seed = 1,
   return all;
 }
 
-void say(const std::string& what, const Found& found, std::chrono::steady_clock::time_point since) {
+// Seconds of the processor, which do not depend on who else is at work; nothing is decided by them.
+double processor_s() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+void say(const std::string& what, const Found& found, double since_s) {
   fmt::print("{}: {} events, {} {}, {:.1f} s\n", what, found.events, found.states,
-             found.of_schedules ? "schedules" : "states",
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
+             found.of_schedules ? "schedules" : "states", processor_s() - since_s);
 }
 
 bool whole() {
@@ -169,7 +176,7 @@ bool whole() {
 }
 
 TEST(Explorer, RandomSchedulesOfFourToSixMembers) {
-  const auto since = std::chrono::steady_clock::now();
+  const double since = processor_s();
   const Found found = explore_random(whole() ? 1'000'000 : samples(100'000));
   say("random", found, since);
   EXPECT_EQ(found.violation, "");
@@ -182,40 +189,123 @@ struct Space {
   When when = When::kAlways;
 };
 
+WorldOptions space_of(int joiners, int changes, int faults, int ballots) {
+  return {.joiners = joiners,
+          .faults = faults,
+          .ballots = ballots,
+          .changes = changes,
+          .at_once = true,
+          .reduced = true};
+}
+
 std::vector<Space> spaces() {
-  const auto of = [](int joiners, int changes, int faults, int ballots) {
-    return WorldOptions{.joiners = joiners,
-                        .faults = faults,
-                        .ballots = ballots,
-                        .changes = changes,
-                        .at_once = true};
-  };
   using enum Space::When;
-  WorldOptions training = of(0, 0, 1, 2);
+  WorldOptions training = space_of(0, 0, 1, 2);
   training.steps = 2;
-  return {{"a_change_with_a_joiner", of(1, 1, 0, 3)},
-          {"one_fault", of(0, 0, 1, 3)},
-          {"one_fault_and_a_joiner", of(1, 0, 1, 2), kPlainBuilds},
-          {"one_fault_and_a_change", of(0, 1, 1, 2), kPlainBuilds},
+  return {{"a_change_with_a_joiner", space_of(1, 1, 0, 3)},
+          {"one_fault", space_of(0, 0, 1, 3)},
+          {"one_fault_and_a_joiner", space_of(1, 0, 1, 2), kPlainBuilds},
+          {"one_fault_and_a_change", space_of(0, 1, 1, 2), kPlainBuilds},
           {"one_fault_in_training", training, kWhole},
-          {"two_faults", of(0, 0, 2, 2), kWhole}};
+          {"one_fault_a_joiner_and_a_change", space_of(1, 1, 1, 2), kWhole},
+          {"two_faults", space_of(0, 0, 2, 3), kWhole},
+          {"two_faults_and_a_change", space_of(0, 1, 2, 2), kWhole},
+          {"two_faults_a_joiner_and_a_change", space_of(1, 1, 2, 1), kWhole}};
 }
 
 void PrintTo(const Space& space, std::ostream* out) { *out << space.name; }  // GoogleTest's name
 
+bool wanted(Space::When when) {
+  if (when == Space::When::kWhole) return whole();
+  return when == Space::When::kAlways || draws_all_samples();
+}
+
 class Spaces : public testing::TestWithParam<Space> {};
 
 TEST_P(Spaces, HaveNoViolationInAnyOrderOfEvents) {
-  const bool large = GetParam().when == Space::When::kWhole && !whole();
-  const bool slow = GetParam().when == Space::When::kPlainBuilds && !draws_all_samples();
-  if (large || slow) GTEST_SKIP() << "a large space; DYNMO_SAMPLES=all tries it";
-  const auto since = std::chrono::steady_clock::now();
+  if (!wanted(GetParam().when)) GTEST_SKIP() << "a large space; DYNMO_SAMPLES=all tries it";
+  const double since = processor_s();
   const Found found = explore_all(GetParam().options);
   say(GetParam().name, found, since);
   EXPECT_EQ(found.violation, "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Explorer, Spaces, testing::ValuesIn(spaces()),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+std::vector<Space> small_spaces() {
+  WorldOptions training = space_of(1, 0, 1, 2);
+  training.members = training.layers = 2;
+  training.steps = 2;
+  return {{"a_change_with_a_joiner", space_of(1, 1, 0, 3)},
+          {"one_fault", space_of(0, 0, 1, 2)},
+          {"a_fault_and_a_joiner_in_training", training}};
+}
+
+class Reductions : public testing::TestWithParam<Space> {};
+
+TEST_P(Reductions, LoseNoEnd) {
+  WorldOptions options = GetParam().options;
+  const Found reduced = explore_all(options, true);
+  options.reduced = false;
+  const Found full = explore_all(options, true);
+  EXPECT_EQ(reduced.violation, "");
+  EXPECT_EQ(full.violation, "");
+  EXPECT_GT(full.ends.size(), 1U);
+  EXPECT_EQ(reduced.ends, full.ends);
+  EXPECT_LT(reduced.states, full.states);
+  fmt::print("{}: {} states of {}, {} ends\n", GetParam().name, reduced.states, full.states,
+             full.ends.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Explorer, Reductions, testing::ValuesIn(small_spaces()),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+std::vector<Space> spaces_without_a_rule() {
+  using enum Space::When;
+  WorldOptions ties = space_of(0, 0, 1, 2);
+  ties.rules.ties = false;
+  WorldOptions open_ends = space_of(0, 0, 2, 3);
+  open_ends.rules.open_ends = false;
+  WorldOptions attempts = space_of(1, 1, 2, 3);
+  attempts.members = attempts.layers = 2;
+  attempts.replicas = true;
+  attempts.rules.attempts = false;
+  WorldOptions acknowledged = space_of(0, 1, 1, 3);
+  acknowledged.replicas = true;
+  acknowledged.rules.acknowledged = false;
+  WorldOptions slots = space_of(0, 0, 1, 2);
+  slots.steps = 2;
+  slots.snapshot_every = 1;
+  slots.keep_slots = false;
+  WorldOptions shadows = space_of(0, 0, 1, 2);
+  shadows.steps = 3;
+  shadows.moves = true;
+  shadows.keep_shadows = false;
+  ties.members = ties.layers = 2;
+  return {{"ties", ties},
+          {"open_ends", open_ends},
+          {"attempts", attempts, kPlainBuilds},
+          {"acknowledged", acknowledged, kWhole},
+          {"slots", slots, kWhole},
+          {"shadows", shadows, kWhole}};
+}
+
+class SpacesWithoutARule : public testing::TestWithParam<Space> {};
+
+TEST_P(SpacesWithoutARule, HaveAViolationInSomeOrder) {
+  if (!wanted(GetParam().when)) GTEST_SKIP() << "a large space; DYNMO_SAMPLES=all tries it";
+  WorldOptions options = GetParam().options;
+  for (const bool reduced : {true, false}) {
+    options.reduced = reduced;
+    const double since = processor_s();
+    const Found found = explore_all(options);
+    say(GetParam().name, found, since);
+    EXPECT_NE(found.violation, "") << (reduced ? "reduced" : "full");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Explorer, SpacesWithoutARule, testing::ValuesIn(spaces_without_a_rule()),
                          [](const auto& one) { return std::string(one.param.name); });
 
 // Each rule that is taken away lets something happen that must not, in worlds where it matters.
@@ -231,7 +321,7 @@ void PrintTo(const Mutant& mutant, std::ostream* out) { *out << mutant.name; }
 class Mutants : public testing::TestWithParam<Mutant> {};
 
 TEST_P(Mutants, AreCaught) {
-  const auto since = std::chrono::steady_clock::now();
+  const double since = processor_s();
   const Found found =
       explore_random(200'000, GetParam().first_seed, GetParam().violation, GetParam().change);
   say(GetParam().name, found, since);

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 
-#include "dynmo/core/digest.h"
-
 namespace dynmo::elastic {
 namespace {
 
@@ -20,75 +18,6 @@ MemberId id_of(int node) { return {.value = static_cast<std::uint64_t>(node) + 1
 
 Member member_of(int node) { return {.id = id_of(node), .number = node}; }
 
-// Appends numbers and messages to what a state is known by.
-class StateBytes {
- public:
-  template <typename T>
-  void add(const T& value) requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) {
-    const auto number = static_cast<std::int64_t>(value);
-    text_.push_back(static_cast<char>(number & 0xff));
-    if (number < 0 || number > 250) text_.append(reinterpret_cast<const char*>(&number), 8);
-  }
-  void add(MemberId id) { add(id.value); }
-  void add(const Ballot& ballot) {
-    add(ballot.number);
-    add(ballot.proposer);
-  }
-  void add(const View& view) {
-    add(view.generation);
-    add(view.members.size());
-    for (const Member& member : view.members) add(member.id);
-  }
-  template <typename T>
-  void add(const std::vector<T>& all) {
-    add(all.size());
-    for (const T& one : all) add(one);
-  }
-  void add(const Member& member) { add(member.id); }
-  void add(const Standing& standing) {
-    add(standing.installed);
-    add(standing.earlier);
-    add(standing.attempts);
-    add(standing.gone);
-    add(standing.losses.step + 1);
-    add(standing.losses.count);
-  }
-  void add(const Reported& reported) {
-    add(reported.standing);
-    add(reported.report.member.id);
-    add(reported.report.step);
-    add(reported.report.gradients_complete);
-    for (const Holding& held : reported.report.holdings) {
-      add(held.layer.value);
-      add(held.step);
-      add(held.kind);
-    }
-  }
-  void add(const Membership& m) {
-    add(m.phase);
-    add(m.standing);
-    add(m.seen);
-    add(m.promised);
-    add(m.silent);
-    add(m.group_failed);
-    add(m.quiet_for);
-    add(m.standbys);
-    add(m.forming.has_value());
-    add(m.proposal.has_value());
-    if (!m.proposal) return;
-    add(m.proposal->prepare.ballot);
-    add(m.proposal->prepare.why);
-    add(m.proposal->stage);
-    add(m.proposal->drop);
-    add(m.proposal->add);
-    add(m.proposal->reports);
-  }
-  [[nodiscard]] std::uint64_t hash() const { return digest_of(text_).low; }
-
- private:
-  std::string text_;
-};
-
 }  // namespace
 
 std::string to_string(const Happening& happening) {
@@ -96,17 +25,21 @@ std::string to_string(const Happening& happening) {
                      happening.b);
 }
 
-World::World(const WorldOptions& options) : options_(options) {
+World::World(const WorldOptions& options)
+    : options_(options),
+      memberships_(std::make_shared<Memberships>(options.reduced ? Memberships::Keep::kOnceByMember
+                                                 : options.at_once ? Memberships::Keep::kOnce
+                                                                   : Memberships::Keep::kEach)) {
   View view{.generation = 1};
   for (int i = 0; i < options.members; ++i) view.members.push_back(member_of(i));
   const Settings settings{.model = {.layers = options.layers}, .rules = options.rules};
   for (int i = 0; i < options.members + options.joiners; ++i) {
-    Node& made = nodes_.emplace_back();
+    Node& made = *nodes_.emplace_back(std::make_shared<Node>());
     if (i >= options.members) {
-      made.membership = standby(settings, member_of(i));
+      made.known = memberships_->known(standby(settings, member_of(i)));
       continue;
     }
-    made.membership = first_member(settings, view, id_of(i));
+    made.known = memberships_->known(first_member(settings, view, id_of(i)));
     made.main = Node::Main::kRunning;
     made.group = 1;
     for (int layer = 0; layer < options.layers; ++layer) {
@@ -114,6 +47,13 @@ World::World(const WorldOptions& options) : options_(options) {
       if (mine) made.copies.push_back({.layer = static_cast<std::int8_t>(layer)});
     }
   }
+}
+
+Node& World::edit(int a) {
+  auto& place = nodes_[idx(a)];
+  if (place.use_count() > 1) place = std::make_shared<Node>(*place);
+  place->hash = 0;
+  return *place;
 }
 
 void World::violate(const std::string& what) {
@@ -130,7 +70,7 @@ Fate World::fate(int a, int b) const {
 
 // A leader has a connection to everybody, the others to the one they follow.
 bool World::cares(int a, int b, MemberId lowest) const {
-  const Membership& m = node(a).membership;
+  const Membership& m = node(a).membership();
   if (b < 0) {
     for (int other = 0; other < size(); ++other) {
       if (other != a && cares(a, other, lowest)) return true;
@@ -145,39 +85,52 @@ bool World::cares(int a, int b, MemberId lowest) const {
   return lowest == id_of(b) || m.promised.proposer == id_of(b);
 }
 
-void World::break_link(int a, int b) {
-  if (link(a, b) == Link::kCut) set_link(a, b, Link::kBroken);
-  queues_[idx(a)][idx(b)].clear();
-  queues_[idx(b)][idx(a)].clear();
+const Packet* World::first(int from, int to) const {
+  for (const InFlight& one : flight_) {
+    if (one.from == from && one.to == to) return one.packet;
+  }
+  return nullptr;
 }
 
-void World::send(int a, MemberId to, const Message& message) {
+void World::forget(int from, int to) {
+  std::erase_if(flight_, [&](const InFlight& one) { return one.from == from && one.to == to; });
+}
+
+void World::break_link(int a, int b) {
+  if (link(a, b) == Link::kCut) set_link(a, b, Link::kBroken);
+  forget(a, b);
+  forget(b, a);
+}
+
+// Nobody receives what is on its way to a member that is down, and nobody looks at it.
+void World::goes_down(int a) {
+  edit(a).up = false;
+  if (options_.reduced) std::erase_if(flight_, [&](const InFlight& one) { return one.to == a; });
+}
+
+void World::send(int a, MemberId to, const Packet* packet) {
   const int b = node_of(to);
   if (!node(b).up) {  // told again where it was forgotten
-    const auto& gone = node(a).membership.standing.gone;
-    if (std::find(gone.begin(), gone.end(), to) == gone.end()) node(a).told[idx(b)] = Fate::kAlive;
+    const auto& gone = node(a).membership().standing.gone;
+    if (std::find(gone.begin(), gone.end(), to) == gone.end()) edit(a).told[idx(b)] = Fate::kAlive;
     return;
   }
   if (link(a, b) == Link::kBroken || link(a, b) == Link::kMended) return;
-  auto packet = std::make_shared<Packet>();
-  packet->message = message;
-  auto& queue = queues_[idx(a)][idx(b)];
   if (options_.at_once) {
-    packet->hash = digest_of(*encode(message)).low;
-    for (const auto& waiting : queue) {
-      if (waiting->hash == packet->hash) return;
+    for (const InFlight& one : flight_) {
+      if (one.from == a && one.to == b && one.packet == packet) return;
     }
   }
-  queue.push_back(std::move(packet));
+  flight_.push_back({static_cast<std::int8_t>(a), static_cast<std::int8_t>(b), packet});
 }
 
-void World::perform(int a, const Action& action) {
-  Node& mine = node(a);
+void World::perform(int a, const Action& action, const Packet* packet) {
   if (const auto* sent = std::get_if<Send>(&action)) {
     if (const auto* form = std::get_if<Form>(&sent->message)) check_decision(a, *form);
-    return send(a, sent->to, sent->message);
+    return send(a, sent->to, packet);
   }
   if (const auto* quiet = std::get_if<Quiet>(&action)) {
+    Node& mine = edit(a);
     mine.why = quiet->why;
     if (quiet->why == Why::kLoss) mine.group = 0;
     if (!options_.keep_shadows && !mine.applied) {
@@ -187,20 +140,32 @@ void World::perform(int a, const Action& action) {
   }
   if (const auto* form = std::get_if<FormGroup>(&action)) {
     check_decision(a, form->form);
+    Node& mine = edit(a);
     mine.main = Node::Main::kRestoring;
     mine.group = 0;
   }
   if (std::holds_alternative<Installed>(action)) commit(a);
   if (const auto* ended = std::get_if<Ended>(&action)) {
-    mine.up = false;
+    goes_down(a);
     const bool known = ended->code == 0 || ended->code == 5;
     if (!known) violate(fmt::format("{} ends with {}: {}", a, ended->code, ended->reason));
   }
 }
 
 void World::tell(int a, const Event& event) {
-  for (const Action& action : handle(node(a).membership, event)) perform(a, action);
-  if (node(a).membership.seen > 1 + options_.ballots) beyond_ = true;
+  perform_all(a, memberships_->handled(node(a).known, event));
+}
+
+void World::receive(int a, int from, const Packet* packet) {
+  perform_all(a, memberships_->handled(node(a).known, id_of(from), packet));
+}
+
+void World::perform_all(int a, const Memberships::Outcome& outcome) {
+  if (outcome.after != node(a).known) edit(a).known = outcome.after;
+  for (std::size_t i = 0; i < outcome.actions.size(); ++i) {
+    perform(a, outcome.actions[i], outcome.packets[i]);
+  }
+  if (node(a).membership().seen > 1 + options_.ballots) beyond_ = true;
   if (!options_.at_once || !node(a).up) return;
   if (node(a).main == Node::Main::kStopping) apply({Kind::kRest, static_cast<std::int8_t>(a)});
   if (can_restore(a)) restore(a);
@@ -213,7 +178,7 @@ void World::add_faults(std::vector<Happening>& all) const {
     for (int by = 0; by < size(); ++by) {
       const bool cut = kind == Kind::kCut;
       const bool notices = options_.at_once && acts(by) && (cut || by != a) &&
-                           cares(by, cut ? -1 : a, leader(node(by).membership));
+                           cares(by, cut ? -1 : a, node(by).known->leader);
       if (notices || (!options_.at_once && by == 0)) {
         all.push_back({kind, static_cast<std::int8_t>(a), static_cast<std::int8_t>(b),
                        static_cast<std::int8_t>(notices ? by : -1)});
@@ -251,10 +216,10 @@ std::vector<Happening> World::next() const {
     all.push_back({kind, static_cast<std::int8_t>(a), static_cast<std::int8_t>(b)});
   };
   for (int a = 0; a < size(); ++a) {
-    const MemberId lowest = leader(node(a).membership);
+    const MemberId lowest = node(a).known->leader;
     for (int b = 0; b < size(); ++b) {
       if (a == b) continue;
-      if (acts(b) && link(a, b) == Link::kUp && !queues_[idx(a)][idx(b)].empty()) {
+      if (acts(b) && link(a, b) == Link::kUp && first(a, b) != nullptr) {
         add(Kind::kDeliver, a, b);
       }
       if (acts(a) && node(a).told[idx(b)] != Fate::kDead && fate(a, b) != node(a).told[idx(b)] &&
@@ -265,7 +230,7 @@ std::vector<Happening> World::next() const {
     }
     if (!acts(a)) continue;
     add_work(a, all);
-    const Membership& m = node(a).membership;
+    const Membership& m = node(a).membership();
     if (m.phase == Phase::kStandby && !(joins_ >> a & 1)) {
       for (int b = 0; b < options_.members; ++b) {
         if (acts(b) && reach(a, b)) add(Kind::kJoin, a, b);
@@ -287,28 +252,29 @@ void World::apply(const Happening& happening) {
   const int b = happening.b;
   switch (happening.kind) {
     case Kind::kDeliver: {
-      auto& queue = queues_[idx(a)][idx(b)];
-      const auto packet = queue.front();
-      queue.erase(queue.begin());
-      tell(b, Received{id_of(a), packet->message});
+      const auto head = std::ranges::find_if(
+          flight_, [&](const InFlight& one) { return one.from == a && one.to == b; });
+      const Packet* const packet = head->packet;
+      flight_.erase(head);
+      receive(b, a, packet);
       break;
     }
     case Kind::kTell: {
       const Fate told = fate(a, b);
-      node(a).told[idx(b)] = told;
-      if (told == Fate::kDead) queues_[idx(b)][idx(a)].clear();
+      edit(a).told[idx(b)] = told;
+      if (told == Fate::kDead) forget(b, a);
       if (told == Fate::kSilent && link(a, b) != Link::kUp) break_link(a, b);
       tell(a, FateTold{id_of(b), told});
       break;
     }
     case Kind::kReconnect:
       set_link(a, b, Link::kUp);
-      node(a).told[idx(b)] = node(b).told[idx(a)] = Fate::kAlive;
+      edit(a).told[idx(b)] = edit(b).told[idx(a)] = Fate::kAlive;
       tell(a, FateTold{id_of(b), Fate::kAlive});
       tell(b, FateTold{id_of(a), Fate::kAlive});
       break;
     case Kind::kRest:
-      node(a).main = Node::Main::kAtRest;
+      edit(a).main = Node::Main::kAtRest;
       tell(a, Quieted{report_of(a)});
       break;
     case Kind::kRestore:
@@ -338,7 +304,7 @@ void World::apply(const Happening& happening) {
     case Kind::kChange: {
       ++changes_;
       Change change;
-      const Membership& m = node(a).membership;
+      const Membership& m = node(a).membership();
       for (int i = 0; i < m.standing.installed.size(); ++i) {
         if (b >> i & 1) change.drop.push_back(m.standing.installed.members[idx(i)].id);
       }
@@ -347,23 +313,23 @@ void World::apply(const Happening& happening) {
       break;
     }
     case Kind::kFail: {
-      const Membership& m = node(a).membership;
+      const Membership& m = node(a).membership();
       const bool forms = m.phase == Phase::kForming;
-      node(a).failed = static_cast<std::int8_t>(forms ? m.forming->view.generation
+      edit(a).failed = static_cast<std::int8_t>(forms ? m.forming->view.generation
                                                       : m.standing.installed.generation);
       tell(a, GroupFailed{forms ? m.forming->view.generation : m.standing.installed.generation});
       break;
     }
     case Kind::kCrash:
       ++faults_;
-      node(a).up = false;
+      goes_down(a);
       break;
     case Kind::kStop:
       ++faults_;
-      node(a).stopped = true;
+      edit(a).stopped = true;
       break;
     case Kind::kWake:
-      node(a).stopped = false;
+      edit(a).stopped = false;
       break;
     case Kind::kCut:
       ++faults_;
@@ -405,66 +371,125 @@ void World::notice(const Happening& happening) {
   const int by = happening.by;
   for (int b = 0; b < size(); ++b) {
     if (b == by || fate(by, b) == node(by).told[idx(b)]) continue;
-    if (node(by).told[idx(b)] == Fate::kDead || !cares(by, b, leader(node(by).membership)))
-      continue;
+    if (node(by).told[idx(b)] == Fate::kDead || !cares(by, b, node(by).known->leader)) continue;
     return apply({Kind::kTell, happening.by, static_cast<std::int8_t>(b)});
   }
 }
 
-std::uint64_t World::hash() const {
-  StateBytes bytes;
-  for (const Node& one : nodes_) {
-    bytes.add(one.up);
-    bytes.add(one.done_group);
-    bytes.add(one.done_step);
-    bytes.add(one.step);
-    bytes.add(one.copies.size());
+namespace {
+
+// A sum of these does not depend on the order of its terms.
+std::uint64_t mixed(std::uint64_t value) {
+  value = (value ^ value >> 32) * 0xd6e8feb86659fd93ULL;
+  value = (value ^ value >> 32) * 0xd6e8feb86659fd93ULL;
+  return value ^ value >> 32;
+}
+
+class Hash {
+ public:
+  template <typename T>
+  void add(T value) {
+    value_ = mixed(value_ * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(value) + 1);
+  }
+  [[nodiscard]] std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0x243f6a8885a308d3ULL;
+};
+
+}  // namespace
+
+// `reduced` leaves out what has no effect any more:
+// - The reason of a rest that is over, and copies of a member that is down in a world without
+//   steps: nobody reads them. (With steps, check_decision looks at what was there.)
+// - The newest group told as failed where it is older than the installed one: it is compared with
+//   the installed and with forming ones alone, whose numbers only grow.
+// goes_down() and Memberships do the rest.
+std::uint64_t World::hash_of(const Node& one) const {
+  const bool reduced = options_.reduced;
+  Hash hash;
+  hash.add(one.up);
+  hash.add(one.done_group);
+  hash.add(one.done_step);
+  hash.add(one.step);
+  if (!reduced || one.up || options_.steps > 0) {
+    hash.add(one.copies.size());
     for (const Copy& copy : one.copies) {
-      bytes.add(copy.layer);
-      bytes.add(copy.step);
-      bytes.add(copy.kind);
-      bytes.add(copy.token);
+      hash.add(copy.layer);
+      hash.add(copy.step);
+      hash.add(copy.kind);
+      hash.add(copy.token);
     }
-    if (!one.up) continue;
-    bytes.add(one.membership);
-    bytes.add(one.stopped);
-    bytes.add(one.main);
-    bytes.add(one.why);
-    bytes.add(one.group);
-    bytes.add(one.first_step);
-    bytes.add(one.complete);
-    bytes.add(one.updated);
-    bytes.add(one.applied);
-    bytes.add(one.failed);
-    for (int b = 0; b < size(); ++b) bytes.add(one.told[idx(b)]);
   }
+  if (!one.up) return hash.value();
+  hash.add(one.known->hash);
+  hash.add(one.stopped);
+  hash.add(one.main);
+  hash.add(reduced && one.main != Node::Main::kStopping ? Why::kLoss : one.why);
+  hash.add(one.group);
+  hash.add(one.first_step);
+  hash.add(one.complete);
+  hash.add(one.updated);
+  hash.add(one.applied);
+  const bool old = one.failed < static_cast<int>(one.membership().standing.installed.generation);
+  hash.add(reduced && old ? std::int8_t{0} : one.failed);
+  for (int b = 0; b < size(); ++b) hash.add(one.told[idx(b)]);
+  return hash.value();
+}
+
+std::uint64_t World::hash() const {
+  Hash hash;
+  for (const auto& one : nodes_) {
+    if (one->hash == 0) one->hash = hash_of(*one);
+    hash.add(one->hash);
+  }
+  std::array<std::array<std::int8_t, kMaxNodes>, kMaxNodes> count = {};
+  std::uint64_t flight = 0;
+  for (const InFlight& one : flight_) {
+    const auto place = static_cast<std::uint64_t>((one.from * kMaxNodes + one.to) * 256 +
+                                                  count[idx(one.from)][idx(one.to)]++);
+    flight += mixed(one.packet->hash + mixed(place + 1));
+  }
+  hash.add(flight);
   for (int a = 0; a < size(); ++a) {
-    for (int b = 0; b < size(); ++b) {
-      bytes.add(link(a, b));
-      const auto& queue = queues_[idx(a)][idx(b)];
-      bytes.add(queue.size());
-      for (const auto& packet : queue) {
-        bytes.add(packet->hash);
-      }
-    }
+    for (int b = 0; b < a; ++b) hash.add(link(a, b));
   }
-  bytes.add(faults_);
-  bytes.add(changes_);
-  bytes.add(joins_);
-  bytes.add(checkpoints_);
-  bytes.add(checkpoint_);
+  hash.add(faults_);
+  hash.add(changes_);
+  hash.add(joins_);
+  hash.add(checkpoints_);
+  hash.add(checkpoint_);
   for (const auto& [generation, step] : snapshots_) {
-    bytes.add(generation);
-    bytes.add(step);
+    hash.add(generation);
+    hash.add(step);
   }
-  return bytes.hash();
+  return hash.value();
+}
+
+std::string World::outcome() const {
+  std::string text;
+  for (int a = 0; a < size(); ++a) {
+    const Node& one = node(a);
+    if (!one.up) {
+      text += "-; ";
+      continue;
+    }
+    const Membership& m = one.membership();
+    text += fmt::format("{}{} {} {}/{}:", static_cast<int>(m.phase), one.stopped ? " stopped" : "",
+                        m.standing.attempts.size(), m.promised.number, m.promised.proposer.value);
+    for (const Member& member : m.standing.installed.members) {
+      text += fmt::format(" {}", member.number);
+    }
+    text += "; ";
+  }
+  return text;
 }
 
 std::string World::describe() const {
   std::string text;
   for (int a = 0; a < size(); ++a) {
     const Node& one = node(a);
-    const Membership& m = one.membership;
+    const Membership& m = one.membership();
     text += fmt::format(
         "\n  {}{}{}: phase {} main {} group {} step {}{} promised {}/{} installed {}:", a,
         one.up ? "" : " down", one.stopped ? " stopped" : "", static_cast<int>(m.phase),

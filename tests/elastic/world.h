@@ -14,8 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "dynmo/core/rng.h"
-#include "dynmo/elastic/membership.h"
+#include "tests/elastic/known.h"
 
 namespace dynmo::elastic {
 
@@ -38,6 +37,8 @@ struct WorldOptions {
   // Fewer events: main threads rest and restore as soon as they are asked to, a fault is noticed
   // by somebody at once, connections are made anew together, what is on its way is not said again.
   bool at_once = false;
+  // Worlds that differ in nothing that can ever be seen are one: see World::hash.
+  bool reduced = false;
   bool failures = false;  // groups fail at any time, not only where nothing else happens
   Rules rules = {};
   bool keep_shadows = true;  // of moved layers until the next exchange
@@ -85,7 +86,8 @@ struct Copy {
 
 struct Node {
   enum class Main : std::uint8_t { kIdle, kRunning, kStopping, kAtRest, kRestoring, kArrived };
-  Membership membership;
+  const Known* known = nullptr;
+  [[nodiscard]] const Membership& membership() const { return known->membership; }
   bool up = true;
   bool stopped = false;
   Main main = Main::kIdle;
@@ -101,11 +103,14 @@ struct Node {
   std::int8_t done_step = -1;
   std::vector<Copy> copies;
   std::array<Fate, kMaxNodes> told = {};
+  mutable std::uint64_t hash = 0;  // once asked for; 0: to be computed
 };
 
-struct Packet {
-  Message message;
-  std::uint64_t hash = 0;
+// Messages from one member to another arrive in the order in which they stand.
+struct InFlight {
+  std::int8_t from = 0;
+  std::int8_t to = 0;
+  const Packet* packet = nullptr;
 };
 
 class World {
@@ -122,20 +127,22 @@ class World {
   [[nodiscard]] const std::string& violation() const { return violation_; }
   [[nodiscard]] bool beyond() const { return beyond_; }  // the number of ballots
   [[nodiscard]] std::uint64_t hash() const;
+  [[nodiscard]] std::string outcome() const;  // who is left, in which phase, under which view
   [[nodiscard]] std::string describe() const;
   // No more faults: everything is repaired, and what is not answered is said again.
   void calm();
-  [[nodiscard]] const std::vector<Node>& nodes() const { return nodes_; }
+  [[nodiscard]] bool is_up(int a) const { return node(a).up; }
   [[nodiscard]] bool retries() const;  // whether anybody has something to say again
 
  private:
   enum class Link : std::uint8_t { kUp, kCut, kBroken, kMended };
 
   void tell(int a, const Event& event);
-  void perform(int a, const Action& action);
-  void send(int a, MemberId to, const Message& message);
+  void receive(int a, int from, const Packet* packet);
+  void perform(int a, const Action& action, const Packet* packet);
+  void send(int a, MemberId to, const Packet* packet);
   [[nodiscard]] bool reach(int a, int b) const;
-  [[nodiscard]] bool acts(int a) const { return nodes_[idx(a)].up && !nodes_[idx(a)].stopped; }
+  [[nodiscard]] bool acts(int a) const { return node(a).up && !node(a).stopped; }
   [[nodiscard]] Fate fate(int a, int b) const;
   [[nodiscard]] bool cares(int a, int b, MemberId leader) const;
   void notice(const Happening& happening);
@@ -168,15 +175,21 @@ class World {
   static std::size_t idx(int a) { return static_cast<std::size_t>(a); }
   static int node_of(MemberId id) { return static_cast<int>(id.value) - 1; }
   [[nodiscard]] int size() const { return static_cast<int>(nodes_.size()); }
-  Node& node(int a) { return nodes_[idx(a)]; }
-  [[nodiscard]] const Node& node(int a) const { return nodes_[idx(a)]; }
+  [[nodiscard]] const Node& node(int a) const { return *nodes_[idx(a)]; }
+  Node& edit(int a);  // not shared with other worlds from here on
+  void goes_down(int a);
+  void perform_all(int a, const Memberships::Outcome& outcome);
+  [[nodiscard]] const Packet* first(int from, int to) const;  // null: none
+  void forget(int from, int to);
+  [[nodiscard]] std::uint64_t hash_of(const Node& one) const;
   [[nodiscard]] Link link(int a, int b) const { return links_[idx(a)][idx(b)]; }
   void set_link(int a, int b, Link to) { links_[idx(a)][idx(b)] = links_[idx(b)][idx(a)] = to; }
 
   WorldOptions options_;
-  std::vector<Node> nodes_;
+  std::shared_ptr<Memberships> memberships_;
+  std::vector<std::shared_ptr<Node>> nodes_;
   std::array<std::array<Link, kMaxNodes>, kMaxNodes> links_ = {};
-  std::array<std::array<std::vector<std::shared_ptr<const Packet>>, kMaxNodes>, kMaxNodes> queues_;
+  std::vector<InFlight> flight_;
   int faults_ = 0;
   int changes_ = 0;
   int joins_ = 0;  // a set

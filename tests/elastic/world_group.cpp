@@ -51,7 +51,7 @@ std::int8_t small(std::int64_t number) { return static_cast<std::int8_t>(number)
 Report World::report_of(int a) const {
   const Node& mine = node(a);
   Report report{
-      .member = mine.membership.self, .step = mine.step, .gradients_complete = mine.complete};
+      .member = mine.membership().self, .step = mine.step, .gradients_complete = mine.complete};
   if (mine.updated == mine.step) report.updated = UpdateRecord{.step = mine.updated - 1, .norm = 1};
   for (const Copy& copy : mine.copies) {
     report.holdings.push_back({.layer = LayerId(copy.layer), .step = copy.step, .kind = copy.kind});
@@ -63,9 +63,9 @@ Report World::report_of(int a) const {
 // Whether everything that `a` needs is with somebody who forms the same view.
 bool World::can_restore(int a) const {
   const Node& mine = node(a);
-  if (mine.main != Main::kRestoring || mine.membership.phase != Phase::kForming) return false;
-  const Form& form = *mine.membership.forming;
-  const int me = form.view.rank_of(mine.membership.self.id)->value;
+  if (mine.main != Main::kRestoring || mine.membership().phase != Phase::kForming) return false;
+  const Form& form = *mine.membership().forming;
+  const int me = form.view.rank_of(mine.membership().self.id)->value;
   for (int layer = 0; layer < options_.layers; ++layer) {
     if (form.decision.origin != Origin::kMemory) continue;
     const bool wanted = options_.replicas || owner(form.view, layer, options_.layers) == me;
@@ -75,8 +75,8 @@ bool World::can_restore(int a) const {
       const int b = node_of(source.member);
       if (b == a) return true;
       const Node& other = node(b);
-      const bool forms = other.membership.phase == Phase::kForming &&
-                         other.membership.forming->ballot == form.ballot &&
+      const bool forms = other.membership().phase == Phase::kForming &&
+                         other.membership().forming->ballot == form.ballot &&
                          (other.main == Main::kArrived || !source.unfinished);
       return acts(b) && reach(a, b) && forms &&
              find_copy(other, layer, static_cast<int>(form.decision.step)) != nullptr;
@@ -88,10 +88,10 @@ bool World::can_restore(int a) const {
 
 // Rolls back, or finishes the update, in place; fetches what is missing; says that it is there.
 void World::restore(int a) {
-  Node& mine = node(a);
-  const Form& form = *mine.membership.forming;
+  Node& mine = edit(a);
+  const Form& form = *mine.membership().forming;
   const std::int8_t step = small(form.decision.step);
-  const int me = form.view.rank_of(mine.membership.self.id)->value;
+  const int me = form.view.rank_of(mine.membership().self.id)->value;
   if (form.decision.finish && mine.complete && mine.step + 1 == step) {
     for (Copy& copy : mine.copies) {
       if (copy.kind == CopyKind::kLive) ++copy.step, ++copy.token;
@@ -129,7 +129,7 @@ void World::restore(int a) {
 }
 
 bool World::can_commit(int a) const {
-  const Membership& m = node(a).membership;
+  const Membership& m = node(a).membership();
   if (node(a).main != Main::kArrived || m.phase != Phase::kForming) return false;
   const auto& members = m.forming->view.members;
   return std::all_of(members.begin(), members.end(), [&](const Member& member) {
@@ -139,8 +139,8 @@ bool World::can_commit(int a) const {
 }
 
 void World::commit(int a) {
-  Node& mine = node(a);
-  const View& view = mine.membership.standing.installed;
+  Node& mine = edit(a);
+  const View& view = mine.membership().standing.installed;
   mine.main = Main::kRunning;
   mine.group = small(view.generation);
   mine.applied = false;
@@ -154,7 +154,7 @@ void World::commit(int a) {
 
 bool World::can_complete(int a) const {
   const Node& mine = node(a);
-  const View& view = mine.membership.standing.installed;
+  const View& view = mine.membership().standing.installed;
   if (mine.main != Main::kRunning || mine.complete || mine.step >= options_.steps) return false;
   if (mine.group != view.generation || (role_in_move(a) != 0 && !mine.applied)) return false;
   return std::all_of(view.members.begin(), view.members.end(), [&](const Member& member) {
@@ -168,8 +168,8 @@ bool World::can_complete(int a) const {
 }
 
 void World::complete(int a) {
-  Node& mine = node(a);
-  const View& view = mine.membership.standing.installed;
+  Node& mine = edit(a);
+  const View& view = mine.membership().standing.installed;
   mine.complete = true;
   mine.done_group = mine.group;
   mine.done_step = mine.step;
@@ -180,7 +180,7 @@ void World::complete(int a) {
       return is_snapshot(copy.kind) && copy.step < mine.step;
     });
   }
-  const int me = view.rank_of(mine.membership.self.id)->value;
+  const int me = view.rank_of(mine.membership().self.id)->value;
   const Node& before = node(node_of(view.members[idx((me + view.size() - 1) % view.size())].id));
   const auto take = [&](const std::vector<Copy>& copies, CopyKind kind) {
     for (Copy copy : copies) {
@@ -196,7 +196,7 @@ void World::complete(int a) {
 bool World::can_update(int a) const {
   const Node& mine = node(a);
   const bool ends = mine.main == Main::kStopping && mine.why == Why::kPlanned;
-  const auto& members = mine.membership.standing.installed.members;
+  const auto& members = mine.membership().standing.installed.members;
   if (!mine.complete || mine.group == 0 || !(mine.main == Main::kRunning || ends)) return false;
   return std::all_of(members.begin(), members.end(), [&](const Member& member) {
     const int b = node_of(member.id);
@@ -205,7 +205,7 @@ bool World::can_update(int a) const {
 }
 
 void World::update(int a) {
-  Node& mine = node(a);
+  Node& mine = edit(a);
   const bool due = mine.step == mine.first_step || mine.step % options_.snapshot_every == 0;
   std::erase_if(mine.copies, [&](const Copy& copy) {
     return copy.kind == CopyKind::kShadow ||
@@ -227,20 +227,21 @@ void World::update(int a) {
 
 bool World::has_move(int a) const {
   const Node& mine = node(a);
-  const View& view = mine.membership.standing.installed;
+  const View& view = mine.membership().standing.installed;
   return options_.moves && !options_.replicas && view.size() >= 2 &&
          mine.step == mine.first_step + 1 && moved_layer(view, options_.layers) >= 0;
 }
 
 int World::role_in_move(int a) const {
   if (!has_move(a)) return 0;
-  const int rank = node(a).membership.standing.installed.rank_of(node(a).membership.self.id)->value;
+  const int rank =
+      node(a).membership().standing.installed.rank_of(node(a).membership().self.id)->value;
   return rank == 0 ? 1 : rank == 1 ? 2 : 0;
 }
 
 // Whether the receiver of the move has the layer, in the view of `a`.
 bool World::taken(int a) const {
-  const View& view = node(a).membership.standing.installed;
+  const View& view = node(a).membership().standing.installed;
   const Node& taker = node(node_of(view.members[1].id));
   const int layer = moved_layer(view, options_.layers);
   const bool has = std::any_of(taker.copies.begin(), taker.copies.end(), [&](const Copy& copy) {
@@ -260,7 +261,7 @@ void World::add_work(int a, std::vector<Happening>& all) const {
   add(Kind::kComplete, can_complete(a));
   add(Kind::kUpdate, can_update(a));
   if (mine.main == Main::kRunning && role_in_move(a) != 0 && !mine.applied) {
-    const View& view = mine.membership.standing.installed;
+    const View& view = mine.membership().standing.installed;
     const int giver = node_of(view.members[0].id);
     const Node& other = node(giver);
     const bool both = acts(giver) && reach(a, giver) && other.group == mine.group &&
@@ -268,21 +269,21 @@ void World::add_work(int a, std::vector<Happening>& all) const {
     add(Kind::kCopyMoved, role_in_move(a) == 2 && both && !taken(a));
     add(Kind::kApplyMove, taken(a));
   }
-  const auto& members = mine.membership.standing.installed.members;
+  const auto& members = mine.membership().standing.installed.members;
   const bool aligned = std::all_of(members.begin(), members.end(), [&](const Member& member) {
     const Node& other = node(node_of(member.id));
     return other.up && other.group == mine.group && other.step == mine.step && !other.complete;
   });
   add(Kind::kCheckpoint, checkpoints_ < options_.checkpoints && mine.main == Main::kRunning &&
                              mine.step > checkpoint_ && aligned &&
-                             leader(mine.membership) == mine.membership.self.id);
+                             mine.known->leader == mine.membership().self.id);
   add(Kind::kFail, options_.failures && broken(a));
 }
 
 // Whether the group of `a` cannot work, which it has not told.
 bool World::broken(int a) const {
   const Node& mine = node(a);
-  const Membership& m = mine.membership;
+  const Membership& m = mine.membership();
   const bool forms = m.phase == Phase::kForming;
   const View& view = forms ? m.forming->view : m.standing.installed;
   const bool ends = mine.main == Main::kStopping && mine.why == Why::kPlanned;
@@ -290,13 +291,13 @@ bool World::broken(int a) const {
          std::any_of(view.members.begin(), view.members.end(), [&](const Member& member) {
            const int b = node_of(member.id);
            return !reach(a, b) || !node(b).up ||
-                  (!ends && node(b).membership.promised.number > view.generation);
+                  (!ends && node(b).membership().promised.number > view.generation);
          });
 }
 
 // Where nothing else happens, whoever waits for others to form a group gives up.
 bool World::times_out(int a) const {
-  const Membership& m = node(a).membership;
+  const Membership& m = node(a).membership();
   const bool waits = m.phase == Phase::kForming && node(a).failed < m.forming->view.generation;
   return waits || broken(a);
 }
@@ -304,15 +305,15 @@ bool World::times_out(int a) const {
 // Before a planned change nobody has begun the step that its leader does not begin.
 bool World::between_steps(int a) const {
   const Node& mine = node(a);
-  return !has_move(a) && std::none_of(nodes_.begin(), nodes_.end(), [&](const Node& other) {
-    return other.done_group == mine.group && other.done_step >= mine.step;
+  return !has_move(a) && std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& other) {
+    return other->done_group == mine.group && other->done_step >= mine.step;
   });
 }
 
 // Moves are small enough to be here whole: what is copied, and what becomes of both copies.
 void World::apply_move(int a, Kind kind) {
-  Node& mine = node(a);
-  const View& view = mine.membership.standing.installed;
+  Node& mine = edit(a);
+  const View& view = mine.membership().standing.installed;
   const int layer = moved_layer(view, options_.layers);
   if (kind == Kind::kCopyMoved) {
     for (Copy copy : node(node_of(view.members[0].id)).copies) {
@@ -336,15 +337,14 @@ void World::apply_move(int a, Kind kind) {
 void World::calm() {
   options_.faults = faults_;
   options_.changes = changes_;
-  for (Node& one : nodes_) one.stopped = false;
+  for (int a = 0; a < size(); ++a) edit(a).stopped = false;
   apply({Kind::kHeal});
 }
 
 bool World::retries() const {
-  World copy = *this;
   for (int a = 0; a < size(); ++a) {
-    if (copy.acts(a) && times_out(a)) return true;
-    if (copy.acts(a) && !handle(copy.node(a).membership, Retry{}).empty()) return true;
+    if (acts(a) && times_out(a)) return true;
+    if (acts(a) && !memberships_->handled(node(a).known, Retry{}).actions.empty()) return true;
   }
   return false;
 }
@@ -356,10 +356,10 @@ void World::check_at_rest() {
     for (int b = 0; b < size(); ++b) {
       if (node(b).up && (node(b).stopped || !reach(a, b))) return;  // somebody is waited for
     }
-    const Phase phase = mine.membership.phase;
+    const Phase phase = mine.membership().phase;
     if (phase == Phase::kStandby) continue;
     bool whole = phase == Phase::kRun;
-    for (const Member& member : mine.membership.standing.installed.members) {
+    for (const Member& member : mine.membership().standing.installed.members) {
       const Node& other = node(node_of(member.id));
       whole = whole && other.up && other.group == mine.group;
     }
@@ -371,12 +371,13 @@ void World::check_at_rest() {
 // At most one view can run: all of its members are there and have installed it, or are about to.
 void World::check_runs() {
   const View* running = nullptr;
-  for (const Node& one : nodes_) {
-    if (!one.up || one.membership.phase != Phase::kRun) continue;
-    const View& view = one.membership.standing.installed;
+  for (const auto& at : nodes_) {
+    const Node& one = *at;
+    if (!one.up || one.membership().phase != Phase::kRun) continue;
+    const View& view = one.membership().standing.installed;
     const bool runs = std::all_of(view.members.begin(), view.members.end(), [&](const Member& m) {
       const Node& other = node(node_of(m.id));
-      const Membership& theirs = other.membership;
+      const Membership& theirs = other.membership();
       const bool installed =
           theirs.phase == Phase::kRun && theirs.standing.installed.generation == view.generation;
       const bool about_to = theirs.phase == Phase::kForming && other.main == Main::kArrived &&
