@@ -10,6 +10,7 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/sparse_products_impl.h"
+#include "dynmo/model/state_bytes.h"
 
 namespace dynmo::model {
 namespace {
@@ -37,12 +38,13 @@ void fill_normal(std::span<float> values, std::uint64_t key, double mean, double
   }
 }
 
-at::Tensor initial_value(const ParameterSpec& spec, std::uint64_t key) {
-  if (spec.deviation == 0) return at::full(spec.shape, spec.mean, at::kFloat);
-  at::Tensor value = at::empty(spec.shape, at::kFloat);
+void fill_initial(const ParameterSpec& spec, std::uint64_t key, at::Tensor& value) {
+  if (spec.deviation == 0) {
+    value.fill_(spec.mean);
+    return;
+  }
   fill_normal({value.data_ptr<float>(), static_cast<std::size_t>(value.numel())}, key, spec.mean,
               spec.deviation);
-  return value;
 }
 
 void allocate_training(Parameter& parameter) {
@@ -55,20 +57,18 @@ void allocate_training(Parameter& parameter) {
 
 LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed) {
   const auto number = static_cast<std::uint64_t>(id.value);
-  LayerState state;
-  state.id = id;
+  LayerState state = allocate_like(layer, id, {});
   state.random_key = mix_key({seed, number, kRuntimeStream});
-  std::uint64_t index = 0;
-  for (const ParameterSpec& spec : layer.parameters()) {
-    Parameter parameter;
-    parameter.name = spec.name;
-    parameter.decays = spec.decays;
-    parameter.value = initial_value(spec, mix_key({seed, number, kParameterStream, index++}));
-    allocate_training(parameter);
-    state.parameters.push_back(std::move(parameter));
+  const std::vector<ParameterSpec> specs = layer.parameters();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    Parameter& parameter = state.parameters[i];
+    fill_initial(specs[i], mix_key({seed, number, kParameterStream, i}), parameter.value);
+    parameter.first_moment.zero_();
+    parameter.second_moment.zero_();
   }
-  for (const BufferSpec& spec : layer.buffers()) {
-    state.buffers.push_back({spec.name, at::full(spec.shape, spec.initial, spec.type)});
+  const std::vector<BufferSpec> buffers = layer.buffers();
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    state.buffers[i].value.fill_(buffers[i].initial);
   }
   derive(layer, state);
   return state;

@@ -2,16 +2,14 @@
 #include "dynmo/model/state_bytes.h"
 
 #include <ATen/ATen.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 #include <sstream>
 
 #include "dynmo/core/check.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/pruned.h"
+#include "dynmo/model/state_memory.h"
 
 namespace dynmo::model {
 namespace {
@@ -69,26 +67,6 @@ Digest layout(const LayerState& state) {
                                 c10::toString(b.value.scalar_type())));
   }
   return digester.digest();
-}
-
-// Best effort: a system that does not know the advice goes on without.
-void advise(std::span<std::byte> bytes, int advice) {
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  void* start = bytes.data();
-  std::size_t left = bytes.size();
-  if (std::align(page, page, start, left) == nullptr) return;
-  (void)madvise(start, left / page * page, advice);
-}
-
-// On large pages where there are some: 64 MiB of new small ones take 42 ms to be first written,
-// of large ones 11.
-at::Tensor new_memory(at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
-  constexpr std::size_t kLargePage = std::size_t{2} << 20;
-  at::Tensor tensor = at::empty(shape, type);
-  if (tensor.nbytes() >= kLargePage) {
-    advise({static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}, MADV_HUGEPAGE);
-  }
-  return tensor;
 }
 
 void put(std::span<std::byte> at, std::uint64_t word) {
@@ -247,36 +225,44 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShap
   LayerState state;
   state.id = id;
   state.frozen = shape.frozen;
+  std::vector<std::vector<std::int64_t>> sizes;
   for (const ParameterSpec& spec : layer.parameters()) {
-    Parameter parameter;
+    Parameter& parameter = state.parameters.emplace_back();
     parameter.name = spec.name;
     parameter.decays = spec.decays;
-    std::vector<std::int64_t> sizes = spec.shape;
-    if (const auto pruned = shape.pruned.find(state.parameters.size());
-        pruned != shape.pruned.end()) {
-      const std::int64_t weights = spec.shape[0] * spec.shape[1];
-      if (pruned->second.compressed) sizes = {pruned->second.kept};
-      parameter.mask = new_memory({(weights + 7) / 8}, at::kByte);
-    }
-    parameter.value = new_memory(sizes);
-    if (!state.frozen) {
-      parameter.first_moment = new_memory(sizes);
-      parameter.second_moment = new_memory(sizes);
-    }
-    state.parameters.push_back(std::move(parameter));
+    sizes.push_back(spec.shape);
+    const auto pruned = shape.pruned.find(state.parameters.size() - 1);
+    if (pruned == shape.pruned.end()) continue;
+    const std::int64_t weights = spec.shape[0] * spec.shape[1];
+    if (pruned->second.compressed) sizes.back() = {pruned->second.kept};
+    parameter.mask = at::empty({(weights + 7) / 8}, at::kByte);
+  }
+  // In the order of tensors(), gradients last.
+  const std::size_t count = sizes.size();
+  const std::size_t kinds = state.frozen ? 1 : 4;
+  for (std::size_t i = count; i < kinds * count; ++i) sizes.push_back(sizes[i - count]);
+  std::vector<at::Tensor> all = allocate_together(sizes, state.frozen ? 0 : count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Parameter& parameter = state.parameters[i];
+    parameter.value = std::move(all[i]);
+    if (state.frozen) continue;
+    parameter.first_moment = std::move(all[count + i]);
+    parameter.second_moment = std::move(all[2 * count + i]);
+    parameter.gradient = std::move(all[3 * count + i]);
   }
   for (const BufferSpec& spec : layer.buffers()) {
-    state.buffers.push_back({spec.name, new_memory(spec.shape, spec.type)});
+    state.buffers.push_back({spec.name, at::empty(spec.shape, spec.type)});
   }
   return state;
 }
 
-void complete_memory(LayerState& state) {
+void complete_memory(const LayerState& state) {
   // In the order in which they are filled.
-  for (const NamedTensor& tensor : tensors(state)) advise(tensor.bytes, MADV_POPULATE_WRITE);
-  if (state.frozen) return;
-  for (Parameter& parameter : state.parameters) {
-    parameter.gradient = new_memory(parameter.value.sizes()).zero_();
+  for (at::Tensor Parameter::*tensor : {&Parameter::value, &Parameter::first_moment,
+                                        &Parameter::second_moment, &Parameter::gradient}) {
+    for (const Parameter& parameter : state.parameters) {
+      if ((parameter.*tensor).defined()) back_memory(parameter.*tensor);
+    }
   }
 }
 

@@ -92,15 +92,16 @@ struct PrunedBytes {
 [[nodiscard]] double product_time(const Layer& layer, const StateShape& shape);
 
 // A state whose values, moments and masks are to be filled through tensors(); gradients are zero.
+// Its parameters' tensors lie together in memory, in the order of tensors().
 // Requires a shape that fits the layer (fits()).
 [[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, const StateShape& shape);
-// The same in two halves: a state without gradients first, and the rest later, which also makes the
-// system back all of its memory now. Threads may fill the tensors meanwhile.
+// The same in two halves: complete_memory makes the system back all memory of the state now.
+// Threads may fill the tensors meanwhile.
 [[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id,
                                                const StateShape& shape);
 // Whether the parameters that a shape says are pruned may be, and have that many weights.
 [[nodiscard]] bool fits(const StateShape& shape, const Layer& layer);
-void complete_memory(LayerState& state);
+void complete_memory(const LayerState& state);
 // The same for a header that arrived; takes over its numbers. kBadInput if its layout is not that
 // of `layer` (another model or version at the other end).
 [[nodiscard]] Expected<LayerState> allocate_like(const Layer& layer, const StateHeader& header);

@@ -16,7 +16,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/state_bytes.h"
-#include "dynmo/runtime/pieces.h"
+#include "dynmo/runtime/layer_pieces.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::runtime {
@@ -38,18 +38,6 @@ std::span<std::byte> bytes_of(Trailer& trailer) {
   return std::as_writable_bytes(std::span(&trailer, 1));
 }
 
-// The pieces of a layer's tensors in the order both ends know. Their sizes follow from the model
-// and the state's shape, so both ends post equal sizes before anything is sent (Gloo ends the
-// process otherwise).
-std::vector<std::span<std::byte>> layer_pieces(model::LayerState& state) {
-  std::vector<std::span<std::byte>> pieces;
-  for (const model::NamedTensor& tensor : model::tensors(state)) {
-    const auto some = pieces_of(tensor.bytes);
-    pieces.insert(pieces.end(), some.begin(), some.end());
-  }
-  return pieces;
-}
-
 // A layer on its way, at one of its ends: header, pieces and trailer travel on the layer's tag, in
 // this order. Does not move, as the transport knows where its members are.
 struct Transfer {
@@ -59,13 +47,14 @@ struct Transfer {
   // What the pieces are of. On the receiver the copy to be, in its final memory (where that is a
   // device's: on the way there); on the sender the state, or its copy in host memory.
   model::LayerState copy = {};
-  std::vector<std::span<std::byte>> pieces = {};
+  std::vector<LayerPiece> pieces = {};
   std::array<std::byte, model::kHeaderBytes> header{};
   Trailer trailer = {};
   std::vector<std::unique_ptr<Operation>> operations = {};  // gone before what they fill
 };
 
-// Posts everything. The digest is computed while the pieces are on the wire, each while it is in
+// Posts everything; both ends post equal sizes before anything is sent (Gloo ends the process
+// otherwise). The digest is computed while the pieces are on the wire, each while it is in
 // the cache.
 void start_sending(Transport& transport, WorldRank to, const model::LayerState& state,
                    const Staging& staging, Transfer& transfer) {
@@ -83,9 +72,10 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
   operations.push_back(transport.send(Member(to.value), tag, transfer.header));
   Digester digester;
   digester.update(transfer.header);
-  for (const auto piece : transfer.pieces) {
-    operations.push_back(transport.send(Member(to.value), tag, piece));
-    digester.update(piece);
+  for (LayerPiece& piece : transfer.pieces) {
+    piece.take_from_state();
+    operations.push_back(transport.send(Member(to.value), tag, piece.message()));
+    piece.digest(digester);
   }
   transfer.trailer.digest = digester.digest();
   operations.push_back(transport.send(Member(to.value), tag, bytes_of(transfer.trailer)));
@@ -99,8 +89,8 @@ void start_receiving(Transport& transport, const model::Layer& layer,
   transfer.pieces = layer_pieces(transfer.copy);
   auto& operations = transfer.operations;
   operations.push_back(transport.receive(Member(transfer.from.value), tag, transfer.header));
-  for (const auto piece : transfer.pieces) {
-    operations.push_back(transport.receive(Member(transfer.from.value), tag, piece));
+  for (const LayerPiece& piece : transfer.pieces) {
+    operations.push_back(transport.receive(Member(transfer.from.value), tag, piece.message()));
   }
   operations.push_back(
       transport.receive(Member(transfer.from.value), tag, bytes_of(transfer.trailer)));
@@ -129,7 +119,8 @@ Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& tran
   digester.update(transfer.header);
   for (std::size_t i = 0; i < transfer.pieces.size(); ++i) {
     DYNMO_TRY(transfer.operations[i + 1]->wait());
-    digester.update(transfer.pieces[i]);
+    transfer.pieces[i].bring_to_state();
+    transfer.pieces[i].digest(digester);
   }
   DYNMO_TRY(transfer.operations.back()->wait());
 

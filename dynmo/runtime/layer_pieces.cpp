@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/runtime/layer_pieces.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/runtime/pieces.h"
+
+namespace dynmo::runtime {
+
+LayerPiece::LayerPiece(std::vector<std::span<std::byte>> parts) {
+  std::size_t bytes = 0;
+  for (const auto part : parts) {
+    bytes += part.size();
+    if (!parts_.empty() && parts_.back().data() + parts_.back().size() == part.data()) {
+      parts_.back() = {parts_.back().data(), parts_.back().size() + part.size()};
+    } else {
+      parts_.push_back(part);
+    }
+  }
+  message_ = parts_.front();
+  if (parts_.size() == 1) return;
+  copy_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  message_ = {copy_.get(), bytes};
+}
+
+void LayerPiece::take_from_state() {
+  if (copy_ == nullptr) return;
+  std::byte* to = copy_.get();
+  for (const auto part : parts_) {
+    std::memcpy(to, part.data(), part.size());
+    to += part.size();
+  }
+}
+
+void LayerPiece::bring_to_state() const {
+  if (copy_ == nullptr) return;
+  const std::byte* from = copy_.get();
+  for (const auto part : parts_) {
+    std::memcpy(part.data(), from, part.size());
+    from += part.size();
+  }
+}
+
+void LayerPiece::digest(Digester& digester) const {
+  for (const auto part : parts_) digester.update(part);
+}
+
+std::vector<LayerPiece> layer_pieces(model::LayerState& state) {
+  std::vector<LayerPiece> pieces;
+  std::vector<std::span<std::byte>> parts;
+  std::size_t room = kPieceBytes;
+  for (const model::NamedTensor& tensor : model::tensors(state)) {
+    std::span<std::byte> left = tensor.bytes;
+    while (!left.empty()) {
+      const std::size_t size = std::min(left.size(), room);
+      parts.push_back(left.first(size));
+      left = left.subspan(size);
+      room -= size;
+      if (room > 0) continue;
+      pieces.emplace_back(std::exchange(parts, {}));
+      room = kPieceBytes;
+    }
+  }
+  if (!parts.empty()) pieces.emplace_back(std::move(parts));
+  return pieces;
+}
+
+}  // namespace dynmo::runtime
