@@ -154,7 +154,8 @@ Expected<std::vector<int>> refined(const std::vector<int>& cut, const BalancePro
   add(std::move(even));
   if (problem.current != nullptr) add(counts_of(*problem.current));
   DYNMO_ASSIGN(Refined found, refine(starts, problem));
-  return found.counts.empty() ? cut : std::move(found.counts);
+  if (found.counts.empty()) return cut;
+  return std::move(found.counts);
 }
 
 }  // namespace dynmo::plan

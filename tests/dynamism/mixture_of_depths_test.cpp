@@ -60,8 +60,8 @@ TEST(MixtureOfDepths, ExpertsWorkOnTheChosenTokens) {
   const LoadInputs inputs = inputs_of(mixture(4, 8, 2));
   const auto all = dense(inputs);
   const auto now = (*make_mixture_of_depths(without_noise(), inputs))->at(0);
-  for (const std::size_t i : {2, 6}) EXPECT_EQ(now.layers[i], all.layers[i]);
-  for (const std::size_t i : {4, 8}) {
+  for (const std::size_t i : {2U, 6U}) EXPECT_EQ(now.layers[i], all.layers[i]);
+  for (const std::size_t i : {4U, 8U}) {
     EXPECT_DOUBLE_EQ(now.layers[i].forward_s, all.layers[i].forward_s / 8);
     EXPECT_EQ(now.layers[i].parameter_bytes, all.layers[i].parameter_bytes);
   }
