@@ -8,60 +8,48 @@
 #include "dynmo/core/check.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/replayer_impl.h"
+#include "dynmo/plan/step_bound_impl.h"
 
 namespace dynmo::plan {
 namespace {
 
 constexpr std::int64_t kMostActions = 2'000'000;  // replayed; some tens of milliseconds
 
-// No replay of a cut is shorter: rank r cannot start before the first micro-batch has passed the
-// ranks before it, runs all micro-batches, and its last backward (of zb-h1, whose weight gradients
-// wait: input gradient) has to pass down again.
+// StepBound of cuts, by sums over the layers before.
 class LowerBound {
  public:
   explicit LowerBound(const BalanceProblem& problem) : problem_(problem), sums_{{}} {
-    const bool waits = problem.schedule == schedule::ScheduleKind::kZbH1;
-    const int frozen = problem.model.frozen_layers();
+    const auto frozen = static_cast<std::size_t>(problem.model.frozen_layers());
     for (std::size_t i = 0; i < problem.model.layers.size(); ++i) {
-      const cost::LayerCost& layer = problem.model.layers[i];
-      Work sum = sums_.back();
-      sum.forward_s += layer.forward_s;
-      if (static_cast<int>(i) >= frozen) sum.backward_s += layer.backward_input_s;
-      if (!layer.frozen) (waits ? sum.later_s : sum.backward_s) += layer.backward_weight_s;
+      StageWork sum = sums_.back();
+      sum.add(problem.model.layers[i], i >= frozen, problem.schedule);
       sums_.push_back(sum);
     }
   }
 
   [[nodiscard]] Nanoseconds of(const std::vector<int>& counts) const {
-    const int micro_batches = problem_.micro_batches;
-    double most = 0;
-    double fill = 0;
-    double drain = 0;
+    StepBound bound;
     std::size_t first = 0;
     for (std::size_t r = 0; r < counts.size(); ++r) {
       const std::size_t end = first + static_cast<std::size_t>(counts[r]);
-      const double speed = problem_.cluster.ranks[r].speed;
-      const double forward = (sums_[end].forward_s - sums_[first].forward_s) / speed;
-      const double backward = (sums_[end].backward_s - sums_[first].backward_s) / speed;
-      const double later = (sums_[end].later_s - sums_[first].later_s) / speed;
-      const double own = fill + micro_batches * (forward + backward);
-      most = std::max({most, own + micro_batches * later, own + (backward > 0 ? drain : 0)});
-      fill += forward;
-      drain += backward;
+      bound = bound.with(between(sums_[first], sums_[end]), problem_.cluster.ranks[r].speed,
+                         problem_.micro_batches);
       first = end;
     }
-    return to_nanoseconds(most);
+    return to_nanoseconds(bound.bound_s);
   }
 
  private:
-  struct Work {
-    double forward_s = 0;
-    double backward_s = 0;
-    double later_s = 0;  // weight gradients that wait
-  };
+  static StageWork between(const StageWork& before, const StageWork& end) {
+    return {.forward_s = end.forward_s - before.forward_s,
+            .backward_s = end.backward_s - before.backward_s,
+            .later_s = end.later_s - before.later_s,
+            .update_s = end.update_s - before.update_s,
+            .trains = end.trains};
+  }
 
   const BalanceProblem& problem_;
-  std::vector<Work> sums_;  // of the layers before
+  std::vector<StageWork> sums_;
 };
 
 struct Neighbour {

@@ -9,6 +9,7 @@
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/replayer_impl.h"
+#include "dynmo/plan/step_bound_impl.h"
 
 namespace dynmo::plan {
 namespace {
@@ -30,11 +31,8 @@ struct Candidate {
 
 // Enumerates cuts rank by rank and keeps those whose bound does not exceed `limit_s`.
 //
-// The bound: rank r cannot start before the first micro-batch has passed the ranks before it, runs
-// M micro-batches and its update, and, if it trains, its last backward (of zb-h1, whose weight
-// gradients wait: input gradient) still has to pass down to the first rank that trains. Messages
-// and reductions are left out. The ranks not yet cut share at best what is left in proportion to
-// their speeds.
+// The bound is StepBound; the ranks not yet cut share at best what is left in proportion to their
+// speeds.
 class Enumerator {
  public:
   Enumerator(const Problem& problem, double limit_s)
@@ -55,35 +53,15 @@ class Enumerator {
   std::vector<Candidate> take() && { return std::move(candidates_); }
 
  private:
-  struct Prefix {
-    double bound_s = 0;
-    double fill_s = 0;   // F of one micro-batch through the ranks so far
-    double drain_s = 0;  // B of one micro-batch through those that train, or I where W may wait
-  };
-  struct Work {
-    double forward_s = 0;
-    double backward_s = 0;  // what passes a gradient on: I, and W where it does not wait
-    double later_s = 0;     // W where it may
-    double update_s = 0;
-    bool trains = false;
-  };
-
-  void add(Work& work, int layer) const {
-    const cost::LayerCost& cost = problem_.model.layers[static_cast<std::size_t>(layer)];
-    work.forward_s += cost.forward_s;
-    if (layer < frozen_) return;
-    work.trains = true;
-    work.backward_s += cost.backward_input_s;
-    if (cost.frozen) return;
-    const bool waits = problem_.kind == schedule::ScheduleKind::kZbH1;
-    (waits ? work.later_s : work.backward_s) += cost.backward_weight_s;
-    work.update_s += cost.update_s;
+  void add(StageWork& work, int layer) const {
+    work.add(problem_.model.layers[static_cast<std::size_t>(layer)], layer >= frozen_,
+             problem_.kind);
   }
 
   void add_suffix_sums() {
     remaining_.assign(static_cast<std::size_t>(layers_) + 1, 0.0);
     for (int i = layers_ - 1; i >= 0; --i) {
-      Work work;
+      StageWork work;
       add(work, i);
       remaining_[static_cast<std::size_t>(i)] = remaining_[static_cast<std::size_t>(i) + 1] +
                                                 work.forward_s + work.backward_s + work.later_s;
@@ -95,27 +73,16 @@ class Enumerator {
     }
   }
 
-  [[nodiscard]] Prefix with(const Prefix& prefix, const Work& work, double speed) const {
-    Prefix next = prefix;
-    const double own = prefix.fill_s + micro_batches_ * (work.forward_s + work.backward_s) / speed;
-    next.bound_s =
-        std::max({prefix.bound_s, own + (micro_batches_ * work.later_s + work.update_s) / speed,
-                  own + (work.trains ? prefix.drain_s : 0)});
-    next.fill_s += work.forward_s / speed;
-    next.drain_s += work.backward_s / speed;
-    return next;
-  }
-
-  void extend(int first, std::size_t rank, const Prefix& prefix) {
+  void extend(int first, std::size_t rank, const StepBound& prefix) {
     const std::size_t ranks = problem_.cluster.ranks.size();
     const int most = layers_ - static_cast<int>(ranks - rank - 1);
     const bool last = rank + 1 == ranks;
-    Work work;
+    StageWork work;
     for (int end = first + 1; end <= most; ++end) {
       add(work, end - 1);
       if (last && end < most) continue;
       if (++nodes_ > kMaxNodes || candidates_.size() > kMaxCandidates) return;
-      const Prefix next = with(prefix, work, problem_.cluster.ranks[rank].speed);
+      const StepBound next = prefix.with(work, problem_.cluster.ranks[rank].speed, micro_batches_);
       if (next.bound_s > limit_s_) return;  // more layers only make it worse
       counts_.push_back(end - first);
       if (last) {
