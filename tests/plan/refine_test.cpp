@@ -26,6 +26,17 @@ std::vector<int> even(const BalanceProblem& problem) {
   return *balance(Balancer::kUniform, problem);
 }
 
+// Layers of a millisecond, times what each has left.
+cost::ModelCost model_of(const std::vector<double>& left) {
+  cost::ModelCost model = equal_model(static_cast<int>(left.size()), 1e-3);
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    model.layers[i].forward_s *= left[i];
+    model.layers[i].backward_input_s *= left[i];
+    model.layers[i].backward_weight_s *= left[i];
+  }
+  return model;
+}
+
 TEST(Refine, IsNeverSlowerThanAStartAndNearlyAsFastAsAllCuts) {
   int optimal = 0;
   int cases = 0;
@@ -61,14 +72,8 @@ TEST(Refine, IsNeverSlowerThanAStartAndNearlyAsFastAsAllCuts) {
 // Costs as a training with early exits had them in step 40: the cut with the least bottleneck takes
 // longer than the one in force, as its uneven neighbours wait for each other.
 TEST(Refine, FindsACutThatLevellingWorkDoesNot) {
-  cost::ModelCost model = equal_model(18, 1e-3);
-  const std::vector<double> left = {0.09, 1.2,  1.27, 1.22, 1.8,  0.93, 0.96, 0.91, 1.37,
-                                    0.94, 1.05, 0.89, 1.52, 0.76, 0.92, 0.77, 0.92, 0.33};
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    model.layers[i].forward_s *= left[i];
-    model.layers[i].backward_input_s *= left[i];
-    model.layers[i].backward_weight_s *= left[i];
-  }
+  const cost::ModelCost model = model_of({0.09, 1.2, 1.27, 1.22, 1.8, 0.93, 0.96, 0.91, 1.37, 0.94,
+                                          1.05, 0.89, 1.52, 0.76, 0.92, 0.77, 0.92, 0.33});
   const cost::Cluster cluster = cost::equal_ranks(8);
   const BalanceProblem problem{model, cluster, 16};
   const std::vector<std::vector<int>> starts = {*balance(Balancer::kOptimal, problem)};
@@ -107,14 +112,8 @@ TEST(Refine, KeepsTheMemoryOfEveryRank) {
 // Attention takes four times as long as the layer beside it: moving one layer at a time does not
 // lead from the cut with the least bottleneck to the best one, but from the even one it does.
 TEST(Refine, StartsFromTheEvenCutToo) {
-  cost::ModelCost model = equal_model(18, 1e-3);
-  const std::vector<double> left = {0.02, 1.4, 0.6, 1.8, 0.6, 2.1, 0.6, 2.5, 0.5,
-                                    2.0,  0.5, 2.3, 0.6, 2.5, 0.5, 2.6, 0.6, 0.4};
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    model.layers[i].forward_s *= left[i];
-    model.layers[i].backward_input_s *= left[i];
-    model.layers[i].backward_weight_s *= left[i];
-  }
+  const cost::ModelCost model = model_of(
+      {0.02, 1.4, 0.6, 1.8, 0.6, 2.1, 0.6, 2.5, 0.5, 2.0, 0.5, 2.3, 0.6, 2.5, 0.5, 2.6, 0.6, 0.4});
   const cost::Cluster cluster = cost::equal_ranks(8);
   const BalanceProblem problem{model, cluster, 16};
   const std::vector<int> cut = *balance(Balancer::kOptimal, problem);

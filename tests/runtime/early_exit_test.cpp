@@ -85,6 +85,14 @@ dynamism::MakeSources experts_and_exits(const dynamism::MoeOptions& moe,
   };
 }
 
+dynamism::MoeOptions four_experts(int router) {
+  dynamism::MoeOptions moe;
+  moe.experts = 4;
+  moe.router = static_cast<dynamism::MoeRouting>(router);
+  moe.capacity_factor = 1.1;
+  return moe;
+}
+
 RunOptions experts_run(const dynamism::MakeSources& sources) {
   RunOptions run{.steps = 30, .cut = {3, 5}, .make_sources = sources};
   run.layers = shaped(model::make_llama(small_model()), sources);
@@ -96,10 +104,7 @@ TEST(EarlyExitRun, OfExpertsThatNeverLetsGoIsThatOfExperts) {
   never.exit_loss = 0;
   never.threshold = 1;
   for (int router = 0; router < 5; ++router) {
-    dynamism::MoeOptions moe;
-    moe.experts = 4;
-    moe.router = static_cast<dynamism::MoeRouting>(router);
-    moe.capacity_factor = 1.1;
+    const dynamism::MoeOptions moe = four_experts(router);
     const RunResult plain = run_pipeline(experts_run([moe](std::int64_t) {
       dynamism::Sources sources;
       sources.push_back(dynamism::make_moe_source(moe));
@@ -152,10 +157,7 @@ TEST(EarlyExitRun, OfExpertsGoesOnWhenAllTokensLeaveAtTheFirstExit) {
   options.threshold = 1e-12;
   options.warm_up = 2;
   for (int router = 0; router < 5; ++router) {
-    dynamism::MoeOptions moe;
-    moe.experts = 4;
-    moe.router = static_cast<dynamism::MoeRouting>(router);
-    moe.capacity_factor = 1.1;
+    const dynamism::MoeOptions moe = four_experts(router);
     RunOptions run = experts_run(experts_and_exits(moe, options));
     run.steps = 8;
     run.cut = {2, 2, 2, 2};

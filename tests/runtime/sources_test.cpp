@@ -36,9 +36,11 @@ dynamism::PruningOptions pruned_within_sixty_steps() {
   return options;
 }
 
-dynamism::MoeOptions few_experts() {
+dynamism::MoeOptions few_experts(dynamism::MoeRouting router = dynamism::MoeRouting::kTopK) {
   dynamism::MoeOptions options;
   options.experts = 4;
+  options.router = router;
+  options.bias_rate = 0.01;
   options.expert_hidden = 24;
   options.capacity_factor = 1.1;
   options.z_loss = 0.001;
@@ -137,27 +139,20 @@ const std::vector<NamedSources> kSources = {
      }},
     {"early exit of experts by a bias, pruning and freezing by plasticity",
      [](std::int64_t steps) {
-       dynamism::MoeOptions options = few_experts();
-       options.router = dynamism::MoeRouting::kBias;
-       options.bias_rate = 0.01;
-       return sources_of(dynamism::make_moe_source(options),
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBias)),
                          dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps),
                          dynamism::make_early_exit_source(exits_within_sixty_steps()));
      }},
     {"early exit of experts that choose",
      [](std::int64_t) {
-       dynamism::MoeOptions options = few_experts();
-       options.router = dynamism::MoeRouting::kExpertChoice;
-       return sources_of(dynamism::make_moe_source(options),
-                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
+       return sources_of(
+           dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kExpertChoice)),
+           dynamism::make_early_exit_source(exits_within_sixty_steps()));
      }},
     {"mixture of depths of experts by a bias, pruning and freezing by plasticity",
      [](std::int64_t steps) {
-       dynamism::MoeOptions options = few_experts();
-       options.router = dynamism::MoeRouting::kBias;
-       options.bias_rate = 0.01;
-       return sources_of(dynamism::make_moe_source(options),
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBias)),
                          dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps),
                          dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
@@ -167,17 +162,13 @@ const std::vector<NamedSources> kSources = {
      [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
     {"balanced experts, pruning and freezing by plasticity",
      [](std::int64_t steps) {
-       dynamism::MoeOptions options = few_experts();
-       options.router = dynamism::MoeRouting::kBalanced;
-       return sources_of(dynamism::make_moe_source(options),
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBalanced)),
                          dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps));
      }},
     {"experts by a bias, freezing by schedule and sparse attention", [](std::int64_t steps) {
-       dynamism::MoeOptions options = few_experts();
-       options.router = dynamism::MoeRouting::kBias;
+       dynamism::MoeOptions options = few_experts(dynamism::MoeRouting::kBias);
        options.capacity_factor = 0;
-       options.bias_rate = 0.01;
        return sources_of(dynamism::make_moe_source(options),
                          dynamism::make_freezing_source({.schedule = freezing()}, steps),
                          dynamism::make_sparse_attention_source({.buckets = 4}));
