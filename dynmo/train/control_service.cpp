@@ -182,13 +182,17 @@ std::optional<Error> ControlService::missing() {
 void ControlService::dismiss_admitted() {
   std::vector<ClientId> admitted;
   {
+    // At once: one that goes from here on is missing no more.
     const std::lock_guard lock(mutex_);
-    missing_.reset();
     for (const Standby& standby : standbys_) {
       if (standby.admitted) admitted.push_back(standby.client);
     }
+    for (const ClientId client : admitted) forget(client);
+    missing_.reset();
   }
-  for (const ClientId client : admitted) answer(client, Reply{.done = true, .text = "done"});
+  for (const ClientId client : admitted) {
+    server_->send(client, to_line(Reply{.done = true, .text = "done"}), /*done=*/true);
+  }
 }
 
 void ControlService::set_status(Json status) {

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/control_service.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "dynmo/elastic/job_file.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::train {
+namespace {
+
+using process::LineClient;
+
+constexpr std::chrono::milliseconds kLong{20000};
+
+class ControlServiceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto opened = ControlService::open({.run = folder_.path(),
+                                        .leader = {},
+                                        .config = "",
+                                        .build = [] { return elastic::Build(); },
+                                        .first_member = 2});
+    ASSERT_TRUE(opened) << opened.error().message;
+    service_ = *std::move(opened);
+    const auto leader = elastic::find_leader(folder_.path().string(), "");
+    ASSERT_TRUE(leader) << leader.error().message;
+    port_ = leader->port;
+  }
+
+  LineClient ask(const elastic::Request& request) const {
+    auto client = LineClient::connect("127.0.0.1", port_, kLong);
+    EXPECT_TRUE(client && client->send(to_line(request)) &&
+                client->receive(elastic::kMaxReply, kLong));
+    return client ? *std::move(client) : LineClient();
+  }
+  // Stands by when this returns.
+  LineClient join(std::uint64_t id) const {
+    return ask({.kind = elastic::RequestKind::kJoin,
+                .secret = service_->secret(),
+                .newcomer = {.id = {id}, .host = "here", .pid = 1}});
+  }
+  std::vector<LineClient> join_all(std::size_t count) {
+    std::vector<LineClient> clients;
+    while (clients.size() < count) clients.push_back(join(++last_id_));
+    return clients;
+  }
+  void admit_all() {
+    for (const Standby& standby : service_->standbys()) {
+      elastic::Place place;
+      place.member = standby.member.number;
+      service_->admit(standby.client, place);
+    }
+  }
+  // The service has seen all that happened before: it looks for clients that have gone behind
+  // each answer, so the second answer comes after such a look.
+  void catch_up() const {
+    for (int turn = 0; turn < 2; ++turn) {
+      ask({.kind = elastic::RequestKind::kStatus, .secret = service_->secret()});
+    }
+  }
+
+  TempFolder folder_;
+  std::unique_ptr<ControlService> service_;
+  std::uint16_t port_ = 0;
+  std::uint64_t last_id_ = 0;
+};
+
+TEST_F(ControlServiceTest, WhoGoesAdmittedIsMissingUntilAllAreDismissed) {
+  std::vector<LineClient> clients = join_all(2);
+  admit_all();
+  catch_up();
+  EXPECT_FALSE(service_->missing());
+  clients.back() = LineClient();
+  catch_up();
+  ASSERT_TRUE(service_->missing());
+  EXPECT_EQ(service_->missing()->message, "rank 3 has gone before it had joined");
+  service_->dismiss_admitted();
+  EXPECT_FALSE(service_->missing());
+}
+
+TEST_F(ControlServiceTest, WhoStandsByMayGo) {
+  std::vector<LineClient> clients = join_all(2);
+  clients.front() = LineClient();
+  catch_up();
+  EXPECT_FALSE(service_->missing());
+  ASSERT_EQ(service_->standbys().size(), 1U);
+  EXPECT_EQ(service_->standbys().front().member.number, 3);
+}
+
+// Newcomers close their connections as soon as they are ranks, while the leader dismisses them.
+TEST_F(ControlServiceTest, NobodyIsMissingOnceDismissed) {
+  for (int round = 0; round < 30; ++round) {
+    std::vector<LineClient> clients = join_all(24);
+    admit_all();
+    std::thread leaving([&] { clients.clear(); });
+    while (!service_->missing()) std::this_thread::yield();  // the first has gone
+    service_->dismiss_admitted();
+    leaving.join();
+    catch_up();
+    ASSERT_FALSE(service_->missing()) << service_->missing()->message << ", round " << round;
+    ASSERT_TRUE(service_->standbys().empty());
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::train
