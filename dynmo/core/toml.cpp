@@ -179,14 +179,29 @@ std::vector<std::string> names_of(std::span<const TomlKey> keys) {
   return names;
 }
 
+// For a key that is like none: the keys of its table, or else the tables.
+std::string known_ones(const std::string& given, std::span<const std::string> names) {
+  const auto table_of = [](const std::string& name) { return name.substr(0, name.find('.')); };
+  std::vector<std::string> keys;
+  std::vector<std::string> tables;
+  for (const std::string& name : names) {
+    const std::string table = table_of(name);
+    if (table == table_of(given)) keys.push_back(name);
+    if (std::ranges::find(tables, table) == tables.end()) tables.push_back(table);
+  }
+  return fmt::format(", known are {}", fmt::join(keys.empty() ? tables : keys, ", "));
+}
+
 Expected<void> set(std::span<const TomlKey> keys, const std::string& name, const toml::node& value,
                    const std::string& where, std::string_view file) {
   const auto key =
       std::find_if(keys.begin(), keys.end(), [&](const TomlKey& k) { return k.name == name; });
   if (key == keys.end()) {
     const std::string given = one_line(name);
+    const std::vector<std::string> names = names_of(keys);
+    const std::string near = did_you_mean(given, names);
     return make_error(ErrorCode::kBadInput, "{}: '{}' is not a known key{}", where, given,
-                      suggestion(given, names_of(keys)));
+                      near.empty() ? known_ones(given, names) : near);
   }
   if (!key->refused.empty()) {
     return make_error(ErrorCode::kBadInput, "{}: {} {}", where, name, key->refused);

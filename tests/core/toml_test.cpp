@@ -115,6 +115,11 @@ TEST(Toml, WrongUnitsAndTypesNameLineKeyAndWhatWasWanted) {
             "x.toml:1: item is a table, wanted tables, such as [[item]]");
   EXPECT_EQ(error_of("[[item]]\nstop = 1\n"),
             "x.toml:2: 'item.stop' is not a known key, did you mean 'item.step'?");
+  EXPECT_EQ(error_of("[two]\nnothing_like_it = 1\n"),
+            "x.toml:2: 'two.nothing_like_it' is not a known key, known are two.name, "
+            "two.list, two.memory, two.latency, two.bandwidth");
+  EXPECT_EQ(error_of("[elsewhere]\nkey = 1\n"),
+            "x.toml:2: 'elsewhere.key' is not a known key, known are one, two, item");
 }
 
 TEST(Toml, UnknownTablesAreErrorsEvenIfEmpty) {
