@@ -24,11 +24,11 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int reques
   return environment_with(set);
 }
 
-Variables place_of(int rank, int ranks, const UniqueFd& store) {
+Variables place_of(const LaunchOptions& options, int rank, const UniqueFd& store) {
   return {{"RANK", std::to_string(rank)},
           {"LOCAL_RANK", std::to_string(rank)},
-          {"WORLD_SIZE", std::to_string(ranks)},
-          {"MASTER_ADDR", "127.0.0.1"},
+          {"WORLD_SIZE", std::to_string(options.ranks)},
+          {"MASTER_ADDR", options.address},
           {"MASTER_PORT", std::to_string(local_port(store))},
           {"DYNMO_STORE_FD", rank == 0 ? std::to_string(store.get()) : ""}};
 }

@@ -19,7 +19,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 [[nodiscard]] std::vector<std::string> environment_of(const LaunchOptions& options, int requests,
                                                       const Variables& place);
 // Of one of the first ranks; `store` is where rank 0 listens.
-[[nodiscard]] Variables place_of(int rank, int ranks, const UniqueFd& store);
+[[nodiscard]] Variables place_of(const LaunchOptions& options, int rank, const UniqueFd& store);
 // Of one that comes later.
 [[nodiscard]] Variables no_place();
 

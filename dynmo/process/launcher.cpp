@@ -178,7 +178,7 @@ class Launch {
 Expected<void> Launch::start() {
   DYNMO_TRY(allow_descriptors(descriptors_of_launcher(options_.ranks),
                               fmt::format("the launcher of {} ranks", options_.ranks)));
-  DYNMO_ASSIGN(const UniqueFd store, listen_on("127.0.0.1", 0));
+  DYNMO_ASSIGN(const UniqueFd store, listen_on(options_.address, 0));
   if (!options_.late_command.empty()) {
     std::array<int, 2> ends{};
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
@@ -201,7 +201,7 @@ Expected<void> Launch::start() {
 Expected<void> Launch::start_rank(int rank, const UniqueFd& store) {
   ChildOptions how;
   how.command = options_.command;
-  how.environment = environment_of(options_, asking_.get(), place_of(rank, options_.ranks, store));
+  how.environment = environment_of(options_, asking_.get(), place_of(options_, rank, store));
   if (rank == 0) how.inherited.push_back(store.get());
   if (!options_.cores.empty()) {
     how.core = options_.cores[static_cast<std::size_t>(rank) % options_.cores.size()];

@@ -25,7 +25,8 @@ struct LaunchOptions {
   int ranks = 1;
   std::vector<std::string> command;  // program and arguments; looked up in PATH if without '/'
   std::vector<std::pair<std::string, std::string>> environment = {};  // added to this process's
-  std::vector<int> cores = {};  // rank i is pinned to cores[i % size]; empty: nowhere
+  std::string address = "127.0.0.1";  // of this host, where the ranks meet
+  std::vector<int> cores = {};        // rank i is pinned to cores[i % size]; empty: nowhere
   // Of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It finds
   // nothing of a place in its environment.
   std::vector<std::string> late_command = {};

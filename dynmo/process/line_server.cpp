@@ -151,6 +151,7 @@ void LineServer::Loop::accept_all() {
     if (!socket) return;
     if (std::ssize(clients_) >= options_.max_clients) continue;  // closed at once
     make_prompt(socket);
+    keep_alive(socket);
     LineConnection& client = clients_.emplace_back();
     client.id = next_++;
     client.socket = std::move(socket);
@@ -245,6 +246,7 @@ Expected<LineClient> LineClient::connect(const std::string& address, std::uint16
   auto socket = connect_to(address, port, ServerClock::now() + time);
   if (!socket) return Error{ErrorCode::kPeerLost, socket.error().message};
   make_prompt(*socket);
+  keep_alive(*socket);
   return LineClient(*std::move(socket));
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -22,6 +23,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// Seconds of silence before the other end is asked for a sign of life, between two such questions,
+// and their number.
+constexpr int kKeepIdle = 10;
+constexpr int kKeepInterval = 5;
+constexpr int kKeepProbes = 4;
 
 Expected<Addresses> resolve(const std::string& address, std::uint16_t port) {
   addrinfo hints{};
@@ -144,6 +151,18 @@ Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
                     system_reason(error));
 }
 
+Expected<void> check_own_address(const std::string& address) {
+  DYNMO_ASSIGN(const Addresses addresses, resolve(address, 0));
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    UniqueFd socket;
+    error = try_listen(one->ai_family, one->ai_addr, one->ai_addrlen, socket);
+    if (error == 0) return {};
+  }
+  return make_error(ErrorCode::kBadInput, "'{}' is no address of this host: {}", address,
+                    system_reason(error));
+}
+
 Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
                               Clock::time_point deadline) {
   int error = ETIMEDOUT;
@@ -177,6 +196,12 @@ std::uint16_t local_port(const UniqueFd& socket) {
                                           : reinterpret_cast<const sockaddr_in&>(name).sin_port);
 }
 
+bool is_numeric(const std::string& address) {
+  in6_addr ignored{};
+  return inet_pton(AF_INET, address.c_str(), &ignored) == 1 ||
+         inet_pton(AF_INET6, address.c_str(), &ignored) == 1;
+}
+
 bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address == "::1" || address == "localhost";
 }
@@ -190,10 +215,27 @@ std::string address_towards(const std::string& to) {
   return local_address(fd);
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
 void make_prompt(const UniqueFd& socket) {
   const int on = 1;
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+}
+
+void keep_alive(const UniqueFd& socket) {
+  const auto set = [&](int level, int option, int value) {
+    setsockopt(socket.get(), level, option, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdle);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepInterval);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
+  // The same where something was sent that is not acknowledged.
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * (kKeepIdle + kKeepProbes * kKeepInterval));
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
 }  // namespace dynmo::process

@@ -40,6 +40,9 @@ class UniqueFd {
 // kBadInput: "port 29500 on host is in use: ...".
 [[nodiscard]] Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port);
 
+// kBadInput where `address` is no address or name of this host: nothing can listen at it.
+[[nodiscard]] Expected<void> check_own_address(const std::string& address);
+
 // Connects, trying again until the deadline where nobody listens yet. kBadInput for a name that
 // does not resolve, kPeerLost if nobody answered; the messages are the system's reason alone, for
 // the caller to say what was wanted.
@@ -49,14 +52,22 @@ class UniqueFd {
 // The socket's own address, numeric, without the port.
 [[nodiscard]] std::string local_address(const UniqueFd& socket);
 [[nodiscard]] std::uint16_t local_port(const UniqueFd& socket);
+// Whether it is an address, not a name.
+[[nodiscard]] bool is_numeric(const std::string& address);
 // Whether only this host can reach it: a numeric address, or "localhost". Another name may be
 // loopback here and mean this host elsewhere.
 [[nodiscard]] bool is_loopback(const std::string& address);
 // The address of this host from which packets to `to` would leave; nothing is sent. Empty: no way.
 [[nodiscard]] std::string address_towards(const std::string& to);
 
+// As hosts are told apart by people and job managers: what gethostname says.
+[[nodiscard]] std::string host_name();
+
 // Small messages leave at once, reads and writes do not block.
 void make_prompt(const UniqueFd& socket);
+// Waits on the socket fail half a minute after the other end's host has gone or can no longer be
+// reached; without, a connection on which nobody speaks would never know.
+void keep_alive(const UniqueFd& socket);
 
 // "Connection refused": what errno says.
 [[nodiscard]] std::string system_reason(int error);

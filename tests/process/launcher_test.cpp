@@ -26,6 +26,7 @@ class Shells : public Process {
     std::vector<int> cores = {};
     milliseconds grace{5000};
     std::string late = {};  // script of ranks that come later
+    std::string address = LaunchOptions().address;
   };
   Shells(int ranks, const std::string& script) : Shells(ranks, script, How()) {}
   Shells(int ranks, const std::string& script, const How& how)
@@ -37,6 +38,7 @@ class Shells : public Process {
           options.command = {"sh", "-c", kHelpers + script};
           options.environment = {{"DIR", folder}};
           options.cores = how.cores;
+          options.address = how.address;
           options.grace = how.grace;
           options.interrupt_grace = how.grace;
           if (!how.late.empty()) options.late_command = {"sh", "-c", kHelpers + how.late};
@@ -65,6 +67,14 @@ TEST(Launcher, GivesEachRankItsEnvironment) {
   EXPECT_EQ(run.wait(), 0);
   EXPECT_NE(run.output().find("0 0 2 127.0.0.1 1 7 1\n"), std::string::npos) << run.output();
   EXPECT_NE(run.output().find("[rank 1] 1 1 2 127.0.0.1 1 7 1\n"), std::string::npos)
+      << run.output();
+}
+
+TEST(Launcher, HasRanksMeetWhereItIsTold) {
+  Shells run(2, "echo $RANK meets at $MASTER_ADDR >&2", {.address = "127.0.0.2"});
+  EXPECT_EQ(run.wait(), 0);
+  EXPECT_NE(run.output().find("0 meets at 127.0.0.2\n"), std::string::npos) << run.output();
+  EXPECT_NE(run.output().find("[rank 1] 1 meets at 127.0.0.2\n"), std::string::npos)
       << run.output();
 }
 

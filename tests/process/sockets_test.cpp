@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/process/sockets.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+namespace dynmo::process {
+namespace {
+
+constexpr std::chrono::seconds kConnectTime{20};
+
+TEST(Sockets, AddressesOfThisHostAreTold) {
+  EXPECT_TRUE(check_own_address("127.0.0.1"));
+  EXPECT_TRUE(check_own_address("localhost"));
+  // An address for documentation, which no host has, and a name that cannot be one.
+  for (const char* address : {"192.0.2.1", "no name at all"}) {
+    const auto own = check_own_address(address);
+    ASSERT_FALSE(own) << address;
+    EXPECT_EQ(own.error().code, ErrorCode::kBadInput);
+    EXPECT_NE(own.error().message.find(address), std::string::npos) << own.error().message;
+  }
+}
+
+TEST(Sockets, AddressesAndNamesAreToldApart) {
+  for (const char* address : {"127.0.0.1", "10.0.0.255", "::1", "fe80::1"}) {
+    EXPECT_TRUE(is_numeric(address)) << address;
+  }
+  for (const char* name : {"", "localhost", "node-3", "10.0.0", "10.0.0.256", "::1 "}) {
+    EXPECT_FALSE(is_numeric(name)) << name;
+  }
+}
+
+TEST(Sockets, AConnectionThatIsKeptAliveAsksForSigns) {
+  const auto listener = listen_on("127.0.0.1", 0);
+  ASSERT_TRUE(listener) << listener.error().message;
+  const auto socket = connect_to("127.0.0.1", local_port(*listener),
+                                 std::chrono::steady_clock::now() + kConnectTime);
+  ASSERT_TRUE(socket) << socket.error().message;
+  const auto value = [&](int level, int option) {
+    int found = -1;
+    socklen_t length = sizeof found;
+    return getsockopt(socket->get(), level, option, &found, &length) == 0 ? found : -1;
+  };
+  EXPECT_EQ(value(SOL_SOCKET, SO_KEEPALIVE), 0);
+  keep_alive(*socket);
+  EXPECT_EQ(value(SOL_SOCKET, SO_KEEPALIVE), 1);
+  const int silence = value(IPPROTO_TCP, TCP_KEEPIDLE) +
+                      value(IPPROTO_TCP, TCP_KEEPCNT) * value(IPPROTO_TCP, TCP_KEEPINTVL);
+  EXPECT_EQ(silence, 30) << "seconds, as docs/elasticity.md says";
+  EXPECT_EQ(value(IPPROTO_TCP, TCP_USER_TIMEOUT), 1000 * silence);
+}
+
+}  // namespace
+}  // namespace dynmo::process
