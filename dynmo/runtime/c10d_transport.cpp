@@ -78,6 +78,7 @@ class Joining {
   Expected<void> find_watchdog();
   Expected<void> connect_watchdog(const MeetingPlace& place);
   Expected<void> wait_for_all();
+  void note_address(const std::string& own, const std::string& met_at);
   void choose_address();
   Expected<void> connect_gloo();
   Expected<void> join();
@@ -95,7 +96,8 @@ class Joining {
   std::shared_ptr<Store> store_;
   c10::intrusive_ptr<c10d::Store> keys_;  // of this generation
   std::shared_ptr<GroupState> state_;
-  bool found_by_name_ = false;  // no address of this host is known by which others reach it
+  bool found_by_name_ = false;  // no address of this host is known by which others reach it; it
+                                // has the name that rank 0 is found by
 };
 
 Expected<void> Joining::open_store() {
@@ -130,10 +132,17 @@ Expected<void> Joining::open_store() {
   store_ = std::make_shared<Store>();
   store_->keys = c10::make_intrusive<c10d::TCPStore>(options_.address, how);
   // A name that is loopback here is not where other hosts find this one; see choose_address.
-  found_by_name_ = reached == "0.0.0.0" ||
-                   (process::is_loopback(reached) && !process::is_loopback(options_.address));
-  store_->address = found_by_name_ ? options_.address : reached;
+  note_address(reached, options_.address);
+  store_->address = state_->address;
   return {};
+}
+
+// `own` is this rank's end of the way to rank 0, which was found at `met_at`: a name that is
+// loopback here is not where other hosts find this one; see choose_address.
+void Joining::note_address(const std::string& own, const std::string& met_at) {
+  found_by_name_ = !process::is_numeric(own) || own == "0.0.0.0" ||
+                   (process::is_loopback(own) && !process::is_loopback(met_at));
+  state_->address = found_by_name_ ? met_at : own;
 }
 
 // The error that another rank has reported, the watchdog's, or a reason to give up.
@@ -261,7 +270,8 @@ void Joining::choose_address() {
     if (other == kUnknown) continue;
     const std::string own = process::address_towards(other);
     if (!own.empty()) {
-      store_->address = state_->address = own;
+      state_->address = own;
+      if (store_ != nullptr) store_->address = own;
       return;
     }
   }
@@ -320,6 +330,7 @@ Expected<void> Joining::join() {
                 "rank 0 of a meeting listens, and no other rank, got rank {}", options_.rank);
     if (options_.meeting == nullptr) DYNMO_TRY(connect_watchdog(*options_.meeting_place));
     if (state_->address.empty()) state_->address = state_->watchdog->local_address();
+    note_address(state_->address, options_.meeting_place->address);
   } else {
     DYNMO_TRY(open_store());
     keys_ = c10::make_intrusive<c10d::PrefixStore>(
