@@ -58,7 +58,7 @@ Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
     const Error why = reply ? Error{reply->code, reply->text} : reply.error();
     const bool harmless = request.kind == RequestKind::kStatus || (reply && reply->again);
     const auto now = elastic::find_leader(flags.run, flags.secret);
-    if (!harmless || !now || now->port == leader.port) return why;
+    if (!harmless || !now || now->is_at(leader)) return why;
     leader = *now;
   }
 }

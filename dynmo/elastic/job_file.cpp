@@ -15,6 +15,7 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::elastic {
 namespace {
@@ -114,6 +115,9 @@ Expected<Leader> find_leader(const std::string& run, const std::string& secret_f
                         "'{}' is neither the folder of a run nor HOST:PORT of its leader", run);
     }
     leader.address = run.substr(0, colon);
+    if (leader.address.starts_with('[') && leader.address.ends_with(']')) {
+      leader.address = leader.address.substr(1, leader.address.size() - 2);
+    }
     if (secret_file.empty()) {
       return make_error(
           ErrorCode::kBadInput,
@@ -123,6 +127,14 @@ Expected<Leader> find_leader(const std::string& run, const std::string& secret_f
     }
   } else {
     DYNMO_ASSIGN(const JobFile job, read_job(run));
+    if (process::is_loopback(job.address) && !job.host.empty() &&
+        job.host != process::host_name()) {
+      return make_error(
+          ErrorCode::kBadInput,
+          "the leader of '{}' listens at {}:{} of host '{}' only, and this is '{}': ask there, or "
+          "start the run with elastic.listen = an address that other hosts reach",
+          run, job.address, job.port, job.host, process::host_name());
+    }
     leader.address = job.address;
     leader.port = job.port;
   }

@@ -40,9 +40,13 @@ struct Leader {
   std::string address;
   std::uint16_t port = 0;
   std::string secret;
+  [[nodiscard]] bool is_at(const Leader& other) const {
+    return address == other.address && port == other.port;
+  }
 };
 // `run` is the folder of a run, or HOST:PORT of its leader; `secret_file` that of its secret, which
-// may be "" with a folder. kBadInput.
+// may be "" with a folder. kBadInput, also where the job file names the loopback interface of
+// another host: whoever listens on that port of this one is not to hear the secret.
 [[nodiscard]] Expected<Leader> find_leader(const std::string& run, const std::string& secret_file);
 
 // 128 random bits, as 32 hexadecimal digits.

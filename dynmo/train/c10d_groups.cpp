@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -15,6 +14,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/exception_error.h"
 #include "dynmo/data/sampler.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::train {
 namespace {
@@ -62,8 +62,7 @@ elastic::Member this_member() {
   std::random_device random;
   elastic::Member member;
   member.id.value = (std::uint64_t{random()} << 32 | random()) | 1;  // 0 is nobody
-  std::array<char, 256> name{};
-  member.host = ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+  member.host = process::host_name();
   member.pid = ::getpid();
   return member;
 }
@@ -85,6 +84,11 @@ Expected<C10dGroups::Joined> C10dGroups::join(const runtime::GroupOptions& optio
 }
 
 bool C10dGroups::asked_to_leave() const { return sigterm.load(std::memory_order_relaxed); }
+
+std::string C10dGroups::address() const {
+  const std::string& known = now_.group->address();
+  return known.empty() ? options_.address : known;  // it was alone from the start
+}
 
 // Of this rank, which is in it.
 runtime::GroupOptions C10dGroups::options_for(const elastic::View& next) const {

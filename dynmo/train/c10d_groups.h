@@ -33,6 +33,7 @@ class C10dGroups final : public Groups {
   [[nodiscard]] transport::Transport& group() override { return *now_.transport; }
   [[nodiscard]] const elastic::Member& self() const override { return self_; }
   [[nodiscard]] bool asked_to_leave() const override;
+  [[nodiscard]] std::string address() const override;
   [[nodiscard]] Expected<elastic::Place> open(const elastic::View& next) override;
   [[nodiscard]] Expected<transport::Transport*> form(const elastic::View& next,
                                                      const elastic::Place& place,

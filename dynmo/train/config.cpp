@@ -126,6 +126,7 @@ std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
       {"elastic.release", &e.release, Names{"exit", "command"}},
       {"elastic.release_command", &e.release_command},
       {"elastic.release_timeout_s", &e.release_timeout_s, between(0.1, 1e6, "seconds")},
+      {"elastic.listen", &e.listen},
   };
 }
 
@@ -199,6 +200,10 @@ Expected<void> check_elasticity(const Config& c) {
   DYNMO_TRY(require((e.release == "command") == !e.release_command.empty(),
                     "elastic.release_command", fmt::format("'{}'", e.release_command),
                     "a program with elastic.release = command, none with exit"));
+  DYNMO_TRY(require(!e.listen.empty(), "elastic.listen", "''",
+                    "auto, loopback or an address of this host"));
+  DYNMO_TRY(require(e.enabled || e.listen == "auto", "elastic.listen", e.listen,
+                    "auto without elastic.enabled = true"));
   return require(e.pack_ranks == 0 || e.pack_ranks >= e.ranks_min, "elastic.pack_ranks",
                  e.pack_ranks, fmt::format("elastic.ranks_min = {} or more", e.ranks_min));
 }
@@ -234,6 +239,11 @@ Expected<void> apply_text(Config& config, std::string_view text, std::string_vie
 
 Expected<void> apply_settings(Config& config, std::span<const std::string> settings) {
   return apply_toml_settings(keys_of(config), settings, "train.steps=100");
+}
+
+std::string own_meeting_address(const Config& config) {
+  const std::string& listen = config.elastic.listen;
+  return listen == "auto" || listen == "loopback" ? "" : listen;
 }
 
 bool emulates(const Config& config) { return config.run.device == "emulated"; }

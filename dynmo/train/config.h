@@ -118,6 +118,9 @@ struct Config {
     std::string release = "exit";     // or command: a released rank ends, and a program is told
     std::string release_command;      // that program
     double release_timeout_s = 60;    // for one call of it
+    // The leader: auto where the ranks meet; or loopback; or an address of this host, where the
+    // ranks that `dynmo train` starts meet then.
+    std::string listen = "auto";
   } elastic;
   struct Run {
     std::string directory = "runs/default";
@@ -141,6 +144,8 @@ struct Config {
 [[nodiscard]] std::vector<std::string> key_names();
 // Ranges and combinations that no run can have.
 [[nodiscard]] Expected<void> validate(const Config& config);
+// The address of elastic.listen; "": it is none.
+[[nodiscard]] std::string own_meeting_address(const Config& config);
 // Whether the layers are emulated: any output says so.
 [[nodiscard]] bool emulates(const Config& config);
 // Whether ranks compute on CUDA devices (runtime/cuda.h).

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::train {
 
@@ -91,6 +92,16 @@ LineServer::Answer ControlService::hear(ClientId client, std::string_view line) 
 }
 
 LineServer::Answer ControlService::hear_join(ClientId client, const Request& request) {
+  if (process::is_loopback(options_.group_address) &&
+      request.newcomer.host != options_.leader.host) {
+    const Error why = make_error(
+        ErrorCode::kBadInput,
+        "the ranks of the run meet at {} of host '{}', which host '{}' does not reach: wanted a "
+        "run that was started with elastic.listen = an address of its host, or by ranks whose "
+        "MASTER_ADDR is one",
+        options_.group_address, options_.leader.host, request.newcomer.host);
+    return {.line = to_line(elastic::refusal(why)), .done = true};
+  }
   if (const auto same = check_same(request.build, options_.build()); !same) {
     return {.line = to_line(elastic::refusal(same.error())), .done = true};
   }

@@ -40,14 +40,15 @@ struct Standby {
 class ControlService {
  public:
   struct Options {
-    std::filesystem::path run;  // its folder
-    std::string address = "127.0.0.1";
-    elastic::Member leader;                 // for people
-    std::string config;                     // TOML, for who joins
-    std::function<elastic::Build()> build;  // asked on the service's thread when somebody joins
-    int first_member = 0;                   // number of the first that joins
-    std::string secret = {};                // that of the leader before; "": a new one
-    int replicas = 1;                       // as many join at once
+    std::filesystem::path run;                // its folder
+    std::string address = "127.0.0.1";        // where it listens
+    std::string group_address = "127.0.0.1";  // where the groups of the run meet
+    elastic::Member leader;                   // for people
+    std::string config;                       // TOML, for who joins
+    std::function<elastic::Build()> build;    // asked on the service's thread when somebody joins
+    int first_member = 0;                     // number of the first that joins
+    std::string secret = {};                  // that of the leader before; "": a new one
+    int replicas = 1;                         // as many join at once
   };
   // Listens, and writes RUN/job.json and RUN/secret. kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<ControlService>> open(Options options);

@@ -30,6 +30,8 @@ class Groups {
   [[nodiscard]] virtual const elastic::Member& self() const = 0;
   // Whether somebody (SIGTERM) has asked this process to leave.
   [[nodiscard]] virtual bool asked_to_leave() const { return false; }
+  // Of this process, as the others of the group reach it.
+  [[nodiscard]] virtual std::string address() const = 0;
 
   // A change, between two steps. At the first rank of the next group: from now on it listens there;
   // rank and number are the caller's to fill in.

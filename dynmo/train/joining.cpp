@@ -53,6 +53,17 @@ Expected<elastic::Reply> ask(const elastic::Leader& where, const elastic::Reques
   return hear(leader, kAnswer);
 }
 
+// A folder that merely has the name of the run's would get records that nobody looks for, and the
+// files of a leader that nobody finds.
+Expected<void> check_is_here(const std::string& folder, const elastic::Leader& where) {
+  const auto secret = elastic::read_secret(elastic::secret_path(folder));
+  if (secret && elastic::same_secret(*secret, where.secret)) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "'{}' is not the folder of the run at {}:{} here: wanted `dynmo train --join "
+                    "FOLDER`, where it lies on this host, on storage that all hosts of the run see",
+                    folder, where.address, where.port);
+}
+
 // The run's own settings, with what is the newcomer's.
 Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& join) {
   LineClient leader;
@@ -63,7 +74,11 @@ Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& 
   if (!join.data.empty()) config.data.path = join.data;
   // The folder of the run as it is called here; records of this rank go there.
   std::error_code fault;
-  if (std::filesystem::is_directory(join.run, fault)) config.run.directory = join.run;
+  if (std::filesystem::is_directory(join.run, fault)) {
+    config.run.directory = join.run;
+  } else {
+    DYNMO_TRY(check_is_here(config.run.directory, where));
+  }
   DYNMO_TRY(validate(config));
   return config;
 }
@@ -82,7 +97,7 @@ Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Reques
     }
     // Another leader has written where it is before this one went.
     const auto now = elastic::find_leader(join.run, join.secret_file);
-    if (!now || now->port == where.port) return admitted.error();
+    if (!now || now->is_at(where)) return admitted.error();
     where = *now;
   }
 }

@@ -26,6 +26,23 @@ void Resizing::give_up_growing() {
   growing_.reset();
 }
 
+// An address in the settings is one of the host where the run began, and the one that its ranks
+// meet at: so it need not be known here.
+Expected<void> Resizing::open_service(int first_member, const std::string& secret) {
+  const std::string meets_at = groups_.address();
+  ControlService::Options options{.run = config_.run.directory,
+                                  .group_address = meets_at,
+                                  .leader = self(),
+                                  .config = to_toml(config_),
+                                  .build = [this] { return this_build(config_, inputs_); },
+                                  .first_member = first_member,
+                                  .secret = secret,
+                                  .replicas = static_cast<int>(config_.pipeline.replicas)};
+  if (config_.elastic.listen != "loopback") options.address = meets_at;
+  DYNMO_ASSIGN(service_, ControlService::open(std::move(options)));
+  return {};
+}
+
 void Resizing::open_releases() {
   const Config::Elastic& elastic = config_.elastic;
   releases_.emplace(elastic::ReleaseOptions{
@@ -126,14 +143,7 @@ Expected<void> Resizing::lead(const std::string& handover) {
   DYNMO_TRY(tell_.lead(json["known"]));
   open_releases();
   releases_->take_over(std::move(open));
-  DYNMO_ASSIGN(service_,
-               ControlService::open({.run = config_.run.directory,
-                                     .leader = self(),
-                                     .config = to_toml(config_),
-                                     .build = [this] { return this_build(config_, inputs_); },
-                                     .first_member = next_member,
-                                     .secret = secret,
-                                     .replicas = static_cast<int>(config_.pipeline.replicas)}));
+  DYNMO_TRY(open_service(next_member, secret));
   service_->set_status(status_);
   return {};
 }

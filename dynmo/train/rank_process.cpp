@@ -12,6 +12,7 @@
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
+#include "dynmo/process/sockets.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/cuda.h"
 #include "dynmo/runtime/nccl_transport.h"
@@ -29,6 +30,23 @@ Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   return lock_run(options);
 }
 
+// Of ranks that somebody else has started: they meet where that says.
+Expected<void> check_meets_elsewhere(const Config& config) {
+  if (own_meeting_address(config).empty() || std::getenv(kLockedByLauncher) != nullptr) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "elastic.listen is {}, wanted auto or loopback: `dynmo train` has not started "
+                    "these ranks, so they meet at MASTER_ADDR, where auto listens",
+                    config.elastic.listen);
+}
+
+Expected<void> check_meets_here(const std::string& address) {
+  const auto own = process::check_own_address(address);
+  if (own) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "elastic.listen: {}; wanted auto, loopback or an address of this host",
+                    own.error().message);
+}
+
 }  // namespace
 
 Expected<bool> is_rank_process() {
@@ -41,6 +59,7 @@ Expected<void> run_rank(const RankProcess& process) {
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
   // Before joining, which waits for all others.
   DYNMO_TRY(validate(process.options.config));
+  DYNMO_TRY(check_meets_elsewhere(process.options.config));
   DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
   TrainOptions train_options = process.options;
   at::Device& device = train_options.rank_device.device;
@@ -95,6 +114,8 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command,
                      const std::vector<std::string>& late_command) {
   DYNMO_TRY(validate(options.config));
+  const std::string meeting_address = own_meeting_address(options.config);
+  if (!meeting_address.empty()) DYNMO_TRY(check_meets_here(meeting_address));
   const int ranks = ranks_to_start(options.config);
   // A folder that is there may belong to a run that goes on: its checkpoints are then not to be
   // judged.
@@ -114,6 +135,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   process::LaunchOptions launch_options{
       .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};
+  if (!meeting_address.empty()) launch_options.address = meeting_address;
   if (options.config.elastic.enabled) {
     launch_options.late_command = late_command;
     launch_options.all_report = true;  // any may come to lead

@@ -82,13 +82,7 @@ Expected<void> Resizing::begin() {
   }
   members_ = view_.size();
   if (group().rank() != transport::Member(0)) return {};
-  DYNMO_ASSIGN(service_,
-               ControlService::open({.run = config_.run.directory,
-                                     .leader = self(),
-                                     .config = to_toml(config_),
-                                     .build = [this] { return this_build(config_, inputs_); },
-                                     .first_member = view_.size(),
-                                     .replicas = static_cast<int>(config_.pipeline.replicas)}));
+  DYNMO_TRY(open_service(view_.size(), /*secret=*/""));
   if (config_.elastic.release == "command") {
     DYNMO_TRY(process::check_program(config_.elastic.release_command));
   }

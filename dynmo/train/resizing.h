@@ -122,6 +122,8 @@ class Resizing {
   // Of a leader that leaves, for the rank that leads next.
   [[nodiscard]] std::string handover();
   [[nodiscard]] Expected<void> lead(const std::string& handover);
+  // `first_member`: number of the first that joins; `secret`: as ControlService::Options has it.
+  [[nodiscard]] Expected<void> open_service(int first_member, const std::string& secret);
   void retire(const SizeChange& change, const std::string& line, std::int64_t step);
   void open_releases();
   // What the leader alone does of what it is asked for; the rest is for all.

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "dynmo/core/files.h"
+#include "dynmo/process/sockets.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::elastic {
@@ -13,7 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-JobFile some_job() { return {.address = "127.0.0.1", .port = 4321, .host = "node", .pid = 77}; }
+JobFile some_job() {
+  return {.address = "127.0.0.1", .port = 4321, .host = process::host_name(), .pid = 77};
+}
 
 TEST(JobFile, IsReadAsItWasWritten) {
   const TempFolder folder;
@@ -88,11 +91,30 @@ TEST(JobFile, ALeaderIsFoundByHostAndPort) {
   EXPECT_EQ(leader->port, 29500);
   EXPECT_EQ(leader->secret, "abc");
   EXPECT_EQ(find_leader("::1:29500", secret)->address, "::1");
+  EXPECT_EQ(find_leader("[::1]:29500", secret)->address, "::1");
   // The name of a folder may have a colon.
   fs::create_directory(folder.path() / "run:1");
   ASSERT_TRUE(write_job(folder.path() / "run:1", some_job(), "def"));
   EXPECT_EQ(find_leader((folder.path() / "run:1").string(), "")->secret, "def");
   EXPECT_EQ(find_leader((folder.path() / "run:1").string(), secret)->secret, "abc");
+}
+
+TEST(JobFile, ALeaderOnTheLoopbackOfAnotherHostIsNotSoughtOnThisOne) {
+  const TempFolder folder;
+  JobFile job = some_job();
+  job.host = "another";
+  ASSERT_TRUE(write_job(folder.path(), job, "abc"));
+  const auto leader = find_leader(folder.path().string(), "");
+  ASSERT_FALSE(leader);
+  EXPECT_EQ(leader.error().code, ErrorCode::kBadInput);
+  for (const std::string& part :
+       {std::string("at 127.0.0.1:4321 of host 'another' only"), process::host_name()}) {
+    EXPECT_NE(leader.error().message.find(part), std::string::npos) << leader.error().message;
+  }
+  job.address = "192.0.2.1";
+  ASSERT_TRUE(write_job(folder.path(), job, "abc"));
+  ASSERT_TRUE(find_leader(folder.path().string(), ""));
+  EXPECT_EQ(find_leader(folder.path().string(), "")->address, "192.0.2.1");
 }
 
 TEST(JobFile, ALeaderThatCannotBeFoundIsRefusedByName) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/process/sockets.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::train {
@@ -18,9 +19,12 @@ constexpr std::chrono::milliseconds kLong{20000};
 
 class ControlServiceTest : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { open("127.0.0.1"); }
+  void open(const std::string& group_address) {
+    service_.reset();
     auto opened = ControlService::open({.run = folder_.path(),
-                                        .leader = {},
+                                        .group_address = group_address,
+                                        .leader = {.id = {1}, .host = process::host_name()},
                                         .config = "",
                                         .build = [] { return elastic::Build(); },
                                         .first_member = 2});
@@ -41,7 +45,7 @@ class ControlServiceTest : public testing::Test {
   LineClient join(std::uint64_t id) const {
     return ask({.kind = elastic::RequestKind::kJoin,
                 .secret = service_->secret(),
-                .newcomer = {.id = {id}, .host = "here", .pid = 1}});
+                .newcomer = {.id = {id}, .host = process::host_name(), .pid = 1}});
   }
   std::vector<LineClient> join_all(std::size_t count) {
     std::vector<LineClient> clients;
@@ -89,6 +93,27 @@ TEST_F(ControlServiceTest, WhoStandsByMayGo) {
   EXPECT_FALSE(service_->missing());
   ASSERT_EQ(service_->standbys().size(), 1U);
   EXPECT_EQ(service_->standbys().front().member.number, 3);
+}
+
+TEST_F(ControlServiceTest, OtherHostsAreRefusedWhereTheyDoNotReachTheGroup) {
+  for (const std::string address : {"127.0.0.1", "192.0.2.1", "node-3"}) {
+    open(address);
+    auto client = LineClient::connect("127.0.0.1", port_, kLong);
+    ASSERT_TRUE(client);
+    ASSERT_TRUE(client->send(
+        to_line(elastic::Request{.kind = elastic::RequestKind::kJoin,
+                                 .secret = service_->secret(),
+                                 .newcomer = {.id = {9}, .host = "another", .pid = 1}})));
+    const auto line = client->receive(elastic::kMaxReply, kLong);
+    ASSERT_TRUE(line);
+    const auto reply = elastic::parse_reply(*line);
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->done, address != "127.0.0.1") << *line;
+    if (reply->done) continue;
+    for (const char* part : {"'another' does not reach", "elastic.listen", "MASTER_ADDR"}) {
+      EXPECT_NE(reply->text.find(part), std::string::npos) << reply->text;
+    }
+  }
 }
 
 // Newcomers close their connections as soon as they are ranks, while the leader dismisses them.

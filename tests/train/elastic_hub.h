@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -118,6 +119,7 @@ class HubGroups final : public Groups {
   transport::Transport& group() override { return *end_; }
   const elastic::Member& self() const override { return self_; }
   bool asked_to_leave() const override { return asked_; }
+  std::string address() const override { return "127.0.0.1"; }
   Expected<elastic::Place> open(const elastic::View& next) override {
     return elastic::Place{.generation = next.generation, .size = next.size(), .address = {}};
   }

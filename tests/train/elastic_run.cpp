@@ -14,6 +14,7 @@
 #include "dynmo/core/exception_error.h"
 #include "dynmo/core/files.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/process/sockets.h"
 #include "dynmo/train/resizing.h"
 #include "dynmo/train/run.h"
 
@@ -32,7 +33,7 @@ Expected<elastic::Reply> hear(LineClient& client) {
 }
 
 elastic::Member member_of(int id) {
-  return {.id = {static_cast<std::uint64_t>(id)}, .host = "here", .pid = 1};
+  return {.id = {static_cast<std::uint64_t>(id)}, .host = process::host_name(), .pid = 1};
 }
 
 }  // namespace

@@ -428,7 +428,10 @@ class ElasticInput(RunCase):
                 (("elastic.enabled=true", "elastic.release=command"), "a program with elastic.release = command"),
                 (("elastic.release_command=sh",), "none with exit"),
                 (("elastic.enabled=true", "run.device=cuda"), "false with run.device = cuda"),
-                (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0")):
+                (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0"),
+                (("elastic.listen=loopback",), "auto without elastic.enabled = true"),
+                (("elastic.enabled=true", "elastic.listen="), "auto, loopback or an address of this host"),
+                (("elastic.enabled=true", "elastic.listen=192.0.2.1"), "'192.0.2.1' is no address of this host")):
             result = self.run_command(self.command("-n", "2", run="refused", extra=extra))
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
@@ -436,3 +439,7 @@ class ElasticInput(RunCase):
         result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="refused", extra=("elastic.enabled=true",)))
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("elastic.enabled is true with --compare", result.stderr)
+        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        result = self.run_command(self.command(run="refused", extra=("elastic.enabled=true", "elastic.listen=127.0.0.1")), env=place)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("elastic.listen is 127.0.0.1, wanted auto or loopback", result.stderr)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that changes its size over two hosts (support/two_hosts.py): who joins, asks and leads from where, and what a hook is told."""
+import json
+import os
+
+from elastic_test import LIMIT, ElasticCase, events
+from program import DYNMO
+from two_hosts import ADDRESSES, NAME, die_with_parent, make_hosts, remove_hosts, run_tests
+
+A, B = 0, 1
+PORT = 29519
+# A constant learning rate: losses do not depend on the number of steps that a run is to do.
+SETTINGS = ("elastic.enabled=true", "optimizer.learning_rate=0.001", "optimizer.minimum_learning_rate=0.001")
+
+
+class ElasticHosts(ElasticCase):
+    SETTINGS = (*SETTINGS, "train.steps=1000000")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.hosts = make_hosts(cls.folder)
+        cls.addClassCleanup(remove_hosts, cls.hosts)
+
+    def setUp(self):
+        super().setUp()
+        self.host = A  # where commands run
+
+    def spawn(self, command, **how):
+        return super().spawn(self.hosts[self.host].inside(*command), preexec_fn=die_with_parent, **how)
+
+    def run_command(self, command, timeout=LIMIT, env=None):
+        return super().run_command(self.hosts[self.host].inside(*command), timeout, env)
+
+    def start_ranks(self, run, hosts, master, *extra):
+        """A run that has done a step, of ranks that nobody has launched."""
+        processes = []
+        for rank, self.host in enumerate(hosts):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(hosts[:rank].count(self.host)), "WORLD_SIZE": str(len(hosts)),
+                     "MASTER_ADDR": master, "MASTER_PORT": str(PORT)}
+            processes.append(self.spawn(self.command(run=run, extra=(*self.SETTINGS, *extra)), env={**os.environ, **place}))
+        self.host = A
+        self.until(processes[0], lambda: self.status(run).get("step", 0) >= 2)
+        return processes
+
+    def job(self, run):
+        return json.loads((self.folder / run / "job.json").read_text())
+
+    def where(self, run):
+        job = self.job(run)
+        return f"{job['address']}:{job['port']}"
+
+    def join_at(self, host, run, *words):
+        self.host = host
+        return self.spawn([DYNMO, "train", "--join", *(words or [str(self.folder / run)])])
+
+    def hosts_of(self, run):
+        return {rank["rank"]: rank["host"] for rank in self.status(run)["ranks"]}
+
+    def losses(self, run):
+        """By step; all ranks that were there have recorded the same."""
+        found = {}
+        for path in (self.folder / run / "records").glob("rank-*.jsonl"):
+            for record in map(json.loads, path.read_text().splitlines()):
+                self.assertEqual(found.setdefault(record["step"], record["loss"]), record["loss"], f"{path.name}, step {record['step']}")
+        return found
+
+    def assert_same_as_alone(self, run):
+        """The losses of a run that was stopped are those of one on a fixed number of ranks."""
+        found = self.losses(run)
+        steps = json.loads((self.folder / run / "summary.json").read_text())["runs"][0]["steps"]
+        self.host = A
+        result = self.run_command(self.command("-n", "2", run=f"{run}-alone", extra=(
+            *SETTINGS, f"train.steps={steps}", "balance.enabled=false")))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        alone = self.losses(f"{run}-alone")
+        self.assertEqual(sorted(found), list(range(steps)))
+        self.assertEqual(found, alone)
+        ours, theirs = (json.loads((self.folder / name / "summary.json").read_text())["runs"][0] for name in (run, f"{run}-alone"))
+        self.assertEqual(ours["loss_digest"], theirs["loss_digest"])
+        return ours
+
+    def test_join_command_and_lead_from_the_other_host(self):
+        hook = self.folder / "hook"
+        hook.write_text("#!/bin/sh\necho \"$(uname -n) $DYNMO_RELEASED_HOSTS|$DYNMO_KEPT_HOSTS\" >> \"$DYNMO_RUN/told\"\n")
+        hook.chmod(0o755)
+        run = self.folder / "both"
+        ranks = self.start_ranks("both", [A, A, B, B], ADDRESSES[A], "elastic.release=command", f"elastic.release_command={hook}")
+        self.assertEqual(self.job("both")["address"], ADDRESSES[A])
+        secret = run / "secret"
+        kept_secret = secret.read_text()
+
+        self.host = B
+        self.assertEqual(self.hosts_of("both"), {0: "host-a", 1: "host-a", 2: "host-b", 3: "host-b"})
+        guess = self.folder / "guess"
+        guess.write_text("f" * 32)
+        address = self.where("both")
+        for command in (["ctl", address, "--secret", str(guess), "stop"], ["train", "--join", address, "--secret", str(guess)]):
+            self.refused(self.run_command([DYNMO, *command]), "wanted the run's secret")
+
+        joiners = [self.join_at(B, "both", address, "--secret", str(secret)), self.join_at(B, "both")]
+        self.until(ranks[0], lambda: self.ranks("both") == [0, 1, 2, 3, 4, 5])
+        self.assertIn("packed onto 2 ranks", self.done("both", "pack", "2"))
+        for process in (*ranks[2:], *joiners):
+            self.ended(process)
+        self.until(ranks[0], lambda: len(events(run, "release")) == 1)
+        self.assertEqual(self.hosts_of("both"), {0: "host-a", 1: "host-a"})
+
+        joiners = [self.join_at(B, "both"), self.join_at(B, "both")]
+        self.until(ranks[0], lambda: self.ranks("both") == [0, 1, 6, 7])
+        for number in (0, 1):
+            self.done("both", "drain", str(number))
+            self.ended(ranks[number])
+        self.assertEqual((self.job("both")["address"], self.job("both")["host"]), (ADDRESSES[B], "host-b"))
+        self.assertEqual(secret.read_text(), kept_secret)
+        self.until(joiners[0], lambda: len(events(run, "release")) == 3)
+
+        address = self.where("both")
+        joiners += [self.join_at(A, "both"), self.join_at(A, "both", address, "--secret", str(secret))]
+        self.until(joiners[0], lambda: len(self.ranks("both")) == 4)
+        self.assertEqual(self.hosts_of("both"), {6: "host-b", 7: "host-b", 8: "host-a", 9: "host-a"})
+        result = self.run_command([DYNMO, "ctl", address, "--secret", str(secret), "stop"])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for process in joiners:
+            self.ended(process, code=130)
+        self.assertEqual((run / "told").read_text().splitlines(), [
+            "host-a host-b|host-a",
+            "host-a |host-a,host-b",
+            "host-b host-a|host-b"])
+        ours = self.assert_same_as_alone("both")
+        self.assertEqual(ours["size"]["members"], 10)
+
+    def test_a_run_of_one_host_is_reached_where_it_says(self):
+        # By default nobody else reaches it, and nobody hears its secret.
+        process = self.start("closed", 1)
+        self.assertEqual((self.job("closed")["address"], self.job("closed")["host"]), ("127.0.0.1", "host-a"))
+        self.host = B
+        for command in (["ctl", str(self.folder / "closed"), "status"], ["train", "--join", str(self.folder / "closed")]):
+            self.refused(self.run_command([DYNMO, *command]), "of host 'host-a' only", "elastic.listen")
+        self.host = A
+        self.done("closed", "stop")
+        self.ended(process, code=130)
+
+        process = self.start("open", 1, f"elastic.listen={ADDRESSES[A]}")
+        self.assertEqual(self.job("open")["address"], ADDRESSES[A])
+        joiner = self.join_at(B, "open")
+        self.until(process, lambda: self.ranks("open") == [0, 1])
+        self.assertIn(" -> 3 ranks", self.done("open", "grow", "1"))
+        self.assertEqual(self.hosts_of("open"), {0: "host-a", 1: "host-b", 2: "host-a"})
+        self.done("open", "drain", "0")
+        self.assertEqual(self.job("open")["address"], ADDRESSES[B])
+        self.refused(self.ctl("open", "grow", "1"), "--join RUN")
+        self.host = A
+        self.done("open", "stop")
+        for each in (process, joiner):
+            self.ended(each, code=130)
+        self.assert_same_as_alone("open")
+
+    def test_a_name_that_is_loopback_at_home(self):
+        ranks = self.start_ranks("named", [A, A], NAME)
+        joiners = [self.join_at(host, "named") for host in (A, B)]
+        self.until(ranks[0], lambda: len(self.ranks("named")) == 4)
+        self.done("named", "drain", "0")
+        self.done("named", "drain", "1")
+        for process in ranks:
+            self.ended(process)
+        self.done("named", "stop")
+        for process in joiners:
+            self.ended(process, code=130)
+        self.assert_same_as_alone("named")
+
+    def test_a_leader_that_listens_to_its_own_host(self):
+        ranks = self.start_ranks("quiet", [A, B], ADDRESSES[A], "elastic.listen=loopback")
+        self.assertEqual((self.job("quiet")["address"], self.job("quiet")["host"]), ("127.0.0.1", "host-a"))
+        self.host = B
+        self.refused(self.ctl("quiet", "status"), "listens at 127.0.0.1:", "of host 'host-a' only, and this is 'host-b'")
+        self.host = A
+        self.done("quiet", "drain", "0")
+        self.ended(ranks[0])
+        self.refused(self.ctl("quiet", "status"), "of host 'host-b' only, and this is 'host-a'")
+        self.host = B
+        self.done("quiet", "stop")
+        self.ended(ranks[1], code=130)
+
+    def test_the_folder_of_the_run_is_wanted(self):
+        process = self.start("here", 1, f"elastic.listen={ADDRESSES[A]}")
+        secret = self.folder / "copied"
+        secret.write_text((self.folder / "here" / "secret").read_text())
+        self.hosts[B].run("mount", "-t", "tmpfs", "tmpfs", str(self.folder / "here"))  # there its name is another folder's
+        self.host = B
+        self.refused(self.run_command([DYNMO, "train", "--join", self.where("here"), "--secret", str(secret)]),
+                     "is not the folder of the run at", "--join FOLDER")
+        self.hosts[B].run("umount", str(self.folder / "here"))
+        joiner = self.join_at(B, "here", self.where("here"), "--secret", str(secret))
+        self.until(process, lambda: self.ranks("here") == [0, 1])
+        self.done("here", "stop")
+        for each in (process, joiner):
+            self.ended(each, code=130)
+
+
+if __name__ == "__main__":
+    run_tests()
