@@ -48,8 +48,8 @@ Expected<elastic::Reply> ask_at(const elastic::Leader& leader, const CtlFlags& f
   return reply;
 }
 
-// A leader that leaves has another one write where it is first. What it was asked for and has not
-// begun, it says so of, and the other is asked for.
+// A leader that leaves says so of what it was asked for and has not begun, and where the next one
+// is, which is asked for it then. Who comes later finds that one's job file.
 Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
   DYNMO_ASSIGN(elastic::Leader leader, elastic::find_leader(flags.run, flags.secret));
   while (true) {
@@ -57,7 +57,8 @@ Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
     if (reply && reply->done) return reply;
     const Error why = reply ? Error{reply->code, reply->text} : reply.error();
     const bool harmless = request.kind == RequestKind::kStatus || (reply && reply->again);
-    const auto now = elastic::find_leader(flags.run, flags.secret);
+    const auto now = reply && reply->leader ? elastic::leader_of(*reply->leader, leader.secret)
+                                            : elastic::find_leader(flags.run, flags.secret);
     if (!harmless || !now || now->is_at(leader)) return why;
     leader = *now;
   }

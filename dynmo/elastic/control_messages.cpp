@@ -226,6 +226,7 @@ std::string to_line(const Reply& reply) {
   Json json = {{"format", kFormat}, {"done", reply.done}, {"text", reply.text}};
   if (!reply.done) json["code"] = exit_code(reply.code);
   if (reply.again) json["again"] = true;
+  if (reply.leader) json["leader"] = to_json(*reply.leader);
   if (!reply.status.is_null()) json["status"] = reply.status;
   if (reply.standby) json["standby"] = *reply.standby;
   if (reply.place) json["place"] = to_json(*reply.place);
@@ -244,6 +245,9 @@ Expected<Reply> parse_reply(std::string_view line) {
     if (exit_code(each) == code) reply.code = each;
   }
   reply.again = object.boolean("again", false);
+  if (auto leader = object.object("leader")) {
+    DYNMO_ASSIGN(reply.leader, parse_job(*leader));
+  }
   object.ignore("status");
   if (json.is_object() && json.contains("status")) reply.status = json["status"];
   if (json.is_object() && json.contains("standby")) {

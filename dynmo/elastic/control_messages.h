@@ -14,6 +14,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
+#include "dynmo/elastic/job_file.h"
 #include "dynmo/elastic/member.h"
 
 namespace dynmo::elastic {
@@ -85,9 +86,10 @@ struct Place {
 struct Reply {
   ErrorCode code = ErrorCode::kBadInput;  // where it is not done
   bool done = false;
-  std::string text;       // one line for people; kConfig: the settings as TOML
-  bool again = false;     // it is not done, as another rank leads now: ask where job.json says
-  Json status = nullptr;  // kStatus
+  std::string text;                    // one line for people; kConfig: the settings as TOML
+  bool again = false;                  // it is not done, as another rank leads now: ask that one
+  std::optional<JobFile> leader = {};  // with `again`: where it listens; else job.json says it
+  Json status = nullptr;               // kStatus
   std::optional<int> standby = {};  // kJoin: taken as this member, its place comes in a later line
   std::optional<Place> place = {};  // kJoin
 };

@@ -47,12 +47,15 @@ fs::path secret_path(const fs::path& run) { return run / "secret"; }
 
 Expected<void> write_job(const fs::path& run, const JobFile& job, std::string_view secret) {
   DYNMO_TRY(write_private(secret_path(run), fmt::format("{}\n", secret)));
-  const Json json = {{"format", kJobFormat},
-                     {"address", job.address},
-                     {"port", job.port},
-                     {"host", job.host},
-                     {"pid", job.pid}};
-  return write_private(job_path(run), json.dump(2) + "\n");
+  return write_private(job_path(run), to_json(job).dump(2) + "\n");
+}
+
+Json to_json(const JobFile& job) {
+  return {{"format", kJobFormat},
+          {"address", job.address},
+          {"port", job.port},
+          {"host", job.host},
+          {"pid", job.pid}};
 }
 
 void remove_job(const fs::path& run) {
@@ -64,6 +67,10 @@ void remove_job(const fs::path& run) {
 Expected<JobFile> parse_job(std::string_view text, std::string_view origin) {
   DYNMO_ASSIGN(const Json json, parse_json(text, origin));
   JsonObject object(json, std::string(origin));
+  return parse_job(object);
+}
+
+Expected<JobFile> parse_job(JsonObject& object) {
   object.expect_format(kJobFormat);
   JobFile job;
   job.address = object.string("address");
@@ -102,6 +109,17 @@ Expected<std::string> read_secret(const fs::path& file) {
   return text;
 }
 
+Expected<Leader> leader_of(const JobFile& job, const std::string& secret) {
+  if (process::is_loopback(job.address) && !job.host.empty() && job.host != process::host_name()) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "the leader of the run listens at {}:{} of host '{}' only, and this is '{}': ask there, or "
+        "start the run with elastic.listen = an address that other hosts reach",
+        job.address, job.port, job.host, process::host_name());
+  }
+  return Leader{.address = job.address, .port = job.port, .secret = secret};
+}
+
 Expected<Leader> find_leader(const std::string& run, const std::string& secret_file) {
   std::error_code fault;
   Leader leader;
@@ -127,16 +145,7 @@ Expected<Leader> find_leader(const std::string& run, const std::string& secret_f
     }
   } else {
     DYNMO_ASSIGN(const JobFile job, read_job(run));
-    if (process::is_loopback(job.address) && !job.host.empty() &&
-        job.host != process::host_name()) {
-      return make_error(
-          ErrorCode::kBadInput,
-          "the leader of '{}' listens at {}:{} of host '{}' only, and this is '{}': ask there, or "
-          "start the run with elastic.listen = an address that other hosts reach",
-          run, job.address, job.port, job.host, process::host_name());
-    }
-    leader.address = job.address;
-    leader.port = job.port;
+    DYNMO_ASSIGN(leader, leader_of(job, ""));
   }
   DYNMO_ASSIGN(leader.secret,
                read_secret(secret_file.empty() ? secret_path(run) : fs::path(secret_file)));

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
 
 namespace dynmo::elastic {
 
@@ -30,6 +31,8 @@ struct JobFile {
 // The run has ended: nobody listens there any more.
 void remove_job(const std::filesystem::path& run);
 
+[[nodiscard]] Json to_json(const JobFile& job);
+[[nodiscard]] Expected<JobFile> parse_job(JsonObject& object);
 [[nodiscard]] Expected<JobFile> parse_job(std::string_view text, std::string_view origin);
 // kBadInput where no run goes on there, saying so.
 [[nodiscard]] Expected<JobFile> read_job(const std::filesystem::path& run);
@@ -44,9 +47,11 @@ struct Leader {
     return address == other.address && port == other.port;
   }
 };
+// kBadInput where the leader listens on the loopback interface of another host: whoever listens on
+// that port of this one is not to hear the secret.
+[[nodiscard]] Expected<Leader> leader_of(const JobFile& job, const std::string& secret);
 // `run` is the folder of a run, or HOST:PORT of its leader; `secret_file` that of its secret, which
-// may be "" with a folder. kBadInput, also where the job file names the loopback interface of
-// another host: whoever listens on that port of this one is not to hear the secret.
+// may be "" with a folder. kBadInput, also as leader_of.
 [[nodiscard]] Expected<Leader> find_leader(const std::string& run, const std::string& secret_file);
 
 // 128 random bits, as 32 hexadecimal digits.

@@ -170,8 +170,10 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
     moves_ = moved_before;
     return stay(change, failure, before, std::move(state), costs, lane);
   }
-  if (moves_lead && next.view.members.front().id == groups_.self().id) {
-    DYNMO_TRY(lead(handed_over));
+  elastic::JobFile next_door;
+  if (moves_lead) {
+    if (next.view.members.front().id == groups_.self().id) DYNMO_TRY(lead(handed_over));
+    DYNMO_ASSIGN(next_door, hear_door(next.view));
   }
   DYNMO_ASSIGN(const bool stays, groups_.take());
   pause_s_ = seconds_since(begin) - (moves_.seconds - moved_before.seconds);  // told apart
@@ -179,7 +181,7 @@ Expected<Resizing::Changed> Resizing::change(const SizeChange& change,
       fmt::format("{} -> {}: {}, in {}", ranks_text(before.ranks, replicas),
                   ranks_text(next.plan.ranks, replicas), change.why, format_seconds(pause_s_));
   if (!stays) {
-    if (leads()) retire(change, fmt::format("before step {}: {}", step, line), step);
+    if (leads()) retire(change, fmt::format("before step {}: {}", step, line), step, next_door);
     return Changed{.group = nullptr, .done = true};
   }
   const elastic::View old = std::exchange(view_, next.view);

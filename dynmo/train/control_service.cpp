@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dynmo/elastic/job_file.h"
 #include "dynmo/process/sockets.h"
 
 namespace dynmo::train {
@@ -32,22 +31,23 @@ Expected<std::unique_ptr<ControlService>> ControlService::open(Options options) 
                      return self->hear(client, line);
                    },
                    [self = service.get()](ClientId client) { self->gone(client); }));
-  DYNMO_TRY(elastic::write_job(service->options_.run,
-                               {.address = service->options_.address,
-                                .port = service->server_->port(),
-                                .host = service->options_.leader.host,
-                                .pid = service->options_.leader.pid},
-                               service->secret_));
+  service->door_ = {.address = service->options_.address,
+                    .port = service->server_->port(),
+                    .host = service->options_.leader.host,
+                    .pid = service->options_.leader.pid};
+  DYNMO_TRY(elastic::write_job(service->options_.run, service->door_, service->secret_));
   return service;
 }
 
 ControlService::~ControlService() {
-  if (!handed_over_) elastic::remove_job(options_.run);
+  if (!next_door_) elastic::remove_job(options_.run);
   if (server_ == nullptr) return;
   Reply over = elastic::refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
-  if (handed_over_) {
-    over.text = "another rank leads the run now: ask again where job.json in its folder says";
+  if (next_door_) {
+    over.text = fmt::format("another rank leads the run now: ask again at {}:{} of host '{}'",
+                            next_door_->address, next_door_->port, next_door_->host);
     over.again = true;
+    over.leader = next_door_;
   }
   std::vector<ClientId> present;
   {

@@ -13,11 +13,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/elastic/control_messages.h"
+#include "dynmo/elastic/job_file.h"
 #include "dynmo/process/line_server.h"
 
 namespace dynmo::train {
@@ -56,8 +58,10 @@ class ControlService {
   ControlService& operator=(const ControlService&) = delete;
   // Tells who waits that the run has ended, and removes the files.
   ~ControlService();
+  // Where it listens, as job.json has it.
+  [[nodiscard]] const elastic::JobFile& door() const { return door_; }
   // Another rank leads, and its service has taken this one's place: who waits is told to ask there.
-  void hand_over() { handed_over_ = true; }
+  void hand_over(elastic::JobFile next) { next_door_ = std::move(next); }
   [[nodiscard]] const std::string& secret() const { return secret_; }
   [[nodiscard]] int next_member();
 
@@ -85,7 +89,8 @@ class ControlService {
 
   Options options_;
   std::string secret_;
-  bool handed_over_ = false;
+  elastic::JobFile door_;
+  std::optional<elastic::JobFile> next_door_;
   std::atomic<bool> waiting_{false};
   std::mutex mutex_;  // guards what follows
   std::vector<Wish> wishes_;

@@ -36,11 +36,10 @@ Expected<elastic::Reply> hear(LineClient& leader, std::chrono::milliseconds time
     return make_error(ErrorCode::kPeerLost, "the run's leader does not answer: {}",
                       line.error().message);
   }
-  DYNMO_ASSIGN(elastic::Reply reply, elastic::parse_reply(*line));
-  if (!reply.done) return Error{reply.code, reply.text};
-  return reply;
+  return elastic::parse_reply(*line);
 }
 
+// What the leader answers, whether it does what is asked for or not.
 Expected<elastic::Reply> ask(const elastic::Leader& where, const elastic::Request& request,
                              LineClient& leader) {
   auto connected = LineClient::connect(where.address, where.port, kConnect);
@@ -69,6 +68,7 @@ Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& 
   LineClient leader;
   DYNMO_ASSIGN(const elastic::Reply reply,
                ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader));
+  if (!reply.done) return Error{reply.code, reply.text};
   Config config;
   DYNMO_TRY(apply_text(config, reply.text, "the run's settings"));
   if (!join.data.empty()) config.data.path = join.data;
@@ -83,21 +83,25 @@ Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& 
   return config;
 }
 
-// Stands by until the run gives it a place, with whoever leads.
+// Stands by until the run gives it a place, with whoever leads: `where` follows.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
-                                  const Reporter& reporter, LineClient& leader) {
-  DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+                                  const Reporter& reporter, elastic::Leader& where,
+                                  LineClient& leader) {
   while (true) {
-    const auto standby = ask(where, request, leader);
-    if (standby) reporter.line(standby->text);
-    const auto admitted = standby ? hear(leader, kStandby) : standby;
-    if (admitted && admitted->place) return *admitted->place;
-    if (admitted) {
-      return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", admitted->text);
+    auto said = ask(where, request, leader);
+    if (said && said->done) {
+      reporter.line(said->text);
+      said = hear(leader, kStandby);
     }
-    // Another leader has written where it is before this one went.
-    const auto now = elastic::find_leader(join.run, join.secret_file);
-    if (!now || now->is_at(where)) return admitted.error();
+    if (said && said->place) return *said->place;
+    if (said && said->done) {
+      return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", said->text);
+    }
+    const Error why = said ? Error{said->code, said->text} : said.error();
+    // A leader that leaves says where the next one is, which has written it before.
+    const auto now = said && said->leader ? elastic::leader_of(*said->leader, where.secret)
+                                          : elastic::find_leader(join.run, join.secret_file);
+    if (!now || now->is_at(where)) return why;
     where = *now;
   }
 }
@@ -116,7 +120,7 @@ runtime::GroupOptions group_at(const elastic::Place& place, const Config& config
 }  // namespace
 
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
-  DYNMO_ASSIGN(const elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+  DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
   TrainOptions options = process.options;
   DYNMO_ASSIGN(options.config, config_of_run(where, join));
   at::set_num_threads(1);
@@ -130,7 +134,8 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
   // A group may not come to be because of another newcomer, or of the way from here to a rank.
   for (int tries = 1;; ++tries) {
     LineClient leader;
-    DYNMO_ASSIGN(const elastic::Place place, stand_by(join, request, process.reporter, leader));
+    DYNMO_ASSIGN(const elastic::Place place,
+                 stand_by(join, request, process.reporter, where, leader));
     self.number = place.member;
     check_context().rank = place.rank.value;
     auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate);

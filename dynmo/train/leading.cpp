@@ -9,6 +9,8 @@
 #include "dynmo/core/check.h"
 #include "dynmo/process/late_ranks.h"
 #include "dynmo/train/resizing_impl.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
 namespace {
@@ -148,11 +150,23 @@ Expected<void> Resizing::lead(const std::string& handover) {
   return {};
 }
 
+Expected<elastic::JobFile> Resizing::hear_door(const elastic::View& next) {
+  const bool is_mine = next.members.front().id == groups_.self().id;
+  DYNMO_ASSIGN(const auto texts,
+               transport::gather_texts(group(), transport::control_tag(transport::Control::kSize),
+                                       is_mine ? elastic::to_json(service_->door()).dump() : ""));
+  for (const std::string& text : texts) {
+    if (!text.empty()) return elastic::parse_job(text, "where the next leader listens");
+  }
+  return make_error(ErrorCode::kInternal, "no rank says where the next leader listens");
+}
+
 // Of a leader that has left; another one has opened the door already.
-void Resizing::retire(const SizeChange& change, const std::string& line, std::int64_t step) {
+void Resizing::retire(const SizeChange& change, const std::string& line, std::int64_t step,
+                      const elastic::JobFile& next_door) {
   answer(change.client, done(line));
   if (growing_) answer(growing_->client, done("the ranks were started: they join another leader"));
-  service_->hand_over();
+  service_->hand_over(next_door);
   service_.reset();
   releases_->forget_open();
   tell_releases(releases_->finish(kLastHooks), step);

@@ -124,7 +124,10 @@ class Resizing {
   [[nodiscard]] Expected<void> lead(const std::string& handover);
   // `first_member`: number of the first that joins; `secret`: as ControlService::Options has it.
   [[nodiscard]] Expected<void> open_service(int first_member, const std::string& secret);
-  void retire(const SizeChange& change, const std::string& line, std::int64_t step);
+  // All ranks of the group in force hear where the next leader listens.
+  [[nodiscard]] Expected<elastic::JobFile> hear_door(const elastic::View& next);
+  void retire(const SizeChange& change, const std::string& line, std::int64_t step,
+              const elastic::JobFile& next_door);
   void open_releases();
   // What the leader alone does of what it is asked for; the rest is for all.
   void take_own(std::vector<Wish>& wishes);

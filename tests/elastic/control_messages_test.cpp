@@ -74,7 +74,7 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
                     .address = "node-0",
                     .port = 65535,
                     .secret = 0xfedcba9876543210};
-  std::vector<Reply> replies(5);
+  std::vector<Reply> replies(6);
   replies[0] = {.done = true, .text = "two\nlines", .status = Json{{"step", 3}}};
   replies[1] = {.done = true, .text = "standing by"};
   replies[1].standby = 17;
@@ -83,6 +83,8 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
   replies[3] = {.done = true, .text = ""};
   replies[4] = refusal(Error{ErrorCode::kPeerLost, "another leads"});
   replies[4].again = true;
+  replies[5] = replies[4];
+  replies[5].leader = JobFile{.address = "node-1", .port = 4321, .host = "b", .pid = 7};
   for (const ErrorCode code :
        {ErrorCode::kBadInput, ErrorCode::kInfeasible, ErrorCode::kNoCheckpoint,
         ErrorCode::kPeerLost, ErrorCode::kInterrupted, ErrorCode::kInternal}) {
@@ -96,6 +98,7 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
     EXPECT_EQ(read->code, reply.code);
     EXPECT_EQ(read->text, reply.text);
     EXPECT_EQ(read->again, reply.again);
+    EXPECT_EQ(read->leader, reply.leader);
     EXPECT_EQ(read->status, reply.status);
     EXPECT_EQ(read->standby, reply.standby);
     EXPECT_EQ(read->place, reply.place);

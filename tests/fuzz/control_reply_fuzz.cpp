@@ -15,7 +15,8 @@ Outcome run_target(std::string_view text) {
   const auto again = elastic::parse_reply(std::string_view(line).substr(0, line.size() - 1));
   DYNMO_CHECK(again.has_value(), "a reply that reads back, got: {}", again.error().message);
   DYNMO_CHECK(to_line(*again) == line && again->place == taken->place &&
-                  again->standby == taken->standby && again->status == taken->status,
+                  again->standby == taken->standby && again->leader == taken->leader &&
+                  again->status == taken->status,
               "the same reply, got another");
   return Outcome::kTaken;
 }
@@ -32,7 +33,10 @@ std::vector<std::string> seeds() {
   Reply standby{.done = true, .text = "standing by as rank 5"};
   standby.standby = 5;
   Reply status{.done = true, .text = "", .status = Json{{"step", 3}, {"ranks", {{{"rank", 0}}}}}};
-  return {to_line(place), to_line(standby), to_line(status),
+  Reply moved = elastic::refusal(Error{ErrorCode::kPeerLost, "another rank leads the run now"});
+  moved.again = true;
+  moved.leader = elastic::JobFile{.address = "10.0.0.2", .port = 4321, .host = "node-1", .pid = 77};
+  return {to_line(place), to_line(standby), to_line(status), to_line(moved),
           to_line(elastic::refusal(Error{ErrorCode::kInfeasible, "no plan fits"}))};
 }
 

@@ -116,6 +116,23 @@ TEST_F(ControlServiceTest, OtherHostsAreRefusedWhereTheyDoNotReachTheGroup) {
   }
 }
 
+TEST_F(ControlServiceTest, WhoWaitsHearsWhereTheNextLeaderIs) {
+  LineClient waits = join(7);
+  const std::string secret = service_->secret();
+  const elastic::JobFile next{.address = "192.0.2.1", .port = 9, .host = "b", .pid = 3};
+  ASSERT_TRUE(elastic::write_job(folder_.path(), next, secret));
+  service_->hand_over(next);
+  service_.reset();
+  const auto line = waits.receive(elastic::kMaxReply, kLong);
+  ASSERT_TRUE(line) << line.error().message;
+  const auto reply = elastic::parse_reply(*line);
+  ASSERT_TRUE(reply) << reply.error().message;
+  EXPECT_FALSE(reply->done);
+  EXPECT_TRUE(reply->again);
+  EXPECT_EQ(reply->leader, next);
+  EXPECT_EQ(*elastic::read_job(folder_.path()), next);  // and its file stays
+}
+
 // Newcomers close their connections as soon as they are ranks, while the leader dismisses them.
 TEST_F(ControlServiceTest, NobodyIsMissingOnceDismissed) {
   for (int round = 0; round < 30; ++round) {

@@ -167,7 +167,23 @@ class ElasticHosts(ElasticCase):
         self.done("named", "stop")
         for process in joiners:
             self.ended(process, code=130)
-        self.assert_same_as_alone("named")
+
+    def test_who_stands_by_follows_the_lead(self):
+        """Two replicas take two newcomers at a time: one waits, by the address of a leader that moves away."""
+        ranks = self.start_ranks("pairs", [A, B, A, B], ADDRESSES[A], "pipeline.replicas=2")
+        run = self.folder / "pairs"
+        first = self.join_at(B, "pairs", self.where("pairs"), "--secret", str(run / "secret"))
+        self.assertEqual(first.stdout.readline(), "standing by as rank 4\n")
+        self.done("pairs", "drain", "0")
+        for rank in (0, 2):
+            self.ended(ranks[rank])
+        self.assertEqual(self.job("pairs")["address"], ADDRESSES[B])
+        self.assertEqual(first.stdout.readline(), "standing by as rank 5\n")
+        second = self.join_at(A, "pairs")
+        self.until(ranks[1], lambda: len(self.ranks("pairs")) == 4)
+        self.done("pairs", "stop")
+        for process in (ranks[1], ranks[3], first, second):
+            self.ended(process, code=130)
 
     def test_a_leader_that_listens_to_its_own_host(self):
         ranks = self.start_ranks("quiet", [A, B], ADDRESSES[A], "elastic.listen=loopback")
