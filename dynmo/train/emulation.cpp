@@ -46,6 +46,14 @@ class TraceSource final : public dynamism::Source {
   std::shared_ptr<const SharedLoad> load_;
 };
 
+cost::ModelCost as_slept(cost::ModelCost model) {
+  for (cost::LayerCost& layer : model.layers) {
+    layer.update_s = 0;
+    layer.frozen = false;
+  }
+  return model;
+}
+
 Expected<std::shared_ptr<const SharedLoad>> load_of(const Config::Emulated& emulated) {
   std::unique_ptr<dynamism::LoadModel> load;
   if (emulated.profile.empty()) {
@@ -66,6 +74,7 @@ Expected<EmulatedModel> emulated_model(const Config& config) {
   DYNMO_ASSIGN(emulated.layers,
                model::make_emulated({.memory_scale = config.emulated.memory_scale,
                                      .costs = [load](std::int64_t s) { return load->at(s); }}));
+  emulated.costs = [load](std::int64_t step) { return as_slept(load->at(step)); };
   emulated.make_sources = [load](std::int64_t) {
     dynamism::Sources sources;
     sources.push_back(std::make_unique<TraceSource>(load));

@@ -413,7 +413,7 @@ class Run {
   Expected<void> report() const {
     DYNMO_ASSIGN(const Report report,
                  make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
-                             config_, grid_->positions()));
+                             inputs_.model.given_costs, config_, grid_->positions()));
     // A finished run that is resumed has no steps to tell: what it said at its end stays.
     const std::filesystem::path path = folder_.summary();
     std::error_code fault;
