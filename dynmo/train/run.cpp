@@ -197,9 +197,11 @@ class Run {
       DYNMO_TRY(write_file_durably(folder_.config(), to_toml(config_)));
     }
     if (emulates(config_)) {
+      const double scale = config_.emulated.time_scale;
       say(fmt::format(
-          "device   EMULATED: layers sleep for the times of {}, hold {:g} of their bytes; "
+          "device   EMULATED: layers sleep for {}the times of {}, hold {:g} of their bytes; "
           "losses are 0",
+          scale == 1 ? std::string() : fmt::format("{:g} x ", scale),
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
