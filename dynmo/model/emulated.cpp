@@ -2,41 +2,19 @@
 #include "dynmo/model/emulated.h"
 
 #include <ATen/ATen.h>
-#include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/emulated_device.h"
 #include "dynmo/model/output_shape.h"
 
 namespace dynmo::model {
 namespace {
-
-timespec now() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time;
-}
-
-timespec after(timespec time, double seconds) {
-  const auto nanoseconds = static_cast<std::int64_t>(std::llround(seconds * 1e9)) + time.tv_nsec;
-  time.tv_sec += nanoseconds / 1'000'000'000;
-  time.tv_nsec = nanoseconds % 1'000'000'000;
-  return time;
-}
-
-void sleep_until(const timespec& time) {
-  // Wake-ups are put off by 50 us otherwise, to save power. Of this thread alone; cheap to repeat.
-  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
-  }
-}
 
 // Costs by step, computed once for all layers and ranks of a process.
 class CostTable {
@@ -69,6 +47,12 @@ struct EmulatedStash : Stash {
   at::Tensor input;
 };
 
+void work(double seconds) {
+  EmulatedDevice own;
+  EmulatedDevice* const device = EmulatedDevice::in_use();
+  (device != nullptr ? *device : own).work(seconds);
+}
+
 class EmulatedLayer final : public Layer, public SizesOutput {
  public:
   EmulatedLayer(std::shared_ptr<CostTable> costs, const cost::LayerCost& first, LayerId id,
@@ -95,7 +79,6 @@ class EmulatedLayer final : public Layer, public SizesOutput {
 
   Output forward(const LayerState&, const Hidden& input, const LayerContext& context,
                  std::unique_ptr<Stash>* stash) const override {
-    const timespec start = now();
     cost::LayerCost cost = costs_->at(context.step, id_);
     Output output;
     (head_ ? output.loss : output.hidden.x) =
@@ -107,26 +90,24 @@ class EmulatedLayer final : public Layer, public SizesOutput {
       saved->input = input.x;
       *stash = std::move(saved);
     }
-    sleep_until(after(start, seconds));
+    work(seconds);
     return output;
   }
 
   at::Tensor input_gradient(const LayerState&, Stash& stash, const at::Tensor&,
                             InputGradient wanted) const override {
-    const timespec start = now();
     const auto& saved = dynamic_cast<EmulatedStash&>(stash);
     at::Tensor gradient;
     if (wanted == InputGradient::kWanted && saved.input.defined()) {
       gradient = at::empty_like(saved.input);
     }
-    sleep_until(after(start, saved.cost.backward_input_s));
+    work(saved.cost.backward_input_s);
     return gradient;
   }
 
   void weight_gradient(LayerState& state, Stash& stash) const override {
     if (state.frozen) return;
-    const timespec start = now();
-    sleep_until(after(start, dynamic_cast<EmulatedStash&>(stash).cost.backward_weight_s));
+    work(dynamic_cast<EmulatedStash&>(stash).cost.backward_weight_s);
   }
 
  private:

@@ -47,16 +47,18 @@ void add_comparison(Lines& lines, const Summary& summary) {
                   first == second ? "the same numbers, bit for bit" : "NOT THE SAME NUMBERS",
                   first.substr(0, 12), second.substr(0, 12)));
   std::string line = fmt::format("speed-up   {:.3f} x", summary.speedup);
+  const std::string_view costs =
+      summary.best_costs == CostsAre::kGiven ? "given costs" : "measured costs";
   if (std::isfinite(summary.best_speedup) && summary.best_is_bound) {
     line += fmt::format(
         "; not more than {:.3f} x is possible (a bound: the slowest rank's work under the optimal "
-        "cut at every step, from measured costs; all cuts are too many to replay)",
-        summary.best_speedup);
+        "cut at every step, from {}; all cuts are too many to replay)",
+        summary.best_speedup, costs);
   } else if (std::isfinite(summary.best_speedup)) {
     line += fmt::format(
         "; best possible {:.3f} x (simulated: the best of all cuts at every step, "
-        "from measured costs); reached {:.2f} of the gain",
-        summary.best_speedup, (summary.speedup - 1) / (summary.best_speedup - 1));
+        "from {}); reached {:.2f} of the gain",
+        summary.best_speedup, costs, (summary.speedup - 1) / (summary.best_speedup - 1));
   }
   lines.push_back(std::move(line));
 }

@@ -14,6 +14,8 @@ namespace {
 constexpr std::string_view kSummaryFormat = "dynmo-summary-1";
 constexpr std::string_view kOptimum = "optimum";  // what best_speedup is
 constexpr std::string_view kBound = "bound";
+constexpr std::string_view kMeasured = "measured";  // what it is of
+constexpr std::string_view kGiven = "given";
 
 using internal::measured;
 using internal::read_measured;
@@ -193,6 +195,7 @@ Json summary_json(const Summary& summary) {
           {"speedup", measured(summary.speedup)},
           {"best_speedup", measured(summary.best_speedup)},
           {"best_speedup_is", summary.best_is_bound ? kBound : kOptimum},
+          {"best_speedup_costs", summary.best_costs == CostsAre::kGiven ? kGiven : kMeasured},
           {"overhead",
            {{"profile", measured(summary.overhead.profile)},
             {"plan", measured(summary.overhead.plan)},
@@ -215,6 +218,12 @@ Expected<Summary> parse_summary(const Json& json, std::string_view origin) {
   if (best_is != kBound && best_is != kOptimum) {
     root.fail("best_speedup_is",
               fmt::format("is '{}', wanted {} or {}", best_is, kOptimum, kBound));
+  }
+  const std::string costs = root.string("best_speedup_costs", std::string(kMeasured));
+  if (costs == kGiven) summary.best_costs = CostsAre::kGiven;
+  if (costs != kGiven && costs != kMeasured) {
+    root.fail("best_speedup_costs",
+              fmt::format("is '{}', wanted {} or {}", costs, kMeasured, kGiven));
   }
   DYNMO_ASSIGN(summary.overhead, read_overhead(root, json));
   summary.layers_moved = root.integer("layers_moved");

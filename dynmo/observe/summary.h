@@ -86,6 +86,12 @@ struct Overhead {
   friend bool operator==(const Overhead&, const Overhead&) = default;
 };
 
+// Of the costs that best_speedup is of.
+enum class CostsAre {
+  kMeasured,  // in the steps themselves: what noise they have, a best cut of every step gains from
+  kGiven,     // emulated: what the layers slept for
+};
+
 struct Summary {
   std::string device = "cpu";  // that the layers ran on; "emulated": times were given, not measured
   std::vector<RunSummary> runs;
@@ -93,6 +99,7 @@ struct Summary {
   double best_speedup = 0;  // that the best possible cuts would have given, by replay; NaN: unknown
   bool best_is_bound =
       false;  // the cuts were too many to replay: no cut gives more, maybe none as much
+  CostsAre best_costs = CostsAre::kMeasured;
   Overhead overhead;
   std::int64_t layers_moved = 0;
   double predicted_step_time_s = 0;

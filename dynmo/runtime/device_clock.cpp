@@ -5,10 +5,12 @@
 
 namespace dynmo::runtime {
 
-DeviceClock::DeviceClock(at::Device device) : device_(device), start_(mark()) {}
+DeviceClock::DeviceClock(at::Device device, const model::EmulatedDevice* emulated)
+    : device_(device), emulated_(emulated), start_(mark()) {}
 
 DeviceClock::Mark DeviceClock::mark() {
-  const Mark mark{.host = std::chrono::steady_clock::now(), .event = events_.size()};
+  const auto now = emulated_ != nullptr ? emulated_->time() : std::chrono::steady_clock::now();
+  const Mark mark{.host = now, .event = events_.size()};
   if (device_.is_cpu()) return mark;
   // (Events as they are by default know no time.)
   c10::Event& event = events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);

@@ -3,7 +3,7 @@
 
 // How long work takes where it is done. On the CPU that is the host's clock; a device works later
 // than the host gives it work, so there a mark is an event in its stream, and times are known when
-// the device has come past it.
+// the device has come past it. An emulated device has a time of its own.
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -11,6 +11,8 @@
 #include <chrono>
 #include <cstddef>
 #include <deque>
+
+#include "dynmo/model/emulated_device.h"
 
 namespace dynmo::runtime {
 
@@ -23,8 +25,9 @@ class DeviceClock {
     std::size_t event = 0;                       // on a device
   };
 
-  // Its first mark, start(), is made at once; the device should have nothing to do then.
-  explicit DeviceClock(at::Device device);
+  // Its first mark, start(), is made at once; the device should have nothing to do then. On the CPU
+  // `emulated`, where it has worked, says what time it is.
+  explicit DeviceClock(at::Device device, const model::EmulatedDevice* emulated = nullptr);
 
   // Behind all that this thread has given the device so far.
   [[nodiscard]] Mark mark();
@@ -38,6 +41,7 @@ class DeviceClock {
 
  private:
   at::Device device_;
+  const model::EmulatedDevice* emulated_;
   std::deque<c10::Event> events_;
   Mark start_;
 };

@@ -35,10 +35,11 @@ class Interpreter {
         model_(model),
         input_(input),
         states_(states),
-        clock_(input.staging.device),
+        clock_(input.staging.device, &emulated_),
         messages_(transport, lane, input, output_, clock_.start().host) {}
 
   Expected<StepOutput> run() {
+    const model::EmulatedDevice::Use use(emulated_);
     const auto since_epoch = clock_.start().host.time_since_epoch();
     output_.start_ns = std::chrono::duration_cast<Nanoseconds>(since_epoch).count();
     for (const Action& action : input_.lowered.ranks[rank_.index()]) {
@@ -46,7 +47,7 @@ class Interpreter {
         communicate(action);
         continue;
       }
-      DYNMO_ASSIGN(arrived_, messages_.wait_for(action));
+      DYNMO_TRY(wait_for(action));
       const DeviceClock::Mark begin = clock_.mark();
       compute(action);
       action_marks_.emplace_back(begin, clock_.mark());
@@ -65,11 +66,28 @@ class Interpreter {
   int stages() const { return static_cast<int>(input_.plan.stages.size()); }
   const plan::PlanStage& stage(StageId id) const { return input_.plan.stages[id.index()]; }
 
+  // A device that has run dry waits from then on, not from when its host comes to wait.
+  Expected<void> wait_for(const Action& action) {
+    using Message = model::EmulatedDevice::Message;
+    const double waited_s = output_.waiting_s;
+    const bool emulated = emulated_.has_worked();
+    const std::int64_t waits = emulated ? model::EmulatedDevice::waits() : 0;
+    DYNMO_ASSIGN(arrived_, messages_.wait_for(action));
+    if (!emulated || !arrived_) return {};
+    const Clock::time_point since = emulated_.time();
+    const bool waited = model::EmulatedDevice::waits() > waits;
+    emulated_.receive(arrived_->x, waited ? Message::kWaitedFor : Message::kWasThere);
+    output_.waiting_s = waited_s + to_seconds(emulated_.time() - since);
+    return {};
+  }
+
   void communicate(const Action& action) {
     const bool sends =
         action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kSendGradient;
     if (!sends) return messages_.receive(action);
-    messages_.send(action, take(values_, {action.stage, action.micro_batch}));
+    model::Hidden value = take(values_, {action.stage, action.micro_batch});
+    if (emulated_.has_worked()) emulated_.stamp(value.x);
+    messages_.send(action, std::move(value));
   }
 
   // What the device has measured and computed, now that it is done: read once, so that nothing
@@ -194,6 +212,7 @@ class Interpreter {
     const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
     const double fetch_s = seconds_since(fetching);
+    emulated_.stand_still(fetch_s);
     const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
     StageStash stash;
     if (trained) stash.layers.resize(static_cast<std::size_t>(layers.count));
@@ -324,6 +343,7 @@ class Interpreter {
   const StepInput& input_;
   LayerStates& states_;
 
+  model::EmulatedDevice emulated_;
   DeviceClock clock_;
   std::vector<Due> due_;  // into output_'s layer times, whose places do not change
   std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> action_marks_;

@@ -61,22 +61,24 @@ PredictionError prediction_error(const RunSeries& run) {
 
 Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
                              const cost::ModelCost& known, int micro_batches, int accumulation,
-                             int ranks) {
+                             int ranks, const GivenCosts& given) {
   Comparison comparison{.speedup = balanced.tokens_per_s() / baseline.tokens_per_s()};
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   double baseline_s = 0;
   double best_s = 0;
+  const auto costs_in = [&](const StepEntry& step) {
+    return given ? given(step.step) : costs_of(step, known, accumulation);
+  };
   const std::size_t steps = std::min(baseline.sample().size(), balanced.sample().size());
   for (std::size_t i = 0; i < steps; ++i) {
     const StepEntry& step = baseline.sample()[i];
-    DYNMO_ASSIGN(
-        const plan::Evaluation evaluation,
-        plan::evaluate(step.plan, costs_of(step, known, accumulation), cluster, micro_batches));
+    DYNMO_ASSIGN(const plan::Evaluation evaluation,
+                 plan::evaluate(step.plan, costs_in(step), cluster, micro_batches));
     baseline_s += evaluation.step_time_s;
     if (!one_stage_a_rank(step.plan.schedule)) continue;
     DYNMO_ASSIGN(const double best,
-                 best_step_s(costs_of(balanced.sample()[i], known, accumulation), cluster,
-                             micro_batches, step.plan.schedule, comparison.best_is_bound));
+                 best_step_s(costs_in(balanced.sample()[i]), cluster, micro_batches,
+                             step.plan.schedule, comparison.best_is_bound));
     best_s += best;
   }
   comparison.best_speedup =

@@ -4,6 +4,9 @@
 // What two runs of the same training say about balancing: speed-up, the best possible one, the cost
 // of the decisions, predicted against measured step time.
 
+#include <cstdint>
+#include <functional>
+
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/observe/summary.h"
@@ -28,14 +31,19 @@ struct Comparison {
   bool best_is_bound = false;
 };
 
+// What the layers cost in a step, where that is known and need not be measured.
+using GivenCosts = std::function<cost::ModelCost(std::int64_t step)>;
+
 // Best possible, step by step: the baseline's cut simulated with the costs measured in its own run,
 // over the best of all cuts with the costs measured in the balanced run. Two sets of costs, because
 // a rank that waits leaves caches, memory bandwidth and power to the others: a layer takes longer
 // where all ranks are busy, whatever the cut. `known` gives names and bytes; `ranks` are those of
-// one replica.
+// one replica. Both with the costs `given`, where there are some: the best cut of every measured
+// step gains from its noise, too, which no balancer can.
 [[nodiscard]] Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
                                            const cost::ModelCost& known, int micro_batches,
-                                           int accumulation, int ranks);
+                                           int accumulation, int ranks,
+                                           const GivenCosts& given = {});
 
 // Fields of "dynmo-summary-1" of one run; `ranks` of one replica.
 [[nodiscard]] observe::RunSummary summarize(const RunSeries& run, int ranks);

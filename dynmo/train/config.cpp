@@ -139,6 +139,7 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"emulated.profile", &c.emulated.profile},
       {"emulated.trace", &c.emulated.trace},
       {"emulated.memory_scale", &c.emulated.memory_scale, above_to(0, 1)},
+      {"emulated.time_scale", &c.emulated.time_scale, between(0.01, 1000)},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device, Names{"cpu", "cuda", "emulated"}},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},

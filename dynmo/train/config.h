@@ -106,6 +106,7 @@ struct Config {
     std::string profile;      // "dynmo-profile-1": the same costs in every step
     std::string trace;        // "dynmo-load-trace-1": costs by step
     double memory_scale = 1;  // bytes held for each byte of a parameter
+    double time_scale = 1;    // seconds slept for each second of a layer
   } emulated;
   // docs/elasticity.md
   struct Elastic {

@@ -128,9 +128,9 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
       take_times(known.layers[i], given.layers[i]);
     }
     return Costs{std::move(known),
-                 fmt::format("EMULATED: those of {}", config.emulated.profile.empty()
-                                                          ? config.emulated.trace
-                                                          : config.emulated.profile)};
+                 fmt::format("EMULATED: {:g} x those of {}", config.emulated.time_scale,
+                             config.emulated.profile.empty() ? config.emulated.trace
+                                                             : config.emulated.profile)};
   }
   const std::vector<std::size_t> kinds = kinds_of(dry_run.layers);
   DYNMO_ASSIGN(const cost::ModelCost analytic, analytic_costs(dry_run));

@@ -14,13 +14,20 @@
 namespace dynmo::train {
 namespace {
 
-// Loads for ranks that may be threads: a load model is for one at a time.
+// Loads for ranks that may be threads: a load model is for one at a time. Layers take `time_scale`
+// times as long.
 class SharedLoad {
  public:
-  explicit SharedLoad(std::unique_ptr<dynamism::LoadModel> load) : load_(std::move(load)) {}
+  SharedLoad(std::unique_ptr<dynamism::LoadModel> load, double time_scale)
+      : load_(std::move(load)), time_scale_(time_scale) {}
   cost::ModelCost at(std::int64_t step) const {
-    const std::lock_guard lock(mutex_);
-    return load_->at(step);
+    cost::ModelCost costs = recorded_at(step);
+    for (cost::LayerCost& layer : costs.layers) {
+      layer.forward_s *= time_scale_;
+      layer.backward_input_s *= time_scale_;
+      layer.backward_weight_s *= time_scale_;
+    }
+    return costs;
   }
   bool changes_at(std::int64_t step) const {
     const std::lock_guard lock(mutex_);
@@ -28,7 +35,13 @@ class SharedLoad {
   }
 
  private:
+  cost::ModelCost recorded_at(std::int64_t step) const {
+    const std::lock_guard lock(mutex_);
+    return load_->at(step);
+  }
+
   std::unique_ptr<dynamism::LoadModel> load_;
+  double time_scale_;
   mutable std::mutex mutex_;
 };
 
@@ -46,6 +59,14 @@ class TraceSource final : public dynamism::Source {
   std::shared_ptr<const SharedLoad> load_;
 };
 
+cost::ModelCost as_slept(cost::ModelCost model) {
+  for (cost::LayerCost& layer : model.layers) {
+    layer.update_s = 0;
+    layer.frozen = false;
+  }
+  return model;
+}
+
 Expected<std::shared_ptr<const SharedLoad>> load_of(const Config::Emulated& emulated) {
   std::unique_ptr<dynamism::LoadModel> load;
   if (emulated.profile.empty()) {
@@ -54,7 +75,7 @@ Expected<std::shared_ptr<const SharedLoad>> load_of(const Config::Emulated& emul
     DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(emulated.profile));
     DYNMO_ASSIGN(load, dynamism::make_static_load(std::move(model)));
   }
-  return std::make_shared<const SharedLoad>(std::move(load));
+  return std::make_shared<const SharedLoad>(std::move(load), emulated.time_scale);
 }
 
 }  // namespace
@@ -66,6 +87,7 @@ Expected<EmulatedModel> emulated_model(const Config& config) {
   DYNMO_ASSIGN(emulated.layers,
                model::make_emulated({.memory_scale = config.emulated.memory_scale,
                                      .costs = [load](std::int64_t s) { return load->at(s); }}));
+  emulated.costs = [load](std::int64_t step) { return as_slept(load->at(step)); };
   emulated.make_sources = [load](std::int64_t) {
     dynamism::Sources sources;
     sources.push_back(std::make_unique<TraceSource>(load));

@@ -10,6 +10,7 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/source.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/train/comparison.h"
 #include "dynmo/train/config.h"
 
 namespace dynmo::train {
@@ -18,6 +19,8 @@ struct EmulatedModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
   dynamism::MakeSources make_sources;  // one, which announces the changes of a trace
+  // What the layers sleep for: nothing in updates, which are real, and all of them train.
+  GivenCosts costs;
 };
 
 // kBadInput: the profile or trace cannot be read or is none (file and place are named).

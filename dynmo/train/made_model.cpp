@@ -37,6 +37,7 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
     made.layers = std::move(emulated.layers);
     made.make_sources = both(made.make_sources, emulated.make_sources);
     made.boundary_shape = std::move(emulated.boundary_shape);
+    made.given_costs = std::move(emulated.costs);
     return made;
   }
   made.boundary_shape = {c.batch.micro_batch_size, c.model.shape.sequence, c.model.shape.hidden};

@@ -12,6 +12,7 @@
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/train/checkpoints.h"
+#include "dynmo/train/comparison.h"
 #include "dynmo/train/options.h"
 #include "dynmo/train/weights.h"
 
@@ -28,6 +29,7 @@ struct MadeModel {
   std::optional<Weights> weights = {};               // to start from
   TrainOptions::RankDevice device = {};              // where they run
   dynamism::MakeSources make_sources = {};           // of the config and the user's own
+  GivenCosts given_costs = {};                       // emulated: what the layers sleep for
 };
 
 // The layers are shaped by the sources of dynamism that the run has.

@@ -107,7 +107,8 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
 }
 
 Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
-                             const cost::ModelCost& known, const Config& config, int ranks) {
+                             const cost::ModelCost& known, const GivenCosts& given,
+                             const Config& config, int ranks) {
   observe::Summary summary;
   summary.device = config.run.device;
   std::vector<observe::RunCurves> curves;
@@ -121,10 +122,11 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
   if (runs.size() == 2 && last.count() > 0) {
     DYNMO_ASSIGN(const Comparison comparison,
                  compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches),
-                         static_cast<int>(config.batch.accumulation), ranks));
+                         static_cast<int>(config.batch.accumulation), ranks, given));
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;
     summary.best_is_bound = comparison.best_is_bound;
+    if (given) summary.best_costs = observe::CostsAre::kGiven;
   }
   if (end.seconds > 0) {
     summary.overhead = {end.profile_s / end.seconds, end.plan_s / end.seconds,

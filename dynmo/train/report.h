@@ -23,9 +23,10 @@ struct Report {
   std::vector<std::string> lines;
   Json summary;  // "dynmo-summary-1"
 };
-// `known` gives names and bytes of the layers. The first of two runs is the baseline.
+// `known` gives names and bytes of the layers, `given` what they cost where that is known. The
+// first of two runs is the baseline.
 [[nodiscard]] Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
-                                           const cost::ModelCost& known, const Config& config,
-                                           int ranks);
+                                           const cost::ModelCost& known, const GivenCosts& given,
+                                           const Config& config, int ranks);
 
 }  // namespace dynmo::train

@@ -197,9 +197,11 @@ class Run {
       DYNMO_TRY(write_file_durably(folder_.config(), to_toml(config_)));
     }
     if (emulates(config_)) {
+      const double scale = config_.emulated.time_scale;
       say(fmt::format(
-          "device   EMULATED: layers sleep for the times of {}, hold {:g} of their bytes; "
+          "device   EMULATED: layers sleep for {}the times of {}, hold {:g} of their bytes; "
           "losses are 0",
+          scale == 1 ? std::string() : fmt::format("{:g} x ", scale),
           config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
           config_.emulated.memory_scale));
     }
@@ -413,7 +415,7 @@ class Run {
   Expected<void> report() const {
     DYNMO_ASSIGN(const Report report,
                  make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
-                             config_, grid_->positions()));
+                             inputs_.model.given_costs, config_, grid_->positions()));
     // A finished run that is resumed has no steps to tell: what it said at its end stays.
     const std::filesystem::path path = folder_.summary();
     std::error_code fault;

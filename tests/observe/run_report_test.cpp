@@ -174,9 +174,12 @@ TEST(RunReport, ABoundIsCalledOne) {
     return fmt::format("{}", fmt::join(report_lines(summary, curves, "a"), "\n"));
   };
   EXPECT_NE(text().find("best possible 1.500 x"), std::string::npos) << text();
+  EXPECT_NE(text().find("from measured costs)"), std::string::npos) << text();
   summary.best_is_bound = true;
   EXPECT_NE(text().find("not more than 1.500 x is possible (a bound"), std::string::npos) << text();
   EXPECT_EQ(text().find("best possible"), std::string::npos) << text();
+  summary.best_costs = CostsAre::kGiven;
+  EXPECT_NE(text().find("from given costs;"), std::string::npos) << text();
 }
 
 TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {

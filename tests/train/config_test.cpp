@@ -204,6 +204,9 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   config.emulated.memory_scale = 0;
   EXPECT_EQ(validate(config).error().message,
             "emulated.memory_scale is 0, wanted above 0 and at most 1");
+  config = {};
+  config.emulated.time_scale = 0;
+  EXPECT_EQ(validate(config).error().message, "emulated.time_scale is 0, wanted 0.01 to 1000");
 }
 
 // A reader of the message need not look the limit up.

@@ -144,6 +144,33 @@ class Emulated(RunCase):
             self.assertTrue(record["emulated"])
             self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
 
+    def test_what_it_could_gain_is_of_the_given_costs_at_any_time_scale(self):
+        # From a cut of 5 and 2 ms a pass, with which four micro-batches take 61 ms (the first rank works for 60 and waits for
+        # 1); with the best there is, of 4 and 3 ms, 54 ms (48, and 6 of waiting).
+        layers = [{"name": f"layer{i}", **{key: 0.001 * (4 if i == 0 else 1) for key in (
+            "forward_s", "backward_input_s", "backward_weight_s")}, "parameter_bytes": 1 << 12} for i in range(4)]
+        profile = self.folder / "profile.json"
+        profile.write_text(json.dumps({"format": "dynmo-profile-1", "layers": layers}))
+        best = []
+        for scale in "0.5", "2":
+            command = self.command("--compare", "static,balanced", extra=[
+                f"emulated.profile={profile}", f"emulated.time_scale={scale}", "pipeline.cut=[2,2]", "batch.micro_batches=4"])
+            command[command.index("-n") + 1] = "2"
+            result = self.run_command(command)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.assertIn(f"layers sleep for {scale} x the times of", result.stdout)
+            self.assertRegex(result.stdout, r"best possible .* from given costs\)")
+            folder = self.folder / "emulated"
+            summary = json.loads((folder / "summary.json").read_text())
+            self.assertEqual(summary["best_speedup_costs"], "given")
+            best.append(summary["best_speedup"])
+            for line in (folder / "static/records/rank-0.jsonl").read_text().splitlines():
+                self.assertGreaterEqual(json.loads(line)["step_s"], float(scale) * 0.061)
+            shutil.rmtree(folder)
+        # Whatever the noise of the steps.
+        for speedup in best:
+            self.assertAlmostEqual(speedup, 61 / 54, places=5)
+
     def test_a_rank_that_becomes_slow_is_named_once(self):
         layer = {"forward_s": 0.002, "backward_input_s": 0.001, "backward_weight_s": 0.001, "parameter_bytes": 1 << 10}
         slowed = [0.002] * 2 + [0.008] * 2 + [0.002] * 4  # those of rank 1
@@ -166,3 +193,5 @@ class Emulated(RunCase):
         self.assert_error(self.run_command(self.command(extra=["run.device=gpu"])), 2, "run.device", "emulated")
         scale = [f"emulated.profile={self.profile()}", "emulated.memory_scale=3"]
         self.assert_error(self.run_command(self.command(extra=scale)), 2, "emulated.memory_scale is 3")
+        scale[1] = "emulated.time_scale=0"
+        self.assert_error(self.run_command(self.command(extra=scale)), 2, "emulated.time_scale is 0")
