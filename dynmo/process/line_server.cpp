@@ -88,6 +88,8 @@ class LineServer::Loop {
   void run();
   void wait_for_events();
   void accept_all();
+  [[nodiscard]] bool has_room() const;
+  [[nodiscard]] bool make_room();
   void take_sends();
   void serve(LineConnection& client);
   void drop_silent();
@@ -115,7 +117,9 @@ void LineServer::Loop::run() {
     wait_for_events();
     accept_all();
     take_sends();
-    for (LineConnection& client : clients_) serve(client);
+    for (LineConnection& client : clients_) {
+      if (client.socket) serve(client);
+    }
     drop_silent();
     for (const LineConnection& client : clients_) {
       if (!client.socket && !client.done) on_gone_(client.id);
@@ -149,13 +153,32 @@ void LineServer::Loop::accept_all() {
   while (true) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
-    if (std::ssize(clients_) >= options_.max_clients) continue;  // closed at once
+    if (!make_room()) continue;  // closed at once
     make_prompt(socket);
     keep_alive(socket);
     LineConnection& client = clients_.emplace_back();
     client.id = next_++;
     client.socket = std::move(socket);
   }
+}
+
+bool LineServer::Loop::has_room() const {
+  const auto open = [](const LineConnection& client) { return static_cast<bool>(client.socket); };
+  return std::ranges::count_if(clients_, open) < options_.max_clients;
+}
+
+// Who has said nothing yet makes room for others, the first that came first: connections of
+// somebody who has nothing to say, however many, keep nobody out. False: all have said their line.
+bool LineServer::Loop::make_room() {
+  for (LineConnection& client : clients_) {
+    if (has_room()) return true;
+    if (!client.socket || client.heard) continue;
+    serve(client);  // its line may have come meanwhile
+    if (!client.socket || client.heard) continue;
+    client.done = true;
+    client.socket.reset();
+  }
+  return has_room();
 }
 
 void LineServer::Loop::take_sends() {

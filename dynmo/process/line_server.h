@@ -25,7 +25,7 @@ class LineServer {
   struct Options {
     std::string address = "127.0.0.1";
     std::size_t max_line = 64 << 10;
-    int max_clients = 64;
+    int max_clients = 64;              // more: those that have said nothing go first
     std::size_t max_unread = 4 << 20;  // bytes that a client may leave unread
     // For a client to say its line, and to read the last one that it gets.
     std::chrono::milliseconds first_line{10000};

@@ -292,6 +292,36 @@ TEST(LineServer, MoreClientsThanItTakesAreTurnedAway) {
   EXPECT_TRUE(answers(*server));
 }
 
+TEST(LineServer, ThoseThatSaidNothingMakeRoomInTheirOrder) {
+  Heard heard;
+  const auto server = serve(heard, {.max_clients = 3});
+  LineClient waits = connect(*server);
+  ASSERT_TRUE(waits.send("wait\n"));
+  ASSERT_NE(heard.who_said("wait"), 0U);
+  LineClient first = connect(*server);
+  LineClient second = connect(*server);
+  EXPECT_TRUE(answers(*server));
+  EXPECT_TRUE(is_closed(first));
+  ASSERT_TRUE(second.send("late\n"));
+  EXPECT_EQ(hear(second), "you said late");
+  server->send(heard.who_said("wait"), "over\n", /*done=*/true);
+  EXPECT_EQ(hear(waits), "over");
+  EXPECT_TRUE(heard.all_gone().empty());
+}
+
+TEST(LineServer, ManyThatSayNothingKeepNobodyOut) {
+  Heard heard;
+  const auto server = serve(heard, {.max_clients = 4});
+  std::vector<LineClient> silent;
+  for (int i = 0; i < 100; ++i) {
+    silent.push_back(connect(*server));
+    if (i % 10 == 9) {
+      EXPECT_TRUE(answers(*server)) << "after " << i;
+    }
+  }
+  EXPECT_EQ(heard.lines(), 10U);
+}
+
 TEST(LineServer, WhatWasSentBeforeItEndsArrives) {
   Heard heard;
   auto server = serve(heard);
