@@ -378,9 +378,9 @@ class Elastic(ElasticCase):
         hook.write_text("#!/bin/sh\n"
                         "echo \"$DYNMO_RELEASE $DYNMO_RELEASE_CALL $DYNMO_RELEASED_RANKS|$DYNMO_KEPT_RANKS|$DYNMO_RELEASED_HOSTS\""
                         " >> \"$DYNMO_RUN/told\"\n"
-                        "case $DYNMO_RELEASE in 2) echo no; exit 3;; 3) sleep 1000;; esac\n")
+                        "case $DYNMO_RELEASE.$DYNMO_RELEASE_CALL in 3.1) sleep 1000;; 2.*|3.*) echo no; exit 3;; esac\n")
         hook.chmod(0o755)
-        extra = ("elastic.release=command", f"elastic.release_command={hook}", "elastic.release_timeout_s=1")
+        extra = ("elastic.release=command", f"elastic.release_command={hook}", "elastic.release_timeout_s=5")
         run = self.folder / "hooks"
         process = self.start("hooks", 4, *extra, words=("--resume", "auto"))
         for number in (3, 2, 1):
