@@ -107,6 +107,7 @@ train::Config config_for(const std::string& where, const std::string& data,
                           .kv_heads = 4,
                           .intermediate = 3640,
                           .sequence = 16};
+    config.batch.micro_batch_size = 1;  // steps are short
     config.pipeline.cut = {routed ? 5 : 6, 1, 1};
     config.balance.enabled = true;
     config.balance.minimum_gain = config.balance.noise_factor = 0;  // also on a busy machine
