@@ -132,7 +132,7 @@ void LineServer::Loop::run() {
       flush_wanted_ = false;
       flushed_.notify_all();
     }
-    if (stop_) return;
+    if (stop_ && sends_.empty()) return;
   }
 }
 

@@ -44,6 +44,7 @@ class LineServer {
                                                                     OnLine on_line, OnGone on_gone);
   LineServer(const LineServer&) = delete;
   LineServer& operator=(const LineServer&) = delete;
+  // What was sent before goes out as far as it is read at once.
   ~LineServer();
 
   [[nodiscard]] std::uint16_t port() const;

@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFlushTime{500};
+constexpr milliseconds kFlushTime{5000};  // not reached but where a thread gets no time
 constexpr milliseconds kCloseTime{200};
 
 using State = PeerConnection::State;

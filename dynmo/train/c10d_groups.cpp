@@ -166,4 +166,9 @@ void leave_on_sigterm() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+bool end_on_sigterm() {
+  std::signal(SIGTERM, SIG_DFL);
+  return sigterm.load(std::memory_order_relaxed);
+}
+
 }  // namespace dynmo::train

@@ -70,5 +70,7 @@ class C10dGroups final : public Groups {
 
 // From now on SIGTERM asks this process to leave (asked_to_leave) instead of ending it.
 void leave_on_sigterm();
+// From now on SIGTERM ends this process again. Whether one came meanwhile.
+[[nodiscard]] bool end_on_sigterm();
 
 }  // namespace dynmo::train

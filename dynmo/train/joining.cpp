@@ -136,6 +136,9 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
     LineClient leader;
     DYNMO_ASSIGN(const elastic::Place place,
                  stand_by(join, request, process.reporter, where, leader));
+    // Before, it may just end. From here on others count on it: those that take it as a rank would
+    // lose it before it has heard so.
+    leave_on_sigterm();
     self.number = place.member;
     check_context().rank = place.rank.value;
     auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate);
@@ -143,13 +146,15 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();
-      leave_on_sigterm();  // before, it may just end
       process::tell_launcher_joined(place.member);
       process.reporter.line(fmt::format("joined as rank {}", place.member));
     };
     const auto work = [&] { return train::join(**groups, options, process.reporter, note_taken); };
     const Expected<void> done = groups ? in_groups(**groups, work) : groups.error();
     if (taken || done || done.error().code != ErrorCode::kPeerLost) return done;
+    if (end_on_sigterm()) {
+      return make_error(ErrorCode::kInterrupted, "was asked to end before it had joined");
+    }
     if (tries == kTries) {
       return make_error(ErrorCode::kPeerLost, "joined no group in {} tries: {}", tries,
                         done.error().message);

@@ -276,8 +276,8 @@ class Run {
         return true;
       }
       DYNMO_TRY(finish_checkpoint(lane));
-      resizing_->answer_checkpoints(*lane.group);
     }
+    resizing_->answer_checkpoints(*lane.group);  // another rank would not know who asked
     DYNMO_ASSIGN(const bool possible, resizing_->prepare(*turn.change, *lane.group));
     if (!possible) return true;
     DYNMO_TRY(end_group(lane));
@@ -372,6 +372,7 @@ class Run {
   Expected<void> finish(Lane& lane) {
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
       DYNMO_TRY(finish_checkpoint(lane));
+      if (resizing_) resizing_->answer_checkpoints(*lane.group);
       lane.log->add_checkpoints(checkpoints->totals());
     }
     const RunLog::Closed closed = lane.log->close();

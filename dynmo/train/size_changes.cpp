@@ -84,13 +84,13 @@ Turn SizeChanges::next(const std::vector<RankWord>& words, const elastic::View& 
       turn.change.reset();
     }
   }
-  const auto asked = [](const RankWord& word) { return word.leave; };
-  if (!words.empty() && std::all_of(words.begin(), words.end(), asked)) {
-    turn.stop = "all ranks were asked to leave";
-    return turn;
-  }
   if (!words.empty()) {
     for (const Wish& wish : words.front().wishes) take(wish, view, plan, turn);
+  }
+  const auto asked = [](const RankWord& word) { return word.leave; };
+  if (!words.empty() && std::all_of(words.begin(), words.end(), asked)) {
+    if (!turn.stop) turn.stop = "all ranks were asked to leave";
+    return turn;
   }
   for (std::size_t place = 0; place < words.size(); ++place) {
     if (asked(words[place]) && tries_again(view.members[place].id, step)) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <filesystem>
+#include <future>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -332,6 +333,38 @@ TEST(LineServer, WhatWasSentBeforeItEndsArrives) {
   server.reset();
   EXPECT_EQ(hear(client), "the run has ended");
   EXPECT_TRUE(is_closed(client));
+}
+
+// Though the server's thread is past taking what is to be sent in the turn in which it is to end.
+TEST(LineServer, WhatWasSentBeforeItIsDestroyedArrives) {
+  std::promise<void> entered;
+  std::promise<void> ending;
+  std::promise<ClientId> waiting;
+  auto server = LineServer::listen(
+      {},
+      [&](ClientId id, std::string_view line) -> LineServer::Answer {
+        if (line == "wait") {
+          waiting.set_value(id);
+          return {.line = "", .done = false};
+        }
+        entered.set_value();
+        ending.get_future().wait();
+        return {.line = "done\n", .done = true};
+      },
+      [](ClientId) {});
+  ASSERT_TRUE(server);
+  LineClient waits = connect(**server);
+  ASSERT_TRUE(waits.send("wait\n"));
+  const ClientId id = waiting.get_future().get();
+  LineClient holds = connect(**server);
+  ASSERT_TRUE(holds.send("hold\n"));
+  entered.get_future().wait();
+  (*server)->send(id, "over\n", /*done=*/true);
+  std::jthread destroyer([&] { server->reset(); });
+  // If it has not begun by then, nothing is shown, and nothing fails.
+  std::this_thread::sleep_for(milliseconds(50));
+  ending.set_value();
+  EXPECT_EQ(hear(waits), "over");
 }
 
 TEST(LineServer, TwoHundredClientsLeaveNothingOpen) {

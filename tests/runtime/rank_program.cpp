@@ -3,7 +3,8 @@
 // environment, or `rank_program launch N SCENARIO`, which starts N of them with our launcher.
 //
 // Once its group is up a rank prints "ready RANK PID" to stderr; a scenario that does not end by
-// itself waits to be killed.
+// itself waits to be killed. With SAY_WAITING in its environment it prints "joins RANK", and
+// "waiting RANK PID" when it first waits for another to join.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "dynmo/process/launcher.h"
 #include "dynmo/runtime/c10d_transport.h"
@@ -193,7 +195,8 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
     DYNMO_ASSIGN(group, join_group(options));
     if (round == 0) at_first = testing::resources();
   }
-  DYNMO_TRY(require(testing::resources() <= at_first, "no descriptor or thread left by a group"));
+  DYNMO_TRY(
+      require(testing::resources_fall_to(at_first), "no descriptor or thread left by a group"));
   const Bytes mine(64 * kMiB);
   Bytes theirs(64 * kMiB);
   DYNMO_TRY(exchange(*group, 1, mine, theirs, mine.size()));
@@ -215,8 +218,8 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
   DYNMO_ASSIGN(group, join_group(options));
   const std::chrono::duration<double, std::milli> joined = Clock::now() - begin;
   DYNMO_TRY(messages(*group));
-  DYNMO_TRY(
-      require(testing::resources() < at_first, "no descriptor or thread left by the failed group"));
+  DYNMO_TRY(require(testing::resources_fall_to(at_first - 1),
+                    "no descriptor or thread left by the failed group"));
   if (group->rank() == transport::Member(0)) {
     fmt::print("closed after {:.1f} ms, rebuilt after {:.1f} ms\n", closed.count(), joined.count());
   }
@@ -236,6 +239,13 @@ int run_rank(const std::string& scenario) {
     GroupOptions options = group_options(*environment);
     if (const char* seconds = std::getenv("JOIN_SECONDS")) {
       options.join_timeout = std::chrono::seconds(std::atoi(seconds));
+    }
+    if (std::getenv("SAY_WAITING") != nullptr) {  // asked for whenever it waits
+      fmt::print(stderr, "joins {}\n", options.rank);
+      options.give_up = [rank = options.rank, said = false]() mutable -> std::optional<Error> {
+        if (!std::exchange(said, true)) fmt::print(stderr, "waiting {} {}\n", rank, getpid());
+        return std::nullopt;
+      };
     }
     DYNMO_ASSIGN(group, join_group(options));
     DYNMO_TRY(scenario == "rebuild" ? rebuild(group, options) : scenarios.at(scenario)(*group));

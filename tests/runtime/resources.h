@@ -22,4 +22,14 @@ inline std::ptrdiff_t resources() {
   return least;
 }
 
+// Whether no more than `few` are left once what is about to end has ended, which a busy machine may
+// take long for.
+inline bool resources_fall_to(std::ptrdiff_t few) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (resources() > few) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+  }
+  return true;
+}
+
 }  // namespace dynmo::runtime::testing

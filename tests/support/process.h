@@ -72,7 +72,7 @@ class Process {
 
   // Reads until the output satisfies `enough`; false after `limit` or at its end.
   bool read_until(const std::function<bool(const std::string&)>& enough,
-                  std::chrono::milliseconds limit = std::chrono::seconds(60)) {
+                  std::chrono::milliseconds limit = std::chrono::seconds(180)) {
     const auto deadline = Clock::now() + limit;
     while (!enough(text_)) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
@@ -88,7 +88,7 @@ class Process {
   }
 
   // Waits for its end: the exit code, or minus the signal. -1000 if it had to be killed.
-  int wait(std::chrono::milliseconds limit = std::chrono::seconds(60)) {
+  int wait(std::chrono::milliseconds limit = std::chrono::seconds(180)) {
     const auto deadline = Clock::now() + limit;
     read_until([](const std::string&) { return false; }, limit);
     int status = 0;

@@ -3,13 +3,24 @@
 
 DYNMO is the program.
 """
+import contextlib
 import os
 import pathlib
+import socket
 import subprocess
 import tempfile
 import unittest
 
 DYNMO = os.environ["DYNMO"]
+
+
+@contextlib.contextmanager
+def held_port():
+    """A port where nobody listens, and where a process that is told of it may: the system gives it to no other meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class ProgramCase(unittest.TestCase):

@@ -107,6 +107,7 @@ Expected<void> ElasticRun::run() {
     ++at;
   }
   if (failure_) return *failure_;
+  for (LineClient& client : waiting_) DYNMO_TRY(hear(client));
   return {};
 }
 
@@ -203,6 +204,20 @@ Expected<void> ElasticRun::give(const Order& order) {
       waiting_.push_back(std::move(client));
       DYNMO_TRY(status());
       return {};
+    }
+    case Order::Kind::kCheckpoint: {
+      story_ += "checkpoint\n";
+      DYNMO_ASSIGN(LineClient client, ask({.kind = elastic::RequestKind::kCheckpoint}));
+      waiting_.push_back(std::move(client));
+      DYNMO_TRY(status());
+      ended_ = true;
+      return {};
+    }
+    case Order::Kind::kCheckpointAndDrain: {
+      story_ += "checkpoint\n";
+      DYNMO_ASSIGN(LineClient client, ask({.kind = elastic::RequestKind::kCheckpoint}));
+      waiting_.push_back(std::move(client));
+      return give({.kind = Order::Kind::kDrain, .member = order.member});
     }
     case Order::Kind::kDrain: {
       story_ += fmt::format("drain {}\n", order.member);

@@ -24,10 +24,11 @@ namespace dynmo::train::testing {
 
 // What is asked of a run between two steps.
 struct Order {
-  enum class Kind { kPack, kDrain, kSignal, kJoin, kFailToJoin };
+  // kCheckpoint is the last one; kCheckpointAndDrain are two at once.
+  enum class Kind { kPack, kDrain, kSignal, kJoin, kFailToJoin, kCheckpoint, kCheckpointAndDrain };
   Kind kind = Kind::kPack;
   int ranks = 0;    // kPack: of a replica; kJoin: as many come, in each replica
-  int member = 0;   // kDrain, kSignal
+  int member = 0;   // of drains and signals
   int message = 0;  // kFailToJoin: one comes, and fails at this message that it sends if it has not
                     // joined by then
 };
@@ -85,7 +86,7 @@ class ElasticRun {
   std::mutex mutex_;  // guards the list's shape and the failure
   std::list<Thread> threads_;
   std::optional<Error> failure_;
-  std::vector<process::LineClient> waiting_;  // clients whose change is under way
+  std::vector<process::LineClient> waiting_;  // clients who are to hear of what is under way
   std::string story_;
   Reporter reporter_;
   int wanted_ = 0;  // ranks, once the change under way is done

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/data/token_shard.h"
 #include "dynmo/process/host_memory.h"
 #include "tests/runtime/resources.h"
@@ -172,6 +173,35 @@ TEST(ElasticThreads, EveryRankMayLead) {
   expect_the_twins({.options = options, .ranks = 3, .next = next}, folder.path(), 12);
 }
 
+// The answer comes from the rank that was asked, though the disk is done only when the run is, or
+// the same boundary has another rank lead.
+TEST(ElasticThreads, WhoAsksForACheckpointHearsOfIt) {
+  constexpr int kSteps = 20;
+  for (const bool last : {true, false}) {
+    const TempFolder folder;
+    write_tokens(folder.path() / "tokens");
+    TrainOptions options = options_for(folder.path(), kSteps);
+    options.config.checkpoint.every = 0;
+    options.config.checkpoint.asynchronous = last;
+    const Order order = last ? Order{.kind = Order::Kind::kCheckpoint}
+                             : Order{.kind = Order::Kind::kCheckpointAndDrain, .member = 0};
+    // What is given in the boundary behind a step is taken in the next one; the last has none.
+    const int gap = last ? kSteps - 2 : 3;
+    ElasticRun run({.options = options,
+                    .ranks = 3,
+                    .min_gap = gap,
+                    .max_gap = gap,
+                    .next = first_of(1, [&](const std::vector<int>&) { return order; })});
+    const auto done = run.run();
+    EXPECT_TRUE(done) << (last ? "at the end: " : "from who leaves: ") << done.error().message
+                      << "\n"
+                      << run.story();
+    const auto newest = checkpoint::newest_verified(folder.path() / "run" / "checkpoints", nullptr);
+    ASSERT_TRUE(newest) << newest.error().message;
+    EXPECT_EQ(newest->manifest.step, last ? kSteps - 1 : 4);
+  }
+}
+
 TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens");
@@ -197,12 +227,13 @@ TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
                                : Order{.kind = Order::Kind::kJoin, .ranks = 1};
   };
   std::ptrdiff_t first = 0;
-  std::ptrdiff_t last = 0;
+  bool fallen = false;
   Bytes first_bytes;
   Bytes last_bytes;
   const auto settled = [&](int changes) {
     if (changes != 10 && changes != 100) return;
-    (changes == 10 ? first : last) = runtime::testing::resources();
+    if (changes == 10) first = runtime::testing::resources();
+    if (changes == 100) fallen = runtime::testing::resources_fall_to(first);
     (changes == 10 ? first_bytes : last_bytes) = process::resident_memory();
   };
   expect_the_twins({.options = options,
@@ -212,7 +243,7 @@ TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
                     .settled = settled},
                    folder.path(), 100);
   EXPECT_GT(first, 0);
-  EXPECT_EQ(last, first) << "descriptors and threads";
+  EXPECT_TRUE(fallen) << "more descriptors or threads than " << first;
 #if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory for a while
   // The allocator alone moves it by a percent; a group that stayed would take 100 kB.
   EXPECT_LT(static_cast<double>(last_bytes.value), 1.03 * static_cast<double>(first_bytes.value));

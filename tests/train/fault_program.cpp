@@ -13,6 +13,9 @@
 //   fault_program verify 0 DATA RUN          is there a checkpoint that verifies?
 //   fault_program elastic 0 DATA RUN launch  a run that others may join
 //   fault_program join N DATA RUN            joins it, and dies at the N-th message that it sends
+//   fault_program join-asked N DATA RUN      joins it, and is sent SIGTERM when it waits for the
+//   N-th
+//                                            message about the run's size
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -67,6 +70,7 @@ train::Config config_for(const std::string& where, const std::string& data,
     pruning.every = 5;
     pruning.end = 107;
     pruning.initial_sparsity = 0.5;
+    config.checkpoint.asynchronous = false;  // one is there when the victim dies
   }
   if (where == "pruned-migration") {
     auto& pruning = config.sources.enable<dynamism::PruningOptions>();
@@ -103,9 +107,10 @@ train::Config config_for(const std::string& where, const std::string& data,
                           .kv_heads = 4,
                           .intermediate = 3640,
                           .sequence = 16};
+    config.batch.micro_batch_size = 1;  // steps are short
     config.pipeline.cut = {routed ? 5 : 6, 1, 1};
     config.balance.enabled = true;
-    config.balance.minimum_gain = 0;
+    config.balance.minimum_gain = config.balance.noise_factor = 0;  // also on a busy machine
     config.checkpoint.every = 0;
   }
   return config;
@@ -165,15 +170,20 @@ int main(int argc, char** argv) {
     return newest ? 0 : 4;
   }
   train::RankProcess process;
-  if (where == "join") {
+  if (where == "join" || where == "join-asked") {
     process.reporter.line = [](std::string_view line) {
       std::printf("%.*s\n", static_cast<int>(line.size()), line.data());
       std::fflush(stdout);
     };
     process.decorate = [&](std::unique_ptr<transport::Transport> inner) {
-      transport::Fault fault{.kind = transport::Fault::Kind::kCall, .first = victim, .call = [] {
-                               std::raise(SIGKILL);
-                             }};
+      const bool asked = where == "join-asked";
+      transport::Fault fault{.kind = transport::Fault::Kind::kCall,
+                             .first = victim,
+                             .call = [asked] { std::raise(asked ? SIGTERM : SIGKILL); }};
+      if (asked) {
+        fault.first_tag = fault.last_tag = transport::control_tag(transport::Control::kSize);
+        fault.on = transport::Fault::On::kReceive;
+      }
       return transport::with_faults(std::move(inner), {fault});
     };
     end(train::join_run({.run = run, .secret_file = "", .data = ""}, process));

@@ -7,7 +7,7 @@ import resource
 import socket
 import subprocess
 
-from program import DYNMO
+from program import DYNMO, held_port
 from run_case import TINY, RunCase, settings
 
 
@@ -41,14 +41,14 @@ class BadInput(RunCase):
     def test_sizes_that_no_machine_has(self):
         for words in ([], ["--dry-run"]):
             for size, most in ("blocks=100000000", 4096), ("hidden=16777216", 131072), ("intermediate=99999999", 1048576):
-                result = self.run_command(self.command("-n", "2", "--set", f"model.{size}", *words), timeout=20)
+                result = self.run_command(self.command("-n", "2", "--set", f"model.{size}", *words))
                 self.assert_error(result, 2, f"model.{size.replace('=', ' is ')}", f"1 to {most}")
         tokens = ["batch.micro_batch_size=16777216", "model.sequence=1024"]
         self.assert_error(self.run_command(self.command(extra=tokens)), 2, "batch.micro_batch_size x model.sequence")
         # A model that some cluster may hold, but not this host; what it would be is answered all the same.
         large = ["model.hidden=65536", "model.blocks=400"]
-        self.assert_error(self.run_command(self.command("-n", "2", extra=large), timeout=30), 2, "this host has", "model.hidden")
-        result = self.run_command(self.command("-n", "2", "--dry-run", extra=large), timeout=60)
+        self.assert_error(self.run_command(self.command("-n", "2", extra=large)), 2, "this host has", "model.hidden")
+        result = self.run_command(self.command("-n", "2", "--dry-run", extra=large))
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("TiB", result.stdout)
 
@@ -104,17 +104,14 @@ class BadInput(RunCase):
     def test_ranks_with_different_commands(self):
         for number, (setting, given) in enumerate([("optimizer.learning_rate=1", "learning_rate = 1"), ("train.seed=7", "seed = 7"),
                                                    ("model.hidden=64", "hidden = 64"), ("batch.micro_batches=8", "micro_batches = 8")]):
-            with self.subTest(setting), socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-                free.close()
+            with self.subTest(setting), held_port() as port:
                 processes = []
                 for rank, extra in ((0, ()), (1, (setting,))):
                     env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                     processes.append(subprocess.Popen(self.command(run=f"differs-{number}", extra=extra), env=env, text=True,
                                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder))
                 for process in processes:
-                    _, err = process.communicate(timeout=60)
+                    _, err = process.communicate(timeout=120)
                     self.assertEqual(process.returncode, 2, err)
                     self.assertEqual(len(err.splitlines()), 1, err)
                     self.assertIn(f"rank 1 was started with '{given}", err)

@@ -3,9 +3,8 @@
 import json
 import re
 import shutil
-import socket
 
-from program import DYNMO
+from program import DYNMO, held_port
 from run_case import RunCase, digests, losses, newest_manifest, settings
 
 
@@ -71,20 +70,18 @@ class Replicas(RunCase):
         self.assertEqual(digests(newest_manifest(self.folder / "at-once")), digests(newest_manifest(self.folder / "rounds")))
 
     def test_ranks_that_do_not_divide(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        # The other two are not there: said without waiting for them.
-        env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env, timeout=20), 2, "3 ranks",
-                          "pipeline.replicas = 2")
+        with held_port() as port:
+            # The other two are not there: said without waiting for them.
+            env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "3 ranks",
+                              "pipeline.replicas = 2")
 
     def test_no_replicas(self):
         env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         for started in {}, env:
             for words in (), ("--dry-run",):
                 command = self.command("--set", "pipeline.replicas=0", *words)
-                self.assert_error(self.run_command(command, env=started, timeout=20), 2, "pipeline.replicas is 0")
+                self.assert_error(self.run_command(command, env=started), 2, "pipeline.replicas is 0")
 
 
 class Schedules(RunCase):

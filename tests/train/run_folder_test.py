@@ -2,10 +2,10 @@
 """The folder of a run: one run at a time, disks that are full, what an interrupted run leaves."""
 import os
 import signal
-import socket
 import subprocess
 import time
 
+from program import held_port
 from run_case import RunCase, losses
 
 
@@ -35,7 +35,7 @@ class RunFolder(RunCase):
 
     def interrupt(self, process):
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=100)
         self.assertEqual(process.returncode, 130, err)
         return err
 
@@ -47,14 +47,12 @@ class RunFolder(RunCase):
         for words in ((), ("--resume",), ("--compare", "static,balanced")):
             second = self.run_command(self.command("-n", "2", *words, run="locked", extra=("checkpoint.every=5",)))
             self.assert_error(second, 2, str(run), f"in use by another run: process {first.pid} on ", ", since 20")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        as_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        self.assert_error(self.run_command(self.command(run="locked"), env=as_rank), 2, f"process {first.pid} on ")
+        with held_port() as port:
+            as_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.assert_error(self.run_command(self.command(run="locked"), env=as_rank), 2, f"process {first.pid} on ")
         self.assertEqual((run / "config.toml").read_bytes(), before)
         first.kill()
-        first.communicate(timeout=30)
+        first.communicate(timeout=100)
         # The launcher was killed: its file is left, its lock is not.
         self.assertTrue((run / "run.lock").exists())
         third = self.resume("locked")

@@ -206,6 +206,18 @@ TEST(SizeChanges, TheRunStopsWhenAllAreAskedToLeave) {
   EXPECT_EQ(all.stop, "all ranks were asked to leave");
 }
 
+TEST(SizeChanges, WhoAsksWhileAllAreAskedToLeaveHearsOfTheEnd) {
+  Boundary at({1, 1});
+  std::vector<RankWord> words = at.silent;
+  for (RankWord& word : words) word.leave = true;
+  words.front().wishes = {{.kind = RequestKind::kStop, .client = 3},
+                          {.kind = RequestKind::kCheckpoint, .client = 4}};
+  const Turn turn = at.next(words);
+  EXPECT_TRUE(turn.stop);
+  EXPECT_EQ(turn.wait_for_stop, (std::vector<process::ClientId>{3}));
+  EXPECT_EQ(turn.wait_for_checkpoint, (std::vector<process::ClientId>{4}));
+}
+
 TEST(SizeChanges, StopAndCheckpointAreTheClientsToHearOf) {
   Boundary at({1, 1});
   const Turn turn = at.wishes({{.kind = RequestKind::kCheckpoint, .client = 3},
