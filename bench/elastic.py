@@ -6,7 +6,9 @@ Changes: one run of --ranks processes that packs onto one rank fewer (`dynmo ctl
 (`dynmo train --join RUN`) again and again. Its events.jsonl says how long each change held up all ranks:
   group   the change of groups alone, without layers that move (event "size")
   data    what moved before it, off the rank that left (event "move" with the change as its cause)
-  raw     the same bytes through a socket of this host, from one process to another, in pieces of 1 MiB, after the run
+  raw     the same bytes through a socket of this host, from one process to another, in pieces of 1 MiB, after the run,
+          between memory of that size that was in use before; and between one MiB of each, which no move of so many
+          bytes can do, as the bound of what sockets carry
   exit    from the change to the end of the process that left
 Ready: pairs of undisturbed runs with elastic.enabled = true and false, in turn, who begins alternating: the paired
 ratio of their tokens/s.
@@ -14,8 +16,8 @@ ratio of their tokens/s.
     bench/elastic.py --dynmo build/release/apps/dynmo/dynmo --out build/bench-elastic.json
 """
 import argparse
-import array
 import json
+import mmap
 import os
 import platform
 import signal
@@ -121,29 +123,42 @@ def moved_bytes(before, after, costs):
                for layer, was, now in zip(costs, owners(before), owners(after)) if was != now)
 
 
-def raw_seconds(size, rounds=9):
-    """Median time of sending `size` bytes to another process until it says that it has them."""
+def written(size):
+    """Memory of `size` bytes that the system has backed; `pieces` are the spans of 1 MiB."""
+    memory = mmap.mmap(-1, size)
+    for start in range(0, size, MIB):
+        memory[start:start + MIB] = bytes(memory[start:start + MIB])
+    view = memoryview(memory)
+    return [view[start:start + MIB] for start in range(0, size, MIB)]
+
+
+def raw_seconds(size, rounds=9, one_piece=False):
+    """Median time of sending `size` bytes to another process until it says that it has them.
+
+    From memory of that size into memory of that size, both in use before; with `one_piece`, the first MiB of each
+    again and again, which stays in the processor's caches.
+    """
     ours, theirs = connected()
     child = os.fork()
+    pieces = written(size)
+    if one_piece:
+        pieces = [pieces[0][:len(piece)] for piece in pieces]
     if child == 0:
         ours.close()
-        memory = memoryview(bytearray(MIB))
+        theirs.sendall(b"1")
         for _ in range(rounds):
-            left = size
-            while left:
-                left -= theirs.recv_into(memory[:min(left, MIB)])
+            for piece in pieces:
+                while len(piece):
+                    piece = piece[theirs.recv_into(piece):]
             theirs.sendall(b"1")
         os._exit(0)
     theirs.close()
-    piece = memoryview(bytearray(os.urandom(MIB)))
+    ours.recv(1)
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        left = size
-        while left:
-            sent = min(left, MIB)
-            ours.sendall(piece[:sent])
-            left -= sent
+        for piece in pieces:
+            ours.sendall(piece)
         ours.recv(1)
         times.append(time.perf_counter() - begin)
     os.waitpid(child, 0)
@@ -197,13 +212,17 @@ def measure_changes(options, folder, data):
         size = moved_bytes(before[-1]["plan"], move["plan"], costs)
         if size:
             pairs.append((size, move["seconds"]))
-    raw = {size: raw_seconds(size) for size in sorted({size for size, _ in pairs})}
+    sizes_moved = sorted({size for size, _ in pairs})
+    raw = {size: raw_seconds(size) for size in sizes_moved}
+    cached = {size: raw_seconds(size, one_piece=True) for size in sizes_moved}
     for size, seconds in pairs:
         ratios.append(seconds / raw[size])
     if pairs:
         result["data"] = {"bytes": quantiles([size for size, _ in pairs]),
                           "seconds": quantiles([seconds for _, seconds in pairs]),
-                          "raw_s": quantiles([raw[size] for size, _ in pairs]), "ratio": quantiles(ratios)}
+                          "raw_s": quantiles([raw[size] for size, _ in pairs]), "ratio": quantiles(ratios),
+                          "one_piece_s": quantiles([cached[size] for size, _ in pairs]),
+                          "ratio_one_piece": quantiles([seconds / cached[size] for size, seconds in pairs])}
     return result
 
 
@@ -241,6 +260,8 @@ def table(result):
             lines.append(f"{'data':14} {data['ratio']['count']:4}   p50 {ms(data['seconds']['p50'])}   raw "
                          f"{ms(data['raw_s']['p50'])} ms of {data['bytes']['p50'] / MIB:.1f} MiB: ratio p50 "
                          f"{data['ratio']['p50']:.2f}, p99 {data['ratio']['p99']:.2f}")
+            lines.append(f"{'':14}        of one MiB again and again {ms(data['one_piece_s']['p50'])} ms: ratio p50 "
+                         f"{data['ratio_one_piece']['p50']:.2f}, p99 {data['ratio_one_piece']['p99']:.2f}")
     if "ready" in result:
         ready = result["ready"]
         lines.append(f"{'ready':14} {ready['rounds']:4}   tokens/s x {ready['median']:.4f} "

@@ -20,6 +20,7 @@
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/watchdog.h"
 #include "dynmo/runtime/gloo_group_impl.h"
+#include "dynmo/runtime/gloo_loop_impl.h"
 #include "dynmo/runtime/relay_store_impl.h"
 #include "dynmo/runtime/store_impl.h"
 
@@ -287,6 +288,7 @@ Expected<void> Joining::connect_gloo() {
     c10::intrusive_ptr<c10d::Backend> gloo;
     std::exception_ptr exception;
   };
+  have_patient_gloo_loop();
   auto shared = std::make_shared<Shared>();
   auto how = c10d::ProcessGroupGloo::Options::create(options_.join_timeout);
   how->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(state_->address));
