@@ -46,7 +46,14 @@ EmulatedDevice::Use::~Use() { used = before_; }
 
 EmulatedDevice* EmulatedDevice::in_use() { return used; }
 
+EmulatedDevice::Clock::time_point EmulatedDevice::mark() {
+  if (free_) return *free_;
+  marked_ = Clock::now();
+  return *marked_;
+}
+
 void EmulatedDevice::work(double seconds) {
+  if (!free_) free_ = marked_;
   free_ = time() + of_seconds(seconds);
   sleep_until(*free_);
 }

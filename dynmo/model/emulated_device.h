@@ -26,6 +26,9 @@ class EmulatedDevice {
   // When the next layer begins: as the last one ended; where none was given yet, now.
   [[nodiscard]] Clock::time_point time() const { return free_ ? *free_ : Clock::now(); }
 
+  // time(), for who measures: the first work then begins at it, however late its host comes to it.
+  Clock::time_point mark();
+
   // Works for so long. Returns when that is over, at once where it is already.
   void work(double seconds);
   // Does nothing for as long as the host needed for what the next layer works on.
@@ -61,6 +64,7 @@ class EmulatedDevice {
 
  private:
   std::optional<Clock::time_point> free_;
+  std::optional<Clock::time_point> marked_;  // last, before the first work
 };
 
 }  // namespace dynmo::model

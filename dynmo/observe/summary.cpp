@@ -196,6 +196,7 @@ Json summary_json(const Summary& summary) {
           {"best_speedup", measured(summary.best_speedup)},
           {"best_speedup_is", summary.best_is_bound ? kBound : kOptimum},
           {"best_speedup_costs", summary.best_costs == CostsAre::kGiven ? kGiven : kMeasured},
+          {"cuts_speedup", measured(summary.cuts_speedup)},
           {"overhead",
            {{"profile", measured(summary.overhead.profile)},
             {"plan", measured(summary.overhead.plan)},
@@ -225,6 +226,7 @@ Expected<Summary> parse_summary(const Json& json, std::string_view origin) {
     root.fail("best_speedup_costs",
               fmt::format("is '{}', wanted {} or {}", costs, kMeasured, kGiven));
   }
+  summary.cuts_speedup = read_measured(root, json, "cuts_speedup", 0);
   DYNMO_ASSIGN(summary.overhead, read_overhead(root, json));
   summary.layers_moved = root.integer("layers_moved");
   summary.predicted_step_time_s = read_measured(root, json, "predicted_step_time_s");

@@ -100,6 +100,9 @@ struct Summary {
   bool best_is_bound =
       false;  // the cuts were too many to replay: no cut gives more, maybe none as much
   CostsAre best_costs = CostsAre::kMeasured;
+  // That the cuts of the balanced run would have given by replay of given costs: what it decided,
+  // without what messages, moves and the machine took. 0: not known.
+  double cuts_speedup = 0;
   Overhead overhead;
   std::int64_t layers_moved = 0;
   double predicted_step_time_s = 0;

@@ -5,11 +5,11 @@
 
 namespace dynmo::runtime {
 
-DeviceClock::DeviceClock(at::Device device, const model::EmulatedDevice* emulated)
+DeviceClock::DeviceClock(at::Device device, model::EmulatedDevice* emulated)
     : device_(device), emulated_(emulated), start_(mark()) {}
 
 DeviceClock::Mark DeviceClock::mark() {
-  const auto now = emulated_ != nullptr ? emulated_->time() : std::chrono::steady_clock::now();
+  const auto now = emulated_ != nullptr ? emulated_->mark() : std::chrono::steady_clock::now();
   const Mark mark{.host = now, .event = events_.size()};
   if (device_.is_cpu()) return mark;
   // (Events as they are by default know no time.)

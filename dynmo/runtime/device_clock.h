@@ -27,7 +27,7 @@ class DeviceClock {
 
   // Its first mark, start(), is made at once; the device should have nothing to do then. On the CPU
   // `emulated`, where it has worked, says what time it is.
-  explicit DeviceClock(at::Device device, const model::EmulatedDevice* emulated = nullptr);
+  explicit DeviceClock(at::Device device, model::EmulatedDevice* emulated = nullptr);
 
   // Behind all that this thread has given the device so far.
   [[nodiscard]] Mark mark();
@@ -41,7 +41,7 @@ class DeviceClock {
 
  private:
   at::Device device_;
-  const model::EmulatedDevice* emulated_;
+  model::EmulatedDevice* emulated_;
   std::deque<c10::Event> events_;
   Mark start_;
 };

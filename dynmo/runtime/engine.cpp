@@ -211,7 +211,8 @@ class Interpreter {
     if (key.first.value > 0) hidden = input_of(key, StageId(key.first.value - 1));
     const Clock::time_point fetching = Clock::now();
     const model::LayerContext context = context_of(key);
-    const double fetch_s = seconds_since(fetching);
+    const bool fetches = key.first.value == 0 || needs_targets(key.first);
+    const double fetch_s = fetches ? seconds_since(fetching) : 0;
     emulated_.stand_still(fetch_s);
     const bool trained = !input_.lowered.shape.stages[key.first.index()].frozen;
     StageStash stash;

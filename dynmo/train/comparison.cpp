@@ -66,6 +66,7 @@ Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balance
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   double baseline_s = 0;
   double best_s = 0;
+  double balanced_s = 0;
   const auto costs_in = [&](const StepEntry& step) {
     return given ? given(step.step) : costs_of(step, known, accumulation);
   };
@@ -75,12 +76,19 @@ Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balance
     DYNMO_ASSIGN(const plan::Evaluation evaluation,
                  plan::evaluate(step.plan, costs_in(step), cluster, micro_batches));
     baseline_s += evaluation.step_time_s;
+    if (given) {
+      DYNMO_ASSIGN(
+          const plan::Evaluation moved,
+          plan::evaluate(balanced.sample()[i].plan, given(step.step), cluster, micro_batches));
+      balanced_s += moved.step_time_s;
+    }
     if (!one_stage_a_rank(step.plan.schedule)) continue;
     DYNMO_ASSIGN(const double best,
                  best_step_s(costs_in(balanced.sample()[i]), cluster, micro_batches,
                              step.plan.schedule, comparison.best_is_bound));
     best_s += best;
   }
+  if (balanced_s > 0) comparison.cuts_speedup = baseline_s / balanced_s;
   comparison.best_speedup =
       best_s > 0 ? baseline_s / best_s : std::numeric_limits<double>::quiet_NaN();
   return comparison;

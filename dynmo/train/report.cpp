@@ -126,6 +126,7 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;
     summary.best_is_bound = comparison.best_is_bound;
+    summary.cuts_speedup = comparison.cuts_speedup;
     if (given) summary.best_costs = observe::CostsAre::kGiven;
   }
   if (end.seconds > 0) {

@@ -46,6 +46,16 @@ TEST(EmulatedDevice, TheHostSleepsUntilWorkIsDone) {
   EXPECT_EQ(free.device.time() - free.since, milliseconds(2));
 }
 
+TEST(EmulatedDevice, ItsFirstWorkBeginsWhenItWasMarked) {
+  EmulatedDevice device;
+  device.mark();
+  const auto marked = device.mark();
+  std::this_thread::sleep_for(milliseconds(2));
+  device.work(0.001);
+  EXPECT_EQ(device.time() - marked, milliseconds(1));
+  EXPECT_EQ(device.mark(), device.time());
+}
+
 TEST(EmulatedDevice, StandsStillWhileTheHostReadsWhatItWorksOn) {
   Free free;
   free.device.stand_still(0.0005);

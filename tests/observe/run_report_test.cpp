@@ -180,6 +180,9 @@ TEST(RunReport, ABoundIsCalledOne) {
   EXPECT_EQ(text().find("best possible"), std::string::npos) << text();
   summary.best_costs = CostsAre::kGiven;
   EXPECT_NE(text().find("from given costs;"), std::string::npos) << text();
+  EXPECT_EQ(text().find("cuts alone"), std::string::npos) << text();
+  summary.cuts_speedup = 1.25;
+  EXPECT_NE(text().find("; its cuts alone, simulated: 1.250 x"), std::string::npos) << text();
 }
 
 TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {

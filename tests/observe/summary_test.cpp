@@ -54,6 +54,7 @@ Summary example() {
   summary.best_speedup = 1.6;
   summary.best_is_bound = true;
   summary.best_costs = CostsAre::kGiven;
+  summary.cuts_speedup = 1.55;
   summary.overhead = {.profile = 0.01, .plan = 0.001, .migrate = 0.02};
   summary.layers_moved = 12;
   summary.predicted_step_time_s = 0.19;

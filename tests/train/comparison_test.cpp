@@ -122,11 +122,24 @@ TEST(Comparison, OfGivenCostsItHasNoNoiseInIt) {
     }
     best_s += least;
   }
-  const auto compared = compare(series, series, known(), kMicroBatches, 1, kRanks, given);
+  // The balanced run moves a layer before step 4.
+  const auto moved = plan::make_plan({3, 5}, schedule::ScheduleKind::k1F1B);
+  RunSeries balanced("balanced", Kept::kCosts);
+  balanced.tokens_per_step = 100;
+  double cuts_s = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    const plan::Plan& now = i < 4 ? plan : moved;
+    balanced.add(step_of(i, 0, 0.2), now);
+    cuts_s += plan::evaluate(now, given(i), cluster, kMicroBatches)->step_time_s;
+  }
+  const auto compared = compare(series, balanced, known(), kMicroBatches, 1, kRanks, given);
   ASSERT_TRUE(compared.has_value()) << compared.error().message;
   EXPECT_NEAR(compared->best_speedup, kept_s / best_s, 1e-9);
+  EXPECT_NEAR(compared->cuts_speedup, kept_s / cuts_s, 1e-9);
+  EXPECT_GT(compared->cuts_speedup, 1);
   const auto measured = compare(series, series, known(), kMicroBatches, 1, kRanks);
   ASSERT_TRUE(measured.has_value()) << measured.error().message;
+  EXPECT_EQ(measured->cuts_speedup, 0);
   EXPECT_GT(std::abs(measured->best_speedup - kept_s / best_s), 0.01);
 }
 

@@ -161,6 +161,9 @@ class Emulated(RunCase):
             summary = json.loads((folder / "summary.json").read_text())
             self.assertEqual(summary["best_speedup_costs"], "given")
             best.append(summary["best_speedup"])
+            # Whatever it has decided: no cuts are better.
+            self.assertGreater(summary["cuts_speedup"], 0)
+            self.assertLess(summary["cuts_speedup"], 61 / 54 + 1e-6)
             for line in (folder / "static/records/rank-0.jsonl").read_text().splitlines():
                 self.assertGreaterEqual(json.loads(line)["step_s"], float(scale) * 0.061)
             shutil.rmtree(folder)
