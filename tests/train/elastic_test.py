@@ -299,12 +299,12 @@ class Elastic(ElasticCase):
 
 
     def test_a_joiner_that_is_killed_while_it_joins_disturbs_nothing(self):
-        """It dies at each twelfth message that it sends, until it has become a rank: then its death is a loss like any other."""
+        """It dies at each eighth message that it sends, until it has become a rank: then its death is a loss like any other."""
         run = self.folder / "fragile"
         process = self.spawn([FAULT_PROGRAM, "elastic", "0", str(self.data), str(run), "launch"])
         self.until(process, lambda: self.status("fragile").get("step", 0) >= 2)
         survived = 0
-        for message in range(0, 400, 12):
+        for message in range(0, 400, 8):
             joiner = self.spawn([FAULT_PROGRAM, "join", str(message), str(self.data), str(run)])
             output = self.ended(joiner, code=-signal.SIGKILL)
             if "joined as rank" in output:  # its last word was in a step
@@ -314,7 +314,7 @@ class Elastic(ElasticCase):
             self.until(process, lambda: self.status("fragile")["step"] > step + 2)
             self.assertEqual(self.ranks("fragile"), [0, 1, 2])
             self.assertEqual(self.status("fragile")["standbys"], 0)
-        self.assertGreaterEqual(survived, 3)
+        self.assertGreaterEqual(survived, 4)
         self.assertEqual(len(events(run, "refused")), survived)
         self.assertEqual(len(events(run, "size")), 1)
         number = events(run, "size")[0]["ranks"][-1]
