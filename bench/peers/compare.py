@@ -59,7 +59,7 @@ MODELS = {
 PEER_SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2}  # stages a rank
 OUR_SCHEDULES = ("1f1b", "zb-h1", "auto")
 OPTIMIZER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-ROPE_THETA, DEVIATION, SEED = 10000.0, 0.02, 1
+ROPE_THETA, STD, SEED = 10000.0, 0.02, 1
 
 
 class Failed(Exception):
@@ -146,7 +146,7 @@ def run_peer(options, shape, data, schedule, cut):
               "steps": shape["steps"], "warmup_steps": shape["warmup"], "micro_batches": shape["micro_batches"],
               "micro_batch_size": shape["micro_batch_size"],
               "model": {**shape["model"], "vocabulary": shape["vocabulary"], "rope_theta": ROPE_THETA,
-                        "deviation": DEVIATION}}
+                        "std": STD}}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

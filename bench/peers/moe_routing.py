@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How evenly the routers of transformers' Mixtral use their experts in a small training from scratch, beside which ours is held.
 
-A Mixtral of 8 blocks of 96 with 8 experts of 128, 2 a token, on 8 x 4 sequences of 128 tokens a step, with our initial deviations, learning
+A Mixtral of 8 blocks of 96 with 8 experts of 128, 2 a token, on 8 x 4 sequences of 128 tokens a step, with our initial stds, learning
 rate, clipping, weight decay and auxiliary loss of each block. A line a step: loss, norm of the gradient, MaxVio by block (the fullest
 expert / the mean - 1), entropy by block, and the share of the auxiliary loss in the norm of each router's gradient.
 

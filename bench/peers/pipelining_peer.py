@@ -7,7 +7,7 @@ Written as its users would write it for speed: libtorch's own rms_norm, fused at
 cross_entropy, fused AdamW, one thread a rank, no synchronization but the schedule's own. Started by
 compare.py with the usual RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one JSON argument:
 
-  model: hidden, blocks, heads, kv_heads, intermediate, sequence, vocabulary, rope_theta, deviation
+  model: hidden, blocks, heads, kv_heads, intermediate, sequence, vocabulary, rope_theta, std
   data (a .bin of uint16 tokens), micro_batches, micro_batch_size, steps, warmup_steps, learning_rate,
   beta1, beta2, epsilon, weight_decay, precision (fp32 | bf16), schedule, cut (blocks a stage; not for
   eager), seed, device (cpu | cuda: eager alone)
@@ -100,10 +100,10 @@ class Stage(nn.Module):
         self.register_buffer("sine", sine, persistent=False)
         self.autocast = precision == "bf16"
         self.device = device
-        residual = m["deviation"] / math.sqrt(2 * m["blocks"])
+        residual = m["std"] / math.sqrt(2 * m["blocks"])
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                nn.init.normal_(p, std=residual if name.endswith(("o.weight", "down.weight")) else m["deviation"])
+                nn.init.normal_(p, std=residual if name.endswith(("o.weight", "down.weight")) else m["std"])
 
     def forward(self, x):
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):

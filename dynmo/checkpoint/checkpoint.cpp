@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kPending = ".tmp";
 
-// Of "step-00000040"; nullopt for any other name.
+// The step of a folder named like "step-00000040"; nullopt for any other name.
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const std::string_view digits = name.substr(kPrefix.size());
@@ -60,7 +60,7 @@ Expected<std::vector<std::string>> names_in(const fs::path& folder) {
   return names;
 }
 
-// What has a checkpoint's name, newest first.
+// Lists the folders that have a checkpoint's name, newest first.
 Expected<std::vector<CheckpointFolder>> folders_in(const fs::path& root) {
   DYNMO_ASSIGN(const auto names, names_in(root));
   std::vector<CheckpointFolder> folders;

@@ -11,7 +11,7 @@ struct Row {
   int bits;
 };
 
-// By DType.
+// The rows are in the order of DType.
 constexpr std::array<Row, 22> kRows = {
     {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
      {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},

@@ -46,8 +46,8 @@ Expected<std::vector<FileEntry>> read_entries(JsonObject& root) {
   return entries;
 }
 
-// Of the manifest without its digest. Dumping what was parsed gives the text that was dumped, so
-// the digest does not depend on white space.
+// The digest covers the manifest without its own `digest`. Dumping what was parsed gives the text
+// that was dumped, so the digest does not depend on white space.
 std::string digest_text(const Json& json) { return digest_of(json.dump()).hex(); }
 
 }  // namespace

@@ -16,7 +16,7 @@ class CheckFailure : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// What this thread is working on, for the message of a failed check; -1 is unknown.
+// Names the work of this thread, for the message of a failed check; -1 is unknown.
 struct CheckContext {
   int rank = -1;
   long long step = -1;

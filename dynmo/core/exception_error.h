@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What an exception that nobody expected means to the user of a command or of a rank.
+// Translates an unexpected exception for the user of a command or of a rank.
 
 #include <exception>
 

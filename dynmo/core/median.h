@@ -8,12 +8,12 @@
 
 namespace dynmo {
 
-// Of a normal distribution: its standard deviation to the median of distances from its median, and
-// the standard error of a median to that of a mean.
+// For normal distributions: standard deviation / median of the distances from the median, and
+// standard error of a median / that of a mean.
 inline constexpr double kDeviationPerMad = 1.4826;
 inline constexpr double kMedianPerMeanError = 1.2533;
 
-// Of an even number of values the mean of the two in the middle; 0 of none.
+// Returns the mean of the two middle values where their number is even, and 0 where there are none.
 [[nodiscard]] double median(std::vector<double> values);
 // Without a copy: the order of the values is another one afterwards.
 [[nodiscard]] double median_in_place(std::span<double> values);

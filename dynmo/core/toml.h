@@ -89,7 +89,8 @@ inline constexpr std::size_t kMaxTomlBytes = std::size_t{1} << 20;
                                                  std::span<const std::string> settings,
                                                  std::string_view example);
 
-// kBadInput naming key, value and what is wanted for the first value that its key does not allow.
+// kBadInput naming key, value and the allowed values for the first value that its key does not
+// allow.
 [[nodiscard]] Expected<void> check_values(std::span<const TomlKey> keys);
 
 // All fields, table by table; apply_toml reads it back to the same values.

@@ -40,10 +40,10 @@ using Nanoseconds = std::chrono::nanoseconds;
 // "85 ns", "1.25 ms", "3.2 s".
 [[nodiscard]] std::string format_seconds(double seconds);
 
-// What people write in flags and configs: a number that is not negative and a unit, with or without
-// a space between. kBadInput naming the text and the units.
-// "80GiB", "512 MB", "1.5TiB"; KB, MB, ... are powers of 1000, KiB, MiB, ... of 1024, no unit or B
-// is bytes; rounded to whole bytes.
+// Parses an amount as people write it in flags and configs: a number that is not negative and a
+// unit, with or without a space between. kBadInput naming the text and the units. "80GiB", "512
+// MB", "1.5TiB"; KB, MB, ... are powers of 1000, KiB, MiB, ... of 1024, no unit or B is bytes;
+// rounded to whole bytes.
 [[nodiscard]] Expected<Bytes> parse_bytes(std::string_view text);
 // "20us", "1.5 ms", "2h"; ns, us, ms, s, min, h; no unit is seconds.
 [[nodiscard]] Expected<double> parse_seconds(std::string_view text);

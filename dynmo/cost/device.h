@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a rank runs on, for analytic costs: peak arithmetic, memory bandwidth, and which share of
-// them training reaches. Presets of common devices, with the sources of their numbers.
+// A device describes the hardware of a rank for analytic costs: peak arithmetic, memory bandwidth,
+// and the share of them that training reaches. Presets of common devices, with the sources of their
+// numbers.
 
 #include <string>
 #include <string_view>
@@ -39,7 +40,8 @@ struct Device {
 // h200 h100 a100 cpu; docs/costs.md has the table with every source.
 [[nodiscard]] const std::vector<Device>& devices();
 
-// By name, in small or capital letters; kBadInput with the nearest name or all of them.
+// Finds a device by name, in small or capital letters; kBadInput with the nearest name or all of
+// them.
 [[nodiscard]] Expected<Device> find_device(std::string_view name);
 
 }  // namespace dynmo::cost

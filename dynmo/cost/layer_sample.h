@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What one step of training measured, as all ranks agree on it: what the profiler (control/) makes
-// costs of.
+// A sample holds the measurements of one training step, as all ranks agree on them; the profiler
+// (control/) turns samples into costs.
 
 #include <optional>
 #include <vector>
@@ -30,7 +30,7 @@ struct LayerSample {
   friend bool operator==(const LayerSample&, const LayerSample&) = default;
 };
 
-// What measures a layer of these costs, where everything takes `factor` x as long.
+// Returns the sample that a layer of these costs would give if everything took `factor` x as long.
 [[nodiscard]] inline LayerSample sample_of(const LayerCost& layer, double factor = 1) {
   return {.time = {.forward_s = factor * layer.forward_s,
                    .input_gradient_s = factor * layer.backward_input_s,
@@ -40,7 +40,7 @@ struct LayerSample {
           .boundary_bytes = layer.boundary_bytes};
 }
 
-// What a step takes beside its layers, as all ranks agreed on it.
+// The overhead of a step outside its layers, as all ranks agreed on it.
 struct StepSample {
   std::optional<double> overhead_s;  // after the schedule, beside the update: least of any rank
   std::optional<double> action_s;    // of an action, not waiting: mean over all of all ranks
@@ -49,7 +49,7 @@ struct StepSample {
   friend bool operator==(const StepSample&, const StepSample&) = default;
 };
 
-// What planning and moving have cost.
+// The cost of planning and moving so far.
 struct Charges {
   double plan_s = 0;
   double move_fixed_s = 0;  // of a move of no bytes
@@ -65,7 +65,7 @@ struct Observation {
   friend bool operator==(const Observation&, const Observation&) = default;
 };
 
-// What training says of a change of costs before it is measured.
+// Training announces a change of costs with this value before the change is measured.
 enum class Announced {
   kNothing,    // drift is only seen in the costs
   kWork,       // the work of layers has changed: new costs have to be measured

@@ -94,8 +94,8 @@ LayerWork attention(const TransformerShape& shape, const Sizes& n) {
   return work;
 }
 
-// What an MLP keeps and moves of its intermediate width: input and output of the activation
-// function; the gated kind has two inputs.
+// These are the tensors that an MLP stashes and moves by its intermediate width: input and output
+// of the activation function; the gated kind has two inputs.
 double intermediate_tensors(const TransformerShape& shape) { return shape.gated_mlp ? 3 : 2; }
 
 double mlp_matrices(const TransformerShape& shape, const Sizes& n) {

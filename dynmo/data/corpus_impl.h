@@ -97,7 +97,7 @@ struct Document {
   const CorpusFile* file = nullptr;
 };
 
-// What blocks turn out to hold.
+// Counts what blocks of the corpus hold.
 struct BlockCounts {
   std::int64_t files = 0;  // begun, and text
   std::int64_t documents = 0;

@@ -46,8 +46,8 @@ Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptio
   return {};
 }
 
-// Of different words that a tokenizer is trained on. Prose has a twentieth of it in the 32 MiB that
-// are drawn.
+// Limits the bytes of distinct words that a tokenizer is trained on. Prose has a twentieth of it in
+// the 32 MiB that are drawn.
 constexpr std::size_t kMaxWordBytes = std::size_t{4} << 20;
 
 // The tokens of some documents, by split, and how many of them precede the end of each.

@@ -46,7 +46,7 @@ struct PrepareOptions {
   std::function<void(const PrepareProgress&)> progress = {};  // called now and then
 };
 
-// What is held out for validation.
+// Selects the documents that are held out for validation.
 enum class HeldOutKind {
   kNotAsked,  // nothing: the share is 0
   kDrawn,     // each document by itself, by the draw

@@ -31,8 +31,8 @@ class TokenShards {
   // Copies the tokens from `first` on, across the ends of shards. Requires 0 <= first and first +
   // tokens.size() <= tokens(). A value that does not fit an int32 comes out negative.
   void read(std::int64_t first, std::span<std::int32_t> tokens) const;
-  // Of the sizes and, up to `max_bytes` of tokens, of every token; of more of as many, spread over
-  // all: what two hosts compare before they train on it together.
+  // Digests the sizes and every token up to `max_bytes` of tokens; of larger data, a sample of that
+  // size spread over all. Two hosts compare it before they train on the data together.
   [[nodiscard]] Digest fingerprint(std::int64_t max_bytes = std::int64_t{1} << 30) const;
   // Path of the .bin that has token `position`, for messages. Requires 0 <= position < tokens().
   [[nodiscard]] std::string file_of(std::int64_t position) const;

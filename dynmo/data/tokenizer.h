@@ -39,7 +39,8 @@ class Tokenizer {
   [[nodiscard]] virtual std::string text_of(std::int32_t token) const = 0;
   // Whether encode() begins a text with a space that the text does not have.
   [[nodiscard]] virtual bool adds_space() const = 0;
-  // What read_sentence_piece() makes this tokenizer of; empty for bytes.
+  // The serialized model that read_sentence_piece() needs to make this tokenizer again; empty for
+  // bytes.
   [[nodiscard]] virtual std::string_view model() const = 0;
 
  protected:

@@ -40,7 +40,7 @@ class WholeCharacters {
  public:
   // The characters that are complete now.
   [[nodiscard]] std::string feed(std::string_view bytes);
-  // What is left of an incomplete one.
+  // Returns the bytes of an incomplete character at the end.
   [[nodiscard]] std::string finish();
 
  private:

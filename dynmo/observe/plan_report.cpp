@@ -120,7 +120,7 @@ std::string memory_line(const PlanReport& report) {
                      format_bytes(usage[fullest].peak_activation));
 }
 
-// What was assumed for the user: memory that stays free, links between ranks.
+// Lists what was assumed for the user: memory that stays free, links between ranks.
 std::string assumed_lines(const PlanReport& report) {
   std::string text;
   if (report.head_room > 0) {

@@ -171,7 +171,7 @@ void add_chart(Lines& lines, const Summary& summary, std::span<const RunCurves> 
   for (std::string line; std::getline(drawn, line);) lines.push_back(std::move(line));
 }
 
-// What the words above mean, for who sees them for the first time.
+// Explains the words above to a reader who sees them for the first time.
 void add_legend(Lines& lines, const Summary& summary) {
   lines.emplace_back(
       "words      imbalance: busy time of the slowest rank / mean - 1; bubble: share of a step in "

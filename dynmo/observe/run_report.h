@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run says at its end, from what it leaves behind: `dynmo train` prints it, `dynmo report`
-// prints it again, with a table of the layers and one of the traffic.
+// The final report of a run is made from the files that the run leaves behind: `dynmo train` prints
+// it, `dynmo report` prints it again, with a table of the layers and one of the traffic.
 
 #include <filesystem>
 #include <span>
@@ -15,7 +15,7 @@
 
 namespace dynmo::observe {
 
-// Of one run, step by step.
+// The curves of one run, one value a step.
 struct RunCurves {
   std::vector<double> imbalance;
   std::vector<double> bubble;
@@ -27,7 +27,8 @@ struct RunCurves {
                                                     std::span<const RunCurves> curves,
                                                     const std::string& folder);
 
-// What each layer costs: F, I, W of a micro-batch, update, bytes. Ends with a line of sums.
+// Prints the costs of each layer: F, I, W of a micro-batch, update, bytes. Ends with a line of
+// sums.
 [[nodiscard]] std::string layer_table(const cost::ModelCost& model);
 
 // Bytes a step by pair of ranks and purpose, and messages. Above `rows` pairs, those with most

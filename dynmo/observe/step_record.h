@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What one rank has to say of one step: one JSON line each ("dynmo-step-1", docs/formats.md). What
-// a report, a chart or a summary shows is derived from these and nothing else.
+// A step record is what one rank reports of one step: one JSON line each ("dynmo-step-1",
+// docs/formats.md). What a report, a chart or a summary shows is derived from these and nothing
+// else.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run or a comparison of runs came to ("dynmo-summary-1", docs/formats.md): speed, bubble,
-// the losses that show that the runs learned the same, and what balancing itself cost.
+// The summary of a run or of a comparison ("dynmo-summary-1", docs/formats.md) has the speed, the
+// bubble, the losses that show that the runs learned the same, and the cost of balancing itself.
 
 #include <cstdint>
 #include <filesystem>
@@ -27,8 +27,9 @@ struct TrafficRow {
   friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
 };
 
-// Of a run whose ranks may leave and join: seconds of all ranks by what they did. The first three
-// make up the time of all ranks that were in the run, checkpoints and validation not included.
+// The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The first
+// three make up the time of all ranks that were in the run, checkpoints and validation not
+// included.
 struct SizeSummary {
   std::int64_t changes = 0;
   int members = 0;        // all that were ever in it: their numbers are below
@@ -86,7 +87,7 @@ struct Overhead {
   friend bool operator==(const Overhead&, const Overhead&) = default;
 };
 
-// Of the costs that best_speedup is of.
+// Names the costs that best_speedup is computed from.
 enum class CostsAre {
   kMeasured,  // in the steps themselves: what noise they have, a best cut of every step gains from
   kGiven,     // emulated: what the layers slept for

@@ -17,7 +17,8 @@
 
 namespace dynmo::observe {
 
-// What a rank does beside the actions of a step: "migrate", "validation", "checkpoint".
+// A traced span is an activity of a rank outside the actions of a step: "migrate", "validation",
+// "checkpoint".
 struct TracedSpan {
   std::size_t rank = 0;
   std::string name;

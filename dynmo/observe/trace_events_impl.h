@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the import of PyTorch traces needs of one, sorted out of its many events.
+// The import of PyTorch traces works on these records, filtered from a trace's many events.
 
 #include <cstdint>
 #include <map>

@@ -159,7 +159,7 @@ class Importer {
     return {};
   }
 
-  // Of the thread's occurrences, the last that starts before `time`.
+  // Finds the last occurrence on the thread that starts before `time`.
   [[nodiscard]] Occurrence* last_before(double time, int thread) const {
     const auto found = by_thread_.find(thread);
     if (found == by_thread_.end()) return nullptr;

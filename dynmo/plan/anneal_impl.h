@@ -34,8 +34,8 @@ struct Prefixes {
   [[nodiscard]] int layers() const { return static_cast<int>(boundary.size()); }
 };
 
-// What annealing changes: stage s has layers [bounds[s], bounds[s + 1]), which may be none, and is
-// on placement[s].
+// A layout is what annealing changes: stage s has layers [bounds[s], bounds[s + 1]), which may be
+// none, and is on placement[s].
 struct Layout {
   std::vector<int> bounds;
   std::vector<Rank> placement;
@@ -103,7 +103,7 @@ class Annealer {
   std::int64_t best_time_ = kInfeasible;
   std::int64_t spent_ = 0;
   Done done_;
-  // Of the layout loaded last; kept to save allocations.
+  // These belong to the layout loaded last; kept to save allocations.
   std::int64_t update_ = 0;
   std::vector<Stage> stages_;
   schedule::PipelineShape shape_;

@@ -3,7 +3,7 @@
 
 // Contiguous cuts of a model into the stages of a schedule kind, placed on the ranks of a cluster
 // in the cluster's order, every stage at least one layer. What a cut is worth, a replay says:
-// propose.h is the door for whoever wants a plan.
+// propose.h is the entry point for all who want a plan.
 
 #include <span>
 #include <string_view>
@@ -50,11 +50,11 @@ struct BalanceProblem {
 // kAdaptive), one stage a rank otherwise.
 [[nodiscard]] std::vector<Rank> placement(Balancer balancer, const BalanceProblem& problem);
 
-// By stage of `placement`, the micro-batches whose stash the balancers take it to hold at once: M
-// for GPipe; min(M, S - s) for 1F1B (and an order not yet made); min(M, P) for ZB-H1; for ZB-V
-// min(M, P) on both stages of a rank, which is exact in sum where the two are alike (up to 2P-1-r
-// there and r+1 back: docs/planner.md); for interleaved 1F1B counted from its order. kBadInput
-// where no such interleaved schedule exists.
+// Returns, for each stage of `placement`, the micro-batches whose stash the balancers assume it to
+// hold at once: M for GPipe; min(M, S - s) for 1F1B (and an order not yet made); min(M, P) for
+// ZB-H1; for ZB-V min(M, P) on both stages of a rank, which is exact in sum where the two are alike
+// (up to 2P-1-r there and r+1 back: docs/planner.md); for interleaved 1F1B counted from its order.
+// kBadInput where no such interleaved schedule exists.
 [[nodiscard]] Expected<std::vector<int>> in_flight(schedule::ScheduleKind schedule,
                                                    const std::vector<Rank>& placement, int ranks,
                                                    int micro_batches);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the balancers share: checked input, and the amounts they cut.
+// The balancers share this file: checked input, and the amounts they cut.
 
 #include <vector>
 

@@ -50,7 +50,7 @@ struct Chain {
 // Sets slowness and tie_slowness from speeds (finite, above 0).
 void set_speeds(Chain& chain, std::span<const double> speeds);
 
-// What each rank may take while none needs longer than `bottleneck`.
+// The work that each rank may have while none needs longer than `bottleneck`.
 [[nodiscard]] std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck);
 
 // Everything on the slowest rank; and the least time in which the ranks' limits add up to all work,
@@ -83,9 +83,9 @@ enum class Windows { kAll, kNarrow };
 [[nodiscard]] std::optional<std::vector<int>> most_even_cut(const Chain& chain, Wide bottleneck,
                                                             Windows use);
 
-// What would make a chain that fits no cut fit: the least memory of a single rank, the others as
-// they are (`rank`; ties to the lowest), or, where no single rank is enough, the least bytes added
-// to every rank (rank -1).
+// Returns the memory that would let a chain fit that fits no cut: the least memory of a single
+// rank, the others as they are (`rank`; ties to the lowest), or, where no single rank is enough,
+// the least bytes added to every rank (rank -1).
 struct MemoryAdvice {
   int rank = -1;
   std::int64_t bytes = 0;

@@ -27,11 +27,12 @@ class EvenBound {
   // Keeps a reference to `chain`.
   explicit EvenBound(const Chain& chain);
 
-  // By rank: starts within a rank's load of where the bound's divisible layers would be cut.
+  // Returns, for each rank, the starts within a rank's load of where the bound's divisible layers
+  // would be cut.
   [[nodiscard]] std::vector<Window> near_divisible() const;
 
-  // By rank: starts that a cut with at most `squares` can have. None are given (all may be needed)
-  // if `squares` is 0.
+  // Returns, for each rank, the starts that a cut with at most `squares` can have. None are given
+  // (all may be needed) if `squares` is 0.
   [[nodiscard]] std::vector<Window> within(Wide squares) const;
 
  private:

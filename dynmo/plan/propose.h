@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The one door to a new plan: cut by a balancer's name, placed and scheduled as asked, and judged
-// by replay. `dynmo plan`, scenarios, packing and the policy all come through here.
+// The one entry point for a new plan: cut by a balancer's name, placed and scheduled as asked, and
+// judged by replay. `dynmo plan`, scenarios, packing and the policy all use it.
 
 #include <cstdint>
 #include <string>
@@ -43,9 +43,9 @@ struct Proposal {
   double rounds_bound = 0;
 };
 
-// By schedule kind: gpipe, 1f1b and zb-h1 one stage a rank; interleaved the problem's
-// stages_per_rank in a loop; zb-v the V (kVPair levels ranks, the other balancers its 2P stages);
-// adaptive: the order is made for the cut by list scheduling, or found by search.
+// The schedule kind decides the placement: gpipe, 1f1b and zb-h1 one stage a rank; interleaved the
+// problem's stages_per_rank in a loop; zb-v the V (kVPair levels ranks, the other balancers its 2P
+// stages); adaptive: the order is made for the cut by list scheduling, or found by search.
 //
 // kBadInput as `balance` and `make_schedule` say. kInfeasible: no cut or no plan of the balancer
 // fits the memory of every rank in its replay; such a plan is never returned, and the message names

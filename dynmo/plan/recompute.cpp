@@ -21,7 +21,7 @@ Bytes input_bytes(const cost::ModelCost& model, std::size_t layer) {
   return layer == 0 ? Bytes{0} : model.layers[layer - 1].boundary_bytes;
 }
 
-// What a rank holds of its stages at one point of its list, in stashes of a micro-batch.
+// The memory that a rank's stages hold at one point of its list, in stashes of a micro-batch.
 struct Point {
   std::vector<int> held;      // by stage of the rank: from F to the end of W
   std::vector<int> restored;  // from I to the end of W
@@ -175,7 +175,8 @@ class MinTime {
   }
 
  private:
-  // By seconds a byte, until it fits; then without what was too much, the slowest first.
+  // Adds layers by seconds saved a byte until the rest fits; then removes those that were not
+  // needed, the slowest first.
   void greedy() {
     for (const std::size_t i : order_) {
       if (rank_.peak(chosen_) <= limit_) break;

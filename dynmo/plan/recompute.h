@@ -35,9 +35,10 @@ using LayerSet = std::vector<LayerId>;  // ascending, none twice
 // have nothing to recompute and stay as they are.
 [[nodiscard]] cost::ModelCost recomputed(cost::ModelCost model, const LayerSet& layers);
 
-// By rank, the most bytes held at once: state, stashes as the replay counts them, and the stashes
-// that a second forward brings back: of one layer at a time in B, of a stage from I to W where
-// these are apart. Of no layers it is the replay's peak_memory. kBadInput as schedule_of says.
+// Returns, for each rank, the most bytes held at once: state, stashes as the replay counts them,
+// and the stashes that a second forward brings back: one layer's at a time in B, a stage's from I
+// to W where these are apart. Of no layers it is the replay's peak_memory. kBadInput as schedule_of
+// says.
 [[nodiscard]] Expected<std::vector<Bytes>> peak_memory(const Plan& plan,
                                                        const cost::ModelCost& model,
                                                        int micro_batches, const LayerSet& layers);

@@ -15,7 +15,7 @@
 
 namespace dynmo::plan {
 
-// Of a range of layers at speed 1; seconds of one micro-batch, and of the update.
+// The work of a range of layers at speed 1: seconds of one micro-batch, and of the update.
 struct StageWork {
   double forward_s = 0;
   double backward_s = 0;  // what passes a gradient on: I, and W where it does not wait
@@ -35,7 +35,7 @@ struct StageWork {
   }
 };
 
-// Of the ranks so far.
+// The bound over the ranks so far.
 struct StepBound {
   double bound_s = 0;
   double fill_s = 0;   // F of one micro-batch through them

@@ -184,8 +184,8 @@ class PairProbe {
     return static_cast<int>(after - chain_.work.begin()) - 1;
   }
 
-  // Of the middles that `rank` may find and can take whole, the one nearest to its share; end 0 if
-  // there is none.
+  // Among the middles that `rank` may find and can take whole, returns the one nearest to its
+  // share; end 0 if there is none.
   [[nodiscard]] Middle best_middle(int rank, const std::vector<std::int64_t>& shares) const {
     Middle best;
     std::int64_t least = 0;

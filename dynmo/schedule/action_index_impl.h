@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the checker knows of a schedule: where every action stands, and which kinds each stage runs.
+// The checker's index of a schedule says where every action stands, and which kinds each stage
+// runs.
 
 #include <optional>
 #include <vector>
@@ -19,7 +20,7 @@ class ActionIndex {
  public:
   static constexpr int kAbsent = -1;
 
-  // Of a valid shape; borrows the schedule. All positions are absent until placed.
+  // Requires a valid shape; borrows the schedule. All positions are absent until placed.
   explicit ActionIndex(const Schedule& of);
 
   [[nodiscard]] const Schedule& schedule() const { return schedule_; }

@@ -164,10 +164,10 @@ class ListScheduler {
   std::vector<int> slot_of_;  // by stage
   std::vector<Slot> slots_;
   std::vector<RankState> ranks_;
-  // By kStride x slot + kind: due date of the next action; kStopped: its input is not known yet.
+  // The due date of the next action at kStride x slot + kind; kStopped: its input is not known yet.
   std::vector<std::int64_t> known_due_;
-  // By rank: earliest start of its next action, kStopped: none. The last `rank_bits_` bits are the
-  // rank, so that the least one names the rank that wakes first, and the lowest among equals.
+  // The earliest start of each rank's next action; kStopped: none. The last `rank_bits_` bits are
+  // the rank, so that the least one names the rank that wakes first, and the lowest among equals.
   std::vector<std::int64_t> wake_;
   int rank_bits_ = 0;
   // Ends of F and I, kUnknown where there are none yet, by slot, kind, micro-batch; one micro-batch

@@ -94,7 +94,7 @@ MaybeFault check_complete(const ActionIndex& index) {
         Fault fault{fmt::format("rank {} has no {}; want it exactly once", index.rank_of(missing),
                                 to_string(missing)),
                     {}};
-        // Of a message that has lost one end, the other end shows the place.
+        // If a message has lost one end, the other end shows the place.
         if (!is_compute(kind) && index.position(peer(missing)).index != kAbsent) {
           fault.marked.push_back(index.position(peer(missing)));
         }

@@ -52,8 +52,8 @@ struct Fault {
 // its marks). "" for a valid schedule.
 [[nodiscard]] std::string explain(const Schedule& lowered);
 
-// By stage, the most micro-batches between the start of F and the end of W (or B); 0 if frozen.
-// Requires lists that a valid schedule could have, lowered or not.
+// For each stage, the most micro-batches between the start of F and the end of W (or B); 0 if
+// frozen. Requires lists that a valid schedule could have, lowered or not.
 [[nodiscard]] std::vector<int> in_flight(const Schedule& schedule);
 
 }  // namespace dynmo::schedule

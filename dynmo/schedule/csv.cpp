@@ -131,7 +131,8 @@ class Reader {
     return {};
   }
 
-  // By stage, from the rows that run its F. The stages are no more than a few an action.
+  // Derives the shape of each stage from the rows that run its F. The stages are no more than a few
+  // an action.
   [[nodiscard]] Expected<std::vector<StageShape>> stage_shapes(std::size_t stages) const {
     constexpr std::int32_t kNowhere = -1;
     std::vector<StageShape> shapes(stages, {.rank = Rank{kNowhere}, .frozen = true});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the generators share.
+// The generators share these helpers.
 
 #include <cstdint>
 #include <vector>

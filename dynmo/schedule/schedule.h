@@ -44,8 +44,8 @@ struct StageShape {
   friend bool operator==(const StageShape&, const StageShape&) = default;
 };
 
-// What a generator needs to know. Stages are numbered along the model; a rank may hold none (idle)
-// or several.
+// A generator takes its input from this struct. Stages are numbered along the model; a rank may
+// hold none (idle) or several.
 struct PipelineShape {
   int ranks = 0;
   int micro_batches = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What ran when in one step. Engine and simulator write the same value, so that one can be laid
-// over the other.
+// A timeline says what ran when in one step. Engine and simulator write the same value, so that one
+// can be laid over the other.
 
 #include <vector>
 

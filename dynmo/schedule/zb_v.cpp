@@ -9,8 +9,8 @@
 namespace dynmo::schedule {
 namespace {
 
-// What a rank holds of the V: `there` on the way to the middle, `back` on the way from it. One of
-// them may be missing; a single stage in the middle is `back`, and runs for both.
+// The micro-batches that a rank holds of the V: `there` on the way to the middle, `back` on the way
+// from it. One of them may be missing; a single stage in the middle is `back`, and runs for both.
 struct Pair {
   std::optional<int> there;
   std::optional<int> back;

@@ -70,7 +70,7 @@ struct RankUsage {
   Bytes peak_memory;      // state + peak_activation
 };
 
-// What a rank holds from `time` on: state + stashes.
+// The bytes that a rank holds from `time` on: state + stashes.
 struct MemoryStep {
   Nanoseconds time{0};
   Bytes bytes;

@@ -41,7 +41,7 @@ struct StepCosts {
   std::int64_t action = 0;           // overhead before every action
   std::vector<std::int64_t> update;  // by rank
   std::vector<std::int64_t> state;   // by rank, bytes
-  // By rank: what it would be busy at the speed of the fastest rank that holds a stage.
+  // For each rank, the time it would be busy at the speed of the fastest rank that holds a stage.
   std::vector<std::int64_t> work;
 };
 

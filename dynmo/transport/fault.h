@@ -15,8 +15,8 @@
 
 namespace dynmo::transport {
 
-// What happens to the messages `first`, ..., `first + count - 1` (counted from 0, in the order this
-// rank posts them) among those that match `on`, `peer` and the tags.
+// A fault applies to the messages `first`, ..., `first + count - 1` (counted from 0, in the order
+// this rank posts them) among those that match `on`, `peer` and the tags.
 struct Fault {
   enum class Kind {
     kDrop,     // sends only: it looks sent, but never leaves; the receiver waits in vain

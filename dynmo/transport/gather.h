@@ -15,7 +15,7 @@
 
 namespace dynmo::transport {
 
-// What every rank gave, by rank; contributions may be empty.
+// The contribution of every rank, in order of rank; contributions may be empty.
 [[nodiscard]] Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
                                                               std::string_view mine);
 

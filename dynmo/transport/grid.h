@@ -22,7 +22,7 @@ class Grid {
   [[nodiscard]] const Axes& axes() const { return axes_; }
   [[nodiscard]] int replicas() const { return axes_.replicas; }
   [[nodiscard]] int positions() const { return axes_.positions; }
-  // Of this rank.
+  // The coordinates of this rank.
   [[nodiscard]] WorldRank rank() const { return WorldRank(world_.rank().value); }
   [[nodiscard]] int replica() const { return axes_.place(rank()).replica; }
   [[nodiscard]] Rank position() const { return axes_.place(rank()).position; }

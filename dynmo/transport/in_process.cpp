@@ -33,14 +33,14 @@ struct Channel {
   friend auto operator<=>(const Channel&, const Channel&) = default;
 };
 
-// What is posted on one channel; at most one of the two is not empty.
+// A channel holds the posted sends and receives; at most one of the two lists is not empty.
 struct Queues {
   std::deque<std::shared_ptr<End>> sends;
   std::deque<std::shared_ptr<End>> receives;
 };
 
-// What the ranks share. Any thread may call; the mutex guards every member but the constants. A
-// channel's queues are erased when empty, so that fresh tags do not pile up.
+// The ranks share this state. Any thread may call; the mutex guards every member but the constants.
+// A channel's queues are erased when empty, so that fresh tags do not pile up.
 class Hub {
  public:
   Hub(int size, std::chrono::milliseconds deadline)

@@ -30,8 +30,8 @@ inline constexpr Tag kFirstReductionTag = kFirstMigrationTag + kLayerTags;
 inline constexpr Tag kFirstScheduleTag = kFirstReductionTag + kLayerTags;
 inline constexpr int kLanes = (0x7fffffff - kFirstScheduleTag) / kChannelTags;
 
-// What ranks exchange on control tags. This is the only list of them: a new exchange takes a name
-// here, so that no two can meet.
+// Ranks use these control tags for their exchanges. This is the only list of them: a new exchange
+// takes a name here, so that no two can meet.
 enum class Control {
   kDevices,  // before a run: who computes where
   kSettings,
@@ -80,7 +80,7 @@ enum class Control {
               kChannelTags / 2, channel);
   return kFirstScheduleTag + lane * kChannelTags + channel;
 }
-// Of the second message of a boundary that rows cross (runtime/row_messages.h).
+// The tag of a boundary's second message, where its number of rows varies (runtime/row_messages.h).
 [[nodiscard]] constexpr Tag second_message_tag(int lane, int channel) {
   return schedule_tag(lane, channel) + kChannelTags / 2;
 }

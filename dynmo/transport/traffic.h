@@ -16,7 +16,7 @@
 
 namespace dynmo::transport {
 
-// What a message is for, as its tag says (transport/tags.h).
+// The purpose of a message, as its tag says (transport/tags.h).
 enum class Purpose { kActivation, kGradient, kReduction, kMigration, kControl };
 inline constexpr std::array kPurposes = {Purpose::kActivation, Purpose::kGradient,
                                          Purpose::kReduction, Purpose::kMigration,

@@ -61,8 +61,8 @@ class Transport {
   virtual void abort(const Error& why) = 0;
 };
 
-// What every rank gave, by rank. All ranks call it in the same order, with the same number of
-// bytes.
+// Returns the contribution of every rank, in order of rank. All ranks call it in the same order,
+// with the same number of bytes.
 [[nodiscard]] Expected<std::vector<std::vector<std::byte>>> all_gather(
     Transport& transport, Tag tag, std::span<const std::byte> mine);
 

@@ -109,7 +109,7 @@ TEST(BackgroundWriter, ASlowDiskHoldsUpNobodyWithinTheLimit) {
   for (const Layer& layer : layers) writer.add_layer(pending, layer.file);
   EXPECT_TRUE(writer.busy());
   EXPECT_EQ(writer.peak_memory(), Bytes{first_four});
-  // What did not fit is on the disk already; what did is not.
+  // Data that did not fit is on the disk already; the rest is not.
   for (int id = 0; id < 6; ++id) {
     EXPECT_EQ(fs::exists(pending / layer_file_name(LayerId(id))), id >= 4) << id;
   }

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr int kLayers = 3;
 
-// What layer `layer` holds at `step`.
+// The bytes that layer `layer` holds at `step`.
 std::string weights_of(std::int64_t step, int layer) {
   return fmt::format("{:08}{:08}", step % 100000000, layer);
 }

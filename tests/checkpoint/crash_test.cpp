@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kCrashed = 77;
 
-// Of this process; set while no other thread writes.
+// Watches this process; set while no other thread writes.
 struct Watch {
   int crash_at = -1;  // die instead of this operation; -1: never
   std::vector<std::string>* log = nullptr;

@@ -49,7 +49,7 @@ TEST(ParseBytesPerSecond, TakesBytesAndRefusesBits) {
   }
 }
 
-// What is printed is read back.
+// Printed durations are read back.
 TEST(ParseSeconds, ReadsWhatIsPrinted) {
   for (const double seconds : {3.2, 1.25e-3, 85e-9, 20e-6}) {
     EXPECT_DOUBLE_EQ(parse_seconds(format_seconds(seconds)).value(), seconds);

@@ -107,7 +107,7 @@ TEST(SentencePiece, UsesFewerTokensThanBytes) {
   EXPECT_LT(tokens.size() * 3, text.size() * 2);
 }
 
-// What is tokenized in pieces is cut behind the ends of lines.
+// Text that is tokenized in pieces is cut behind the ends of lines.
 TEST(SentencePiece, OfLinesAreTheTokensOfTheText) {
   const auto tokenizer = trained({.vocabulary = 400});
   std::vector<std::int32_t> whole;

@@ -30,7 +30,7 @@ std::vector<std::string> seeds() {
                                .address = "127.0.0.1",
                                .port = 29500,
                                .secret = 77};
-  Reply standby{.done = true, .text = "standing by as rank 5"};
+  Reply standby{.done = true, .text = "waiting to join as rank 5"};
   standby.standby = 5;
   Reply status{.done = true, .text = "", .status = Json{{"step", 3}, {"ranks", {{{"rank", 0}}}}}};
   Reply moved = elastic::refusal(Error{ErrorCode::kPeerLost, "another rank leads the run now"});

@@ -43,7 +43,7 @@ struct Flags {
   std::vector<std::string> files;
 };
 
-// What the signal handler needs; nothing else may be touched there.
+// The signal handler needs these; nothing else may be touched there.
 std::string current_input;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 std::string finding_path;   // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a fuzz target is: one reader of text from outside, held against any bytes at all. A target
-// must answer with a value or a one-line Error; what it takes, it must also survive: write and read
-// back the same, and go through the code behind it without a failed check.
+// A fuzz target is one reader of text from outside, run on arbitrary bytes. A target must answer
+// with a value or a one-line Error; what it takes, it must also survive: write and read back the
+// same, and go through the code behind it without a failed check.
 //
 // driver.cpp makes a program of a target that needs no special compiler; libfuzzer.cpp one that
 // clang's libFuzzer drives (CMake option DYNMO_FUZZ).
@@ -17,7 +17,7 @@
 
 namespace dynmo::fuzz {
 
-// What `text` did; an input that is taken is worth changing further. Throws what is a finding.
+// The outcome for `text`; an accepted input is worth mutating further. Throws what is a finding.
 enum class Outcome { kRefused, kTaken };
 [[nodiscard]] Outcome run_target(std::string_view text);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes from the network to a watchdog: they come from a stranger, then from a rank that has said
-// hello. Whole frames are taken one by one, none above its limit; what is parsed of one is written
-// again as the same bytes.
+// Bytes from the network to a watchdog: they come from an unknown process, then from a rank that
+// has said hello. Whole frames are taken one by one, none above its limit; what is parsed of one is
+// written again as the same bytes.
 #include "dynmo/process/peer_connection_impl.h"
 #include "tests/fuzz/target.h"
 
@@ -51,7 +51,7 @@ Outcome run_target(std::string_view text) {
     peer.rank = rank;
     peer.in = text;
     (void)peer.take_frames([&](const Frame& frame) {
-      DYNMO_CHECK(rank > 0 || frame.rest.size() < kStrangersFrame, "{} bytes of a stranger",
+      DYNMO_CHECK(rank > 0 || frame.rest.size() < kStrangersFrame, "{} bytes of an unknown process",
                   frame.rest.size());
       const bool good = taken(frame);
       any = any || good;

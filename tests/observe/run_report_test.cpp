@@ -199,7 +199,7 @@ TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {
                                       "B", "2.0", "KiB", "4.0"}));
   run.traffic.clear();
   EXPECT_EQ(traffic_table(run), "");
-  // Of many pairs the largest, and the rest together.
+  // With many pairs, the report has the largest, and the rest together.
   for (int to = 1; to < 5; ++to) {
     run.traffic.push_back({0, to, "activation", 10, Bytes{10240 * to}});
   }

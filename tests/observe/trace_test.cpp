@@ -171,7 +171,7 @@ TEST(Trace, EverySendIsTiedToItsReceive) {
   for (const int ranks : {2, 4}) {
     const schedule::Timeline timeline = simulated(ranks, 3);
     const Json json = parsed({{.name = "a", .steps = {{.step = 0, .timeline = timeline}}}});
-    // By flow: the slices it passes, in time.
+    // Collects for each flow the slices it passes, in order of time.
     std::map<int, std::vector<std::string>> flows;
     std::map<int, double> reached;
     for (const Json& event : json["traceEvents"]) {

@@ -31,7 +31,7 @@ TEST(Propose, GivesTheBalancersCutWithItsReplay) {
   }
 }
 
-// Of one stage a rank; neither is the plan in force.
+// One stage a rank: neither baseline is faster.
 TEST(Propose, OptimalIsNoSlowerThanTheCutWithTheLeastBottleneckOrThePlanInForce) {
   int faster = 0;
   for (std::uint64_t seed = 0; seed < samples(100U); ++seed) {
@@ -126,7 +126,8 @@ TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
   EXPECT_GT(refused, samples(200));
 }
 
-// What the balancers take a stage to hold is what the schedules hold where no stage is frozen.
+// The balancers assume the same number of stashes a stage as the schedules hold where no stage is
+// frozen.
 TEST(Propose, TheBalancersInFlightCountsAreTheSchedules) {
   for (int ranks = 1; ranks <= 6; ++ranks) {
     for (const int micro_batches : {ranks, 2 * ranks, 4 * ranks}) {

@@ -97,7 +97,7 @@ TEST(Recompute, WithoutAnyLayerThePeakIsTheReplays) {
   }
 }
 
-// What an explicit walk over each rank's list holds, layer by layer.
+// The oracle walks each rank's list and adds up the stashes layer by layer.
 TEST(Recompute, ThePeakCountsWhatASecondForwardBringsBack) {
   // One rank, one micro-batch, two layers of 100 and 60 on an input of 8: state 4 x 10 each.
   cost::ModelCost model;

@@ -308,8 +308,8 @@ struct Verdicts {
   int deadlocks = 0;
 };
 
-// Of a deadlock, the fault names the actions that wait for each other: each is where its rank
-// stopped, at least two ranks are in it, and the message has them all.
+// A deadlock's fault names the actions that wait for each other: each is where its rank stopped, at
+// least two ranks are in it, and the message has them all.
 void expect_names_the_stuck(const Schedule& schedule, const Fault& fault) {
   testing::BruteForce oracle(schedule);
   EXPECT_FALSE(oracle.completes());

@@ -164,7 +164,7 @@ TEST(PyTorchCsv, ReplaysWhatPyTorchWrites) {
     if (name == "dual_pipe_v") continue;
     EXPECT_EQ(replayed(theirs.schedule), replayed(compute.schedule)) << name;
   }
-  // Of an overlapped pair they send both values after the second action, we each at once.
+  // They send both values of an overlapped pair after the second action, we each at once.
   EXPECT_EQ(replayed(read_golden("dual_pipe_v").schedule), 51);
   EXPECT_EQ(replayed(read_golden("dual_pipe_v_comms").schedule), 54);
 }

@@ -60,7 +60,7 @@ void for_each_size(Body body) {
   }
 }
 
-// What actions take beside the layers is as if the layers took it, but that it is nobody's work.
+// Time of actions outside the layers counts as if the layers took it, but it is nobody's work.
 TEST(ClosedForms, HoldWithTimeBesideTheLayers) {
   constexpr Nanoseconds kAction{1234};
   for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::k1F1B, ScheduleKind::kZbH1}) {

@@ -72,7 +72,8 @@ TEST(IdleSplit, AddsUpToIdleTimeExactly) {
   }
 }
 
-// By definition, with the step time without transfers from the other implementation.
+// The oracle follows the definition, with the step time without transfers from the other
+// implementation.
 TEST(IdleSplit, IsWhatItsDefinitionSays) {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));

@@ -48,7 +48,7 @@ class LongestPath {
     return latest + update;
   }
 
-  // By simulated instants: the stash at the start of every F.
+  // Counts the stash at each simulated instant: the start of every F.
   std::int64_t peak_stash(std::size_t rank) {
     std::int64_t peak = 0;
     std::int64_t held = 0;

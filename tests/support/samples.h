@@ -20,7 +20,7 @@ inline bool draws_all_samples() {
 #endif
 }
 
-// Of a number of cases, or of how often a verdict is wanted among them.
+// A number of cases, or how often a verdict is required among them.
 template <std::integral T>
 T samples(T all) {
   return draws_all_samples() ? all : all / 5;

@@ -18,7 +18,7 @@ std::vector<WorldRank> ranks(std::initializer_list<int> values) {
   return result;
 }
 
-// What the members of this rank's subset are called in the group, as they say.
+// Returns the names of the members of this rank's subset, as they report them.
 Expected<std::vector<int>> names(Transport& group, Transport& part) {
   const std::byte mine{static_cast<unsigned char>(group.rank().value)};
   DYNMO_ASSIGN(const auto all, all_gather(part, 3, std::span(&mine, 1)));
