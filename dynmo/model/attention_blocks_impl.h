@@ -204,15 +204,21 @@ void backward(const Sizes& sizes, const Section& section, const HeadGradient<Ele
   }
 }
 
-// Calls function(section, key head, scratch) for all, each once, on libtorch's threads.
-template <typename Element, typename Function>
-void for_each_group(const Sections& sections, std::int64_t heads, const Sizes& sizes,
-                    Function function) {
+// Elements of the largest block of scores, which a Scratch has room for.
+inline std::int64_t max_scores(const Sections& sections) {
   std::int64_t most = 0;
   for (const Section& section : sections) {
     const std::int64_t seen = section.queries == 0 ? 0 : section.seen[section.queries - 1];
     most = std::max(most, std::min(kRows, section.queries) * seen);
   }
+  return most;
+}
+
+// Calls function(section, key head, scratch) for all, each once, on libtorch's threads.
+template <typename Element, typename Function>
+void for_each_group(const Sections& sections, std::int64_t heads, const Sizes& sizes,
+                    Function function) {
+  const std::int64_t most = max_scores(sections);
   at::parallel_for(0, std::ssize(sections) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
     Scratch<Element> scratch(sizes, most);
     for (std::int64_t i = begin; i < end; ++i) {

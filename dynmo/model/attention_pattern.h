@@ -21,7 +21,8 @@
 namespace dynmo::model {
 
 // Rows of x_BTHK in sections, int64. Row (b T + t) H + h is head h of token t; the heads are those
-// of the queries, also for keys. Within a section tokens ascend.
+// of the queries, also for keys. A section has rows of one head of one sequence, and no row is in
+// two sections. Sections go by sequence, then by head; within a section tokens ascend.
 struct Selection {
   at::Tensor queries;
   at::Tensor query_offsets;

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/attention_blocks_impl.h"
 #include "dynmo/model/attention_impl.h"
 #include "dynmo/model/attention_pattern.h"
+#include "dynmo/model/parallel_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -130,18 +132,23 @@ void add_through_keys(const Element* k, const Element* k_gradient,
   }
 }
 
+// Sums as elements, each rounded once.
+template <typename Element>
+std::unique_ptr<Element[]> as_elements(std::unique_ptr<kernels::Wide<Element>[]> sums,
+                                       std::int64_t rows, const Sizes& sizes) {
+  if constexpr (!Scratch<Element>::kNarrow) return sums;
+  if constexpr (Scratch<Element>::kNarrow) {
+    auto elements = room<Element>(rows, sizes);
+    kernels::rounded(sums.get(), rows, sizes.head, elements.get(), sizes.head);
+    return elements;
+  }
+}
+
 // Rows that are not chosen are 0.
 Tensor rows_like(const Tensor& x_BTHK, const Tensor& chosen) {
   const bool all = chosen.numel() * x_BTHK.size(3) == x_BTHK.numel();
   return all ? at::empty(x_BTHK.sizes(), x_BTHK.options())
              : at::zeros(x_BTHK.sizes(), x_BTHK.options());
-}
-
-// From a gradient by query heads to one by the heads of x.
-Tensor summed(const Tensor& gradient_BTHK, const Tensor& x_BTGK) {
-  if (gradient_BTHK.size(2) == x_BTGK.size(2)) return gradient_BTHK;
-  return gradient_BTHK.view({x_BTGK.size(0), x_BTGK.size(1), x_BTGK.size(2), -1, x_BTGK.size(3)})
-      .sum(3);
 }
 
 struct Operands {
@@ -198,73 +205,129 @@ Attention forward_of(const Operands& x, const blocks::RaggedSections& ragged) {
   return attention;
 }
 
-// Sums of keys in the type that they are added up in, and then in the elements'.
-template <typename Element>
-struct KeySums {
-  using Wide = kernels::Wide<Element>;
-  KeySums(const Section& section, const Sizes& sizes) : made(room<Element>(section.keys, sizes)) {
-    if constexpr (Scratch<Element>::kNarrow) wide = room<Wide>(section.keys, sizes);
+// Which query head of which sequence a section belongs to, counted through; -1: it has no rows.
+std::int64_t head_of_section(const Operands& x, const Section& section) {
+  if (section.queries == 0 && section.keys == 0) return -1;
+  const std::int64_t row = section.queries > 0 ? numbers(x.selection.queries)[section.first_query]
+                                               : numbers(x.selection.keys)[section.first_key];
+  const std::int64_t heads = x.q_BTHK.size(2);
+  return row / heads / x.q_BTHK.size(1) * heads + row % heads;
+}
+
+// Where the sections begin that one thread takes one after the other, and where the last ones end.
+// Query heads of one key head add to the same rows: they follow each other, as in dense attention,
+// so that sums have the same order.
+std::vector<std::int64_t> runs_of(const Operands& x, const blocks::Sections& sections) {
+  const std::int64_t group = x.q_BTHK.size(2) / x.v_BTGK.size(2);
+  std::vector<std::int64_t> runs = {0};
+  std::int64_t before = -1;
+  for (std::int64_t s = 0; s < std::ssize(sections); ++s) {
+    const std::int64_t head = head_of_section(x, sections[static_cast<std::size_t>(s)]);
+    if (head < 0) continue;
+    DYNMO_CHECK(head >= before, "sections by sequence, then by head");
+    if (before >= 0 && (group == 1 || head / group != before / group)) runs.push_back(s);
+    before = head;
   }
-  [[nodiscard]] Wide* sums() {
-    if constexpr (Scratch<Element>::kNarrow) return wide.get();
-    if constexpr (!Scratch<Element>::kNarrow) return made.get();
-  }
-  const Element* rounded(const Section& section, const Sizes& sizes) {
-    if constexpr (Scratch<Element>::kNarrow) {
-      kernels::rounded(wide.get(), section.keys, sizes.head, made.get(), sizes.head);
-    }
-    return made.get();
-  }
-  std::unique_ptr<Element[]> made;
-  std::unique_ptr<Wide[]> wide;
-};
+  runs.push_back(std::ssize(sections));
+  return runs;
+}
 
 template <typename Element>
-AttentionGradient backward_of(const Tensor& gradient_BTHK, const Operands& x,
-                              const Attention& attention, const blocks::RaggedSections& ragged) {
+class Backward {
+ public:
   using Wide = kernels::Wide<Element>;
-  const std::int64_t heads = x.q_BTHK.size(2);
-  const bool shared = !x.k_BTGK.defined();
-  const Sizes sizes(x.q_BTHK.size(3), 1);
-  AttentionGradient gradient{.q_BTHK = rows_like(x.q_BTHK, x.selection.queries),
-                             .k_BTHK = shared ? Tensor() : rows_like(x.q_BTHK, x.selection.keys),
-                             .v_BTHK = rows_like(x.q_BTHK, x.selection.keys)};
-  const auto* log_sum_exp = attention.log_sum_exp.template const_data_ptr<Wide>();
-  blocks::for_each_group<Element>(
-      ragged.sections(), 1, sizes,
-      [&](const Section& section, std::int64_t, Scratch<Element>& scratch) {
-        const Gathered<Element> rows(x, section, sizes);
-        const auto slope = room<Element>(section.queries, sizes);
-        const auto out = room<Element>(section.queries, sizes);
-        const auto q_gradient = room<Element>(section.queries, sizes);
-        Rows<Element>(gradient_BTHK, heads).get(rows.queries, section.queries, slope.get());
-        Rows<Element>(attention.out_BTHK, heads).get(rows.queries, section.queries, out.get());
-        KeySums<Element> k_sums(section, sizes);
-        KeySums<Element> v_sums(section, sizes);
-        blocks::backward<Element>(sizes, section,
-                                  {.out_gradient = {slope.get(), sizes.head},
-                                   .q = {rows.q.get(), sizes.head},
-                                   .k = {rows.k.get(), sizes.head},
-                                   .v = {rows.v.get(), sizes.head},
-                                   .out = {out.get(), sizes.head},
-                                   .log_sum_exp = log_sum_exp + section.first_query,
-                                   .q_gradient = {q_gradient.get(), sizes.head},
-                                   .k_gradient = {k_sums.sums(), sizes.head},
-                                   .v_gradient = {v_sums.sums(), sizes.head},
-                                   .first_of_group = true},
-                                  scratch);
-        const Element* k_gradient = k_sums.rounded(section, sizes);
-        if (shared) {
-          add_through_keys(rows.k.get(), k_gradient, rows.inverse, sizes, q_gradient.get());
-        } else {
-          Rows<Element>(gradient.k_BTHK, heads).put(k_gradient, section.keys, rows.keys);
-        }
-        Rows<Element>(gradient.q_BTHK, heads).put(q_gradient.get(), section.queries, rows.queries);
-        Rows<Element>(gradient.v_BTHK, heads)
-            .put(v_sums.rounded(section, sizes), section.keys, rows.keys);
-      });
-  return gradient;
-}
+
+  Backward(const Tensor& gradient_BTHK, const Operands& x, const Attention& attention,
+           const blocks::RaggedSections& ragged)
+      : gradient_BTHK_(gradient_BTHK),
+        x_(x),
+        attention_(attention),
+        ragged_(ragged),
+        q_gradient_BTHK_(rows_like(x.q_BTHK, x.selection.queries)),
+        v_sums_BTGK_(sums_like(x.v_BTGK)) {
+    if (x.k_BTGK.defined()) k_sums_BTGK_ = sums_like(x.k_BTGK);
+  }
+
+  AttentionGradient gradient() {
+    const blocks::Sections& sections = ragged_.sections();
+    const std::int64_t most = blocks::max_scores(sections);
+    const std::vector<std::int64_t> runs = runs_of(x_, sections);
+    at::parallel_for(0, std::ssize(runs) - 1, 1, [&](std::int64_t begin, std::int64_t end) {
+      Scratch<Element> scratch(sizes_, most);
+      const auto first = static_cast<std::size_t>(runs[static_cast<std::size_t>(begin)]);
+      const auto last = static_cast<std::size_t>(runs[static_cast<std::size_t>(end)]);
+      for (std::size_t s = first; s < last; ++s) add(sections[s], scratch);
+    });
+    const at::ScalarType type = x_.q_BTHK.scalar_type();
+    return {.q_BTHK = q_gradient_BTHK_,
+            .k_BTHK = shares_keys() ? Tensor() : k_sums_BTGK_.to(type),
+            .v_BTHK = v_sums_BTGK_.to(type)};
+  }
+
+ private:
+  [[nodiscard]] bool shares_keys() const { return !x_.k_BTGK.defined(); }
+
+  // Sums over the query heads of a group, in the type that they are added up in. Where all rows are
+  // chosen the first head of a group sets all of them.
+  [[nodiscard]] Tensor sums_like(const Tensor& x_BTGK) const {
+    const auto options = x_BTGK.options().dtype(c10::CppTypeToScalarType<Wide>::value);
+    const bool all = x_.selection.keys.numel() * x_BTGK.size(3) == x_.q_BTHK.numel();
+    return all ? at::empty(x_BTGK.sizes(), options) : at::zeros(x_BTGK.sizes(), options);
+  }
+
+  void add(const Section& section, Scratch<Element>& scratch) {
+    const std::int64_t heads = x_.q_BTHK.size(2);
+    const Gathered<Element> rows(x_, section, sizes_);
+    const auto slope = room<Element>(section.queries, sizes_);
+    const auto out = room<Element>(section.queries, sizes_);
+    const auto q_gradient = room<Element>(section.queries, sizes_);
+    auto k_sums = room<Wide>(section.keys, sizes_);
+    const auto v_sums = room<Wide>(section.keys, sizes_);
+    Rows<Element>(gradient_BTHK_, heads).get(rows.queries, section.queries, slope.get());
+    Rows<Element>(attention_.out_BTHK, heads).get(rows.queries, section.queries, out.get());
+    const Rows<Wide> all_v(v_sums_BTGK_, heads);
+    const bool first = head_of_section(x_, section) % (heads / x_.v_BTGK.size(2)) == 0;
+    if (!first) {
+      all_v.get(rows.keys, section.keys, v_sums.get());
+      if (shares_keys()) {
+        std::fill_n(k_sums.get(), section.keys * sizes_.head, Wide(0));
+      } else {
+        Rows<Wide>(k_sums_BTGK_, heads).get(rows.keys, section.keys, k_sums.get());
+      }
+    }
+    blocks::backward<Element>(
+        sizes_, section,
+        {.out_gradient = {slope.get(), sizes_.head},
+         .q = {rows.q.get(), sizes_.head},
+         .k = {rows.k.get(), sizes_.head},
+         .v = {rows.v.get(), sizes_.head},
+         .out = {out.get(), sizes_.head},
+         .log_sum_exp =
+             attention_.log_sum_exp.template const_data_ptr<Wide>() + section.first_query,
+         .q_gradient = {q_gradient.get(), sizes_.head},
+         .k_gradient = {k_sums.get(), sizes_.head},
+         .v_gradient = {v_sums.get(), sizes_.head},
+         .first_of_group = first},
+        scratch);
+    if (shares_keys()) {
+      const auto k_gradient = as_elements<Element>(std::move(k_sums), section.keys, sizes_);
+      add_through_keys(rows.k.get(), k_gradient.get(), rows.inverse, sizes_, q_gradient.get());
+    } else {
+      Rows<Wide>(k_sums_BTGK_, heads).put(k_sums.get(), section.keys, rows.keys);
+    }
+    all_v.put(v_sums.get(), section.keys, rows.keys);
+    Rows<Element>(q_gradient_BTHK_, heads).put(q_gradient.get(), section.queries, rows.queries);
+  }
+
+  const Tensor& gradient_BTHK_;
+  const Operands& x_;
+  const Attention& attention_;
+  const blocks::RaggedSections& ragged_;
+  Sizes sizes_{x_.q_BTHK.size(3), 1};
+  Tensor q_gradient_BTHK_;
+  Tensor k_sums_BTGK_;  // undefined: shared keys
+  Tensor v_sums_BTGK_;
+};
 
 // In the type that the products are of.
 Operands operands_of(const Tensor& q_BTHK, const Tensor& k_BTGK, const Tensor& v_BTGK,
@@ -327,14 +390,12 @@ AttentionGradient selected_attention_gradient(const Tensor& gradient_BTHK, const
   const Attention made{.out_BTHK = attention.out_BTHK.to(type),
                        .log_sum_exp = attention.log_sum_exp};
   AttentionGradient gradient = by_type(
-      x.q_BTHK, [&] { return backward_of<float>(slope, x, made, ragged); },
-      [&] { return backward_of<double>(slope, x, made, ragged); },
-      [&] { return backward_of<c10::BFloat16>(slope, x, made, ragged); });
+      x.q_BTHK, [&] { return Backward<float>(slope, x, made, ragged).gradient(); },
+      [&] { return Backward<double>(slope, x, made, ragged).gradient(); },
+      [&] { return Backward<c10::BFloat16>(slope, x, made, ragged).gradient(); });
   gradient.q_BTHK = gradient.q_BTHK.to(q_BTHK.scalar_type());
-  gradient.v_BTHK = summed(gradient.v_BTHK, v_BTGK).to(q_BTHK.scalar_type());
-  if (k_BTGK.defined()) {
-    gradient.k_BTHK = summed(gradient.k_BTHK, k_BTGK).to(q_BTHK.scalar_type());
-  }
+  gradient.v_BTHK = gradient.v_BTHK.to(q_BTHK.scalar_type());
+  if (k_BTGK.defined()) gradient.k_BTHK = gradient.k_BTHK.to(q_BTHK.scalar_type());
   return gradient;
 }
 

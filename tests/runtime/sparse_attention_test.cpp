@@ -13,6 +13,7 @@
 #include "dynmo/dynamism/sparse_attention/load.h"
 #include "dynmo/dynamism/sparse_attention/pattern.h"
 #include "dynmo/dynamism/sparse_attention/source.h"
+#include "dynmo/model/attention_impl.h"
 #include "pipeline_fixture.h"
 #include "tests/model/gradients.h"
 #include "tests/model/helpers.h"
@@ -220,13 +221,64 @@ TEST(SparseAttentionLayers, HaveTheGradientsOfCentralDifferences) {
   }
 }
 
+struct HeadGroups {
+  std::int64_t heads;
+  std::int64_t key_heads;
+};
+constexpr HeadGroups kHeadGroups[] = {{1, 1}, {4, 4}, {4, 2}, {4, 1}, {6, 2}, {6, 3}, {8, 1}};
+
+// Several blocks of the kernel, whole ones and a rest, so that a group's sums have many terms.
+TEST(SparsePatterns, OfNothingDroppedHaveTheBitsOfDenseAttentionForEveryGroupOfHeads) {
+  const auto pattern = dynamism::make_pattern({.rule = SparseRule::kDrop, .dropped = 0});
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    if (model::product_type(type) != type) continue;
+    for (const auto [heads, key_heads] : kHeadGroups) {
+      for (const std::int64_t tokens : {1, 12, 64, 200}) {
+        const at::Tensor q = random_tensor({2, tokens, heads, 16}, 1, type);
+        const at::Tensor k = random_tensor({2, tokens, key_heads, 16}, 2, type);
+        const at::Tensor v = random_tensor({2, tokens, key_heads, 16}, 3, type);
+        const at::Tensor slope = random_tensor({2, tokens, heads, 16}, 4, type);
+        const Selection selection = pattern->select(q, state_of(1, 1), {});
+        const model::Attention dense = model::causal_attention(q, k, v);
+        const model::Attention sparse = model::selected_attention(q, k, v, selection);
+        const model::AttentionGradient expected =
+            model::causal_attention_gradient(slope, q, k, v, dense);
+        const model::AttentionGradient gradient =
+            model::selected_attention_gradient(slope, q, k, v, sparse, selection);
+        const auto where = fmt::format("{} of {} heads of {}, {} tokens", at::toString(type), heads,
+                                       key_heads, tokens);
+        EXPECT_TRUE(model::testing::same_bits(sparse.out_BTHK, dense.out_BTHK)) << where;
+        EXPECT_TRUE(model::testing::same_bits(gradient.q_BTHK, expected.q_BTHK)) << where;
+        EXPECT_TRUE(model::testing::same_bits(gradient.k_BTHK, expected.k_BTHK)) << where;
+        EXPECT_TRUE(model::testing::same_bits(gradient.v_BTHK, expected.v_BTHK)) << where;
+      }
+    }
+  }
+}
+
 TEST(SparseAttentionLayers, OfNothingDroppedAreDenseOnes) {
-  const model::Model dense = model::make_llama(small_model());
-  const auto layer = sparse_layer(dense, {.rule = SparseRule::kDrop, .dropped = 0});
-  const model::LayerState state = model::make_state(*layer, LayerId(1), 3);
-  const at::Tensor input = random_tensor({2, 12, 32}, 1, at::kFloat);
-  EXPECT_TRUE(model::testing::same_bits(layer->forward(state, input, {}, nullptr).hidden.x,
-                                        dense[1]->forward(state, input, {}, nullptr).hidden.x));
+  for (const auto [heads, key_heads] : kHeadGroups) {
+    model::LlamaConfig config = small_model();
+    config.shape.hidden = 16 * static_cast<int>(heads);
+    config.shape.heads = static_cast<int>(heads);
+    config.shape.kv_heads = static_cast<int>(key_heads);
+    config.shape.sequence = 80;
+    const model::Model dense = model::make_llama(config);
+    const auto layer = sparse_layer(dense, {.rule = SparseRule::kDrop, .dropped = 0});
+    const at::Tensor input = random_tensor({2, 80, 16 * heads}, 1, at::kFloat);
+    const at::Tensor weight = random_tensor({2, 80, 16 * heads}, 2, at::kFloat);
+    const auto gradients = [&](const model::Layer& of) {
+      model::LayerState state = model::make_state(of, LayerId(1), 3);
+      return model::testing::by_three_calls(of, state, input, {}, weight);
+    };
+    const model::testing::Gradients sparse = gradients(*layer);
+    const model::testing::Gradients expected = gradients(*dense[1]);
+    EXPECT_TRUE(model::testing::same_bits(sparse.input, expected.input));
+    for (std::size_t p = 0; p < expected.parameters.size(); ++p) {
+      EXPECT_TRUE(model::testing::same_bits(sparse.parameters[p], expected.parameters[p]))
+          << heads << " heads of " << key_heads << ", parameter " << p;
+    }
+  }
 }
 
 TEST(SparseAttentionLayers, ProjectNoKeysWhereQueriesAreTheKeys) {
