@@ -46,6 +46,7 @@ struct Boundary {
   const model::Model& model;   // as shaped
   model::LayerStates& states;  // this rank's
   double learning_rate = 0;    // of the step
+  bool imported = false;       // the run began with given weights (train.init), not with drawn ones
   // In before_step: element by element over the ranks of a replica. All call it equally often with
   // equal lengths.
   std::function<Expected<std::vector<std::int64_t>>(std::vector<std::int64_t>)> sum = {};

@@ -50,6 +50,7 @@ struct PipelineOptions {
   double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
   OnNan on_nan = OnNan::kStop;
   dynamism::MakeSources make_sources;  // of dynamism, in their order; none: nothing changes
+  bool imported = false;               // dynamism::Boundary's
   std::function<MicroBatch()> probed;  // what Boundary::probe runs: the same in all groups of a run
   Balancing balancing = Balancing::kAutomatic;
   control::PolicyOptions policy;

@@ -39,6 +39,7 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.clip_norm = c.optimizer.clip_norm;
   options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;
   options.make_sources = made.make_sources;
+  options.imported = !c.train.init.empty();
   options.balancing = balancing;
   options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
   options.policy.minimum_gain = c.balance.minimum_gain;

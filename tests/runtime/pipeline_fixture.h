@@ -100,6 +100,7 @@ struct RunOptions {
   std::optional<plan::Plan> plan = {};  // instead of the two
   std::optional<dynamism::FreezingSchedule> freezing = {};
   dynamism::MakeSources make_sources = {};  // instead of freezing
+  bool imported = false;                    // PipelineOptions::imported
   Balancing balancing = Balancing::kNever;
   OnNan on_nan = OnNan::kStop;
   double learning_rate = 1e-2;  // peak
@@ -120,6 +121,21 @@ struct RunOptions {
   // Of what passes between stages, one a rank; none: the ranks' transport.
   std::function<std::unique_ptr<ChannelTransport>(transport::Transport&)> channels = {};
 };
+
+// As of an imported model: matrices with stds from a 64th of the nominal one to 4 times it.
+inline Expected<Begin> unlike_matrices(const model::Model& model, const plan::Plan& plan,
+                                       Rank rank) {
+  Begin begin{.states = initial_states(model, plan, rank, /*seed=*/7)};
+  for (auto& [id, state] : begin.states) {
+    const auto specs = model[id.index()]->parameters();
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const int power = (id.value * 5 + static_cast<int>(i) * 7) % 9 - 6;
+      if (specs[i].prunable) state.parameters[i].value.mul_(std::ldexp(1.0, power));
+    }
+    model::derive(*model[id.index()], state);
+  }
+  return begin;
+}
 
 inline LayerStates in_type(LayerStates states, at::ScalarType type) {
   for (auto& [id, state] : states) {
@@ -196,6 +212,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
     options.make_sources = freezing_by({.schedule = *run.freezing});
   }
   if (run.make_sources) options.make_sources = run.make_sources;
+  options.imported = run.imported;
   options.probed = [config, seed = run.seed] { return batch(config, seed, 0, MicroBatchId(0)); };
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;

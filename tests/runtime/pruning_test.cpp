@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/source.h"
@@ -134,6 +138,36 @@ TEST(Pruning, InBf16MatricesStayMasked) {
   run.cut = {3, 2, 3};
   run.before_step = random_plans(17, 3, kMicroBatches);
   expect_same(single, run_pipeline(run), "three ranks, moving");
+}
+
+TEST(Pruning, MatricesOfAnImportedModelLoseLikeFractionsWhateverTheirStd) {
+  const dynamism::PruningOptions options = events(1);
+  RunOptions run = with(options, {3, 5});
+  run.imported = true;
+  run.begin = unlike_matrices;
+  run.learning_rate = 1e-6;  // far below the smallest std
+  std::mutex mutex;
+  int matrices = 0;
+  run.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step == 0) return {};
+    const double wanted = 1 - dynamism::sparsity_at(options, step - 1);
+    const std::lock_guard lock(mutex);
+    for (const auto& [id, state] : pipeline.states()) {
+      for (const model::Parameter& parameter : state.parameters) {
+        if (!parameter.mask.defined()) continue;
+        const auto all = static_cast<double>(parameter.value.numel());
+        const auto left = static_cast<double>(model::kept_weights(parameter.mask));
+        // Five standard errors of a share of so many draws.
+        EXPECT_NEAR(left / all, wanted, 5 * std::sqrt(wanted * (1 - wanted) / all))
+            << "layer " << id.value << ", " << parameter.name << ", step " << step;
+        ++matrices;
+      }
+    }
+    return {};
+  };
+  const RunResult result = run_pipeline(run);
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+  EXPECT_GT(matrices, 0);
 }
 
 // What is frozen keeps its mask and is no longer pruned.

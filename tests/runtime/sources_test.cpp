@@ -64,6 +64,7 @@ struct NamedSources {
   const char* name;
   dynamism::Sources (*make)(std::int64_t steps);
   int blocks = 3;  // that make kLayers layers
+  bool imported = false;
 };
 
 template <typename... One>
@@ -90,6 +91,11 @@ const std::vector<NamedSources> kSources = {
      [](std::int64_t) {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()));
      }},
+    {"pruning of an imported model",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()));
+     },
+     3, true},
     {"pruning and freezing",
      [](std::int64_t steps) {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
@@ -175,7 +181,7 @@ const std::vector<NamedSources> kSources = {
      }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {19, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {20, 6, 4, 3, 2, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }
@@ -252,6 +258,8 @@ RunOptions run_of(const Case& c) {
   model::LlamaConfig config = small_model();
   config.shape.blocks = source.blocks;
   run.make_sources = source.make;
+  run.imported = source.imported;
+  if (source.imported) run.begin = unlike_matrices;
   run.layers = shaped(model::make_llama(config), run.make_sources);
   return run;
 }

@@ -3,8 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,8 +33,25 @@ struct Own {
   [[nodiscard]] std::int64_t weights() const { return spec.shape[0] * spec.shape[1]; }
 };
 
+// The std of the distribution that a matrix is drawn from.
+float nominal_std(const model::ParameterSpec& spec) {
+  return spec.deviation > 0 ? static_cast<float>(spec.deviation) : 1.0F;
+}
+
+// The root mean square of a matrix's weights, summed in their order, so that it has the same bits
+// everywhere. A matrix of zeros has no scale of its own.
+float measured_std(const Own& matrix) {
+  const at::Tensor kept = matrix.kept.contiguous();
+  const std::span weights(kept.const_data_ptr<float>(), static_cast<std::size_t>(kept.numel()));
+  double squares = 0;
+  for (const float w : weights) squares += static_cast<double>(w) * static_cast<double>(w);
+  const auto std = static_cast<float>(std::sqrt(squares / static_cast<double>(matrix.weights())));
+  return std > 0 && std::isfinite(std) ? std : nominal_std(matrix.spec);
+}
+
 // What an event leaves is a function of the step, the weights and what the ranks sum up together,
-// and the masks are in the layers' states: there is nothing to remember.
+// and the masks are in the layers' states. Of a run that began with given weights the source
+// remembers their std, which nothing else says once they have trained.
 class PruningSource final : public Source {
  public:
   explicit PruningSource(const PruningOptions& options) : options_(options) {
@@ -87,16 +108,19 @@ class PruningSource final : public Source {
   Expected<Change> before_step(const Boundary& boundary) override {
     step_ = boundary.step;
     masks_.clear();
+    if (boundary.step == 0 && boundary.imported && options_.magnitude == Magnitude::kScaled) {
+      DYNMO_TRY(measure_initial_std(boundary));
+    }
     if (!is_event(boundary.step)) return Change{};
-    std::vector<Own> own = own_matrices(boundary);
+    std::vector<Own> own = own_matrices(boundary, Layers::kTrained);
     DYNMO_ASSIGN(const Pool pool, pool_of(own, boundary));
     if (pool.matrices == 0) return Change{};  // all are frozen
     std::vector<PoolMatrix> matrices;
     for (const Own& matrix : own) {
-      const double std = options_.magnitude == Magnitude::kScaled ? matrix.spec.deviation : 1;
+      DYNMO_ASSIGN(const float std, initial_std(matrix));
       matrices.push_back({.index = pool.index[matrix.number],
                           .weights = matrix.weights(),
-                          .std = static_cast<float>(std > 0 ? std : 1),
+                          .std = std,
                           .kept = {matrix.kept.const_data_ptr<float>(),
                                    static_cast<std::size_t>(matrix.kept.numel())}});
     }
@@ -112,7 +136,26 @@ class PruningSource final : public Source {
     return Change{.sizes = true};
   }
 
+  Json state() const override {
+    if (initial_std_.empty()) return nullptr;
+    return {{"initial_std", initial_std_}};
+  }
+
+  Expected<void> restore(const Json& state) override {
+    const auto found = state.find("initial_std");
+    const auto is_std = [](const Json& x) { return x.is_number() && x.get<float>() > 0; };
+    if (found == state.end() || !found->is_array() || !std::ranges::all_of(*found, is_std)) {
+      return make_error(ErrorCode::kBadInput,
+                        "the checkpoint holds a state of source 'pruning' without initial_std, "
+                        "wanted an array of numbers above 0");
+    }
+    initial_std_ = found->get<std::vector<float>>();
+    return {};
+  }
+
  private:
+  enum class Layers { kTrained, kAll };
+
   struct Pool {
     std::vector<std::int64_t> index;  // by number of the matrix
     std::int64_t matrices = 0;
@@ -124,7 +167,36 @@ class PruningSource final : public Source {
            (step - options_.start) % options_.every == 0 && sparsity_at(options_, step) > 0;
   }
 
-  static std::vector<Own> own_matrices(const Boundary& boundary) {
+  // Alike on all ranks, each of which has some of the matrices.
+  Expected<void> measure_initial_std(const Boundary& boundary) {
+    std::vector<std::int64_t> bits;
+    for (const auto& layer : boundary.model) {
+      for (const model::ParameterSpec& spec : layer->parameters()) {
+        if (spec.prunable) bits.push_back(0);
+      }
+    }
+    for (const Own& matrix : own_matrices(boundary, Layers::kAll)) {
+      bits[matrix.number] = std::bit_cast<std::int32_t>(measured_std(matrix));
+    }
+    DYNMO_ASSIGN(bits, boundary.sum(std::move(bits)));
+    initial_std_.clear();
+    for (const std::int64_t all : bits) {
+      initial_std_.push_back(std::bit_cast<float>(static_cast<std::int32_t>(all)));
+    }
+    return {};
+  }
+
+  [[nodiscard]] Expected<float> initial_std(const Own& matrix) const {
+    if (options_.magnitude != Magnitude::kScaled) return 1.0F;
+    if (initial_std_.empty()) return nominal_std(matrix.spec);
+    if (matrix.number < initial_std_.size()) return initial_std_[matrix.number];
+    return make_error(ErrorCode::kBadInput,
+                      "the state of source 'pruning' has the std of {} matrices, but the model has "
+                      "more; wanted the checkpoint of this model",
+                      initial_std_.size());
+  }
+
+  static std::vector<Own> own_matrices(const Boundary& boundary, Layers layers) {
     std::vector<Own> own;
     std::size_t number = 0;
     for (std::size_t l = 0; l < boundary.model.size(); ++l) {
@@ -133,7 +205,8 @@ class PruningSource final : public Source {
       for (std::size_t p = 0; p < specs.size(); ++p) {
         if (!specs[p].prunable) continue;
         ++number;
-        if (found == boundary.states.end() || found->second.frozen) continue;
+        if (found == boundary.states.end()) continue;
+        if (layers == Layers::kTrained && found->second.frozen) continue;
         own.push_back({.number = number - 1,
                        .layer = &found->second,
                        .parameter = p,
@@ -189,8 +262,9 @@ class PruningSource final : public Source {
   }
 
   PruningOptions options_;
-  std::int64_t step_ = 0;  // the newest asked for
-  std::string masks_;      // digest of all that train, where it was one of an event
+  std::vector<float> initial_std_;  // by number of the matrix; empty: the nominal ones
+  std::int64_t step_ = 0;           // the newest asked for
+  std::string masks_;               // digest of all that train, where it was one of an event
 };
 
 }  // namespace
