@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A source of dynamism of your own: docs/sources.md walks through it.
+// A source of dynamism of your own: docs/own-source.md walks through it.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

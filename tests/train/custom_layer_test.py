@@ -62,7 +62,7 @@ class CustomSource(ExampleCase):
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(whole)))
 
     def test_the_page_shows_the_code_that_runs(self):
-        self.expect_page_shows("custom_source.cpp", "sources.md", 3)
+        self.expect_page_shows("custom_source.cpp", "own-source.md", 3)
 
     def test_it_is_short_and_the_library_does_not_know_it(self):
         source = (REPOSITORY / "examples" / "custom_source.cpp").read_text()
