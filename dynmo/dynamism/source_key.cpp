@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
+
 namespace dynmo::dynamism {
 namespace {
 
@@ -29,6 +32,19 @@ std::vector<TomlKey> toml_keys(std::string_view table, const std::vector<SourceK
                    .refused = refusal(key, reader)});
   }
   return all;
+}
+
+Expected<void> check_unused(std::string_view table, const std::vector<SourceKey>& now,
+                            const std::vector<SourceKey>& defaults, const UnusedKeys& unused) {
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (std::ranges::count(unused.names, now[i].name) == 0) continue;
+    const std::string value = toml_value(now[i].field);
+    if (value == toml_value(defaults[i].field)) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "{0}.{1} is {2} with {3}, which does not use it: wanted {4}, or no {0}.{1}",
+                      table, now[i].name, value, unused.cause, unused.wanted);
+  }
+  return {};
 }
 
 }  // namespace dynmo::dynamism

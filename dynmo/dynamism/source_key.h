@@ -4,6 +4,7 @@
 // The keys of a source's TOML table: one table for a training's config and for a scenario, so that
 // a key means the same in both.
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -37,6 +38,24 @@ struct SourceKey {
 template <typename Options>
 [[nodiscard]] Expected<void> check_key_values(std::string_view table, Options options) {
   return check_values(toml_keys(table, keys_of(options), UsedBy::kBoth));
+}
+
+// `names`, each with a value other than its default, do nothing because of `cause`, the value of
+// another key ("moe.router = bias"). Nobody would notice, so the first of them is refused:
+// kBadInput that names it, the cause and what it wants instead.
+struct UnusedKeys {
+  std::vector<std::string_view> names;
+  std::string cause;
+  std::string wanted;
+};
+[[nodiscard]] Expected<void> check_unused(std::string_view table, const std::vector<SourceKey>& now,
+                                          const std::vector<SourceKey>& defaults,
+                                          const UnusedKeys& unused);
+template <typename Options>
+[[nodiscard]] Expected<void> check_unused(std::string_view table, Options options,
+                                          const UnusedKeys& unused) {
+  Options defaults;
+  return check_unused(table, keys_of(options), keys_of(defaults), unused);
 }
 
 }  // namespace dynmo::dynamism

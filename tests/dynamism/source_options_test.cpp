@@ -10,9 +10,12 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/dynamism/combinations.h"
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/dynamism/freezing/options.h"
 #include "dynmo/dynamism/moe/options.h"
+#include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/dynamism/registry.h"
+#include "dynmo/dynamism/sparse_attention/options.h"
 #include "tests/dynamism/seventh_source.h"
 #include "tests/dynamism/shapes.h"
 
@@ -66,6 +69,72 @@ TEST(SourceOptions, ASeventhSourceIsAnEntry) {
   sources.enable<LayerDropOptions>().rate = 0.5;
   EXPECT_TRUE(sources.check_training({}));
   EXPECT_FALSE(sources.check_training({.tied_embeddings = true}));
+}
+
+// What a training with these options of one source is refused with; "": it is not.
+template <typename Options>
+std::string refusal(const Options& options) {
+  SourceOptions sources;
+  sources.enable<Options>() = options;
+  const auto valid = sources.check_training({.steps = 100000});
+  return valid ? std::string() : valid.error().message;
+}
+
+TEST(UnusedKeys, OfMixturesOfExpertsAreRefusedByName) {
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kExpertChoice,
+                               .drop = MoeDropping::kProbability,
+                               .capacity_factor = 2}),
+            "moe.drop is 'probability' with moe.router = expert_choice, which does not use it: "
+            "wanted another moe.router, or no moe.drop");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBalanced, .capacity_factor = 1}),
+            "moe.capacity_factor is 1.0 with moe.router = balanced, which does not use it: wanted "
+            "a number below 1, or no moe.capacity_factor");
+  EXPECT_EQ(refusal(MoeOptions{.drop = MoeDropping::kProbability}),
+            "moe.drop is 'probability' with moe.capacity_factor = 0, which does not use it: wanted "
+            "a moe.capacity_factor above 0, or no moe.drop");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBias, .aux_loss = 0.1}),
+            "moe.aux_loss is 0.1 with moe.router = bias, which does not use it: wanted moe.router "
+            "= top_k, or no moe.aux_loss");
+  EXPECT_EQ(refusal(MoeOptions{.bias_rate = 0.1}),
+            "moe.bias_rate is 0.1 with moe.router = top_k, which does not use it: wanted "
+            "moe.router = bias, or no moe.bias_rate");
+  // What does something, or says what is.
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kExpertChoice, .capacity_factor = 2}), "");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBalanced,
+                               .drop = MoeDropping::kProbability,
+                               .capacity_factor = 0.9}),
+            "");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBias, .aux_loss = 0, .bias_rate = 0.1}), "");
+  EXPECT_EQ(refusal(MoeOptions{.drop = MoeDropping::kProbability, .capacity_factor = 1}), "");
+}
+
+TEST(UnusedKeys, OfTheOtherSourcesAreRefusedByName) {
+  EXPECT_EQ(refusal(SparseAttentionOptions{.dropped = 0.1}),
+            "sparse_attention.dropped is 0.1 with sparse_attention.rule = hash, which does not use "
+            "it: wanted sparse_attention.rule = drop, or no sparse_attention.dropped");
+  EXPECT_EQ(refusal(SparseAttentionOptions{.rule = SparseRule::kDrop, .buckets = 4}),
+            "sparse_attention.buckets is 4 with sparse_attention.rule = drop, which does not use "
+            "it: wanted sparse_attention.rule = hash, or no sparse_attention.buckets");
+  EXPECT_EQ(refusal(EarlyExitOptions{.survivors = 0.3, .threshold = 0.5}),
+            "early_exit.survivors is 0.3 with early_exit.threshold = 0.5, which does not use it: "
+            "wanted early_exit.threshold = 0, or no early_exit.survivors");
+  EXPECT_EQ(refusal(EarlyExitOptions{.warm_up = 3, .threshold = 1}),
+            "early_exit.warm_up is 3 with early_exit.threshold = 1, which does not use it: wanted "
+            "early_exit.threshold = 0, or no early_exit.warm_up");
+  EXPECT_EQ(refusal(PruningOptions{.start = 10, .end = 10, .initial_sparsity = 0.5}),
+            "pruning.initial_sparsity is 0.5 with pruning.start = pruning.end, which does not use "
+            "it: wanted a later pruning.end, or no pruning.initial_sparsity");
+  EXPECT_EQ(refusal(FreezingOptions{
+                .rule = FreezingRule::kPlasticity, .check_every = 50, .smooth_steps = 50}),
+            "freezing.smooth_steps is 50 with freezing.rule = plasticity and freezing.check_every "
+            "= 50, which does not use it: wanted more than freezing.check_every, or no "
+            "freezing.smooth_steps");
+  EXPECT_EQ(refusal(SparseAttentionOptions{.rule = SparseRule::kDrop, .dropped = 0.1}), "");
+  EXPECT_EQ(refusal(EarlyExitOptions{.warm_up = 3, .threshold = 0.5}), "");
+  EXPECT_EQ(refusal(PruningOptions{.start = 10, .end = 10}), "");
+  EXPECT_EQ(refusal(FreezingOptions{
+                .rule = FreezingRule::kPlasticity, .check_every = 50, .smooth_steps = 100}),
+            "");
 }
 
 // Every cell of the table: refused with its reason, whatever the order, or accepted.

@@ -18,6 +18,10 @@ def boundaries(trace):
     return found
 
 
+# Of a schedule of survivors, which a threshold does without.
+NO_SCHEDULE = ("early_exit.survivors=0.1", "early_exit.ramp_steps=2000")
+
+
 class EarlyExit(SourceCase):
     TABLE = "early_exit"
     STEPS = 24
@@ -41,14 +45,14 @@ class EarlyExit(SourceCase):
         self.assert_resumes("two", "three", 3)
 
     def test_all_tokens_leave_at_the_first_exit(self):
-        self.train("all", 2, "early_exit.threshold=1e-9")
+        self.train("all", 2, "early_exit.threshold=1e-9", *NO_SCHEDULE)
         found = self.figures("all")
         self.assertEqual(found[23]["left"], [128, 0, 0])
         self.assertTrue(all(loss == loss and loss < 10 for loss in losses(self.folder / "all").values()))
-        self.assert_resumes("all", "all-resumed", 3, "early_exit.threshold=1e-9")
+        self.assert_resumes("all", "all-resumed", 3, "early_exit.threshold=1e-9", *NO_SCHEDULE)
 
     def test_a_threshold_of_one_is_the_plain_model(self):
-        self.train("never", 2, "early_exit.threshold=1", "early_exit.exit_loss=0")
+        self.train("never", 2, "early_exit.threshold=1", "early_exit.exit_loss=0", "early_exit.warm_up=500", *NO_SCHEDULE)
         plain = self.run_command(self.command("-n", "2", run="plain", extra=("train.steps=24", "train.validation_every=12")))
         self.assertEqual(plain.returncode, 0, plain.stderr)
         self.assertEqual(losses(self.folder / "never"), losses(self.folder / "plain"))
@@ -142,8 +146,8 @@ class EarlyExitOfExperts(SourceCase):
         self.assert_resumes("two", "three", 3, "moe.router=bias", "moe.bias_rate=0.01")
 
     def test_generates_by_routers_that_do_not_look_ahead(self):
-        for router in ("top_k", "sinkhorn", "balanced"):
-            self.train(router, 1, f"moe.router={router}")
+        for router, capacity in (("top_k", 1.25), ("sinkhorn", 1.25), ("balanced", 0.75)):
+            self.train(router, 1, f"moe.router={router}", f"moe.capacity_factor={capacity}")
             text = self.generate(router)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
             self.assertEqual(self.generate(router).stdout, text.stdout)
@@ -157,7 +161,7 @@ class EarlyExitOfExperts(SourceCase):
         self.assertEqual(shown.returncode, 0, shown.stdout + shown.stderr)
 
     def test_all_tokens_leave_at_the_first_exit(self):
-        self.train("all", 2, "early_exit.threshold=1e-9")
+        self.train("all", 2, "early_exit.threshold=1e-9", *NO_SCHEDULE)
         own = self.figures("all")[23]
         self.assertEqual([sum(counts) for counts in own["counts"]], [256, 0, 0])
         self.assertEqual(own["straggler_factor"]["4"][1:], [1, 1])

@@ -29,15 +29,15 @@ class Moe(SourceCase):
         self.assert_resumes("two", "three", 3)
 
     def test_generates_where_tokens_choose_and_is_exported_where_others_have_the_router(self):
-        for router in ("top_k", "bias", "sinkhorn", "balanced"):
-            self.train(router, 1, f"moe.router={router}")
+        for router, capacity in (("top_k", 1.25), ("bias", 1.25), ("sinkhorn", 1.25), ("balanced", 0.75)):
+            self.train(router, 1, f"moe.router={router}", "moe.bias_rate=0.001", f"moe.capacity_factor={capacity}")
             text = self.generate(router)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
         for router, words in (("bias", ("moe.router = 'bias'", "wanted 'top_k'")), ("top_k", ("moe.capacity_factor = 1.25", "wanted 0"))):
             refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / router), "--out", str(self.folder / "hf")])
             self.assert_error(refused, 2, *words)
             self.assertFalse((self.folder / "hf").exists())
-        self.train("choice", 1, "moe.router=expert_choice")
+        self.train("choice", 1, "moe.router=expert_choice", "moe.bias_rate=0.001")
         self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
 
     def test_goes_on_from_weights_of_as_many_experts_alone(self):
@@ -97,6 +97,7 @@ compare = ["uniform", "optimal"]
                              (("moe.capacity_factor=-1",), ("moe.capacity_factor", "0 to")),
                              (("moe.router=random",), ("moe.router", "top_k")),
                              (("moe.drop=none",), ("moe.drop", "position")),
+                             (("moe.aux_loss=0.1",), ("moe.aux_loss", "moe.router = bias")),
                              (("moe.expert_ranks=2",), ("moe.expert_ranks",)),
                              (("model.family=gpt2", "model.kv_heads=0"), ("moe.enabled", "model.family = gpt2")),
                              (("run.device=cuda",), ("run.device",))):

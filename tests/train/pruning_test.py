@@ -62,6 +62,33 @@ class Pruning(RunCase):
         exported = self.run_command([DYNMO, "checkpoint", "export-hf", str(reference), "--out", str(self.folder / "hf")])
         self.assertEqual(exported.returncode, 0, exported.stdout + exported.stderr)
 
+    def test_imported_matrices_are_compared_by_their_own_std(self):
+        """Measured before the first step, kept in checkpoints; drawn matrices need no measure."""
+        self.train("origin", 1)
+        origin = self.folder / "origin"
+        self.assertNotIn("pruning", newest_manifest(origin)["state"].get("sources", {}))
+        for run, ranks in (("imported", 2), ("alone", 1)):
+            result = self.train(run, ranks, f"train.init={origin}")
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        imported = self.folder / "imported"
+        self.assertEqual(digests(newest_manifest(self.folder / "alone")), digests(newest_manifest(imported)))
+        measured = newest_manifest(imported)["state"]["sources"]["pruning"]["initial_std"]
+        expected = []
+        for path in (origin / "checkpoints" / "step-00000024").glob("*.safetensors"):
+            for name, (dtype, shape, data) in tensors_of(path).items():
+                if name.startswith("model.layers.") and len(shape) == 2:
+                    numbers = struct.unpack(f"<{len(data) // 4}f", data)
+                    expected.append((sum(number * number for number in numbers) / len(numbers)) ** 0.5)
+        self.assertEqual(len(measured), 3 * 7)
+        for found, wanted in zip(sorted(measured), sorted(expected), strict=True):
+            self.assertAlmostEqual(found / wanted, 1, places=6)
+
+        shutil.copytree(imported, self.folder / "gone-on")
+        shutil.rmtree(self.folder / "gone-on" / "checkpoints" / "step-00000024")
+        result = self.train("gone-on", 3, f"train.init={origin}", words=("--resume",))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(digests(newest_manifest(self.folder / "gone-on")), digests(newest_manifest(imported)))
+
     def test_killed_around_events(self):
         """A rank is killed at random moments while every second step is an event: one line, what is listed verifies, resume is exact."""
         extra = (*self.SETTINGS, "train.steps=120", "pruning.end=100", "pruning.every=2", "checkpoint.every=10")

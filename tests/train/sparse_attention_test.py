@@ -31,7 +31,7 @@ class SparseAttention(SourceCase):
         self.assertEqual(self.figures("hunted")[59], found[59])
 
     def test_generates_and_is_not_exported(self):
-        for run, extra in (("hash", ()), ("drop", ("sparse_attention.rule=drop",)),
+        for run, extra in (("hash", ()), ("drop", ("sparse_attention.rule=drop", "sparse_attention.buckets=16")),
                            ("gpt2", ("model.family=gpt2", "model.kv_heads=0"))):
             self.train(run, 1, *extra)
             text = self.generate(run)

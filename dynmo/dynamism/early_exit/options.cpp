@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/early_exit/options.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cmath>
 
@@ -75,10 +77,18 @@ Expected<void> check(const EarlyExitOptions& options) {
 }
 
 Expected<void> check_training(const EarlyExitOptions& options, const TrainingSetting&) {
-  if (options.exited == ExitedTokens::kRemoved) return {};
-  return make_error(ErrorCode::kBadInput,
-                    "early_exit.exited is propagated, wanted removed: a training computes nothing "
-                    "of tokens that have left");
+  if (options.exited != ExitedTokens::kRemoved) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "early_exit.exited is propagated, wanted removed: a training computes nothing "
+        "of tokens that have left");
+  }
+  if (options.threshold == 0) return {};
+  UnusedKeys unused{.names = {"survivors", "ramp_steps"},
+                    .cause = fmt::format("early_exit.threshold = {}", options.threshold),
+                    .wanted = "early_exit.threshold = 0"};
+  if (options.threshold == 1) unused.names.push_back("warm_up");
+  return check_unused("early_exit", options, unused);
 }
 
 double scheduled_survivors(const EarlyExitOptions& options, std::int64_t step, int exit,

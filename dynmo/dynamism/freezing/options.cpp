@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/freezing/options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -17,23 +19,32 @@ constexpr std::array<std::string_view, 4> kOfSchedule = {"start", "end", "fracti
 
 std::string_view name_of(FreezingRule rule) { return kRuleNames[static_cast<std::size_t>(rule)]; }
 
-// A key of another rule that was set would do nothing, and nobody would notice.
-Expected<void> check_other_rules(FreezingOptions options) {
-  FreezingOptions defaults;
-  const std::vector<SourceKey> now = keys_of(options);
-  const std::vector<SourceKey> unset = keys_of(defaults);
+// Keys of the other rules.
+Expected<void> check_rule(const FreezingOptions& options) {
   const bool schedule = options.rule == FreezingRule::kSchedule;
-  for (std::size_t i = 1; i < now.size(); ++i) {  // the first is the rule
-    const bool of_schedule = std::ranges::count(kOfSchedule, now[i].name) > 0;
-    const std::string value = toml_value(now[i].field);
-    if (of_schedule == schedule || value == toml_value(unset[i].field)) continue;
-    return make_error(ErrorCode::kBadInput,
-                      "freezing.{} is {} with freezing.rule = {}, which does not use it: wanted "
-                      "freezing.rule = {}, or no freezing.{}",
-                      now[i].name, value, name_of(options.rule),
-                      of_schedule ? "schedule" : "norm or plasticity", now[i].name);
+  UnusedKeys unused{.names = {kOfSchedule.begin(), kOfSchedule.end()},
+                    .cause = fmt::format("freezing.rule = {}", name_of(options.rule)),
+                    .wanted = "freezing.rule = schedule"};
+  if (schedule) {
+    FreezingOptions all;
+    unused.names.clear();
+    for (const SourceKey& key : keys_of(all)) {
+      const bool used = key.name == "rule" || std::ranges::count(kOfSchedule, key.name) > 0;
+      if (!used) unused.names.push_back(key.name);
+    }
+    unused.wanted = "freezing.rule = norm or plasticity";
   }
-  return {};
+  DYNMO_TRY(check_unused("freezing", options, unused));
+  if (options.rule != FreezingRule::kPlasticity || options.smooth_steps > options.check_every) {
+    return {};
+  }
+  // A slope counts check_every steps at least.
+  return check_unused(
+      "freezing", options,
+      {.names = {"smooth_steps"},
+       .cause = fmt::format("freezing.rule = plasticity and freezing.check_every = {}",
+                            options.check_every),
+       .wanted = "more than freezing.check_every"});
 }
 
 // Something has to freeze before the run ends.
@@ -160,7 +171,7 @@ Expected<void> check_training(const FreezingOptions& options, const TrainingSett
                       "freezing.rule is random, wanted schedule, norm or plasticity: a training "
                       "knows no other");
   }
-  DYNMO_TRY(check_other_rules(options));
+  DYNMO_TRY(check_rule(options));
   if (options.rule == FreezingRule::kPlasticity && options.check_every < 2) {
     return make_error(ErrorCode::kBadInput,
                       "freezing.check_every is {} with freezing.rule = plasticity, which compares "

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/moe/options.h"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <cstddef>
+#include <string>
 #include <string_view>
+#include <utility>
 
 namespace dynmo::dynamism {
 namespace {
@@ -117,6 +122,31 @@ Expected<void> check(const MoeOptions& options) {
   if (options.min_skew <= options.max_skew) return {};
   return make_error(ErrorCode::kBadInput, "moe.min_skew is {}, wanted at most moe.max_skew, {}",
                     options.min_skew, options.max_skew);
+}
+
+Expected<void> check_training(const MoeOptions& o, const TrainingSetting&) {
+  const auto unused = [&](std::string_view name, std::string wanted) {
+    const auto router = kRoutingNames[static_cast<std::size_t>(o.router)];
+    return check_unused("moe", o,
+                        {.names = {name},
+                         .cause = fmt::format("moe.router = {}", router),
+                         .wanted = std::move(wanted)});
+  };
+  // (A loss of 0 is what the other routers have.)
+  if (o.router != MoeRouting::kTopK && o.aux_loss != 0) {
+    DYNMO_TRY(unused("aux_loss", "moe.router = top_k"));
+  }
+  if (o.router != MoeRouting::kBias) DYNMO_TRY(unused("bias_rate", "moe.router = bias"));
+  if (o.router == MoeRouting::kExpertChoice) DYNMO_TRY(unused("drop", "another moe.router"));
+  // It never gives an expert more than the even share.
+  if (o.router == MoeRouting::kBalanced && o.capacity_factor >= 1) {
+    DYNMO_TRY(unused("capacity_factor", "a number below 1"));
+  }
+  if (o.capacity_factor > 0) return {};
+  return check_unused("moe", o,
+                      {.names = {"drop"},
+                       .cause = "moe.capacity_factor = 0",
+                       .wanted = "a moe.capacity_factor above 0"});
 }
 
 }  // namespace dynmo::dynamism

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
@@ -27,7 +28,7 @@ struct MoeOptions {
   int expert_ranks = 8;  // R; must divide the experts. 1: all experts on one device, phi <= 1
   // Records of a training (RUN/records/rank-0.jsonl), whose counts take the place of those that are
   // drawn. "": none.
-  std::string counts;
+  std::string counts = {};
   // Exponent of Zipf's law, drawn uniformly for every layer. 0.05 to 0.35 over 8 experts is
   // phi = 1.06 to 1.5: the usual planning range is 1.1 to 1.6.
   double min_skew = 0.05;
@@ -47,5 +48,8 @@ struct MoeOptions {
 // kBadInput naming the key: a value outside its range, min_skew above max_skew, top_k
 // above experts.
 [[nodiscard]] Expected<void> check(const MoeOptions& options);
+// What a training refuses besides, by keys: those without effect.
+[[nodiscard]] Expected<void> check_training(const MoeOptions& options,
+                                            const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

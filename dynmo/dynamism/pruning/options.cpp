@@ -96,7 +96,11 @@ Expected<void> check_training(const PruningOptions& o, const TrainingSetting& se
                       "pruning.end or raise train.steps",
                       o.end, setting.steps);
   }
-  return {};
+  if (o.start < o.end) return {};
+  return check_unused("pruning", o,
+                      {.names = {"every", "initial_sparsity"},
+                       .cause = "pruning.start = pruning.end",
+                       .wanted = "a later pruning.end"});
 }
 
 }  // namespace dynmo::dynamism

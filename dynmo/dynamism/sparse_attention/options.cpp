@@ -77,4 +77,13 @@ Expected<void> check(const SparseAttentionOptions& options) {
                     options.min_skew, options.max_skew);
 }
 
+Expected<void> check_training(const SparseAttentionOptions& options, const TrainingSetting&) {
+  const bool hash = options.rule == SparseRule::kHash;
+  return check_unused(
+      "sparse_attention", options,
+      {.names = {hash ? "dropped" : "buckets"},
+       .cause = hash ? "sparse_attention.rule = hash" : "sparse_attention.rule = drop",
+       .wanted = hash ? "sparse_attention.rule = drop" : "sparse_attention.rule = hash"});
+}
+
 }  // namespace dynmo::dynamism

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
@@ -36,5 +37,8 @@ struct SparseAttentionOptions {
 // kBadInput naming the key: a value outside its range, min_skew above max_skew, an odd number of
 // buckets.
 [[nodiscard]] Expected<void> check(const SparseAttentionOptions& options);
+// What a training refuses besides, by keys: those without effect.
+[[nodiscard]] Expected<void> check_training(const SparseAttentionOptions& options,
+                                            const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism
