@@ -74,8 +74,7 @@ cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& beside,
 Controller::Controller(cost::ModelCost known, ControllerOptions options, std::int64_t first_step)
     : options_(options),
       profiler_(std::move(known), options.window, options.policy.minimum_gain),
-      changed_step_(first_step),
-      lasts_since_(first_step) {}
+      lasting_{.changed_step = first_step, .since = first_step} {}
 
 void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
   std::vector<cost::LayerSample> layers;
@@ -86,13 +85,13 @@ void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
 
 void Controller::observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers) {
   charges_ = step.charges;
-  if (planned_ && !moved_) fruitless_s_ += charges_.plan_s;
-  planned_ = moved_ = waiting_ = false;
-  forgone_s_ += lacked_s_;
+  if (budget_.planned && !budget_.moved) budget_.fruitless_s += charges_.plan_s;
+  budget_.planned = budget_.moved = pending_.waiting = false;
+  forgone_.sum_s += forgone_.a_step_s;
   ++observed_;
-  trained_s_ += busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
+  budget_.trained_s += busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
   if (auto found = profiler_.add(step.layers, plan::owners(plan), step.beside, frozen_layers)) {
-    found_ = found;
+    pending_.found = found;
   }
 }
 
@@ -100,15 +99,16 @@ void Controller::announce(cost::Announced what, std::int64_t step) {
   if (what == cost::Announced::kNothing) return;
   if (what == cost::Announced::kWork) {
     profiler_.restart();
-    waiting_ = true;
+    pending_.waiting = true;
   }
-  if (what != cost::Announced::kKnown) measured_anew_ = true;
-  announced_ = true;
-  found_.reset();
-  confirm_at_.reset();
-  if (step > changed_step_) change_interval_ = step - changed_step_;
-  changed_step_ = lasts_since_ = step;
-  known_ = true;
+  if (what != cost::Announced::kKnown) pending_.measured_anew = true;
+  pending_.known = true;
+  pending_.ranks = false;
+  pending_.found.reset();
+  pending_.confirm_at.reset();
+  if (step > lasting_.changed_step) lasting_.interval = step - lasting_.changed_step;
+  lasting_.changed_step = lasting_.since = step;
+  lasting_.known = true;
 }
 
 std::optional<cost::ModelCost> Controller::costs(const cost::ModelCost& known,
@@ -120,24 +120,26 @@ std::optional<cost::ModelCost> Controller::costs(const cost::ModelCost& known,
 }
 
 std::optional<Cause> Controller::cause() const {
-  if (profiler_.steps() == 0 || waiting_) return std::nullopt;
-  if (announced_) return Cause::kKnown;
-  if (confirm_at_ && observed_ >= *confirm_at_) return Cause::kConfirmed;
-  if (lacked_s_ > 0 && forgone_s_ > dear_s_) return Cause::kWaited;
-  if (observed_ == decided_at_ || fruitless_s_ > kFruitless * trained_s_) return std::nullopt;
-  if (found_) return Cause::kFound;
-  if (observed_ >= look_at_ && profiler_.steps() >= kMinSteps) return Cause::kDrift;
+  if (profiler_.steps() == 0 || pending_.waiting) return std::nullopt;
+  if (pending_.known) return Cause::kKnown;
+  if (pending_.confirm_at && observed_ >= *pending_.confirm_at) return Cause::kConfirmed;
+  if (forgone_.a_step_s > 0 && forgone_.sum_s > forgone_.limit_s) return Cause::kWaited;
+  if (observed_ == drift_.decided_at || budget_.fruitless_s > kFruitless * budget_.trained_s) {
+    return std::nullopt;
+  }
+  if (pending_.found) return Cause::kFound;
+  if (observed_ >= drift_.look_at && profiler_.steps() >= kMinSteps) return Cause::kDrift;
   return std::nullopt;
 }
 
 // Whether a stage's share of the work has changed since the last plan, by more than the least gain
 // and noise. Where noise forbade a move, a window of twice the length may allow it.
 bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) const {
-  if (stage_shares_.empty() || stages_ != now.plan.stages) return true;
-  if (noisy_window_ > 0 && profiler_.steps() >= 2 * noisy_window_) return true;
+  if (drift_.shares.empty() || drift_.stages != now.plan.stages) return true;
+  if (drift_.noisy_window > 0 && profiler_.steps() >= 2 * drift_.noisy_window) return true;
   const StageWork work = stage_work(now.plan, costs, options_.micro_batches);
   for (std::size_t s = 0; s < work.share.size(); ++s) {
-    const double change = std::abs(work.share[s] - stage_shares_[s]);
+    const double change = std::abs(work.share[s] - drift_.shares[s]);
     const double noise = std::sqrt(2.0) * std::hypot(profiler_.relative_noise() * work.noise[s],
                                                      profiler_.rank_noise() * work.share[s]);
     if (change > options_.policy.minimum_gain * work.share[s] && change > noise) return true;
@@ -149,18 +151,33 @@ bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) cons
 // as long as the newest of them, or of the moves, is ago. Never beyond the end of the run.
 double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   std::int64_t horizon = options_.horizon_steps;
-  if (horizon == 0 && (cause == Cause::kKnown || (cause == Cause::kConfirmed && known_))) {
-    horizon = change_interval_ > 0 ? change_interval_ : kFirstInterval;
+  if (horizon == 0 && (cause == Cause::kKnown || (cause == Cause::kConfirmed && lasting_.known))) {
+    horizon = lasting_.interval > 0 ? lasting_.interval : kFirstInterval;
   }
-  if (horizon == 0) horizon = step - lasts_since_;
+  if (horizon == 0) horizon = step - lasting_.since;
   horizon = std::max(horizon, kMinHorizon);
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
 
 // What was found needs as much evidence when it is measured again.
 Cause Controller::evidence(Cause cause) const {
-  if (cause == Cause::kConfirmed && !known_) return Cause::kFound;
-  return cause == Cause::kKnown && measured_anew_ ? Cause::kConfirmed : cause;
+  if (cause == Cause::kConfirmed && !lasting_.known) return Cause::kFound;
+  return cause == Cause::kKnown && pending_.measured_anew ? Cause::kConfirmed : cause;
+}
+
+PolicyInput Controller::input(Cause cause, const Boundary& now,
+                              const cost::ModelCost& costs) const {
+  return {.current = now.plan,
+          .model = costs,
+          .relative_noise = profiler_.relative_noise(),
+          .cluster = now.cluster,
+          .micro_batches = options_.micro_batches,
+          .horizon_steps = options_.accumulation * horizon_steps(cause, now.step),
+          .bytes_per_s = charges_.bytes_per_s,
+          .fixed_cost_s = charges_.plan_s + charges_.move_fixed_s,
+          .cause = evidence(cause),
+          .forgone_s = forgone_.sum_s,
+          .rank_noise = profiler_.rank_noise()};
 }
 
 Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
@@ -168,74 +185,62 @@ Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
   if (!cause) return std::optional<Decision>();
   const cost::ModelCost costs = *this->costs(now.known, now.recomputed);
   if (*cause == Cause::kDrift && !drifted(now, costs)) {
-    wait_ = std::min(2 * wait_, kLongestWait);
-    look_at_ = observed_ + wait_;
+    drift_.wait = std::min(2 * drift_.wait, kLongestWait);
+    drift_.look_at = observed_ + drift_.wait;
     return std::optional<Decision>();
   }
-  DYNMO_ASSIGN(
-      Decision decision,
-      control::decide({.current = now.plan,
-                       .model = costs,
-                       .relative_noise = profiler_.relative_noise(),
-                       .cluster = now.cluster,
-                       .micro_batches = options_.micro_batches,
-                       .horizon_steps = options_.accumulation * horizon_steps(*cause, now.step),
-                       .bytes_per_s = charges_.bytes_per_s,
-                       .fixed_cost_s = charges_.plan_s + charges_.move_fixed_s,
-                       .cause = evidence(*cause),
-                       .forgone_s = forgone_s_,
-                       .rank_noise = profiler_.rank_noise()},
-                      options_.policy));
-  for (double* time : {&decision.current_step_s, &decision.planned_step_s, &decision.noise_s}) {
-    *time *= options_.accumulation;
-  }
-  decision.why = why(*cause, now);
+  DYNMO_ASSIGN(Decision decision, control::decide(input(*cause, now, costs), options_.policy));
   remember(*cause, now, costs, decision);
   return std::optional<Decision>(std::move(decision));
 }
 
 void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCost& costs,
-                          const Decision& decision) {
-  planned_ = true;
-  moved_ = decision.migrate;
-  decided_at_ = observed_;
-  if (decision.too_dear) {
-    lacked_s_ = decision.current_step_s - decision.planned_step_s;
-    dear_s_ = decision.cost_s - decision.gain_s;
+                          Decision& decision) {
+  for (double* time : {&decision.current_step_s, &decision.planned_step_s, &decision.noise_s}) {
+    *time *= options_.accumulation;
+  }
+  decision.why = why(cause, now);
+  budget_.planned = true;
+  budget_.moved = decision.migrate;
+  drift_.decided_at = observed_;
+  if (decision.too_expensive) {
+    forgone_.a_step_s = decision.current_step_s - decision.planned_step_s;
+    forgone_.limit_s = decision.cost_s - decision.gain_s;
   } else {
-    lacked_s_ = forgone_s_ = 0;
+    forgone_.a_step_s = forgone_.sum_s = 0;
   }
-  noisy_window_ = decision.within_noise ? profiler_.steps() : 0;
-  stages_ = decision.plan.stages;
-  stage_shares_ = stage_work(decision.plan, costs, options_.micro_batches).share;
+  drift_.noisy_window = decision.within_noise ? profiler_.steps() : 0;
+  drift_.stages = decision.plan.stages;
+  drift_.shares = stage_work(decision.plan, costs, options_.micro_batches).share;
   const bool drift = cause == Cause::kDrift;
-  wait_ = drift && !decision.migrate ? std::min(2 * wait_, kLongestWait) : 1;
-  look_at_ = observed_ + wait_;
-  confirm_at_.reset();
-  if ((cause == Cause::kKnown && measured_anew_) || cause == Cause::kFound) {
-    confirm_at_ = observed_ + kConfirmAfter;
+  drift_.wait = drift && !decision.migrate ? std::min(2 * drift_.wait, kLongestWait) : 1;
+  drift_.look_at = observed_ + drift_.wait;
+  pending_.confirm_at.reset();
+  if ((cause == Cause::kKnown && pending_.measured_anew) || cause == Cause::kFound) {
+    pending_.confirm_at = observed_ + kConfirmAfter;
   }
-  if (cause == Cause::kFound) known_ = false;
-  if (decision.migrate) lasts_since_ = now.step;
-  announced_ = measured_anew_ = false;
-  found_.reset();
+  if (cause == Cause::kFound) lasting_.known = false;
+  if (decision.migrate) lasting_.since = now.step;
+  pending_.known = pending_.measured_anew = pending_.ranks = false;
+  pending_.found.reset();
 }
 
 std::string Controller::why(Cause cause, const Boundary& now) const {
   switch (cause) {
     case Cause::kKnown:
-      return "the work has changed";
+      return pending_.ranks ? "ranks have come or gone" : "the work has changed";
     case Cause::kConfirmed:
       return "measured again since the change";
     case Cause::kFound:
-      if (found_->layer) {
+      if (pending_.found->layer) {
         return fmt::format("'{}' takes {:.2f} x as long",
-                           now.known.layers[found_->layer->index()].name, found_->factor);
+                           now.known.layers[pending_.found->layer->index()].name,
+                           pending_.found->factor);
       }
-      return fmt::format("the layers of rank {} take {:.2f} x as long", *found_->rank,
-                         found_->factor);
+      return fmt::format("the layers of rank {} take {:.2f} x as long", *pending_.found->rank,
+                         pending_.found->factor);
     case Cause::kWaited:
-      return "it has lasted";
+      return "the gain has persisted";
     case Cause::kDrift:
       return "the work has drifted";
   }

@@ -8,14 +8,18 @@
 // It plans for one of five causes (Cause in policy.h):
 //   known      the work has changed and training says so: once its new costs are known, which is
 //              at once where they follow from `Boundary::known` and after one step otherwise;
-//              predicted ones are not certain: they need as much evidence as confirmed ones
+//              predicted ones are not certain: they need as much evidence as confirmed ones. Ranks
+//              that have come are a known change, too.
 //   confirmed  three steps later, of a change whose costs had to be measured
 //   found      the newest steps are of other work than the older ones (find_change.h)
-//   waited     a move was too dear, and the steps since have lacked as much as it costs
+//   waited     a move was too expensive, and the time lost since then now exceeds its cost
 //   drift      looks 1, 2, 4, ... steps apart, where a stage's share of the work has changed since
 //              the last plan
 // Found changes and drift may spend a two-hundredth of the time of training on plans that lead to
 // no move.
+//
+// It outlives the group of ranks that it decides for: ranks_changed() renumbers what it remembers,
+// and a rank that comes new restores the state() of one that was there.
 
 #include <cstdint>
 #include <optional>
@@ -25,6 +29,8 @@
 #include "dynmo/control/policy.h"
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/layer_sample.h"
@@ -35,11 +41,13 @@ namespace dynmo::control {
 
 struct ControllerOptions {
   PolicyOptions policy = {};
-  int window = 5;                  // least steps
-  int micro_batches = 1;           // of one replay of the schedule
-  int accumulation = 1;            // replays a step
-  std::int64_t steps = 0;          // of the run
-  std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
+  int window = 5;                   // least steps
+  int micro_batches = 1;            // of one replay of the schedule
+  int accumulation = 1;             // replays a step
+  std::int64_t steps = 0;           // of the run
+  std::int64_t horizon_steps = 0;   // a gain is expected to last; 0: as long as loads did so far
+  std::int64_t release_after = 10;  // steps that a rank has no layers before it is released
+  int min_ranks = 1;                // none is released below it
 };
 
 // Between two steps.
@@ -50,6 +58,12 @@ struct Boundary {
   const cost::ModelCost& known;
   const cost::Cluster& cluster;  // the plan's ranks
   plan::LayerSet recomputed = {};
+};
+
+// Ranks are given back.
+struct Release {
+  std::vector<Rank> kept;       // those that stay, ascending; the first rank is among them
+  std::int64_t idle_steps = 0;  // in which the others had no layers
 };
 
 class Controller {
@@ -72,59 +86,151 @@ class Controller {
   // What to do before step `now.step`; nullopt where there is nothing to plan for (no plan was
   // made). Times are of a step. The caller carries a decision to migrate out, or says not_moved().
   [[nodiscard]] Expected<std::optional<Decision>> decide(const Boundary& now);
-  void not_moved() { moved_ = false; }
+  void not_moved() { budget_.moved = false; }
+
+  // The decision that takes all layers from ranks that are to leave, whatever it costs. `kept`, the
+  // others, ascending. kInfeasible: no plan on them fits the memory. kBadInput: nothing was
+  // measured yet.
+  [[nodiscard]] Expected<Decision> vacate(const Boundary& now, const std::vector<Rank>& kept);
+  // Whether ranks that have had no layers for `release_after` boundaries are released now. Asked at
+  // every boundary where ranks may be released at all; of ranks that are refused, again after as
+  // many.
+  [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step);
+  // Ranks have come or gone, and what is said from now on numbers them anew: rank i was `before[i]`
+  // until now, or has come. Ranks that are gone had no layers left.
+  void ranks_changed(const std::vector<std::optional<Rank>>& before);
+
+  // What restore() makes another controller, of equal options, go on from as this one would: a rank
+  // that comes new then decides as the others do.
+  [[nodiscard]] Json state() const;
+  // kInternal where `state` is not of such a controller; then this one is not to be used.
+  [[nodiscard]] Expected<void> restore(const Json& state);
 
   // Costs under which `accumulation` replays of the schedule take as long as a step: the update,
   // once a step, is shared out over them. nullopt before anything was measured.
   [[nodiscard]] std::optional<cost::ModelCost> costs(const cost::ModelCost& known,
                                                      const plan::LayerSet& recomputed = {}) const;
   [[nodiscard]] const Profiler& profiler() const { return profiler_; }
+  [[nodiscard]] const cost::Charges& charges() const { return charges_; }  // newest
 
  private:
+  // What there is to plan for.
+  struct Pending {
+    bool known = false;          // a change that training has announced, and ...
+    bool measured_anew = false;  // ... that has to be measured, ...
+    bool waiting = false;        // ... before a plan is made for it
+    bool ranks = false;          // the change is that ranks have come or gone
+    std::optional<FoundChange> found = {};
+    std::optional<std::int64_t> confirm_at = {};  // as observed_ counts
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("known", self.known);
+      visit("measured_anew", self.measured_anew);
+      visit("waiting", self.waiting);
+      visit("ranks", self.ranks);
+      visit("found", self.found);
+      visit("confirm_at", self.confirm_at);
+    }
+  };
+  // How long loads last.
+  struct Lasting {
+    std::int64_t changed_step = 0;  // of the newest change that was known ...
+    std::int64_t interval = 0;      // ... and steps since the one before; 0: there was none
+    std::int64_t since = 0;         // the same, or the newest move
+    bool known = false;             // the newest change was, not found
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("changed_step", self.changed_step);
+      visit("interval", self.interval);
+      visit("since", self.since);
+      visit("known", self.known);
+    }
+  };
+  // When to look for drift, and from what: the last plan and what it was made for. Counts as
+  // observed_ does.
+  struct Drift {
+    std::int64_t look_at = 0;
+    std::int64_t wait = 1;  // between two looks
+    std::int64_t decided_at = 0;
+    std::vector<double> shares = {};           // of the work, by stage; empty: no plan yet
+    std::vector<plan::PlanStage> stages = {};  // of that plan
+    int noisy_window = 0;  // its steps where the noise forbade a move; 0: it did not
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("look_at", self.look_at);
+      visit("wait", self.wait);
+      visit("decided_at", self.decided_at);
+      visit("shares", self.shares);
+      visit("stages", self.stages);
+      visit("noisy_window", self.noisy_window);
+    }
+  };
+  // A move that was too expensive.
+  struct Forgone {
+    double a_step_s = 0;  // lost in a step, for want of it; 0: there is none
+    double sum_s = 0;     // in all steps since
+    double limit_s = 0;   // its cost, less what it was expected to gain
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("a_step_s", self.a_step_s);
+      visit("sum_s", self.sum_s);
+      visit("limit_s", self.limit_s);
+    }
+  };
+  // Plans that led to no move, against the time of training.
+  struct Budget {
+    bool planned = false;  // since the last observation, and ...
+    bool moved = false;    // ... it led to a move
+    double fruitless_s = 0;
+    double trained_s = 0;
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("planned", self.planned);
+      visit("moved", self.moved);
+      visit("fruitless_s", self.fruitless_s);
+      visit("trained_s", self.trained_s);
+    }
+  };
+  // Ranks without layers.
+  struct Idle {
+    std::vector<Rank> at_work = {};          // the others
+    std::optional<std::int64_t> since = {};  // step before which the same ones were seen first
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("at_work", self.at_work);
+      visit("since", self.since);
+    }
+  };
+  // All but the profiler and the options.
+  template <typename Self, typename Visit>
+  static void fields(Self& self, Visit visit);
+
   [[nodiscard]] std::optional<Cause> cause() const;
   [[nodiscard]] bool drifted(const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] Cause evidence(Cause cause) const;
   [[nodiscard]] double horizon_steps(Cause cause, std::int64_t step) const;
-  void remember(Cause cause, const Boundary& now, const cost::ModelCost& costs,
-                const Decision& decision);
+  [[nodiscard]] PolicyInput input(Cause cause, const Boundary& now,
+                                  const cost::ModelCost& costs) const;
+  // Completes a decision of the policy, and takes it as what was done.
+  void remember(Cause cause, const Boundary& now, const cost::ModelCost& costs, Decision& decision);
   [[nodiscard]] std::string why(Cause cause, const Boundary& now) const;
 
   ControllerOptions options_;
   Profiler profiler_;
   cost::Charges charges_;
   std::int64_t observed_ = 0;  // steps
-
-  // What there is to plan for.
-  bool announced_ = false;
-  bool measured_anew_ = false;  // the announced change has to be measured ...
-  bool waiting_ = false;        // ... before a plan is made for it
-  std::optional<FoundChange> found_;
-  std::optional<std::int64_t> confirm_at_;  // as observed_ counts; here and below
-  std::int64_t look_at_ = 0;
-  std::int64_t wait_ = 1;  // between two looks for drift
-  std::int64_t decided_at_ = 0;
-
-  // How long loads last.
-  std::int64_t changed_step_;         // of the newest change that was known ...
-  std::int64_t change_interval_ = 0;  // ... and steps since the one before; 0: there was none
-  std::int64_t lasts_since_;          // the same, or the newest move
-  bool known_ = false;                // the newest change was, not found
-
-  // What the last plan was made for.
-  std::vector<double> stage_shares_;  // of the work; empty: none yet
-  std::vector<plan::PlanStage> stages_;
-  int noisy_window_ = 0;  // its steps where the noise forbade a move; 0: it did not
-
-  // A move that was too dear.
-  double lacked_s_ = 0;   // in a step, for want of it; 0: there is none
-  double forgone_s_ = 0;  // in all steps since
-  double dear_s_ = 0;     // its cost, less what it was expected to gain
-
-  // Plans that led to no move.
-  bool planned_ = false;  // since the last observation, and ...
-  bool moved_ = false;    // ... it led to one
-  double fruitless_s_ = 0;
-  double trained_s_ = 0;
+  Pending pending_;
+  Lasting lasting_;
+  Drift drift_;
+  Forgone forgone_;
+  Budget budget_;
+  Idle idle_;
 };
 
 // `cluster` as the measurements beside the layers have it: overhead of an action, latency of a

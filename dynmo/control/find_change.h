@@ -44,6 +44,16 @@ struct FoundChange {
   // where nothing was found.
   std::vector<double> factors;
   int steps = 0;  // newest ones, which are of the new work
+
+  // For state_json_impl.h, in which order does not matter.
+  template <typename Self, typename Visit>
+  static void fields(Self& self, Visit visit) {
+    visit("layer", self.layer);
+    visit("rank", self.rank);
+    visit("factor", self.factor);
+    visit("factors", self.factors);
+    visit("steps", self.steps);
+  }
 };
 
 // `steps` from old to new, each of the same layers; nullopt below 6 of them. A deviation is the

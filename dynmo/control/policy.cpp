@@ -17,7 +17,7 @@ namespace {
 constexpr double kAssumedBytesPerSecond = 1e9;
 
 Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) {
-  const std::array<std::pair<std::string_view, double>, 10> values = {{
+  const std::array<std::pair<std::string_view, double>, 9> values = {{
       {"relative_noise", input.relative_noise},
       {"rank_noise", input.rank_noise},
       {"horizon_steps", input.horizon_steps},
@@ -27,16 +27,11 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
       {"minimum_gain", options.minimum_gain},
       {"noise_factor", options.noise_factor},
       {"pack_slack", options.pack_slack},
-      {"head_room", options.head_room},
   }};
   for (const auto& [field, value] : values) {
     if (std::isfinite(value) && value >= 0) continue;
     return make_error(ErrorCode::kBadInput, "policy: {} is {}, wanted a number, 0 or more", field,
                       value);
-  }
-  if (options.head_room >= 1) {
-    return make_error(ErrorCode::kBadInput, "policy: head_room is {}, wanted less than 1",
-                      options.head_room);
   }
   return {};
 }
@@ -105,15 +100,20 @@ int ranks_used(const plan::Plan& plan) {
   return static_cast<int>(plan::ranks_at_work(plan).size());
 }
 
-// The balancer's plan, on few ranks where asked, leaving the head-room free.
-Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
-  const cost::Cluster cluster = cost::with_head_room(input.cluster, options.head_room);
-  plan::BalanceProblem problem{input.model, cluster, input.micro_batches, input.current.schedule};
+plan::BalanceProblem problem_of(const PolicyInput& input) {
+  plan::BalanceProblem problem{input.model, input.cluster, input.micro_batches,
+                               input.current.schedule};
   problem.current = &input.current;
   const int used = ranks_used(input.current);
   if (used > 0) {
     problem.stages_per_rank = std::max(1, static_cast<int>(input.current.stages.size()) / used);
   }
+  return problem;
+}
+
+// The balancer's plan, on few ranks where asked.
+Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
+  const plan::BalanceProblem problem = problem_of(input);
   if (options.rank_use == RankUse::kAll) {
     return propose(options.balancer, problem, options.propose);
   }
@@ -181,7 +181,7 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
     return refuse(fmt::format("within the noise of {}", format_seconds(noise)));
   }
   if (!(decision.gain_s + input.forgone_s > decision.cost_s)) {
-    decision.too_dear = true;
+    decision.too_expensive = true;
     return refuse(fmt::format("{} over {:.0f} steps, less than the {} of moving {} layers, {}",
                               format_seconds(decision.gain_s), input.horizon_steps,
                               format_seconds(decision.cost_s), decision.migration.moves.size(),
@@ -200,6 +200,29 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
   return take(std::move(decision), proposal.plan, std::move(reason));
 }
 
+// What stays, before there is anything to compare it with.
+Decision keeping(const PolicyInput& input, const plan::Evaluation& current) {
+  Decision decision;
+  decision.plan = input.current;
+  decision.current_step_s = decision.planned_step_s = current.step_time_s;
+  decision.imbalance_before = decision.imbalance_after = current.imbalance;
+  decision.ranks_before = decision.ranks_after = ranks_used(input.current);
+  return decision;
+}
+
+// What the plan that was found gains, and what going over to it costs.
+void compare(Decision& decision, const Rivals& rivals, const PolicyInput& input) {
+  decision.ranks_after = ranks_used(rivals.plan);
+  decision.planned_step_s = rivals.planned.step_time_s;
+  decision.imbalance_after = rivals.planned.imbalance;
+  decision.migration = difference(input.current, rivals.plan, input.model);
+  decision.gain_s = gain_of_step(decision) * input.horizon_steps;
+  const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
+  decision.cost_s =
+      static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
+  decision.noise_s = noise_s(input, rivals.plan);
+}
+
 }  // namespace
 
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
@@ -207,12 +230,7 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
   Rivals rivals;
   DYNMO_ASSIGN(rivals.current,
                evaluate(input.current, input.model, input.cluster, input.micro_batches));
-  Decision decision;
-  decision.plan = input.current;
-  decision.current_step_s = decision.planned_step_s = rivals.current.step_time_s;
-  decision.imbalance_before = decision.imbalance_after = rivals.current.imbalance;
-
-  decision.ranks_before = decision.ranks_after = ranks_used(input.current);
+  Decision decision = keeping(input, rivals.current);
   auto found = proposed(input, options);
   if (!found && found.error().code == ErrorCode::kInfeasible) {
     return keep(std::move(decision),
@@ -228,17 +246,33 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
                     format_seconds(decision.current_step_s), percent(decision.imbalance_before));
     return keep(std::move(decision), std::move(reason));
   }
-  decision.ranks_after = ranks_used(rivals.plan);
   rivals.planned = std::move(found->evaluation);
-  decision.planned_step_s = rivals.planned.step_time_s;
-  decision.imbalance_after = rivals.planned.imbalance;
-  decision.migration = difference(input.current, rivals.plan, input.model);
-  decision.gain_s = gain_of_step(decision) * input.horizon_steps;
-  const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
-  decision.cost_s =
-      static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
-  decision.noise_s = noise_s(input, rivals.plan);
+  compare(decision, rivals, input);
   return weigh(std::move(decision), rivals, input, options);
+}
+
+Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
+                          const PolicyOptions& options) {
+  DYNMO_TRY(validate(input, options));
+  Rivals rivals;
+  DYNMO_ASSIGN(rivals.current,
+               evaluate(input.current, input.model, input.cluster, input.micro_batches));
+  plan::BalanceProblem problem = problem_of(input);
+  auto found = plan::propose_on(kept, options.balancer, problem, options.propose);
+  if (!found && found.error().code == ErrorCode::kBadInput) {
+    problem.schedule = schedule::ScheduleKind::k1F1B;
+    found = plan::propose_on(kept, options.balancer, problem, options.propose);
+  }
+  if (!found) return found.error();
+  rivals.plan = std::move(found->plan);
+  rivals.planned = std::move(found->evaluation);
+  Decision decision = keeping(input, rivals.current);
+  compare(decision, rivals, input);
+  std::string reason = fmt::format(
+      "move {} to {}, as ranks leave: {}, {} -> {} ranks, {} layers, {}", to_string(input.current),
+      to_string(rivals.plan), gain_text(decision), decision.ranks_before, decision.ranks_after,
+      decision.migration.moves.size(), format_bytes(decision.migration.bytes()));
+  return take(std::move(decision), std::move(rivals.plan), std::move(reason));
 }
 
 }  // namespace dynmo::control

@@ -6,8 +6,10 @@
 // Deterministic, so every rank decides alike.
 
 #include <string>
+#include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/balance.h"
@@ -22,7 +24,7 @@ enum class Cause {
   kKnown,      // the work has changed as training says, and new costs follow from those before
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
-  kWaited,     // the gain that was forgone since a move was too dear has come to its cost
+  kWaited,     // the gain that was forgone since a move was too expensive has come to its cost
   kDrift,      // if anything has changed, it was slowly
 };
 
@@ -49,7 +51,6 @@ struct PolicyOptions {
   double noise_factor = 5;     // least gain in deviations of the predicted difference, for drift;
                                // 3/5 of it where a change was found, or a gain has lasted; 1/5
                                // where a change is known
-  double head_room = 0;        // share of every rank's memory that a proposed plan must leave free
   RankUse rank_use = RankUse::kAll;
   double pack_slack = 0;  // kFewest: growth of step time that is accepted for fewer ranks
   plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may swap
@@ -65,7 +66,7 @@ struct PolicyInput {
   double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
   Cause cause = Cause::kDrift;
-  double forgone_s = 0;  // gain that steps have lacked since a move was too dear
+  double forgone_s = 0;  // gain that steps have lacked since a move was too expensive
   // Standard deviation of what the costs of the layers of a rank of `current` have in common.
   double rank_noise = 0;
 };
@@ -81,12 +82,12 @@ struct Decision {
   plan::Migration migration;  // of the plan proposed, taken or not
   double imbalance_before = 0;
   double imbalance_after = 0;
-  int ranks_before = 0;       // with layers
-  int ranks_after = 0;        // of the best plan found, taken or not
-  bool within_noise = false;  // this alone forbade the move; here and below
-  bool too_dear = false;      // its cost
-  std::string reason;         // one line for people
-  std::string why = {};       // a plan was made at all, as the controller says
+  int ranks_before = 0;        // with layers
+  int ranks_after = 0;         // of the best plan found, taken or not
+  bool within_noise = false;   // this alone forbade the move; here and below
+  bool too_expensive = false;  // its cost
+  std::string reason;          // one line for people
+  std::string why = {};        // a plan was made at all, as the controller says
 };
 
 // Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
@@ -99,6 +100,12 @@ struct Decision {
 // With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
 // are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.
 [[nodiscard]] Expected<Decision> decide(const PolicyInput& input,
+                                        const PolicyOptions& options = {});
+
+// The move to the balancer's plan on `kept` alone, ascending, as the other ranks leave: whatever it
+// costs. A schedule kind that so few ranks cannot run becomes 1F1B. kInfeasible: no such plan fits
+// the memory. kBadInput as decide.
+[[nodiscard]] Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
                                         const PolicyOptions& options = {});
 
 }  // namespace dynmo::control

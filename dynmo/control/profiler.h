@@ -25,7 +25,9 @@
 #include <vector>
 
 #include "dynmo/control/find_change.h"
+#include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/layer_sample.h"
 
@@ -76,25 +78,56 @@ class Profiler {
   // how the ranks' sums change. 0 of one rank.
   [[nodiscard]] double rank_noise() const;
 
+  // Ranks have come or gone: rank i of the next steps was `before[i]`, or is new.
+  void ranks_changed(const std::vector<std::optional<Rank>>& before);
+  // What restore() makes another profiler, of equal arguments, go on from as this one would.
+  [[nodiscard]] Json state() const;
+  // kInternal where `state` is not of such a profiler; then this one is not to be used.
+  [[nodiscard]] Expected<void> restore(const Json& state);
+
  private:
   struct Sample {
     std::vector<cost::LayerSample> layers;
     std::vector<Rank> owners;
     cost::StepSample beside;
     double forward_s = 0;  // of all layers
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("layers", self.layers);
+      visit("owners", self.owners);
+      visit("beside", self.beside);
+      visit("forward_s", self.forward_s);
+    }
   };
   // What a layer takes besides its forward pass, in units of that.
   struct Trained {
     double input_gradient = 0;
     double weight_gradient = 0;
     double update = 0;
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("input_gradient", self.input_gradient);
+      visit("weight_gradient", self.weight_gradient);
+      visit("update", self.update);
+    }
   };
 
   // What the times of the window were measured with.
   struct Products {
     double time = 1;
     Bytes gradient_bytes;
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("time", self.time);
+      visit("gradient_bytes", self.gradient_bytes);
+    }
   };
+  // All but what is known of the layers and the constructor's arguments.
+  template <typename Self, typename Visit>
+  static void fields(Self& self, Visit visit);
   [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
   [[nodiscard]] std::deque<Sample> predicted(const cost::ModelCost& known) const;
   void note_noise(const Sample& sample);

@@ -284,19 +284,6 @@ TEST(Policy, NumbersThatMakeNoSenseAreRefused) {
   EXPECT_FALSE(decide({plan, plan::equal_model(9, 1), 0, cluster, 8, 1}));
 }
 
-TEST(Policy, ProposalsLeaveTheHeadRoomFree) {
-  // 4,000 bytes of state a layer and 100 of stash: the even cut takes 16,400 bytes and more.
-  const cost::ModelCost model = plan::equal_model(16, 1e-3);
-  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{20000});
-  const plan::Plan plan = plan::make_plan({1, 7, 4, 4}, ScheduleKind::k1F1B);
-  const PolicyInput input{plan, model, 0, cluster, 16, 1e6, 1e9};
-  EXPECT_TRUE(decide(input, {.head_room = 0.1})->migrate);
-  const auto refused = decide(input, {.head_room = 0.15});
-  ASSERT_TRUE(refused);
-  EXPECT_FALSE(refused->migrate) << refused->reason;
-  EXPECT_FALSE(decide(input, {.head_room = 1}));
-}
-
 TEST(Policy, ReleasesRanksThatTheStepDoesNotNeedAndTakesThemBack) {
   const cost::Cluster cluster = cost::equal_ranks(4);
   const cost::ModelCost even = plan::equal_model(16, 1e-3);

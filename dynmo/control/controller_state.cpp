@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// A controller while ranks come and go: what it decides for them, and what it hands on.
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include "dynmo/control/controller.h"
+#include "dynmo/control/state_json_impl.h"
+#include "dynmo/plan/pack.h"
+
+namespace dynmo::control {
+
+Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Rank>& kept) {
+  const auto costs = this->costs(now.known, now.recomputed);
+  if (!costs) {
+    return make_error(ErrorCode::kBadInput, "nothing was measured yet: wanted a step or two first");
+  }
+  DYNMO_ASSIGN(Decision decision,
+               control::vacate(input(Cause::kKnown, now, *costs), kept, options_.policy));
+  pending_.ranks = true;
+  remember(Cause::kKnown, now, *costs, decision);
+  // Of the ranks that stay, fewer may do.
+  if (options_.policy.rank_use == RankUse::kFewest) pending_.known = pending_.ranks = true;
+  return decision;
+}
+
+std::optional<Release> Controller::release(const plan::Plan& plan, std::int64_t step) {
+  std::vector<Rank> at_work = plan::ranks_at_work(plan);
+  if (at_work != idle_.at_work || !idle_.since) idle_ = {.at_work = at_work, .since = step};
+  const std::int64_t idle_steps = step - *idle_.since;
+  if (std::ssize(at_work) == plan.ranks || idle_steps < options_.release_after) return std::nullopt;
+  if (at_work.front() != Rank(0)) at_work.insert(at_work.begin(), Rank(0));
+  // As many stay as min_ranks asks for, the lowest ones.
+  for (Rank rank; rank.value < plan.ranks && std::ssize(at_work) < options_.min_ranks;
+       ++rank.value) {
+    const auto place = std::lower_bound(at_work.begin(), at_work.end(), rank);
+    if (place == at_work.end() || *place != rank) at_work.insert(place, rank);
+  }
+  if (std::ssize(at_work) == plan.ranks) return std::nullopt;
+  idle_.since = step;  // where they are refused, they wait as long again
+  return Release{.kept = std::move(at_work), .idle_steps = idle_steps};
+}
+
+void Controller::ranks_changed(const std::vector<std::optional<Rank>>& before) {
+  profiler_.ranks_changed(before);
+  std::map<Rank, Rank> now;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    if (before[i]) now.emplace(*before[i], Rank(static_cast<std::int32_t>(i)));
+  }
+  if (now.size() < before.size()) pending_.known = pending_.ranks = true;
+  const auto gone = [&](Rank rank) { return !now.contains(rank); };
+  if (pending_.found && pending_.found->rank) {
+    if (gone(*pending_.found->rank)) {
+      pending_.found.reset();
+    } else {
+      pending_.found->rank = now.at(*pending_.found->rank);
+    }
+  }
+  if (std::ranges::any_of(drift_.stages, gone, &plan::PlanStage::rank)) {
+    drift_.stages.clear();  // a plan that was not carried out
+    drift_.shares.clear();
+  }
+  for (plan::PlanStage& stage : drift_.stages) stage.rank = now.at(stage.rank);
+  idle_ = {};
+}
+
+template <typename Self, typename Visit>
+void Controller::fields(Self& self, Visit visit) {
+  visit("charges", self.charges_);
+  visit("observed", self.observed_);
+  visit("pending", self.pending_);
+  visit("lasting", self.lasting_);
+  visit("drift", self.drift_);
+  visit("forgone", self.forgone_);
+  visit("budget", self.budget_);
+  visit("idle", self.idle_);
+}
+
+Json Controller::state() const {
+  Json json = {{"profiler", profiler_.state()}};
+  fields(*this, [&](const char* key, const auto& field) { json[key] = to_state(field); });
+  return json;
+}
+
+Expected<void> Controller::restore(const Json& state) {
+  try {
+    DYNMO_TRY(profiler_.restore(state.at("profiler")));
+    fields(*this, [&](const char* key, auto& field) { from_state(state.at(key), field); });
+  } catch (const Json::exception& fault) {
+    return make_error(ErrorCode::kInternal, "state of the controller: {}", fault.what());
+  }
+  if (drift_.shares.size() == drift_.stages.size()) return {};
+  return make_error(ErrorCode::kInternal, "state of the controller: {} shares of {} stages",
+                    drift_.shares.size(), drift_.stages.size());
+}
+
+}  // namespace dynmo::control
