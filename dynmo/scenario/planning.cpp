@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -64,7 +66,9 @@ control::ControllerOptions controller_options(const Scenario& scenario, const Po
           .window = p.window,
           .micro_batches = scenario.training.micro_batches,
           .steps = scenario.training.steps,
-          .horizon_steps = p.horizon_steps};
+          .horizon_steps = p.horizon_steps,
+          .release_after = p.release_after,
+          .min_ranks = static_cast<int>(p.ranks_min)};
 }
 
 Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
@@ -90,22 +94,32 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
   return to_all(plan, present, cluster.size());
 }
 
+std::vector<int> first_ranks(const Scenario& scenario) {
+  std::set<int> there;
+  for (int rank = 0; rank < scenario.cluster.pipeline_ranks; ++rank) there.insert(rank);
+  for (const Event& event : scenario.events) {
+    if (event.step > 0) break;
+    for (const std::int64_t rank : event.leave) there.erase(static_cast<int>(rank));
+    for (const std::int64_t rank : event.join) there.insert(static_cast<int>(rank));
+  }
+  return {there.begin(), there.end()};
+}
+
 const dynamism::Recording* recording_of(const dynamism::LoadModel& load, const Scenario& scenario,
                                         const Policy& policy) {
   const dynamism::Recording* recording = load.recording();
   const bool same = recording != nullptr && policy.replanning == Replanning::kAutonomous &&
-                    policy.rank_use == control::RankUse::kAll && scenario.events.empty() &&
-                    recording->start.plan.ranks == scenario.cluster.pipeline_ranks &&
+                    recording->start.plan.ranks == std::ssize(first_ranks(scenario)) &&
                     recording->start.replicas == scenario.cluster.data_parallel &&
                     scenario.training.sample_every == 1 && recording->steps.begin()->first == 0;
   return same ? recording : nullptr;
 }
 
 cost::Cluster recorded_cluster(const dynamism::Recording& recording, const Scenario& scenario,
-                               const cost::StepSample& beside) {
+                               std::size_t ranks, const cost::StepSample& beside) {
   const Bytes memory =
       scenario.cluster.memory > Bytes{0} ? scenario.cluster.memory : cost::kUnlimitedMemory;
-  return control::as_measured(cost::equal_ranks(scenario.cluster.pipeline_ranks, memory), beside,
+  return control::as_measured(cost::equal_ranks(static_cast<int>(ranks), memory), beside,
                               recording.start.replicas, recording.start.accumulation);
 }
 

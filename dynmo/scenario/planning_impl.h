@@ -4,6 +4,7 @@
 // What stands between a simulated run and the controller (control/controller.h): plans over the
 // ranks that are there, and what measuring would give.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -33,14 +34,16 @@ namespace dynmo::scenario {
                                            const cost::Cluster& cluster,
                                            const std::vector<int>& present, Generation generation);
 
-// A recorded run of the same ranks, micro-batches of a replica and replicas, without events: its
-// controller is fed with what was measured, so it decides as it did there. null: none.
+// Positions that are there in the first step, ascending: before it, its events have come.
+[[nodiscard]] std::vector<int> first_ranks(const Scenario& scenario);
+// A recorded run that began with as many ranks and replicas: its controller is fed with what was
+// measured, so it decides as it did there where the same ranks come and go. null: none.
 [[nodiscard]] const dynamism::Recording* recording_of(const dynamism::LoadModel& load,
                                                       const Scenario& scenario,
                                                       const Policy& policy);
-// The ranks as such a run's controller knows them.
+// So many ranks as such a run's controller knows them.
 [[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
-                                             const Scenario& scenario,
+                                             const Scenario& scenario, std::size_t ranks,
                                              const cost::StepSample& beside);
 // What it had measured before its first step.
 [[nodiscard]] control::Profiler recorded_profiler(const dynamism::Recording& recording,

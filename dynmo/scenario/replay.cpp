@@ -35,12 +35,12 @@ int positions_in_use(const plan::Plan& plan) {
 
 }  // namespace
 
-void Replayer::set_grid(Grid grid) {
+void StepReplayer::set_grid(Grid grid) {
   grid_ = std::move(grid);
   last_.reset();
 }
 
-Expected<void> Replayer::prepare(const plan::Plan& plan, const cost::ModelCost& model) {
+Expected<void> StepReplayer::prepare(const plan::Plan& plan, const cost::ModelCost& model) {
   const int frozen = model.frozen_layers();
   if (plan_ && *plan_ == plan && frozen_ == frozen) return {};
   // Checks all that does not change with the costs, and that costs are of a sane unit.
@@ -56,8 +56,8 @@ Expected<void> Replayer::prepare(const plan::Plan& plan, const cost::ModelCost& 
 // The update of a step starts when the last rank of any replica has its gradients reduced, and a
 // reduction when the last replica of its stage is done. Both are maxima, so the step of the whole
 // job is the longest step of any replica.
-Expected<const StepMeasure*> Replayer::step(const plan::Plan& plan, const cost::ModelCost& model,
-                                            Timelines timelines) {
+Expected<const StepMeasure*> StepReplayer::step(const plan::Plan& plan,
+                                                const cost::ModelCost& model, Timelines timelines) {
   const bool keep = timelines == Timelines::kKept;
   DYNMO_TRY(prepare(plan, model));
   if (last_ && model_ == model && (!keep || !last_->timeline.ranks.empty())) return &*last_;

@@ -27,9 +27,10 @@ struct StepMeasure {
 
 enum class Timelines { kLeftOut, kKept };
 
-class Replayer {
+class StepReplayer {
  public:
-  Replayer(Grid grid, int micro_batches) : grid_(std::move(grid)), micro_batches_(micro_batches) {}
+  StepReplayer(Grid grid, int micro_batches)
+      : grid_(std::move(grid)), micro_batches_(micro_batches) {}
 
   // The result of a step; the reference holds until the next call. kBadInput as evaluate and
   // simulate say.

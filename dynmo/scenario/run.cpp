@@ -2,6 +2,8 @@
 #include "dynmo/scenario/run.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "dynmo/plan/evaluate.h"
@@ -20,7 +22,8 @@ struct Sums {
   double imbalance = 0;
   std::int64_t executed = 0;
   double rank_seconds = 0;     // in use
-  double offered_seconds = 0;  // there
+  double held_seconds = 0;     // those too that have no layers
+  double offered_seconds = 0;  // those too that were given back
   // Since the last checkpoint.
   double train_s = 0;
   double micro_batches = 0;
@@ -41,23 +44,25 @@ class Run {
         controller_(make_controller()),
         replayer_(std::move(grid), job.scenario.training.micro_batches) {
     for (int r = 0; r < scenario_.cluster.pipeline_ranks; ++r) present_.push_back(r);
+    offered_ = present_.size();
     result_.name = policy.name;
   }
 
   Expected<RunResult> all() {
-    if (recording_ != nullptr) {
-      plan_ = recording_->start.plan;
+    if (recording_ != nullptr) {  // it began with the ranks that its first step had
+      present_ = first_ranks(scenario_);
+      offered_ = present_.size();
+      plan_ = to_all(recording_->start.plan, present_, cluster().size());
+      while (event_ < scenario_.events.size() && scenario_.events[event_].step == 0) ++event_;
     } else {
-      DYNMO_ASSIGN(plan_, proposed(0));
+      DYNMO_ASSIGN(plan_, proposed(present_, 0));
     }
     if (autonomous()) charge_plan();
-    // The first plan is on all ranks.
-    if (policy_.rank_use == control::RankUse::kFewest) {
-      controller_.announce(cost::Announced::kKnown, 0);
-    }
     while (step_ < scenario_.training.steps) {
-      if (const auto applied = apply_events(); !applied)
-        return named(applied.error(), "events of ");
+      const auto applied = apply_events();
+      if (!applied) return named(applied.error(), "events of ");
+      const bool releases = autonomous() && policy_.rank_use == control::RankUse::kFewest;
+      if (releases && step_ > 0 && !*applied) release();
       if (const auto done = advance(); !done) return named(done.error(), "");
     }
     return finished();
@@ -82,8 +87,14 @@ class Run {
     return controller;
   }
 
-  Expected<plan::Plan> proposed(Generation generation) const {
-    return propose(scenario_, policy_, model_, cluster(), present_, generation);
+  Expected<plan::Plan> proposed(const std::vector<int>& there, Generation generation) const {
+    return propose(scenario_, policy_, model_, cluster(), there, generation);
+  }
+  // The ranks that are there, as the controller knows them.
+  [[nodiscard]] cost::Cluster planned_ranks() const {
+    if (recording_ == nullptr) return subset(cluster(), present_);
+    return recorded_cluster(*recording_, scenario_, present_.size(),
+                            controller_.profiler().beside());
   }
 
   // Time passes for the ranks there and the ranks in use.
@@ -94,7 +105,8 @@ class Run {
           return !plan_.stages_of(Rank{rank}).empty();
         }));
     sums_.rank_seconds += seconds * in_use * replicas();
-    sums_.offered_seconds += seconds * static_cast<double>(present_.size()) * replicas();
+    sums_.held_seconds += seconds * static_cast<double>(present_.size()) * replicas();
+    sums_.offered_seconds += seconds * static_cast<double>(offered_) * replicas();
   }
 
   void charge_plan() {
@@ -114,36 +126,94 @@ class Run {
     plan_ = std::move(next);
   }
 
-  Expected<void> apply_events() {
+  // A decision of the controller over the ranks that are there.
+  void take(control::Decision decision) {
+    charge_plan();
+    decision.plan = to_all(decision.plan, present_, cluster().size());
+    if (decision.migrate) move_to(decision.plan);
+    result_.decisions.push_back({step_, std::move(decision)});
+  }
+
+  // Whether there was one.
+  Expected<bool> apply_events() {
+    const std::size_t before = event_;
     while (event_ < scenario_.events.size() && scenario_.events[event_].step == step_) {
-      const Event& event = scenario_.events[event_++];
-      DYNMO_TRY(apply(event));
+      DYNMO_TRY(apply(scenario_.events[event_++]));
     }
-    return {};
+    return event_ > before;
   }
 
   Expected<void> apply(const Event& event) {
-    for (const std::int64_t rank : event.leave) std::erase(present_, static_cast<int>(rank));
-    for (const std::int64_t rank : event.join) present_.push_back(static_cast<int>(rank));
-    std::sort(present_.begin(), present_.end());
+    std::vector<int> kept = present_;
+    for (const std::int64_t rank : event.leave) std::erase(kept, static_cast<int>(rank));
+    std::vector<int> next = kept;
+    for (const std::int64_t rank : event.join) next.push_back(static_cast<int>(rank));
+    std::sort(next.begin(), next.end());
+    offered_ = offered_ + event.join.size() - event.leave.size();
     if (event.replicas > 0 && event.replicas != replicas()) {
       DYNMO_TRY(set_replicas(static_cast<int>(event.replicas)));
+      controller_.announce(cost::Announced::kKnown, step_);
     }
     const bool stranded =
         std::any_of(plan_.stages.begin(), plan_.stages.end(), [&](const plan::PlanStage& stage) {
-          return !std::binary_search(present_.begin(), present_.end(), stage.rank.value);
+          return !std::binary_search(kept.begin(), kept.end(), stage.rank.value);
         });
     if (event.failure || (stranded && !autonomous())) {
       spend(result_.time.restart_s, scenario_.training.restart_s);
     }
-    if (stranded) {
-      DYNMO_ASSIGN(plan::Plan next, proposed(plan_.generation + 1));
-      charge_plan();
-      move_to(std::move(next));
-    }
-    controller_.announce(cost::Announced::kKnown, step_);
+    if (stranded) DYNMO_TRY(vacate(kept, next));
+    change_ranks(kept, next);
     if (event.failure) go_back();
     return {};
+  }
+
+  // Takes the layers of the ranks that are not among `kept`. What begins anew or has not measured
+  // anything takes the ranks of `next`, too.
+  Expected<void> vacate(const std::vector<int>& kept, const std::vector<int>& next) {
+    if (!autonomous() || controller_.profiler().steps() == 0) {
+      DYNMO_ASSIGN(plan::Plan plan, proposed(next, plan_.generation + 1));
+      charge_plan();
+      move_to(std::move(plan));
+      return {};
+    }
+    std::vector<Rank> staying;
+    for (std::size_t i = 0; i < present_.size(); ++i) {
+      if (std::binary_search(kept.begin(), kept.end(), present_[i])) {
+        staying.emplace_back(static_cast<std::int32_t>(i));
+      }
+    }
+    const plan::Plan current = to_present(plan_, present_);
+    DYNMO_ASSIGN(control::Decision decision,
+                 controller_.vacate(
+                     {.plan = current, .step = step_, .known = model_, .cluster = planned_ranks()},
+                     staying));
+    take(std::move(decision));
+    return {};
+  }
+
+  // From now on the ranks of `next` are there: those of `kept`, and others that come new.
+  void change_ranks(const std::vector<int>& kept, const std::vector<int>& next) {
+    if (kept == present_ && next == present_) return;
+    std::vector<std::optional<Rank>> before;
+    for (const int rank : next) {
+      const auto place = std::lower_bound(present_.begin(), present_.end(), rank);
+      before.push_back(std::binary_search(kept.begin(), kept.end(), rank)
+                           ? std::optional(Rank(
+                                 static_cast<std::int32_t>(std::distance(present_.begin(), place))))
+                           : std::nullopt);
+    }
+    controller_.ranks_changed(before);
+    present_ = next;
+    ++plan_.generation;  // it numbers groups, too
+  }
+
+  // Gives ranks back that have had no layers for long.
+  void release() {
+    const auto released = controller_.release(to_present(plan_, present_), step_);
+    if (!released) return;
+    std::vector<int> kept;
+    for (const Rank rank : released->kept) kept.push_back(present_[rank.index()]);
+    change_ranks(kept, kept);
   }
 
   // New replicas get the whole state of the model, each position of its own.
@@ -208,7 +278,7 @@ class Run {
     }
     if (autonomous()) {
       spend(result_.time.profile_s, scenario_.policy.profile_share * measure->step_s);
-      if (sampled) controller_.observe(observed(), plan_, model_.frozen_layers());
+      if (sampled) observe();
     }
     if (options_.progress) options_.progress(step_);
     ++step_;
@@ -231,6 +301,10 @@ class Run {
     if (!measure.fits) ++result_.steps_over_memory;
   }
 
+  void observe() {
+    controller_.observe(observed(), to_present(plan_, present_), model_.frozen_layers());
+  }
+
   cost::Observation observed() const {
     if (recording_ == nullptr) return measured(scenario_, step_, model_);
     const auto found = recording_->steps.find(step_);
@@ -239,19 +313,12 @@ class Run {
   }
 
   Expected<void> replan() {
-    const cost::Cluster there =
-        recording_ == nullptr
-            ? subset(cluster(), present_)
-            : recorded_cluster(*recording_, scenario_, controller_.profiler().beside());
+    const cost::Cluster there = planned_ranks();
     const plan::Plan current = to_present(plan_, present_);
     DYNMO_ASSIGN(
         auto decision,
         controller_.decide({.plan = current, .step = step_, .known = model_, .cluster = there}));
-    if (!decision) return {};
-    charge_plan();
-    decision->plan = to_all(decision->plan, present_, cluster().size());
-    if (decision->migrate) move_to(decision->plan);
-    result_.decisions.push_back({step_, *std::move(decision)});
+    if (decision) take(*std::move(decision));
     return {};
   }
 
@@ -264,7 +331,7 @@ class Run {
     result_.bubble = sums_.step_time > 0 ? sums_.weighted_bubble / sums_.step_time : 0;
     result_.imbalance = sums_.imbalance / executed;
     result_.average_ranks = total > 0 ? sums_.rank_seconds / total : 0;
-    result_.gpu_hours_saved = (sums_.offered_seconds - sums_.rank_seconds) / 3600;
+    result_.gpu_hours_saved = (sums_.offered_seconds - sums_.held_seconds) / 3600;
     return std::move(result_);
   }
 
@@ -276,8 +343,9 @@ class Run {
   cost::ModelCost model_;
   const dynamism::Recording* recording_;
   control::Controller controller_;
-  Replayer replayer_;
+  StepReplayer replayer_;
   std::vector<int> present_;  // positions, ascending
+  std::size_t offered_ = 0;   // there, or given back
   plan::Plan plan_;
   std::int64_t step_ = 0;
   bool fresh_ = true;  // costs of the next step are not known

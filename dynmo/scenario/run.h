@@ -46,7 +46,7 @@ struct RunResult {
   double bubble = 0;           // mean over the time of all steps, of the ranks in use
   double imbalance = 0;        // mean over the steps, max / mean - 1 of the ranks in use
   double average_ranks = 0;    // in use, of all replicas, over the whole time
-  double gpu_hours_saved = 0;  // of ranks that were there and not in use
+  double gpu_hours_saved = 0;  // of ranks that were given back
   std::int64_t plans = 0;      // computed
   std::int64_t migrations = 0;
   std::int64_t layers_moved = 0;  // of one replica

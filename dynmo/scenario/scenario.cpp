@@ -99,6 +99,8 @@ std::vector<TomlKey> policy_keys(Scenario::Policy& p) {
       {"policy.noise_factor", &p.noise_factor, between(0, 1000)},
       {"policy.horizon_steps", &p.horizon_steps, between(0, kMaxSteps)},
       {"policy.pack_slack", &p.pack_slack, between(0, 10)},
+      {"policy.release_after", &p.release_after, between(1, kMaxSteps)},
+      {"policy.ranks_min", &p.ranks_min, between(1, kMaxPipelineRanks)},
       {"policy.evaluations", &p.evaluations, between(0, 10'000'000)},
   };
 }

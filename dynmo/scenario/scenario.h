@@ -81,9 +81,11 @@ struct Scenario {
     double move_fixed_s = 0.1;  // of a move of no bytes: agreeing, new groups
     double minimum_gain = 0.01;
     double noise_factor = 5;
-    std::int64_t horizon_steps = 0;  // a gain is expected to last; 0: as long as loads did so far
-    double pack_slack = 0;           // of NAME+pack: growth of a step accepted for fewer ranks
-    std::int64_t evaluations = 0;    // of a search; 0: plan/search.h says
+    std::int64_t horizon_steps = 0;   // a gain is expected to last; 0: as long as loads did so far
+    double pack_slack = 0;            // of NAME+pack: growth of a step accepted for fewer ranks
+    std::int64_t release_after = 10;  // ... steps that a rank has no layers before it is released
+    std::int64_t ranks_min = 1;       // ... none is released below it
+    std::int64_t evaluations = 0;     // of a search; 0: plan/search.h says
   } policy;
   std::vector<Event> events;
 };
