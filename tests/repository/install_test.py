@@ -7,6 +7,9 @@ import sys
 import tempfile
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+from blocks import ROOT, environment, run_block, shell_blocks  # noqa: E402
+
 BUILD = pathlib.Path(os.environ["DYNMO_BUILD_DIR"])
 CONSUMER = pathlib.Path(__file__).resolve().parent / "consumer"
 
@@ -70,6 +73,19 @@ class InstallTree(unittest.TestCase):
         if not RUNTIME:
             self.skipTest("this build has no runtime")
         self.assertEqual(self.consume("runtime"), "frozen 1.0 KiB\n")
+
+    def test_serves_a_source_of_ones_own_as_its_page_says(self):
+        if not RUNTIME:
+            self.skipTest("this build has no runtime")
+        for name in ("docs", "examples"):
+            (self.root / name).symlink_to(ROOT / name)
+        torch = {"DYNMO_TORCH_DIR": cached("DYNMO_TORCH_DIR")} if cached("DYNMO_TORCH_DIR") else {}
+        cache = os.environ.get("DYNMO_CACHE", os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "dynmo"))
+        env = environment(self.root / "home", DYNMO_BUILD_DIR=str(BUILD), DYNMO_CACHE=cache, **torch)
+        for block in shell_blocks("docs/own-source.md"):
+            code, output = run_block(block, self.root, env, 300)
+            self.assertEqual(code, 0, output)
+        self.assertEqual(len((self.root / "my-source/run/records/rank-0.jsonl").read_text().splitlines()), 10)
 
     def test_says_so_when_it_has_no_runtime(self):
         if RUNTIME:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README.md: every shell block, in order, on a fresh clone, as it stands there, with a limit of time.
+
+DYNMO is the program; `make demo` trains a few steps with it instead of building it.
+"""
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+from blocks import clone, environment, run_block, shell_blocks
+
+DYNMO = pathlib.Path(os.environ["DYNMO"])
+LIMIT_S = 240
+
+
+class Blocks(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory(prefix="dynmo-readme-")
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name) / "clone"
+        clone(cls.folder)
+        env = environment(pathlib.Path(temporary.name) / "tools", DYNMO)
+        cls.outputs = []
+        for block in shell_blocks("README.md"):
+            code, output = run_block(block, cls.folder, env, LIMIT_S)
+            if code != 0:
+                raise AssertionError(f"exit code {code} of\n{block}{output}")
+            cls.outputs.append((block, output))
+
+    def output(self, words):
+        found = [output for block, output in self.outputs if words in block]
+        self.assertEqual(len(found), 1, words)
+        return found[0]
+
+    def test_of_two_commands_show_the_demo(self):
+        self.assertIn("the same numbers, bit for bit", self.output("make demo   "))
+
+    def test_of_a_run_that_changes_its_size(self):
+        output = self.output("dynmo ctl")
+        told = output + (self.folder / "elastic.log").read_text() + (self.folder / "joined.log").read_text()
+        self.assertRegex(output, r"before step \d+: 4 ranks -> 2 ranks: packed onto 2 ranks, in ", told)
+        self.assertIn("the checkpoint is written", output, told)
+        self.assertIn("after a checkpoint", output, told)
+        self.assertIn("joined as rank 4", (self.folder / "joined.log").read_text(), told)
+        lines = (self.folder / "runs/elastic/events.jsonl").read_text().splitlines()
+        sizes = [event["ranks"] for event in map(json.loads, lines) if event["event"] == "size"]
+        self.assertEqual(sizes, [[0, 1], [0, 1, 4]])
+
+    def test_of_ones_own_text_lead_to_an_exported_model(self):
+        self.assertIn("memory", self.output("--dry-run"))
+        self.assertTrue((self.folder / "my-model/model.safetensors").exists())
+        self.assertTrue((self.folder / "runs/mine/checkpoints/step-00000040").exists())
+
+
+class ElasticBlock(unittest.TestCase):
+    def test_ends_where_the_training_cannot_start(self):
+        block = next(block for block in shell_blocks("README.md") if "dynmo ctl" in block)
+        with tempfile.TemporaryDirectory(prefix="dynmo-readme-") as name:
+            folder = pathlib.Path(name)
+            (folder / "docs").mkdir()  # no text in it, no examples beside it, and a shell that goes on after an error
+            _, output = run_block(block, folder, environment(folder / "tools", DYNMO), 60, "-o")
+        self.assertIn("dynmo: error: ", output)
+        self.assertNotIn("kill", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
