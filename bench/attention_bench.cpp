@@ -97,7 +97,7 @@ struct Kind {
 
 double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// Of this process so far, in KiB.
+// Returns the peak of this process so far, in KiB.
 std::int64_t most_resident() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well the controller decides: six load models x four noises of measuring x SEEDS, 8 ranks, 300
-// steps in which a load goes through the 10,000 of its whole run. Of pruning there are two: one
-// that training announces and one (hidden) that has to be found.
+// How well the controller decides: six load models x four
+// noises of measuring x SEEDS, 8 ranks, 300 steps in which a load goes through the 10,000 of its
+// whole run. Pruning comes twice: one that training announces and one (hidden) that has to be
+// found.
 //
 //   controller_bench [SEEDS]     (20)
 //
@@ -61,7 +62,7 @@ const std::vector<Noise> kNoises = {
 
 cost::Cluster ranks() { return cost::equal_ranks(kRanks); }
 
-// What a load really costs.
+// The true costs of a load.
 struct Truth {
   std::string name;
   std::vector<cost::ModelCost> costs;    // by step
@@ -128,7 +129,7 @@ Course oracle(const Truth& truth) {
     for (std::size_t i = 0; i < plans.size(); i += 2) fewer.push_back(std::move(plans[i]));
     plans = std::move(fewer);
   }
-  // By plan: least time of the steps so far that end under it, and the plan before, by step.
+  // For each plan: least time of the steps so far that end under it, and the plan before, by step.
   std::vector<double> best(plans.size(), 1e300);
   best[0] = 0;
   std::vector<std::vector<std::size_t>> before;
@@ -161,7 +162,7 @@ Course oracle(const Truth& truth) {
   return course;
 }
 
-// What measuring sees of a step.
+// Turns the true times of a step into measured ones.
 class Measuring {
  public:
   Measuring(const Noise& noise, std::uint64_t seed) : noise_(noise), rng_(seed) {}

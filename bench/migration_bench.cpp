@@ -74,7 +74,7 @@ double cpu_s() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// What `work` took; both ranks begin together.
+// Times `work`; both ranks begin together.
 template <typename Work>
 Expected<Sample> timed(Transport& transport, Work work) {
   const std::byte here{1};

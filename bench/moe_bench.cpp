@@ -115,7 +115,7 @@ void run_products(benchmark::State& state, std::int64_t hidden, std::int64_t row
   }
 }
 
-// What a layer does once a micro-batch between its scores and its products: it chooses, sorts,
+// A layer does this once a micro-batch between its scores and its products: it chooses, sorts,
 // gathers twice (forward, and for the weights' gradients), adds up twice.
 void run_sort_and_gather(benchmark::State& state, std::int64_t hidden, std::int64_t rows) {
   const at::NoGradGuard no_graph;

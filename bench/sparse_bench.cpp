@@ -20,7 +20,8 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/model/sparse_products_impl.h"
 
-// What libtorch_cpu.so exports of MKL (mkl_spblas.h, 32-bit sizes); null with another BLAS.
+// libtorch_cpu.so exports these functions of MKL (mkl_spblas.h, 32-bit sizes); null with another
+// BLAS.
 extern "C" {
 struct matrix_descr {  // NOLINT: MKL's name
   int type;

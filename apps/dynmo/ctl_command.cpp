@@ -64,7 +64,7 @@ Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
   }
 }
 
-// What a run's leader says of it is read like a file of somebody else.
+// The answer of a run's leader is checked like any file from outside.
 Expected<std::string> describe(const Json& status) {
   JsonObject object(status, "the run's status");
   if (status.empty()) return std::string("the run has not done a step yet\n");

@@ -26,7 +26,7 @@ struct PrepareFlags {
   std::optional<std::string> algorithm;
 };
 
-// What is being done, and how long it will take.
+// Shows the step of the preparation, and the time left.
 class PrepareLine {
  public:
   void show(const data::PrepareProgress& progress) {
@@ -63,7 +63,7 @@ class PrepareLine {
   Clock::time_point phase_began_;
 };
 
-// What is held out and why, in words.
+// Says which documents are held out, and why.
 std::string held_out_text(const data::PrepareReport& report, double share) {
   constexpr const char* kWithout = "`dynmo train` will run without validation";
   const std::string percent = fmt::format("{:.3g} %", 100 * share);
@@ -256,7 +256,7 @@ void print_shards(const char* name, const data::TokenShards& shards) {
              shards.shards().size() == 1 ? "" : fmt::format(", {} shards", shards.shards().size()));
 }
 
-// What a path holds: a prepared folder, or shards without a description.
+// The contents of a path: a prepared folder, or shards without a description.
 struct Inspected {
   data::TokenShards shards;
   std::optional<data::Dataset> dataset;

@@ -115,7 +115,7 @@ Expected<void> check_numbers(const PlanFlags& flags) {
   return {};
 }
 
-// What is asked: files read, flags understood.
+// The question after files were read and flags were parsed.
 struct Question {
   cost::ModelCost model;
   cost::Cluster cluster;  // memory without the head-room
@@ -137,11 +137,11 @@ Expected<cost::ModelCost> read_model(const PlanFlags& flags) {
   return cost::transformer_costs(shape, device);
 }
 
-// What formulas and presets leave out has to fit, too: libraries, buffers, fragmentation. A memory
-// that the user names is taken by its word.
+// Libraries, buffers and fragmentation have to fit, too, and formulas and presets leave them out. A
+// memory that the user names is taken by its word.
 constexpr double kDeviceHeadRoom = 0.1;
 
-// Of each of --ranks: as given, else the device's, else unlimited.
+// Reads the memory of each of --ranks: as given, else the device's, else unlimited.
 Expected<Bytes> read_memory(const PlanFlags& flags) {
   if (flags.memory) {
     const auto memory = parse_bytes(*flags.memory);
@@ -259,7 +259,8 @@ std::string made_by(const plan::Proposal& proposal, const PlanFlags& flags) {
   return text;
 }
 
-// What the plan is compared with: the plan in force, and an even cut under 1F1B where there is one.
+// Lists the plans to compare with: the plan in force, and an even cut under 1F1B where there is
+// one.
 std::vector<observe::Compared> comparisons(const Question& question) {
   std::vector<observe::Compared> compared;
   const auto add = [&](std::string name, const plan::Plan& plan) {

@@ -56,8 +56,8 @@ std::vector<std::string> names_of_commands(const CLI::App& app) {
   return names;
 }
 
-// What a person needs to hear of a parse error. CLI11 reports a missing subcommand or flag before a
-// misspelt one, which is its cause.
+// Explains a parse error to a person. CLI11 reports a missing subcommand or flag before a misspelt
+// one, which is its cause.
 std::string explain(const CLI::App& app, const CLI::ParseError& fault) {
   if (const std::string text = fault.what(); dynamic_cast<const CLI::ConversionError*>(&fault)) {
     const std::string_view prefix = "Could not convert: ";

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the two programs of the command line share. `dynmo` has the commands that need no libtorch,
-// and starts at once; `dynmo-runtime`, which `dynmo` becomes for the others, loads libtorch.
+// The two programs of the command line share this file. `dynmo` has the commands that need no
+// libtorch, and starts at once; `dynmo-runtime`, which `dynmo` becomes for the others, loads
+// libtorch.
 
 #include <CLI/App.hpp>
 #include <functional>

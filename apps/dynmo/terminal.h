@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What standard output can show, and what is said on standard error.
+// Finds out what standard output can show, and writes to standard error.
 
 #include <fmt/format.h>
 

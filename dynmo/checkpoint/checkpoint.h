@@ -72,7 +72,7 @@ struct VerifiedCheckpoint {
                                                    std::int64_t step);  // ROOT/step-00000040.tmp
 
 // Removes what interrupted checkpoints left behind and makes the pending folder, which it returns.
-// By one rank, before any writes. Requires step >= 0.
+// One rank calls it, before any writes. Requires step >= 0.
 [[nodiscard]] Expected<std::filesystem::path> begin_checkpoint(const std::filesystem::path& root,
                                                                std::int64_t step);
 

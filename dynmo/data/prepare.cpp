@@ -138,7 +138,7 @@ class Preparation {
 };
 
 // Calls `work` with some blocks at a time in any thread, and `take` with what it returns in the
-// order of the blocks. Of several errors the first in that order is returned.
+// order of the blocks. The first of several errors, in that order, is returned.
 template <typename Work, typename Take>
 Expected<void> Preparation::over_all_blocks(PrepareProgress::Phase phase, Work work, Take take) {
   using Result = decltype(work(std::span<const Block>()));

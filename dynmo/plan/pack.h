@@ -34,11 +34,11 @@ struct Packing {
 // choice could do better. In another of up to 10 ranks all choices are tried, that one first; in
 // larger ones that one alone.
 //
-// Number of ranks by number from the least on, numbers left out that even perfect balance could not
-// save: at most `ranks` proposals where one choice is tried.
+// Tries rank counts in increasing order, skipping those that even perfect balance could not meet:
+// at most `ranks` proposals where one choice is tried.
 //
-// kBadInput as `propose`, and for a slack or reference that is negative or no number, or a number
-// of ranks that the cluster does not have. kInfeasible: no choice of that many ranks fits.
+// kBadInput as `propose`, and for a slack or reference that is negative or NaN, or a number of
+// ranks that the cluster does not have. kInfeasible: no choice of that many ranks fits.
 [[nodiscard]] Expected<Packing> pack(Balancer balancer, const BalanceProblem& problem,
                                      const PackOptions& options = {});
 

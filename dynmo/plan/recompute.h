@@ -37,8 +37,8 @@ using LayerSet = std::vector<LayerId>;  // ascending, none twice
 
 // Returns, for each rank, the most bytes held at once: state, stashes as the replay counts them,
 // and the stashes that a second forward brings back: one layer's at a time in B, a stage's from I
-// to W where these are apart. Of no layers it is the replay's peak_memory. kBadInput as schedule_of
-// says.
+// to W where these are apart. Without such layers it is the replay's peak_memory. kBadInput as
+// schedule_of says.
 [[nodiscard]] Expected<std::vector<Bytes>> peak_memory(const Plan& plan,
                                                        const cost::ModelCost& model,
                                                        int micro_batches, const LayerSet& layers);

@@ -13,7 +13,7 @@ namespace dynmo::process {
 // of the store and the watchdog, and as much again while joining; and what any rank has open.
 [[nodiscard]] constexpr int descriptors_of_rank(int ranks) { return 4 * ranks + 64; }
 
-// Of the process that starts `ranks` ranks: two pipes or processes each.
+// Returns the descriptors of a process that starts `ranks` ranks: two pipes or processes each.
 [[nodiscard]] constexpr int descriptors_of_launcher(int ranks) { return 2 * ranks + 32; }
 
 // Lets this process open `wanted` descriptors, raising its own limit up to the hard one. kBadInput

@@ -35,8 +35,8 @@ constexpr milliseconds kHookPoll{20};      // where the kernel has no pidfd
 constexpr milliseconds kUnkillable{5000};  // from SIGKILL to giving up on a dead file system
 constexpr std::size_t kLineBytes = 200;
 
-// What stop() and the destructor write to the eventfd of a hook; the sum of all that was written is
-// what the thread reads.
+// The values that stop() and the destructor write to the eventfd of a hook; the thread reads the
+// sum of all.
 constexpr std::uint64_t kAskToEnd = 1;
 constexpr std::uint64_t kKillNow = 1U << 16;
 
@@ -190,7 +190,7 @@ std::optional<std::string> HookRunner::Hook::start() {
   if (pipe2(ends.data(), O_CLOEXEC) != 0) return failed(errno);
   output_ = UniqueFd(ends[0]);
   const UniqueFd to_output(ends[1]);
-  // Of this end alone: the two ends of a pipe have flags of their own.
+  // The flag is set at this end alone: the two ends of a pipe have flags of their own.
   fcntl(output_.get(), F_SETFL, O_NONBLOCK);
 
   const SpawnSetup setup(to_output.get());
@@ -224,7 +224,7 @@ void HookRunner::Hook::wait_for_events() {
   ::poll(events.data(), events.size(), static_cast<int>(at_most.count()));
 }
 
-// What stop() or the destructor wants.
+// Follows the request of stop() or of the destructor.
 void HookRunner::Hook::obey() {
   std::uint64_t asked = 0;
   if (read(wake_.get(), &asked, sizeof asked) != sizeof asked) return;
@@ -249,8 +249,8 @@ void HookRunner::Hook::kill_now() {
   deadline_ = Clock::now() + kUnkillable;
 }
 
-// What is there, but no more than a pipe holds a few times: a hook that prints without end must not
-// outlast its limit.
+// Reads the present output, but no more than a pipe holds a few times: a hook that prints without
+// end must not outlast its limit.
 void HookRunner::Hook::read_output() {
   std::array<char, 1 << 14> bytes;
   for (int more = 64; more > 0 && output_; --more) {

@@ -10,7 +10,7 @@ namespace dynmo::process {
 // Resident now; 0 where the system does not tell.
 [[nodiscard]] Bytes resident_memory();
 
-// Of this host, with its swap; 0 where the system does not tell.
+// Returns the memory of this host, with its swap; 0 where the system does not report it.
 [[nodiscard]] Bytes host_memory();
 
 }  // namespace dynmo::process

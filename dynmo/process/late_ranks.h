@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What ranks say to the launcher that has started them: that more are wanted, and that one which
-// came later is a rank now. One datagram each, on a socket that they have inherited.
+// Ranks tell the launcher that has started them that more are needed, and that one which came later
+// is a rank now. One datagram each, on a socket that they have inherited.
 
 #include <sys/types.h>
 
@@ -17,9 +17,9 @@ namespace dynmo::process {
 // Names the socket in the environment of a rank; empty or absent: there is none.
 inline constexpr const char* kLauncherFd = "DYNMO_LAUNCHER_FD";
 
-// Of a rank: asks for so many more. kBadInput where no launcher that starts them has started it.
+// A rank asks for so many more. kBadInput where no launcher that starts them has started it.
 [[nodiscard]] Expected<void> ask_for_ranks(int ranks);
-// Of one that came later: it is a rank with this number, and its failure is one of the run.
+// A rank that came later tells that it has this number, and that its failure is one of the run.
 void tell_launcher_joined(int number);
 
 struct WantedRanks {

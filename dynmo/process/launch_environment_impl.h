@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the launcher says to the ranks that it starts, as variables of their environment.
+// The launcher passes these values to the ranks that it starts, as variables of their environment.
 
 #include <string>
 #include <utility>
@@ -18,9 +18,9 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 // them. `requests`: where ranks say what they want (late_ranks.h), -1: nowhere.
 [[nodiscard]] std::vector<std::string> environment_of(const LaunchOptions& options, int requests,
                                                       const Variables& place);
-// Of one of the first ranks; `store` is where rank 0 listens.
+// Returns the variables of one of the first ranks; `store` is where rank 0 listens.
 [[nodiscard]] Variables place_of(const LaunchOptions& options, int rank, const UniqueFd& store);
-// Of one that comes later.
+// Returns the variables of a rank that comes later.
 [[nodiscard]] Variables no_place();
 
 }  // namespace dynmo::process

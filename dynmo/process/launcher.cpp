@@ -41,7 +41,7 @@ constexpr milliseconds kCauseTime{3000};      // for a process to be seen ended 
 constexpr milliseconds kPoll{20};             // where the kernel has no pidfd
 constexpr int kLastOutput = 32;               // bufferfuls read of a rank that has failed
 
-// Of a rank that was killed, or that lost another.
+// The exit code of a rank that was killed, or that lost another.
 const int kLostExit = exit_code(ErrorCode::kPeerLost);
 
 // One rank's process. It stays unreaped to the end, so that its number names nobody else.
@@ -357,7 +357,8 @@ void Launch::note_ended() {
     }
   }
   for (const Child* child : ended) wait_for_causes(ranks_named(child->unshown));
-  // Of several at once those first that the others speak of: killed, or with nothing to say.
+  // If several end at the same time, those come first that the others name: killed, or with nothing
+  // to say.
   const auto speaks = [](const Child* child) { return !ranks_named(child->unshown).empty(); };
   std::ranges::stable_partition(ended, std::not_fn(speaks));
   std::ranges::stable_partition(ended, [](const Child* child) { return child->signal != 0; });
@@ -421,7 +422,7 @@ void Launch::signal_running(int signal) {
   }
 }
 
-// What the ranks themselves have started goes with them; then the pipes end.
+// Ends the processes that the ranks themselves have started; then the pipes end.
 void Launch::drain() {
   kill(-children_.front().pid, SIGKILL);
   const auto deadline = Clock::now() + kDrainTime;

@@ -27,8 +27,8 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> environment = {};  // added to this process's
   std::string address = "127.0.0.1";  // of this host, where the ranks meet
   std::vector<int> cores = {};        // rank i is pinned to cores[i % size]; empty: nowhere
-  // Of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It finds
-  // nothing of a place in its environment.
+  // The command of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It
+  // finds nothing of a place in its environment.
   std::vector<std::string> late_command = {};
   bool all_report = false;     // the output below is that of all ranks, as any may come to speak
   int output = STDOUT_FILENO;  // becomes rank 0's own stdout

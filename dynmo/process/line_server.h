@@ -30,7 +30,7 @@ class LineServer {
     // For a client to say its line, and to read the last one that it gets.
     std::chrono::milliseconds first_line{10000};
   };
-  // What becomes of a client after its line.
+  // The server's decision on a client after its line.
   struct Answer {
     std::string line;  // with its end; empty: none yet
     bool done = true;  // it is closed once it has the line
@@ -44,7 +44,7 @@ class LineServer {
                                                                     OnLine on_line, OnGone on_gone);
   LineServer(const LineServer&) = delete;
   LineServer& operator=(const LineServer&) = delete;
-  // What was sent before goes out as far as it is read at once.
+  // Data that was sent before is delivered as far as it is read at once.
   ~LineServer();
 
   [[nodiscard]] std::uint16_t port() const;

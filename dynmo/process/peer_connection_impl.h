@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the watchdogs of two ranks send each other, and one end of their connection. A connection
-// belongs to the watchdog's thread and never blocks it.
+// Defines the frames between the watchdogs of two ranks, and one end of their connection. A
+// connection belongs to the watchdog's thread and never blocks it.
 
 #include <chrono>
 #include <cstdint>
@@ -47,7 +47,7 @@ struct Word {
 [[nodiscard]] std::string encode(const Word& word);
 [[nodiscard]] std::string encode_verdict(const Error& verdict);
 
-// Of the rest of such a frame; nullopt if it is none.
+// Parses the rest of such a frame; nullopt if it is malformed.
 [[nodiscard]] std::optional<Hello> parse_hello(std::string_view rest);
 [[nodiscard]] std::optional<Error> parse_verdict(std::string_view rest);
 [[nodiscard]] std::optional<Word> parse_word(std::string_view rest);

@@ -45,7 +45,7 @@ struct Hierarchy {
   std::string group;
 };
 
-// Of a line of /proc/self/mountinfo: "36 35 98:0 /root /mount options fields - type source
+// Parses a line of /proc/self/mountinfo: "36 35 98:0 /root /mount options fields - type source
 // options".
 std::optional<Hierarchy> hierarchy_of(const std::string& line) {
   const std::vector<std::string> words = split(line, ' ');

@@ -250,7 +250,7 @@ void Watchdog::Loop::read_peers() {
   for (PeerConnection& peer : peers_) {
     if (!peer.socket) continue;
     const State received = peer.receive();
-    // What was sent before the connection closed counts first.
+    // Frames that were sent before the connection closed count first.
     const State handled = peer.take_frames([&](const Frame& frame) { return handle(peer, frame); });
     if (handled == State::kClosed || received == State::kClosed) handle_closed(peer);
   }

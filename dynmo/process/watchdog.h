@@ -60,7 +60,7 @@ class Watchdog {
   ~Watchdog();
 
   [[nodiscard]] std::uint16_t port() const;  // of rank 0
-  // Of the other ranks: this host, as the connection to rank 0 sees it.
+  // Returns the address of this host for the other ranks, as the connection to rank 0 sees it.
   [[nodiscard]] std::string local_address() const;
 
   // "rank 2 was lost: its connection closed" with kPeerLost, or what a rank that ended on purpose
@@ -72,7 +72,7 @@ class Watchdog {
   // Tells all ranks, those that connect later as well, that `key` has this value. Returns at once.
   // Of two values of one key the one that rank 0 heard last counts.
   void tell(const std::string& key, const std::string& value);
-  // What has been told; nullopt: nothing yet.
+  // Returns the value of the key; nullopt: it was not set yet.
   [[nodiscard]] std::optional<std::string> told(const std::string& key) const;
   // Waits until all keys have been told, at most so long: whether they have. The verdict if one
   // comes first.

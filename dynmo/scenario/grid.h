@@ -19,8 +19,9 @@ struct ReplicaKind {
 
 struct Grid {
   std::vector<ReplicaKind> kinds;
-  // What one plan for all replicas must suit: at each position the slowest rank of any replica, and
-  // a node boundary wherever any replica has one. Knows of the replicas and the link between them.
+  // One plan for all replicas must suit this cluster: at each position the slowest rank of any
+  // replica, and a node boundary wherever any replica has one. Knows of the replicas and the link
+  // between them.
   cost::Cluster planned;
   int replicas = 0;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a scenario file describes, made: the costs of every step and the machines.
+// A job is made from a scenario file: the costs of every step and the machines.
 
 #include <memory>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What stands between a simulated run and the controller (control/controller.h): plans over the
-// ranks that are there, and what measuring would give.
+// Connects a simulated run with the controller (control/controller.h): plans over the ranks that
+// are there, and what measuring would give.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +45,7 @@ namespace dynmo::scenario {
 [[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
                                              const Scenario& scenario, std::size_t ranks,
                                              const cost::StepSample& beside);
-// What it had measured before its first step.
+// Makes the profiler with the measurements before the first step of the recorded run.
 [[nodiscard]] control::Profiler recorded_profiler(const dynamism::Recording& recording,
                                                   const cost::ModelCost& known,
                                                   const control::ControllerOptions& options);

@@ -22,7 +22,7 @@
 
 namespace dynmo::schedule {
 
-// Costs of a micro-batch on the rank that holds the stage. Of a frozen stage only the forward half
+// Costs of a micro-batch on the rank that holds the stage. For a frozen stage only the forward half
 // counts.
 struct StageTiming {
   Nanoseconds forward{0};

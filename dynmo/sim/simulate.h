@@ -88,7 +88,7 @@ struct SimResult {
 
 // kBadInput: a schedule that the checker refuses (with its message: what is wrong, or which actions
 // wait for each other); not one cost a stage and one cluster rank a schedule rank; costs or links
-// that are negative or no numbers, a speed that is not positive; sums of 2^62 ns or bytes and more.
+// that are negative or NaN, a speed that is not positive; sums of 2^62 ns or bytes and more.
 [[nodiscard]] Expected<SimResult> simulate(const schedule::Schedule& lowered,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});

@@ -45,8 +45,8 @@ struct StepCosts {
   std::vector<std::int64_t> work;
 };
 
-// Requires a valid shape. kBadInput: costs or links that are negative or no numbers, speeds that
-// are not positive, the wrong number of stages or ranks, sums that do not fit 64 bits.
+// Requires a valid shape. kBadInput: costs or links that are negative or NaN, speeds that are not
+// positive, the wrong number of stages or ranks, sums that do not fit 64 bits.
 [[nodiscard]] Expected<StepCosts> step_costs(const schedule::PipelineShape& shape,
                                              std::span<const StageCost> stages,
                                              const cost::Cluster& cluster);

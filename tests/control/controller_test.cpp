@@ -147,8 +147,8 @@ TEST(Controller, AnswersAnnouncedWorkOnceItWasMeasured) {
   EXPECT_EQ(training.plans, plans + 1);
 }
 
-// What pruning leaves says what products take, so it moves before the first step with it, and looks
-// again when the step has been measured.
+// The remaining weights tell what products take, so pruning moves before the first step with it,
+// and looks again when the step has been measured.
 TEST(Controller, AnswersPrunedLayersAtTheBoundary) {
   Training training;
   training.noise = 0.01;

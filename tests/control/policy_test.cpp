@@ -49,7 +49,7 @@ TEST(Policy, AGrownFrozenPrefixIsAnsweredAtOnce) {
   EXPECT_LT(decision->planned_step_s, decision->current_step_s);
   EXPECT_LT(decision->imbalance_after, decision->imbalance_before);
   EXPECT_EQ(decision->reason.find('\n'), std::string::npos);
-  // What it predicts is what the replay says.
+  // The prediction is what the replay says.
   EXPECT_EQ(decision->planned_step_s, evaluate(decision->plan, after, cluster, 16)->step_time_s);
   const auto next = decide({decision->plan, after, 0.02, cluster, 16, 1000});
   EXPECT_FALSE(next->migrate) << next->reason;

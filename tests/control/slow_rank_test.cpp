@@ -18,7 +18,7 @@ struct Found {
   double factor;
 };
 
-// What is said over `steps` steps of layers with the given times by (step, layer).
+// Returns what is reported over `steps` steps of layers with the given times by (step, layer).
 std::vector<Found> watch(int steps, const std::function<double(int, int)>& time_of,
                          const plan::Plan& plan = kPlan) {
   SlowRankDetector detector;

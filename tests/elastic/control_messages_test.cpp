@@ -106,7 +106,7 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
   }
 }
 
-// Of what a run says, only text that people wrote may be no UTF-8.
+// In a run's answer, only text that people wrote may be no UTF-8.
 TEST(ControlMessages, ATextThatIsNoUtf8IsSaidAllTheSame) {
   const std::string line = to_line(Reply{.done = true, .text = "a\xFFz"});
   const auto read = parse_reply(without_end(line));
@@ -123,7 +123,7 @@ TEST(ControlMessages, ViewsAreReadAsTheyWereWritten) {
   }
 }
 
-// What a valid line becomes by one edit of its JSON, and what its refusal names.
+// A fault is one edit of a valid line's JSON, and what its refusal names.
 struct Fault {
   std::function<void(Json&)> edit;
   std::string_view names;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the worlds of one exploration have in common: memberships and messages, each once, and what
-// has come of each event. The state machine is a pure function, and few of its states make many
-// worlds; so a world refers to them, is cheap to copy, and most events are looked up.
+// The worlds of one exploration share this: memberships and messages, each once, and what has come
+// of each event. The state machine is a pure function, and few of its states make many worlds; so a
+// world refers to them, is cheap to copy, and most events are looked up.
 
 #include <cstdint>
 #include <deque>

@@ -117,8 +117,8 @@ class World {
  public:
   explicit World(const WorldOptions& options);
 
-  // What can happen: of itself, and by a fault, a plan or a repair. None after a violation or
-  // beyond the number of ballots.
+  // Returns the events that can happen: spontaneous ones, and faults, plans or repairs. None after
+  // a violation or beyond the number of ballots.
   [[nodiscard]] std::vector<Happening> next() const;
   void apply(const Happening& happening);
   // Nothing happens of itself any more.

@@ -52,7 +52,8 @@ class BlockedAttention : public ::testing::TestWithParam<at::ScalarType> {
       GTEST_SKIP() << "this libtorch or processor has no such product of " << GetParam();
     }
   }
-  // Of the largest element. bf16: probabilities, their gradients and results are rounded once each.
+  // The tolerance is relative to the largest element. bf16: probabilities, their gradients and
+  // results are rounded once each.
   static double tolerance() {
     if (GetParam() == at::kDouble) return 1e-13;
     return GetParam() == at::kFloat ? 2e-6 : 2.0 / 128;

@@ -123,7 +123,7 @@ ExitRun run(ExitModel& model, const LayerContext& context) {
   return result;
 }
 
-// Of the rows that are here, which choose among themselves; the others pass.
+// The rows that are here choose among themselves; the others pass.
 testing::ExpertsFormula plain_experts(const ExitModel& model, const ExitCase& c, std::size_t layer,
                                       const std::vector<at::Tensor>& p, const at::Tensor& x,
                                       const at::Tensor& here) {

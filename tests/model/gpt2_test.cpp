@@ -68,7 +68,7 @@ class Gpt2Gradients : public ::testing::TestWithParam<Case> {
     if (GetParam().kind != "embedding") input_ = random_tensor({3, 10, 24}, 21);
   }
 
-  // What dropout multiplies a tensor of ones by.
+  // Returns what dropout multiplies a tensor of ones by.
   [[nodiscard]] at::Tensor mask(std::uint64_t salt) const {
     return dropout(at::ones({3, 10, 24}, at::kDouble), config_.dropout, state_, context_, salt);
   }

@@ -63,7 +63,7 @@ Gradients by_autograd(const LayerState& state, const at::Tensor& input,
   return result;
 }
 
-// Of one layer in fp64, and none of them nothing.
+// Compares the gradients of one layer in fp64, none of which is zero.
 inline void expect_near(const Gradients& ours, const Gradients& plain, const LayerState& state) {
   const auto near = [](const at::Tensor& a, const at::Tensor& b) {
     return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-11);

@@ -150,9 +150,9 @@ inline at::Tensor plain_rotate(const at::Tensor& x_BHTK, double theta) {
   return x_BHTK * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
 }
 
-// What an attention layer of the Llama family adds to x, without dropout: explicit mask and
-// softmax, repeated key heads. Of rows that are `here` (undefined: all), among those; the others'
-// results are of no use.
+// Returns what an attention layer of the Llama family adds to x, without dropout: explicit mask and
+// softmax, repeated key heads. Rows that are `here` (undefined: all) attend among those; the
+// others' results are of no use.
 inline at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Tensor>& p,
                                   const at::Tensor& x, const at::Tensor& here_BT = {}) {
   const std::int64_t B = x.size(0);
@@ -181,7 +181,7 @@ inline at::Tensor plain_mlp(const LlamaConfig& c, const std::vector<at::Tensor>&
   return (gate * gate.sigmoid() * n.matmul(p[2].t())).matmul(p[3].t());
 }
 
-// Of the layer's parameter of that name. Throws where there is none.
+// Returns the index of the layer's parameter of that name. Throws where there is none.
 inline std::size_t index_of(const Layer& layer, std::string_view name) {
   const auto specs = layer.parameters();
   const auto found = std::ranges::find(specs, name, &ParameterSpec::name);

@@ -276,7 +276,7 @@ TEST(MoeLayer, ThatIsFrozenAddsNoWeightGradients) {
   for (const Tensor& gradient : rests.parameters) EXPECT_FALSE(gradient.defined());
 }
 
-// By kernels that fp64 has not, where the processor wants them.
+// fp32 has kernels of its own, where the processor has the instructions.
 TEST(MoeLayer, InFp32IsNearItself) {
   LlamaConfig config = testing::tiny_config();
   config.shape.hidden = 72;

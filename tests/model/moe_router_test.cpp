@@ -22,7 +22,8 @@ const std::vector<MoeRouter> kRouters = {MoeRouter::kTopK, MoeRouter::kBias, Moe
 
 Tensor bias_of(std::int64_t experts) { return random_tensor({experts}, 9, at::kFloat).mul_(0.1); }
 
-// What holds of every routing: rows of experts in order, each token's slots pointing to them.
+// Every routing has these properties: rows of experts in order, each token's slots pointing to
+// them.
 void expect_sorted(const Routing& routing, std::int64_t tokens, std::int64_t experts) {
   ASSERT_EQ(std::ssize(routing.offsets), experts + 1);
   ASSERT_EQ(routing.offsets.back(), routing.tokens_A.numel());

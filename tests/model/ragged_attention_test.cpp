@@ -19,7 +19,7 @@ namespace {
 using testing::random_tensor;
 using testing::same_bits;
 
-// Of sections of at most `longest` rows, each of `tokens` positions with the given probability.
+// Draws sections of at most `longest` rows, each of `tokens` positions with the given probability.
 RaggedRows random_rows(Rng& rng, int sections, std::int64_t tokens, double kept) {
   RaggedRows rows{.offsets = {0}, .positions = {}};
   for (int s = 0; s < sections; ++s) {

@@ -32,7 +32,7 @@ TEST(SparseBreakEven, StaysInsideWhatWasMeasuredOrIsNever) {
   EXPECT_EQ(break_even(times({{0.3, 2}, {0.9, 1.01}})), 1);
 }
 
-// What it is depends on the machine and its load.
+// The value depends on the machine and its load.
 TEST(SparseBreakEven, IsAShareWhereverItIsMeasured) {
   const std::vector<MatrixSize> matrices = {{.rows = 32, .columns = 48, .matrices = 4},
                                             {.rows = 1, .columns = 1500}};

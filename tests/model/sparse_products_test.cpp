@@ -27,7 +27,7 @@ std::vector<InstructionSet> instruction_sets() {
 // A pruned matrix and activations. Sizes lie on both sides of blocks, groups and tiles.
 struct Case {
   Case(std::uint64_t seed, at::ScalarType type) : Case(seed, type, Rng(seed)) {}
-  // Of the given shape.
+  // Makes a case of the given shape.
   Case(std::uint64_t seed, at::ScalarType type, std::int64_t rows, std::int64_t columns,
        std::int64_t tokens, double density)
       : mask_OI(at::zeros({rows, columns}, at::kBool)) {

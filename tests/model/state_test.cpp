@@ -18,7 +18,7 @@ namespace {
 using testing::random_tensor;
 using testing::same_bits;
 
-// What a migration does: header and tensors as bytes, into a state made from the layer alone.
+// Does what a migration does: header and tensors as bytes, into a state made from the layer alone.
 LayerState copy_by_bytes(const Layer& layer, const LayerState& state) {
   const auto header_bytes = pack(header(state));
   LayerState copy = allocate_like(layer, unpack(header_bytes).value()).value();

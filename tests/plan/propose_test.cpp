@@ -142,8 +142,8 @@ TEST(Propose, TheBalancersInFlightCountsAreTheSchedules) {
         const auto proposal = propose(Balancer::kUniform, problem);
         ASSERT_TRUE(proposal) << proposal.error().message;
         // Exact by rank but for interleaved 1F1B, whose stages do not all peak at once, and a V of
-        // few micro-batches. By rank, as the stages of a V peak at different times, and its middle
-        // is one stage.
+        // few micro-batches. The sums are those of ranks, as the stages of a V peak at different
+        // times, and its middle is one stage.
         std::vector<std::int64_t> assumed(static_cast<std::size_t>(ranks), 0);
         for (std::size_t s = 0; s < holds.size(); ++s) {
           const int layers = 4 * ranks / static_cast<int>(holds.size());

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHang{60000};
 constexpr std::size_t kMaxLine = 100;
 
-// What the server's thread calls, seen by the test's.
+// Holds the calls of the server's thread for the test's.
 class Heard {
  public:
   void add(ClientId client, std::string_view line) {

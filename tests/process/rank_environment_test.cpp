@@ -23,7 +23,8 @@ const Variables kTorchrun = {{"RANK", "2"},
                              {"MASTER_ADDR", "node1"},
                              {"MASTER_PORT", "29400"}};
 
-// What sbatch's script and `srun --pty bash` have, with the address exported for an srun to come.
+// The variables of sbatch's script and `srun --pty bash`, with the address exported for an srun to
+// come.
 TEST(RankEnvironment, IsAbsentWhereNobodyStartedARank) {
   const Variables batch = {{"SLURM_JOB_ID", "7"},
                            {"SLURM_PROCID", "0"},
@@ -103,7 +104,7 @@ TEST(RankEnvironment, ReadsMpiruns) {
   EXPECT_EQ((*read(variables))->address, "node1");
   variables.erase("MASTER_ADDR");
   variables["SLURM_JOB_NODELIST"] = "big[3,7]";
-  // Of mpirun's daemons, which it starts by srun.
+  // mpirun's daemons have these variables, which it starts by srun.
   variables["SLURM_PROCID"] = "0";
   variables["SLURM_STEP_NUM_TASKS"] = "9";
   variables["SLURM_STEP_NODELIST"] = "big7";

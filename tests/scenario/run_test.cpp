@@ -258,7 +258,7 @@ TEST(Run, TheSlowestReplicaSetsThePace) {
   EXPECT_NEAR(run.bubble, 1 - busy / (20 * alone), 1e-9);
 }
 
-// What a plan is judged by is what a step takes: the reduction is in both.
+// A plan is judged by the time that a step takes: the reduction is in both.
 TEST(Grid, ThePlanKnowsOfTheReduction) {
   Scenario s = free_scenario();
   s.cluster.data_parallel = 3;
