@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints as a user meets them: resume after SIGKILL, disks that say no, damaged files."""
 import json
-import random
+import os
 import resource
 import shutil
 import signal
@@ -10,6 +10,8 @@ import time
 
 from program import DYNMO
 from run_case import RunCase, digests, losses, newest_manifest, rank_processes
+
+KILL_AT_WRITE = os.environ.get("KILL_AT_WRITE_LIBRARY", "")
 
 
 class Resume(RunCase):
@@ -299,43 +301,36 @@ class Checkpoints(RunCase):
             self.assert_error(self.dynmo("checkpoint", *words), 4, "no usable checkpoint", "manifest.json")
 
     def test_killed_while_writing(self):
-        """Killed at random moments and while a checkpoint is seen to be written: what is listed verifies, resume is exact."""
-        extra = ("train.steps=120", "checkpoint.every=2", "run.trace_steps=0")
+        """A rank is killed before its n-th operation on a checkpoint under way: what is listed verifies, resume is exact."""
+        extra = ("train.steps=20", "checkpoint.every=2", "checkpoint.keep=3", "run.trace_steps=0")
         undisturbed = self.run_command(self.command("-n", "2", run="steady", extra=extra))
         self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
-        run = self.folder / "hunted"
-        draw = random.Random(5)
-        half_written = 0
-
-        def half():
-            return list((run / "checkpoints").glob("step-*.tmp"))
-
-        def committed():
-            return max((path.name for path in (run / "checkpoints").glob("step-*[0-9]")), default="")
-
-        for turn in range(30):
-            if turn >= 6 and half_written > 0:
+        steady = self.folder / "steady"
+        wanted = digests(newest_manifest(steady))
+        committed = sorted((steady / "checkpoints").glob("step-*[0-9]"))
+        self.assertEqual(committed[-1].name, "step-00000020")
+        ended = []
+        for operation in (1, 2, 3, 5, 8, 13, 21, 34, 200):
+            # With two checkpoints still to be written.
+            run = self.folder / f"killed-{operation}"
+            shutil.copytree(steady, run)
+            for checkpoint in committed[-2:]:
+                shutil.rmtree(run / "checkpoints" / checkpoint.name)
+            killed = self.run_command(self.command("-n", "2", "--resume", run=run.name, extra=extra),
+                                      env={"LD_PRELOAD": KILL_AT_WRITE, "KILL_AT_WRITE": str(operation)})
+            ended.append(killed.returncode)
+            half_written = list((run / "checkpoints").glob("step-*.tmp"))
+            if killed.returncode == 0:  # it has fewer operations
+                self.assertEqual(half_written, [])
                 break
-            before = committed()
-            words = ["--resume"] if before else []
-            process = subprocess.Popen(self.command("-n", "2", *words, run="hunted", extra=extra), cwd=self.folder,
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-            deadline = time.monotonic() + 120
-            while process.poll() is None and (committed() <= before or (turn % 2 == 1 and not half())):
-                self.assertLess(time.monotonic(), deadline, "no checkpoint")
-                time.sleep(0.001)
-            if turn % 2 == 0:
-                time.sleep(draw.uniform(0, 0.2))
-            process.kill()
-            process.wait(timeout=120)
-            while rank_processes(str(run)):
-                self.assertLess(time.monotonic(), deadline + 120)
-                time.sleep(0.02)
-            half_written += len(half())
+            self.assertEqual(killed.returncode, 5, killed.stdout + killed.stderr)
+            self.assertEqual(len(half_written), 1, operation)
+            self.assertFalse(rank_processes(str(run)))
             verified = self.dynmo("checkpoint", "verify", run)
             self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
             self.assertNotIn("DAMAGED", verified.stdout)
-        self.assertGreater(half_written, 0, "no kill came while a checkpoint was written")
-        resumed = self.run_command(self.command("-n", "3", "--resume", run="hunted", extra=extra))
-        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
-        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))
+            resumed = self.run_command(self.command("-n", "3", "--resume", run=run.name, extra=extra))
+            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            self.assertEqual(digests(newest_manifest(run)), wanted)
+        self.assertEqual(ended[-1], 0, "all operations of a rank on two checkpoints were reached")
+        self.assertGreater(len(ended), 4, ended)

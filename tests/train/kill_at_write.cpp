@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Preloaded into `dynmo train`, this kills a process in the middle of a checkpoint: before its
+// KILL_AT_WRITE-th operation (open, write, fsync, rename) on a file of a checkpoint that is not
+// committed yet, a path with "/checkpoints/" and ".tmp". So a test names the moment and need not
+// find one.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+bool is_pending(const char* path) {
+  return std::strstr(path, "/checkpoints/") != nullptr && std::strstr(path, ".tmp") != nullptr;
+}
+
+bool is_pending(int descriptor) {
+  char link[64];
+  char path[4096];
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+  const ssize_t length = ::readlink(link, path, sizeof path - 1);
+  if (length <= 0) return false;
+  path[length] = '\0';
+  return is_pending(path);
+}
+
+void count() {
+  static std::atomic<int> operations{0};
+  static const char* const at = std::getenv("KILL_AT_WRITE");
+  if (at != nullptr && ++operations == std::atoi(at)) std::raise(SIGKILL);
+}
+
+template <typename Function>
+Function next(const char* name) {
+  return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  static const auto real = next<int (*)(const char*, int, ...)>("open");
+  std::va_list arguments;
+  va_start(arguments, flags);
+  const int mode = (flags & O_CREAT) != 0 ? va_arg(arguments, int) : 0;
+  va_end(arguments);
+  if ((flags & O_CREAT) != 0 && is_pending(path)) count();
+  return real(path, flags, mode);
+}
+
+ssize_t write(int descriptor, const void* bytes, std::size_t size) {
+  static const auto real = next<ssize_t (*)(int, const void*, std::size_t)>("write");
+  if (is_pending(descriptor)) count();
+  return real(descriptor, bytes, size);
+}
+
+int fsync(int descriptor) {
+  static const auto real = next<int (*)(int)>("fsync");
+  if (is_pending(descriptor)) count();
+  return real(descriptor);
+}
+
+int rename(const char* from, const char* to) noexcept {
+  static const auto real = next<int (*)(const char*, const char*)>("rename");
+  if (is_pending(from)) count();
+  return real(from, to);
+}
+
+}  // extern "C"
