@@ -22,7 +22,7 @@ constexpr double kFruitless = 0.005;  // share of the time of training
 
 struct StageWork {
   std::vector<double> share;  // of the model's work
-  std::vector<double> noise;  // deviation of a share for layers of relative deviation 1
+  std::vector<double> noise;  // std of a share for layers of relative std 1
 };
 
 StageWork stage_work(const plan::Plan& plan, const cost::ModelCost& costs, int micro_batches) {
@@ -159,7 +159,7 @@ double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
 
-// What was found needs as much evidence when it is measured again.
+// A found change needs as much evidence when it is measured again.
 Cause Controller::evidence(Cause cause) const {
   if (cause == Cause::kConfirmed && !lasting_.known) return Cause::kFound;
   return cause == Cause::kKnown && pending_.measured_anew ? Cause::kConfirmed : cause;

@@ -83,8 +83,9 @@ class Controller {
   void announce(cost::Announced what, std::int64_t step);
   void forget_times() { profiler_.forget_times(); }
 
-  // What to do before step `now.step`; nullopt where there is nothing to plan for (no plan was
-  // made). Times are of a step. The caller carries a decision to migrate out, or says not_moved().
+  // Decides what to do before step `now.step`; nullopt where there is nothing to plan for (no plan
+  // was made). Times are of a step. The caller carries a decision to migrate out, or says
+  // not_moved().
   [[nodiscard]] Expected<std::optional<Decision>> decide(const Boundary& now);
   void not_moved() { budget_.moved = false; }
 
@@ -114,7 +115,7 @@ class Controller {
   [[nodiscard]] const cost::Charges& charges() const { return charges_; }  // newest
 
  private:
-  // What there is to plan for.
+  // The reasons to plan that are pending.
   struct Pending {
     bool known = false;          // a change that training has announced, and ...
     bool measured_anew = false;  // ... that has to be measured, ...

@@ -22,7 +22,7 @@ constexpr double kDeviations = 5;
 // A layer or a rank through the steps: logarithms of its time to the one expected.
 using Series = std::vector<double>;
 
-// What the newest steps of a series differ by from the older ones.
+// Returns the difference between the newest steps of a series and the older ones.
 double shift(const Series& series, std::size_t newest) {
   const auto split = series.end() - static_cast<std::ptrdiff_t>(newest);
   return median({split, series.end()}) - median({series.begin(), split});
@@ -177,8 +177,8 @@ class Test {
     newest_sum_ = std::move(expected);
   }
 
-  // Of two layers, one has changed rather than both in opposite ways: the other one says what is
-  // common.
+  // If two layers differ, one has changed rather than both in opposite ways: the other one shows
+  // the common part.
   static double common_part(std::vector<double>& layers, double of_step) {
     if (layers.empty()) return of_step;
     if (layers.size() != 2) return median_in_place(layers);

@@ -9,7 +9,7 @@
 // its layers), and the layer's own. So a machine that is slower is no change, and neither is a rank
 // that is slower for a moment.
 //   A layer has changed if its own part in the newest 3 steps lies on one side, beyond 5
-//   deviations. The work of a rank has changed if the sum of its layers, without the step's part,
+//   stds. The work of a rank has changed if the sum of its layers, without the step's part,
 //   does so in the newest 4: a burst of 3 steps is no change.
 // Every one of the newest steps must show at least half of it, and it must come to a share of the
 // mean rank's time that matters.
@@ -36,12 +36,12 @@ struct StepNoise {
 };
 
 struct FoundChange {
-  // Whose work differs most, a layer's or, where none by itself does, a rank's: by what factor.
+  // The layer whose work differs most or, where no single layer does, the rank; and the factor.
   std::optional<LayerId> layer;
   std::optional<Rank> rank;
   double factor = 1;
-  // By layer: what a time of an older step has to be multiplied by to be one of the new work; 1
-  // where nothing was found.
+  // For each layer, the factor that takes a time of an older step to the new work; 1 where nothing
+  // was found.
   std::vector<double> factors;
   int steps = 0;  // newest ones, which are of the new work
 
@@ -56,7 +56,7 @@ struct FoundChange {
   }
 };
 
-// `steps` from old to new, each of the same layers; nullopt below 6 of them. A deviation is the
+// `steps` from old to new, each of the same layers; nullopt below 6 of them. The std is the
 // larger one of `noise` and of what the older steps scatter around their median. `relevant`: least
 // change as a share of the mean rank's time.
 [[nodiscard]] std::optional<FoundChange> find_change(const std::deque<LayerTimes>& steps,

@@ -36,7 +36,8 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
   return {};
 }
 
-// By layer: its work over the speed of the plan's slowest rank, 0 where that is not its owner.
+// For each layer, its work over the speed of the plan's slowest rank, 0 where that is not its
+// owner.
 std::vector<double> bottleneck_work_s(const plan::Plan& plan, const PolicyInput& input) {
   const auto times = rank_times_s(plan, input.model, input.cluster, input.micro_batches);
   const Rank slowest(
@@ -49,7 +50,7 @@ std::vector<double> bottleneck_work_s(const plan::Plan& plan, const PolicyInput&
   return work;
 }
 
-// The deviation of the difference of two plans' step times (PolicyOptions).
+// The std of the difference of two plans' step times (PolicyOptions).
 double noise_s(const PolicyInput& input, const plan::Plan& planned) {
   const std::vector<double> now = bottleneck_work_s(input.current, input);
   const std::vector<double> then = bottleneck_work_s(planned, input);
@@ -129,9 +130,9 @@ struct Rivals {
   plan::Evaluation planned;
 };
 
-// What moving layers away from the slowest rank seems to gain where it is not the slowest: of n
-// equal values with noise the largest is about sqrt(2 ln n) deviations above the mean. Those that
-// noise may have put below it count: within 3 deviations.
+// Moving layers away from the slowest rank seems to gain even where noise alone made it the
+// slowest: of n equal values with noise the largest is about sqrt(2 ln n) standard deviations above
+// the mean. Those that noise may have put below it count: within 3 standard deviations.
 double chance_gain_s(const PolicyInput& input, const Decision& decision) {
   if (input.cause == Cause::kKnown) return 0;
   const auto times = rank_times_s(input.current, input.model, input.cluster, input.micro_batches);

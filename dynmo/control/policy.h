@@ -41,14 +41,14 @@ enum class RankUse {
 // a processor that others use, too, makes them all slower, and moving them seem to gain. It must
 // exceed, beside what choosing the slowest of noisy ranks seems to gain by chance (rank_noise x
 // sqrt(2 ln n) x T of n ranks within the noise; not where a change follows from what is known),
-// `noise_factor` deviations, which is also the hysteresis: on costs that only jitter neither the
+// `noise_factor` stds, which is also the hysteresis: on costs that only jitter neither the
 // move nor the way back is ever worth it. For drift it is high because the proposed cut was chosen
 // from the same noisy costs, and because a run looks thousands of times. Where the work has changed
 // the gain is less likely an artefact of the noise, and there is one decision a change.
 struct PolicyOptions {
   plan::Balancer balancer = plan::Balancer::kOptimal;
   double minimum_gain = 0.01;  // least relative gain of step time worth a move
-  double noise_factor = 5;     // least gain in deviations of the predicted difference, for drift;
+  double noise_factor = 5;     // least gain in stds of the predicted difference, for drift;
                                // 3/5 of it where a change was found, or a gain has lasted; 1/5
                                // where a change is known
   RankUse rank_use = RankUse::kAll;
@@ -78,7 +78,7 @@ struct Decision {
   double planned_step_s = 0;  // of the best plan found, taken or not
   double gain_s = 0;          // over the horizon; of fewer ranks: in time of all current ranks
   double cost_s = 0;          // of the move: bytes / bandwidth + fixed
-  double noise_s = 0;         // deviation of current_step_s - planned_step_s
+  double noise_s = 0;         // std of current_step_s - planned_step_s
   plan::Migration migration;  // of the plan proposed, taken or not
   double imbalance_before = 0;
   double imbalance_after = 0;
@@ -95,7 +95,7 @@ struct Decision {
 // cost. Nobody knows how long a gain lasts: who moves once it would have paid for the move loses at
 // most as much again. Migrates at once where the current plan no longer fits the memory and the
 // proposed one does. Keeps the current plan where the balancer finds none (no feasible cut: the
-// reason says so). kBadInput: input that does not fit together, or is negative or no number.
+// reason says so). kBadInput: input that does not fit together, or is negative or NaN.
 //
 // With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
 // are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.

@@ -38,7 +38,7 @@ bool is_frozen(std::size_t layer, int frozen_layers) {
   return layer < static_cast<std::size_t>(frozen_layers);
 }
 
-// Of a layer but its update.
+// Sums a layer's times without its update.
 double total_s(const cost::LayerTime& time, bool frozen) {
   return frozen ? time.forward_s : time.forward_s + time.input_gradient_s + time.weight_gradient_s;
 }
@@ -113,7 +113,8 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
   return find(frozen_layers);
 }
 
-// Of layers that trained in the step before and no longer do, as the window has them.
+// Notes the backward passes, from the window, of layers that trained in the step before and no
+// longer do.
 void Profiler::note_trained(int frozen_layers) {
   for (int i = frozen_layers_; i < frozen_layers && !window_.empty(); ++i) {
     const auto layer = static_cast<std::size_t>(i);
@@ -131,7 +132,7 @@ void Profiler::note_trained(int frozen_layers) {
 }
 
 // A layer that has never trained here takes what the layers that train do for as long a forward
-// pass; the first one has no input gradient. Of a layer that trains again the update is missing in
+// pass; the first one has no input gradient. For a layer that trains again the update is missing in
 // one step more, as a step measures that of the step before.
 void Profiler::fill_in(Sample& sample, int frozen_layers) const {
   const int changed = std::max(frozen_layers, frozen_layers_);
@@ -197,7 +198,8 @@ void Profiler::note_noise(const Sample& sample) {
     }
     if (own_changes_.size() > kLongest * least_) own_changes_.pop_front();
     for (std::size_t i = 0; ranks > 1 && i < levels.size(); ++i) {
-      // Of two steps, and from the mean of all: 2 (1 - 1 / ranks) variances of one.
+      // The value is the difference of two steps, taken from the mean of all: 2 (1 - 1 / ranks)
+      // variances of one.
       rank_changes_.push_back(std::abs(levels[i] - rank_levels_[i]) /
                               std::sqrt(2 * (1 - 1 / ranks)));
     }
@@ -214,8 +216,8 @@ void Profiler::note_noise(const Sample& sample) {
   rank_levels_ = std::move(levels);
 }
 
-// Of a layer's time but its update's. What is frozen now counts as if it had been: its backward
-// pass was no work that changed by itself.
+// Returns the layers' times without their updates. What is frozen now counts as if it had been: its
+// backward pass was no work that changed by itself.
 std::deque<LayerTimes> Profiler::times(int frozen_layers) const {
   std::deque<LayerTimes> steps;
   for (const Sample& sample : window_) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Turns the layer times of the last steps into costs, and notices when they have become others. It
-// measures every layer in every step (two clock reads a layer, 0.004 % of a step), so there is no
-// separate profiling phase. Of what a step takes beside its layers, too.
+// Turns the layer times of the last steps into costs, and notices when they change. It measures
+// every layer in every step (two clock reads a layer, 0.004 % of a step), so there is no separate
+// profiling phase. It also measures a step's overhead outside the layers.
 //
-// What share of a step's forward time each of a layer's times is, is the median over a window that
-// grows, up to 8 times its least length, while nothing changes. How long the steps take is the
-// median over the newest three alone: a machine that is slower for a while changes no share.
+// Each time is kept as its share of the step's forward time; the estimate is the median share over
+// a window that grows, up to 8 times its least length, while nothing changes. How long the steps
+// take is the median over the newest three alone: a machine that is slower for a while changes no
+// share.
 //
 // Where the newest steps are of other work than the older ones (find_change.h), the older ones are
 // scaled to it, so that the window stays long and a change of one layer makes no other uncertain.
@@ -55,7 +56,7 @@ class Profiler {
   void know(cost::ModelCost known);
   // The same with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
-  // Of the window, as measured or scaled.
+  // The observations of the window, as measured or scaled.
   [[nodiscard]] std::vector<cost::Observation> observations() const;
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
@@ -100,7 +101,7 @@ class Profiler {
       visit("forward_s", self.forward_s);
     }
   };
-  // What a layer takes besides its forward pass, in units of that.
+  // The times of a layer besides its forward pass, in units of that.
   struct Trained {
     double input_gradient = 0;
     double weight_gradient = 0;
@@ -114,7 +115,7 @@ class Profiler {
     }
   };
 
-  // What the times of the window were measured with.
+  // The share of each layer's products in force when the window was measured.
   struct Products {
     double time = 1;
     Bytes gradient_bytes;
@@ -138,7 +139,7 @@ class Profiler {
   [[nodiscard]] std::optional<FoundChange> find(int frozen_layers);
   // To all but the newest `steps`.
   void scale(const std::vector<double>& factors, int steps, int frozen_layers);
-  // Deviation of a median over the steps to that of one step's value, over the layers; one that was
+  // Std of a median over the steps / that of one step's value, over the layers; one that was
   // found to have changed is known from the steps since.
   [[nodiscard]] double median_error(bool of_ranks) const;
 
@@ -153,11 +154,11 @@ class Profiler {
   cost::StepSample beside_;
   int frozen_layers_ = 0;                // of the newest step
   std::map<std::size_t, Trained> last_;  // by layer that has trained and been frozen since
-  // Of the newest step, to compare the next one with.
+  // The owners in the newest step, to compare the next one with.
   std::vector<Rank> owners_;
   std::vector<double> own_shares_;
   std::vector<double> rank_levels_;  // logarithms of the ranks' sums, mean 0
-  // One step's deviations, from its change to the next.
+  // Absolute differences of one step to the next.
   std::deque<std::vector<double>> own_changes_;  // by layer
   std::deque<double> rank_changes_;
   double own_deviation_ = 0;  // of one step's value, mean over the layers; and of a rank's

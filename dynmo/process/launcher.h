@@ -47,7 +47,7 @@ struct LaunchOptions {
 // A rank that ends with 0 before the others is no failure. One that came later counts once it has
 // said that it is a rank (tell_launcher_joined).
 //
-// Says on `errors` which rank was killed or failed without a word. A line "dynmo: ..." that another
+// Says on `errors` which rank was killed or failed silently. A line "dynmo: ..." that another
 // rank has printed already is shown once.
 //
 // To be called in the process's main thread, before it starts others: they would take the signals.

@@ -101,7 +101,7 @@ class LineServer::Loop {
   const UniqueFd listener_;
   const UniqueFd wake_;
   std::list<LineConnection> clients_;  // the thread's own
-  ClientId next_ = 1;                  // likewise
+  ClientId next_ = 1;                  // the thread's own, too
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable flushed_;

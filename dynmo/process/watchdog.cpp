@@ -101,7 +101,7 @@ class Watchdog::Loop {
   const UniqueFd wake_;
   std::string own_address_;            // set before the thread starts
   std::vector<PeerConnection> peers_;  // the thread's own; of a rank that is not 0: rank 0
-  bool sent_done_ = false;             // likewise
+  bool sent_done_ = false;             // of a rank that is not 0
 
   mutable std::mutex mutex_;  // guards what follows
   mutable std::condition_variable changed_;

@@ -43,7 +43,7 @@ class Watchdog {
   using OnVerdict = std::function<void(const Error&)>;
 
   // Rank 0: listens on a free port (`port()`) of `address`, from now on until it is destroyed.
-  // Ranks that never connect are not missed: who joins is not the watchdog's affair.
+  // Ranks that never connect are not missed: the watchdog does not know who should join.
   [[nodiscard]] static Expected<std::unique_ptr<Watchdog>> listen(const WatchdogOptions& options,
                                                                   const std::string& address,
                                                                   OnVerdict on_verdict);
@@ -70,7 +70,7 @@ class Watchdog {
   [[nodiscard]] std::optional<Error> verdict_within(std::chrono::milliseconds time) const;
 
   // Tells all ranks, those that connect later as well, that `key` has this value. Returns at once.
-  // Of two values of one key the one that rank 0 heard last counts.
+  // If a key has two values, the one that rank 0 received last counts.
   void tell(const std::string& key, const std::string& value);
   // Returns the value of the key; nullopt: it was not set yet.
   [[nodiscard]] std::optional<std::string> told(const std::string& key) const;

@@ -17,7 +17,7 @@ struct Job {
   cost::Device device;
   std::unique_ptr<dynamism::LoadModel> load;
   // The same model with no dynamism, the same in every step: what the speed-up over dense training
-  // is measured against. Of a trace: its first step. Of a MoE: experts evenly loaded.
+  // is measured against. For a trace: its first step. For a MoE: experts evenly loaded.
   std::unique_ptr<dynamism::LoadModel> dense;
   std::int64_t tokens_per_micro_batch = 0;  // 0: not known (of costs without model.sequence)
 };

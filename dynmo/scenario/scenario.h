@@ -73,7 +73,7 @@ struct Scenario {
   } training;
   struct Policy {
     std::vector<std::string> compare = {"uniform", "time", "optimal"};
-    double noise = 0.02;           // relative deviation of a measured layer
+    double noise = 0.02;           // relative std of a measured layer
     int window = 5;                // measurements whose median is a layer's cost
     double profile_share = 0.001;  // by which measuring lengthens a step
     double plan_s = 0.02;          // of a plan

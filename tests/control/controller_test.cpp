@@ -238,7 +238,7 @@ TEST(Controller, ADearMoveIsMadeOnceItsCostWasForgone) {
   EXPECT_LE(waited_s, 1.1 * training.charges.move_fixed_s);
 }
 
-// Work that drifts to and fro asks for plans that gain nothing: they have a budget.
+// Work that drifts back and forth asks for plans that gain nothing: they have a budget.
 TEST(Controller, PlansThatLeadToNothingHaveABudget) {
   Training training;
   training.charges.plan_s = 0.05;  // a step takes 0.13 s

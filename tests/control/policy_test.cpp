@@ -184,7 +184,7 @@ TEST(Policy, AKnownChangeNeedsLessEvidence) {
   PolicyInput input{plan, after, 0, cluster, 16, 1000};
   const auto calm = decide(input);
   ASSERT_TRUE(calm->migrate) << calm->reason;
-  // The noise of the difference is proportional to relative_noise: a gain of 2.9 deviations.
+  // The noise of the difference is proportional to relative_noise: a gain of 2.9 stds.
   input.relative_noise = 0.1;
   const double noise = decide(input)->noise_s;
   input.relative_noise *= (calm->current_step_s - calm->planned_step_s) / (2.9 * noise);

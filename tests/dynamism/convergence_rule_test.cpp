@@ -109,7 +109,7 @@ TEST(ConvergenceRule, AllLayersTrainAgainWhenTheLearningRateHasDropped) {
   EXPECT_EQ(run.run({1, 1, 9}, 1), 2);
   run.learning_rate = 0.1;  // of the 1 at which the first of them froze
   EXPECT_EQ(run.run({1, 1, 9}, 1), 0);
-  // What they are compared with stays; the checks count anew, and so does the drop.
+  // The reference values stay; the checks count from 0 again, and so does the drop.
   EXPECT_EQ(run.run({1, 1, 9}, 1), 0);
   EXPECT_EQ(run.run({1, 1, 9}, 2), 2);
   EXPECT_EQ(run.rule.learning_rate, 0.1);

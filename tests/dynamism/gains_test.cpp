@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What balancing alone can give, rebuilt from the load models, the balancers and the simulator. The
-// expected figures are those of a simulation of 1F1B that was written apart from this program.
-// 1F1B, M = 4 P, no communication, whole blocks as layers; speed-up of the exact contiguous cut
-// over the even one.
+// The gains of balancing alone are rebuilt here from the load models, the balancers and the
+// simulator. The expected figures are those of a simulation of 1F1B that was written apart from
+// this program. 1F1B, M = 4 P, no communication, whole blocks as layers; speed-up of the exact
+// contiguous cut over the even one.
 
 #include <gtest/gtest.h>
 

@@ -87,7 +87,7 @@ TEST(Moe, AgreesWithTokensDrawnOneByOne) {
   MoeOptions p = even(kRanks);
   p.sampled_micro_batches = kRounds;
   const LoadInputs inputs = inputs_of(shape);
-  // Deviation of one phi is about 0.03, of the mean of 400 0.0015.
+  // The std of one phi is about 0.03, of the mean of 400 0.0015.
   EXPECT_NEAR(phi_of((*make_moe(p, inputs))->at(0), inputs), phi, 0.008);
 }
 
@@ -247,7 +247,7 @@ TEST(MoeCounts, AreTheStragglerFactorsOfALoad) {
   EXPECT_EQ(make_moe(p, inputs).error().code, ErrorCode::kBadInput);
 }
 
-// Of a training whose tokens leave on the way: experts behind exits have the tokens that came, and
+// In a training whose tokens leave on the way, experts behind exits have the tokens that came, and
 // in the end none.
 TEST(MoeCounts, OfBlocksBehindExitsAreTheTokensThatCame) {
   const TempFolder folder;

@@ -34,7 +34,7 @@ struct WholeMatrix {
   std::vector<std::int32_t> left;
 };
 using Pool = std::vector<WholeMatrix>;
-// By matrix of the pool, the offsets that are left.
+// For each matrix of the pool, the offsets that are left.
 using Left = std::vector<std::vector<std::int32_t>>;
 
 std::int64_t size_of(const Pool& pool) {
@@ -69,7 +69,7 @@ WholeMatrix dense_matrix(std::vector<float> weights, float std_of = 1) {
   return m;
 }
 
-// Of some kinds of numbers, so that keys tie, are 0 or denormal, or spread over all exponents.
+// Draws some kinds of numbers, so that keys tie, are 0 or denormal, or spread over all exponents.
 float drawn_weight(Rng& rng, std::uint64_t kind) {
   const float sign = rng.below(2) == 0 ? 1.0F : -1.0F;
   switch (kind) {
@@ -194,7 +194,7 @@ class SummingRanks {
   std::barrier<> barrier_;
 };
 
-// What an event on ranks has come to; the same on all of them.
+// The result of an event on ranks; the same on all of them.
 struct RanksOutcome {
   Expected<Selection> selection = Selection{};  // rank 0's; `stay` is of its matrices
   Digest digest;
@@ -202,7 +202,7 @@ struct RanksOutcome {
   std::size_t largest = 0;
 };
 
-// What all ranks have to agree on.
+// All ranks have to agree on this text.
 std::string said_of(const RanksOutcome& outcome) {
   if (!outcome.selection) return outcome.selection.error().message;
   const Selection& s = *outcome.selection;

@@ -88,7 +88,8 @@ TEST(Sources, TimesScaleWithTheDevice) {
   }
 }
 
-// Nothing but MoE's stragglers makes a layer dearer than the dense one; an exit has a head to run.
+// Nothing but MoE's stragglers makes a layer more expensive than the dense one; an exit has a head
+// to run.
 TEST(Sources, DynamismRemovesWork) {
   for (const std::string& source : load_names()) {
     if (source == "moe" || source == "none") continue;

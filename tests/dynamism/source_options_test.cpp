@@ -50,7 +50,7 @@ TEST(SourceOptions, KeysOfTrainingsAndScenariosAreTheSameFields) {
             "source in dynamism.source");
 }
 
-// What a seventh source needs in this half: an entry. Keys, checks and load model follow.
+// A seventh source needs one entry in this half. Keys, checks and load model follow.
 TEST(SourceOptions, ASeventhSourceIsAnEntry) {
   SourceOptions sources = seven_sources();
   EXPECT_TRUE(has(sources.scenario_keys(), "layer_drop.jitter"));

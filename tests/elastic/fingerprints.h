@@ -3,8 +3,8 @@
 
 // A set of 64-bit hashes of states, eight to twelve bytes each, in place of the states.
 //
-// Two states of one hash are taken for one. Of n states that happens with probability n^2 / 2^65:
-// at 100 million 3 in 10,000, and then one state out of all is not looked at.
+// Two states of one hash are taken for one. Among n states that happens with probability n^2 /
+// 2^65: at 100 million 3 in 10,000, and then one state out of all is not looked at.
 
 #include <cstdint>
 #include <utility>

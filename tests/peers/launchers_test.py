@@ -100,7 +100,7 @@ class Test:
             text.seek(0)
             return process.returncode, text.read()
 
-    # The launcher's own exit code is its affair: torchrun has 1, mpirun and srun that of a killed rank. It ends the others, too,
+    # Each launcher has its own exit code: torchrun has 1, mpirun and srun that of a killed rank. It ends the others, too,
     # but gives them time to say why they end.
     def killed_rank(self, name, launcher):
         codes = self.folder / f"{name}-codes"

@@ -219,7 +219,7 @@ TEST(LineServer, AClientThatSaysNothingIsDropped) {
   EXPECT_TRUE(heard.all_gone().empty());
 }
 
-// The limit is for the first line alone: a process may stand by for days.
+// The limit is for the first line alone: a process may wait for days.
 TEST(LineServer, AClientThatWaitsIsNotDropped) {
   Heard heard;
   const auto server = serve(heard, {.first_line = milliseconds(1)});

@@ -210,7 +210,7 @@ TEST(Watchdog, DoesNotListenToStrangers) {
       got = recv(socket->get(), &byte, 1, 0);
       errno = got < 0 ? errno : 0;
     }
-    EXPECT_LE(got, 0) << "rank 0 answered a stranger";
+    EXPECT_LE(got, 0) << "rank 0 answered an unknown process";
   }
   EXPECT_FALSE(watch.dogs[0]->verdict());
   EXPECT_FALSE(watch.dogs[1]->verdict());

@@ -232,7 +232,7 @@ TEST(EarlyExitRun, GoesOnWhenAllTokensLeaveAtTheFirstExit) {
   expect_same(run_pipeline(run), result, "four ranks");
 }
 
-// Of a boundary, what costs say is what was counted; and how much that is beside the rows.
+// At each boundary, the costs have what was counted; and how much that is beside the rows.
 TEST(EarlyExitRun, SendsHardlyMoreThanItsRows) {
   model::LlamaConfig config = small_model();
   config.shape.sequence = 96;

@@ -60,7 +60,7 @@ TEST(Exchange, TellsAllRanksTheSame) {
     EXPECT_EQ(all.squared_norms, (std::vector<double>{5, 6, 7}));
     // Sums over both replicas.
     EXPECT_EQ(all.figures, (std::vector<std::vector<double>>{{64, 34}, {64, 36}, {96, 38}}));
-    // Of layers 1 and 2; a third micro-batch, of which layer 2 says nothing, is 0 there.
+    // The losses of layers 1 and 2; a third micro-batch, of which layer 2 says nothing, is 0 there.
     EXPECT_EQ(all.losses, (std::vector<double>{14.25, 16, 0.5, 28.75, 32, 1.5}));
     EXPECT_EQ(all.busy_s, (std::vector<double>{9, 18, 27, 36}));
     EXPECT_EQ(all.beside.overhead_s, 10);                       // least

@@ -9,7 +9,7 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-// Of small_model()'s sizes, tied.
+// A model of small_model()'s sizes, tied.
 model::DecoderConfig tied(model::Family family) {
   const model::LlamaConfig sizes = small_model();
   if (family == model::Family::kLlama) {

@@ -92,7 +92,7 @@ TEST(Generation, AFrozenPrefixTravelsAlong) {
   expect_as_alone({.groups = 16, .run = run});
 }
 
-// What the rule remembers travels along, too, to ranks that come new.
+// The rule's state travels along, too, to new ranks.
 TEST(Generation, ARuleThatFollowsGradientsDecidesAlikeInEveryGroup) {
   RunOptions run;
   run.make_sources = freezing_by(norm_rule());

@@ -23,7 +23,7 @@ namespace dynmo::runtime::testing {
 inline constexpr std::array kGroupSizes = {4, 2, 4, 3};
 inline constexpr int kMembers = 4;
 
-// What the training came to: equal however its groups were.
+// The results of a training: equal however its groups were.
 struct History {
   std::vector<double> losses;         // by step, of ranks that saw it
   std::map<int, std::string> states;  // by layer: digest
@@ -36,7 +36,7 @@ inline std::vector<int> uneven_cut(int ranks, Generation generation) {
   return random_cut(rng, kLayers, ranks);
 }
 
-// Of the ranks of the newest group.
+// Gathers the states of the ranks of the newest group.
 inline Expected<std::map<int, std::string>> gather_states(transport::Transport& group,
                                                           const LayerStates& layers) {
   std::string mine;

@@ -72,7 +72,7 @@ Expected<Begin> begin_spread(const model::Model& layers, const plan::Plan& plan,
                    spread(in_type(initial_states(layers, plan, rank, kSeed, {}), at::kDouble))};
 }
 
-// Of one micro-batch: cross entropy and the losses of all blocks.
+// Computes the loss of one micro-batch: cross entropy and the losses of all blocks.
 Tensor plain_loss(const MoeOptions& o, const Values& w, const MicroBatch& one) {
   const model::LlamaConfig config = without_dropout();
   const model::RouterOptions router{
@@ -90,7 +90,7 @@ Tensor plain_loss(const MoeOptions& o, const Values& w, const MicroBatch& one) {
   return losses + at::cross_entropy_loss(scores.flatten(0, 1), one.targets_BT.flatten());
 }
 
-// Of the mean over the micro-batches of a step: one graph.
+// Computes the gradients of the mean over the micro-batches of a step: one graph.
 Values plain_gradients(const MoeOptions& o, const model::Model& layers, int micro_batches) {
   at::set_num_threads(1);
   const plan::Plan whole =

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kReplayed = 9;  // layers
 
-// Of another size behind every layer and in every step, now and then nothing.
+// The boundaries have another size behind every layer and in every step, now and then nothing.
 cost::ModelCost replayed_costs(std::uint64_t seed, std::int64_t step) {
   cost::ModelCost costs;
   for (int i = 0; i < kReplayed; ++i) {
@@ -38,7 +38,7 @@ Bytes sent_behind(const cost::ModelCost& costs, int layer) {
   return Bytes{std::max<std::int64_t>(4, given.value / 4 * 4)};
 }
 
-// Of a step: what ranks send to each other over the boundaries of a plan.
+// Adds what ranks send to each other in a step over the boundaries of a plan.
 void add_sent(const plan::Plan& plan, const cost::ModelCost& costs, int micro_batches,
               transport::Traffic& traffic) {
   for (std::size_t s = 0; s + 1 < plan.stages.size(); ++s) {

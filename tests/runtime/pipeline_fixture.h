@@ -55,7 +55,7 @@ inline dynamism::FreezingSchedule freezing() {
   return {.start = 0.2, .end = 0.8, .fraction = 0.6, .every = 3};
 }
 
-// By their gradients: layers freeze and, as the learning rate falls, train again within 30 steps.
+// Layers freeze by their gradients and, as the learning rate falls, train again within 30 steps.
 inline dynamism::FreezingOptions norm_rule() {
   dynamism::FreezingOptions options{.rule = dynamism::FreezingRule::kNorm};
   options.bootstrap = 0.2;
@@ -83,7 +83,7 @@ inline dynamism::MakeSources freezing_by(const dynamism::FreezingOptions& rule) 
   };
 }
 
-// What a rank goes on from: a checkpoint's.
+// A rank starts from this: a checkpoint's state.
 struct Begin {
   LayerStates states;
   std::int64_t step = 0;
@@ -118,7 +118,7 @@ struct RunOptions {
   plan::Recompute recompute = plan::Recompute::kNone;
   double row_room = 1;
   Staging staging = {};
-  // Of what passes between stages, one a rank; none: the ranks' transport.
+  // Makes the channels between stages, one a rank; none: the ranks' transport.
   std::function<std::unique_ptr<ChannelTransport>(transport::Transport&)> channels = {};
 };
 
@@ -161,7 +161,7 @@ struct RunResult {
   std::map<int, std::vector<at::Tensor>> values;           // of `states`
   std::map<int, std::vector<at::Tensor>> gradient_values;  // of `gradients`
 
-  // What one replica has found; all have the same.
+  // Keeps the digests of one replica; all have the same.
   void keep(std::map<int, std::string>& digests, int layer, const std::string& digest) {
     const auto [found, fresh] = digests.try_emplace(layer, digest);
     different += found->second == digest ? 0 : 1;

@@ -135,7 +135,7 @@ TEST(Plasticity, IsThatOfTheDefinitionInFp64) {
   }
 }
 
-// What makes it a loss of similarities: outputs that are only turned and scaled have not moved.
+// The loss compares similarities: outputs that are only rotated and scaled have not moved.
 TEST(Plasticity, IsBlindToATurnOfTheOutputs) {
   Rng rng(9);
   const at::Tensor x = drawn(rng, {2, 40, 8}, 1);

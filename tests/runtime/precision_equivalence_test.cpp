@@ -44,7 +44,7 @@ TEST(Bf16Equivalence, RandomPlansWithFreezingEqualNeverMovedBitForBit) {
   expect_same(still, run_pipeline(options), fmt::format("seed {}", kSeed));
 }
 
-// What passes between ranks and what a rank holds, as the planner is told.
+// The planner is told the bytes that pass between ranks and those that a rank holds.
 TEST(Bf16Equivalence, CostsSayHalfTheBoundaryTheCopiesAndTheMeteredStashes) {
   for (const auto precision : {model::Precision::kFp32, model::Precision::kBf16}) {
     model::LlamaConfig config = small_model();

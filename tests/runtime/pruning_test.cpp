@@ -75,7 +75,7 @@ TEST(Pruning, ReplicasAndRecomputationChangeNoBit) {
   expect_same(whole, run_pipeline(run), "recomputed");
 }
 
-// By the sum of what the ranks hold before each step.
+// The expected count is the sum of what the ranks hold before each step.
 TEST(Pruning, LeavesExactlyWhatTheScheduleSays) {
   const dynamism::PruningOptions options = events();
   RunOptions run = with(options, {3, 5});
@@ -170,7 +170,7 @@ TEST(Pruning, MatricesOfAnImportedModelLoseLikeFractionsWhateverTheirStd) {
   EXPECT_GT(matrices, 0);
 }
 
-// What is frozen keeps its mask and is no longer pruned.
+// Frozen layers keep their masks and are no longer pruned.
 TEST(Pruning, FrozenLayersLeaveThePool) {
   const auto sources = [](std::int64_t steps) {
     dynamism::Sources both;

@@ -150,7 +150,7 @@ Expected<void> fail(Group& group) {
   return make_error(ErrorCode::kNoCheckpoint, "no checkpoint in 'runs/x' verifies");
 }
 
-// Rank 1 ends without a word to anybody.
+// Rank 1 ends without a message to any other.
 Expected<void> vanish(Group& group) {
   if (group.rank() == transport::Member(1)) _exit(7);
   return rest(group);

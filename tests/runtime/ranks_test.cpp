@@ -113,7 +113,7 @@ TEST_P(KilledRank, EndsTheRunWithItsNameAndCode5) {
   expect_nobody_left(run.ranks);
 }
 
-// Of ranks that somebody else has started: a free port, an environment, no launcher.
+// Ranks that another launcher has started: a free port, an environment, no launcher.
 Environment environment_of(int rank, int size, std::uint16_t port) {
   return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)},
           {"MASTER_ADDR", "127.0.0.1"},   {"MASTER_PORT", std::to_string(port)},

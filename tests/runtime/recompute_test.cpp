@@ -92,7 +92,7 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
             if (rank == Rank(0)) losses[pipeline == &none ? 0 : 1].push_back(report.loss);
           }
         }
-        // What the profiler says of a layer does not depend on whether it is recomputed.
+        // The profiler's times of a layer do not depend on whether it is recomputed.
         for (const LayerId id : set) {
           EXPECT_EQ(tight.costs()->layers[id.index()].activation_bytes,
                     costs.layers[id.index()].activation_bytes);

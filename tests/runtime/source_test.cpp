@@ -13,7 +13,7 @@
 #include "blinking_source.h"
 #include "pipeline_fixture.h"
 
-// Of examples/custom_source.cpp, which is built into this program.
+// The source of examples/custom_source.cpp, which is built into this program.
 dynmo::dynamism::Sources layer_drop(std::int64_t steps);
 
 namespace dynmo::runtime {

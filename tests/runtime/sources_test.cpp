@@ -188,7 +188,7 @@ int ranks_of(const Case& c) { return c[kRanks] + 1; }
 bool has_replicas(const Case& c) { return c[kCopies] == 1; }
 bool moves(const Case& c) { return c[kMoves] == 1; }
 bool resumes(const Case& c) { return c[kResumes] == 1; }
-// What interleaved takes; sums of a step are in the order of its micro-batches.
+// Interleaved schedules need these numbers; sums of a step are in the order of its micro-batches.
 int micro_batches_of(const Case& c) { return ranks_of(c) == 3 ? 6 : 4; }
 
 schedule::ScheduleKind kind_of(const Case& c) {
@@ -300,7 +300,7 @@ Case elsewhere(const Case& c, Rng& rng) {
   return other;
 }
 
-// What a run that resumes at a step has to show.
+// Returns the part of the result that a run resumed at a step has to show.
 RunResult from_step(RunResult result, std::int64_t step) {
   result.losses.erase(result.losses.begin(), result.losses.begin() + step);
   result.gradient_norms.erase(result.gradient_norms.begin(), result.gradient_norms.begin() + step);

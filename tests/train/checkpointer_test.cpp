@@ -274,7 +274,7 @@ TEST(Checkpointer, SourcesGoOnWithTheirBuffersAndTheirState) {
   EXPECT_EQ(restored->sources, (Json{{"blinking", 4}}));
 }
 
-// What goes over the channels of a schedule is what its sends say, and nothing else.
+// The channels of a schedule carry what its sends say, and nothing else.
 TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
   using schedule::ActionKind;
   using schedule::ScheduleKind;

@@ -271,7 +271,7 @@ TEST(Config, FreezingIsCheckedAgainstTheModelAndTheRules) {
       "before step 0 and freezing.start is 0.1; wanted fewer steps between changes");
 }
 
-// What such a run is refused with; empty: it is not.
+// Returns the error of such a run; empty: it is accepted.
 std::string error_of_rule(const std::string& rule, std::vector<std::string> settings) {
   Config config;
   settings.insert(settings.end(), {"freezing.enabled=true", "freezing.rule=" + rule});

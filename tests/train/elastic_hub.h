@@ -110,7 +110,7 @@ class HubGroups final : public Groups {
     end_ = transport::with_faults(
         std::move(end_), {{.kind = transport::Fault::Kind::kCall, .first = message, .call = call}});
   }
-  // Of one that is no rank of the run yet.
+  // Ends a process that is no rank of the run yet.
   void give_up(const Error& why) {
     if (end_ != nullptr) end_->abort(why);
     end_.reset();

@@ -22,7 +22,7 @@
 
 namespace dynmo::train::testing {
 
-// What is asked of a run between two steps.
+// An order to a run between two steps.
 struct Order {
   // kCheckpoint is the last one; kCheckpointAndDrain are two at once.
   enum class Kind { kPack, kDrain, kSignal, kJoin, kFailToJoin, kCheckpoint, kCheckpointAndDrain };
@@ -56,7 +56,7 @@ class ElasticRun {
   [[nodiscard]] int failed() const { return failed_; }
   // Whether the run was long enough for all orders.
   [[nodiscard]] bool gave_all() const { return ended_; }
-  // What was said and asked, for messages of failed tests.
+  // Returns all that was reported and asked for, for messages of failed tests.
   [[nodiscard]] const std::string& story() const { return story_; }
 
  private:
@@ -103,7 +103,7 @@ class ElasticRun {
 // The same training on ranks that never change.
 [[nodiscard]] Expected<void> train_twin(const TrainOptions& options, int ranks);
 
-// What a run left behind must be the twin's: every loss, once each by those who were members then;
+// The outputs of a run must be the twin's: every loss, once each by those who were members then;
 // every checkpoint. `first` are the ranks that it started with.
 void expect_as_twin(const std::filesystem::path& run, const std::filesystem::path& twin, int first,
                     int changes);

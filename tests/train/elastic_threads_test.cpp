@@ -185,7 +185,7 @@ TEST(ElasticThreads, WhoAsksForACheckpointHearsOfIt) {
     options.config.checkpoint.asynchronous = last;
     const Order order = last ? Order{.kind = Order::Kind::kCheckpoint}
                              : Order{.kind = Order::Kind::kCheckpointAndDrain, .member = 0};
-    // What is given in the boundary behind a step is taken in the next one; the last has none.
+    // An order given in the boundary behind a step is taken in the next one; the last has none.
     const int gap = last ? kSteps - 2 : 3;
     ElasticRun run({.options = options,
                     .ranks = 3,

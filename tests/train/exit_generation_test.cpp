@@ -68,7 +68,7 @@ struct LastToken {
   std::size_t left = 0;  // the layer behind which it left; the head's if behind none
 };
 
-// By a whole forward pass of the text.
+// Computes the last token by a whole forward pass of the text.
 LastToken last_of(const TrainedModel& trained, const std::vector<std::int64_t>& text) {
   const auto length = static_cast<std::int64_t>(text.size());
   model::LayerContext context;

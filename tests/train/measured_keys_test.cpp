@@ -90,7 +90,7 @@ TEST(MeasuredKeys, OfAResumedRunAreWhatItsConfigSays) {
   EXPECT_EQ(resumed->sources.get<dynamism::PruningOptions>().sparse_above, 0.57);
   EXPECT_EQ(identity(*resumed), identity(run));
 
-  // What is given, and what no enabled source asks for, is left alone.
+  // Given keys, and those that no enabled source asks for, stay as they are.
   Config given = with_auto(folder);
   given.sources.get<dynamism::PruningOptions>().sparse_above = 0.7;
   EXPECT_EQ(resumed_config(given)->sources.get<dynamism::PruningOptions>().sparse_above, 0.7);

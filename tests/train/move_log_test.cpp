@@ -41,7 +41,7 @@ TEST(MoveLog, SaysAMoveAtOnceAndItsGainAfterThreeSteps) {
   EXPECT_EQ(log.add("balanced", step(8, 0.3), kPlan), Lines());
 }
 
-// What pruning gained is not the move's.
+// The gain of pruning is not the move's.
 TEST(MoveLog, SaysWhereTheWorkChangedAtTheSameStep) {
   MoveLog log;
   for (int i = 0; i < 3; ++i) EXPECT_EQ(log.add("run", step(i, 0.4), kPlan), Lines());

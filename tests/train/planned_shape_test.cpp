@@ -22,8 +22,7 @@ class Planned : public ::testing::TestWithParam<const char*> {
   [[nodiscard]] static fs::path folder() { return fs::path(GOLDENS) / GetParam(); }
 };
 
-// What the planner makes of the same file, and what training knows of the layers: the same names
-// and bytes.
+// The planner and training must derive the same from the same file: names and bytes of the layers.
 TEST_P(Planned, HasTheNamesAndBytesOfThePlanner) {
   const cost::Device device = cost::find_device("cpu").value();
   const cost::TransformerShape shape = cost::read_config(folder(), 16, 2).value();

@@ -28,7 +28,7 @@ using runtime::Balancing;
 using runtime::Pipeline;
 using runtime::PipelineOptions;
 
-// What must be equal of a decision.
+// These parts of a decision must be equal.
 using Decided = std::tuple<std::int64_t, bool, plan::Plan, std::string, std::string>;
 
 Decided decided(std::int64_t step, const control::Decision& decision) {
@@ -289,7 +289,7 @@ struct Drawn {
     return step;
   }
 
-  // Layers freeze, train again, change with or without a word, are pruned, or nothing happens.
+  // Layers freeze, train again, change announced or not, are pruned, or nothing happens.
   cost::Announced change() {
     const double drawn = rng.uniform();
     if (drawn < 0.05 && frozen_layers + 1 < known.size()) {

@@ -40,7 +40,7 @@ model::LlamaConfig twin_model() {
   return config;
 }
 
-// Of a table that both read: a training its keys, a scenario its own besides.
+// A table of keys that both read: a training its keys, a scenario its own besides.
 dynamism::SourceOptions options_of(const std::string& training, const std::string& scenario) {
   dynamism::SourceOptions sources;
   EXPECT_TRUE(apply_toml(sources.training_keys(), training, "training"));
@@ -65,7 +65,7 @@ std::unique_ptr<dynamism::LoadModel> twin_of(std::string_view source,
 // Looks at the states of a rank before a step.
 using Look = std::function<void(const model::Model&, const LayerStates&, std::int64_t step)>;
 
-// What the training wrote down, step by step.
+// Returns the load that the training wrote down, step by step.
 std::unique_ptr<dynamism::LoadModel> trained(const dynamism::SourceOptions& sources,
                                              double learning_rate, const Look& look = {}) {
   const TempFolder folder;
@@ -189,7 +189,7 @@ TEST(Twin, PrunesToTheSameDensitiesInTheSameSteps) {
   EXPECT_LT(run->at(kTwinSteps - 1).layers[1].product_time, 0.4);
 }
 
-// Of weights that have been trained, whose stds differ by then: the model that the load draws its
+// The weights have been trained, and their stds differ by then: the model that the load draws its
 // stds for holds with those of the run, layer by layer, within 0.02.
 TEST(Twin, DensitiesFollowFromTheStdsOfTheRunsOwnWeights) {
   const auto sources =
