@@ -2,10 +2,12 @@
 #include "dynmo/runtime/c10d_transport.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <condition_variable>
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
 #include <mutex>
 #include <random>
@@ -322,7 +324,6 @@ Expected<void> Joining::connect_gloo() {
     std::rethrow_exception(shared->exception);
   }
   state_->gloo = std::move(shared->gloo);
-  state_->gloo->setTimeout(options_.message_timeout);
   return {};
 }
 
@@ -391,6 +392,9 @@ Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
               "a rank of the group, got {} of {}", options.rank, options.size);
   if (options.size > 1) {
     std::signal(SIGPIPE, SIG_IGN);
+    // What c10d logs of a peer that has gone, in several lines, is in our error, or is none: a
+    // newcomer may go while the run goes on.
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     DYNMO_TRY(
         process::allow_descriptors(process::descriptors_of_rank(options.size + options.beside),
                                    fmt::format("rank {} of {}", options.rank, options.size)));

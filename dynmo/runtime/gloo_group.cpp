@@ -29,8 +29,12 @@ Error resolve(const GroupState& state, Member peer, const std::string& what) {
 
 class GlooOperation final : public Operation {
  public:
-  GlooOperation(std::shared_ptr<GroupState> state, Member peer, c10::intrusive_ptr<c10d::Work> work)
-      : state_(std::move(state)), peer_(peer), place_(state_->outstanding->add(std::move(work))) {}
+  GlooOperation(std::shared_ptr<GroupState> state, Member peer, c10::intrusive_ptr<c10d::Work> work,
+                milliseconds timeout)
+      : state_(std::move(state)),
+        peer_(peer),
+        place_(state_->outstanding->add(std::move(work))),
+        timeout_(timeout) {}
 
   ~GlooOperation() override {
     if (waited_) return;
@@ -46,13 +50,18 @@ class GlooOperation final : public Operation {
     DYNMO_CHECK(!waited_, "one wait an operation, got a second");
     std::string what = "the transfer was aborted";
     bool arrived = false;
+    const auto begin = std::chrono::steady_clock::now();
     try {
-      arrived = (*place_)->wait();
+      // Without a limit of its own the wait has that of the time in which the group was connected:
+      // Backend::setTimeout does not reach connections that are made.
+      arrived = (*place_)->wait(timeout_);
     } catch (const std::exception& exception) {
       what = first_line_of(exception);
     }
     waited_ = true;
     state_->outstanding->remove(place_);
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= timeout_) what = fmt::format("no message passed for {:.1f} s", waited.count());
     if (!arrived) return resolve(*state_, peer_, what);
     if (const auto failure = state_->failure()) return *failure;
     return {};
@@ -62,6 +71,7 @@ class GlooOperation final : public Operation {
   std::shared_ptr<GroupState> state_;
   Member peer_;
   Outstanding::Works::iterator place_;
+  milliseconds timeout_;
   bool waited_ = false;
 };
 
@@ -129,7 +139,7 @@ std::unique_ptr<Operation> GlooGroup::post(Member peer, Tag tag, std::span<std::
       at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::kByte)};
   try {
     auto work = ((*state_->gloo).*how)(tensors, peer.value, tag);
-    return std::make_unique<GlooOperation>(state_, peer, std::move(work));
+    return std::make_unique<GlooOperation>(state_, peer, std::move(work), timeout_);
   } catch (const std::exception& exception) {
     return std::make_unique<FailedOperation>(state_, peer, first_line_of(exception));
   }

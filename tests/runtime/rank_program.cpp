@@ -226,12 +226,49 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
   return {};
 }
 
+// The same ranks in a group that has met as groups do when a run changes its size.
+Expected<void> change_group(std::unique_ptr<Group>& group, GroupOptions options) {
+  options.beside = group->size();
+  options.own_address = group->address();
+  ++options.generation;
+  struct Place {
+    std::uint64_t secret = 0;
+    std::uint16_t port = 0;
+  } place;
+  if (options.rank == WorldRank(0)) {
+    DYNMO_ASSIGN(options.meeting, open_meeting(options));
+    place = {.secret = place_of(*options.meeting).secret, .port = place_of(*options.meeting).port};
+  }
+  DYNMO_ASSIGN(const auto all,
+               transport::all_gather(*group, 3, std::as_bytes(std::span(&place, 1))));
+  std::memcpy(&place, all[0].data(), sizeof place);
+  options.meeting_place = {.address = "127.0.0.1", .port = place.port, .secret = place.secret};
+  DYNMO_ASSIGN(auto next, join_group(options));
+  DYNMO_TRY(group->leave());
+  group = std::move(next);
+  return {};
+}
+
+// Rank 1 waits for a message that rank 0 sends after a pause, or never.
+Expected<void> wait(Group& group) {
+  say_ready(group);
+  std::byte byte{1};
+  if (group.rank() != transport::Member(0)) {
+    return group.receive(transport::Member(0), 5, {&byte, 1})->wait();
+  }
+  const char* pause = std::getenv("PAUSE_MILLISECONDS");
+  if (pause == nullptr) return compute(group);
+  std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(pause)));
+  return group.send(transport::Member(1), 5, {&byte, 1})->wait();
+}
+
 int run_rank(const std::string& scenario) {
   const std::map<std::string, Expected<void> (*)(Group&)> scenarios = {
       {"messages", messages},   {"transfer", transfer},     {"rest", rest},
       {"stream", stream},       {"pieces", stream_pieces},  {"compute", compute},
       {"fail", fail},           {"vanish", vanish},         {"drop", drop},
-      {"walk-away", walk_away}, {"leave-late", leave_late}, {"alone", alone}};
+      {"walk-away", walk_away}, {"leave-late", leave_late}, {"alone", alone},
+      {"wait", wait},           {"wait-beside", wait}};
   std::unique_ptr<Group> group;
   const auto run = [&]() -> Expected<void> {
     DYNMO_ASSIGN(const auto environment, process::rank_environment());
@@ -239,6 +276,9 @@ int run_rank(const std::string& scenario) {
     GroupOptions options = group_options(*environment);
     if (const char* seconds = std::getenv("JOIN_SECONDS")) {
       options.join_timeout = std::chrono::seconds(std::atoi(seconds));
+    }
+    if (const char* some = std::getenv("MESSAGE_MILLISECONDS")) {
+      options.message_timeout = std::chrono::milliseconds(std::atoi(some));
     }
     if (std::getenv("SAY_WAITING") != nullptr) {  // asked for whenever it waits
       fmt::print(stderr, "joins {}\n", options.rank);
@@ -248,6 +288,7 @@ int run_rank(const std::string& scenario) {
       };
     }
     DYNMO_ASSIGN(group, join_group(options));
+    if (scenario == "wait-beside") DYNMO_TRY(change_group(group, options));
     DYNMO_TRY(scenario == "rebuild" ? rebuild(group, options) : scenarios.at(scenario)(*group));
     if (scenario == "walk-away" && group->rank() == transport::Member(1)) return {};
     DYNMO_TRY(group->leave());

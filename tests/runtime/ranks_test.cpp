@@ -283,6 +283,46 @@ TEST(Ranks, JoinThroughAStoreThatSomebodyElseHosts) {
   }
 }
 
+// Two ranks, of which one waits for a message of the other: in the group that has met through a
+// store, and in one that has met as groups do when a run changes its size.
+std::vector<std::unique_ptr<Process>> start_waiting_in_both_groups(const Environment& more) {
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (const std::string scenario : {"wait", "wait-beside"}) {
+    const HeldPort held;
+    for (int rank = 0; rank < 2; ++rank) {
+      auto environment = environment_of(rank, 2, held.port());
+      environment.insert(environment.end(), more.begin(), more.end());
+      ranks.push_back(std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, scenario},
+                                                std::move(environment)));
+    }
+    for (std::size_t i = ranks.size() - 2; i < ranks.size(); ++i) {  // the port is theirs
+      EXPECT_TRUE(ranks[i]->read_until([](const std::string& output) {
+        return !ready_ranks(output).empty();
+      })) << ranks[i]->output();
+    }
+  }
+  return ranks;
+}
+
+// A rank may have a reason to be busy for longer than a group has for forming.
+TEST(Ranks, WaitForAMessageLongerThanForAGroup) {
+  const auto ranks = start_waiting_in_both_groups(
+      {{"JOIN_SECONDS", "5"}, {"MESSAGE_MILLISECONDS", "60000"}, {"PAUSE_MILLISECONDS", "5500"}});
+  for (const auto& rank : ranks) EXPECT_EQ(rank->wait(), 0) << rank->output();
+}
+
+TEST(Ranks, GiveUpOnAMessageInTheirOwnTime) {
+  const auto ranks =
+      start_waiting_in_both_groups({{"JOIN_SECONDS", "30"}, {"MESSAGE_MILLISECONDS", "300"}});
+  for (const auto& rank : ranks) EXPECT_EQ(rank->wait(), 5) << rank->output();
+  for (const std::size_t waiting : {1U, 3U}) {
+    const std::string& output = ranks[waiting]->output();
+    const std::string wanted = "rank 0 was lost: no message passed for ";
+    ASSERT_TRUE(contains(output, wanted));
+    EXPECT_LT(std::stod(output.substr(output.find(wanted) + wanted.size())), 30);
+  }
+}
+
 TEST(Ranks, TheirErrorComesFirstAndDecidesTheExitCode) {
   const auto run = launch("fail");
   EXPECT_EQ(run->wait(), 4);
