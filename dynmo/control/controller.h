@@ -101,8 +101,8 @@ class Controller {
   // until now, or has come. Ranks that are gone had no layers left.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
 
-  // What restore() makes another controller, of equal options, go on from as this one would: a rank
-  // that comes new then decides as the others do.
+  // Returns the state from which restore() makes another controller, of equal options, continue as
+  // this one would: a new rank then decides as the others do.
   [[nodiscard]] Json state() const;
   // kInternal where `state` is not of such a controller; then this one is not to be used.
   [[nodiscard]] Expected<void> restore(const Json& state);

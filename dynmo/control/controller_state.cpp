@@ -20,7 +20,7 @@ Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Ran
                control::vacate(input(Cause::kKnown, now, *costs), kept, options_.policy));
   pending_.ranks = true;
   remember(Cause::kKnown, now, *costs, decision);
-  // Of the ranks that stay, fewer may do.
+  // Fewer of the remaining ranks may be enough.
   if (options_.policy.rank_use == RankUse::kFewest) pending_.known = pending_.ranks = true;
   return decision;
 }

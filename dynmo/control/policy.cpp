@@ -201,7 +201,7 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
   return take(std::move(decision), proposal.plan, std::move(reason));
 }
 
-// What stays, before there is anything to compare it with.
+// The decision to stay, before there is a proposal to compare it with.
 Decision keeping(const PolicyInput& input, const plan::Evaluation& current) {
   Decision decision;
   decision.plan = input.current;
@@ -211,7 +211,7 @@ Decision keeping(const PolicyInput& input, const plan::Evaluation& current) {
   return decision;
 }
 
-// What the plan that was found gains, and what going over to it costs.
+// Fills in the gain of the plan that was found, and the cost of moving to it.
 void compare(Decision& decision, const Rivals& rivals, const PolicyInput& input) {
   decision.ranks_after = ranks_used(rivals.plan);
   decision.planned_step_s = rivals.planned.step_time_s;

@@ -81,7 +81,8 @@ class Profiler {
 
   // Ranks have come or gone: rank i of the next steps was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
-  // What restore() makes another profiler, of equal arguments, go on from as this one would.
+  // Returns the state from which restore() makes another profiler, of equal arguments, continue as
+  // this one would.
   [[nodiscard]] Json state() const;
   // kInternal where `state` is not of such a profiler; then this one is not to be used.
   [[nodiscard]] Expected<void> restore(const Json& state);

@@ -450,7 +450,7 @@ TEST(Controller, VacatesWhatLeavesWhateverItCosts) {
   EXPECT_EQ(vacate({Rank(0)}).error().code, ErrorCode::kInfeasible);
 }
 
-// What was measured before ranks came or went counts: a change is found as soon as without.
+// Measurements from before ranks came or went count: a change is found as soon as without.
 TEST(Controller, FindsChangesAcrossAChangeOfRanks) {
   for (const bool changes : {false, true}) {
     Training training;

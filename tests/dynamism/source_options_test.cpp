@@ -71,7 +71,7 @@ TEST(SourceOptions, ASeventhSourceIsAnEntry) {
   EXPECT_FALSE(sources.check_training({.tied_embeddings = true}));
 }
 
-// What a training with these options of one source is refused with; "": it is not.
+// Returns the error of a training with these options of one source; "": it is accepted.
 template <typename Options>
 std::string refusal(const Options& options) {
   SourceOptions sources;
@@ -98,7 +98,7 @@ TEST(UnusedKeys, OfMixturesOfExpertsAreRefusedByName) {
   EXPECT_EQ(refusal(MoeOptions{.bias_rate = 0.1}),
             "moe.bias_rate is 0.1 with moe.router = top_k, which does not use it: wanted "
             "moe.router = bias, or no moe.bias_rate");
-  // What does something, or says what is.
+  // These keys have an effect, or have their defaults.
   EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kExpertChoice, .capacity_factor = 2}), "");
   EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBalanced,
                                .drop = MoeDropping::kProbability,
