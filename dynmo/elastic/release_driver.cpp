@@ -18,6 +18,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kStopGrace{2000};  // of a hook, from SIGTERM to SIGKILL
 constexpr milliseconds kStopTime{10000};  // for a hook to be gone at the end of a run
+constexpr milliseconds kHurryPoll{100};   // how often it is asked whether to hurry
 constexpr std::size_t kHostsInALine = 8;
 
 double in_seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -125,14 +126,16 @@ void ReleaseDriver::note(const process::HookResult& result, std::vector<ReleaseN
   news.push_back({outcome, std::move(release), std::move(line)});
 }
 
-std::vector<ReleaseNews> ReleaseDriver::finish(milliseconds at_most) {
+std::vector<ReleaseNews> ReleaseDriver::finish(milliseconds at_most,
+                                               const std::function<bool()>& hurry) {
   const Clock::time_point deadline = Clock::now() + at_most;
   std::vector<ReleaseNews> news = poll();
   while (runner_.is_running()) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    auto result = runner_.wait(std::max(left, milliseconds(0)));
-    const bool is_late = !result.has_value();
-    if (is_late) {
+    auto result = runner_.wait(std::clamp(left, milliseconds(0), kHurryPoll));
+    const bool is_late = left <= milliseconds(0) || (hurry && hurry());
+    if (!result && !is_late) continue;
+    if (!result) {
       runner_.stop();
       result = runner_.wait(kStopTime);
     }

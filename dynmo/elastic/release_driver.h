@@ -12,6 +12,7 @@
 // Whatever a hook does, hangs and failures included, comes back as a line for people.
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,8 +49,10 @@ class ReleaseDriver {
 
   [[nodiscard]] std::vector<ReleaseNews> poll();
   // Each release that no hook was called for yet is called for, one after the other, until the time
-  // is over; then the hook that runs is stopped. What waits for another call is parked.
-  [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most);
+  // is over or `hurry` is true, which is asked now and then; then the hook that runs is stopped.
+  // What waits for another call is parked.
+  [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most,
+                                                const std::function<bool()>& hurry = {});
 
   // Those that are parked are called for again. Returns how many.
   int try_again() { return releases_.try_again(std::chrono::steady_clock::now()); }

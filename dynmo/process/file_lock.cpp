@@ -81,9 +81,9 @@ void write_holder(const UniqueFd& file, const LockHolder& holder) {
 }
 
 Error held_error(const std::optional<LockHolder>& holder) {
-  if (!holder) return make_error(ErrorCode::kBadInput, "another process");
-  return make_error(ErrorCode::kBadInput, "process {} on {}, since {}", holder->pid, holder->host,
-                    holder->since);
+  if (!holder) return make_error(ErrorCode::kBadInput, "in use by another run");
+  return make_error(ErrorCode::kBadInput, "in use by another run: process {} on {}, since {}",
+                    holder->pid, holder->host, holder->since);
 }
 
 // Whether the path still names the open file: its last holder may have removed it meanwhile.

@@ -33,8 +33,10 @@ struct LockHolder {
 // Holds the lock until it is destroyed, which removes the file. Moved, not copied.
 class FileLock {
  public:
-  // Creates the file in its folder, which exists. kBadInput: another process holds it ("process
-  // 4321 on HOST, since 2026-01-31 12:00:00 UTC"), or the file cannot be created.
+  // Creates the file in its folder, which exists. kBadInput: another process holds it ("in use by
+  // another run: process 4321 on HOST, since 2026-01-31 12:00:00 UTC"), or the file cannot be
+  // created
+  // ("cannot create 'FILE': Read-only file system").
   [[nodiscard]] static Expected<FileLock> take(const std::filesystem::path& path);
 
   FileLock(FileLock&&) noexcept = default;

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include <thread>
 
 #include "dynmo/core/check.h"
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
 
@@ -199,6 +201,7 @@ std::optional<std::string> HookRunner::Hook::start() {
   const int error = posix_spawn(&pid_, program->c_str(), &setup.actions, &setup.attributes,
                                 command.data(), environment.data());
   if (error != 0) return failed(error);
+  tell_launcher_hook(pid_);  // it ends with the run, also if this process is killed
   process_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
   return {};
 }
@@ -303,6 +306,10 @@ std::string last_line(const HookResult& result) {
 
 Expected<void> check_program(const std::string& name) {
   DYNMO_ASSIGN(const std::string program, find_program(name));
+  struct stat found {};
+  if (stat(program.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) {
+    return make_error(ErrorCode::kBadInput, "'{}' is a folder, wanted a program", program);
+  }
   if (access(program.c_str(), X_OK) == 0) return {};
   return make_error(ErrorCode::kBadInput, "'{}' cannot be run: {}", program, system_reason(errno));
 }

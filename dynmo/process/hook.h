@@ -54,7 +54,8 @@ inline constexpr std::size_t kHookOutput = 4096;
 [[nodiscard]] Expected<void> check_program(const std::string& name);
 
 // One hook at a time. What it has started in its group ends with it. Should this process be killed,
-// the hook goes on to its own end. One thread calls.
+// the hook goes on to its own end, or to that of the run where `dynmo train` has started this
+// process. One thread calls.
 class HookRunner {
  public:
   HookRunner();

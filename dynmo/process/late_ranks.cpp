@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string>
@@ -15,6 +16,8 @@ namespace {
 constexpr int kMaxAtOnce = 4096;
 constexpr std::string_view kWanted = "wanted ";
 constexpr std::string_view kJoined = "joined ";
+constexpr std::string_view kHook = "hook ";
+constexpr std::string_view kEnded = "ended ";
 
 // The whole number that the text begins with, which is taken off it.
 std::optional<int> take_number(std::string_view& text) {
@@ -25,15 +28,31 @@ std::optional<int> take_number(std::string_view& text) {
   return number;
 }
 
-bool tell(const std::string& text) {
+// The number that is all of the text behind `word`.
+std::optional<int> number_behind(std::string_view word, std::string_view text) {
+  if (!text.starts_with(word)) return std::nullopt;
+  text.remove_prefix(word.size());
+  const auto number = take_number(text);
+  return text.empty() ? number : std::nullopt;
+}
+
+std::optional<int> launcher_fd() {
   const char* name = std::getenv(kLauncherFd);
-  std::string_view rest = name == nullptr ? "" : name;
-  const auto fd = take_number(rest);
-  return fd && rest.empty() &&
-         send(*fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+  return number_behind("", name == nullptr ? "" : name);
+}
+
+bool send_to(int fd, const std::string& text) {
+  return send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+}
+
+bool tell(const std::string& text) {
+  const auto fd = launcher_fd();
+  return fd && send_to(*fd, text);
 }
 
 }  // namespace
+
+bool has_launcher() { return launcher_fd().has_value(); }
 
 Expected<void> ask_for_ranks(int ranks) {
   if (ranks < 1 || ranks > kMaxAtOnce) {
@@ -48,12 +67,33 @@ Expected<void> ask_for_ranks(int ranks) {
 
 void tell_launcher_joined(int number) { tell(fmt::format("{}{} {}", kJoined, getpid(), number)); }
 
+void tell_launcher_hook(pid_t pid) { tell(fmt::format("{}{}", kHook, pid)); }
+
+void tell_leader_ended(int fd, int exit_code) {
+  send_to(fd, fmt::format("{}{}", kEnded, exit_code));
+}
+
+std::vector<int> take_ended_ranks() {
+  std::vector<int> codes;
+  const auto fd = launcher_fd();
+  std::array<char, 64> bytes{};
+  while (fd) {
+    const ssize_t got = recv(*fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got <= 0) break;
+    const auto code = number_behind(kEnded, {bytes.data(), static_cast<std::size_t>(got)});
+    if (code) codes.push_back(*code);
+  }
+  return codes;
+}
+
 std::optional<LaunchRequest> parse_launch_request(std::string_view text) {
-  if (text.starts_with(kWanted)) {
-    text.remove_prefix(kWanted.size());
-    const auto ranks = take_number(text);
-    if (!ranks || !text.empty() || *ranks < 1 || *ranks > kMaxAtOnce) return std::nullopt;
+  if (const auto ranks = number_behind(kWanted, text)) {
+    if (*ranks < 1 || *ranks > kMaxAtOnce) return std::nullopt;
     return WantedRanks{*ranks};
+  }
+  if (const auto pid = number_behind(kHook, text)) {
+    if (*pid < 2) return std::nullopt;  // kill(-1) and kill(0) mean others
+    return StartedHook{*pid};
   }
   if (!text.starts_with(kJoined)) return std::nullopt;
   text.remove_prefix(kJoined.size());

@@ -44,7 +44,8 @@ constexpr int kLastOutput = 32;               // bufferfuls read of a rank that 
 // The exit code of a rank that was killed, or that lost another.
 const int kLostExit = exit_code(ErrorCode::kPeerLost);
 
-// One rank's process. It stays unreaped to the end, so that its number names nobody else.
+// One rank's process. It is reaped when it has been seen to end, but for the first one, whose
+// number is also that of the group that all are in.
 struct Child {
   WorldRank rank;
   pid_t pid = -1;
@@ -57,6 +58,12 @@ struct Child {
   int turn = 0;            // in which it was seen to have ended
   int code = 0;
   int signal = 0;
+};
+
+// A program that a rank has started and that ends with the run (tell_launcher_hook).
+struct Hook {
+  pid_t group = -1;
+  UniqueFd process;  // names the program itself, also once its number is another's
 };
 
 // Blocks the signals that end a run, and SIGPIPE, and gives them as a descriptor.
@@ -121,6 +128,12 @@ std::vector<int> ranks_named(std::string_view output) {
   return ranks;
 }
 
+// Whether the process that this descriptor names has ended.
+bool has_ended(const UniqueFd& process, milliseconds at_most = milliseconds(0)) {
+  pollfd event{.fd = process.get(), .events = POLLIN, .revents = 0};
+  return poll(&event, 1, static_cast<int>(at_most.count())) > 0;
+}
+
 bool is_stopped(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
@@ -141,6 +154,7 @@ class Launch {
   Expected<void> start_late();
   Expected<void> start_child(Child child, ChildOptions how, bool own_output);
   void hear_ranks();
+  void hear(const LaunchRequest& request);
   void start_wanted();
   void say(const std::string& line) { write_all(options_.errors, "dynmo: " + line + "\n"); }
 
@@ -155,6 +169,7 @@ class Launch {
   void escalate();
   void signal_running(int signal);
   void drain();
+  void end_hooks();
   void reap();
   [[nodiscard]] int result() const;
   [[nodiscard]] bool any_running() const {
@@ -168,6 +183,7 @@ class Launch {
   int wanted_ = 0;     // ranks that are to be started
   int late_ = 0;       // ranks that came later
   std::vector<Child> children_;
+  std::vector<Hook> hooks_;
   LineMerger merger_;
   int turn_ = 0;
   bool interrupted_ = false;
@@ -249,15 +265,23 @@ void Launch::hear_ranks() {
     const ssize_t got = recv(requests_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got <= 0) return;
     const auto request = parse_launch_request({bytes.data(), static_cast<std::size_t>(got)});
-    if (!request) continue;
-    if (const auto* wanted = std::get_if<WantedRanks>(&*request)) wanted_ += wanted->ranks;
-    const auto* joined = std::get_if<JoinedRank>(&*request);
-    if (joined == nullptr) continue;
-    for (Child& child : children_) {
-      if (child.counts || child.pid != joined->pid) continue;
-      child.counts = true;
-      child.rank = WorldRank(joined->number);
-    }
+    if (request) hear(*request);
+  }
+}
+
+void Launch::hear(const LaunchRequest& request) {
+  if (const auto* wanted = std::get_if<WantedRanks>(&request)) wanted_ += wanted->ranks;
+  if (const auto* joined = std::get_if<JoinedRank>(&request)) {
+    const auto found = std::ranges::find_if(
+        children_, [&](const Child& child) { return !child.counts && child.pid == joined->pid; });
+    if (found == children_.end()) return;
+    found->counts = true;
+    found->rank = WorldRank(joined->number);
+  }
+  if (const auto* hook = std::get_if<StartedHook>(&request)) {
+    std::erase_if(hooks_, [](const Hook& one) { return has_ended(one.process); });
+    UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, hook->pid, 0)));
+    if (process) hooks_.push_back({.group = hook->pid, .process = std::move(process)});
   }
 }
 
@@ -353,6 +377,13 @@ void Launch::note_ended() {
   }
   if (!ended.empty()) hear_ranks();  // what they have said before
   for (Child* child : ended) {
+    child->process.reset();
+    const bool is_first = child == &children_.front();
+    if (!is_first) waitpid(std::exchange(child->pid, -1), nullptr, 0);
+    if (child->counts) continue;
+    tell_leader_ended(requests_.get(), child->signal != 0 ? 128 + child->signal : child->code);
+  }
+  for (Child* child : ended) {
     for (int more = kLastOutput; more > 0 && read_output(*child); --more) {
     }
   }
@@ -422,9 +453,26 @@ void Launch::signal_running(int signal) {
   }
 }
 
+// A hook has a group of its own, so that Ctrl-C does not reach it; a rank that is killed leaves it.
+void Launch::end_hooks() {
+  hear_ranks();  // one may have been started just before
+  std::erase_if(hooks_, [](const Hook& hook) { return has_ended(hook.process); });
+  for (const Hook& hook : hooks_) {
+    kill(-hook.group, SIGTERM);
+    kill(-hook.group, SIGCONT);
+  }
+  const auto deadline = Clock::now() + kTerminateTime;
+  for (const Hook& hook : hooks_) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    has_ended(hook.process, std::max(left, milliseconds(0)));
+    kill(-hook.group, SIGKILL);  // what it has started itself, too
+  }
+}
+
 // Ends the processes that the ranks themselves have started; then the pipes end.
 void Launch::drain() {
   kill(-children_.front().pid, SIGKILL);
+  end_hooks();
   const auto deadline = Clock::now() + kDrainTime;
   const auto is_open = [](const Child& child) { return static_cast<bool>(child.output); };
   terminate_at_.reset();
@@ -437,7 +485,9 @@ void Launch::drain() {
 }
 
 void Launch::reap() {
-  for (const Child& child : children_) waitpid(child.pid, nullptr, 0);
+  for (const Child& child : children_) {
+    if (child.running || &child == &children_.front()) waitpid(child.pid, nullptr, 0);
+  }
 }
 
 int Launch::result() const {

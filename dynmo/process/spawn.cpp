@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
 #include <string_view>
 
@@ -57,6 +58,8 @@ Expected<std::string> find_program(const std::string& name) {
   std::istringstream folders(path == nullptr ? "/usr/bin:/bin" : path);
   for (std::string folder; std::getline(folders, folder, ':');) {
     const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
+    std::error_code fault;
+    if (std::filesystem::is_directory(candidate, fault)) continue;
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
   }
   return make_error(ErrorCode::kBadInput, "the program '{}' is not in PATH", name);

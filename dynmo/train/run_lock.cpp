@@ -23,8 +23,7 @@ Expected<RunLocks> lock_run(const TrainOptions& options) {
     auto lock = process::FileLock::take(own.lock());
     if (!lock) {
       return make_error(lock.error().code,
-                        "'{}' is in use by another run: {}; wanted another run.directory, or the "
-                        "end of that run",
+                        "'{}' cannot be the folder of this run: {}; wanted another run.directory",
                         own.root().string(), lock.error().message);
     }
     locks.push_back(std::move(*lock));

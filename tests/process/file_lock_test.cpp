@@ -59,8 +59,8 @@ TEST(FileLock, LetsASecondProcessInOnlyAfterTheFirst) {
   const auto refused = FileLock::take(lock_in(folder));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
-  EXPECT_TRUE(refused.error().message.starts_with(
-      fmt::format("process {} on {}, since 20", first.pid(), this_process().host)))
+  EXPECT_TRUE(refused.error().message.starts_with(fmt::format(
+      "in use by another run: process {} on {}, since 20", first.pid(), this_process().host)))
       << refused.error().message;
   EXPECT_FALSE(Holder(lock_in(folder)).took());
 

@@ -179,6 +179,9 @@ TEST(Hook, ThatCannotBeStartedSaysWhy) {
     EXPECT_NE(check.error().message.find(program), std::string::npos) << check.error().message;
   }
   EXPECT_TRUE(check_program("sh"));
+  const auto is_folder = check_program("/tmp/");
+  ASSERT_FALSE(is_folder);
+  EXPECT_EQ(is_folder.error().message, "'/tmp/' is a folder, wanted a program");
 }
 
 TEST(Hook, ThatIsKilledNamesTheSignal) {

@@ -51,8 +51,8 @@ class Shells : public Process {
   inline static const std::string kHelpers =
       "await() { while ! [ -e $DIR/$1 ]; do sleep 0.01; done; }; "
       "enter() { echo $$ > $DIR/new$RANK; mv $DIR/new$RANK $DIR/rank$RANK; }; "
-      "await_end() { await rank$1; while ! grep -q 'State:.Z' /proc/$(cat $DIR/rank$1)/status; do "
-      "sleep 0.01; done; }; ";
+      "await_end() { await rank$1; while grep -q 'State:.[^Z]' /proc/$(cat $DIR/rank$1)/status; do "
+      "sleep 0.01; done 2> /dev/null; }; ";
 };
 
 TEST(Launcher, GivesEachRankItsEnvironment) {
@@ -143,6 +143,48 @@ TEST(Launcher, ARankThatCameLaterCountsOnceItHasJoined) {
   EXPECT_EQ(left.wait(), 4) << left.output();
 }
 
+// Nothing of a rank that has ended stays with the launcher while the others go on.
+TEST(Launcher, KeepsNoProcessOrDescriptorOfRanksThatHaveEnded) {
+  Shells run(
+      1,
+      std::string(kAsk) +
+          "count() { echo $(ls /proc/$PPID/fd | wc -l) "
+          "$(grep -l \"^PPid:.$PPID\\$\" /proc/[0-9]*/status 2> /dev/null | wc -l); }; "
+          "one() { rm -rf $DIR/a; ask 'wanted 1'; await a; }; "
+          "before=$(count); for i in 1 2 3 4 5 6 7 8 9 10; do one; done; "
+          "for i in $(seq 1000); do [ \"$(count)\" = \"$before\" ] && exit 0; sleep 0.02; done; "
+          "echo \"$before, then $(count)\" >&2; exit 9",
+      {.late = "mkdir $DIR/a"});
+  EXPECT_EQ(run.wait(), 0) << run.output();
+}
+
+TEST(Launcher, TellsWhoHasAskedThatARankHasEndedBeforeItWasOne) {
+  for (const auto& [end, code] : {std::pair("exit 3", 3), std::pair("kill -9 $$", 137)}) {
+    Shells run(1,
+               std::string(kAsk) +
+                   "ask 'wanted 1'; bash -c \"dd bs=64 count=1 status=none <&$DYNMO_LAUNCHER_FD\"",
+               {.late = end});
+    EXPECT_EQ(run.wait(), 0) << run.output();
+    EXPECT_NE(run.output().find(fmt::format("ended {}", code)), std::string::npos) << run.output();
+  }
+}
+
+TEST(Launcher, EndsHooksOfRanksThatWereKilledWithTheRun) {
+  for (const char* hook : {"sleep 1000", "sh -c \"trap '' TERM; sleep 1000; sleep 1000\""}) {
+    Shells run(1,
+               std::string(kAsk) + "setsid " + hook +
+                   " > /dev/null 2>&1 < /dev/null & ask \"hook $!\"; echo \"hook $!\"; kill -9 $$",
+               {.late = "true"});
+    EXPECT_EQ(run.wait(), 5) << run.output();
+    const std::size_t at = run.output().find("hook ");
+    ASSERT_NE(at, std::string::npos) << run.output();
+    const pid_t pid = std::stoi(run.output().substr(at + 5));
+    const auto begin = Clock::now();
+    while (is_running(pid) && seconds_since(begin) < 60) usleep(1000);  // the system reaps it
+    EXPECT_FALSE(is_running(pid)) << hook;
+  }
+}
+
 TEST(Launcher, RequestsOfRanksAreReadOrRefusedWhole) {
   const auto wanted = parse_launch_request("wanted 12");
   ASSERT_TRUE(wanted);
@@ -151,9 +193,29 @@ TEST(Launcher, RequestsOfRanksAreReadOrRefusedWhole) {
   ASSERT_TRUE(joined);
   EXPECT_EQ(std::get<JoinedRank>(*joined).pid, 4321);
   EXPECT_EQ(std::get<JoinedRank>(*joined).number, 7);
-  for (const char* text : {"", "wanted", "wanted ", "wanted 0", "wanted -1", "wanted 4097",
-                           "wanted 1 ", "wanted 99999999999", "joined", "joined 1", "joined 1 ",
-                           "joined 1 x", "joined 1 2 3", "wantedjoined 1 2"}) {
+  const auto hook = parse_launch_request("hook 4321");
+  ASSERT_TRUE(hook);
+  EXPECT_EQ(std::get<StartedHook>(*hook).pid, 4321);
+  for (const char* text : {"",
+                           "wanted",
+                           "wanted ",
+                           "wanted 0",
+                           "wanted -1",
+                           "wanted 4097",
+                           "wanted 1 ",
+                           "wanted 99999999999",
+                           "joined",
+                           "joined 1",
+                           "joined 1 ",
+                           "joined 1 x",
+                           "joined 1 2 3",
+                           "wantedjoined 1 2",
+                           "hook",
+                           "hook 0",
+                           "hook 1",
+                           "hook -5",
+                           "hook 5 6",
+                           "ended 3"}) {
     EXPECT_FALSE(parse_launch_request(text)) << text;
   }
 }

@@ -195,6 +195,14 @@ TEST(ReleaseDriver, StopsTheHookThatOutlastsTheRun) {
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
 }
 
+TEST(ReleaseDriver, StopsTheHookOfARunThatIsInAHurry) {
+  Driven driven("exec sleep 1000");
+  driven.release();
+  driven.note(driven->finish(minutes(60), [asked = 0]() mutable { return ++asked > 2; }));
+  EXPECT_EQ(driven.outcomes, Outcomes{kParked});
+  EXPECT_NE(driven.lines[0].find("it was stopped"), std::string::npos) << driven.lines[0];
+}
+
 TEST(ReleaseDriver, DoesNotWaitForAnotherCallWhenTheRunEnds) {
   const TempFolder folder;
   const auto hook = folder.write("hook", "#!/bin/sh\nexit 75\n");
