@@ -45,14 +45,12 @@ class Handling {
   void on(const Formed&);
   void on(const GroupFailed& failed);
   void on(const NumberTaken& taken) { m_.seen = std::max(m_.seen, taken.generation); }
-  void on(const Change& change);
-  void on(const JoinThrough& join) {
-    if (m_.phase == Phase::kStandby) send(join.contact, Join{m_.self});
-  }
+  void on(const Tries& tries);
+  void on(const Kept&);
+  void on(const Taken&);
   void on(const Retry&);
 
   // Messages from `from_`.
-  void take(const Join& join);
   void take(const Notice& notice);
   void take(const Prepare& prepare);
   void take(const Refuse& refuse);
@@ -63,11 +61,10 @@ class Handling {
   void take(const End& end);
 
   // What a leader does.
-  void propose(Why why, std::vector<MemberId> drop = {}, std::vector<Member> add = {});
+  void propose();
   void collect();
   void decide();
-  bool release(const std::vector<Report>& all, const std::vector<MemberId>& leaving);
-  void form(std::vector<Report> staying, const Losses& losses, bool self_leaves);
+  void form(const std::vector<Report>& staying, const Losses& losses);
   void end_all(const Error& why);
   void say_again(MemberId to);
 
@@ -76,7 +73,7 @@ class Handling {
   void leave_out(MemberId whom) {
     if (m_.standing.installed.generation == 0 || in_any(participants(m_.standing, {}), whom))
       return;
-    send(whom, Out{{.number = m_.standing.installed.generation, .proposer = m_.self.id}, kLeftOut});
+    send(whom, Out{{.number = m_.standing.installed.generation, .proposer = m_.self.id}});
   }
   void report() { send(m_.promised.proposer, Reported{m_.promised, m_.standing, *m_.report}); }
   void end(int code, const std::string& reason) {
@@ -99,15 +96,20 @@ class Handling {
                        [&](const Member& member) { return is_left(member.id); });
   }
   [[nodiscard]] std::vector<View> views_in_question() const {
-    return electorates(m_.proposal->reports, m_.settings.rules);
+    return electorates(m_.proposal->reports, m_.standing.gone, m_.settings.rules);
   }
   [[nodiscard]] bool takes_part(MemberId id) const {
     return in_any(participants(m_.standing, m_.proposal->reports), id);
   }
   [[nodiscard]] bool worried() const;
-  [[nodiscard]] bool is_planned() const { return m_.proposal->prepare.why == Why::kPlanned; }
   [[nodiscard]] bool leads() const { return leader(m_) == m_.self.id; }
   [[nodiscard]] bool takes(const Form& form) const;
+  // The view whose group this member computes in.
+  [[nodiscard]] const View& in_force() const {
+    const bool newcomer = m_.standing.installed.generation == 0 && !m_.standing.attempts.empty();
+    return newcomer ? m_.standing.attempts.front() : m_.standing.installed;
+  }
+  void install(const View& view, const std::vector<View>& before);
 
   Membership& m_;
   MemberId from_;

@@ -15,10 +15,11 @@ void Handling::on(const FateTold& told) {
   erase(m_.silent, id);
   if (told.fate == Fate::kSilent) insert(m_.silent, id);
   if (told.fate == Fate::kDead) {
-    insert(m_.standing.gone, id);
-    std::erase_if(m_.standbys, [&](const Member& member) { return member.id == id; });
+    Standing& mine = m_.standing;
+    insert(mine.gone, id);
+    if (mine.installed.generation > 0)
+      mine.earlier = open_ends(mine.earlier, mine.installed, mine.gone);
   }
-  if (m_.phase == Phase::kStandby) return;
   if (!m_.proposal) {
     if (told.fate == Fate::kAlive && id == leader(m_)) send(id, Notice{m_.promised, false});
     return on(Retry{});
@@ -27,13 +28,9 @@ void Handling::on(const FateTold& told) {
   if (told.fate == Fate::kAlive) return say_again(id);
   switch (m_.proposal->stage) {
     case Stage::kCollecting:
-      return is_planned() ? propose(Why::kLoss) : collect();
-    case Stage::kReleasing:
-      if (has(m_.proposal->drop, id)) return decide();
-      if (!find(m_.proposal->reports, id)) return;
-      return propose(Why::kLoss);
+      return collect();
     case Stage::kForming:
-      if (m_.proposal->form->view.has(id)) propose(Why::kLoss);
+      if (m_.proposal->form->view.has(id)) propose();
   }
 }
 
@@ -41,49 +38,60 @@ void Handling::on(const Quieted& quieted) {
   if (m_.phase != Phase::kQuiet) return;
   m_.phase = Phase::kReported;
   m_.report = quieted.report;
-  m_.note = quieted.note;
   report();
 }
 
 void Handling::on(const Formed&) {
   if (m_.phase != Phase::kForming) return;
-  Standing& mine = m_.standing;
-  mine.installed = m_.forming->view;
-  mine.losses = m_.forming->losses;
-  mine.attempts.clear();
-  mine.earlier = m_.settings.rules.open_ends
-                     ? open_ends(m_.forming->before, mine.installed, mine.gone)
-                     : std::vector<View>();
-  std::erase_if(mine.gone,
-                [&](MemberId id) { return !mine.installed.has(id) && !in_any(mine.earlier, id); });
-  std::erase_if(m_.standbys, [&](const Member& member) { return mine.installed.has(member.id); });
-  m_.forming.reset();
+  m_.standing.losses = m_.forming->losses;
+  const Form form = *std::exchange(m_.forming, std::nullopt);
   m_.proposal.reset();
   m_.phase = Phase::kRun;
+  install(form.view, form.before);
+}
+
+void Handling::install(const View& view, const std::vector<View>& before) {
+  Standing& mine = m_.standing;
+  mine.installed = view;
+  mine.attempts.clear();
+  mine.earlier =
+      m_.settings.rules.open_ends ? open_ends(before, view, mine.gone) : std::vector<View>();
+  std::erase_if(mine.gone,
+                [&](MemberId id) { return !mine.installed.has(id) && !in_any(mine.earlier, id); });
   actions_.emplace_back(Installed{mine.installed});
   on(Retry{});
 }
 
+void Handling::on(const Tries& tries) {
+  DYNMO_CHECK(m_.phase == Phase::kRun && tries.next.generation > m_.promised.number,
+              "a try of generation {} in a run that is well, got phase {} and ballot {}",
+              tries.next.generation, static_cast<int>(m_.phase), m_.promised.number);
+  m_.seen = std::max(m_.seen, tries.next.generation);
+  m_.standing.attempts.push_back(tries.next);
+}
+
+// Safe to forget: the members gather their votes, so all of them see the same no.
+void Handling::on(const Kept&) {
+  if (m_.phase == Phase::kRun && !m_.standing.attempts.empty()) m_.standing.attempts.pop_back();
+}
+
+void Handling::on(const Taken&) {
+  if (m_.phase != Phase::kRun || m_.standing.attempts.empty()) return;
+  const View next = m_.standing.attempts.back();
+  if (!next.has(m_.self.id)) return end(0, "released");
+  std::vector<View> before = views_that_count(m_);
+  std::erase(before, next);
+  m_.promised = {.number = next.generation};
+  install(next, before);
+}
+
 void Handling::on(const GroupFailed& failed) {
   const bool runs = (m_.phase == Phase::kRun || m_.phase == Phase::kQuiet) &&
-                    m_.standing.installed.generation == failed.generation;
+                    in_force().generation == failed.generation;
   const bool forms =
       m_.phase == Phase::kForming && m_.forming->view.generation == failed.generation;
   m_.group_failed = m_.group_failed || runs || forms;
   if (runs || forms) answer_loss();
-}
-
-void Handling::on(const Change& change) {
-  if (m_.phase != Phase::kRun || m_.proposal || !leads()) return;
-  std::vector<Member> add;
-  for (const Member& member : m_.standbys) {
-    if (has(change.add, member.id)) add.push_back(member);
-  }
-  std::vector<MemberId> drop;
-  for (const Member& member : m_.standing.installed.members) {
-    if (has(change.drop, member.id)) insert(drop, member.id);
-  }
-  if (!drop.empty() || !add.empty()) propose(Why::kPlanned, std::move(drop), std::move(add));
 }
 
 void Handling::on(const Retry&) {
@@ -100,7 +108,7 @@ void Handling::on(const Retry&) {
 bool Handling::worried() const {
   switch (m_.phase) {
     case Phase::kRun:
-      return !all_left(m_.standing.installed);
+      return !all_left(in_force());
     case Phase::kForming:
       return !all_left(m_.forming->view);
     case Phase::kQuiet:
@@ -114,23 +122,10 @@ bool Handling::worried() const {
 void Handling::answer_loss() {
   const MemberId lowest = leader(m_);
   if (lowest == m_.self.id) {
-    const bool collects = m_.proposal && m_.proposal->stage == Stage::kCollecting;
-    if (!collects || is_planned()) propose(Why::kLoss);
+    if (!m_.proposal || m_.proposal->stage != Stage::kCollecting) propose();
   } else if (lowest != MemberId{}) {
     send(lowest, Notice{m_.promised, m_.phase != Phase::kReported});
   }
-}
-
-void Handling::take(const Join& join) {
-  const MemberId lowest = leader(m_);
-  if (lowest != m_.self.id) {
-    if (lowest != MemberId{} && lowest != from_) send(lowest, join);
-    return;
-  }
-  if (is_gone(join.member.id)) return;
-  const bool known =
-      std::find(m_.standbys.begin(), m_.standbys.end(), join.member) != m_.standbys.end();
-  if (!known && !m_.standing.installed.has(join.member.id)) m_.standbys.push_back(join.member);
 }
 
 void Handling::take(const Notice& notice) {
@@ -138,22 +133,19 @@ void Handling::take(const Notice& notice) {
   if (!in_any(participants(m_.standing, {}), from_)) return leave_out(from_);
   if (!leads()) return;
   if (m_.proposal) {
-    const bool failed = notice.in_trouble && notice.promised == m_.proposal->prepare.ballot &&
-                        (m_.proposal->stage == Stage::kForming || is_planned());
-    return failed ? propose(Why::kLoss) : say_again(from_);
+    const bool failed = notice.in_trouble && notice.promised == m_.proposal->ballot &&
+                        m_.proposal->stage == Stage::kForming;
+    return failed ? propose() : say_again(from_);
   }
-  const bool behind = m_.phase == Phase::kRun && notice.promised.number < m_.promised.number;
-  const bool well = m_.phase == Phase::kRun && notice.promised == m_.promised && !notice.in_trouble;
-  if (!behind && !well) propose(Why::kLoss);
+  // Behind is who has not heard yet that a planned change is taken; it may never hear of it.
+  const bool behind = notice.promised.number < m_.promised.number;
+  const bool well =
+      m_.phase == Phase::kRun && !notice.in_trouble && (behind || notice.promised == m_.promised);
+  if (!well) propose();
 }
 
 void Handling::take(const Prepare& prepare) {
   m_.seen = std::max(m_.seen, prepare.ballot.number);
-  // A try to form a view with this standby is known to others, and not to it.
-  if (m_.phase == Phase::kStandby && prepare.ballot.number >= m_.promised.number) {
-    m_.promised = prepare.ballot;
-    return send(from_, Reported{prepare.ballot, m_.standing, {.member = m_.self}});
-  }
   const std::vector<Member> known = participants(m_.standing, {});
   if (!in_any(known, from_)) return leave_out(from_);
   // Two that cannot reach each other would outbid each other for ever; all others follow the
@@ -161,7 +153,7 @@ void Handling::take(const Prepare& prepare) {
   const MemberId lowest = leader(m_);
   const bool from_lowest = lowest == from_ || number_of(known, from_) < number_of(known, lowest);
   if (!from_lowest) {
-    if (lowest == m_.self.id && !m_.proposal) propose(Why::kLoss);
+    if (lowest == m_.self.id && !m_.proposal) propose();
     return;
   }
   if (prepare.ballot == m_.promised) {
@@ -173,22 +165,19 @@ void Handling::take(const Prepare& prepare) {
   }
   m_.promised = prepare.ballot;
   if (from_ != m_.self.id) m_.proposal.reset();
-  // A group that is given up, or not there yet, is not kept for a planned change. A main thread
-  // that is at rest already says again what it holds: there may be a newer checkpoint.
-  const bool keeps =
-      m_.phase == Phase::kRun || (m_.phase != Phase::kForming && m_.quiet_for == Why::kPlanned);
-  m_.quiet_for = keeps ? prepare.why : Why::kLoss;
+  // A main thread that is at rest already reports again what it holds: there may be a newer
+  // checkpoint.
   m_.phase = Phase::kQuiet;
   m_.group_failed = false;
   m_.forming.reset();
-  actions_.emplace_back(Quiet{prepare.ballot, m_.quiet_for});
+  actions_.emplace_back(Quiet{prepare.ballot});
 }
 
 void Handling::take(const Refuse& refuse) {
   m_.seen = std::max(m_.seen, refuse.seen);
-  if (!m_.proposal || m_.proposal->prepare.ballot != refuse.ballot) return;
+  if (!m_.proposal || m_.proposal->ballot != refuse.ballot) return;
   if (leads()) {
-    propose(m_.proposal->prepare.why, m_.proposal->drop, m_.proposal->add);
+    propose();
   } else {
     m_.proposal.reset();
     answer_loss();
@@ -197,7 +186,7 @@ void Handling::take(const Refuse& refuse) {
 
 void Handling::take(const Reported& reported) {
   if (reported.report.member.id != from_) return;
-  if (!m_.proposal || m_.proposal->prepare.ballot != reported.ballot) {
+  if (!m_.proposal || m_.proposal->ballot != reported.ballot) {
     return leave_out(from_);
   }
   if (m_.proposal->stage != Stage::kCollecting) {
@@ -217,7 +206,6 @@ void Handling::take(const Reported& reported) {
 // Whether this member takes part in forming that view.
 bool Handling::takes(const Form& form) const {
   if (!form.view.has(m_.self.id)) return false;
-  if (m_.phase == Phase::kStandby) return form.ballot.number >= m_.promised.number;
   if (!m_.settings.rules.promises) return form.ballot.number > m_.standing.installed.generation;
   return m_.phase == Phase::kReported && form.ballot == m_.promised;
 }
@@ -228,10 +216,6 @@ void Handling::take(const Form& form) {
       form.ballot == m_.promised && (m_.phase == Phase::kForming || m_.phase == Phase::kRun);
   if (again) return;
   if (!takes(form)) return send(from_, Refuse{form.ballot, m_.seen});
-  if (m_.phase == Phase::kStandby) {
-    m_.promised = form.ballot;
-    m_.standing.earlier = form.before;
-  }
   m_.standing.attempts.push_back(form.view);
   for (const MemberId id : form.gone) insert(m_.standing.gone, id);
   m_.forming = form;
@@ -241,16 +225,14 @@ void Handling::take(const Form& form) {
 }
 
 void Handling::take(const Out& out) {
-  const bool released = out.code == 0 && out.ballot == m_.promised;
   Generation base = m_.standing.installed.generation;
   for (const View& view : m_.standing.earlier) base = std::max(base, view.generation);
-  // A joiner whose try failed has nothing to lose, and nobody may know of its view but the dead.
+  // A newcomer whose try failed has nothing to lose, and nobody may know of its view but the dead.
   const bool tried =
       m_.standing.installed.generation == 0 && (m_.phase != Phase::kForming || m_.group_failed);
-  const bool left_out = out.code != 0 && (out.ballot.number > base || tried);
-  if (!released && !left_out) return send(from_, Refuse{out.ballot, m_.seen});
+  if (out.ballot.number <= base && !tried) return send(from_, Refuse{out.ballot, m_.seen});
   send(from_, OutAcknowledged{out.ballot});
-  end(out.code, out.code == 0 ? "released" : "the others went on without this rank");
+  end(kLeftOut, "the others went on without this rank");
 }
 
 void Handling::take(const OutAcknowledged&) { on(FateTold{from_, Fate::kDead}); }
@@ -265,14 +247,35 @@ Membership first_member(const Settings& settings, const View& view, MemberId sel
               "a member of a view, got {} of generation {}", self.value, view.generation);
   return {.settings = settings,
           .self = *member,
-          .phase = Phase::kRun,
           .standing = {.installed = view},
           .seen = view.generation,
           .promised = {.number = view.generation}};
 }
 
-Membership standby(const Settings& settings, const Member& self) {
-  return {.settings = settings, .self = self};
+Membership newcomer(const Settings& settings, const View& next, MemberId self,
+                    const std::vector<View>& before) {
+  Membership made = first_member(settings, next, self);
+  made.standing = {.earlier = before, .attempts = {next}};
+  made.promised = {};
+  return made;
+}
+
+std::vector<View> views_that_count(const Membership& membership) {
+  return electorates({{{}, membership.standing, {}}}, membership.standing.gone,
+                     membership.settings.rules);
+}
+
+bool may_try(const Membership& membership, const View& next) {
+  const Standing& mine = membership.standing;
+  const Rules& rules = membership.settings.rules;
+  if (mine.earlier.empty()) return true;
+  std::vector<MemberId> staying;
+  std::vector<MemberId> gone = mine.gone;
+  for (const Member& member : next.members) insert(staying, member.id);
+  for (const Member& member : mine.installed.members) {
+    if (!next.has(member.id)) insert(gone, member.id);
+  }
+  return quorum_of_all(mine.earlier, staying, gone, rules) || !rules.releases;
 }
 
 std::vector<Action> handle(Membership& membership, const Event& event) {

@@ -137,7 +137,6 @@ class Reader {
   }
   static std::uint8_t largest(CopyKind) { return static_cast<std::uint8_t>(CopyKind::kNeighbour); }
   static std::uint8_t largest(Origin) { return static_cast<std::uint8_t>(Origin::kInitial); }
-  static std::uint8_t largest(Why) { return static_cast<std::uint8_t>(Why::kLoss); }
 
   std::string_view left_;
   bool good_ = true;
@@ -207,7 +206,7 @@ void fields(A& archive, Holding& held) {
 }
 template <typename A>
 void fields(A& archive, UpdateRecord& record) {
-  archive(record.step, record.norm, record.skipped);
+  archive(record.step, record.exchange);
   check(archive, record.step);
 }
 template <typename A>
@@ -217,17 +216,9 @@ void fields(A& archive, Report& report) {
   check(archive, report.step);
 }
 template <typename A>
-void fields(A& archive, Source& source) {
-  archive(source.member, source.kind, source.unfinished);
-}
-template <typename A>
 void fields(A& archive, Decision& decision) {
-  archive(decision.origin, decision.step, decision.finish, decision.sources);
+  archive(decision.origin, decision.step, decision.finish);
   check(archive, decision.step);
-}
-template <typename A>
-void fields(A& archive, Join& join) {
-  archive(join.member);
 }
 template <typename A>
 void fields(A& archive, Notice& notice) {
@@ -235,7 +226,7 @@ void fields(A& archive, Notice& notice) {
 }
 template <typename A>
 void fields(A& archive, Prepare& prepare) {
-  archive(prepare.ballot, prepare.why);
+  archive(prepare.ballot);
 }
 template <typename A>
 void fields(A& archive, Refuse& refuse) {
@@ -248,12 +239,12 @@ void fields(A& archive, Reported& reported) {
 }
 template <typename A>
 void fields(A& archive, Form& form) {
-  archive(form.ballot, form.view, form.before, form.gone, form.losses, form.decision, form.note);
+  archive(form.ballot, form.view, form.before, form.gone, form.losses, form.decision);
   check(archive, form.gone);
 }
 template <typename A>
 void fields(A& archive, Out& out) {
-  archive(out.ballot, out.code);
+  archive(out.ballot);
 }
 template <typename A>
 void fields(A& archive, OutAcknowledged& acknowledged) {

@@ -29,7 +29,7 @@ struct Losses {
 
 // All that a member knows of views: what the quorum is counted from.
 struct Standing {
-  View installed = {};              // none: a standby
+  View installed = {};              // none: a newcomer whose first view is not in force yet
   std::vector<View> earlier = {};   // whose left-out members may be alive
   std::vector<View> attempts = {};  // taken part in since `installed`, oldest first
   std::vector<MemberId> gone = {};  // certainly dead or left for good; ascending
@@ -37,12 +37,6 @@ struct Standing {
   friend bool operator==(const Standing&, const Standing&) = default;
 };
 
-enum class Why : std::uint8_t { kPlanned, kLoss };
-
-struct Join {  // a process that wants to stand by
-  Member member;
-  friend bool operator==(const Join&, const Join&) = default;
-};
 struct Notice {  // to the leader: where the sender is
   Ballot promised;
   bool in_trouble = true;  // its group failed, or an answer is waited for; else only connected anew
@@ -50,7 +44,6 @@ struct Notice {  // to the leader: where the sender is
 };
 struct Prepare {
   Ballot ballot;
-  Why why = Why::kLoss;
   friend bool operator==(const Prepare&, const Prepare&) = default;
 };
 struct Refuse {
@@ -71,12 +64,10 @@ struct Form {
   std::vector<MemberId> gone = {};
   Losses losses = {};
   Decision decision = {};
-  std::string note = {};  // the leader's costs, from which all make the plan
   friend bool operator==(const Form&, const Form&) = default;
 };
-struct Out {  // the receiver is in no view any more
+struct Out {  // the others went on without the receiver
   Ballot ballot;
-  std::int32_t code = 0;  // to end with: 0 released, 5 left out
   friend bool operator==(const Out&, const Out&) = default;
 };
 struct OutAcknowledged {
@@ -90,8 +81,7 @@ struct End {  // of the run, for all
   friend bool operator==(const End&, const End&) = default;
 };
 
-using Message =
-    std::variant<Join, Notice, Prepare, Refuse, Reported, Form, Out, OutAcknowledged, End>;
+using Message = std::variant<Notice, Prepare, Refuse, Reported, Form, Out, OutAcknowledged, End>;
 
 // kBadInput where the message is longer than the limit: a model of too many layers.
 [[nodiscard]] Expected<std::string> encode(const Message& message);

@@ -101,7 +101,8 @@ const Reported& newest(const std::vector<Reported>& reports) {
   });
 }
 
-std::vector<View> electorates(const std::vector<Reported>& reports, const Rules& rules) {
+std::vector<View> electorates(const std::vector<Reported>& reports,
+                              const std::vector<MemberId>& gone, const Rules& rules) {
   const View& installed = newest(reports).standing.installed;
   std::vector<View> all;
   const auto add = [&](const View& view) {
@@ -114,7 +115,9 @@ std::vector<View> electorates(const std::vector<Reported>& reports, const Rules&
       for (const View& view : standing.earlier) add(view);
     }
     for (const View& view : standing.attempts) {
-      if (rules.attempts && view.generation > installed.generation) add(view);
+      const bool ended = std::ranges::all_of(
+          view.members, [&](const Member& member) { return has(gone, member.id); });
+      if (rules.attempts && view.generation > installed.generation && !ended) add(view);
     }
   }
   return all;

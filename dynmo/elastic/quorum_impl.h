@@ -32,14 +32,16 @@ void sort(std::vector<Member>& members);                                        
 [[nodiscard]] const Reported& newest(const std::vector<Reported>& reports);
 
 // The views that could be running or may yet be: the newest that is installed, those before it
-// whose left-out members may be alive, and all that were tried since.
+// whose left-out members may be alive, and all that were tried since. A try whose members are all
+// gone does not count. Only its members and newcomers can have gone on after it, and newcomers
+// carry the view that whoever asks now belongs to, of which they have no quorum without it.
 [[nodiscard]] std::vector<View> electorates(const std::vector<Reported>& reports,
-                                            const Rules& rules);
+                                            const std::vector<MemberId>& gone, const Rules& rules);
 [[nodiscard]] bool quorum_of_all(const std::vector<View>& electorates,
                                  const std::vector<MemberId>& forming,
                                  const std::vector<MemberId>& gone, const Rules& rules);
-// Of the views that `installed` was formed from: those of which somebody who is not in it may be
-// alive and have a view of its own.
+// Selects from the views that `installed` was formed from those that may go on without it: somebody
+// who is not in `installed` may be alive.
 [[nodiscard]] std::vector<View> open_ends(const std::vector<View>& before, const View& installed,
                                           const std::vector<MemberId>& gone);
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
-#include <tuple>
+#include <vector>
 
 namespace dynmo::elastic {
 namespace {
@@ -37,27 +37,18 @@ bool can_finish(const Report& report, const Holding& held, const Decision& decis
 std::optional<Decision> from_memory(const Model& model, std::span<const Report> reports,
                                     std::int64_t step) {
   Decision decision{.step = step, .finish = record_of(reports, step - 1)};
-  std::vector<std::vector<std::tuple<bool, CopyKind, std::int32_t, MemberId>>> found(
-      static_cast<std::size_t>(model.layers));
+  std::vector<bool> found(static_cast<std::size_t>(model.layers));
+  bool used = false;
   for (const Report& report : reports) {
     for (const Holding& held : report.holdings) {
       if (held.layer.value < 0 || held.layer.value >= model.layers) continue;
       const bool unfinished = can_finish(report, held, decision);
       if (held.step != step && !unfinished) continue;
-      found[held.layer.index()].emplace_back(unfinished, held.kind, report.member.number,
-                                             report.member.id);
-    }
-  }
-  bool used = false;
-  for (auto& sources : found) {
-    if (sources.empty()) return std::nullopt;
-    std::sort(sources.begin(), sources.end());
-    auto& of_layer = decision.sources.emplace_back();
-    for (const auto& [unfinished, kind, number, member] : sources) {
-      of_layer.push_back({.member = member, .kind = kind, .unfinished = unfinished});
+      found[held.layer.index()] = true;
       used = used || unfinished;
     }
   }
+  if (std::ranges::count(found, false) > 0) return std::nullopt;
   if (!used) decision.finish.reset();
   return decision;
 }

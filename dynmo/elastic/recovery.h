@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a run goes on after a change of its members: at which step, and from whom each layer
-// comes. A pure function of what the members say they hold; plans of the past count for nothing.
+// Where a run goes on after a loss: at which step, and whether from memory. A pure function of what
+// the members report to hold; plans of the past count for nothing. Who sends which layer to whom is
+// decided in the new group, from the same holdings (runtime/regroup.h).
 //
 // Values change only in the update at the end of a step, and an update needs a message of every
-// rank whose gradients are complete. So members differ by at most one step, and who lacks the last
-// update has all it takes to finish it but the norm of the gradients, which the others report.
+// rank whose gradients are complete. So members differ by at most one step. A member that lacks the
+// last update has all it takes to finish it but what the ranks exchanged, which the others report.
 
 #include <cstdint>
 #include <optional>
@@ -38,9 +39,8 @@ struct Holding {
 
 // All that a member needs to finish an update that others have made.
 struct UpdateRecord {
-  std::int64_t step = 0;  // that the update ended
-  double norm = 0;        // of all gradients
-  bool skipped = false;   // by the loss scale: then no value changed
+  std::int64_t step = 0;      // the step that the update ended
+  std::string exchange = {};  // what all ranks exchanged in it, as the runtime writes it
   friend bool operator==(const UpdateRecord&, const UpdateRecord&) = default;
 };
 
@@ -55,23 +55,13 @@ struct Report {
   friend bool operator==(const Report&, const Report&) = default;
 };
 
-// One way to get a layer at the step of the decision.
-struct Source {
-  MemberId member;
-  CopyKind kind = CopyKind::kLive;
-  bool unfinished = false;  // a live layer one step behind: `member` finishes the update first
-  friend bool operator==(const Source&, const Source&) = default;
-};
-
 enum class Origin : std::uint8_t { kMemory, kCheckpoint, kInitial };
 
 struct Decision {
   Origin origin = Origin::kMemory;
-  std::int64_t step = 0;                    // the next to run
-  std::optional<UpdateRecord> finish = {};  // for the unfinished sources
-  // By layer: all who have it, live copies first, then by number of the member. A receiver among
-  // them takes its own. Empty unless the origin is memory.
-  std::vector<std::vector<Source>> sources = {};
+  std::int64_t step = 0;  // the next to run
+  // Members whose live layers are one step behind finish this update first. Absent: nobody has to.
+  std::optional<UpdateRecord> finish = {};
   friend bool operator==(const Decision&, const Decision&) = default;
 };
 

@@ -54,19 +54,14 @@ class StateBytes {
     add(m.promised);
     add(m.silent);
     add(m.group_failed);
-    add(m.quiet_for);
-    add(m.standbys);
     add(m.report.has_value());
     if (m.report) add_message(Reported{m.promised, {}, *m.report});
     add(m.forming.has_value());
     if (m.forming) add_message(*m.forming);
     add(m.proposal.has_value());
     if (!m.proposal) return;
-    add(m.proposal->prepare.ballot);
-    add(m.proposal->prepare.why);
+    add(m.proposal->ballot);
     add(m.proposal->stage);
-    add(m.proposal->drop);
-    add(m.proposal->add);
     for (const Reported& reported : m.proposal->reports) add_message(reported);
     add(m.proposal->form.has_value());
     if (m.proposal->form) add_message(*m.proposal->form);
@@ -81,11 +76,7 @@ class StateBytes {
       add_message(Reported{{}, {}, quieted->report});
     }
     if (const auto* failed = std::get_if<GroupFailed>(&event)) add(failed->generation);
-    if (const auto* change = std::get_if<Change>(&event)) {
-      add(change->drop);
-      add(change->add);
-    }
-    if (const auto* join = std::get_if<JoinThrough>(&event)) add(join->contact);
+    if (const auto* tries = std::get_if<Tries>(&event)) add(tries->next);
   }
   [[nodiscard]] std::uint64_t hash() const { return digest_of(text_).low; }
 

@@ -32,7 +32,7 @@ class Members {
     }
   }
   Membership& operator[](std::uint64_t id) { return all_.at(id); }
-  void add(const Member& member) { all_[member.id.value] = standby({}, member); }
+  void add(const Membership& member) { all_[member.self.id.value] = member; }
   void kill(std::uint64_t id, const std::vector<std::uint64_t>& told) {
     dead_.push_back({id});
     for (const std::uint64_t other : told) tell(other, FateTold{{id}, Fate::kDead});
@@ -112,24 +112,58 @@ TEST(Membership, OfTwoThatLoseEachOtherTheLeaderGoesOn) {
   EXPECT_EQ(two.ended[2].code, 5);
 }
 
-TEST(Membership, LetsMembersGoAndTakesStandbysInAsPlanned) {
+TEST(Membership, APlannedChangeIsInForceOnceItIsTaken) {
   Members members(3);
-  const Member joiner{.id = {9}, .number = 3};
-  members.add(joiner);
-  members.tell(9, JoinThrough{{2}});
-  members.settle();
-  ASSERT_EQ(members[1].standbys.size(), 1U);
-  members.tell(1, Change{.drop = ids({3}), .add = ids({9})});
-  members.settle();
+  const Member joins{.id = {9}, .number = 3};
+  const View next{.generation = 2, .members = {members[1].self, members[2].self, joins}};
+  members.add(newcomer({.model = {.layers = 1}}, next, {9}, views_that_count(members[1])));
+  for (const std::uint64_t id : {1, 2, 3}) members.tell(id, Tries{next});
+  EXPECT_EQ(members[3].standing.attempts, std::vector<View>{next});
+  for (const std::uint64_t id : {1, 2, 3, 9}) members.tell(id, Taken{});
   EXPECT_EQ(members.ended.at(3).code, 0);
-  EXPECT_EQ(members[9].phase, Phase::kRun);
-  ASSERT_EQ(members[9].standing.installed.size(), 3);
-  EXPECT_EQ(members[9].standing.installed.rank_of({9}), WorldRank(2));
-  EXPECT_TRUE(members[1].standing.earlier.empty());
-  members.tell(1, Change{.drop = ids({1})});  // the leader itself
+  EXPECT_EQ(members[9].standing.installed, next);
+  EXPECT_EQ(members[1].standing.installed, next);
+  const View alone{.generation = 3, .members = {joins}};
+  EXPECT_FALSE(
+      may_try(members[1], alone));  // the third may be alive, and would be all that is left
+  members.kill(3, {1});
+  EXPECT_TRUE(may_try(members[1], alone));
+}
+
+TEST(Membership, AChangeThatWasRefusedIsForgotten) {
+  Members members(3);
+  const View next{.generation = 2, .members = {members[1].self}};
+  for (const std::uint64_t id : {1, 2, 3}) members.tell(id, Tries{next});
+  for (const std::uint64_t id : {1, 2, 3}) members.tell(id, Kept{});
+  EXPECT_EQ(members[2].standing, first_member({}, view_of(3), {2}).standing);
+  members.kill(1, {2, 3});
   members.settle();
-  EXPECT_EQ(members.ended.at(1).code, 0);
-  EXPECT_EQ(members[9].standing.installed.size(), 2);
+  EXPECT_EQ(members[2].standing.installed.size(), 2);
+  EXPECT_EQ(members[2].standing.installed.generation, 3);  // 2 was tried
+}
+
+// The member that was to leave has not heard that all agreed; the one that stayed alone is killed.
+TEST(Membership, WhoWasToLeaveGoesOnWhenAllWhoStayedAreGone) {
+  Members members(2);
+  const View next{.generation = 2, .members = {members[1].self}};
+  for (const std::uint64_t id : {1, 2}) members.tell(id, Tries{next});
+  members.tell(1, Taken{});
+  members.kill(1, {2});
+  members.settle();
+  EXPECT_TRUE(members.ended.empty());
+  EXPECT_EQ(members[2].phase, Phase::kRun);
+  EXPECT_EQ(members[2].standing.installed.size(), 1);
+}
+
+TEST(Membership, ANewcomerOfAChangeThatOthersDoNotKnowEndsWithTheCodeOfALoss) {
+  Members members(2);
+  const Member joins{.id = {9}, .number = 2};
+  const View next{.generation = 2, .members = {members[1].self, members[2].self, joins}};
+  members.add(newcomer({.model = {.layers = 1}}, next, {9}, views_that_count(members[1])));
+  members.tell(9, GroupFailed{2});
+  members.settle();
+  EXPECT_EQ(members.ended.at(9).code, 5);
+  EXPECT_EQ(members[1].phase, Phase::kRun);
 }
 
 TEST(Membership, RefusesAnOlderBallotThanItHasPromised) {

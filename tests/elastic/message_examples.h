@@ -3,6 +3,7 @@
 
 // One message of each kind, with something in every field.
 
+#include <string>
 #include <vector>
 
 #include "dynmo/elastic/messages.h"
@@ -23,18 +24,13 @@ inline std::vector<Message> message_examples() {
   const Report report{.member = second,
                       .step = 12,
                       .gradients_complete = true,
-                      .updated = UpdateRecord{.step = 11, .norm = 0.25, .skipped = true},
+                      .updated = UpdateRecord{.step = 11, .exchange = std::string("\0bytes", 6)},
                       .holdings = {{.layer = LayerId(0), .step = 12},
                                    {.layer = LayerId(4), .step = 8, .kind = CopyKind::kNeighbour}},
                       .checkpoint = 10};
-  const Decision decision{.step = 12,
-                          .finish = report.updated,
-                          .sources = {{{.member = first.id, .unfinished = true},
-                                       {.member = second.id, .kind = CopyKind::kShadow}},
-                                      {}}};
-  return {Join{first},
-          Notice{ballot, false},
-          Prepare{ballot, Why::kPlanned},
+  const Decision decision{.step = 12, .finish = report.updated};
+  return {Notice{ballot, false},
+          Prepare{ballot},
           Refuse{ballot, 44},
           Reported{ballot, standing, report},
           Form{.ballot = ballot,
@@ -42,9 +38,8 @@ inline std::vector<Message> message_examples() {
                .before = {view},
                .gone = standing.gone,
                .losses = standing.losses,
-               .decision = decision,
-               .note = "{\"layers\": []}"},
-          Out{ballot, 5},
+               .decision = decision},
+          Out{ballot},
           OutAcknowledged{ballot},
           End{ballot, 3, "no plan fits"}};
 }

@@ -29,8 +29,8 @@ TEST(Messages, CutOffOrFollowedByMoreAreRefused) {
 }
 
 TEST(Messages, ThatPromiseMoreThanTheyHaveAreRefusedBeforeAnythingIsAllocated) {
-  std::string bytes = *encode(Join{});
-  bytes.replace(13, 4, "\xff\xff\xff\xff");  // the length of the host
+  std::string bytes = *encode(End{});
+  bytes.replace(bytes.size() - 4, 4, "\xff\xff\xff\xff");  // the length of the reason
   const auto refused = decode(bytes);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);

@@ -10,10 +10,11 @@
 namespace dynmo::elastic {
 namespace {
 
-constexpr std::array<const char*, 21> kKindNames = {
-    "deliver", "tell",       "reconnect",  "rest",       "restore",  "commit", "complete",
-    "update",  "copy moved", "apply move", "checkpoint", "join",     "change", "fail",
-    "crash",   "stop",       "wake",       "cut",        "cut link", "heal",   "retry"};
+constexpr std::array<const char*, 25> kKindNames = {
+    "deliver",    "tell",       "reconnect",  "rest",   "restore", "commit", "complete",
+    "update",     "copy moved", "apply move", "arrive", "vote",    "hear",   "take",
+    "checkpoint", "change",     "refuse",     "fail",   "crash",   "stop",   "wake",
+    "cut",        "cut link",   "heal",       "retry"};
 
 MemberId id_of(int node) { return {.value = static_cast<std::uint64_t>(node) + 1}; }
 
@@ -34,10 +35,12 @@ World::World(const WorldOptions& options)
   View view{.generation = 1};
   for (int i = 0; i < options.members; ++i) view.members.push_back(member_of(i));
   const Settings settings{.model = {.layers = options.layers}, .rules = options.rules};
-  for (int i = 0; i < options.members + options.joiners; ++i) {
+  for (int i = 0; i < options.members + options.newcomers; ++i) {
     Node& made = *nodes_.emplace_back(std::make_shared<Node>());
     if (i >= options.members) {
-      made.known = memberships_->known(standby(settings, member_of(i)));
+      made.known =
+          memberships_->known({.settings = settings, .self = member_of(i), .phase = Phase::kEnded});
+      made.up = false;
       continue;
     }
     made.known = memberships_->known(first_member(settings, view, id_of(i)));
@@ -78,10 +81,13 @@ bool World::cares(int a, int b, MemberId lowest) const {
     }
     return false;
   }
+  if (!is_born(b)) return false;
   if (node(a).told[idx(b)] == Fate::kSilent) return true;
   if (lowest == id_of(a)) {
-    return m.proposal.has_value() || m.standing.installed.has(id_of(b)) ||
-           (m.forming && m.forming->view.has(id_of(b)));
+    const auto has_it = [&](const View& view) { return view.has(id_of(b)); };
+    return m.proposal.has_value() || has_it(m.standing.installed) ||
+           std::ranges::any_of(m.standing.attempts, has_it) ||
+           std::ranges::any_of(m.standing.earlier, has_it);
   }
   return lowest == id_of(b) || m.promised.proposer == id_of(b);
 }
@@ -130,10 +136,9 @@ void World::perform(int a, const Action& action, const Packet* packet) {
     if (const auto* form = std::get_if<Form>(&sent->message)) check_decision(a, *form);
     return send(a, sent->to, packet);
   }
-  if (const auto* quiet = std::get_if<Quiet>(&action)) {
+  if (std::holds_alternative<Quiet>(action)) {
     Node& mine = edit(a);
-    mine.why = quiet->why;
-    if (quiet->why == Why::kLoss) mine.group = 0;
+    mine.group = 0;
     if (!options_.keep_shadows && !mine.applied) {
       std::erase_if(mine.copies, [](const Copy& copy) { return copy.kind == CopyKind::kShadow; });
     }
@@ -198,7 +203,7 @@ void World::add_faults(std::vector<Happening>& all) const {
   if (noticed || (cut && !options_.at_once)) all.push_back({Kind::kHeal});
   if (faults_ >= options_.faults) return;
   for (int a = 0; a < size(); ++a) {
-    if (!acts(a) || (a >= options_.members && !(joins_ >> a & 1))) continue;
+    if (!acts(a)) continue;
     add(Kind::kCrash, a, 0);
     add(Kind::kStop, a, 0);
     for (int b = 0; options_.single_links && b < a; ++b) {
@@ -206,7 +211,7 @@ void World::add_faults(std::vector<Happening>& all) const {
     }
   }
   if (cut || !options_.cuts) return;
-  const int joined = size() - (joins_ == 0 ? options_.joiners : 0);
+  const int joined = size() - (joins_ == 0 ? options_.newcomers : 0);
   for (int set = 1; set < 1 << (joined - 1); ++set) add(Kind::kCut, 0, set);
 }
 
@@ -231,18 +236,8 @@ std::vector<Happening> World::next() const {
     }
     if (!acts(a)) continue;
     add_work(a, all);
-    const Membership& m = node(a).membership();
-    if (m.phase == Phase::kStandby && !(joins_ >> a & 1)) {
-      for (int b = 0; b < options_.members; ++b) {
-        if (acts(b) && reach(a, b)) add(Kind::kJoin, a, b);
-      }
-    }
-    const bool may_change = changes_ < options_.changes && m.phase == Phase::kRun && !m.proposal &&
-                            lowest == id_of(a) && between_steps(a);
-    const int members = m.standing.installed.size();
-    for (int drop = m.standbys.empty() ? 1 : 0; may_change && drop + 1 < 1 << members; ++drop) {
-      add(Kind::kChange, a, drop);
-    }
+    add_change_work(a, all);
+    if (lowest == id_of(a)) add_changes(a, all);
   }
   add_faults(all);
   return all;
@@ -298,27 +293,29 @@ void World::apply(const Happening& happening) {
       ++checkpoints_;
       checkpoint_ = node(a).step;
       break;
-    case Kind::kJoin:
-      joins_ |= 1 << a;
-      tell(a, JoinThrough{id_of(b)});
+    case Kind::kArrive:
+      fetch(a, *change_of(a));
+      edit(a).voted = static_cast<std::int8_t>(change_of(a)->next.generation);
       break;
-    case Kind::kChange: {
-      ++changes_;
-      Change change;
-      const Membership& m = node(a).membership();
-      for (int i = 0; i < m.standing.installed.size(); ++i) {
-        if (b >> i & 1) change.drop.push_back(m.standing.installed.members[idx(i)].id);
-      }
-      for (const Member& member : m.standbys) change.add.push_back(member.id);
-      tell(a, change);
+    case Kind::kVote:
+      vote(a, b != 0);
       break;
-    }
+    case Kind::kRefuse:
+      vote(a, false);
+      break;
+    case Kind::kHear:
+      hear(a);
+      break;
+    case Kind::kTake:
+      tell(a, Taken{});
+      break;
+    case Kind::kChange:
+      begin_change(a, b);
+      break;
     case Kind::kFail: {
-      const Membership& m = node(a).membership();
-      const bool forms = m.phase == Phase::kForming;
-      edit(a).failed = static_cast<std::int8_t>(forms ? m.forming->view.generation
-                                                      : m.standing.installed.generation);
-      tell(a, GroupFailed{forms ? m.forming->view.generation : m.standing.installed.generation});
+      const Generation generation = view_of(a).generation;
+      edit(a).failed = static_cast<std::int8_t>(generation);
+      tell(a, GroupFailed{generation});
       break;
     }
     case Kind::kCrash:

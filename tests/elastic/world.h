@@ -20,9 +20,11 @@ namespace dynmo::elastic {
 
 inline constexpr int kMaxNodes = 7;
 
+constexpr std::int8_t small(std::int64_t number) { return static_cast<std::int8_t>(number); }
+
 struct WorldOptions {
   int members = 3;
-  int joiners = 1;
+  int newcomers = 1;
   int layers = 3;
   int steps = 0;              // of training; 0: all are at rest between two steps
   int snapshot_every = 2;     // steps
@@ -31,7 +33,7 @@ struct WorldOptions {
   bool replicas = false;      // every member has every layer
   int faults = 2;             // at most
   int ballots = 3;            // at most
-  int changes = 1;            // planned, at most
+  int changes = 1;            // planned, at most; each may have a newcomer
   bool cuts = true;           // are among the faults
   bool single_links = false;  // links are cut one by one, too
   // Fewer events: main threads rest and restore as soon as they are asked to, a fault is noticed
@@ -56,9 +58,13 @@ enum class Kind : std::uint8_t {
   kUpdate,     // a
   kCopyMoved,  // a takes the layer that moves to it
   kApplyMove,  // a
+  kArrive,     // the newcomer a has its layers
+  kVote,       // a, for the change under way; b: 1 yes, 0 no
+  kHear,       // a, the votes of all
+  kTake,       // a: the change is in force
   kCheckpoint,
-  kJoin,    // a asks b
-  kChange,  // a: drop the set b, add all that stand by
+  kChange,  // all agree on one: drop the set b; below 0 the set -1 - b, with a newcomer
+  kRefuse,  // a votes no
   kFail,    // the group of a
   kCrash,
   kStop,
@@ -82,6 +88,13 @@ struct Copy {
   std::int8_t step = 0;
   CopyKind kind = CopyKind::kLive;
   std::int8_t token = 0;
+  bool fetched = false;  // for a change that is not in force yet
+};
+
+// A planned change: what the members of the view `base` try together.
+struct Planned {
+  View base = {};
+  View next = {};
 };
 
 struct Node {
@@ -91,7 +104,6 @@ struct Node {
   bool up = true;
   bool stopped = false;
   Main main = Main::kIdle;
-  Why why = Why::kLoss;
   std::int8_t group = 0;       // the generation that it computes in
   std::int8_t first_step = 0;  // of the group
   std::int8_t step = 0;
@@ -101,6 +113,10 @@ struct Node {
   std::int8_t failed = 0;       // the newest group that it has told as failed
   std::int8_t done_group = -1;  // where it completed gradients last
   std::int8_t done_step = -1;
+  std::int8_t voted = 0;  // for which change; a newcomer: has arrived
+  bool yes = false;
+  std::int8_t heard = 0;  // a yes of all, and has said so
+  std::int8_t kept = 0;   // heard a no
   std::vector<Copy> copies;
   std::array<Fate, kMaxNodes> told = {};
   mutable std::uint64_t hash = 0;  // once asked for; 0: to be computed
@@ -157,9 +173,24 @@ class World {
   void commit(int a);
   void complete(int a);
   void update(int a);
+  [[nodiscard]] const View& view_of(int a) const;  // that it forms or computes in
   [[nodiscard]] bool broken(int a) const;
   [[nodiscard]] bool times_out(int a) const;
   [[nodiscard]] bool between_steps(int a) const;
+  [[nodiscard]] bool is_born(int a) const { return a < options_.members || (joins_ >> a & 1) != 0; }
+  [[nodiscard]] const Planned* change_of(int a) const;  // null: none under way
+  void add_changes(int a, std::vector<Happening>& all) const;
+  void add_change_work(int a, std::vector<Happening>& all) const;
+  [[nodiscard]] bool wants(const View& view, int a, int layer) const;
+  [[nodiscard]] const Copy* find_for_change(int a, const Planned& change, int layer) const;
+  [[nodiscard]] bool can_fetch(int a, const Planned& change) const;
+  [[nodiscard]] bool is_troubled(const Planned& change) const;
+  [[nodiscard]] View next_view(int a, int set) const;
+  void begin_change(int a, int set);
+  void fetch(int a, const Planned& change);
+  void vote(int a, bool yes);
+  void hear(int a);
+  void use_fetched(int a);
   [[nodiscard]] bool has_move(int a) const;
   [[nodiscard]] int role_in_move(int a) const;  // 0 none, 1 gives, 2 takes
   [[nodiscard]] bool taken(int a) const;
@@ -192,7 +223,8 @@ class World {
   std::vector<InFlight> flight_;
   int faults_ = 0;
   int changes_ = 0;
-  int joins_ = 0;  // a set
+  int joins_ = 0;                 // a set: newcomers that were admitted
+  std::vector<Planned> planned_;  // oldest first
   int checkpoints_ = 0;
   std::int8_t checkpoint_ = -1;
   Generation decided_ = 0;                             // the newest decision that was checked

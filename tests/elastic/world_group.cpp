@@ -44,15 +44,25 @@ int moved_layer(const View& view, int layers) {
   return layer;
 }
 
-std::int8_t small(std::int64_t number) { return static_cast<std::int8_t>(number); }
-
 }  // namespace
+
+bool World::wants(const View& view, int a, int layer) const {
+  const auto rank = view.rank_of(node(a).membership().self.id);
+  return rank && (options_.replicas || owner(view, layer, options_.layers) == rank->value);
+}
+
+const View& World::view_of(int a) const {
+  const Membership& m = node(a).membership();
+  if (m.phase == Phase::kForming) return m.forming->view;
+  const bool newcomer = m.standing.installed.generation == 0 && !m.standing.attempts.empty();
+  return newcomer ? m.standing.attempts.front() : m.standing.installed;
+}
 
 Report World::report_of(int a) const {
   const Node& mine = node(a);
   Report report{
       .member = mine.membership().self, .step = mine.step, .gradients_complete = mine.complete};
-  if (mine.updated == mine.step) report.updated = UpdateRecord{.step = mine.updated - 1, .norm = 1};
+  if (mine.updated == mine.step) report.updated = UpdateRecord{.step = mine.updated - 1};
   for (const Copy& copy : mine.copies) {
     report.holdings.push_back({.layer = LayerId(copy.layer), .step = copy.step, .kind = copy.kind});
   }
@@ -65,23 +75,25 @@ bool World::can_restore(int a) const {
   const Node& mine = node(a);
   if (mine.main != Main::kRestoring || mine.membership().phase != Phase::kForming) return false;
   const Form& form = *mine.membership().forming;
-  const int me = form.view.rank_of(mine.membership().self.id)->value;
   for (int layer = 0; layer < options_.layers; ++layer) {
     if (form.decision.origin != Origin::kMemory) continue;
-    const bool wanted = options_.replicas || owner(form.view, layer, options_.layers) == me;
-    if (!wanted) continue;
-    const auto& sources = form.decision.sources[idx(layer)];
-    const bool found = std::any_of(sources.begin(), sources.end(), [&](const Source& source) {
-      const int b = node_of(source.member);
-      if (b == a) return true;
+    if (!wants(form.view, a, layer)) continue;
+    bool found = false;
+    bool held = false;  // or missing for good: then restoring says so
+    for (const Member& member : form.view.members) {
+      const int b = node_of(member.id);
       const Node& other = node(b);
-      const bool forms = other.membership().phase == Phase::kForming &&
-                         other.membership().forming->ballot == form.ballot &&
-                         (other.main == Main::kArrived || !source.unfinished);
-      return acts(b) && reach(a, b) && forms &&
-             find_copy(other, layer, static_cast<int>(form.decision.step)) != nullptr;
-    });
-    if (!found) return false;
+      const bool forms =
+          b == a || (acts(b) && reach(a, b) && other.membership().phase == Phase::kForming &&
+                     other.membership().forming->ballot == form.ballot);
+      const bool finishes = form.decision.finish && other.complete &&
+                            find_copy(other, layer, static_cast<int>(form.decision.step) - 1,
+                                      CopyKind::kLive) != nullptr;
+      const bool has_it = find_copy(other, layer, static_cast<int>(form.decision.step)) != nullptr;
+      found = found || (forms && (has_it || (b == a && finishes)));
+      held = held || !forms || has_it || finishes;
+    }
+    if (!found && held) return false;
   }
   return true;
 }
@@ -91,7 +103,6 @@ void World::restore(int a) {
   Node& mine = edit(a);
   const Form& form = *mine.membership().forming;
   const std::int8_t step = small(form.decision.step);
-  const int me = form.view.rank_of(mine.membership().self.id)->value;
   if (form.decision.finish && mine.complete && mine.step + 1 == step) {
     for (Copy& copy : mine.copies) {
       if (copy.kind == CopyKind::kLive) ++copy.step, ++copy.token;
@@ -100,12 +111,12 @@ void World::restore(int a) {
   }
   std::vector<Copy> live;
   for (int layer = 0; layer < options_.layers; ++layer) {
-    if (!options_.replicas && owner(form.view, layer, options_.layers) != me) continue;
+    if (!wants(form.view, a, layer)) continue;
     Copy got{.layer = small(layer), .step = step, .token = step};
     if (form.decision.origin == Origin::kMemory) {
       const Copy* found = find_copy(mine, layer, step);
-      for (const Source& source : form.decision.sources[idx(layer)]) {
-        const int b = node_of(source.member);
+      for (const Member& member : form.view.members) {
+        const int b = node_of(member.id);
         if (found == nullptr && acts(b) && reach(a, b)) found = find_copy(node(b), layer, step);
       }
       if (found == nullptr) return violate(fmt::format("{} has no source of layer {}", a, layer));
@@ -118,6 +129,7 @@ void World::restore(int a) {
   });
   for (Copy& copy : mine.copies) {
     if (copy.kind == CopyKind::kLive) copy.kind = CopyKind::kShadow;
+    copy.fetched = false;
   }
   mine.copies.insert(mine.copies.begin(), live.begin(), live.end());
   mine.step = mine.first_step = step;
@@ -141,10 +153,13 @@ bool World::can_commit(int a) const {
 void World::commit(int a) {
   Node& mine = edit(a);
   const View& view = mine.membership().standing.installed;
-  mine.main = Main::kRunning;
   mine.group = small(view.generation);
   mine.applied = false;
-  std::erase_if(mine.copies, [](const Copy& copy) { return copy.kind == CopyKind::kShadow; });
+  if (mine.main == Main::kRunning) use_fetched(a);  // a planned change
+  if (mine.main == Main::kArrived) {
+    std::erase_if(mine.copies, [](const Copy& copy) { return copy.kind == CopyKind::kShadow; });
+  }
+  mine.main = Main::kRunning;
   const bool all = std::all_of(view.members.begin(), view.members.end(), [&](const Member& one) {
     const Node& other = node(node_of(one.id));
     return other.up && other.group == mine.group && other.step == mine.step && !other.complete;
@@ -156,7 +171,8 @@ bool World::can_complete(int a) const {
   const Node& mine = node(a);
   const View& view = mine.membership().standing.installed;
   if (mine.main != Main::kRunning || mine.complete || mine.step >= options_.steps) return false;
-  if (mine.group != view.generation || (role_in_move(a) != 0 && !mine.applied)) return false;
+  if (change_of(a) != nullptr || mine.group != view.generation) return false;
+  if ((role_in_move(a) != 0 && !mine.applied)) return false;
   return std::all_of(view.members.begin(), view.members.end(), [&](const Member& member) {
     const int b = node_of(member.id);
     const Node& other = node(b);
@@ -195,9 +211,8 @@ void World::complete(int a) {
 
 bool World::can_update(int a) const {
   const Node& mine = node(a);
-  const bool ends = mine.main == Main::kStopping && mine.why == Why::kPlanned;
   const auto& members = mine.membership().standing.installed.members;
-  if (!mine.complete || mine.group == 0 || !(mine.main == Main::kRunning || ends)) return false;
+  if (!mine.complete || mine.group == 0 || mine.main != Main::kRunning) return false;
   return std::all_of(members.begin(), members.end(), [&](const Member& member) {
     const int b = node_of(member.id);
     return reach(a, b) && node(b).done_group == mine.group && node(b).done_step >= mine.step;
@@ -255,7 +270,7 @@ void World::add_work(int a, std::vector<Happening>& all) const {
   const auto add = [&](Kind kind, bool can) {
     if (can) all.push_back({kind, small(a), 0});
   };
-  add(Kind::kRest, mine.main == Main::kStopping && (mine.why == Why::kLoss || !mine.complete));
+  add(Kind::kRest, mine.main == Main::kStopping);
   add(Kind::kRestore, can_restore(a));
   add(Kind::kCommit, can_commit(a));
   add(Kind::kComplete, can_complete(a));
@@ -283,23 +298,22 @@ void World::add_work(int a, std::vector<Happening>& all) const {
 // Whether the group of `a` cannot work, which it has not told.
 bool World::broken(int a) const {
   const Node& mine = node(a);
-  const Membership& m = mine.membership();
-  const bool forms = m.phase == Phase::kForming;
-  const View& view = forms ? m.forming->view : m.standing.installed;
-  const bool ends = mine.main == Main::kStopping && mine.why == Why::kPlanned;
-  return mine.failed < view.generation && (forms || ends || mine.main == Main::kRunning) &&
+  const bool forms = mine.membership().phase == Phase::kForming;
+  const View& view = view_of(a);
+  return mine.failed < view.generation && (forms || mine.main == Main::kRunning) &&
          std::any_of(view.members.begin(), view.members.end(), [&](const Member& member) {
            const int b = node_of(member.id);
            return !reach(a, b) || !node(b).up ||
-                  (!ends && node(b).membership().promised.number > view.generation);
+                  node(b).membership().promised.number > view.generation;
          });
 }
 
 // Where nothing else happens, whoever waits for others to form a group gives up.
 bool World::times_out(int a) const {
   const Membership& m = node(a).membership();
-  const bool waits = m.phase == Phase::kForming && node(a).failed < m.forming->view.generation;
-  return waits || broken(a);
+  const bool newcomer = m.phase == Phase::kRun && m.standing.installed.generation == 0;
+  const bool waits = m.phase == Phase::kForming || newcomer;
+  return (waits && node(a).failed < view_of(a).generation) || broken(a);
 }
 
 // Before a planned change nobody has begun the step that its leader does not begin.
@@ -356,9 +370,8 @@ void World::check_at_rest() {
     for (int b = 0; b < size(); ++b) {
       if (node(b).up && (node(b).stopped || !reach(a, b))) return;  // somebody is waited for
     }
-    const Phase phase = mine.membership().phase;
-    if (phase == Phase::kStandby) continue;
-    bool whole = phase == Phase::kRun;
+    const Membership& m = mine.membership();
+    bool whole = m.phase == Phase::kRun && m.standing.installed.generation > 0;
     for (const Member& member : mine.membership().standing.installed.members) {
       const Node& other = node(node_of(member.id));
       whole = whole && other.up && other.group == mine.group;
@@ -375,6 +388,7 @@ void World::check_runs() {
     const Node& one = *at;
     if (!one.up || one.membership().phase != Phase::kRun) continue;
     const View& view = one.membership().standing.installed;
+    if (view.generation == 0) continue;
     const bool runs = std::all_of(view.members.begin(), view.members.end(), [&](const Member& m) {
       const Node& other = node(node_of(m.id));
       const Membership& theirs = other.membership();
@@ -382,7 +396,11 @@ void World::check_runs() {
           theirs.phase == Phase::kRun && theirs.standing.installed.generation == view.generation;
       const bool about_to = theirs.phase == Phase::kForming && other.main == Main::kArrived &&
                             theirs.forming->view.generation == view.generation;
-      return other.up && (installed || about_to);
+      const auto& tried = theirs.standing.attempts;
+      const bool newcomer = theirs.standing.installed.generation == 0;
+      const bool agreed = theirs.phase == Phase::kRun && !tried.empty() && tried.back() == view &&
+                          (newcomer ? other.voted : other.heard) == view.generation;
+      return other.up && (installed || about_to || agreed);
     });
     if (!runs) continue;
     if (running != nullptr && *running != view) {

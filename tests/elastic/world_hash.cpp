@@ -29,8 +29,8 @@ class Hash {
 }  // namespace
 
 // `reduced` leaves out what has no effect any more:
-// - The reason of a rest that is over, and copies of a member that is down in a world without
-//   steps: nobody reads them. (With steps, check_decision looks at what was there.)
+// - Copies of a member that is down in a world without steps: nobody reads them. (With steps,
+// check_decision looks at what was there.)
 // - The newest group told as failed where it is older than the installed one: it is compared with
 //   the installed and with forming ones alone, whose numbers only grow.
 // goes_down() and Memberships do the rest.
@@ -40,6 +40,9 @@ std::uint64_t World::hash_of(const Node& one) const {
   hash.add(one.up);
   hash.add(one.done_group);
   hash.add(one.done_step);
+  hash.add(one.voted);
+  hash.add(one.yes);
+  hash.add(one.heard);
   hash.add(one.step);
   if (!reduced || one.up || options_.steps > 0) {
     hash.add(one.copies.size());
@@ -48,13 +51,14 @@ std::uint64_t World::hash_of(const Node& one) const {
       hash.add(copy.step);
       hash.add(copy.kind);
       hash.add(copy.token);
+      hash.add(copy.fetched);
     }
   }
   if (!one.up) return hash.value();
   hash.add(one.known->hash);
+  hash.add(one.kept);
   hash.add(one.stopped);
   hash.add(one.main);
-  hash.add(reduced && one.main != Node::Main::kStopping ? Why::kLoss : one.why);
   hash.add(one.group);
   hash.add(one.first_step);
   hash.add(one.complete);
@@ -86,6 +90,12 @@ std::uint64_t World::hash() const {
   hash.add(faults_);
   hash.add(changes_);
   hash.add(joins_);
+  for (const Planned& change : planned_) {
+    hash.add(change.base.generation);
+    for (const Member& member : change.base.members) hash.add(member.number);
+    hash.add(change.next.generation);
+    for (const Member& member : change.next.members) hash.add(member.number);
+  }
   hash.add(checkpoints_);
   hash.add(checkpoint_);
   for (const auto& [generation, step] : snapshots_) {
