@@ -8,7 +8,9 @@
 #include <cmath>
 #include <map>
 #include <sstream>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "dynmo/core/check.h"
 #include "dynmo/cost/files.h"
@@ -84,6 +86,24 @@ void add_decisions(Lines& lines, const RunSummary& run) {
       fmt::format("predicted  step time: median error {:.1f} %, worst {:.1f} %, over {} steps {}",
                   100 * run.prediction_error_median, 100 * run.prediction_error_worst,
                   run.predicted_steps, run.migrations > 0 ? "from the first move on" : ""));
+}
+
+// Facts of the list that have no words of their own.
+void add_facts_of(Lines& lines, const RunSummary& run) {
+  for (const StepFact& fact : kStepFacts) {
+    if (fact.report_label.empty()) continue;
+    const auto text = [&](auto member) {
+      const auto value = static_cast<const StepFacts&>(run).*member;
+      using Value = std::decay_t<decltype(value)>;
+      if constexpr (std::is_same_v<Value, Bytes>) return format_bytes(value);
+      if constexpr (std::is_same_v<Value, int>) return fmt::format("{}", value);
+      if constexpr (std::is_same_v<Value, double>) {
+        if (!fact.name.ends_with("_s")) return fmt::format("{:.3g}", value);
+        return fmt::format("{:.2f} % of the time", run.seconds > 0 ? 100 * value / run.seconds : 0);
+      }
+    };
+    lines.push_back(fmt::format("{:<11}{}", fact.report_label, std::visit(text, fact.field)));
+  }
 }
 
 void add_checkpoints(Lines& lines, const RunSummary& run) {
@@ -204,6 +224,7 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   }
   if (summary.runs.size() == 2) add_comparison(lines, summary);
   add_decisions(lines, last);
+  add_facts_of(lines, last);
   add_size(lines, last);
   add_sources(lines, last);
   add_checkpoints(lines, last);

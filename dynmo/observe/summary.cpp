@@ -94,27 +94,19 @@ Json run_json(const RunSummary& run) {
                {"loss_first", measured(run.loss_first)},
                {"loss_last", measured(run.loss_last)},
                {"loss_digest", run.loss_digest},
-               {"bubble", measured(run.bubble)},
-               {"imbalance", measured(run.imbalance)},
                {"ranks", run.ranks},
                {"steps", run.steps},
                {"seconds", measured(run.seconds)},
                {"validation_step", run.validation_step},
                {"validation_loss", measured(run.validation_loss)},
                {"migrations", run.migrations},
-               {"moved_layers", run.moved_layers},
-               {"moved_bytes", run.moved_bytes.value},
-               {"profile_s", measured(run.profile_s)},
-               {"plan_s", measured(run.plan_s)},
-               {"migrate_s", measured(run.migrate_s)},
                {"replicas", run.replicas},
-               {"reduction_s", measured(run.reduction_s)},
                {"predicted_steps", run.predicted_steps},
                {"prediction_error_median", measured(run.prediction_error_median)},
                {"prediction_error_worst", measured(run.prediction_error_worst)},
                {"checkpoints_written", run.checkpoints_written},
-               {"checkpoints_failed", run.checkpoints_failed},
-               {"checkpoint_s", measured(run.checkpoint_s)}};
+               {"checkpoints_failed", run.checkpoints_failed}};
+  write_facts(run, FactsOf::kRun, json);
   if (run.generation_loss) json["generation_loss"] = measured(*run.generation_loss);
   if (run.size) json["size"] = size_json(*run.size);
   if (!run.sources.empty()) json["sources"] = run.sources;
@@ -130,8 +122,10 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   run.loss_first = read_measured(object, json, "loss_first");
   run.loss_last = read_measured(object, json, "loss_last");
   run.loss_digest = object.string("loss_digest");
-  run.bubble = read_measured(object, json, "bubble");
-  run.imbalance = read_measured(object, json, "imbalance");
+  for (const char* needed : {"bubble", "imbalance"}) {
+    if (!json.contains(needed)) object.fail(needed, "is missing");
+  }
+  read_facts(object, json, FactsOf::kRun, run);
   const std::int64_t ranks = object.integer("ranks");
   if (ranks < 1 || ranks > std::numeric_limits<int>::max()) {
     object.fail("ranks", fmt::format("is {}, wanted a number of ranks, 1 or more", ranks));
@@ -146,19 +140,12 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   const double generation_loss = read_measured(object, json, "generation_loss", 0.0);
   if (json.contains("generation_loss")) run.generation_loss = generation_loss;
   run.migrations = count(object, "migrations", 0);
-  run.moved_layers = count(object, "moved_layers", 0);
-  run.moved_bytes = object.bytes("moved_bytes", Bytes{0});
-  run.profile_s = number("profile_s");
-  run.plan_s = number("plan_s");
-  run.migrate_s = number("migrate_s");
   run.replicas = count(object, "replicas", 1);
-  run.reduction_s = number("reduction_s");
   run.predicted_steps = count(object, "predicted_steps", 0);
   run.prediction_error_median = number("prediction_error_median");
   run.prediction_error_worst = number("prediction_error_worst");
   run.checkpoints_written = count(object, "checkpoints_written", 0);
   run.checkpoints_failed = count(object, "checkpoints_failed", 0);
-  run.checkpoint_s = number("checkpoint_s");
   DYNMO_ASSIGN(run.size, read_size(object, json));
   object.ignore("sources");
   run.sources = json.value("sources", Json::object());

@@ -14,6 +14,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
+#include "dynmo/observe/step_facts.h"
 
 namespace dynmo::observe {
 
@@ -41,16 +42,15 @@ struct SizeSummary {
   friend bool operator==(const SizeSummary&, const SizeSummary&) = default;
 };
 
-// In a file, what stands after `ranks` may be absent.
-struct RunSummary {
+// The facts are means and sums over the steps, as OverSteps says; the others stay 0. In a file,
+// what stands after `ranks` may be absent, and so may facts other than imbalance and bubble.
+struct RunSummary : StepFacts {
   std::string name;  // "static", "dynmo"
   double tokens_per_s = 0;
   double step_time_s = 0;  // median
   double loss_first = 0;   // NaN (null in JSON) if it diverged
   double loss_last = 0;
   std::string loss_digest;  // of the losses of all steps, bit by bit
-  double bubble = 0;        // mean
-  double imbalance = 0;     // mean
   int ranks = 0;
   std::int64_t steps = 0;            // run here: of a resumed run those after the checkpoint
   double seconds = 0;                // of these steps, checkpoints and validation not included
@@ -59,20 +59,13 @@ struct RunSummary {
   // ... with the decisions that layers take in generation, where they are others.
   std::optional<double> generation_loss = {};
   std::int64_t migrations = 0;
-  std::int64_t moved_layers = 0;
-  Bytes moved_bytes;
-  double profile_s = 0;  // spent by balancing
-  double plan_s = 0;
-  double migrate_s = 0;
   std::int64_t replicas = 1;
-  double reduction_s = 0;  // summing gradients over the replicas, not hidden by the steps
   // |predicted - measured| / measured step time: median and largest of so many steps.
   std::int64_t predicted_steps = 0;
   double prediction_error_median = 0;
   double prediction_error_worst = 0;
   std::int64_t checkpoints_written = 0;
   std::int64_t checkpoints_failed = 0;
-  double checkpoint_s = 0;               // that training stood still for them
   std::optional<SizeSummary> size = {};  // none: its ranks were those it began with
   Json sources = Json::object();         // their figures of the last step, by name
   std::vector<TrafficRow> traffic;

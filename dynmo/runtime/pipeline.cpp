@@ -34,11 +34,12 @@ void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Pl
   for (const double layer : exchanged.squared_norms) squared += layer;
   report.loss = mean(exchanged.losses);
   report.gradient_norm = std::sqrt(squared);
-  report.busy_s = exchanged.busy_s;
+  report.busy_by_rank = exchanged.busy_s;
+  report.busy_s = exchanged.busy_s[grid.rank().index()];
   std::vector<double> at_work;
-  for (std::size_t i = 0; i < report.busy_s.size(); ++i) {
+  for (std::size_t i = 0; i < report.busy_by_rank.size(); ++i) {
     const Rank position = grid.axes().place(WorldRank(static_cast<int>(i))).position;
-    if (!plan.stages_of(position).empty()) at_work.push_back(report.busy_s[i]);
+    if (!plan.stages_of(position).empty()) at_work.push_back(report.busy_by_rank[i]);
   }
   report.imbalance = *std::max_element(at_work.begin(), at_work.end()) / mean(at_work) - 1;
   report.layers = exchanged.layers;
@@ -302,6 +303,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
       {.figures = exchanged.figures, .squared_norms = exchanged.squared_norms}));
 
   report.step_s = seconds_since(start);
+  report.idle_s = std::max(0.0, report.step_s - report.busy_s);
   times_.overhead_s = seconds_since(ready) - times_.schedule_s - times_.update_total_s;
   // The replay knows the reduction, once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
@@ -314,7 +316,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   const double between_s =
       times_.after_exchange_s + std::chrono::duration<double>(met - start).count();
   times_.after_exchange_s = seconds_since(met);
-  report.bubble = 1 - mean(report.busy_s) / between_s;
+  report.bubble = 1 - mean(report.busy_by_rank) / between_s;
   report.actions = std::move(output.actions);
   report.messages = std::move(output.messages);
   report.start_ns = output.start_ns;

@@ -49,7 +49,7 @@ PredictionError prediction_error(const RunSeries& run) {
   std::vector<double> errors;
   for (const StepEntry& step : run.sample()) {
     if (step.step < run.first_move() || step.predicted_s <= 0) continue;
-    const double measured = step.step_s - step.balancing_s;
+    const double measured = step.step_s - observe::balancing_s(step);
     errors.push_back(std::abs(step.predicted_s - measured) / measured);
   }
   PredictionError result{.steps = static_cast<int>(errors.size())};

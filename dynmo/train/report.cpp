@@ -21,12 +21,6 @@ double recent_tokens_per_s(const RunSeries& run) {
   return time > 0 ? static_cast<double>(run.tokens_per_step) * count / time : 0;
 }
 
-double mean_of(const RunSeries& run, double StepEntry::*field) {
-  double sum = 0;
-  for (const StepEntry& step : run.sample()) sum += step.*field;
-  return run.sample().empty() ? 0 : sum / static_cast<double>(run.sample().size());
-}
-
 std::vector<double> values_of(const RunSeries& run, double StepEntry::*field) {
   std::vector<double> values;
   for (const StepEntry& step : run.sample()) values.push_back(step.*field);
@@ -59,6 +53,7 @@ std::string progress_line(std::int64_t step, std::int64_t steps,
 
 observe::RunSummary summarize(const RunSeries& run, int ranks) {
   observe::RunSummary summary;
+  static_cast<observe::StepFacts&>(summary) = run.over_steps();
   summary.name = run.name;
   summary.tokens_per_s = run.tokens_per_s();
   std::vector<double> times = values_of(run, &StepEntry::step_s);
@@ -66,11 +61,8 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.loss_first = run.sample().empty() ? 0 : run.sample().front().loss;
   summary.loss_last = last_loss(run);
   summary.loss_digest = run.loss_digest();
-  summary.bubble = mean_of(run, &StepEntry::bubble);
-  summary.imbalance = mean_of(run, &StepEntry::imbalance);
   summary.ranks = ranks * run.replicas;
   summary.replicas = run.replicas;
-  summary.reduction_s = run.reduction_s;
   summary.steps = run.count();
   summary.seconds = run.seconds();
   if (!run.validation.empty()) {
@@ -79,18 +71,12 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   summary.generation_loss = run.generation_loss;
   summary.sources = run.sources;
   summary.migrations = run.moves();
-  summary.moved_layers = run.moved_layers;
-  summary.moved_bytes = run.moved_bytes;
-  summary.profile_s = run.profile_s;
-  summary.plan_s = run.plan_s;
-  summary.migrate_s = run.migrate_s;
   const PredictionError error = prediction_error(run);
   summary.predicted_steps = error.steps;
   summary.prediction_error_median = error.median;
   summary.prediction_error_worst = error.worst;
   summary.checkpoints_written = run.checkpoints_written;
   summary.checkpoints_failed = run.checkpoints_failed;
-  summary.checkpoint_s = run.checkpoint_s;
   summary.traffic = run.traffic;
   if (run.members > 0) {
     summary.size = observe::SizeSummary{

@@ -17,31 +17,14 @@ namespace {
 
 observe::StepRecord record_of(const runtime::StepReport& report,
                               const runtime::Pipeline& pipeline) {
-  observe::StepRecord record;
-  record.step = report.step;
+  observe::StepRecord record{report, report.step};
   record.generation = pipeline.plan().generation;
   for (const plan::PlanStage& stage : pipeline.plan().stages) {
     if (stage.rank != pipeline.grid().position()) continue;
     if (record.layers == 0) record.first_layer = stage.layers.first.value;
     record.layers += stage.layers.count;
   }
-  record.frozen_layers = report.frozen_layers;
-  record.loss = report.loss;
-  record.gradient_norm = report.gradient_norm;
-  record.learning_rate = report.learning_rate;
-  record.step_s = report.step_s;
-  record.predicted_s = report.predicted_s;
-  record.busy_s = report.busy_s[pipeline.grid().rank().index()];
-  record.idle_s = std::max(0.0, report.step_s - record.busy_s);
-  record.imbalance = report.imbalance;
-  record.bubble = report.bubble;
   record.memory_bytes = process::resident_memory();
-  record.reduction_s = report.reduction_s;
-  record.profile_s = report.profile_s;
-  record.plan_s = report.plan_s;
-  record.migrate_s = report.migrate_s;
-  record.moved_layers = report.moved_layers;
-  record.moved_bytes = report.moved_bytes;
   record.sources = dynamism::figures(pipeline.sources());
   return record;
 }
@@ -189,7 +172,7 @@ void RunLog::add_span(SpanKind kind, std::int64_t begin_ns) {
 void RunLog::add_checkpoints(const CheckpointTotals& totals) {
   series_.checkpoints_written += totals.written;
   series_.checkpoints_failed += totals.failed;
-  series_.checkpoint_s += totals.pause_s;
+  series_.sums.checkpoint_s += totals.pause_s;
 }
 
 RunLog::Closed RunLog::close() {

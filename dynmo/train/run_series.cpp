@@ -14,14 +14,7 @@ namespace dynmo::train {
 RunSeries::RunSeries(std::string run_name, Kept kept) : name(std::move(run_name)), kept_(kept) {}
 
 void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
-  StepEntry entry{.step = report.step,
-                  .loss = report.loss,
-                  .step_s = report.step_s,
-                  .balancing_s = report.profile_s + report.plan_s + report.migrate_s,
-                  .predicted_s = report.predicted_s,
-                  .imbalance = report.imbalance,
-                  .bubble = report.bubble,
-                  .frozen_layers = report.frozen_layers};
+  StepEntry entry{report, report.step};
   newest_.push_back(entry);
   if (newest_.size() > kMaxNewest) newest_.pop_front();
   losses_ = digest_of(
@@ -33,12 +26,7 @@ void RunSeries::add(const runtime::StepReport& report, const plan::Plan& plan) {
   idle_rank_s += (ranks - at_work) * report.step_s;
   saved_rank_s += std::max(0, first_ranks - ranks) * report.step_s;
   seconds_ += report.step_s;
-  profile_s += report.profile_s;
-  plan_s += report.plan_s;
-  migrate_s += report.migrate_s;
-  reduction_s += report.reduction_s;
-  moved_layers += report.moved_layers;
-  moved_bytes += report.moved_bytes;
+  observe::add_facts(sums, report, observe::OverSteps::kSum);
   if (report.moved_layers > 0) {
     ++moves_;
     if (first_move_ < 0) first_move_ = report.step;
@@ -92,47 +80,32 @@ void RunSeries::add_to_sample(StepEntry entry) {
 namespace {
 
 Json json_of(const StepEntry& entry) {
-  return Json::array({entry.step, entry.loss, entry.step_s, entry.balancing_s, entry.predicted_s,
-                      entry.imbalance, entry.bubble, entry.frozen_layers});
-}
-
-double number_of(const Json& json) {  // JSON has no NaN
-  return json.is_null() ? std::nan("") : json.get<double>();
+  return Json::array({entry.step, observe::fact_values(entry)});
 }
 
 StepEntry entry_of(const Json& json) {
-  const auto number = [&](std::size_t at) { return number_of(json.at(at)); };
-  return {.step = json.at(0).get<std::int64_t>(),
-          .loss = number(1),
-          .step_s = number(2),
-          .balancing_s = number(3),
-          .predicted_s = number(4),
-          .imbalance = number(5),
-          .bubble = number(6),
-          .frozen_layers = json.at(7).get<int>()};
+  return {observe::parse_fact_values(json.at(1)), json.at(0).get<std::int64_t>()};
 }
 
 }  // namespace
 
 Json RunSeries::to_json() const {
-  Json json = {{"stride", stride_},
-               {"count", count_},
-               {"seconds", seconds_},
-               {"moves", moves_},
-               {"first_move", first_move_},
-               {"losses", losses_.hex()},
-               {"times",
-                {profile_s, plan_s, migrate_s, reduction_s, checkpoint_s, working_rank_s,
-                 idle_rank_s, saved_rank_s, changing_rank_s}},
-               {"counts",
-                {moved_layers, moved_bytes.value, checkpoints_written, checkpoints_failed,
-                 size_changes, first_ranks, members}},
-               {"validation", validation},
-               {"generation_loss", generation_loss ? Json(*generation_loss) : Json()},
-               {"sources", sources},
-               {"sample", Json::array()},
-               {"newest", Json::array()},
-               {"traffic", Json::array()}};
+  Json json = {
+      {"stride", stride_},
+      {"count", count_},
+      {"seconds", seconds_},
+      {"moves", moves_},
+      {"first_move", first_move_},
+      {"losses", losses_.hex()},
+      {"sums", observe::fact_values(sums)},
+      {"times", {working_rank_s, idle_rank_s, saved_rank_s, changing_rank_s}},
+      {"counts", {checkpoints_written, checkpoints_failed, size_changes, first_ranks, members}},
+      {"validation", validation},
+      {"generation_loss", generation_loss ? Json(*generation_loss) : Json()},
+      {"sources", sources},
+      {"sample", Json::array()},
+      {"newest", Json::array()},
+      {"traffic", Json::array()}};
   for (const StepEntry& entry : sample_) json["sample"].push_back(json_of(entry));
   for (const StepEntry& entry : newest_) json["newest"].push_back(json_of(entry));
   for (const observe::TrafficRow& row : traffic) {
@@ -153,23 +126,23 @@ Expected<void> RunSeries::restore(const Json& json) {
     json.at("seconds").get_to(seconds_);
     json.at("moves").get_to(moves_);
     json.at("first_move").get_to(first_move_);
+    sums = observe::parse_fact_values(json.at("sums"));
     const Json& times = json.at("times");
     std::size_t at = 0;
-    for (double* time : {&profile_s, &plan_s, &migrate_s, &reduction_s, &checkpoint_s,
-                         &working_rank_s, &idle_rank_s, &saved_rank_s, &changing_rank_s}) {
+    for (double* time : {&working_rank_s, &idle_rank_s, &saved_rank_s, &changing_rank_s}) {
       times.at(at++).get_to(*time);
     }
     const Json& counts = json.at("counts");
-    counts.at(0).get_to(moved_layers);
-    counts.at(1).get_to(moved_bytes.value);
-    at = 2;
+    at = 0;
     for (int* count :
          {&checkpoints_written, &checkpoints_failed, &size_changes, &first_ranks, &members}) {
       counts.at(at++).get_to(*count);
     }
     validation.clear();
     for (const Json& one : json.at("validation")) {
-      validation.emplace_back(one.at(0).get<std::int64_t>(), number_of(one.at(1)));
+      const Json& loss = one.at(1);  // JSON has no NaN
+      validation.emplace_back(one.at(0).get<std::int64_t>(),
+                              loss.is_null() ? std::nan("") : loss.get<double>());
     }
     generation_loss.reset();
     if (const Json& loss = json.at("generation_loss"); !loss.is_null()) {
@@ -192,6 +165,15 @@ Expected<void> RunSeries::restore(const Json& json) {
     return make_error(ErrorCode::kInternal, "what another rank knows of the run: {}", fault.what());
   }
   return {};
+}
+
+observe::StepFacts RunSeries::over_steps() const {
+  observe::StepFacts facts = sums;
+  for (const StepEntry& step : sample_) {
+    observe::add_facts(facts, step, observe::OverSteps::kMean);
+  }
+  observe::make_means(facts, sample_.size());
+  return facts;
 }
 
 double RunSeries::tokens_per_s() const {

@@ -16,6 +16,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/layer_sample.h"
+#include "dynmo/observe/step_facts.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/step_report.h"
@@ -23,15 +24,8 @@
 
 namespace dynmo::train {
 
-struct StepEntry {
+struct StepEntry : observe::StepFacts {
   std::int64_t step = 0;
-  double loss = 0;
-  double step_s = 0;       // balancing included
-  double balancing_s = 0;  // profile + plan + migrate
-  double predicted_s = 0;  // 0: none
-  double imbalance = 0;
-  double bubble = 0;
-  int frozen_layers = 0;
   // Kept::kCosts only.
   std::vector<cost::LayerSample> layers = {};
   plan::Plan plan = {};
@@ -56,6 +50,8 @@ class RunSeries {
   [[nodiscard]] const std::deque<StepEntry>& newest() const { return newest_; }
   [[nodiscard]] double seconds() const { return seconds_; }  // all steps
   [[nodiscard]] double tokens_per_s() const;
+  // What a summary has of them: `sums`, and means over the sample.
+  [[nodiscard]] observe::StepFacts over_steps() const;
   [[nodiscard]] int moves() const { return moves_; }
   [[nodiscard]] std::int64_t first_move() const { return first_move_; }  // its step; -1: none
   // Over the bits of all losses: equal numbers, equal digest.
@@ -64,18 +60,12 @@ class RunSeries {
   std::string name;
   std::int64_t tokens_per_step = 0;
   int replicas = 1;
-  double profile_s = 0;
-  double plan_s = 0;
-  double migrate_s = 0;
-  double reduction_s = 0;  // exposed
-  int moved_layers = 0;
-  Bytes moved_bytes;
+  observe::StepFacts sums = {};  // over all steps, of the facts with OverSteps::kSum
   std::vector<std::pair<std::int64_t, double>> validation = {};  // step, loss
   std::optional<double> generation_loss = {};  // of the newest, where layers then decide otherwise
   Json sources = Json::object();               // their figures of the newest step
   int checkpoints_written = 0;
   int checkpoints_failed = 0;
-  double checkpoint_s = 0;                        // that rank 0 stood still for them
   std::vector<observe::TrafficRow> traffic = {};  // of all steps, once the run is over
   // Of the groups of a run that changes its size: seconds of all its ranks, by what they did.
   double working_rank_s = 0;  // steps of ranks with layers
@@ -89,9 +79,9 @@ class RunSeries {
   // Adds moves that no step's report tells of.
   void add_move(int moves, int layers, Bytes bytes, double seconds) {
     moves_ += moves;
-    moved_layers += layers;
-    moved_bytes += bytes;
-    migrate_s += seconds;
+    sums.moved_layers += layers;
+    sums.moved_bytes += bytes;
+    sums.migrate_s += seconds;
   }
   // All of it, for a rank that goes on with it in the place of this one; without what Kept::kCosts
   // keeps. kInternal for anything but what to_json() has made.

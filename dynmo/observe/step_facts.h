@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The numbers of a step, in one list. What a rank measures (runtime::StepReport), its record
+// (StepRecord), what a run keeps of its steps (train::RunSeries) and its summary (RunSummary) all
+// hold these facts and follow the list: JSON, sums, means and lines of the report. One more number
+// is a field and a line here, and a value where it is measured.
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <variant>
+
+#include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
+
+namespace dynmo::observe {
+
+// Numbers that a rank does not know (loss on other than the last stage's) are NaN: null in JSON.
+struct StepFacts {
+  double loss = 0;         // mean of the step's micro-batches
+  double step_s = 0;       // this rank's clock, from the first action to the end of the update
+  double predicted_s = 0;  // by replay of the plan before the step; 0: no costs yet
+  double busy_s = 0;       // of this rank: compute, and the update of the step before
+  double idle_s = 0;       // of this rank: step_s - busy_s, 0 or more
+  int frozen_layers = 0;   // of the model
+  double imbalance = 0;    // max / mean - 1 of busy_s, over the ranks that have layers
+  double bubble = 0;       // 1 - mean of busy_s / time between the exchanges of two steps
+  Bytes memory_bytes;      // resident
+  double profile_s = 0;    // spent by this rank beside the step on profiling,
+  double plan_s = 0;       // planning
+  double migrate_s = 0;    // and moving
+  int moved_layers = 0;    // of the model, before this step
+  Bytes moved_bytes;
+  double reduction_s = 0;    // this rank's, summing gradients over replicas, not hidden by compute
+  double checkpoint_s = 0;   // this rank stood still for checkpoints, since the step before
+  Bytes sent_bytes;          // by this rank since the end of the step before
+  double gradient_norm = 0;  // before clipping
+  double learning_rate = 0;
+  friend bool operator==(const StepFacts&, const StepFacts&) = default;
+};
+
+// What the summary of a run has of a fact.
+enum class OverSteps { kNothing, kMean, kSum };
+
+using FactField = std::variant<double StepFacts::*, int StepFacts::*, Bytes StepFacts::*>;
+
+struct StepFact {
+  std::string_view name;  // in records and summaries
+  FactField field;
+  OverSteps over_steps = OverSteps::kNothing;
+  // What the report of a run calls it in a line of its own; "": in words of its own, or not at all.
+  std::string_view report_label = {};
+};
+
+inline constexpr auto kStepFacts = std::to_array<StepFact>({
+    {"loss", &StepFacts::loss},
+    {"step_s", &StepFacts::step_s},
+    {"predicted_s", &StepFacts::predicted_s},
+    {"busy_s", &StepFacts::busy_s},
+    {"idle_s", &StepFacts::idle_s},
+    {"frozen_layers", &StepFacts::frozen_layers},
+    {"imbalance", &StepFacts::imbalance, OverSteps::kMean},
+    {"bubble", &StepFacts::bubble, OverSteps::kMean},
+    {"memory_bytes", &StepFacts::memory_bytes},
+    {"profile_s", &StepFacts::profile_s, OverSteps::kSum},
+    {"plan_s", &StepFacts::plan_s, OverSteps::kSum},
+    {"migrate_s", &StepFacts::migrate_s, OverSteps::kSum},
+    {"moved_layers", &StepFacts::moved_layers, OverSteps::kSum},
+    {"moved_bytes", &StepFacts::moved_bytes, OverSteps::kSum},
+    {"reduction_s", &StepFacts::reduction_s, OverSteps::kSum},
+    {"checkpoint_s", &StepFacts::checkpoint_s, OverSteps::kSum},
+    {"sent_bytes", &StepFacts::sent_bytes},
+    {"gradient_norm", &StepFacts::gradient_norm},
+    {"learning_rate", &StepFacts::learning_rate},
+});
+
+// Which facts an object in JSON has: all of them, or those that OverSteps makes of a run's steps.
+enum class FactsOf { kStep, kRun };
+void write_facts(const StepFacts& facts, FactsOf of, Json& json);
+// Absent facts are 0. `json` is the object that `object` reads.
+void read_facts(JsonObject& object, const Json& json, FactsOf of, StepFacts& facts);
+
+// All facts in the order of the list, where names would be most of the text.
+[[nodiscard]] Json fact_values(const StepFacts& facts);
+// Throws Json::exception for anything but such values.
+[[nodiscard]] StepFacts parse_fact_values(const Json& values);
+
+// Adds the facts of a step that runs have `over_steps` to `sums`.
+void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps);
+// From the sums of facts with OverSteps::kMean to their means.
+void make_means(StepFacts& sums, std::size_t steps);
+
+[[nodiscard]] inline double balancing_s(const StepFacts& step) {
+  return step.profile_s + step.plan_s + step.migrate_s;
+}
+
+}  // namespace dynmo::observe
