@@ -223,11 +223,6 @@ std::vector<double> zipf(int experts, double skew) {
   return share;
 }
 
-double multinomial_floor(int expert_ranks, double assignments) {
-  const double ranks = expert_ranks;
-  return 1 + std::sqrt(2 * ranks * std::log(ranks) / assignments);
-}
-
 Expected<std::unique_ptr<LoadModel>> make_moe(const MoeOptions& options, const LoadInputs& inputs) {
   DYNMO_TRY(check(options));
   DYNMO_TRY(check_shape(options, inputs.shape));

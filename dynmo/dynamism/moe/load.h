@@ -31,10 +31,6 @@ namespace dynmo::dynamism {
 // Popularity of `experts` experts, 1 / rank^skew, largest first, summing to 1.
 [[nodiscard]] std::vector<double> zipf(int experts, double skew);
 
-// phi that drawing alone costs where all experts are equally popular: 1 + sqrt(2 R ln R / (k T)),
-// an upper estimate that large R comes near to (the mean of the largest of R normal deviates).
-[[nodiscard]] double multinomial_floor(int expert_ranks, double assignments);
-
 // Every sublayer of kind kMoe is scaled: arithmetic and moved bytes of its experts by the step's
 // mean phi, their stash by the largest, their weights, gradients and optimizer state by 1 / R (its
 // device's share). The router, attention, embedding and head are as in the dense model. Messages
