@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the sources of dynamism of one training exclude: each other, and settings of the run. One
+// The sources of dynamism of one training may exclude each other, and settings of the run. One
 // table, for a check before a rank starts, for the page that shows it and for a test a cell. What a
 // source's own options exclude (freezing.rule with a device) is checked beside them.
 
@@ -19,7 +19,7 @@ struct RefusedPair {
   std::string_view reason;
 };
 
-// By tables; all other pairs work together. In docs/sources.md.
+// The refused pairs, as tables; all other pairs work together. In docs/sources.md.
 [[nodiscard]] std::span<const RefusedPair> refused_pairs();
 
 // `key` is that of a config, and its value written as a config has it.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What every load model starts from: the model's shape, the device that its dense costs are derived
-// for, the length of the run and the seed of everything that is drawn.
+// Every load model starts from these inputs: the model's shape, the device that its dense costs are
+// derived for, the length of the run and the seed of everything that is drawn.
 
 #include <cstdint>
 

@@ -63,7 +63,7 @@ void add_if_changed(Json& line, const char* key, const cost::ModelCost& before,
   if (values != column(before, of)) line[key] = std::move(values);
 }
 
-// What has changed since the line before.
+// Writes the differences from the line before.
 Json step_line(std::int64_t step, cost::Announced change, const cost::ModelCost& before,
                const cost::ModelCost& now) {
   Json line = {{"step", step}};

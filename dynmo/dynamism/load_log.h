@@ -24,7 +24,7 @@ namespace dynmo::dynamism {
 // costs of every step or of every tenth, as the profiler has them.
 class TraceLines {
  public:
-  // Of layers that slept for given times, the header says so.
+  // The header says if the layers slept for given times.
   enum class Device { kReal, kEmulated };
   explicit TraceLines(Device device = Device::kReal) : emulated_(device == Device::kEmulated) {}
 
@@ -35,7 +35,7 @@ class TraceLines {
   [[nodiscard]] Expected<std::string> add(std::int64_t step, cost::Announced change,
                                           const cost::ModelCost& model,
                                           const cost::Observation* measured = nullptr);
-  // What the run began with, for the header. Requires that no line was added.
+  // Sets the start of the run, for the header. Requires that no line was added.
   void start(RunStart start) { start_ = std::move(start); }
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a source of dynamism does to the costs of a model while training runs, for the simulator: a
-// function from the step to the cost of every layer.
+// A load model says how a source of dynamism changes the costs of a model while training runs, for
+// the simulator: a function from the step to the cost of every layer.
 
 #include <cstdint>
 
@@ -21,11 +21,11 @@ class LoadModel {
   virtual ~LoadModel() = default;
   // Costs of step `step` >= 0, on a rank of speed 1.
   [[nodiscard]] virtual cost::ModelCost at(std::int64_t step) const = 0;
-  // What training itself has changed between `step` - 1 and `step`, so that a controller is told;
-  // kNothing of drift that only the costs show.
+  // Returns the change that training itself makes between `step` - 1 and `step`, so that a
+  // controller is told; kNothing where only the costs drift.
   [[nodiscard]] virtual cost::Announced announced_at(std::int64_t step) const = 0;
-  // What a training run measured while it had this load (recording.h); null: it is of no run, or of
-  // one that did not write down every step.
+  // Returns the measurements of the training run that had this load (recording.h); null: it is from
+  // no run, or from one that did not write down every step.
   [[nodiscard]] virtual const Recording* recording() const { return nullptr; }
 };
 

@@ -62,7 +62,7 @@ double limited(JsonObject& object, const char* key, double value, double maximum
   return value;
 }
 
-// What layers send, where it was measured: of models whose boundaries change.
+// The bytes that layers send, where they were measured: in models whose boundaries change.
 constexpr const char* kBoundary = "boundary_bytes";
 
 void read_boundaries(JsonObject& object, const Json& json, std::vector<cost::LayerSample>& layers) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a training run measured in every step and what it began with, in its load trace: enough to
-// make its decisions again (scenario/run.h).
+// A recording has all measurements of a training run and its start, read from its load trace:
+// enough to make its decisions again (scenario/run.h).
 
 #include <cstdint>
 #include <map>

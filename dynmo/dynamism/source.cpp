@@ -47,7 +47,7 @@ void set_frozen(model::LayerStates& states, int layers) {
   }
 }
 
-// What the sources say, by name.
+// Collects the answers of the sources, by name.
 template <typename Get>
 Json by_name(const Sources& sources, Get get) {
   Json all = Json::object();

@@ -27,13 +27,13 @@
 
 namespace dynmo::dynamism {
 
-// What a source may refuse before a rank starts.
+// The settings that a source may refuse before a rank starts.
 struct Setting {
   const model::Model& model;
   const std::vector<model::Tie>& ties;
 };
 
-// What a source has found out on this machine in place of "auto".
+// A value that a source has measured on this machine in place of "auto".
 struct Measured {
   std::string key;    // in its table
   std::string value;  // as TOML
@@ -56,13 +56,13 @@ struct Boundary {
   std::function<Expected<void>(const model::Model& layers, int times)> probe = {};
 };
 
-// What all ranks know of the step just done, by layer.
+// The outcome of the step just done, by layer, as all ranks know it.
 struct Outcome {
   const std::vector<std::vector<double>>& figures;  // as Layer::figures() names them
   const std::vector<double>& squared_norms;         // of the gradients
 };
 
-// What a source has changed; equal on all ranks.
+// The changes that a source has made; equal on all ranks.
 struct Change {
   // The work of layers is another from now on, and has to be measured anew: the controller need not
   // find it out. Not of freezing alone, whose costs follow from those before.
@@ -103,8 +103,8 @@ class Source {
   // After the update of a step, of a skipped one, too. What later steps need of the outcome belongs
   // into the layers' states or into the source's own.
   [[nodiscard]] virtual Expected<void> after_update(const Boundary&, const Outcome&) { return {}; }
-  // What a run continues from besides the layers' states: in the manifest of a checkpoint. null:
-  // nothing.
+  // Returns the state besides the layers' states that a run continues from: in the manifest of a
+  // checkpoint. null: nothing.
   [[nodiscard]] virtual Json state() const { return nullptr; }
   [[nodiscard]] virtual Expected<void> restore(const Json&) { return {}; }
   // Its numbers after a step, for people: an object in the record of the step. null: none.
@@ -120,8 +120,8 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 // The enabled sources of a config's tables, by sources.def.
 [[nodiscard]] MakeSources make_sources(SourceOptions options);
 
-// The calls above for all sources of a run, in their order. Of changes: of work if one is, the
-// longest frozen prefix, which is put into the states.
+// The calls above for all sources of a run, in their order. Changes are merged: work changes if it
+// does in one of them, the longest frozen prefix wins, which is put into the states.
 [[nodiscard]] Expected<void> check(const Sources& sources, const Setting& setting);
 // (Of shape: those that replace layers first.)
 [[nodiscard]] Expected<void> shape(const Sources& sources, model::Recipe& recipe);
@@ -129,7 +129,7 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 [[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);
 [[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
                                           const Outcome& outcome);
-// By name. kBadInput where the state is of other sources.
+// Collects the figures of the sources by name. kBadInput where the state is of other sources.
 [[nodiscard]] Json figures(const Sources& sources);
 [[nodiscard]] std::string progress(const Sources& sources);  // each after two blanks
 [[nodiscard]] Json state(const Sources& sources);

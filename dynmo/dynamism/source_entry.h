@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the registry knows of a source: its table of keys, its checks and its load model, with the
+// A registry entry describes a source: its table of keys, its checks and its load model, with the
 // type of its options erased, so that no list but sources.def names the sources.
 
 #include <any>
@@ -17,7 +17,7 @@
 
 namespace dynmo::dynamism {
 
-// What a source may exclude in a training.
+// The settings that a source may exclude in a training.
 struct TrainingSetting {
   bool tied_embeddings = false;
   std::int64_t steps = 0;             // of the run; 0: not known

@@ -56,8 +56,8 @@ class SourceOptions {
 
   // Values and combinations of values of one source; `table` as tables() has it.
   [[nodiscard]] Expected<void> check(std::string_view table) const;
-  // What a training asks before a rank starts: the sources that can train are valid, enabled ones
-  // fit the setting and each other (combinations.h). kBadInput naming keys.
+  // A training calls this check before a rank starts: the sources that can train are valid, enabled
+  // ones fit the setting and each other (combinations.h). kBadInput naming keys.
   [[nodiscard]] Expected<void> check_training(const TrainingSetting& setting) const;
   // Its load model; `table` as tables() has it.
   [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_load(std::string_view table,

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t kPart = 1 << 12;  // elements that are rounded while they are in the cache
 
-// What one step's update multiplies with: the same for all elements of a layer but for decay.
+// The factors of one step's update: the same for all elements of a layer but for decay.
 struct Factors {
   Factors(std::int64_t step, const AdamWOptions& options, double scale)
       : gradient(static_cast<float>(scale)),
@@ -74,7 +74,8 @@ DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t
   }
 }
 
-// By libtorch, in three passes: in fp64, which is for tests of whole models, and on devices.
+// Updates by libtorch, in three passes: in fp64, which is for tests of whole models, and on
+// devices.
 void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOptions& options,
                         double scale) {
   const at::NoGradGuard no_graph;

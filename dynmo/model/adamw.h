@@ -29,9 +29,9 @@ void zero_gradients(LayerState& state);
 [[nodiscard]] double squared_norm(const LayerState& state);
 [[nodiscard]] double squared_norm(const Parameter& parameter);
 
-// What to scale gradients of norm `total_norm` by so that it is at most `max_norm`; 1 if it is
-// already, or if max_norm is 0 (no clipping). Not a number if the norm is not: the caller reports a
-// diverged run before it updates.
+// Returns the factor that scales gradients of norm `total_norm` to at most `max_norm`; 1 if they
+// are already, or if max_norm is 0 (no clipping). Not a number if the norm is not: the caller
+// reports a diverged run before it updates.
 [[nodiscard]] double clip_factor(double total_norm, double max_norm);
 
 }  // namespace dynmo::model

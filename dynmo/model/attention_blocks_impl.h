@@ -227,7 +227,7 @@ void for_each_group(const Sections& sections, std::int64_t heads, const Sizes& s
   });
 }
 
-// What `ragged` says as sections of tensors 1NHK.
+// Presents the sections of `ragged` as tensors 1NHK.
 class RaggedSections {
  public:
   explicit RaggedSections(const Ragged& ragged) : seen_(ragged.queries.positions.size()) {

@@ -43,8 +43,8 @@ class AttentionPattern {
                                          const LayerContext& context) const = 0;
 };
 
-// What an attention layer is besides, so that a source of dynamism can give it a pattern. Such a
-// layer has the figures below, and reads whole texts: it takes no KeyValueCache.
+// An attention layer derives from this class too, so that a source of dynamism can give it a
+// pattern. Such a layer has the figures below, and reads whole texts: it takes no KeyValueCache.
 class TakesPattern {
  public:
   virtual ~TakesPattern() = default;

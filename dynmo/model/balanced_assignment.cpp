@@ -15,7 +15,7 @@ namespace {
 constexpr double kLargest = 1e30;
 constexpr double kNoWay = -std::numeric_limits<double>::infinity();
 
-// What moving a token from one expert to another gains. Ties go to the first token.
+// The gain of moving a token from one expert to another. Ties go to the first token.
 struct Move {
   double gain;
   std::int64_t token;

@@ -40,7 +40,8 @@ enum class Family { kLlama, kGpt2 };
 [[nodiscard]] Model make_decoder(const DecoderConfig& config);
 // Whether the embedding's and the head's matrix are one.
 [[nodiscard]] bool tied(const DecoderConfig& config);
-// The embedding's and the head's matrix, where they are one; else none. Of make_decoder's layers.
+// The embedding's and the head's matrix, where they are one; else none. It is for make_decoder's
+// layers.
 [[nodiscard]] std::vector<Tie> ties(const DecoderConfig& config);
 // Hugging Face's full name of a layer's parameter.
 [[nodiscard]] std::string checkpoint_name(const DecoderConfig& config, const Place& place,

@@ -17,7 +17,7 @@
 
 namespace dynmo::model {
 
-// Of one thread. Until it is given work it has no time of its own.
+// An emulated device belongs to one thread. Until it is given work it has no time of its own.
 class EmulatedDevice {
  public:
   using Clock = std::chrono::steady_clock;
@@ -59,7 +59,7 @@ class EmulatedDevice {
    private:
     EmulatedDevice* before_;
   };
-  // Of this thread; null: none.
+  // Returns the device of this thread; null: none.
   [[nodiscard]] static EmulatedDevice* in_use();
 
  private:

@@ -18,7 +18,7 @@ using at::Tensor;
 // The tensor itself but for bf16.
 Tensor wide(const Tensor& x) { return x.to(statistics_type(x.scalar_type())); }
 
-// What at::_fused_sdp_choice answers (sdp::SDPBackend of the library).
+// The answers of at::_fused_sdp_choice (sdp::SDPBackend of the library).
 enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2 };
 
 Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {

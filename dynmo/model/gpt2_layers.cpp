@@ -232,7 +232,7 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     add_affine_gradients(state, kProjection, mixed(saved), saved.update_gradient_ND);
   }
 
-  // What the stash has as BTHK: views. An undefined key is shared with the query.
+  // Returns views of the stash as BTHK. An undefined key is shared with the query.
   [[nodiscard]] Tensor query(const SavedAttention& saved, std::int64_t B) const {
     return part(saved, 0, B);
   }

@@ -232,7 +232,7 @@ DYNMO_INLINE void rotate_heads(E* x, const Wide<E>* __restrict cosine,
   }
 }
 
-// What a row does not see weighs less than a sum's last bit: whole rows are faster than parts.
+// Keys that a row does not see weigh less than a sum's last bit: whole rows are faster than parts.
 template <typename E>
 DYNMO_INLINE void causal_softmax_rows(Wide<E>* scores, std::int64_t rows, const std::int64_t* seen,
                                       std::int64_t width, E* probabilities, Wide<E>* log_sum_exp) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What attention layers have read, so that generating a token runs the layers on that token alone:
-// the keys and values of every token so far, by layer. Its owner passes it to the layers in
-// LayerContext::cache, each time with the tokens that follow, and says then how many they were.
-// Layers that look at one token at a time need nothing of it but the position; a layer that reads
-// some of the tokens has the keys and values of those alone.
+// The cache holds what attention layers have read, so that generating a token runs the layers on
+// that token alone: the keys and values of every token so far, by layer. Its owner passes it to the
+// layers in LayerContext::cache, each time with the tokens that follow, and says then how many they
+// were. Layers that look at one token at a time need nothing of it but the position; a layer that
+// reads some of the tokens has the keys and values of those alone.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,7 +22,7 @@ class KeyValueCache {
   // For at most `max_tokens` of every sequence. Memory grows with the tokens that are there.
   explicit KeyValueCache(std::int64_t max_tokens) : max_tokens_(max_tokens) {}
 
-  // Of every sequence: those that all layers have read.
+  // Returns the number of tokens in every sequence that all layers have read.
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
   struct KeyValues {
     at::Tensor k_BTHK;

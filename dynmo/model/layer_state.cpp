@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t kParameterStream = 1;
 constexpr std::uint64_t kRuntimeStream = 2;
 
-// Four normal draws from each philox block (Box-Muller on 32-bit uniforms, at most 6.7 deviations):
+// Four normal draws from each philox block (Box-Muller on 32-bit uniforms, at most 6.7 stds):
 // element i depends on (key, i) alone.
 void fill_normal(std::span<float> values, std::uint64_t key, double mean, double deviation) {
   const auto uniform = [](std::uint32_t word) { return (word + 0.5) * 0x1p-32; };

@@ -33,8 +33,9 @@ struct LearningRateOptions {
 // 0 < decay_share <= 1.
 [[nodiscard]] Expected<void> validate(const LearningRateOptions& options);
 
-// Of step 0, 1, ...: peak x (step + 1) / warmup_steps up to peak at step warmup_steps - 1, then
-// down to minimum at total_steps. Never 0 in the first step. Requires step >= 0.
+// Returns the learning rate of step 0, 1, ...: peak x (step + 1) / warmup_steps up to peak at step
+// warmup_steps - 1, then down to minimum at total_steps. Never 0 in the first step. Requires step
+// >= 0.
 [[nodiscard]] double learning_rate(const LearningRateOptions& options, std::int64_t step);
 
 }  // namespace dynmo::model

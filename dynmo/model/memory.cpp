@@ -110,10 +110,10 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision
 
 // Per token, with D and F as in operations.h:
 //   embedding: a mask where dropout acts
-//   attention: x, query, key, value, output (5 D), mean, 1 / deviation, log-sum-exp (heads)
-//   mlp: x (D), input of gelu (F), mean, 1 / deviation
-//   head: x (D), probabilities, mean, 1 / deviation
-// and a mask as above. In bf16 all take half as much but the statistics (mean, 1 / deviation,
+//   attention: x, query, key, value, output (5 D), mean, 1 / std, log-sum-exp (heads)
+//   mlp: x (D), input of gelu (F), mean, 1 / std
+//   head: x (D), probabilities, mean, 1 / std
+// and a mask as above. In bf16 all take half as much but the statistics (mean, 1 / std,
 // log-sum-exp) and probabilities, which stay fp32.
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
                        Precision precision) {

@@ -23,7 +23,7 @@ namespace dynmo::model {
 // The rounded copies of the same (Parameter::rounded): half as much in bf16, else 0.
 [[nodiscard]] Bytes copy_bytes(const Layer& layer);
 
-// What a layer has besides parameters (Layer::buffers()), frozen or not.
+// Returns the bytes of a layer's buffers (Layer::buffers()), frozen or not.
 [[nodiscard]] Bytes buffer_bytes(const Layer& layer);
 
 // The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden.
@@ -32,10 +32,10 @@ namespace dynmo::model {
 [[nodiscard]] Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences,
                                    Precision precision = Precision::kFp32);
 
-// What the stash of one of make_llama's or make_gpt2's layers holds between forward and
-// input_gradient, for a micro-batch of `sequences` x config.sequence tokens: exact. Includes the
-// layer's input; not its parameters, and not tokens and targets, which belong to the batch. From
-// then to weight_gradient gradients take the place of activations: about as much.
+// Returns the bytes that the stash of one of make_llama's or make_gpt2's layers holds between
+// forward and input_gradient, for a micro-batch of `sequences` x config.sequence tokens: exact.
+// Includes the layer's input; not its parameters, and not tokens and targets, which belong to the
+// batch. From then to weight_gradient gradients take the place of activations: about as much.
 [[nodiscard]] Bytes activation_bytes(const LlamaConfig& config, LayerId layer,
                                      std::int64_t sequences,
                                      Precision precision = Precision::kFp32);

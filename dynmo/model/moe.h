@@ -20,12 +20,12 @@ struct MoeConfig {
   std::int64_t intermediate = 0;  // of an expert; 0: that of the MLP
 };
 
-// What an MLP is besides, so that a source of dynamism can put experts in its place. Such a layer
-// is called "blocks.3.moe" instead of "blocks.3.mlp", as the planner calls it, and has Mixtral's
-// parameters: norm, "block_sparse_moe.gate.weight" (the router, fp32 in any precision), then
-// "block_sparse_moe.experts.E.w1.weight" (gate), w3 (up) and w2 (down) of each expert; of kBias a
-// buffer, kMoeBias, which who evens the counts out writes between steps; and moe_figures. Its
-// losses act in its gradients alone.
+// An MLP derives from this class too, so that a source of dynamism can put experts in its place.
+// Such a layer is called "blocks.3.moe" instead of "blocks.3.mlp", as the planner calls it, and has
+// Mixtral's parameters: norm, "block_sparse_moe.gate.weight" (the router, fp32 in any precision),
+// then "block_sparse_moe.experts.E.w1.weight" (gate), w3 (up) and w2 (down) of each expert; of
+// kBias a buffer, kMoeBias, which who evens the counts out writes between steps; and moe_figures.
+// Its losses act in its gradients alone.
 class TakesExperts {
  public:
   virtual ~TakesExperts() = default;

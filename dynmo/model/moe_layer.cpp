@@ -20,7 +20,7 @@ struct SavedMoe : Saved {
   Tensor inverse_N1;
   Routing routing;
   double loss_weight = 0;
-  // By expert, of its rows; undefined where it has none.
+  // The tensors of each expert's rows; undefined where it has none.
   std::vector<Tensor> gate_MF, up_MF;  // from input_gradient on, their gradients
   std::vector<Tensor> product_MF;      // silu(gate) * up, from input_gradient on
   std::vector<Tensor> out_MD;          // from input_gradient on, its gradient

@@ -66,7 +66,7 @@ std::vector<std::int32_t> highest_of_rows(const Numbers& scores, Index experts, 
   return chosen;
 }
 
-// Of token choice.
+// Chooses the experts of each token.
 std::vector<std::int32_t> experts_of_tokens(const RouterOptions& o, const Numbers& z,
                                             const Numbers& p, const at::Tensor& bias_E, Pass pass) {
   if (o.router == MoeRouter::kBias) {
@@ -126,7 +126,7 @@ void keep_first(std::vector<Entry>& entries, Index capacity, MoeDrop drop, const
   entries.resize(at_index(capacity));
 }
 
-// Of expert choice: slot e of a token is expert e.
+// Chooses the tokens of each expert: slot e of a token is expert e.
 ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
   const Index tokens = std::ssize(p) / experts;
   const Index taken = std::min(capacity, tokens);
@@ -142,7 +142,7 @@ ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
   return all;
 }
 
-// Of the chosen z, not of the chosen p, which may all be 0.
+// Computes gates from the chosen z, not from the chosen p, which may all be 0.
 Numbers gates_of(const Numbers& z, const Numbers& p, const std::vector<std::int32_t>& experts_NK,
                  Index experts, Index slots) {
   Numbers gates(experts_NK.size());
@@ -183,7 +183,7 @@ bool has_aux_loss(const RouterOptions& o) {
   return o.router == MoeRouter::kTopK && o.aux_loss != 0;
 }
 
-// What tokens or experts choose, before drops.
+// The choice of tokens or experts, before drops.
 struct Choice {
   Index slots = 0;
   std::vector<std::int32_t> experts_NK;
@@ -238,7 +238,7 @@ void add_losses(const RouterOptions& o, const Numbers& p, const Numbers& log_sum
   routing.z_loss = o.z_loss * squares / static_cast<double>(log_sums.size());
 }
 
-// Of p, by the auxiliary loss: the same for all tokens.
+// Returns the gradient of p by the auxiliary loss: the same for all tokens.
 Numbers aux_gradient(const RouterOptions& o, const Routing& routing, double tokens,
                      double loss_weight) {
   Numbers gradient(at_index(o.experts));

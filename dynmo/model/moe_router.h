@@ -3,7 +3,7 @@
 
 // Which experts of a mixture each token goes to, and with which weight, as a function of one
 // micro-batch's router scores: no layout of a run changes it. Whatever ties is decided by a total
-// order: the higher score, then the lower index; what is not a number is the lowest score.
+// order: the higher score, then the lower index; NaN is the lowest score.
 //
 // Dimensions: N tokens, E experts, K slots of a token, A assignments that are kept.
 
@@ -17,8 +17,8 @@
 
 namespace dynmo::model {
 
-// z: the scores, p = softmax(z). Of all but kExpertChoice a token has the `top_k` experts that
-// rank highest by
+// z: the scores, p = softmax(z). In all but kExpertChoice a token has the `top_k` experts that rank
+// highest by
 enum class MoeRouter {
   kTopK,          // z (Shazeer et al., 2017), with an auxiliary loss (Fedus et al., 2021)
   kBias,          // p + a bias that evens out the counts (Wang et al., "Auxiliary-loss-free load
@@ -36,7 +36,7 @@ struct RouterOptions {
   std::int64_t experts = 8;
   std::int64_t top_k = 2;
   // An expert takes ceil(capacity_factor K N / E) tokens of a micro-batch, in training alone; 0:
-  // all. Of kExpertChoice always, with 0 as 1.
+  // all. kExpertChoice always has one, with 0 as 1.
   double capacity_factor = 0;
   MoeDrop drop = MoeDrop::kPosition;
   double aux_loss = 0;  // alpha, of kTopK

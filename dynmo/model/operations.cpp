@@ -73,7 +73,7 @@ at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
       .sum(3);
 }
 
-// Of fewer queries than keys: token t of q sees the keys up to its own place among all.
+// Handles fewer queries than keys: token t of q sees the keys up to its own place among all.
 Attention attention_of_last(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                             const at::Tensor& v_BTHK) {
   const std::int64_t queries = q_BTHK.size(1);

@@ -2,7 +2,7 @@
 #pragma once
 
 // Boundaries whose size changes from step to step, and follows from the step alone, so that both
-// ends know it: those of layers that replay a run. Of all other models what passes between layers
+// ends know it: those of layers that replay a run. In all other models what passes between layers
 // has one shape, or has it with fewer rows (Needs::drops_rows).
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace dynmo::model {
 class SizesOutput {
  public:
   virtual ~SizesOutput() = default;
-  // Of the layer's hidden output. Any thread may call it.
+  // Returns the shape of the layer's hidden output. Any thread may call it.
   [[nodiscard]] virtual std::vector<std::int64_t> output_shape(std::int64_t step) const = 0;
 };
 
-// By layer; an empty one is the model's own. Empty where no layer has another.
+// The shapes by layer; an empty one is the model's own. Empty where no layer has another.
 using OutputShapes = std::vector<std::vector<std::int64_t>>;
 [[nodiscard]] OutputShapes output_shapes(const Model& model, std::int64_t step);
 

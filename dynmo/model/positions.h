@@ -11,7 +11,7 @@
 
 namespace dynmo::model {
 
-// What a layer is besides, if its arithmetic depends on the positions of its tokens.
+// A layer derives from this class too, if its arithmetic depends on the positions of its tokens.
 class TakesPositions {
  public:
   virtual ~TakesPositions() = default;
@@ -23,7 +23,7 @@ class TakesPositions {
                                           std::unique_ptr<Stash>* stash) const = 0;
 };
 
-// Of any layer: those that take no positions do not depend on them.
+// Runs any layer: those that take no positions do not depend on them.
 [[nodiscard]] inline Output forward_at(const Layer& layer, const LayerState& state,
                                        const Hidden& input, const at::Tensor& positions_BT,
                                        const LayerContext& context, std::unique_ptr<Stash>* stash) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the bits of a model's numbers depend on of the processor.
+// Describes the features of the processor that the bits of a model's numbers depend on.
 
 #include <string>
 

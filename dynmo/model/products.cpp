@@ -13,8 +13,8 @@
 #include "dynmo/model/processor.h"
 #include "dynmo/model/products_impl.h"
 
-// What libtorch_cpu.so exports of its BLAS: Fortran's interface, columns first, 32-bit sizes. Weak,
-// as a libtorch without MKL has no product of bf16.
+// libtorch_cpu.so exports these functions of its BLAS: Fortran's interface, columns first, 32-bit
+// sizes. Weak, as a libtorch without MKL has no product of bf16.
 extern "C" {
 [[gnu::weak]] void sgemm_(const char* a_form, const char* b_form, const std::int32_t* m,
                           const std::int32_t* n, const std::int32_t* k, const float* alpha,
@@ -140,7 +140,7 @@ void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tenso
                   b_KN.size(1) == columns,
               "matrices that fit, got {} of {} by {}", fmt::join(c_MN.sizes(), "x"),
               fmt::join(a_MK.sizes(), "x"), fmt::join(b_KN.sizes(), "x"));
-  // What owns the elements lives until the end.
+  // These tensors own the elements until the end.
   const at::Tensor a = rows_or_columns(a_MK);
   const at::Tensor b = rows_or_columns(b_KN);
   const gemm::Operand left = operand_of(a);

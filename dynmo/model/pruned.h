@@ -45,7 +45,7 @@ void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std:
 // them. Nothing for compressed matrices, which have none.
 void mask_gradients(LayerState& state);
 
-// What a pattern of so many kept weights of a matrix [rows, columns] takes.
+// Returns the bytes of a pattern of so many kept weights of a matrix [rows, columns].
 [[nodiscard]] Bytes pattern_bytes(std::int64_t kept, std::int64_t rows, std::int64_t columns);
 
 }  // namespace dynmo::model

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What attention layers do where rows of a micro-batch have left (Hidden::rows): they attend among
+// Attention layers use this where rows of a micro-batch have left (Hidden::rows): they attend among
 // those that are still here, each at its place in its sequence. N such rows lie as one sequence,
 // 1NHK, so that layers are written once.
 

@@ -33,7 +33,7 @@ struct Recipe {
 };
 
 [[nodiscard]] Model layers_of(Recipe recipe);
-// By LayerId.
+// Returns the places in order of LayerId.
 [[nodiscard]] std::vector<Place> places_of(const Recipe& recipe);
 
 // Place of a layer in a decoder of `blocks` blocks in halves: embedding, (attention, MLP) a block,

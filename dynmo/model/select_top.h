@@ -11,7 +11,7 @@
 
 namespace dynmo::model {
 
-// A total order of indices: the higher score, then the lower index; a score that is no number comes
+// A total order of indices: the higher score, then the lower index; a score of NaN comes
 // last, so that a step that diverges ends as it does without a selection, by its loss.
 template <typename Score>
 struct HigherFirst {

@@ -25,7 +25,7 @@ using blocks::Scratch;
 using blocks::Section;
 using blocks::Sizes;
 
-// Of the squares of a query whose key is x / |x|: keeps 0 at 0.
+// The least square of a query whose key is x / |x|: keeps 0 at 0.
 constexpr double kLeast = 1e-12;
 
 const std::int64_t* numbers(const Tensor& x) { return x.const_data_ptr<std::int64_t>(); }
@@ -156,7 +156,7 @@ struct Operands {
   const Selection& selection;
 };
 
-// What a section's rows are, gathered.
+// The rows of a section, gathered.
 template <typename Element>
 struct Gathered {
   Gathered(const Operands& x, const Section& section, const Sizes& sizes)

@@ -16,7 +16,7 @@ struct MatrixSize {
   int matrices = 1;
 };
 
-// What the three products of a training took with all matrices, dense and compressed.
+// The times that the three products of a training took with all matrices, dense and compressed.
 struct ProductTimes {
   double sparsity = 0;
   double dense_s = 0;

@@ -145,7 +145,7 @@ DYNMO_INLINE void fold_lanes(V* sums, std::index_sequence<i...>) {
   V low;
   V high;
   if constexpr (sizeof(V) / kLanes == 4) {
-    // Of each four lanes: a0 b0 a1 b1 + a2 b2 a3 b3, then a b c d.
+    // Each four lanes give a0 b0 a1 b1 + a2 b2 a3 b3, then a b c d.
     for (int pair = 0; pair < 4; pair += 2) {
       low = __builtin_shufflevector(sums[pair], sums[pair + 1],
                                     static_cast<int>(i / 4 * 4 + i % 4 / 2 + i % 2 * kLanes)...);

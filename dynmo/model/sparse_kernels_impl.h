@@ -33,8 +33,7 @@ enum class InstructionSet { kAny, kAvx2, kAvx512 };
 // Matrices without a stride are contiguous; tiles are aligned to 64 bytes.
 template <typename Element>
 struct Kernels {
-  // Of x's rows, at most kTile of them, `stride` apart: tile_DT = x_TD^T, with zeros for what
-  // lacks.
+  // Loads at most kTile of x's rows, `stride` apart: tile_DT = x_TD^T, with zeros for missing rows.
   void (*load_tile)(const Element* x, std::int64_t stride, std::int64_t tokens, std::int64_t width,
                     Element* tile);
   // y_TD = tile_DT^T, or y_TD += tile_DT^T, for the first `tokens` columns of the tile.

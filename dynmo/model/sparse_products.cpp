@@ -48,7 +48,7 @@ Places transposed(const Places& from) {
   return result;
 }
 
-// What a row has in a block of columns.
+// The weights of a row in a block of columns.
 struct Run {
   Segment segment;
   std::int32_t begin;  // of its weights, in the order of Places
@@ -84,7 +84,7 @@ Index make_index(const Places& from) {
   for (std::int64_t group = 0; group < from.rows; group += kGroup) {
     const auto rows = static_cast<std::size_t>(std::min(kGroup, from.rows - group));
     const std::int32_t* ends = from.starts.data() + group + 1;
-    // Of each row, the first weight that is not in an earlier block.
+    // For each row, the first weight that is not in an earlier block.
     std::vector<std::int32_t> begins(ends - 1, ends - 1 + rows);
     for (std::int64_t block = 0; block < from.columns; block += kBlock) {
       begin_cell();

@@ -44,7 +44,7 @@ enum class TensorKind { kValue, kFirstMoment, kSecondMoment, kMask, kBuffer };
 // A view of one tensor of a state; valid as long as the state's tensor is.
 template <typename Byte>
 struct TensorView {
-  // Of the parameter; others have ".first_moment", ".second_moment", ".mask" appended.
+  // The name of the parameter; others have ".first_moment", ".second_moment", ".mask" appended.
   std::string name;
   TensorKind kind = TensorKind::kValue;
   at::ScalarType type = at::kFloat;  // that of all but masks and buffers
@@ -61,8 +61,8 @@ using ConstNamedTensor = TensorView<const std::byte>;
 [[nodiscard]] std::vector<ConstNamedTensor> tensors(const LayerState& state);
 [[nodiscard]] Bytes tensor_bytes(const LayerState& state);  // sum of the views
 
-// What there is besides tensors. `layout` is a digest of names, shapes, types of
-// buffers and decay flags.
+// The header describes everything besides the tensors. `layout` is a digest of names, shapes, types
+// of buffers and decay flags.
 struct StateHeader {
   LayerId id;
   bool frozen = false;
@@ -79,8 +79,8 @@ inline constexpr std::size_t kHeaderBytes = 48;
 // kBadInput if the bytes are not a header of this version.
 [[nodiscard]] Expected<StateHeader> unpack(std::span<const std::byte> bytes);
 
-// What a layer of that shape takes: values as a gradient does and as each of the two moments does
-// where the layer trains, masks, and patterns, which are made anew where the layer arrives.
+// The bytes of a layer of that shape: values as a gradient does and as each of the two moments does
+// where the layer trains, masks, and patterns, which are made again where the layer arrives.
 struct PrunedBytes {
   Bytes values;
   Bytes masks;
@@ -88,7 +88,7 @@ struct PrunedBytes {
 };
 [[nodiscard]] PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape);
 
-// What its products take by cost::LayerCost::product_time.
+// Returns the share of the time of its products by cost::LayerCost::product_time.
 [[nodiscard]] double product_time(const Layer& layer, const StateShape& shape);
 
 // A state whose values, moments and masks are to be filled through tensors(); gradients are zero.

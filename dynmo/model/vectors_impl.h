@@ -31,7 +31,7 @@ DYNMO_INLINE V& at(E* data) {
   return *reinterpret_cast<V*>(data);
 }
 
-// Of addresses that are multiples of an element's size only.
+// Loads and stores at addresses that are multiples of an element's size only.
 template <typename V, typename E>
 DYNMO_INLINE void get(const E* data, V& vector) {
   std::memcpy(&vector, data, sizeof(V));
@@ -41,7 +41,7 @@ DYNMO_INLINE void put(const V& vector, E* data) {
   std::memcpy(data, &vector, sizeof(V));
 }
 
-// What the indices of lane i of the two halves of two interleaved vectors are.
+// Returns the indices of lane i of the two halves of two interleaved vectors.
 template <int kHalf, int kLanes, std::size_t... i>
 constexpr auto interleave(std::index_sequence<i...>) {
   return std::index_sequence<(kHalf * kLanes / 2 + i / 2 + (i % 2) * kLanes)...>();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What every rank derives by itself must come out alike; this finds the defect where it does not,
-// before anybody acts on it.
+// Every rank must derive the same by itself; this finds the defect where it does not, before any
+// rank acts on it.
 
 #include <string_view>
 

@@ -53,7 +53,7 @@ process::WatchdogOptions watchdog_options(const GroupOptions& options) {
           .silence = options.silence};
 }
 
-// Of rank 0: has the watchdog listen, and says where. Not the state goes with the verdict: its
+// Makes rank 0's watchdog listen, and returns the address. Not the state goes with the verdict: its
 // destructor must not run on the watchdog's own thread.
 Expected<MeetingPlace> listen(const GroupOptions& options, GroupState& state) {
   process::WatchdogOptions how = watchdog_options(options);
@@ -392,8 +392,8 @@ Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
               "a rank of the group, got {} of {}", options.rank, options.size);
   if (options.size > 1) {
     std::signal(SIGPIPE, SIG_IGN);
-    // What c10d logs of a peer that has gone, in several lines, is in our error, or is none: a
-    // newcomer may go while the run goes on.
+    // c10d's lines on a peer that has gone are not logged: our error has them, or there is none, as
+    // a newcomer may leave while the run continues.
     if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     DYNMO_TRY(
         process::allow_descriptors(process::descriptors_of_rank(options.size + options.beside),

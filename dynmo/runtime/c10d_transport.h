@@ -4,15 +4,13 @@
 // Ranks as processes: a Transport over c10d's store and Gloo, with a watchdog (watchdog.h) beside
 // it. The only file that knows Gloo; no libtorch header is needed to use it.
 //
-// What a user of it must know:
-//  - Both ends of a message must name the same number of bytes: Gloo ends the process of the
-//    receiver (std::terminate) where they do not. Agree on sizes before.
+// A user must know: Agree on sizes before.
 //  - A group that has failed is finished; the survivors join one of the next generation. Their new
 //    ranks are their own agreement.
 //  - A rank that ends says so: leave() when its work is done, abort(why) when it has failed.
 //    Otherwise the others take its end for a loss.
 //  - After a failure a process ends by quit(), below.
-//  - Threads of tensor operations are not its affair: at::set_num_threads(1) is the rank's.
+//  - It does not set the number of intra-op threads: the rank calls at::set_num_threads(1).
 
 #include <chrono>
 #include <cstdint>
@@ -43,7 +41,8 @@ struct GroupOptions {
   WorldRank rank;
   int size = 1;
   std::vector<int> names = {};  // numbers for people, by rank; none: the ranks
-  // Of the plan that the group begins with; keys of the store are the generation's own.
+  // The generation of the plan that the group begins with; keys of the store are the generation's
+  // own.
   Generation generation = 0;
   std::string address = "127.0.0.1";
   std::uint16_t port = 29500;
@@ -64,7 +63,7 @@ struct GroupOptions {
   std::chrono::milliseconds silence{3000};  // a rank not heard of for longer is lost
 };
 
-// Of a process that was started as a rank; the first generation.
+// Returns the options of a process that was started as a rank; the first generation.
 [[nodiscard]] GroupOptions group_options(const process::RankEnvironment& environment);
 
 // A Transport whose waits fail with kPeerLost and "rank 2 was lost: its connection closed", or with
@@ -85,7 +84,8 @@ class Group : public transport::Transport {
   // For the next generation's GroupOptions. Usable while the process that opened it lives; null of
   // a group that has met without.
   [[nodiscard]] virtual std::shared_ptr<Store> store() const = 0;
-  // Of this rank, as the others reach it; "" of a rank that was alone from the start.
+  // Returns the address of this rank, as the others reach it; "" if the rank was alone from the
+  // start.
   [[nodiscard]] virtual const std::string& address() const = 0;
 };
 
@@ -100,7 +100,7 @@ class Group : public transport::Transport {
 // Destroying a group that has neither failed nor been left is abort("rank 1 has left the group").
 [[nodiscard]] Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options);
 
-// Of rank 0, before the others are told where to meet: listens at `options.own_address` (else
+// Rank 0 calls it before the others learn where to meet: listens at `options.own_address` (else
 // `options.address`) on a free port. kBadInput.
 [[nodiscard]] Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options);
 [[nodiscard]] const MeetingPlace& place_of(const Meeting& meeting);

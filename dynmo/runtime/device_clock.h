@@ -19,7 +19,7 @@ namespace dynmo::runtime {
 // One thread, whose current stream on the device is measured.
 class DeviceClock {
  public:
-  // A point in the work of the device. Of the clock that made it.
+  // A point in the work of the device. It belongs to the clock that made it.
   struct Mark {
     std::chrono::steady_clock::time_point host;  // when it was made
     std::size_t event = 0;                       // on a device

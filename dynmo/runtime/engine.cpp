@@ -22,7 +22,8 @@ using schedule::ActionKind;
 using Clock = std::chrono::steady_clock;
 using Key = std::pair<StageId, MicroBatchId>;
 
-// What a trained stage saves of a micro-batch from F to the end of W, by layer of the stage.
+// The tensors that a trained stage saves of a micro-batch from F to the end of W, by layer of the
+// stage.
 struct StageStash {
   std::vector<std::unique_ptr<model::Stash>> layers;
 };
@@ -90,8 +91,8 @@ class Interpreter {
     messages_.send(action, std::move(value));
   }
 
-  // What the device has measured and computed, now that it is done: read once, so that nothing
-  // waits for it on the way.
+  // Reads the device's measurements and results once it is done: read once, so that nothing waits
+  // for it on the way.
   void read_device() {
     for (const Due& due : due_) *due.seconds = clock_.seconds(due.from, due.to);
     for (const auto& [seconds, fetch_s] : fetched_) *seconds += fetch_s;
@@ -123,7 +124,7 @@ class Interpreter {
 
   Nanoseconds host_time() const { return Clock::now() - clock_.start().host; }
 
-  // What an action works on: just arrived, or left by the neighbour stage on this rank.
+  // Returns the input of an action: just arrived, or left by the neighbour stage on this rank.
   model::Hidden input_of(Key key, StageId neighbour) {
     if (arrived_) return *std::exchange(arrived_, std::nullopt);
     return take(values_, {neighbour, key.second});
@@ -252,8 +253,8 @@ class Interpreter {
                   const model::Output& output) {
     std::optional<Bytes> bytes = stash.bytes();
     if (!bytes && meter) {
-      // What stays allocated is the stash and the output; the input, which the stash keeps alive,
-      // was there before.
+      // The stash and the output stay allocated; the input, which the stash keeps alive, was there
+      // before.
       const auto size = [](const at::Tensor& tensor) {
         return Bytes{tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0};
       };

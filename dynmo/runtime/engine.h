@@ -42,8 +42,8 @@ struct StepInput {
   bool meter_stashes = false;
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
   model::OutputShapes output_shapes = {};    // of the step, where layers have shapes of their own
-  // By layer, equal on all ranks: how many rows the first message behind it has room for, where
-  // rows may have left (row_messages.h); 0: none have. Empty: so for all layers.
+  // For each layer, equal on all ranks: how many rows the first message behind it has room for,
+  // where rows may have left (row_messages.h); 0: none have. Empty: so for all layers.
   std::vector<std::int64_t> room = {};
   at::ScalarType boundary_type = at::kFloat;
   Staging staging = {};  // of the states, and of what passes between stages
@@ -60,15 +60,17 @@ struct StepInput {
 
 struct StepOutput {
   std::map<LayerId, std::vector<double>> losses;  // by micro-batch, of layers here that have one
-  // Of layers here that have some, added up over the micro-batches in their order; kTraining only.
+  // The figures of the layers here that have some, added up over the micro-batches in their order;
+  // kTraining only.
   std::map<LayerId, std::vector<double>> figures;
   std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
-  // By micro-batch: rows behind layers here with room for rows; kTraining only.
+  // For each micro-batch, the rows behind layers here with room for rows; kTraining only.
   std::map<LayerId, std::vector<std::int64_t>> rows;
   std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, where known
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
   // Sends and receives, from being posted until this rank saw that they are done: a receive when it
-  // needs the message, a send at the end of the step. By the host's clock, also of device_messages.
+  // needs the message, a send at the end of the step. It is the host's clock, also for
+  // device_messages.
   std::vector<schedule::TimedAction> messages;
   std::int64_t start_ns = 0;  // steady clock, comparable on one host
   double seconds = 0;         // from start_ns to the end of the last send

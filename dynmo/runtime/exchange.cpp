@@ -58,7 +58,7 @@ std::vector<LayerNumber> layer_numbers(const model::Model& model) {
   return numbers;
 }
 
-// What all ranks make of it alike.
+// All ranks compute the same sample from it.
 cost::StepSample step_sample(const std::vector<OwnFigures>& ranks) {
   cost::StepSample sample;
   const auto least = [&](double OwnFigures::*field) {

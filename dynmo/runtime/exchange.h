@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the ranks tell each other at the end of a step: one message from each to all, after which
+// The ranks exchange their figures at the end of a step: one message from each to all, after which
 // they know the same and can decide alike. A rank sends its own layers' numbers only; where each
 // number stands follows from plan and model, which all ranks have.
 
@@ -43,10 +43,12 @@ struct OwnFigures {
 struct Exchange {
   std::vector<cost::LayerSample> layers;  // means over the replicas
   std::vector<double> squared_norms;      // of the gradients, by layer
-  // By layer, added up over the replicas in their order: as many as Layer::figures() names.
+  // For each layer, its figures added up over the replicas in their order: as many as
+  // Layer::figures() names.
   std::vector<std::vector<double>> figures;
   std::vector<double> losses;  // by micro-batch of the step: sums over the layers that have one
-  // By layer: rows behind it, mean over the micro-batches. Empty where no layer drops rows.
+  // For each layer, the rows behind it, mean over the micro-batches. Empty where no layer drops
+  // rows.
   std::vector<double> rows;
   std::vector<double> busy_s;  // by rank of the group
   cost::StepSample beside;

@@ -62,7 +62,8 @@ class Outstanding {
   Works works_;
 };
 
-// What a group and its operations share. Made by one thread before it is shared, not changed later.
+// A group and its operations share this state. Made by one thread before it is shared, not changed
+// later.
 struct GroupState {
   transport::Member rank;
   int size;

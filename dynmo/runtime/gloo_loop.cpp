@@ -18,7 +18,7 @@ constexpr std::chrono::nanoseconds kAtOnce{2000};
 constexpr int kAllowed = 8;
 constexpr timespec kNap{.tv_sec = 0, .tv_nsec = 20000};
 
-// Of one thread.
+// Each thread has one.
 struct Patience {
   Clock::time_point answered = {};
   int at_once = 0;

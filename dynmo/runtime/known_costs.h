@@ -17,8 +17,8 @@ namespace dynmo::runtime {
 
 [[nodiscard]] Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type);
 
-// What is known of the layers before anything is measured: names and bytes. `pruned`: what layers
-// have lost, where they have.
+// Returns what is known of the layers before anything is measured: names and bytes. `pruned`: what
+// layers have lost, where they have.
 [[nodiscard]] cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
                                           const std::map<LayerId, model::StateShape>& pruned = {});
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a step takes on the wire, measured while nothing else is in flight: what the layers' own
-// times do not show, and the simulator wants.
+// Measures the time of a step's messages while nothing else is in flight: the layers' own times do
+// not include it, and the simulator needs it.
 
 #include <ATen/core/ScalarType.h>
 
@@ -23,9 +23,9 @@ namespace dynmo::runtime {
                                               const std::vector<std::int64_t>& shape,
                                               at::ScalarType type);
 
-// What a ring's links carry where all layers' gradients are reduced at once, as at the end of a
-// step: each rank sends 2 (R - 1) / R of them to its neighbour. Called by all R of `peers`, two or
-// more; sums the gradients.
+// Measures the rate of a ring's links where all layers' gradients are reduced at once, as at the
+// end of a step: each rank sends 2 (R - 1) / R of them to its neighbour. Called by all R of
+// `peers`, two or more; sums the gradients.
 [[nodiscard]] Expected<double> reduction_bytes_per_s(transport::Transport& peers,
                                                      LayerStates& states, const Staging& staging);
 

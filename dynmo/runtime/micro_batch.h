@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a pipeline is fed with.
+// A pipeline takes these inputs.
 
 #include <ATen/core/Tensor.h>
 

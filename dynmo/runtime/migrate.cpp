@@ -44,8 +44,8 @@ struct Transfer {
   LayerId layer;
   WorldRank from;
   bool receives = false;
-  // What the pieces are of. On the receiver the copy to be, in its final memory (where that is a
-  // device's: on the way there); on the sender the state, or its copy in host memory.
+  // The pieces belong to this state. On the receiver the copy to be, in its final memory (where
+  // that is a device's: on the way there); on the sender the state, or its copy in host memory.
   model::LayerState copy = {};
   std::vector<LayerPiece> pieces = {};
   std::array<std::byte, model::kHeaderBytes> header{};

@@ -31,7 +31,7 @@ Library load_library() {
           reinterpret_cast<NameCudaDevice*>(::dlsym(library, kNameCudaDevice))};
 }
 
-// Of this device among all of the job; "" where that, or NCCL, cannot be known.
+// Names this device among all of the job; "" where that, or NCCL, cannot be known.
 std::string device_name(const Library& library, at::Device device) {
   if (library.connect == nullptr || library.name_device == nullptr) return "";
   std::string name;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a pipeline is told of the training it is part of. Equal on all ranks but for the device.
+// The options describe the training that a pipeline is part of. Equal on all ranks but for the
+// device.
 
 #include <c10/core/ScalarType.h>
 
@@ -26,7 +27,7 @@ namespace dynmo::runtime {
 
 enum class Balancing { kNever, kAutomatic };
 
-// What to do with a step whose loss or gradient norm is no finite number.
+// The reaction to a step whose loss or gradient norm is NaN or Inf.
 enum class OnNan {
   kStop,  // an error that names step, layer and rank
   kSkip,  // no update; training goes on with the next step

@@ -62,7 +62,7 @@ Expected<std::vector<std::int64_t>> Pipeline::sum_over_ranks(std::vector<std::in
   return own;
 }
 
-// What the layers have lost, so that every rank knows the sizes of all.
+// Shares the sizes of pruned layers, so that every rank knows the sizes of all.
 Expected<void> Pipeline::share_sizes() {
   std::string mine;
   for (const auto& [id, layer] : state_.layers) {

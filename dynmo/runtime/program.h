@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the engine runs under one plan: it follows from the plan, the frozen prefix and the layers
-// to recompute, alike on all ranks, and is made anew when one of them changes.
+// The engine runs this program under one plan: it follows from the plan, the frozen prefix and the
+// layers to recompute, alike on all ranks, and is made again when one of them changes.
 
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/recompute.h"

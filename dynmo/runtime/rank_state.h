@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a rank holds between two steps and takes along when its group ends: a value that knows no
-// transport. A Pipeline (pipeline.h) binds it to one group and gives it back.
+// A rank holds this state between two steps and takes it along when its group ends: a value that
+// knows no transport. A Pipeline (pipeline.h) binds it to one group and gives it back.
 
 #include <cstdint>
 #include <map>
@@ -24,18 +24,18 @@ struct RankState {
   LayerStates layers;     // that the plan gives this rank of its replica
   std::int64_t step = 0;  // the next one to run
   int frozen_layers = 0;  // length of the frozen prefix
-  // What each layer has lost to pruning, where it has; equal on all ranks.
+  // The shape of each layer that has lost weights to pruning; equal on all ranks.
   std::map<LayerId, model::StateShape> pruned = {};
-  // Of dynamism, with what they remember; none: the pipeline makes those of its options.
+  // The sources of dynamism, with their state; none: the pipeline makes those of its options.
   dynamism::Sources sources = {};
-  // What the sources remember, where those of this rank are still to be made: it came new.
+  // The state of the sources, where those of this rank are still to be made: it came new.
   Json source_state = nullptr;
   // Copies of layers that the last migration took away, or brought while it is not known whether
   // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.
   LayerStates spares = {};
 };
 
-// Of the layer's state, whoever has it.
+// Returns the shape of the layer's state, whichever rank has it.
 [[nodiscard]] model::StateShape shape_of(const RankState& state, LayerId layer);
 
 // Makes spares of the layers that the state's plan gives to others.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What one rank's clock says of its own part of the newest step, and what of it the rank tells the
-// others (exchange.h).
+// Holds one rank's times of its own part of the newest step, and those among them that the rank
+// tells the others (exchange.h).
 
 #include <map>
 #include <vector>

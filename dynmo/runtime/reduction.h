@@ -51,8 +51,8 @@ class Reduction {
   struct Bucket {
     LayerId layer;
     model::LayerState host;  // its gradients alone, in host memory
-    // By replica, piece by piece: its gradients of the part that is summed here (none for this
-    // one).
+    // For each replica, piece by piece: its gradients of the part that is summed here (none for
+    // this one).
     std::vector<std::vector<at::Tensor>> arrived;
     std::vector<std::unique_ptr<transport::Operation>> operations;
   };

@@ -30,7 +30,7 @@ class RelayStore final : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-  // What one place would have to decide, no rank asks for.
+  // No rank asks for this operation, which one place would have to decide.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;
   std::int64_t getNumKeys() override;

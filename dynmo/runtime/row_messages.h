@@ -9,7 +9,7 @@
 // its own. The sender posts both at once; the receiver posts the second receive when the header has
 // told it the size. So wherever the first message passes the second one does, and a schedule that
 // schedule/check.h has proved still runs to its end. Gradients go back at exact size: both ends
-// know it from the pass forward. Of no rows there is none.
+// know it from the pass forward. No gradient is sent for zero rows.
 //
 // A first message: the count (8 bytes), `room` row numbers (4 bytes each), `room` rows of D
 // elements. A second one: numbers and rows of the others.
@@ -25,7 +25,7 @@
 
 namespace dynmo::runtime {
 
-// What crosses a boundary where no row has left.
+// The format of a message at a boundary where no row has left.
 struct RowFormat {
   std::vector<std::int64_t> shape;  // B, T, D
   at::ScalarType type = at::kFloat;
@@ -34,8 +34,8 @@ struct RowFormat {
   [[nodiscard]] std::int64_t width() const { return shape[2]; }
 };
 
-// By layer: the whole B x T behind layers that have one before them, or are one, which drops rows;
-// 0 behind the others and the last one. Empty where no layer of the model drops rows.
+// For each layer: the whole B x T behind layers that have one before them, or are one, which drops
+// rows; 0 behind the others and the last one. Empty where no layer of the model drops rows.
 [[nodiscard]] std::vector<std::int64_t> whole_room(const model::Model& model,
                                                    const std::vector<std::int64_t>& shape);
 
@@ -54,7 +54,7 @@ struct RowFormat {
 [[nodiscard]] model::Hidden unpacked(const RowFormat& format, std::int64_t room,
                                      const at::Tensor& first, const at::Tensor& second);
 
-// Of the rows of several micro-batches.
+// Returns the mean rows of several micro-batches.
 [[nodiscard]] double mean_rows(const std::vector<std::int64_t>& rows);
 [[nodiscard]] Bytes mean_message_bytes(const RowFormat& format, std::int64_t room,
                                        const std::vector<std::int64_t>& rows);

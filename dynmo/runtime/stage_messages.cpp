@@ -55,7 +55,7 @@ const std::vector<std::int64_t>& StageMessages::shape_behind(StageId id) const {
   return own.empty() ? input_.boundary_shape : own;
 }
 
-// Of a message as the transport sees it: in the device's memory or in the host's.
+// Returns the bytes of a message as the transport sees it: in the device's memory or in the host's.
 std::span<std::byte> StageMessages::message_bytes(const at::Tensor& tensor) const {
   if (!by_device()) return bytes_of(tensor);
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
@@ -97,7 +97,7 @@ void StageMessages::send(const Action& action, model::Hidden value) {
   const std::int64_t room = forward ? room_behind(action.stage) : 0;
   const std::size_t place = record(action);
   if (room == 0) {
-    // Of no rows there is no gradient, as the receiver knows.
+    // No gradient is sent for zero rows, as the receiver knows.
     if (value.x.numel() > 0) post_send(place, to, tag, std::move(value.x));
     return;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What one rank of a schedule sends and receives: activations and gradients between stages, whole
+// Sends and receives for one rank of a schedule: activations and gradients between stages, whole
 // ones or, where rows have left, as row_messages.h has them.
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,7 @@ class StageMessages {
   // Posts a send or a receive of the schedule. A gradient has no rows.
   void send(const schedule::Action& action, model::Hidden value);
   void receive(const schedule::Action& action);
-  // What a trained stage has passed on: its gradient will have the same shape.
+  // Notes the value that a trained stage has passed on: its gradient will have the same shape.
   void forwarded(Key key, const model::Hidden& value);
   // Waits for the message that a compute action needs; nullopt: it needs none.
   [[nodiscard]] Expected<std::optional<model::Hidden>> wait_for(const schedule::Action& action);
@@ -52,7 +52,7 @@ class StageMessages {
     at::Tensor tensor;
     std::unique_ptr<transport::Operation> operation;
     std::size_t record;  // its place in StepOutput::messages
-    // Of an activation that rows may have left: the first message is there, and the second one,
+    // For an activation that rows may have left: the first message is there, and the second one,
     // where it has one, is posted.
     bool opened = false;
     at::Tensor second = {};
@@ -69,7 +69,7 @@ class StageMessages {
   [[nodiscard]] transport::Member rank_of(int stage) const;
   [[nodiscard]] transport::Tag tag_of(const schedule::Action& action) const;
   [[nodiscard]] transport::Tag second_tag_of(const schedule::Action& action) const;
-  // Of what passes behind a stage, where no row has left.
+  // Returns the shape of the values behind a stage, where no row has left.
   [[nodiscard]] const std::vector<std::int64_t>& shape_behind(StageId id) const;
   [[nodiscard]] RowFormat format() const { return {input_.boundary_shape, input_.boundary_type}; }
   [[nodiscard]] bool by_device() const { return input_.device_messages != nullptr; }

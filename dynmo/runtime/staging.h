@@ -34,12 +34,13 @@ struct Staging {
   [[nodiscard]] at::Tensor to_host(const at::Tensor& tensor) const;
   // Host memory for a transport to fill for to_device.
   [[nodiscard]] at::Tensor host_buffer(at::IntArrayRef shape, at::ScalarType type) const;
-  // What arrived in `host`, for the device to work with: itself, or a copy on the device.
+  // Returns the data that arrived in `host`, for the device to work with: itself, or a copy on the
+  // device.
   [[nodiscard]] at::Tensor to_device(const at::Tensor& host) const;
   // The same into a tensor that is there: nothing where `host` is to_host(tensor) and no copy.
   void put(const at::Tensor& host, const at::Tensor& tensor) const;
 
-  // Of all tensors of a layer.
+  // Copies all tensors of a layer.
   [[nodiscard]] model::LayerState to_host(const model::LayerState& state) const;
   [[nodiscard]] model::LayerState to_device(const model::LayerState& state) const;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a Store (c10d_transport.h) is, for the files that know c10d.
+// Implements Store (c10d_transport.h), for the files that know c10d.
 
 #include <c10/util/intrusive_ptr.h>
 

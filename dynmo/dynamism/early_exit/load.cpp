@@ -25,7 +25,7 @@ double whole_hazard(const EarlyExitOptions& p, std::int64_t step) {
   return -std::log(scheduled_survivors(p, step, 1, 1));
 }
 
-// By block: the share of the whole hazard that the exit behind it takes.
+// For each block, the share of the whole hazard that the exit behind it takes.
 std::vector<double> hazards(const EarlyExitOptions& p, int blocks, std::uint64_t seed,
                             std::int64_t step) {
   std::vector<double> hazard(static_cast<std::size_t>(blocks), 0.0);

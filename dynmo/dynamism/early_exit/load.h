@@ -32,8 +32,8 @@ namespace dynmo::dynamism {
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                                    const LoadInputs& inputs);
 
-// What layers cost of which the shares `rho` of the tokens are left, as survivors() has them: given
-// those of a training.
+// Returns the costs of layers when the shares `rho` of the tokens are left, as survivors() has
+// them: given those of a training.
 [[nodiscard]] Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
                                                          const LoadInputs& inputs,
                                                          const std::vector<double>& rho);

@@ -11,14 +11,14 @@
 
 namespace dynmo::dynamism {
 
-// What later layers do with a token that has left.
+// Later layers may treat a token that has left in these ways.
 enum class ExitedTokens {
   kRemoved,     // nothing: survivors do not attend to it. Attention's core takes rho^2
   kPropagated,  // its keys and values are computed from its exit state (CALM): K, V in full, the
                 // core rho, and messages stay whole, since they carry the exit states
 };
 
-// What tells that a token may leave.
+// A token may leave by one of these measures of confidence.
 enum class ExitConfidence {
   kGap,         // of the two largest probabilities of the exit's head
   kSimilarity,  // cosine of the input and the output of the MLP before it

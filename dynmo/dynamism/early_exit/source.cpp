@@ -25,7 +25,7 @@ model::Confidence confidence_of(ExitConfidence confidence) {
   }
 }
 
-// What the exits of the newest step did, all micro-batches and replicas together.
+// The counts of the newest step's exits, all micro-batches and replicas together.
 struct ExitSeen {
   double rows = 0;
   double left = 0;
@@ -156,7 +156,7 @@ class EarlyExitSource final : public Source {
     return exits;
   }
 
-  // Of the rows that come to an exit, in a step: the same at all of them.
+  // The share of the rows arriving at an exit that leaves there in a step: the same at all exits.
   [[nodiscard]] double leaving(std::int64_t step, std::size_t exits) const {
     return 1 - scheduled_survivors(options_, step, 1, static_cast<int>(exits));
   }

@@ -17,7 +17,7 @@ namespace dynmo::dynamism {
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_early_exit_source(const EarlyExitOptions& options);
 
-// Of a config's table; sources.def asks for it.
+// Makes the source from a config's table; sources.def refers to it.
 [[nodiscard]] std::unique_ptr<Source> early_exit_in_training(const SourceOptions& options,
                                                              std::int64_t steps);
 

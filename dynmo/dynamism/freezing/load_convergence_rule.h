@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the rules kNorm and kPlasticity of a training share: a layer freezes once a number that says
-// how much it still learns has become small. A value and pure functions of what all ranks have
+// The rules kNorm and kPlasticity of a training share this file: a layer freezes once a number that
+// says how much it still learns has become small. A value and pure functions of what all ranks have
 // alike, so that all ranks decide alike and a resumed run decides as the one before.
 //
 // A moving average of every layer's number is compared with what it was at first. A layer has
@@ -31,10 +31,10 @@
 
 namespace dynmo::dynamism {
 
-// What the rule remembers.
+// The state of the rule.
 struct ConvergenceRule {
   int frozen = 0;  // layers of the prefix
-  // Of the step after which the first of them froze; 0 where none is frozen.
+  // The learning rate of the step after which the first of them froze; 0 where none is frozen.
   double learning_rate = 0;
   std::vector<double> average = {};  // by layer; empty: no number has been seen
   std::vector<double> first = {};    // what averages are compared with; empty: not known yet
@@ -57,17 +57,17 @@ struct NormStep {
   const std::vector<double>& squared_norms;  // of the gradients, by layer
 };
 
-// kNorm. Also checks, where a check is due before the next step. A step whose norms are no numbers
+// kNorm. Also checks, where a check is due before the next step. A step whose norms are NaN or Inf
 // leaves the averages as they were. Requires valid options and equally many layers in every step.
 [[nodiscard]] ConvergenceRule after_step(ConvergenceRule rule, const FreezingOptions& options,
                                          const NormStep& done);
-// kPlasticity: a check has found these slopes, by layer. The same of slopes that are no numbers.
+// kPlasticity: a check has found these slopes, by layer. Slopes of NaN or Inf change nothing, too.
 [[nodiscard]] ConvergenceRule after_check(ConvergenceRule rule, const FreezingOptions& options,
                                           double learning_rate, const std::vector<double>& slopes);
 // Before a step with this learning rate. Nothing changes where nothing is frozen.
 [[nodiscard]] ConvergenceRule unfrozen_below(ConvergenceRule rule, const FreezingOptions& options,
                                              double learning_rate);
-// Of the layer that is to freeze next: its average to that at first. 0: not known yet.
+// For the layer that is to freeze next: its average over the first one. 0: not known yet.
 [[nodiscard]] double next_to_first(const ConvergenceRule& rule);
 
 [[nodiscard]] Json to_json(const ConvergenceRule& rule);

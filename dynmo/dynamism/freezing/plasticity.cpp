@@ -18,7 +18,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-// Of the layers of this rank.
+// The results for the layers of this rank.
 struct Found {
   std::map<LayerId, at::Tensor> current = {};  // similarities
   std::map<LayerId, double> plasticity = {};

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a layer was at an earlier step, as its outputs are compared with (plasticity.h): a copy of
-// its parameters in the buffers of its state, so that it moves with the layer, is in its checkpoint
-// and part of its digest. A matrix takes int8 and a scale a row, a quarter of its bytes; a vector
-// is copied as it is. Egeria's reference model is quantised in the same way.
+// A reference is a layer as it was at an earlier step, whose outputs are compared with its present
+// ones (plasticity.h): a copy of its parameters in the buffers of its state, so that it moves with
+// the layer, is in its checkpoint and part of its digest. A matrix takes int8 and a scale a row, a
+// quarter of its bytes; a vector is copied as it is. Egeria's reference model is quantised in the
+// same way.
 
 #include <ATen/core/Tensor.h>
 

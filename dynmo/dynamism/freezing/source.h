@@ -12,11 +12,12 @@
 
 namespace dynmo::dynamism {
 
-// Of a run of `steps` steps. Requires valid options of a rule that a training knows.
+// Makes the source for a run of `steps` steps. Requires valid options of a rule that a training
+// knows.
 [[nodiscard]] std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options,
                                                            std::int64_t steps);
 
-// Of a config's table; sources.def asks for it.
+// Makes the source from a config's table; sources.def refers to it.
 [[nodiscard]] std::unique_ptr<Source> freezing_in_training(const SourceOptions& options,
                                                            std::int64_t steps);
 

@@ -28,7 +28,7 @@ using model::LayerState;
 
 enum RoutedPart : std::uint64_t { kAttentionPart = 1, kMlpPart };  // of the layer's random key
 
-// Of the parameters behind those of the two halves.
+// Indexes of the parameters behind those of the two halves.
 enum { kRouter, kUp, kUpBias, kDown, kDownBias, kOwnParameters };
 
 struct RoutedStash final : model::Stash {
@@ -240,7 +240,7 @@ class RoutedBlock final : public model::Layer {
     return state.parameters[index(i)].gradient;
   }
 
-  // What a half sees of the state. Tensors are shared.
+  // Returns the part of the state that one half uses. Tensors are shared.
   static LayerState part_of(const LayerState& state, std::size_t first, std::size_t count,
                             RoutedPart part) {
     const auto begin = state.parameters.begin() + static_cast<std::ptrdiff_t>(first);

@@ -73,7 +73,8 @@ class MixtureOfDepthsSource final : public Source {
     return {};
   }
 
-  // Of a routed block each, over all micro-batches and replicas of the step.
+  // Returns lists with a value for each routed block, over all micro-batches and replicas of the
+  // step.
   Json figures() const override {
     if (blocks_.empty()) return nullptr;
     return {{"rows", of_blocks(kChosenRows, 1)},

@@ -3,7 +3,7 @@
 
 // Mixture of depths in real training: every other block is one layer that works on the tokens its
 // router chooses (routed_block.h). Shapes never change, and so neither does the work: blocks are
-// cheap and dear in turn.
+// cheap and expensive in turn.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ namespace dynmo::dynamism {
 [[nodiscard]] std::unique_ptr<Source> make_mixture_of_depths_source(
     const MixtureOfDepthsOptions& options);
 
-// Of a config's table; sources.def asks for it.
+// Makes the source from a config's table; sources.def refers to it.
 [[nodiscard]] std::unique_ptr<Source> mixture_of_depths_in_training(const SourceOptions& options,
                                                                     std::int64_t steps);
 

@@ -126,8 +126,9 @@ class Moe final : public LoadModel {
     return counts;
   }
 
-  // Of recorded counts: blocks lie in proportion where the training had another number of them, and
-  // a step's micro-batches are one. Experts behind exits work on the tokens that came to them.
+  // Phi follows from recorded counts: blocks lie in proportion where the training had another
+  // number of them, and a step's micro-batches are one. Experts behind exits work on the tokens
+  // that came to them.
   Phi recorded_phi(int layer, std::int64_t step) const {
     const auto& blocks = recorded_->at(step);
     const std::size_t block = block_of_[static_cast<std::size_t>(layer)] * blocks.size() / blocks_;

@@ -44,7 +44,7 @@ Expected<Counts> counts_of(const Json& json, std::string_view place) {
     if (!block.is_array() || block.empty()) return bad_counts(place, "has a block without experts");
     std::vector<double>& own = counts.emplace_back();
     for (const Json& count : block) {
-      if (!count.is_number()) return bad_counts(place, "has a count that is no number");
+      if (!count.is_number()) return bad_counts(place, "has a count that is not numeric");
       own.push_back(count.get<double>());
       if (!(own.back() >= 0 && own.back() <= kMaxTokens)) {
         return bad_counts(place, fmt::format("has a count of {}", own.back()));

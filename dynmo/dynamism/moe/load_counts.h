@@ -16,11 +16,12 @@
 namespace dynmo::dynamism {
 
 struct RecordedCounts {
-  // By step, then block: assignments of each expert, before drops.
+  // For each step, then block: assignments of each expert, before drops.
   std::map<std::int64_t, std::vector<std::vector<double>>> steps;
   std::int64_t experts = 0;
 
-  // Of the step or the last one before it; before the first, the first. Requires a step.
+  // Returns the counts of the step or of the last one before it; before the first, those of the
+  // first. Requires a step.
   [[nodiscard]] const std::vector<std::vector<double>>& at(std::int64_t step) const;
 };
 

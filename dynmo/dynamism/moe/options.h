@@ -12,7 +12,7 @@
 
 namespace dynmo::dynamism {
 
-// What a token's experts are chosen by (model/moe_router.h).
+// The rules by which a token's experts are chosen (model/moe_router.h).
 enum class MoeRouting { kTopK, kBias, kSinkhorn, kBalanced, kExpertChoice };
 enum class MoeDropping { kPosition, kProbability };
 
@@ -48,7 +48,7 @@ struct MoeOptions {
 // kBadInput naming the key: a value outside its range, min_skew above max_skew, top_k
 // above experts.
 [[nodiscard]] Expected<void> check(const MoeOptions& options);
-// What a training refuses besides, by keys: those without effect.
+// Checks the further rules of a training, on keys without effect; errors name keys.
 [[nodiscard]] Expected<void> check_training(const MoeOptions& options,
                                             const TrainingSetting& setting);
 

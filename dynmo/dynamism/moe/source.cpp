@@ -30,7 +30,7 @@ model::MoeConfig config_of(const MoeOptions& o) {
           .intermediate = o.expert_hidden};
 }
 
-// What one layer did in a step, over all micro-batches and replicas.
+// The counts of one layer in a step, over all micro-batches and replicas.
 struct LayerCounts {
   std::vector<double> experts;  // assignments of each, before drops
   double tokens = 0;
@@ -102,7 +102,7 @@ class MoeSource final : public Source {
     return {};
   }
 
-  // By block: lists of as many.
+  // Returns lists with a value for each block.
   Json figures() const override {
     if (counts_.empty()) return nullptr;
     Json all = {{"counts", Json::array()},   {"max_violation", Json::array()},

@@ -16,7 +16,7 @@ namespace dynmo::dynamism {
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_moe_source(const MoeOptions& options);
 
-// Of a config's table; sources.def asks for it.
+// Makes the source from a config's table; sources.def refers to it.
 [[nodiscard]] std::unique_ptr<Source> moe_in_training(const SourceOptions& options,
                                                       std::int64_t steps);
 

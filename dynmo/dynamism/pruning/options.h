@@ -13,7 +13,7 @@
 
 namespace dynmo::dynamism {
 
-// What weights of different matrices are compared by.
+// Weights of different matrices are compared by this magnitude.
 enum class Magnitude {
   kScaled,  // |w| / the std of the matrix's initial values
   // |w|: matrices that start small, such as the two projections into the residual stream, are
@@ -34,7 +34,7 @@ struct PruningOptions {
   // Rate of the sparse kernels / rate of the dense ones: a matrix stays dense above this density.
   // Sputnik on an A100 in fp32 is at 0.18 at 90 %, below every bf16 tensor core.
   double sparse_rate = cost::kSparseRate;
-  // Std of the last block's weights / the first's, geometric in between, and a normal deviation of
+  // Std of the last block's weights / the first's, geometric in between, and normal noise on
   // each matrix's logarithm: a density ratio of 2.5 between the ends at 90 %. Chosen, not measured:
   // the middle of 1.5 to 4.
   double depth_ratio = 1.3;
@@ -55,7 +55,7 @@ struct PruningOptions {
 // kBadInput naming the key: a value outside its range or below another that it must not be below,
 // an end between two pruning steps.
 [[nodiscard]] Expected<void> check(const PruningOptions& options);
-// What a training refuses besides, by keys.
+// Checks the further rules of a training; errors name keys.
 [[nodiscard]] Expected<void> check_training(const PruningOptions& options,
                                             const TrainingSetting& setting);
 

@@ -81,7 +81,7 @@ struct RadixSelect {
   }
 };
 
-// Of a matrix or of the pool: keys above `key` are in, and the first `ties` of those equal to it.
+// In a matrix or the pool, keys above `key` are in, and the first `ties` of those equal to it.
 struct KeyCut {
   std::uint32_t key = kInfiniteKey;
   std::int64_t ties = 0;
@@ -200,7 +200,7 @@ Expected<void> find_threshold(std::span<const PoolMatrix> matrices, std::span<co
   for (const KeyDigit digit : {kKeyDigits[1], kKeyDigits[2]}) {
     Counts own(digit.values());
     for (std::size_t i = 0; i < matrices.size(); ++i) {
-      // Of the keys equal to the cut the first are protected, all of larger ones.
+      // Among the keys equal to the cut the first are protected, and all larger ones.
       const KeyCut& cut = cuts[i];
       count_keys(matrices[i], digit, search.found, cut.key, own);
       if (cut.key >> (digit.shift + digit.bits) == search.found) {

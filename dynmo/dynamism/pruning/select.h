@@ -7,10 +7,10 @@
 // The pool is every matrix that is pruned. A weight's key is |w| / std, divided in fp32; std is
 // that of its matrix at the start (1: raw magnitude). Keys are compared by their bits, which order
 // non-negative floats, so that all ranks find one threshold without rounding. Two rules decide:
-//   1. Of each matrix the largest keys are protected, so that it never gets sparser than
-//      `max_sparsity`. Of equal keys the lower offset is protected.
-//   2. Of all other weights the largest keys stay, until the wanted number is reached. Of equal
-//      keys the lower (matrix, offset) stays.
+//   1. The largest keys of each matrix are protected, so that it never gets sparser than
+//      `max_sparsity`. Among equal keys the lower offset is protected.
+//   2. Among all other weights the largest keys stay, until the wanted number is reached. Among
+//   equal keys the lower (matrix, offset) stays.
 // The threshold is found by a radix select: ranks sum up how many keys have each value of the
 // highest 11 bits, then of 10 and 10 bits more. Sorting would send all keys; a bisection on a
 // float threshold would take some thirty sums and leave the ties open.
@@ -33,7 +33,7 @@ namespace dynmo::dynamism {
 // and get equal numbers or an error.
 using SumOverRanks = std::function<Expected<std::vector<std::int64_t>>(std::vector<std::int64_t>)>;
 
-// What a pruning step wants of the pool; equal on all ranks.
+// The request of a pruning step to the pool; equal on all ranks.
 struct PruningEvent {
   double sparsity = 0;         // of the pool after it
   double max_sparsity = 0.98;  // of each matrix
@@ -72,10 +72,10 @@ struct Selection {
   std::int64_t left = 0;  // weights of the pool that stay, on all ranks
 };
 
-// What is gone stays gone: where fewer weights are kept than the event wants, all of them stay.
-// `matrices` may be in any order. Errors are equal on all ranks. kBadInput where a key is NaN or
-// Inf, naming the first such matrix; where the protected weights are more than the sparsity leaves.
-// kInternal where the ranks do not hold the pool. Errors of `sum` come back as they are.
+// Pruned weights stay pruned: where fewer weights are kept than the event asks for, all of them
+// stay. `matrices` may be in any order. Errors are equal on all ranks. kBadInput where a key is NaN
+// or Inf, naming the first such matrix; where the protected weights are more than the sparsity
+// leaves. kInternal where the ranks do not hold the pool. Errors of `sum` come back as they are.
 // Requires shares in [0, 1], distinct indices below event.matrices, fewer than 2^31 weights a
 // matrix, no more kept than it had.
 [[nodiscard]] Expected<Selection> keep_largest(const PruningEvent& event,

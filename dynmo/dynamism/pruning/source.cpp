@@ -49,9 +49,9 @@ float measured_std(const Own& matrix) {
   return std > 0 && std::isfinite(std) ? std : nominal_std(matrix.spec);
 }
 
-// What an event leaves is a function of the step, the weights and what the ranks sum up together,
-// and the masks are in the layers' states. Of a run that began with given weights the source
-// remembers their std, which nothing else says once they have trained.
+// The result of an event is a function of the step, the weights and the sums over the ranks, and
+// the masks are in the layers' states. If a run began with given weights the source remembers their
+// std, which nothing else says once they have trained.
 class PruningSource final : public Source {
  public:
   explicit PruningSource(const PruningOptions& options) : options_(options) {
@@ -217,7 +217,7 @@ class PruningSource final : public Source {
     return own;
   }
 
-  // Of all ranks: frozen layers are not in it.
+  // The pool holds the layers of all ranks but the frozen ones.
   static Expected<Pool> pool_of(const std::vector<Own>& own, const Boundary& boundary) {
     std::vector<std::int64_t> weights;
     for (const auto& layer : boundary.model) {

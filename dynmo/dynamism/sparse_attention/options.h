@@ -37,7 +37,7 @@ struct SparseAttentionOptions {
 // kBadInput naming the key: a value outside its range, min_skew above max_skew, an odd number of
 // buckets.
 [[nodiscard]] Expected<void> check(const SparseAttentionOptions& options);
-// What a training refuses besides, by keys: those without effect.
+// Checks the further rules of a training, on keys without effect; errors name keys.
 [[nodiscard]] Expected<void> check_training(const SparseAttentionOptions& options,
                                             const TrainingSetting& setting);
 

@@ -13,8 +13,8 @@
 namespace dynmo::dynamism {
 namespace {
 
-// What a pattern chooses is a function of the layer's key, the step, the micro-batch and the
-// layer's input: there is nothing to decide between steps, and nothing to remember.
+// The source decides nothing between steps and remembers nothing: the choice of a pattern is a
+// function of the layer's key, the step, the micro-batch and the layer's input.
 class SparseAttentionSource final : public Source {
  public:
   explicit SparseAttentionSource(const SparseAttentionOptions& options)

@@ -17,7 +17,7 @@ namespace dynmo::dynamism {
 [[nodiscard]] std::unique_ptr<Source> make_sparse_attention_source(
     const SparseAttentionOptions& options);
 
-// Of a config's table; sources.def asks for it.
+// Makes the source from a config's table; sources.def refers to it.
 [[nodiscard]] std::unique_ptr<Source> sparse_attention_in_training(const SourceOptions& options,
                                                                    std::int64_t steps);
 
