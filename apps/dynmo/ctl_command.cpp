@@ -117,7 +117,14 @@ void add_ctl_command(CLI::App& app, Command& chosen) {
       ->required();
   command->add_option("--secret", flags->secret, "File with the run's secret; default RUN/secret");
   command->add_option("--timeout", flags->timeout_s, "Seconds to wait for the run's answer")
-      ->check(CLI::Range(0.1, 1e6));
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            double seconds = 0;  // NaN is in no range, but CLI::Range lets it pass
+            const bool good =
+                CLI::detail::lexical_cast(text, seconds) && seconds >= 0.1 && seconds <= 1e6;
+            return good ? std::string() : "is " + text + ", wanted 0.1 to 1000000 seconds";
+          },
+          "FLOAT in [0.1 - 1e+06]"));
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* what, const Request& request) {
     CLI::App* sub = command->add_subcommand(name, what);

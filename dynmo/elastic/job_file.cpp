@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -64,6 +65,14 @@ void remove_job(const fs::path& run) {
   fs::remove(secret_path(run), fault);
 }
 
+void remove_job_of_ended(const fs::path& run) {
+  std::error_code fault;
+  if (!fs::exists(job_path(run), fault)) return;
+  const auto job = read_job(run);
+  if (!job || job->host != process::host_name() || job->pid <= 0) return;
+  if (::kill(static_cast<pid_t>(job->pid), 0) != 0 && errno == ESRCH) remove_job(run);
+}
+
 Expected<JobFile> parse_job(std::string_view text, std::string_view origin) {
   DYNMO_ASSIGN(const Json json, parse_json(text, origin));
   JsonObject object(json, std::string(origin));
@@ -104,6 +113,12 @@ Expected<std::string> read_secret(const fs::path& file) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   if (text.empty()) {
     return make_error(ErrorCode::kBadInput, "'{}' is empty, wanted the secret of a run",
+                      file.string());
+  }
+  if (!std::ranges::all_of(text, [](char c) { return c > ' ' && c <= '~'; })) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' holds other than letters and digits, wanted the secret of a run: the "
+                      "one line of RUN/secret",
                       file.string());
   }
   return text;

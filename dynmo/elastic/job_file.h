@@ -30,6 +30,9 @@ struct JobFile {
                                        std::string_view secret);
 // The run has ended: nobody listens there any more.
 void remove_job(const std::filesystem::path& run);
+// The same, but only where the files are those of a leader that has ended on this host without
+// removing them.
+void remove_job_of_ended(const std::filesystem::path& run);
 
 [[nodiscard]] Json to_json(const JobFile& job);
 [[nodiscard]] Expected<JobFile> parse_job(JsonObject& object);

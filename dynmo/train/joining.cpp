@@ -117,9 +117,8 @@ runtime::GroupOptions group_at(const elastic::Place& place, const Config& config
   return group;
 }
 
-}  // namespace
-
-Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
+// `taken`: it has become a rank.
+Expected<void> join_run(const JoinOptions& join, const RankProcess& process, bool& taken) {
   DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
   TrainOptions options = process.options;
   DYNMO_ASSIGN(options.config, config_of_run(where, join));
@@ -142,7 +141,6 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
     self.number = place.member;
     check_context().rank = place.rank.value;
     auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate);
-    bool taken = false;
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();
@@ -161,6 +159,18 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
     }
     process.reporter.line(fmt::format("stands by again: {}", done.error().message));
   }
+}
+
+}  // namespace
+
+Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
+  bool taken = false;
+  auto done = join_run(join, process, taken);
+  // The run may end while a process that it has asked for is on its way: that is no error of it.
+  std::error_code fault;
+  const bool ended = !std::filesystem::exists(elastic::job_path(join.run), fault);
+  if (!done && !taken && ended && process::has_launcher()) return {};
+  return done;
 }
 
 }  // namespace dynmo::train

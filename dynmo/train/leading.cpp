@@ -20,7 +20,18 @@ constexpr std::chrono::seconds kGrowTime{120};  // for ranks that were started t
 }  // namespace
 
 void Resizing::give_up_growing() {
-  if (!growing_ || std::chrono::steady_clock::now() < growing_->until) return;
+  if (!growing_) return;
+  if (const std::vector<int> ended = process::take_ended_ranks(); !ended.empty()) {
+    answer(growing_->client,
+           elastic::refusal(make_error(
+               ErrorCode::kPeerLost,
+               "{} of {} ranks that were started ended before they had joined, with exit code {}; "
+               "`dynmo train` has printed why",
+               ended.size(), growing_->wanted, ended.front())));
+    growing_.reset();
+    return;
+  }
+  if (std::chrono::steady_clock::now() < growing_->until) return;
   answer(growing_->client,
          elastic::refusal(make_error(
              ErrorCode::kPeerLost, "{} of {} ranks that were started did not join within {} s",
@@ -77,6 +88,7 @@ void Resizing::grow(const Wish& wish) {
                        "{} of {} ranks that were started have not joined yet: ask again",
                        growing_->wanted - growing_->joined, growing_->wanted);
   } else {
+    static_cast<void>(process::take_ended_ranks());  // of an earlier request that was given up
     asked = process::ask_for_ranks(ranks);
   }
   if (!asked) return answer(wish.client, elastic::refusal(asked.error()));

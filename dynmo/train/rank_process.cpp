@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "dynmo/core/check.h"
+#include "dynmo/elastic/job_file.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
@@ -144,7 +145,10 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
     const std::vector<int> cores = process::usable_processors().to_pin();
     if (static_cast<int>(cores.size()) >= world) launch_options.cores = cores;
   }
-  return process::launch_ranks(launch_options);
+  auto code = process::launch_ranks(launch_options);
+  // A leader that was killed has left what says where it listens.
+  elastic::remove_job_of_ended(options.config.run.directory);
+  return code;
 }
 
 }  // namespace dynmo::train

@@ -7,7 +7,10 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <future>
+#include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -27,6 +30,9 @@ namespace {
 
 using transport::Control;
 using transport::control_tag;
+
+constexpr std::chrono::milliseconds kHookRound{100};
+constexpr std::chrono::milliseconds kAskedHooks{3000};  // of a run that was asked to end
 
 const char* text_of(elastic::ReleaseOutcome outcome) {
   switch (outcome) {
@@ -136,8 +142,29 @@ void Resizing::tell_releases(const std::vector<elastic::ReleaseNews>& news, std:
   }
 }
 
-void Resizing::finish(std::int64_t step) {
-  if (releases_) tell_releases(releases_->finish(kLastHooks), step);
+// The other ranks wait for the leader's hooks in short rounds: the wait for one message is limited
+// by pipeline.timeout_s, which need not be as long as a hook may take.
+Expected<void> Resizing::finish(std::int64_t step) {
+  std::atomic<bool> lost{false};
+  // Whoever asks a process to leave kills it some time later.
+  const bool asked = groups_.asked_to_leave();
+  const auto hurry = [&] { return lost || (!asked && groups_.asked_to_leave()); };
+  std::future<std::vector<elastic::ReleaseNews>> hooks;
+  if (releases_) {
+    hooks = std::async(std::launch::async,
+                       [&] { return releases_->finish(asked ? kAskedHooks : kLastHooks, hurry); });
+  }
+  while (true) {
+    const bool runs = hooks.valid() && hooks.wait_for(kHookRound) != std::future_status::ready;
+    const double mine = runs ? 1 : 0;
+    const auto all =
+        transport::gather_numbers(group(), control_tag(Control::kSize), std::span(&mine, 1));
+    lost = !all;
+    if (!all) return all.error();
+    if (std::ranges::all_of(*all, [](const auto& one) { return one.front() == 0; })) break;
+  }
+  if (hooks.valid()) tell_releases(hooks.get(), step);
+  return {};
 }
 
 void Resizing::answer_checkpoints(const GroupRun& group) {
@@ -227,8 +254,14 @@ Expected<bool> Resizing::prepare(const SizeChange& change, GroupRun& group) {
   return true;
 }
 
-Error Resizing::stopped(const Turn& turn, const GroupRun& group) {
+Error Resizing::stopped(const Turn& turn, const GroupRun& group, const Expected<void>& finished) {
   const std::int64_t step = group.pipeline().next_step();
+  if (!finished) {
+    for (const process::ClientId client : turn.wait_for_stop) {
+      answer(client, elastic::refusal(finished.error()));
+    }
+    return finished.error();
+  }
   tell_.event("stop", step, {{"why", *turn.stop}});
   for (const process::ClientId client : turn.wait_for_stop) {
     answer(client, done(fmt::format("stopped before step {} of {}, after a checkpoint", step,

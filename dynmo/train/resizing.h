@@ -70,9 +70,10 @@ class Resizing {
   [[nodiscard]] Expected<Changed> change(const SizeChange& change, std::unique_ptr<GroupRun> group,
                                          const RunLane& lane);
   // When the run ends: releases that no hook was called for yet are called for, in bounded time.
-  void finish(std::int64_t step);
-  // The error that a run which was stopped ends with.
-  [[nodiscard]] Error stopped(const Turn& turn, const GroupRun& group);
+  [[nodiscard]] Expected<void> finish(std::int64_t step);
+  // The error that a run which was stopped ends with; `finished`: how its last files went.
+  [[nodiscard]] Error stopped(const Turn& turn, const GroupRun& group,
+                              const Expected<void>& finished);
 
   [[nodiscard]] transport::Transport& group() { return groups_.group(); }
   [[nodiscard]] std::vector<int> numbers() const;  // of the ranks of the group in force

@@ -263,10 +263,7 @@ class Run {
     if (wants_locks_) take_locks();
     DYNMO_ASSIGN(Turn turn, resizing_->next(*lane.group, asked));
     if (turn.checkpoint || turn.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
-    if (turn.stop) {
-      DYNMO_TRY(finish());
-      return resizing_->stopped(turn, *lane.group);
-    }
+    if (turn.stop) return resizing_->stopped(turn, *lane.group, finish());
     if (!turn.change) return true;
     if (lane.group->checkpoints()->active()) {
       // It waits for the disk, but not for one checkpoint after the other.
@@ -355,7 +352,7 @@ class Run {
       const std::int64_t step = lane.group->pipeline().next_step();
       if (step == config_.train.steps) lane.log->event("end", step);
     }
-    if (resizing_) resizing_->finish(lanes_.back().group->pipeline().next_step());
+    if (resizing_) DYNMO_TRY(resizing_->finish(lanes_.back().group->pipeline().next_step()));
     if (first_rank()) DYNMO_TRY(report());
     // A rank that ends with an error takes the others with it, also one that is still telling.
     DYNMO_TRY(barrier(*group_));

@@ -20,6 +20,10 @@ elastic::Reply refused(std::string why) {
   return {.code = ErrorCode::kBadInput, .done = false, .text = std::move(why)};
 }
 
+std::string on_already(int ranks) {
+  return fmt::format("the run is on {} {} already", ranks, ranks == 1 ? "rank" : "ranks");
+}
+
 std::vector<Rank> all_positions(const plan::Plan& plan) {
   std::vector<Rank> all;
   for (int i = 0; i < plan.ranks; ++i) all.emplace_back(i);
@@ -187,10 +191,13 @@ void SizeChanges::pack(int ranks, const plan::Plan& plan, Turn& turn, process::C
     turn.answers.push_back({client, refused(std::move(why))});
   };
   if (turn.change) return refuse("another change is under way: ask again");
-  if (ranks >= plan.ranks) {
-    return refuse(fmt::format("pack is {}, wanted 1 to {}: the run has {} ranks{}", ranks,
-                              plan.ranks - 1, plan.ranks,
-                              ranks > plan.ranks ? "; `dynmo ctl RUN grow` starts more" : ""));
+  if (ranks == plan.ranks) {
+    turn.answers.push_back({client, elastic::Reply{.done = true, .text = on_already(ranks)}});
+    return;
+  }
+  if (ranks > plan.ranks) {
+    return refuse(fmt::format("pack is {}, wanted at most {}: {}; `dynmo ctl RUN grow` starts more",
+                              ranks, plan.ranks, on_already(plan.ranks)));
   }
   if (ranks < config_.ranks_min) {
     return refuse(

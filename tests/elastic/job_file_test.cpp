@@ -2,8 +2,11 @@
 #include "dynmo/elastic/job_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <set>
+#include <tuple>
 
 #include "dynmo/core/files.h"
 #include "dynmo/process/sockets.h"
@@ -54,6 +57,41 @@ TEST(JobFile, IsGoneWhenTheRunIs) {
   ASSERT_FALSE(job);
   EXPECT_EQ(job.error().code, ErrorCode::kBadInput);
   EXPECT_NE(job.error().message.find("no elastic run goes on"), std::string::npos);
+}
+
+// A number that no process has: of one that was waited for.
+pid_t ended_process() {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(0);
+  ::waitpid(pid, nullptr, 0);
+  return pid;
+}
+
+TEST(JobFile, OfALeaderThatWasKilledIsRemovedAndNoOther) {
+  const std::int64_t ended = ended_process();
+  const std::string here = process::host_name();
+  for (const auto& [host, pid, stays] :
+       {std::tuple(here, ended, false), std::tuple(here, std::int64_t{::getpid()}, true),
+        std::tuple(std::string("elsewhere"), ended, true)}) {
+    const TempFolder folder;
+    const JobFile job{.address = "127.0.0.1", .port = 4321, .host = host, .pid = pid};
+    ASSERT_TRUE(write_job(folder.path(), job, "abc"));
+    remove_job_of_ended(folder.path());
+    EXPECT_EQ(fs::exists(job_path(folder.path())), stays) << host << " " << pid;
+    EXPECT_EQ(fs::exists(secret_path(folder.path())), stays) << host << " " << pid;
+  }
+  remove_job_of_ended("/nowhere");  // is no harm
+}
+
+TEST(JobFile, ASecretThatIsNoTextIsRefused) {
+  const TempFolder folder;
+  for (const std::string text : {"\xff\xfe\x80", "caf\xc3\xa9", "a b", "a\nb", "\x01"}) {
+    ASSERT_TRUE(write_file_durably(secret_path(folder.path()), text));
+    const auto secret = read_secret(secret_path(folder.path()));
+    ASSERT_FALSE(secret) << text;
+    EXPECT_EQ(secret.error().code, ErrorCode::kBadInput);
+    EXPECT_NE(secret.error().message.find(secret_path(folder.path()).string()), std::string::npos);
+  }
 }
 
 TEST(JobFile, CannotBeWrittenWhereThereIsNoFolder) {

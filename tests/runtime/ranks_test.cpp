@@ -307,7 +307,7 @@ std::vector<std::unique_ptr<Process>> start_waiting_in_both_groups(const Environ
 // A rank may have a reason to be busy for longer than a group has for forming.
 TEST(Ranks, WaitForAMessageLongerThanForAGroup) {
   const auto ranks = start_waiting_in_both_groups(
-      {{"JOIN_SECONDS", "5"}, {"MESSAGE_MILLISECONDS", "60000"}, {"PAUSE_MILLISECONDS", "5500"}});
+      {{"JOIN_SECONDS", "8"}, {"MESSAGE_MILLISECONDS", "60000"}, {"PAUSE_MILLISECONDS", "8500"}});
   for (const auto& rank : ranks) EXPECT_EQ(rank->wait(), 0) << rank->output();
 }
 

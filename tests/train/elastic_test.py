@@ -218,8 +218,8 @@ class Elastic(ElasticCase):
             self.assertIn(wanted, text)
         self.assertEqual(self.done("commands", "checkpoint"), "the checkpoint is written\n")
         self.assertEqual(len(manifests(run)), 1)
-        self.refused(self.ctl("commands", "pack", "2"), "pack is 2, wanted 1 to 1")
-        self.refused(self.ctl("commands", "pack", "3"), "the run has 2 ranks; `dynmo ctl RUN grow` starts more")
+        self.assertEqual(self.done("commands", "pack", "2"), "the run is on 2 ranks already\n")
+        self.refused(self.ctl("commands", "pack", "3"), "wanted at most 2: ", "; `dynmo ctl RUN grow` starts more")
         self.refused(self.ctl("commands", "pack", "0"), "1")
         self.refused(self.ctl("commands", "drain", "7"), "there is no rank 7: wanted one of 0, 1")
         self.refused(self.ctl("commands", "release"), "no release is parked")
@@ -230,7 +230,10 @@ class Elastic(ElasticCase):
         self.refused(self.ctl("commands", "--secret", str(secret), "stop"), "wanted the run's secret")
         self.refused(self.ctl("nowhere", "status"), "no elastic run goes on in", "elastic.enabled")
         self.assertEqual(self.done("commands", "drain", "1")[:11], "before step")
-        self.refused(self.ctl("commands", "pack", "1"), "wanted 1 to 0")
+        self.assertEqual(self.done("commands", "pack", "1"), "the run is on 1 rank already\n")
+        self.refused(self.ctl("commands", "--timeout", "nan", "status"), "--timeout", "nan", "wanted 0.1 to 1000000 seconds")
+        secret.write_bytes(b"\xff\xfe\x80")
+        self.refused(self.ctl("commands", "--secret", str(secret), "status"), str(secret), "wanted the secret of a run")
         self.assertIn("after a checkpoint", self.done("commands", "stop"))
         self.ended(process, code=130)
         self.assertEqual(max(manifests(run)), len(losses(run)))
@@ -318,7 +321,9 @@ class Elastic(ElasticCase):
         self.assertEqual(len(events(run, "refused")), survived)
         self.assertEqual(len(events(run, "size")), 1)
         number = events(run, "size")[0]["ranks"][-1]
-        self.assertIn(f"rank {number} was lost", self.ended(process, code=5))
+        output = self.ended(process, code=5)
+        self.assertIn(f"rank {number} was lost", output)
+        self.assertNotRegex(output, "(?m)^(\\[rank \\d+\\] )?\\[[IWEF]")  # what libtorch logs
         twin = self.folder / "unshaken"
         process = self.spawn([FAULT_PROGRAM, "elastic", "0", str(self.data), str(twin), "launch"])
         steps = len(losses(run))

@@ -107,7 +107,12 @@ TEST(SizeChanges, PackKeepsTheLowestPositions) {
 TEST(SizeChanges, PackOntoMoreRanksThanItHasOrTooFewIsRefused) {
   const auto two_at_least = [](Config& config) { config.elastic.ranks_min = 2; };
   Boundary at({2, 2, 2}, 1, two_at_least);
-  expect_refusal(at.wish(pack(3)), 5, "wanted 1 to 2");
+  const Turn already = at.wish(pack(3));
+  EXPECT_FALSE(already.change);
+  ASSERT_EQ(already.answers.size(), 1U);
+  EXPECT_TRUE(already.answers.front().reply.done);
+  EXPECT_EQ(already.answers.front().reply.text, "the run is on 3 ranks already");
+  expect_refusal(at.wish(pack(4)), 5, "wanted at most 3: the run is on 3 ranks already");
   expect_refusal(at.wish(pack(9)), 5, "ctl RUN grow");
   expect_refusal(at.wish(pack(1)), 5, "ranks_min = 2");
   EXPECT_EQ(kept_of(at.wish(pack(2))), (std::vector{0, 1}));
