@@ -35,6 +35,7 @@ struct StepFacts {
   double reduction_s = 0;    // this rank's, summing gradients over replicas, not hidden by compute
   double checkpoint_s = 0;   // this rank stood still for checkpoints, since the step before
   Bytes sent_bytes;          // by this rank since the end of the step before
+  double update_s = 0;       // of this rank: the optimizer's update of its layers
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
   friend bool operator==(const StepFacts&, const StepFacts&) = default;
@@ -71,6 +72,7 @@ inline constexpr auto kStepFacts = std::to_array<StepFact>({
     {"reduction_s", &StepFacts::reduction_s, OverSteps::kSum},
     {"checkpoint_s", &StepFacts::checkpoint_s, OverSteps::kSum},
     {"sent_bytes", &StepFacts::sent_bytes},
+    {"update_s", &StepFacts::update_s, OverSteps::kSum, "updates"},
     {"gradient_norm", &StepFacts::gradient_norm},
     {"learning_rate", &StepFacts::learning_rate},
 });

@@ -311,6 +311,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   decisions_.observe(exchanged, state_.plan, state_.frozen_layers);
   report.profile_s += seconds_since(profiling);
   report.reduction_s = times_.reduction_s;
+  report.update_s = times_.update_total_s;
   // What busy_s is of: the time between two exchanges, where all ranks meet. The update before the
   // schedule lies in it, that behind it does not.
   const double between_s =

@@ -26,6 +26,7 @@ RunSummary run_summary(const std::string& name) {
   run.migrations = 1;
   run.moved_layers = 3;
   run.plan_s = 0.02;
+  run.update_s = 0.05;
   run.predicted_steps = 9;
   run.prediction_error_median = 0.041;
   run.prediction_error_worst = 0.3;
@@ -82,6 +83,7 @@ TEST(RunReport, SaysSpeedPredictionAndOverheadOfAnyRun) {
   EXPECT_TRUE(has("median error 4.1 %, worst 30.0 %, over 9 steps"));
   EXPECT_TRUE(has("moved      3 layers in 1 migrations"));
   EXPECT_TRUE(has("overhead   1.00 % of the time"));
+  EXPECT_TRUE(has("updates    2.50 % of the time"));
   EXPECT_TRUE(has("runs/a/: summary.json"));
   EXPECT_FALSE(has("saved")) << "no checkpoints, nothing said of them";
   EXPECT_FALSE(has("speed-up"));

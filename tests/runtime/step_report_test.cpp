@@ -46,6 +46,8 @@ TEST(StepReport, TheBubbleIsOfTheTimeThatIsCounted) {
   for (const StepReport& report : reports) {
     EXPECT_GE(report.bubble, 0) << "step " << report.step;
     EXPECT_LT(report.bubble, 1) << "step " << report.step;
+    EXPECT_GT(report.update_s, 0) << "step " << report.step;
+    EXPECT_LT(report.update_s, report.step_s) << "step " << report.step;
   }
 }
 
