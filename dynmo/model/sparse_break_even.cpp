@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -29,8 +30,7 @@ constexpr int kRounds = 4;  // the first of which warms up
 constexpr std::int64_t kMaxSize = 1024;
 constexpr std::int64_t kMaxTokens = 512;
 
-template <typename Work>
-double seconds(const Work& work) {
+double by_the_clock(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -55,7 +55,8 @@ struct Compressed {
 
 // The best of the rounds, as what others do to the machine only adds; dense and compressed ones in
 // turn, as the machine may change meanwhile.
-std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens) {
+std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens,
+                                   const Stopwatch& seconds) {
   const at::Tensor weight = at::full({rows, columns}, 0.01, at::kFloat);
   const at::Tensor x = at::full({tokens, columns}, 0.01, at::kFloat);
   const at::Tensor dy = at::full({tokens, rows}, 0.01, at::kFloat);
@@ -108,6 +109,11 @@ double break_even(std::span<const ProductTimes> times) {
 }
 
 double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens) {
+  return measure_break_even(matrices, tokens, by_the_clock);
+}
+
+double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens,
+                          const Stopwatch& seconds) {
   const at::NoGradGuard no_graph;
   DYNMO_CHECK(tokens > 0, "tokens to multiply, got {}", tokens);
   std::map<std::pair<std::int64_t, std::int64_t>, double> weights;  // by size as measured
@@ -120,7 +126,7 @@ double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tok
   std::vector<ProductTimes> all;
   for (const double sparsity : kSparsities) all.push_back({.sparsity = sparsity});
   for (const auto& [size, weight] : weights) {
-    const auto times = times_of(size.first, size.second, std::min(tokens, kMaxTokens));
+    const auto times = times_of(size.first, size.second, std::min(tokens, kMaxTokens), seconds);
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].dense_s += weight * times[i].dense_s;
       all[i].compressed_s += weight * times[i].compressed_s;

@@ -5,6 +5,7 @@
 // depends on the processor, its BLAS, the sizes of the matrices and the number of threads.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 namespace dynmo::model {
@@ -32,5 +33,11 @@ struct ProductTimes {
 // Matrices and tokens beyond 1024 and 512 are taken as that, as the ratio hardly changes from there
 // on: seconds at most. No two calls give the same: one of them decides for all ranks.
 [[nodiscard]] double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens);
+// The same by a stopwatch that does the work it is given and says how many seconds that took. For
+// each size of matrices it is called in four rounds, the first of which does not count: dense, then
+// compressed at 45, 60, 75 and 90 %.
+using Stopwatch = std::function<double(const std::function<void()>& work)>;
+[[nodiscard]] double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens,
+                                        const Stopwatch& seconds);
 
 }  // namespace dynmo::model
