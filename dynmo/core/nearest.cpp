@@ -6,34 +6,48 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace dynmo {
 namespace {
 
+// Letters that are missing, added, another, or two that have changed places count one each.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before(b.size() + 1);  // the row before the last
+  std::vector<std::size_t> last(b.size() + 1);
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0];
+    std::swap(before, last);
+    std::swap(last, row);
     row[0] = i + 1;
     for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substituted, row[j] + 1, row[j + 1] + 1});
+      const std::size_t substituted = last[j] + (a[i] == b[j] ? 0 : 1);
+      row[j + 1] = std::min({substituted, row[j] + 1, last[j + 1] + 1});
+      const bool swapped = i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j];
+      if (swapped) row[j + 1] = std::min(row[j + 1], before[j - 1] + 1);
     }
   }
   return row.back();
 }
 
+std::string_view without_dashes(std::string_view word) {
+  const std::size_t dashes = word.find_first_not_of('-');
+  return dashes == std::string_view::npos ? word : word.substr(dashes);
+}
+
 }  // namespace
 
 std::string nearest(std::string_view given, std::span<const std::string> known) {
-  std::size_t best = std::max<std::size_t>(2, given.size() / 2) + 1;
+  given = without_dashes(given);
+  std::size_t best = given.size() + 1;
   std::string found;
   for (const std::string& word : known) {
-    const std::size_t distance = edit_distance(given, word);
-    if (distance < best) {
+    const std::string_view bare = without_dashes(word);
+    const std::size_t distance = edit_distance(given, bare);
+    const bool near = 3 * distance < std::max(given.size(), bare.size());
+    if (near && distance < best) {
       best = distance;
       found = word;
     }

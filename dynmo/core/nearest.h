@@ -10,7 +10,7 @@
 namespace dynmo {
 
 // The entry of `known` with the smallest edit distance to `given`; ties go to the first. "" when
-// `known` is empty or nothing is within half the length of `given`.
+// `known` is empty or each differs in a third of its letters or more. Leading dashes do not count.
 [[nodiscard]] std::string nearest(std::string_view given, std::span<const std::string> known);
 
 // ", did you mean 'x'?", or nothing: for a message that lists all known words.

@@ -95,6 +95,11 @@ TEST(Nearest, FindsTheWordMeant) {
   const std::vector<std::string> known = {"micro_batches", "sequence", "seed"};
   EXPECT_EQ(nearest("mirco_batch", known), "micro_batches");
   EXPECT_EQ(nearest("zzzzzz", known), "");
+  EXPECT_EQ(nearest("sede", known), "seed");  // two letters changed places
+  // A third of the letters is more than a slip.
+  EXPECT_EQ(nearest("gpu", std::vector<std::string>{"cpu"}), "");
+  EXPECT_EQ(nearest("--gpus", std::vector<std::string>{"--out", "--ranks"}), "");
+  EXPECT_EQ(nearest("--rank", std::vector<std::string>{"--out", "--ranks"}), "--ranks");
   EXPECT_EQ(suggestion("zzzzzz", known), ", known are micro_batches, sequence, seed");
 }
 

@@ -77,7 +77,8 @@ TEST(Csv, ReadsRowsAsRanksAndTheRankOfAStageFromItsForward) {
 
 TEST(Csv, SaysRowAndColumnOfWhatIsNoAction) {
   EXPECT_EQ(refusal("0F0,0B0\n1F0, ,1X0\n"),
-            "x.csv: row 2, column 3: action '1X0' has the unknown kind 'X', did you mean 'F'?");
+            "x.csv: row 2, column 3: action '1X0' has the unknown kind 'X', known are "
+            "F, B, I, W");
   EXPECT_EQ(
       refusal("0F0,\"0B0\""),
       "x.csv: row 1, column 2: '\"0B0\"' is not an action; want stage, kind, micro-batch such "

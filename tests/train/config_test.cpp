@@ -176,8 +176,7 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message, "model.sequence is 0, wanted 1 to 16777216");
   config = {};
   config.run.device = "gpu";
-  EXPECT_EQ(validate(config).error().message,
-            "run.device is 'gpu', wanted cpu, cuda or emulated, did you mean 'cpu'?");
+  EXPECT_EQ(validate(config).error().message, "run.device is 'gpu', wanted cpu, cuda or emulated");
   config.run.device = "cuda";
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(uses_cuda(config));
