@@ -84,6 +84,12 @@ dynamism::Sources layer_drop(std::int64_t /*steps*/) {
 
 // Usage: custom_source RANKS KEY=VALUE... The ranks are threads of this process.
 int main(int argc, char** argv) {
+  if (argc < 2 || std::atoi(argv[1]) < 1) {
+    std::fprintf(stderr,
+                 "custom_source: error: wanted a number of ranks, then settings such as "
+                 "data.path=data train.steps=40\n");
+    return exit_code(ErrorCode::kBadInput);
+  }
   train::TrainOptions options;
   options.make_sources = layer_drop;
   auto done =

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/json.h"
@@ -107,11 +108,16 @@ void print_summary(const data::PrepareReport& report, const data::PrepareOptions
   fmt::print("written to  {}\n", options.out.string());
 }
 
-// The library names the option that is wrong; here that is the flag of the same name.
+// The library names the option that is wrong; here that is a flag.
 Error with_flag(Error error) {
-  for (const char* option : {"validation", "jobs", "vocabulary", "algorithm"}) {
-    if (error.message.starts_with(fmt::format("{} is ", option))) {
-      error.message = "--" + error.message;
+  for (const auto& [option, flag] : {std::pair("validation", "--held-out"),
+                                     {"jobs", "--jobs"},
+                                     {"vocabulary", "--vocabulary"},
+                                     {"algorithm", "--algorithm"}}) {
+    const std::string prefix = fmt::format("{} is ", option);
+    if (error.message.starts_with(prefix)) {
+      error.message = fmt::format("{} is {}", flag, error.message.substr(prefix.size()));
+      break;
     }
   }
   if (error.message.ends_with("the text key")) error.message += " (--text-key)";
@@ -171,7 +177,7 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
   prepare->add_option("--jobs,-j", options.jobs, "Threads; the result is the same for any number")
       ->capture_default_str();
   prepare
-      ->add_option("--validation,--held-out", options.validation, "Share of the documents held out")
+      ->add_option("--held-out,--validation", options.validation, "Share of the documents held out")
       ->capture_default_str();
   prepare->add_option("--seed", options.seed, "Seed of the choice of those")
       ->check(not_negative)

@@ -56,32 +56,86 @@ std::vector<std::string> names_of_commands(const CLI::App& app) {
   return names;
 }
 
+// The name of an option for people; CLI11 has none for a hidden one.
+std::string name_of(const CLI::Option& option) {
+  if (!option.get_lnames().empty()) return "--" + option.get_lnames().front();
+  return option.get_name(/*positional=*/true);
+}
+
+// A flag that was given too often, or without its value.
+std::string explain_mismatch(const CLI::App& command, const std::string& text,
+                             const std::vector<std::string>& arguments) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_expected_max() != 1 || option->count() < 2) continue;
+    return fmt::format("{} is given {} times, wanted it once", name_of(*option), option->count());
+  }
+  if (!text.ends_with("missing")) return text;
+  std::string name = text.substr(0, text.find(':'));
+  for (std::size_t i = 1; i < arguments.size() && name.empty(); ++i) {
+    const bool alone = i + 1 == arguments.size() || arguments[i + 1].starts_with("-");
+    if (alone && command.get_option_no_throw(arguments[i]) != nullptr) name = arguments[i];
+  }
+  return fmt::format("{} has no value, wanted one", name);
+}
+
+// CLI11 says "NAME: Value 7 not in range 1 to 5.000000" and "NAME: x not in {a,b}".
+std::string explain_value(const std::string& text) {
+  const std::size_t colon = text.find(": ");
+  const std::size_t range = text.find(" not in range ");
+  const std::size_t list = text.find(" not in {");
+  if (colon == std::string::npos || std::min(range, list) == std::string::npos) return text;
+  std::string given = text.substr(colon + 2, std::min(range, list) - colon - 2);
+  if (range == std::string::npos) {
+    std::string names = text.substr(list + 9, text.rfind('}') - list - 9);
+    if (const std::size_t comma = names.rfind(','); comma != std::string::npos) {
+      names.replace(comma, 1, " or ");
+    }
+    return fmt::format("{} is '{}', wanted {}", text.substr(0, colon), given, names);
+  }
+  if (given.starts_with("Value ")) given = given.substr(6);
+  const std::string bounds = text.substr(range + 14);
+  const std::size_t to = bounds.find(" to ");
+  const auto plain = [](std::string number) {
+    if (number.find('.') == std::string::npos) return number;
+    number.erase(number.find_last_not_of('0') + 1);
+    if (number.ends_with('.')) number.pop_back();
+    return number;
+  };
+  return fmt::format("{} is '{}', wanted {} to {}", text.substr(0, colon), given,
+                     plain(bounds.substr(0, to)), plain(bounds.substr(to + 4)));
+}
+
 // Explains a parse error to a person. CLI11 reports a missing subcommand or flag before a misspelt
 // one, which is its cause.
-std::string explain(const CLI::App& app, const CLI::ParseError& fault) {
-  if (const std::string text = fault.what(); dynamic_cast<const CLI::ConversionError*>(&fault)) {
+std::string explain(const CLI::App& app, const CLI::ParseError& fault,
+                    const std::vector<std::string>& arguments) {
+  const std::string text = fault.what();
+  if (dynamic_cast<const CLI::ConversionError*>(&fault) != nullptr) {
     const std::string_view prefix = "Could not convert: ";
     return fmt::format("{}, wanted a number the flag can hold",
                        text.starts_with(prefix) ? text.substr(prefix.size()) : text);
   }
+  if (dynamic_cast<const CLI::ValidationError*>(&fault) != nullptr) return explain_value(text);
   const CLI::App* last = &app;  // the innermost subcommand that was understood
   while (!last->get_subcommands().empty()) last = last->get_subcommands().front();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&fault) != nullptr) {
+    return explain_mismatch(*last, text, arguments);
+  }
   std::vector<std::string> known = names_of_commands(*last);
   const auto unknown = app.remaining(/*recurse=*/true);
-  if (unknown.empty() && std::string_view(fault.what()).starts_with("A subcommand")) {
+  if (unknown.empty() && text.starts_with("A subcommand")) {
     return fmt::format("'{}' wants a command: {}", last->get_display_name(),
                        fmt::join(known, ", "));
   }
-  if (unknown.empty()) return fault.what();
+  if (unknown.empty()) return text;
+  const std::string given = unknown.front().substr(0, unknown.front().find('='));
   for (const CLI::Option* option : last->get_options()) {
     // The flags of config keys, which are many and hidden, only where one seems to be meant.
-    const bool hidden =
-        option->get_group().empty() && unknown.front().find('.') == std::string::npos;
+    const bool hidden = option->get_group().empty() && given.find('.') == std::string::npos;
     if (hidden || option->get_lnames().empty()) continue;
     known.push_back("--" + option->get_lnames().front());
   }
-  return fmt::format("'{}' is not known here{}", unknown.front(),
-                     suggestion(unknown.front(), known));
+  return fmt::format("'{}' is not known here{}", given, suggestion(given, known));
 }
 
 // Output to a pipe, a file or a full disk is known to be written only now.
@@ -113,7 +167,8 @@ Expected<Command> parse(int argc, char** argv,
     return chosen;
   } catch (const CLI::ParseError& fault) {
     if (fault.get_exit_code() != 0) {
-      return make_error(ErrorCode::kBadInput, "{} (see --help)", explain(app, fault));
+      const std::vector<std::string> arguments(argv, argv + argc);
+      return make_error(ErrorCode::kBadInput, "{} (see --help)", explain(app, fault, arguments));
     }
     DYNMO_TRY(print_parse_result(app, fault));
     return Command([]() -> Expected<int> { return 0; });

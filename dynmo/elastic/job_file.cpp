@@ -99,7 +99,7 @@ Expected<JobFile> read_job(const fs::path& run) {
   const fs::path path = job_path(run);
   std::error_code fault;
   if (!fs::exists(path, fault)) {
-    return make_error(ErrorCode::kBadInput,
+    return make_error(ErrorCode::kPeerLost,
                       "no elastic run goes on in '{}': wanted the folder of a run that was started "
                       "with elastic.enabled = true and has not ended",
                       run.string());

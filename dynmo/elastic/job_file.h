@@ -37,7 +37,7 @@ void remove_job_of_ended(const std::filesystem::path& run);
 [[nodiscard]] Json to_json(const JobFile& job);
 [[nodiscard]] Expected<JobFile> parse_job(JsonObject& object);
 [[nodiscard]] Expected<JobFile> parse_job(std::string_view text, std::string_view origin);
-// kBadInput where no run goes on there, saying so.
+// kPeerLost where no run goes on there, saying so.
 [[nodiscard]] Expected<JobFile> read_job(const std::filesystem::path& run);
 [[nodiscard]] Expected<std::string> read_secret(const std::filesystem::path& file);
 
@@ -54,7 +54,7 @@ struct Leader {
 // that port of this one is not to hear the secret.
 [[nodiscard]] Expected<Leader> leader_of(const JobFile& job, const std::string& secret);
 // `run` is the folder of a run, or HOST:PORT of its leader; `secret_file` that of its secret, which
-// may be "" with a folder. kBadInput, also as leader_of.
+// may be "" with a folder. kBadInput, also as leader_of; kPeerLost as read_job.
 [[nodiscard]] Expected<Leader> find_leader(const std::string& run, const std::string& secret_file);
 
 // 128 random bits, as 32 hexadecimal digits.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <limits>
 #include <utility>
 
@@ -167,6 +168,16 @@ std::string resolved(const std::string& path, const std::filesystem::path& folde
   return path.empty() || given.is_absolute() ? path : (folder / given).string();
 }
 
+// Of a file with nothing in it all defaults would be compared, which nobody asks for.
+bool says_nothing(std::string_view text) {
+  for (bool comment = false; const char c : text) {
+    if (c == '\n') comment = false;
+    if (c == '#') comment = true;
+    if (!comment && std::isspace(static_cast<unsigned char>(c)) == 0) return false;
+  }
+  return true;
+}
+
 Expected<Scenario> read_text(std::string_view text, std::string_view origin,
                              std::span<const std::string> settings,
                              const std::filesystem::path& folder) {
@@ -195,6 +206,11 @@ Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin
 Expected<Scenario> read_scenario(const std::filesystem::path& path,
                                  std::span<const std::string> settings) {
   DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTomlBytes));
+  if (settings.empty() && says_nothing(text)) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: is empty, wanted a scenario, such as one of examples/scenarios",
+                      path.string());
+  }
   return read_text(text, path.string(), settings, path.parent_path());
 }
 

@@ -54,7 +54,7 @@ class Prepare(Case):
         self.assert_refused(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON", "tokenizer.model")
         self.assert_refused(self.prepare(text, *trained, 400, "--algorithm", "word"), "bpe or unigram")
         self.assert_refused(self.prepare(text, "--jobs", 0), "--jobs is 0")
-        self.assert_refused(self.prepare(text, "--validation", 1), "--validation is 1")
+        self.assert_refused(self.prepare(text, "--validation", 1), "--held-out is 1")
         self.assert_refused(self.prepare(self.write("a.jsonl.gz", b"\x1f\x8b")), "compressed")
         self.assert_refused(self.prepare(self.write("a.txt", b"caf\xe9")), "1 binary")
         damaged = '{"text": "good"}\n{"text": "caf\xe9"}'.encode("latin1")

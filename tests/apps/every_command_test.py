@@ -166,6 +166,28 @@ class Numbers(Case):
                           ("0x10", "'0x10' is not a whole number"), ("2x", "'2x' is not a whole number"), (" 2", "' 2' is not a whole number")]:
             self.assert_error(self.run_program("plan", "profile.json", "--ranks", text), 2, "--ranks: " + why)
 
+    def test_a_flag_given_twice_or_without_its_value_is_named(self):
+        self.assert_error(self.run_program("plan", "profile.json", "--ranks", 2, "--ranks", 3), 2, "--ranks is given 2 times, wanted it once")
+        self.assert_error(self.run_program("plan", "profile.json", "--ranks"), 2, "--ranks has no value, wanted one")
+        self.assert_error(self.run_program("ctl", "run", "pack", "0"), 2, "ranks is '0', wanted 1 to 4096")
+        self.assert_error(self.run_program("ctl", "run", "--timeout", "0", "status"), 2, "--timeout is '0', wanted 0.1 to 1000000")
+
+    @unittest.skipUnless(RUNTIME.exists(), "this build has no runtime")
+    def test_the_same_of_the_flags_of_keys(self):
+        self.assert_error(self.run_program("train", "--train.steps=10", "--train.steps=20"), 2, "--train.steps is given 2 times, wanted it once")
+        self.assert_error(self.run_program("train", "--data", "d", "--train.steps"), 2, "--train.steps has no value, wanted one")
+        self.assert_error(self.run_program("train", "--resume=maybe"), 2, "--resume is 'maybe', wanted always or auto")
+
+    def test_a_name_that_is_like_none_is_not_guessed(self):
+        result = self.run_program("plan", "profile.json", "--gpus", 4)
+        self.assert_error(result, 2, "'--gpus' is not known here, known are --help, ")
+        self.assertNotIn("did you mean", result.stderr)
+        self.assert_error(self.run_program("plan", "profile.json", "--rank=4"), 2, "'--rank' is not known here, did you mean '--ranks'?")
+
+    def test_an_empty_scenario_is_refused(self):
+        (self.folder / "empty.toml").write_text("  # nothing\n\n")
+        self.assert_error(self.run_program("simulate", "empty.toml"), 2, "empty.toml: is empty, wanted a scenario", "examples/scenarios")
+
     def test_a_missing_command_names_those_there_are(self):
         self.assert_error(self.run_program(), 2, "'dynmo' wants a command: data, plan, simulate")
         self.assert_error(self.run_program("data"), 2, "'data' wants a command: prepare, inspect")

@@ -55,7 +55,7 @@ TEST(JobFile, IsGoneWhenTheRunIs) {
   remove_job(folder.path());  // once more is no harm
   const auto job = read_job(folder.path());
   ASSERT_FALSE(job);
-  EXPECT_EQ(job.error().code, ErrorCode::kBadInput);
+  EXPECT_EQ(job.error().code, ErrorCode::kPeerLost);
   EXPECT_NE(job.error().message.find("no elastic run goes on"), std::string::npos);
 }
 
@@ -174,7 +174,8 @@ TEST(JobFile, ALeaderThatCannotBeFoundIsRefusedByName) {
   for (const auto& [run, file, names] : faults) {
     const auto leader = find_leader(run, file);
     ASSERT_FALSE(leader) << run;
-    EXPECT_EQ(leader.error().code, ErrorCode::kBadInput) << run;
+    const bool absent = names.starts_with("no elastic run");
+    EXPECT_EQ(leader.error().code, absent ? ErrorCode::kPeerLost : ErrorCode::kBadInput) << run;
     EXPECT_NE(leader.error().message.find(names), std::string::npos) << leader.error().message;
   }
 }

@@ -228,7 +228,7 @@ class Elastic(ElasticCase):
         secret = self.folder / "wrong"
         secret.write_text("0" * 32)
         self.refused(self.ctl("commands", "--secret", str(secret), "stop"), "wanted the run's secret")
-        self.refused(self.ctl("nowhere", "status"), "no elastic run goes on in", "elastic.enabled")
+        self.refused(self.ctl("nowhere", "status"), "no elastic run goes on in", "elastic.enabled", code=5)
         self.assertEqual(self.done("commands", "drain", "1")[:11], "before step")
         self.assertEqual(self.done("commands", "pack", "1"), "the run is on 1 rank already\n")
         self.refused(self.ctl("commands", "--timeout", "nan", "status"), "--timeout", "nan", "wanted 0.1 to 1000000 seconds")
@@ -237,7 +237,7 @@ class Elastic(ElasticCase):
         self.assertIn("after a checkpoint", self.done("commands", "stop"))
         self.ended(process, code=130)
         self.assertEqual(max(manifests(run)), len(losses(run)))
-        self.refused(self.ctl("commands", "status"), "no elastic run goes on in")
+        self.refused(self.ctl("commands", "status"), "no elastic run goes on in", code=5)
         self.assertFalse((run / "job.json").exists() or (run / "secret").exists())
 
     def test_refused_to_join(self):
@@ -273,7 +273,7 @@ class Elastic(ElasticCase):
         self.refused(self.run_command([DYNMO, "train", "--join", address]), "wants the run's secret")
         self.refused(self.run_command([DYNMO, "train", "--join", "127.0.0.1:1", "--secret", str(run / "secret")]),
                      "no run listens at 127.0.0.1:1", code=5)
-        self.refused(self.run_command([DYNMO, "train", "--join", str(self.folder / "none")]), "no elastic run goes on in")
+        self.refused(self.run_command([DYNMO, "train", "--join", str(self.folder / "none")]), "no elastic run goes on in", code=5)
         self.refused(join("--set", "model.hidden=64"), "takes the settings of the run")
         self.refused(join("--resume"), "takes the settings of the run")
         self.assertEqual(self.ranks("strict"), [0, 1])
