@@ -121,6 +121,8 @@ struct Question {
   cost::Cluster cluster;  // memory without the head-room
   double head_room = 0;   // share of every rank's memory that stays free
   std::string links;      // where those of the cluster come from; empty: from the user
+  std::string costs;      // where the layers' come from; empty: a profile
+  double tokens = 0;      // of a micro-batch; 0: not known
   int micro_batches = 1;
   plan::Balancer balancer = plan::Balancer::kOptimal;
   std::optional<schedule::ScheduleKind> schedule;
@@ -128,13 +130,24 @@ struct Question {
   std::optional<plan::Plan> from;
 };
 
-Expected<cost::ModelCost> read_model(const PlanFlags& flags) {
-  if (flags.profile) return cost::read_profile(*flags.profile);
+// The model's costs, and what they rest on.
+Expected<void> read_model(const PlanFlags& flags, Question& question) {
+  if (flags.profile) {
+    DYNMO_ASSIGN(question.model, cost::read_profile(*flags.profile));
+    return {};
+  }
   DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
   DYNMO_ASSIGN(
       const cost::TransformerShape shape,
       cost::read_config(*flags.model, *flags.sequence, flags.micro_batch_size.value_or(1)));
-  return cost::transformer_costs(shape, device);
+  DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
+  question.model = cost::at_utilization(std::move(kernels), device);
+  question.tokens = static_cast<double>(shape.tokens());
+  question.costs = fmt::format(
+      "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
+      "(docs/costs.md)",
+      device.name, device.utilization);
+  return {};
 }
 
 // Libraries, buffers and fragmentation have to fit, too, and formulas and presets leave them out. A
@@ -221,7 +234,7 @@ Expected<Question> read_question(const PlanFlags& flags) {
   }
   question.recompute = *recompute;
   question.micro_batches = static_cast<int>(flags.micro_batches);
-  DYNMO_ASSIGN(question.model, read_model(flags));
+  DYNMO_TRY(read_model(flags, question));
   DYNMO_TRY(read_cluster(flags, question));
   if (flags.from) {
     DYNMO_ASSIGN(question.from, read_from(*flags.from, question));
@@ -339,6 +352,10 @@ Expected<int> run_plan(const PlanFlags& flags) {
     Json& layers = json["recomputed_layers"] = Json::array();
     for (const LayerId id : proposed.layers) layers.push_back(id.value);
   }
+  if (!question.costs.empty()) {
+    json["costs"] = question.costs;
+    json["tokens_per_s"] = question.tokens * question.micro_batches / evaluation.step_time_s;
+  }
   if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
   if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, evaluation));
   if (flags.schedule_csv) {
@@ -358,7 +375,9 @@ Expected<int> run_plan(const PlanFlags& flags) {
                              .migration = {},
                              .recomputed = proposed.layers,
                              .head_room = question.head_room,
-                             .links = question.links};
+                             .links = question.links,
+                             .costs = question.costs,
+                             .tokens = question.tokens};
   if (question.from) report.migration = std::move(migration);
   fmt::print("{}", observe::plan_report(
                        report, {.width = terminal_width(), .ascii = !terminal_has_utf8()}));

@@ -29,13 +29,16 @@ Device h200() {
   device.matrix_efficiency = 0.6;
   device.core_efficiency = 0.4;
   device.bandwidth_efficiency = 0.8;
+  device.utilization = 0.676;  // that of the H100, on which it is calibrated
   device.memory = Bytes{141'000'000'000};
   device.inside_node = {kLaunch, 450e9};
   device.between_nodes = {kMessage, 50e9};
   return device;
 }
 
-// NVIDIA, "H100 Tensor Core GPU" data sheet, SXM: the same arithmetic, 80 GB at 3.35 TB/s.
+// NVIDIA, "H100 Tensor Core GPU" data sheet, SXM: the same arithmetic, 80 GB at 3.35 TB/s. The
+// utilization gives the 6,667 tokens/s a GPU of torchtitan's Llama 3.1 8B
+// (benchmarks/llama3_h100_202412_torchtitan.md, table 1, FSDP and torch.compile).
 Device h100() {
   Device device = h200();
   device.name = "h100";
@@ -45,7 +48,9 @@ Device h100() {
 }
 
 // NVIDIA, "A100 80GB" data sheet, SXM: 312 TFLOP/s bfloat16 dense, 80 GB at 2,039 GB/s, NVLink
-// 600 GB/s, both directions together.
+// 600 GB/s, both directions together. The utilization gives the 2,973 tokens/s a GPU of
+// torchtitan's Llama 3 8B (its docs/performance.md of 2024, FSDP2, selective operator
+// checkpointing).
 Device a100() {
   Device device = h200();
   device.name = "a100";
@@ -53,6 +58,7 @@ Device a100() {
   device.bandwidth_bytes_per_s = 2.039e12;
   device.matrix_efficiency = 0.7;
   device.core_efficiency = 0.5;
+  device.utilization = 0.788;
   device.memory = Bytes{80'000'000'000};
   device.inside_node = {kLaunch, 300e9};
   device.between_nodes = {kMessage, 25e9};
@@ -106,6 +112,7 @@ Expected<void> validate(const Device& device) {
   }
   DYNMO_TRY(check_field(device, "matrix_efficiency", device.matrix_efficiency, 1));
   DYNMO_TRY(check_field(device, "core_efficiency", device.core_efficiency, 1));
+  DYNMO_TRY(check_field(device, "utilization", device.utilization, 1));
   return check_field(device, "bandwidth_efficiency", device.bandwidth_efficiency, 1);
 }
 

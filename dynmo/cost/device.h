@@ -22,6 +22,9 @@ struct Device {
   double matrix_efficiency = 1;      // share of the peak that large products reach
   double core_efficiency = 1;        // share of the peak that attention's core reaches
   double bandwidth_efficiency = 1;   // share of the bandwidth that element-wise kernels reach
+  // Share of the speed of its kernels, as the three above give it, that whole training steps reach:
+  // launches, gaps and recomputation take the rest. Calibrated on published runs (docs/costs.md).
+  double utilization = 1;
   Bytes memory;
   double bytes_per_element = 2;  // activations and messages
   // Training state of a parameter. Megatron-LM's mixed precision: bfloat16 weight, float32

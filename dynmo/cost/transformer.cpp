@@ -258,6 +258,16 @@ LayerCost layer_cost(const LayerWork& work, const Device& device) {
   return cost;
 }
 
+ModelCost at_utilization(ModelCost model, const Device& device) {
+  for (LayerCost& layer : model.layers) {
+    for (double* time :
+         {&layer.forward_s, &layer.backward_input_s, &layer.backward_weight_s, &layer.update_s}) {
+      *time /= device.utilization;
+    }
+  }
+  return model;
+}
+
 Expected<ModelCost> transformer_costs(const TransformerShape& shape, const Device& device) {
   DYNMO_TRY(validate(shape));
   DYNMO_TRY(validate(device));

@@ -74,8 +74,11 @@ struct LayerWork {
 // optimizer's update is bound by memory. Requires a valid device.
 [[nodiscard]] LayerCost layer_cost(const LayerWork& work, const Device& device);
 
-// All layers of a shape on a device; elements have the device's size. kBadInput if shape or device
-// is not valid, or a layer's cost is beyond what a profile may hold.
+// The same costs at a device's utilization: all times are longer by 1 / utilization.
+[[nodiscard]] ModelCost at_utilization(ModelCost model, const Device& device);
+
+// All layers of a shape on a device, at the speed of its kernels; elements have the device's size.
+// kBadInput if shape or device is not valid, or a layer's cost is beyond what a profile may hold.
 [[nodiscard]] Expected<ModelCost> transformer_costs(const TransformerShape& shape,
                                                     const Device& device);
 

@@ -86,6 +86,13 @@ std::string step_lines(const PlanReport& report) {
                             report.micro_batches);
 }
 
+std::string speed_line(const PlanReport& report) {
+  if (!(report.tokens > 0)) return "";
+  const double speed = report.tokens * report.micro_batches / report.evaluation.step_time_s;
+  return fmt::format("{:<16}{:.0f} tokens/s, {:.0f} of each of {}\n", "speed", speed,
+                     speed / report.plan.ranks, format_count(report.plan.ranks, "rank"));
+}
+
 std::string bubble_line(const plan::Evaluation& evaluation) {
   const sim::BubbleSplit& split = evaluation.result.bubble_split;
   return fmt::format("{:<16}{}: fill and drain {}, imbalance {}, communication {}, straggler {}\n",
@@ -120,9 +127,10 @@ std::string memory_line(const PlanReport& report) {
                      format_bytes(usage[fullest].peak_activation));
 }
 
-// Lists what was assumed for the user: memory that stays free, links between ranks.
+// Lists what was assumed for the user: costs, memory that stays free, links between ranks.
 std::string assumed_lines(const PlanReport& report) {
   std::string text;
+  if (!report.costs.empty()) text += fmt::format("{:<16}{}\n", "costs", report.costs);
   if (report.head_room > 0) {
     text += fmt::format("{:<16}{:.3g} % of the memory of every rank stays free\n", "head-room",
                         100 * report.head_room);
@@ -188,7 +196,8 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
   std::vector<std::string> names;
   for (const cost::LayerCost& layer : report.model.layers) names.push_back(layer.name);
   text += fmt::format("{:<16}{}\n", "cut", cut_text(report.plan, std::move(names)));
-  text += step_lines(report) + bubble_line(report.evaluation) + imbalance_line(report);
+  text += step_lines(report) + speed_line(report) + bubble_line(report.evaluation) +
+          imbalance_line(report);
   text += memory_line(report) + assumed_lines(report) + recompute_line(report);
   text += idle_ranks_line(report.plan);
   if (report.migration) {

@@ -37,6 +37,8 @@ struct PlanReport {
   plan::LayerSet recomputed = {};  // layers; `model` has their costs so
   double head_room = 0;    // share of the memory that the cluster does not have, to stay free
   std::string links = {};  // where the cluster's come from, "those of h100 inside a node"
+  std::string costs = {};  // where the model's come from, where they are not a profile's
+  double tokens = 0;       // of a micro-batch; 0: not known
 };
 
 // The cut by the names of its layers, as `dynmo plan` and `dynmo train` say it; where blocks have

@@ -306,7 +306,8 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   auto stages = root.objects("stages");
   for (const char* derived :
        {"step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble",
-        "imbalance", "balancer", "micro_batches", "migration", "order", "recomputed_layers"}) {
+        "imbalance", "balancer", "micro_batches", "migration", "order", "recomputed_layers",
+        "costs", "tokens_per_s"}) {
     root.ignore(derived);
   }
   DYNMO_TRY(root.finish());

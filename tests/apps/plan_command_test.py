@@ -266,6 +266,22 @@ class Models(Case):
         one, four = (self.plan(*words, "--micro-batch-size", size)["bottleneck_s"] for size in (1, 4))
         self.assertTrue(3 < four / one <= 4.001, four / one)
 
+    def test_formulas_are_named_and_speed_is_told(self):
+        self.write("config.json", LLAMA)
+        words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4, "--micro-batches", 8, "--balancer", "optimal",
+                 "--schedule", "1f1b"]
+        said = self.run_plan(*words).stdout
+        self.assertIn("costs           by formulas, not measured: h100 at 0.676 of the speed of its kernels", said)
+        plan = self.plan(*words)
+        self.assertAlmostEqual(plan["tokens_per_s"] * plan["step_time_s"], 8 * 1024, delta=1)
+        self.assertIn(f"speed           {plan['tokens_per_s']:.0f} tokens/s, {plan['tokens_per_s'] / 4:.0f} of each of 4 ranks\n", said)
+        measured = self.run_plan("even.json", "--ranks", 2, "--balancer", "optimal").stdout
+        self.assertNotIn("formulas", measured)
+        self.assertNotIn("tokens/s", measured)
+        # Its plan is one that --from reads.
+        self.assertEqual(self.run_plan(*words, "--out", "plan.json").returncode, 0)
+        self.assertEqual(self.run_plan(*words, "--from", "plan.json").returncode, 0)
+
     def test_bad_ones_are_one_line(self):
         self.write("config.json", LLAMA)
         self.write("odd.json", {**LLAMA, "model_type": "lama"})

@@ -174,6 +174,25 @@ TEST(Transformer, UtilizationIsThatOfPublishedRuns) {
   }
 }
 
+// torchtitan's Llama 3 8B at 8192 tokens: 6,667 tokens/s a GPU on H100
+// (benchmarks/llama3_h100_202412_torchtitan.md), 2,973 on A100 (docs/performance.md of 2024).
+TEST(Transformer, AtItsUtilizationADeviceIsAsFastAsPublishedRuns) {
+  TransformerShape shape = llama_2_7b();
+  shape.kv_heads = 8;
+  shape.intermediate = 14336;
+  shape.vocabulary = 128256;
+  shape.sequence = 8192;
+  for (const auto& [name, published] : {std::pair("h100", 6667.0), {"a100", 2973.0}}) {
+    const Device device = find_device(name).value();
+    const ModelCost model = at_utilization(transformer_costs(shape, device).value(), device);
+    double seconds = 0;
+    for (const LayerCost& cost : model.layers) {
+      seconds += cost.forward_s + cost.backward_input_s + cost.backward_weight_s;
+    }
+    EXPECT_NEAR(8192 / seconds / published, 1, 0.03) << name;
+  }
+}
+
 TEST(Transformer, CostsFollowTheDevice) {
   LayerWork work;
   work.matrix_flops = 100;
