@@ -142,18 +142,27 @@ LayerWork moe(const TransformerShape& shape, const Sizes& n) {
   return work;
 }
 
-// Logits are kept as the product writes them and as float32 probabilities for the loss.
-LayerWork head(const TransformerShape& shape, const Sizes& n) {
-  const double logits = n.tokens * n.vocabulary * (n.element + kFloat);
+// Logits are kept as the product writes them and as float32 probabilities for the loss. Every slice
+// reads the normed values and adds to their gradient.
+LayerWork head(const TransformerShape& shape, const Sizes& n, std::int64_t slice) {
+  constexpr double kCarried = 2 * kFloat;  // bytes a token
+  const HeadRows rows = head_rows(shape.vocabulary, shape.head_slices, slice);
+  const auto words = static_cast<double>(rows.end - rows.begin);
+  const double logits = n.tokens * words * (n.element + kFloat);
+  const double inputs = (slice == 0 ? 2 : 1) * n.hidden_bytes();  // of the norm and of the product
   LayerWork work;
-  work.name = "head";
+  work.name =
+      shape.head_slices == 1 ? "head" : fmt::format("head.{} of {}", slice, shape.head_slices);
   work.kind = LayerKind::kHead;
-  work.product_parameters = n.hidden * n.vocabulary;
+  work.product_parameters = n.hidden * words;
   work.matrix_flops = 2 * n.tokens * work.product_parameters;
-  work.moved_bytes = 2 * n.hidden_bytes() + logits;
-  work.parameters = norm_parameters(shape);
+  work.moved_bytes = inputs + logits;
+  work.parameters = slice == 0 ? norm_parameters(shape) : 0;
   (shape.tied_embedding ? work.copied_parameters : work.parameters) += work.product_parameters;
-  work.activation_bytes = 2 * n.hidden_bytes() + logits;
+  work.activation_bytes = inputs + logits + (slice == 0 ? 0 : kCarried * n.tokens);
+  if (slice + 1 < shape.head_slices) {
+    work.boundary_bytes = n.tokens * (n.hidden * (n.element + kFloat) / 2 + kCarried);
+  }
   return work;
 }
 
@@ -200,7 +209,23 @@ Expected<void> validate(const TransformerShape& shape) {
                       "model.positions is {}, wanted at least model.sequence ({})", shape.positions,
                       shape.sequence);
   }
+  const std::int64_t slices = std::max<std::int64_t>(1, shape.vocabulary / kSliceRows);
+  if (shape.head_slices < 1 || shape.head_slices > slices) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "model.head_slices is {}, wanted 1 to {}: slices of at least {} of the {} words",
+        shape.head_slices, slices, kSliceRows, shape.vocabulary);
+  }
   return {};
+}
+
+HeadRows head_rows(std::int64_t vocabulary, std::int64_t slices, std::int64_t slice) {
+  DYNMO_CHECK(slices >= 1 && slice >= 0 && slice < slices, "a slice of {}, got {}", slices, slice);
+  const std::int64_t whole = vocabulary / kSliceRows;
+  DYNMO_CHECK(slices <= std::max<std::int64_t>(1, whole),
+              "{} words in slices of at least {}, got {}", vocabulary, kSliceRows, slices);
+  return {.begin = whole * slice / slices * kSliceRows,
+          .end = slice + 1 == slices ? vocabulary : whole * (slice + 1) / slices * kSliceRows};
 }
 
 std::vector<LayerWork> transformer_work(const TransformerShape& shape, double bytes_per_element) {
@@ -212,7 +237,7 @@ std::vector<LayerWork> transformer_work(const TransformerShape& shape, double by
   LayerWork first = attention(shape, n);
   LayerWork second = sparse ? moe(shape, n) : mlp(shape, n);
   std::vector<LayerWork> layers;
-  layers.reserve(static_cast<std::size_t>(2 * shape.blocks + 2));
+  layers.reserve(static_cast<std::size_t>(2 * shape.blocks + 1 + shape.head_slices));
   layers.push_back(embedding(shape, n));
   for (int block = 0; block < shape.blocks; ++block) {
     first.name = fmt::format("blocks.{}.attention", block);
@@ -220,7 +245,9 @@ std::vector<LayerWork> transformer_work(const TransformerShape& shape, double by
     layers.push_back(first);
     layers.push_back(second);
   }
-  layers.push_back(head(shape, n));
+  for (std::int64_t slice = 0; slice < shape.head_slices; ++slice) {
+    layers.push_back(head(shape, n, slice));
+  }
   return layers;
 }
 

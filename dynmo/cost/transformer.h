@@ -33,6 +33,7 @@ struct TransformerShape : DecoderShape {
   std::int64_t micro_batch_size = 1;  // sequences
   bool fused_attention = true;        // false: the scores of all pairs are computed and kept
   bool dropout = false;               // keeps a mask of one byte an element where dropout acts
+  std::int64_t head_slices = 1;       // layers that the head is cut into, by words
   [[nodiscard]] std::int64_t tokens() const { return sequence * micro_batch_size; }
 };
 
@@ -42,15 +43,34 @@ struct TransformerShape : DecoderShape {
                                                  Architecture architecture);
 
 // kBadInput as for the sizes, or naming the field: a head size or micro-batch below 1, more experts
-// a token than experts, a sequence longer than the learned positions.
+// a token than experts, a sequence longer than the learned positions, a slice of the head with less
+// than kSliceRows words.
 [[nodiscard]] Expected<void> validate(const TransformerShape& shape);
 
 enum class LayerKind { kEmbedding, kAttention, kMlp, kMoe, kHead };
 
-// One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. Amounts are
+// Rows [begin, end) of the head's matrix, a row a word.
+struct HeadRows {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  friend bool operator==(const HeadRows&, const HeadRows&) = default;
+};
+
+// A slice begins at a multiple of this, so that products keep whole tiles.
+inline constexpr std::int64_t kSliceRows = 128;
+
+// The rows of slice `slice` of `slices`: as equal as multiples of kSliceRows allow, and the last
+// takes the words beyond the last multiple. Requires 1 <= slices <= max(1, vocabulary /
+// kSliceRows).
+[[nodiscard]] HeadRows head_rows(std::int64_t vocabulary, std::int64_t slices, std::int64_t slice);
+
+// One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. A sliced
+// head is a chain: each slice passes the normed values on, with two numbers a token (the logsumexp
+// so far and the target's score), the first has the norm, and the last one the loss. Amounts are
 // of the forward pass of one micro-batch; the backward passes follow from them (`layer_cost`).
 struct LayerWork {
   std::string name;  // "embedding", "blocks.0.attention", "blocks.0.mlp" or ".moe", ..., "head"
+                     // or "head.0 of 4", ...
   LayerKind kind = LayerKind::kMlp;
   double matrix_flops = 0;   // products with weights: once each in F, I and W
   double core_flops = 0;     // attention's scores and values: F once, `core_backward` times in I
@@ -62,10 +82,13 @@ struct LayerWork {
   double copied_parameters = 0;   // of another layer, held here too: the tied head's matrix
   double product_parameters = 0;  // weights that the products of one micro-batch read
   double activation_bytes = 0;    // stash of one micro-batch
-  double boundary_bytes = 0;      // tokens x hidden elements; the head sends nothing
+  // Tokens x hidden elements. A slice of the head sends its two numbers a token, too, and gets the
+  // gradient back in float32: this is the mean of both ways. The last layer sends nothing.
+  double boundary_bytes = 0;
 };
 
-// 2 blocks + 2 layers in order. Requires a valid shape; `bytes_per_element` of the activations.
+// 2 blocks + 1 + head_slices layers in order. Requires a valid shape; `bytes_per_element` of the
+// activations.
 [[nodiscard]] std::vector<LayerWork> transformer_work(const TransformerShape& shape,
                                                       double bytes_per_element = 2);
 

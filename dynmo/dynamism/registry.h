@@ -41,9 +41,9 @@ struct LoadOptions {
 [[nodiscard]] cost::TransformerShape default_shape(std::string_view source);
 
 // Whether embedding and head, and the heads of early exits, are part of a model. A head of 50304
-// words is worth 3.5 dense blocks of hidden size 1024 and cannot be split, so where the blocks get
-// cheap it alone bounds the step: over 8 ranks at 1.3 to 1.5 x work / ranks for pruning, freezing
-// and mixture of depths.
+// words is worth 3.5 dense blocks of hidden size 1024 and is one layer here, so where the blocks
+// get cheap it alone bounds the step: over 8 ranks at 1.3 to 1.5 x work / ranks for pruning,
+// freezing and mixture of depths.
 enum class Ends { kKept, kLeftOut };
 
 struct NamedLoad {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/cost/transformer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "dynmo/core/check.h"
@@ -75,6 +77,86 @@ TEST(Transformer, ATiedHeadHoldsACopyThatIsCountedOnce) {
   EXPECT_EQ(tied.parameters + tied.copied_parameters, own.parameters);
   const Device h100 = find_device("h100").value();
   EXPECT_EQ(layer_cost(tied, h100).parameter_bytes, layer_cost(own, h100).parameter_bytes);
+}
+
+// The rows of any vocabulary are cut once each, at multiples of kSliceRows, as equal as these
+// allow.
+TEST(HeadSlices, CutTheVocabularyAtWholeTiles) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    Rng rng(seed);
+    const auto vocabulary = static_cast<std::int64_t>(1 + rng.below(200'000));
+    const std::int64_t max = std::max<std::int64_t>(1, vocabulary / kSliceRows);
+    const auto slices = static_cast<std::int64_t>(1 + rng.below(static_cast<std::uint64_t>(max)));
+    std::int64_t begin = 0;
+    for (std::int64_t slice = 0; slice < slices; ++slice) {
+      const HeadRows rows = head_rows(vocabulary, slices, slice);
+      ASSERT_EQ(rows.begin, begin) << "seed " << seed;
+      ASSERT_EQ(rows.begin % kSliceRows, 0) << "seed " << seed;
+      ASSERT_GT(rows.end, rows.begin) << "seed " << seed;
+      const double share = static_cast<double>(vocabulary) / static_cast<double>(slices);
+      ASSERT_NEAR(static_cast<double>(rows.end - rows.begin), share, 2 * kSliceRows)
+          << "seed " << seed;
+      begin = rows.end;
+    }
+    ASSERT_EQ(begin, vocabulary) << "seed " << seed;
+  }
+}
+
+// Slices add up to the whole head, but for what each of them reads and sends.
+TEST(HeadSlices, DoTheWorkOfTheWholeHead) {
+  for (const bool tied : {false, true}) {
+    TransformerShape shape = gpt2();
+    shape.tied_embedding = tied;
+    shape.micro_batch_size = 2;
+    const auto before = transformer_work(shape);
+    const LayerWork& whole = before.back();
+    shape.head_slices = 16;
+    const auto after = transformer_work(shape);
+    ASSERT_EQ(after.size(), before.size() + 15);
+    LayerWork sum;
+    for (std::size_t slice = 0; slice < 16; ++slice) {
+      const LayerWork& work = after[before.size() - 1 + slice];
+      EXPECT_EQ(work.name, fmt::format("head.{} of 16", slice));
+      EXPECT_EQ(work.kind, LayerKind::kHead);
+      sum.matrix_flops += work.matrix_flops;
+      sum.moved_bytes += work.moved_bytes;
+      sum.parameters += work.parameters;
+      sum.copied_parameters += work.copied_parameters;
+      sum.product_parameters += work.product_parameters;
+      sum.activation_bytes += work.activation_bytes;
+      // bf16 values one way, float32 gradients back, two float32 numbers a token both ways.
+      EXPECT_EQ(work.boundary_bytes, slice < 15 ? 2048 * (768 * 3 + 8) : 0);
+    }
+    const double input = 2048 * 768 * 2;  // bytes of the normed values
+    EXPECT_EQ(sum.matrix_flops, whole.matrix_flops);
+    EXPECT_EQ(sum.moved_bytes, whole.moved_bytes + 15 * input);
+    EXPECT_EQ(sum.parameters, whole.parameters);
+    EXPECT_EQ(sum.copied_parameters, whole.copied_parameters);
+    EXPECT_EQ(sum.product_parameters, whole.product_parameters);
+    EXPECT_EQ(sum.activation_bytes, whole.activation_bytes + 15 * (input + 2048 * 8));
+    for (std::size_t i = 0; i + 1 < before.size(); ++i) {
+      EXPECT_EQ(after[i].name, before[i].name);
+      EXPECT_EQ(after[i].boundary_bytes, before[i].boundary_bytes);
+    }
+  }
+}
+
+TEST(HeadSlices, HaveAtLeastATileOfWords) {
+  TransformerShape shape = gpt2();
+  for (const std::int64_t slices : {std::int64_t{0}, std::int64_t{393}}) {
+    shape.head_slices = slices;
+    const auto valid = validate(shape);
+    ASSERT_FALSE(valid.has_value());
+    EXPECT_EQ(valid.error().message,
+              fmt::format("model.head_slices is {}, wanted 1 to 392: slices of at least 128 of the "
+                          "50257 words",
+                          slices));
+  }
+  shape.head_slices = 392;
+  EXPECT_TRUE(validate(shape).has_value());
+  shape.vocabulary = 100;
+  shape.head_slices = 1;
+  EXPECT_TRUE(validate(shape).has_value());
 }
 
 // Narrow GPT blocks in closed form: 24 T h^2 for products and 4 T s h for full scores.

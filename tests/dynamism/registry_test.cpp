@@ -57,6 +57,38 @@ TEST(Sources, AnyStepAtAnyTimeIsTheSame) {
   }
 }
 
+// A source changes the blocks alone: with the head in slices they cost what they cost before, and
+// the slices what they cost in the dense model.
+TEST(Sources, KnowAHeadInSlices) {
+  for (const std::string& source : load_names()) {
+    LoadOptions options = options_of(source, 3);
+    options.sources.get<MixtureOfDepthsOptions>().noise = 0;
+    const auto whole = make_load_model(source, options);
+    options.inputs.shape.head_slices = 5;
+    const auto sliced = make_load_model(source, options);
+    if (source == "early_exit" || source == "early-exit") {
+      ASSERT_FALSE(sliced.has_value());
+      EXPECT_EQ(sliced.error().message,
+                "model.head_slices is 5, wanted 1 with early_exit: heads of exits are whole");
+      continue;
+    }
+    ASSERT_TRUE(whole && sliced) << source;
+    const cost::ModelCost dense =
+        cost::transformer_costs(options.inputs.shape, arithmetic_device()).value();
+    for (const std::int64_t step : {0, 700, 4000, 9999}) {
+      const cost::ModelCost one = (*whole)->at(step);
+      const cost::ModelCost five = (*sliced)->at(step);
+      ASSERT_EQ(five.size(), one.size() + 4) << source;
+      for (std::size_t l = 0; l + 1 < one.layers.size(); ++l) {
+        ASSERT_EQ(five.layers[l], one.layers[l]) << source << ", step " << step;
+      }
+      for (std::size_t l = one.layers.size() - 1; l < five.layers.size(); ++l) {
+        ASSERT_EQ(five.layers[l], dense.layers[l]) << source << ", step " << step;
+      }
+    }
+  }
+}
+
 TEST(Sources, SeedsDiffer) {
   for (const std::string& source : load_names()) {
     const auto one = make_load_model(source, options_of(source, 1));

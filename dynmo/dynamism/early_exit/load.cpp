@@ -42,6 +42,16 @@ std::vector<double> hazards(const EarlyExitOptions& p, int blocks, std::uint64_t
   return hazard;
 }
 
+// An exit has a whole head, which is costed in the layer before it.
+Expected<DenseModel> dense_with_exits(const LoadInputs& inputs) {
+  if (inputs.shape.head_slices != 1) {
+    return make_error(ErrorCode::kBadInput,
+                      "model.head_slices is {}, wanted 1 with early_exit: heads of exits are whole",
+                      inputs.shape.head_slices);
+  }
+  return make_dense("early_exit", inputs);
+}
+
 class EarlyExit final : public LoadModel {
  public:
   EarlyExit(const EarlyExitOptions& options, DenseModel dense, const LoadInputs& inputs)
@@ -172,7 +182,7 @@ std::vector<double> survivors(const EarlyExitOptions& options, int blocks, std::
 Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                      const LoadInputs& inputs) {
   DYNMO_TRY(check(options));
-  DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
+  DYNMO_ASSIGN(DenseModel dense, dense_with_exits(inputs));
   return std::unique_ptr<LoadModel>(std::make_unique<EarlyExit>(options, std::move(dense), inputs));
 }
 
@@ -180,7 +190,7 @@ Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
                                            const LoadInputs& inputs,
                                            const std::vector<double>& rho) {
   DYNMO_TRY(check(options));
-  DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
+  DYNMO_ASSIGN(DenseModel dense, dense_with_exits(inputs));
   DYNMO_CHECK(std::ssize(rho) == dense.shape.blocks + 1, "{} shares, got {}",
               dense.shape.blocks + 1, rho.size());
   return EarlyExit(options, std::move(dense), inputs).costs(rho);

@@ -104,7 +104,9 @@ class Freezing final : public LoadModel {
 
   int prefix(std::int64_t step) const {
     if (options_.rule == FreezingRule::kSchedule) {
-      return frozen_layers(options_.schedule, step, steps_, dense_.size());
+      // A share of the layers that the model has with its head in one.
+      const int slices = static_cast<int>(dense_.shape.head_slices);
+      return frozen_layers(options_.schedule, step, steps_, dense_.size() - slices + 1);
     }
     const int blocks = frozen(step);
     return blocks == 0 ? 0 : 1 + 2 * blocks;  // with the embedding
