@@ -36,10 +36,12 @@ cost::TransformerShape family_shape(const Scenario::Model& model) {
 }
 
 Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
+  cost::TransformerShape shape = family_shape(model);
   if (!model.config.empty()) {
-    return cost::read_config(model.config, sequence_of(model), model.micro_batch_size);
+    DYNMO_ASSIGN(shape,
+                 cost::read_config(model.config, sequence_of(model), model.micro_batch_size));
   }
-  const cost::TransformerShape shape = family_shape(model);
+  shape.head_slices = model.head_slices;
   DYNMO_TRY(cost::validate(shape));
   return shape;
 }

@@ -45,6 +45,20 @@ TEST(ScenarioFile, RefusesWhatNoScenarioCanHave) {
   EXPECT_EQ(error_of("[[event]]\nstep = 5\nleave = [1]\n[[event]]\nstep = 7\njoin = [1]\n"), "");
 }
 
+TEST(ScenarioFile, SlicesOfTheHeadAreOfAShape) {
+  const auto sliced = parse_scenario("[model]\nhead_slices = 16\n", "s.toml");
+  ASSERT_TRUE(sliced.has_value()) << sliced.error().message;
+  EXPECT_EQ(make_job(*sliced).value().load->at(0).size(), 2 * 24 + 1 + 16);
+  EXPECT_EQ(error_of("[model]\nhead_slices = 0\n"),
+            "s.toml: model.head_slices is 0, wanted 1 to 16777216");
+  EXPECT_NE(error_of("[model]\nhead_slices = 2\nprofile = \"p.json\"\n").find("head_slices is 2"),
+            std::string::npos);
+  const auto many = parse_scenario("[model]\nhead_slices = 394\n", "s.toml");
+  ASSERT_TRUE(many.has_value());
+  EXPECT_NE(make_job(*many).error().message.find("head_slices is 394, wanted 1 to 393"),
+            std::string::npos);
+}
+
 TEST(ScenarioFile, ResolvedFormReadsBackToTheSame) {
   Scenario scenario;
   scenario.cluster.nic_bandwidth = 0.1 + 0.2;
