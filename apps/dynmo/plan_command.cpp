@@ -37,6 +37,7 @@ struct PlanFlags {
   std::optional<std::string> device;
   std::optional<std::int64_t> sequence;
   std::optional<std::int64_t> micro_batch_size;
+  std::optional<std::int64_t> head_slices;
   std::optional<std::int64_t> ranks;
   std::optional<std::string> memory;
   std::optional<std::string> cluster;
@@ -65,8 +66,11 @@ Expected<void> check_sources(const PlanFlags& flags) {
   if (!flags.profile && !flags.model) {
     return wrong("no model was given, wanted PROFILE.json or --model CONFIG.json");
   }
-  if (!flags.model && (flags.device || flags.sequence || flags.micro_batch_size)) {
-    return wrong("--device, --sequence and --micro-batch-size go with --model, not with a profile");
+  if (!flags.model &&
+      (flags.device || flags.sequence || flags.micro_batch_size || flags.head_slices)) {
+    return wrong(
+        "--device, --sequence, --micro-batch-size and --head-slices go with --model, not with a "
+        "profile");
   }
   if (flags.model && (!flags.device || !flags.sequence)) {
     return wrong("--model wants --device, such as h100, and --sequence, such as 4096");
@@ -98,6 +102,7 @@ Expected<void> check_numbers(const PlanFlags& flags) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
   DYNMO_TRY(check_number("--sequence", flags.sequence, kMaxTokens));
   DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMaxTokens));
+  DYNMO_TRY(check_number("--head-slices", flags.head_slices, kMaxTokens));
   DYNMO_TRY(check_number("--ranks", flags.ranks, kMaxRanks));
   DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 16));
   DYNMO_TRY(check_number("--evaluations", flags.evaluations, std::int64_t{1} << 40));
@@ -137,9 +142,9 @@ Expected<void> read_model(const PlanFlags& flags, Question& question) {
     return {};
   }
   DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
-  DYNMO_ASSIGN(
-      const cost::TransformerShape shape,
-      cost::read_config(*flags.model, *flags.sequence, flags.micro_batch_size.value_or(1)));
+  DYNMO_ASSIGN(cost::TransformerShape shape, cost::read_config(*flags.model, *flags.sequence,
+                                                               flags.micro_batch_size.value_or(1)));
+  shape.head_slices = flags.head_slices.value_or(1);
   DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
   question.model = cost::at_utilization(std::move(kernels), device);
   question.tokens = static_cast<double>(shape.tokens());
@@ -401,6 +406,8 @@ void add_model_options(CLI::App& command, PlanFlags& flags) {
   command.add_option("--sequence", flags.sequence, "Tokens of a sequence, with --model");
   command.add_option("--micro-batch-size", flags.micro_batch_size,
                      "Sequences of a micro-batch, with --model; default 1");
+  command.add_option("--head-slices", flags.head_slices,
+                     "Layers that the head is cut into, with --model; default 1");
   command.add_option("--ranks", flags.ranks,
                      "Equal ranks; with --model the device's links inside a node, else no latency "
                      "and unlimited bandwidth");

@@ -78,6 +78,9 @@ class BadInput(Case):
             (["--model", "config.json", "--device", "h100", "--ranks", 2], "--model wants --device"),
             (["even.json", "--device", "h100", "--ranks", 2], "go with --model"),
             (["even.json", "--micro-batch-size", 2, "--ranks", 2], "go with --model"),
+            (["even.json", "--head-slices", 2, "--ranks", 2], "go with --model"),
+            ([*model, "--head-slices", 0, "--ranks", 2], "--head-slices is 0"),
+            ([*model, "--head-slices", 1 << 20, "--ranks", 2], "model.head_slices is 1048576"),
             (["even.json", "--ranks", 2, "--cluster", "cluster.json"], "both --ranks and --cluster"),
             (["even.json", "--memory", "1GiB", "--cluster", "cluster.json"], "--memory goes with --ranks"),
             (["even.json", "--ranks", 2, "--slack", 0.1], "--slack goes with --pack"),
@@ -281,6 +284,15 @@ class Models(Case):
         # Its plan is one that --from reads.
         self.assertEqual(self.run_plan(*words, "--out", "plan.json").returncode, 0)
         self.assertEqual(self.run_plan(*words, "--from", "plan.json").returncode, 0)
+
+    def test_a_head_in_slices_no_longer_bounds_the_step(self):
+        self.write("config.json", {**LLAMA, "vocab_size": 128256})
+        words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 8, "--balancer", "optimal",
+                 "--schedule", "1f1b"]
+        whole, sliced = (self.plan(*words, "--head-slices", slices) for slices in (1, 16))
+        self.assertEqual(sliced["all_layers"], whole["all_layers"] + 15)
+        self.assertLess(sliced["bottleneck_s"], whole["bottleneck_s"] / 1.5)
+        self.assertEqual(whole, self.plan(*words))
 
     def test_bad_ones_are_one_line(self):
         self.write("config.json", LLAMA)
