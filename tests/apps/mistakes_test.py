@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mistakes of a first hour, over all commands, as a table: each ends with the documented exit code and one line on standard error that
+names what was given and what was wanted, and changes no file that was there.
+
+A row is the words of a command, its exit code, and what its line says. Rows of the commands that need libtorch are left out where this build has
+no runtime.
+"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from program import DYNMO, ProgramCase
+
+RUNTIME = pathlib.Path(DYNMO).with_name("dynmo-runtime")
+TINY = ["--model.hidden=32", "--model.blocks=3", "--model.heads=4", "--model.kv_heads=2", "--model.intermediate=48", "--model.sequence=16",
+        "--batch.micro_batches=4", "--batch.micro_batch_size=2", "--train.validation_every=0", "--pipeline.pin=false"]
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 257,
+         "max_position_embeddings": 128}
+PROFILE = {"format": "dynmo-profile-1", "layers": [{"name": f"layer {i}", "forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3,
+                                                    "parameter_bytes": 1 << 20} for i in range(4)]}
+
+DATA = [
+    ("data", 2, "'data' wants a command: prepare, inspect"),
+    ("data prepare", 2, "paths is required"),
+    ("data prepare texts", 2, "--out is required"),
+    ("data prepare nowhere --out d", 2, "'nowhere'"),
+    ("data prepare texts --out", 2, "--out has no value"),
+    ("data prepare texts --out d --held-out 2", 2, "--held-out is 2, wanted 0 or more and below 1"),
+    ("data prepare texts --out d --held-out -0.1", 2, "--held-out is -0.1"),
+    ("data prepare texts --out d --held-out half", 2, "--held-out = half"),
+    ("data prepare texts --out d --tokenizer gpt2", 2, "'gpt2' is not there, wanted bytes"),
+    ("data prepare texts --out d --tokenizer texts/a.txt", 2, "texts/a.txt"),
+    ("data prepare texts --out d --vocabulary 500", 2, "--vocabulary is 500, but --tokenizer bytes has a vocabulary of its own"),
+    ("data prepare texts --out d --tokenizer sentencepiece --vocabulary 2", 2, "--vocabulary is 2"),
+    ("data prepare texts --out d --algorithm bpe", 2, "--algorithm is bpe, but --tokenizer bytes is not trained"),
+    ("data prepare texts --out d --tokenizer sentencepiece --algorithm wordpiece", 2, "--algorithm is "),
+    ("data prepare texts --out d --jobs 0", 2, "--jobs is 0"),
+    ("data prepare texts --out d --seed -1", 2, "--seed"),
+    ("data prepare texts --out d --extensions .rst", 2, "no text found"),
+    ("data prepare texts --out d --token bytes", 2, "'--token' is not known here"),
+    ("data prepare empty --out d", 2, "empty"),
+    ("data prepare broken.jsonl --out d", 2, "broken.jsonl", "1"),
+    ("data prepare keyless.jsonl --out d", 2, "keyless.jsonl", "--text-key"),
+    ("data prepare texts.gz --out d", 2, "texts.gz", "decompress"),
+    ("data prepare texts --out texts/a.txt", 2, "texts/a.txt"),
+    ("data inspect", 2, "path is required"),
+    ("data inspect nowhere", 2, "nowhere"),
+    ("data inspect texts", 2, "texts"),
+    ("data inspect data --document 999", 2, "999"),
+    ("data inspect data --document -1", 2, "-1"),
+    ("data inspekt data", 2, "did you mean 'inspect'?"),
+]
+PLAN = [
+    ("plan", 2, "no model was given, wanted PROFILE.json or --model CONFIG.json"),
+    ("plan profile.json", 2, "no ranks were given, wanted --ranks N or --cluster"),
+    ("plan profile.json --ranks 0", 2, "--ranks is 0, wanted a whole number from 1"),
+    ("plan profile.json --ranks two", 2, "--ranks: 'two' is not a whole number"),
+    ("plan profile.json --ranks 2 --ranks 3", 2, "--ranks is given 2 times, wanted it once"),
+    ("plan profile.json --gpus 4", 2, "'--gpus' is not known here, known are "),
+    ("plan profile.json --rank 4", 2, "did you mean '--ranks'?"),
+    ("plan nowhere.json --ranks 2", 2, "nowhere.json"),
+    ("plan texts --ranks 2", 2, "texts"),
+    ("plan texts/a.txt --ranks 2", 2, "texts/a.txt"),
+    ("plan scenario.toml --ranks 2", 2, "scenario.toml"),
+    ("plan config.json --ranks 2", 2, "config.json"),
+    ("plan profile.json --model config.json --ranks 2", 2, "both PROFILE.json and --model"),
+    ("plan --model config.json --ranks 2", 2, "--model wants --device, such as h100, and --sequence"),
+    ("plan --model config.json --device h100 --ranks 2", 2, "--sequence"),
+    ("plan --model config.json --device rtx4090 --sequence 64 --ranks 2", 2, "device 'rtx4090' is not known, known are h200, h100, a100, cpu"),
+    ("plan --model config.json --device h10 --sequence 64 --ranks 2", 2, "did you mean 'h100'?"),
+    ("plan --model config.json --device h100 --sequence 4096 --ranks 2", 2, "4096"),
+    ("plan --model nowhere --device h100 --sequence 64 --ranks 2", 2, "nowhere"),
+    ("plan --model bert.json --device h100 --sequence 64 --ranks 2", 2, "bert.json", "bert"),
+    ("plan profile.json --device h100 --ranks 2", 2, "go with --model"),
+    ("plan profile.json --ranks 2 --memory lots", 2, "--memory"),
+    ("plan profile.json --ranks 2 --memory 0", 2, "--memory is 0, wanted more than 0, such as 80GiB"),
+    ("plan profile.json --ranks 2 --memory 1KiB", 3, "memory"),
+    ("plan profile.json --ranks 9 --balancer uniform", 2, "9 ranks for 4 layers"),
+    ("plan profile.json --ranks 2 --balancer greedy", 2, "balancer 'greedy' is not known"),
+    ("plan profile.json --ranks 2 --schedule 2f2b", 2, "'2f2b' is not a schedule"),
+    ("plan profile.json --ranks 2 --recompute all", 2, "--recompute"),
+    ("plan profile.json --ranks 2 --micro-batches 0", 2, "--micro-batches is 0"),
+    ("plan profile.json --ranks 2 --slack 0.1", 2, "--slack goes with --pack"),
+    ("plan profile.json --ranks 2 --pack --slack -1", 2, "--slack is -1"),
+    ("plan profile.json --ranks 2 --pack --recompute whole", 2, "--recompute with --pack"),
+    ("plan profile.json --ranks 2 --head-room 1", 2, "--head-room is 1"),
+    ("plan profile.json --ranks 2 --cluster cluster.json", 2, "both --ranks and --cluster"),
+    ("plan profile.json --cluster nowhere.json", 2, "nowhere.json"),
+    ("plan profile.json --cluster profile.json", 2, "profile.json"),
+    ("plan profile.json --ranks 2 --from nowhere.json", 2, "nowhere.json"),
+    ("plan profile.json --ranks 2 --from profile.json", 2, "profile.json"),
+    ("plan profile.json --ranks 2 --out profile.json", 2, "PROFILE and --out are both 'profile.json'"),
+    ("plan profile.json --ranks 2 --out no/such/plan.json --balancer uniform", 2, "no/such"),
+]
+SIMULATE = [
+    ("simulate", 2, "scenario is required"),
+    ("simulate nowhere.toml", 2, "nowhere.toml"),
+    ("simulate empty.toml", 2, "is empty, wanted a scenario"),
+    ("simulate profile.json", 2, "profile.json"),
+    ("simulate scenario.toml --set", 2, "--set has no value"),
+    ("simulate scenario.toml --set training", 2, "wanted key=value"),
+    ("simulate scenario.toml --set training.step=3", 2, "did you mean 'training.steps'?"),
+    ("simulate scenario.toml --set training.steps=many", 2, "training.steps is 'many', wanted a whole number"),
+    ("simulate scenario.toml --set training.steps=0", 2, "training.steps is 0"),
+    ("simulate scenario.toml --set dynamism.source=frezing", 2, "did you mean 'freezing'?"),
+    ("simulate scenario.toml --set device.name=v100", 2, "device 'v100' is not known"),
+    ("simulate scenario.toml --set cluster.pipeline_ranks=0", 2, "cluster.pipeline_ranks is 0"),
+    ("simulate scenario.toml --set training.schedule=adaptive", 2, "training.schedule is adaptive"),
+    ("simulate scenario.toml --set model.blocks=0", 2, "model.blocks is 0"),
+    ("simulate scenario.toml --compare uniform,best", 2, "'best'"),
+    ("simulate scenario.toml --compare", 2, "--compare has no value"),
+    ("simulate scenario.toml --policy uniform", 2, "'--policy' is not known here"),
+    ("simulate typo.toml", 2, "typo.toml:2", "did you mean 'model.blocks'?"),
+    ("simulate half.toml", 2, "half.toml:1", "wanted TOML"),
+]
+REPORT_TRACE_CTL = [
+    ("report", 2, "run is required"),
+    ("report nowhere", 2, "nowhere"),
+    ("report texts", 2, "'texts' has no summary.json"),
+    ("report profile.json", 2, "profile.json"),
+    ("trace", 2, "'trace' wants a command: import"),
+    ("trace import", 2, "trace is required"),
+    ("trace import nowhere.json --out p.json", 2, "nowhere.json"),
+    ("trace import profile.json --out p.json", 2, "profile.json"),
+    ("trace import texts/a.txt --out p.json", 2, "texts/a.txt"),
+    ("trace import profile.json", 2, "--out is required"),
+    ("trace import profile.json --out p.json --boundary-bytes -1", 2, "--boundary-bytes is -1"),
+    ("trace export profile.json", 2, "'export' is not known here"),
+    ("ctl", 2, "run is required"),
+    ("ctl nowhere status", 5, "no elastic run goes on in 'nowhere'", "elastic.enabled"),
+    ("ctl texts stop", 5, "no elastic run goes on in 'texts'"),
+    ("ctl texts dance", 2, "'dance' is not known here"),
+    ("ctl texts pack", 2, "ranks is required"),
+    ("ctl texts pack 0", 2, "ranks is '0', wanted 1 to 4096"),
+    ("ctl texts drain first", 2, "rank"),
+    ("ctl 127.0.0.1:1 status", 2, "wants the run's secret"),
+    ("ctl 127.0.0.1:99999 status --secret secret", 2, "HOST:PORT"),
+    ("ctl 127.0.0.1:1 status --secret nowhere", 2, "nowhere"),
+    ("ctl 127.0.0.1:1 status --secret secret", 5, "no run listens at 127.0.0.1:1"),
+    ("ctl texts --timeout 0 status", 2, "--timeout is '0', wanted 0.1 to 1000000"),
+    ("ctl stale status", 5, "no run listens at 127.0.0.1:1", "job.json"),
+    ("", 2, "'dynmo' wants a command: data, plan"),
+    ("help", 2, "'help' is not known here"),
+    ("trian", 2, "did you mean 'train'?"),
+]
+TRAIN = [
+    ("train", 2, "data.path is not set: wanted a folder made by `dynmo data prepare`"),
+    ("train --data nowhere", 2, "data.path is 'nowhere', which does not exist"),
+    ("train --data texts", 2, "data.path is 'texts', which has no dataset.json"),
+    ("train --data data --gpus 2", 2, "'--gpus' is not known here, known are "),
+    ("train --data data --step 2", 2, "did you mean '--steps'?"),
+    ("train --data data --train.stesp 2", 2, "did you mean '--train.steps'?"),
+    ("train --data data --train.steps=10 --train.steps=20", 2, "--train.steps is given 2 times, wanted it once"),
+    ("train --data data --train.steps", 2, "--train.steps has no value"),
+    ("train --data data --train.steps ten", 2, "train.steps is 'ten', wanted a whole number"),
+    ("train --data data --set train.steps", 2, "wanted key=value"),
+    ("train --data data --set model.layers=4", 2, "'model.layers' is not a known key"),
+    ("train --data data --config nowhere.toml", 2, "nowhere.toml"),
+    ("train --data data --config typo.toml", 2, "typo.toml:2"),
+    ("train --data data -n 0", 2, "-n is 0, wanted 1 rank or more"),
+    ("train --data data -n 99 TINY", 2, "99 ranks"),
+    ("train --data data --run.device gpu", 2, "run.device is 'gpu', wanted cpu, cuda or emulated"),
+    ("train --data data --pipeline.schedule 2f2b", 2, "pipeline.schedule"),
+    ("train --data data --model.heads 7", 2, "model.h"),
+    ("train --data data --optimizer.learning_rate 0", 2, "optimizer.learning_rate is 0"),
+    ("train --data data --resume=maybe", 2, "--resume is 'maybe', wanted always or auto"),
+    ("train --data data --out none --resume TINY", 4, "no usable checkpoint"),
+    ("train --data data --out run --resume TINY --train.steps=4 --checkpoint.every=2 --train.seed=9", 2, "train.seed is 9, the run's is "),
+    ("train --data data --out run-2 TINY", 2, "'run-2' holds an earlier run", "--resume", "--overwrite"),
+    ("train --data data --out run --resume --overwrite", 2, "--overwrite with --resume"),
+    ("train --data data --compare static,dynamic", 2, "'dynamic'"),
+    ("train --data data --compare static,static", 2, "'static' twice"),
+    ("train --data data --out run-3 --compare static,balanced --resume", 2, "--resume with --compare"),
+    ("train --data data --resume --dry-run", 2, "--resume with a dry run"),
+    ("train --data data --pipeline.memory 1KiB --dry-run -n 2 TINY", 3, "memory"),
+    ("train --join nowhere", 5, "no elastic run goes on in 'nowhere'"),
+    ("train --join run", 5, "no elastic run goes on in 'run'"),
+    ("train --join run --steps 3", 2, "--join takes the settings of the run"),
+    ("train --data data --elastic.pack auto", 2, "elastic.pack is auto, wanted never without elastic.enabled = true"),
+    ("train --data data --train.init nowhere TINY", 4, "nowhere"),
+]
+MODELS = [
+    ("generate", 2, "model is required"),
+    ("generate nowhere --prompt a", 4, "'nowhere' does not exist"),
+    ("generate run", 2, "wanted one of --prompt TEXT and --prompt-tokens"),
+    ("generate run --prompt a --prompt-tokens 1", 2, "wanted one of --prompt TEXT and --prompt-tokens"),
+    ("generate run --prompt-tokens 1;2", 2, "--prompt-tokens"),
+    ("generate run --prompt-tokens 999", 2, "999"),
+    ("generate run --prompt a --tokens -1", 2, "-1"),
+    ("generate run --prompt a --temperature hot", 2, "--temperature = hot"),
+    ("generate run --prompt a --tokenizer nowhere", 2, "nowhere", "--tokenizer"),
+    ("generate run --promt a", 2, "did you mean '--prompt'?"),
+    ("checkpoint", 2, "'checkpoint' wants a command: "),
+    ("checkpoint verify", 2, "path is required"),
+    ("checkpoint verify nowhere", 4, "nowhere"),
+    ("checkpoint verify texts", 4, "texts"),
+    ("checkpoint verify damaged", 4, "no usable checkpoint"),
+    ("checkpoint inspekt run", 2, "did you mean 'inspect'?"),
+    ("checkpoint export-hf run", 2, "--out is required"),
+    ("checkpoint export-hf run --out texts", 2, "'texts' is there and holds a.txt", "--overwrite"),
+    ("checkpoint export-hf nowhere --out e", 4, "nowhere"),
+    ("checkpoint import-hf texts i", 2, "'texts' has no config.json"),
+    ("checkpoint import-hf texts", 2, "run is required"),
+]
+CORE = [*DATA, *PLAN, *SIMULATE, *REPORT_TRACE_CTL]
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class Mistakes(ProgramCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="dynmo-mistakes-"))
+        for folder in ("texts", "empty", "stale"):
+            (cls.folder / folder).mkdir()
+        files = {
+            "texts/a.txt": "a line of text\n" * 200, "broken.jsonl": "{\n", "keyless.jsonl": '{"body": "a"}\n', "texts.gz": "\x1f", "empty.toml": "# nothing\n",
+            "profile.json": json.dumps(PROFILE), "config.json": json.dumps(LLAMA), "bert.json": json.dumps({**LLAMA, "model_type": "bert"}),
+            "cluster.json": json.dumps({"format": "dynmo-cluster-1", "ranks": [{}, {}]}), "secret": "0" * 32, "stale/secret": "0" * 32,
+            "stale/job.json": json.dumps({"format": "dynmo-job-1", "address": "127.0.0.1", "port": 1, "host": "", "pid": 1}),
+            "scenario.toml": "[model]\nblocks = 4\n[cluster]\npipeline_ranks = 2\n[training]\nsteps = 3\nmicro_batches = 4\n",
+            "typo.toml": "[model]\nblock = 4\n", "half.toml": "[model\n"}
+        for name, text in files.items():
+            (cls.folder / name).write_text(text)
+        cls.must("data", "prepare", "texts", "--out", "data")
+        if RUNTIME.exists():
+            cls.must("train", "--data", "data", "--out", "run", "-n", "1", *TINY, "--train.steps=4", "--checkpoint.every=2")
+            for copy in ("run-2", "run-3", "damaged"):  # one command at a time holds a run's lock
+                shutil.copytree(cls.folder / "run", cls.folder / copy)
+            for manifest in (cls.folder / "damaged").rglob("manifest.json"):
+                manifest.write_text(manifest.read_text()[:-20])
+
+    @classmethod
+    def must(cls, *words):
+        subprocess.run([DYNMO, *words], check=True, capture_output=True, cwd=cls.folder, timeout=100, stdin=subprocess.DEVNULL)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def check(self, rows):
+        before = content(self.folder)
+        words = [[part for word in row[0].split(" ") if word for part in (TINY if word == "TINY" else [word])] for row in rows]
+        with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
+            results = list(pool.map(lambda row: self.run_program(*row), words))
+        for row, result in zip(rows, results):
+            with self.subTest(command=row[0]):
+                self.assert_error(result, row[1], *row[2:])
+        after = content(self.folder)
+        for path, bytes_before in before.items():
+            self.assertEqual(after.get(path), bytes_before, f"{path} is lost or changed")
+
+    def test_of_data(self):
+        self.check(DATA)
+
+    def test_of_plan(self):
+        self.check(PLAN)
+
+    def test_of_simulate(self):
+        self.check(SIMULATE)
+
+    def test_of_report_trace_and_ctl(self):
+        self.check(REPORT_TRACE_CTL)
+
+    @unittest.skipUnless(RUNTIME.exists(), "this build has no runtime")
+    def test_of_train(self):
+        self.check(TRAIN)
+
+    @unittest.skipUnless(RUNTIME.exists(), "this build has no runtime")
+    def test_of_generate_and_checkpoint(self):
+        self.check(MODELS)
+
+    def test_the_table_has_as_many_as_were_tried_and_none_twice(self):
+        commands = [row[0] for row in (*CORE, *TRAIN, *MODELS)]
+        self.assertEqual(len(commands), len(set(commands)))
+        self.assertGreaterEqual(len(CORE), 110)
+
+
+if __name__ == "__main__":
+    unittest.main()
