@@ -66,7 +66,11 @@ Expected<int> export_hf(const CheckpointFlags& flags) {
   for (const std::string& note : model.notes) print_note("{}", note);
   DYNMO_TRY(train::export_hugging_face(
       model, flags.out, flags.overwrite ? train::Overwrite::kYes : train::Overwrite::kNo));
-  fmt::print("{}: model.safetensors and config.json of step {}\n", flags.out, model.step);
+  const auto tokenizer = train::export_tokenizer(model, flags.out);
+  if (!tokenizer) print_note("no tokenizer is exported: {}", tokenizer.error().message);
+  std::vector<std::string> files = {"model.safetensors", "config.json"};
+  if (tokenizer) files.insert(files.end(), tokenizer->begin(), tokenizer->end());
+  fmt::print("{}: {} of step {}\n", flags.out, fmt::join(files, ", "), model.step);
   return 0;
 }
 
@@ -102,7 +106,7 @@ void add_checkpoint_command(CLI::App& app, Command& chosen) {
       add_for_run("export-hf", "Write a folder that Hugging Face's transformers reads", export_hf);
   hugging_face->add_option("--out", flags->out, "Folder to write: new or empty")->required();
   hugging_face->add_flag("--overwrite", flags->overwrite,
-                         "Replace model.safetensors and config.json of a folder that is there");
+                         "Replace the model's files in a folder that is there");
   CLI::App* import =
       add("import-hf", "Make a run's folder of a model that Hugging Face's transformers saved",
           import_hf);

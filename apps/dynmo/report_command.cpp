@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "apps/dynmo/terminal.h"
 #include "dynmo/observe/run_report.h"
 
 namespace dynmo::app {
@@ -18,7 +19,7 @@ void add_report_command(CLI::App& app, Command& chosen) {
   command->callback([run, &chosen] {
     chosen = [run]() -> Expected<int> {
       DYNMO_ASSIGN(const std::string text, observe::read_report(*run));
-      fmt::print("{}", text);
+      fmt::print("{}", for_terminal(text));
       return 0;
     };
   });

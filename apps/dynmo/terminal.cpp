@@ -5,17 +5,34 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <string>
+#include <utility>
+
+#include "dynmo/observe/progress.h"
 
 namespace dynmo::app {
 
-int terminal_width() {
+int columns_now(int descriptor) {
   winsize size{};
-  if (::isatty(STDOUT_FILENO) != 1 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 100;
-  return size.ws_col == 0 ? 100 : std::clamp<int>(size.ws_col, 60, 240);
+  if (::isatty(descriptor) != 1 || ::ioctl(descriptor, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
+}
+
+int terminal_width() {
+  const int columns = columns_now(STDOUT_FILENO);
+  return columns == 0 ? 100 : std::clamp(columns, 60, 240);
+}
+
+std::string time_of_day() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::localtime_r(&now, &parts);
+  return fmt::format("{:02}:{:02}:{:02}", parts.tm_hour, parts.tm_min, parts.tm_sec);
 }
 
 bool terminal_has_utf8() {
@@ -28,6 +45,28 @@ bool terminal_has_utf8() {
     return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
   }
   return false;
+}
+
+std::string for_terminal(std::string_view text) {
+  std::string shown(text);
+  if (terminal_has_utf8()) return shown;
+  constexpr std::array<std::pair<std::string_view, char>, 11> kPlain = {{{"▁", '.'},
+                                                                         {"▂", '.'},
+                                                                         {"▃", ':'},
+                                                                         {"▄", ':'},
+                                                                         {"▅", '+'},
+                                                                         {"▆", '+'},
+                                                                         {"▇", '#'},
+                                                                         {"█", '#'},
+                                                                         {"│", '|'},
+                                                                         {"─", '-'},
+                                                                         {"·", '.'}}};
+  for (const auto& [from, to] : kPlain) {
+    for (std::size_t at = shown.find(from); at != std::string::npos; at = shown.find(from, at)) {
+      shown.replace(at, from.size(), 1, to);
+    }
+  }
+  return shown;
 }
 
 void print_error_text(std::string_view text) {
@@ -55,7 +94,9 @@ void StatusLine::show(std::string_view text) {
   if (!on_terminal_) return;
   used_ = true;
   shown_at_ = std::chrono::steady_clock::now();
-  print_error_text(fmt::format("\r\033[K{}", text));
+  const int columns = columns_now(STDERR_FILENO);
+  const int width = columns > 0 ? std::max(columns - 1, 1) : 0;
+  print_error_text(fmt::format("\r\033[K{}", observe::cut_to_columns(text, width)));
 }
 
 void StatusLine::clear() {

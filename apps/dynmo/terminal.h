@@ -16,8 +16,18 @@ namespace dynmo::app {
 // Columns of the terminal, from 60 to 240; 100 where output goes elsewhere.
 [[nodiscard]] int terminal_width();
 
+// Columns of the terminal behind a descriptor as it is now; 0 where there is none.
+[[nodiscard]] int columns_now(int descriptor);
+
+// "22:31:05", local time.
+[[nodiscard]] std::string time_of_day();
+
 // Whether the environment (LC_ALL, LC_CTYPE, LANG: the first that is set) says UTF-8.
 [[nodiscard]] bool terminal_has_utf8();
+
+// The text with plain ASCII for the blocks and lines of charts, where the environment does not say
+// UTF-8.
+[[nodiscard]] std::string for_terminal(std::string_view text);
 
 // Writes to standard error. Nobody may read there, or the disk behind it may be full: that changes
 // nothing of what a command does.

@@ -17,6 +17,7 @@
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
+#include "dynmo/observe/progress.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/interruption.h"
@@ -38,6 +39,7 @@ struct TrainFlags {
   std::optional<std::string> out;
   std::vector<std::string> compare;
   std::string resume = "never";  // or always, or auto
+  bool overwrite = false;
   bool dry_run = false;
   std::string join;
   std::string secret;
@@ -63,25 +65,37 @@ Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::str
                  checkpoint::list_checkpoints(
                      observe::RunFolder(options.config.run.directory).checkpoints()));
     options.resume = !found.empty();
+    options.overwrite = found.empty();  // of a run that has no checkpoint nothing can be continued
   }
-  options.names = {.resume = "--resume", .compare = "--compare", .directory = "--out"};
+  if (flags.overwrite && flags.resume != "never") {
+    return make_error(
+        ErrorCode::kBadInput,
+        "--overwrite with --resume: wanted one of them; --resume keeps what is there");
+  }
+  options.overwrite = options.overwrite || flags.overwrite;
+  options.names = {.resume = "--resume",
+                   .overwrite = "--overwrite",
+                   .compare = "--compare",
+                   .directory = "--out"};
   return options;
 }
 
-// On a terminal the progress is one line that is written over; elsewhere a line now and then.
-train::Reporter terminal_reporter(std::int64_t steps) {
+train::Reporter terminal_reporter() {
+  using observe::Progress;
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
-  const std::int64_t every = std::max<std::int64_t>(1, steps / 20);
-  train::Reporter reporter;
-  reporter.line = [terminal](std::string_view text) {
-    fmt::print("{}{}\n", terminal ? "\r\033[K" : "", text);
+  const auto shown =
+      std::make_shared<Progress>(terminal ? Progress::On::kTerminal : Progress::On::kFile);
+  const auto write = [](std::string_view text) {
+    fmt::print("{}", text);
     std::fflush(stdout);
   };
-  reporter.progress = [terminal, every, calls = std::int64_t{0}](std::string_view text) mutable {
-    ++calls;
-    if (!terminal && calls % every != 0) return;
-    fmt::print("{}{}{}", terminal ? "\r\033[K" : "", text, terminal ? "" : "\n");
-    std::fflush(stdout);
+  train::Reporter reporter;
+  reporter.line = [shown, write](std::string_view text) { write(for_terminal(shown->line(text))); };
+  reporter.progress = [shown, write](const train::Progress& step) {
+    const Progress::Now now = {.clock = Progress::Clock::now(),
+                               .time_of_day = time_of_day(),
+                               .columns = columns_now(STDOUT_FILENO)};
+    write(shown->step(step.done, step.steps, step.text, now));
   };
   return reporter;
 }
@@ -101,10 +115,11 @@ std::string describe(const train::Interruption& found, const train::TrainOptions
 }
 
 [[noreturn]] void run_as_rank(train::TrainOptions options) {
-  const std::int64_t steps = options.config.train.steps;
   const auto done =
-      train::run_rank({.options = std::move(options), .reporter = terminal_reporter(steps)});
+      train::run_rank({.options = std::move(options), .reporter = terminal_reporter()});
   if (done.has_value()) runtime::quit(0);
+  // That a run which was asked to stop has done so is no error; rank 0 has said it.
+  if (done.error().code == ErrorCode::kInterrupted) runtime::quit(kInterruptedExit);
   runtime::quit(print_error(done.error()));
 }
 
@@ -136,10 +151,14 @@ Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> argum
 
 [[noreturn]] void join_as_rank(const TrainFlags& flags) {
   train::RankProcess process;
-  process.reporter = terminal_reporter(1);
+  process.reporter = terminal_reporter();
   const auto done = train::join_run(
       {.run = flags.join, .secret_file = flags.secret, .data = flags.data}, process);
   if (done.has_value()) runtime::quit(0);
+  if (done.error().code == ErrorCode::kInterrupted) {
+    print_note("{}", done.error().message);
+    runtime::quit(kInterruptedExit);
+  }
   runtime::quit(print_error(done.error()));
 }
 
@@ -147,7 +166,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
   if (!flags.join.empty()) {
     const bool more = !flags.config.empty() || !flags.settings.empty() || !flags.keys.empty() ||
                       flags.ranks || flags.steps || flags.out || !flags.compare.empty() ||
-                      flags.resume != "never" || flags.dry_run;
+                      flags.resume != "never" || flags.overwrite || flags.dry_run;
     if (more) {
       return make_error(ErrorCode::kBadInput,
                         "--join takes the settings of the run: wanted no other flags with it than "
@@ -220,6 +239,8 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
       ->default_str("always")
       ->check(CLI::IsMember({"always", "auto"}))
       ->option_text("[auto]");
+  command->add_flag("--overwrite", flags->overwrite,
+                    "Remove an earlier run in --out first; otherwise that is an error");
   command->add_option("--join", flags->join,
                       "Become a rank of a run that goes on: its folder, or HOST:PORT of its leader "
                       "(with --secret)");

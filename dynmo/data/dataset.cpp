@@ -69,6 +69,16 @@ Expected<void> verify_shard(const TokenShard& shard, const ShardSummary& expecte
 
 }  // namespace
 
+std::string tokenizer_name(const DatasetDescription& description) {
+  if (description.tokenizer == kByteTokenizer) return std::string(kByteTokenizer);
+  return description.tokenizer_model.hex();
+}
+
+std::string tokenizer_name(const Tokenizer& tokenizer) {
+  if (tokenizer.kind() == kByteTokenizer) return std::string(kByteTokenizer);
+  return digest_of(tokenizer.model()).hex();
+}
+
 Expected<void> write_description(const std::filesystem::path& folder,
                                  const DatasetDescription& description) {
   Json json = {{"format", kFormat}, {"tokenizer", description.tokenizer}};

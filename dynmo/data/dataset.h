@@ -38,6 +38,10 @@ struct Dataset {
   TokenShard validation;  // may have no tokens
 };
 
+// Which tokenizer this is: "bytes", or the digest of its model as text.
+[[nodiscard]] std::string tokenizer_name(const DatasetDescription& description);
+[[nodiscard]] std::string tokenizer_name(const Tokenizer& tokenizer);
+
 // Writes DIR/dataset.json durably.
 [[nodiscard]] Expected<void> write_description(const std::filesystem::path& folder,
                                                const DatasetDescription& description);

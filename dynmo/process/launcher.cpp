@@ -72,7 +72,7 @@ class Signals {
   Signals() {
     sigset_t wanted;
     sigemptyset(&wanted);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) sigaddset(&wanted, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) sigaddset(&wanted, signal);
     pthread_sigmask(SIG_BLOCK, &wanted, &before_);
     fd_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   }
@@ -187,6 +187,7 @@ class Launch {
   LineMerger merger_;
   int turn_ = 0;
   bool interrupted_ = false;
+  bool warned_ = false;                            // by SIGUSR1 alone
   std::optional<Clock::time_point> terminate_at_;  // set while ending
   std::optional<Clock::time_point> kill_at_;
 };
@@ -404,7 +405,8 @@ void Launch::note_end(Child& child) {
                     strsignal(child.signal)));
   }
   write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
-  if (child.code != 0 && !merger_.has_explained(child.rank)) {
+  const bool stopped = child.code == exit_code(ErrorCode::kInterrupted);  // the first rank says so
+  if (child.code != 0 && !stopped && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
   }
   if (child.counts) begin_ending(options_.grace);
@@ -413,12 +415,16 @@ void Launch::note_end(Child& child) {
 void Launch::handle_signals() {
   while (const int signal = signals_.next()) {
     if (signal == SIGPIPE) continue;
-    signal_running(interrupted_ ? SIGKILL : signal);
+    // Slurm warns by SIGUSR1 that SIGTERM is to come: that one is no second order to end.
+    const bool again = interrupted_ && !(warned_ && signal == SIGTERM);
+    warned_ = !interrupted_ && signal == SIGUSR1;
+    signal_running(again ? SIGKILL : signal);
     if (interrupted_) continue;
     interrupted_ = true;
     for (const Child& child : children_) merger_.expect_loss_of(child.rank);
     terminate_at_.reset();
-    begin_ending(options_.interrupt_grace);
+    const bool stops = signal == SIGTERM || signal == SIGUSR1;
+    begin_ending(stops ? options_.stop_grace : options_.interrupt_grace);
   }
 }
 

@@ -35,14 +35,16 @@ struct LaunchOptions {
   int errors = STDERR_FILENO;  // what else the ranks print, in whole lines, "[rank 2] " in front
   std::chrono::milliseconds grace{4000};             // for the others to end after a failure
   std::chrono::milliseconds interrupt_grace{10000};  // for all to end after Ctrl-C
+  // After SIGTERM or SIGUSR1: to finish a step and to write a checkpoint.
+  std::chrono::milliseconds stop_grace{600000};
 };
 
 // Starts the ranks and returns when none of their processes is left: 0 if all ended with 0, else
 // the exit code of the run. 5 where a rank was killed by a signal; else that of the first rank that
-// failed on its own account (5 is one that lost another); 130 after SIGINT, SIGTERM or SIGHUP to
-// this process. After a failure the others have `grace` to end by themselves, then SIGTERM, a
-// second later SIGKILL; a second Ctrl-C is SIGKILL at once. Should this process be killed itself,
-// the system kills the ranks.
+// failed on its own account (5 is one that lost another); 130 after SIGINT, SIGTERM, SIGUSR1 or
+// SIGHUP to this process, which the ranks get, too. After a failure the others have `grace` to end
+// by themselves, then SIGTERM, a second later SIGKILL; a second Ctrl-C is SIGKILL at once. Should
+// this process be killed itself, the system kills the ranks.
 //
 // A rank that ends with 0 before the others is no failure. One that came later counts once it has
 // said that it is a rank (tell_launcher_joined).

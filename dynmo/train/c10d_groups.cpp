@@ -164,10 +164,12 @@ void leave_on_sigterm() {
   action.sa_handler = [](int) { sigterm.store(true, std::memory_order_relaxed); };
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);  // Slurm's warning that the time is up (sbatch --signal)
 }
 
 bool end_on_sigterm() {
   std::signal(SIGTERM, SIG_DFL);
+  std::signal(SIGUSR1, SIG_DFL);
   return sigterm.load(std::memory_order_relaxed);
 }
 

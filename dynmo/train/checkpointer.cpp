@@ -29,12 +29,13 @@ Expected<std::string> entries_text(Expected<std::vector<checkpoint::FileEntry>> 
 
 Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
                            const std::filesystem::path& run_directory, const Config& config,
-                           TensorName name, Waiting waiting)
+                           TensorName name, Waiting waiting, std::string tokenizer)
     : transport_(transport),
       tag_(tag),
       root_(observe::RunFolder(run_directory).checkpoints()),
       config_(config),
       name_(std::move(name)),
+      tokenizer_(std::move(tokenizer)),
       waiting_(waiting),
       writer_(config.checkpoint.asynchronous ? config.checkpoint.memory : Bytes{0}) {}
 
@@ -43,7 +44,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   DYNMO_TRY(advance(Waiting::kAlways));
   failure_.reset();
   step_ = pipeline.next_step();
-  state_ = state_json(pipeline, config_);
+  state_ = state_json(pipeline, config_, tokenizer_);
   Expected<std::string> begun = std::string();
   if (leads()) {
     if (const auto made = checkpoint::begin_checkpoint(root_, step_); !made) begun = made.error();

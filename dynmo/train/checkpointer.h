@@ -43,7 +43,7 @@ class Checkpointer {
   // `config` and `transport` outlive it. Writes to run_directory/checkpoints.
   Checkpointer(transport::Transport& transport, transport::Tag tag,
                const std::filesystem::path& run_directory, const Config& config, TensorName name,
-               Waiting waiting);
+               Waiting waiting, std::string tokenizer = {});
 
   // Begins the checkpoint of the pipeline's state as it is now; waits for the one under way.
   [[nodiscard]] Expected<void> start(const runtime::Pipeline& pipeline);
@@ -78,6 +78,7 @@ class Checkpointer {
   std::filesystem::path root_;
   const Config& config_;
   TensorName name_;
+  std::string tokenizer_;  // of the data
   Waiting waiting_;
 
   Phase phase_ = Phase::kIdle;

@@ -153,6 +153,30 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   return state;
 }
 
+// Of a config that is not that of the checkpoint: only more steps, once all of the run are done.
+Expected<void> check_continues(const Config& config, const std::string& saved_text,
+                               const Restored& restored) {
+  const std::string path = restored.checkpoint.path.string();
+  Config saved;
+  DYNMO_TRY(apply_text(saved, saved_text, path + ": config"));
+  Config same_steps = config;
+  same_steps.train.steps = saved.train.steps;
+  const std::string key = first_difference(same_steps, saved);
+  const bool steps = key.empty() && config.train.steps != saved.train.steps;
+  if (steps && restored.step == saved.train.steps && config.train.steps > saved.train.steps) {
+    return {};
+  }
+  const std::string differs =
+      steps ? fmt::format("{}; they may grow once all are done, step {} is the newest",
+                          first_difference(config, saved), restored.step)
+            : key;
+  return make_error(ErrorCode::kBadInput,
+                    "checkpoint '{}' is of another training: {}; wanted the settings of its run, "
+                    "in {}",
+                    path, differs.empty() ? "its settings are of another version" : differs,
+                    observe::RunFolder(config.run.directory).config().string());
+}
+
 }  // namespace
 
 FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
@@ -186,12 +210,14 @@ FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state
   return result;
 }
 
-Json state_json(const runtime::Pipeline& pipeline, const Config& config) {
+Json state_json(const runtime::Pipeline& pipeline, const Config& config,
+                const std::string& tokenizer) {
   Json json = {{"step", pipeline.next_step()},
                {"identity", identity(config)},
                {"plan", plan::to_json(pipeline.plan())},
                {"machine", machine_json(config)},
                {"config", to_toml(config)}};
+  if (!tokenizer.empty()) json["tokenizer"] = tokenizer;
   Json sources = dynamism::state(pipeline.sources());
   if (!sources.empty()) json["sources"] = std::move(sources);
   return json;
@@ -221,19 +247,14 @@ Expected<Restored> restore(const Config& config) {
                       "it with train.init={} and another run.directory",
                       restored.checkpoint.path.string(), config.run.directory);
   }
-  state.ignore("config");
+  const std::string saved = state.string("config");
+  state.ignore("tokenizer");
   state.ignore("machine");
   state.ignore("sources");
   state.ignore("plan");
   DYNMO_TRY(state.finish());
   if (trained != identity(config)) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "checkpoint '{}' is of another training: model, batch, optimizer, sources of dynamism, "
-        "train.seed or train.steps differ, or the micro-batches of a step (replicas x "
-        "accumulation x micro_batches); wanted those of its run, in {}",
-        restored.checkpoint.path.string(),
-        observe::RunFolder(config.run.directory).config().string());
+    DYNMO_TRY(check_continues(config, saved, restored));
   }
   const Json& state_value = restored.checkpoint.manifest.state;
   if (!state_value.contains("plan")) {

@@ -37,8 +37,10 @@ struct FileOfLayer {
 };
 [[nodiscard]] FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
                                      const TensorName& name);
-// What a manifest says beside the files: step, plan, config, what the bits depend on.
-[[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const Config& config);
+// What a manifest says beside the files: step, plan, config, what the bits depend on, and the
+// tokenizer of the data (data::tokenizer_name) where it is known.
+[[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const Config& config,
+                              const std::string& tokenizer);
 
 // In the manifest of weights without optimizer state, which no run continues.
 inline constexpr const char* kImportedIdentity = "imported";

@@ -163,5 +163,8 @@ struct Config {
 // micro-batches of a step are grouped in replicas, or whether the device is cpu or cuda, which
 // change the last bits.
 [[nodiscard]] std::string identity(const Config& config);
+// The first of those that differs between the config of a run and that of its checkpoint:
+// "train.seed is 4, the run's is 3"; "" where none does.
+[[nodiscard]] std::string first_difference(const Config& given, const Config& saved);
 
 }  // namespace dynmo::train

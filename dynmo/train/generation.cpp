@@ -28,10 +28,9 @@ GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inpu
       transport_(std::make_unique<transport::CountingTransport>(group)),
       pipeline_(std::make_unique<runtime::Pipeline>(
           *transport_, inputs.model.layers, options_of(config, inputs, lane), std::move(state))) {
-  if (config.checkpoint.every == 0 && !config.elastic.enabled) return;
   checkpointer_ = std::make_unique<Checkpointer>(
       *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory, config,
-      inputs.tensor_name, lane.checkpoints_wait);
+      inputs.tensor_name, lane.checkpoints_wait, inputs.batches.tokenizer());
 }
 
 Expected<runtime::StepReport> GroupRun::step() { return pipeline_->step(inputs_.training()); }

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/observe/run_folder.h"
@@ -47,25 +46,6 @@ Expected<void> check_compared(const TrainOptions& options) {
 
 }  // namespace
 
-Expected<void> check_folder_is_free(const TrainOptions& options) {
-  const Config& config = options.config;
-  if (options.resume || (config.checkpoint.every == 0 && !config.elastic.enabled)) return {};
-  std::vector<std::string> runs = options.compare;
-  if (runs.empty()) runs = {""};
-  for (const std::string& run : runs) {
-    const std::filesystem::path folder =
-        observe::RunFolder(options.config.run.directory).of(run).checkpoints();
-    DYNMO_ASSIGN(const auto found, checkpoint::list_checkpoints(folder));
-    if (found.empty()) continue;
-    return make_error(ErrorCode::kBadInput,
-                      "'{}' holds {} checkpoints of an earlier run: wanted {} to continue it, "
-                      "another {}, or that "
-                      "folder removed",
-                      folder.string(), found.size(), options.names.resume, options.names.directory);
-  }
-  return {};
-}
-
 Expected<Inputs> open_inputs(const TrainOptions& options) {
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
   DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
@@ -94,7 +74,6 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
     DYNMO_ASSIGN(const Config config, resumed_config(options.config));
     DYNMO_TRY(restore(config));
   }
-  DYNMO_TRY(check_folder_is_free(options));
   const Config::Elastic& elastic = options.config.elastic;
   if (elastic.release == "command") {
     const auto found = process::check_program(elastic.release_command);

@@ -27,15 +27,11 @@ struct Inputs {
 [[nodiscard]] Expected<Inputs> open_inputs(const TrainOptions& options);
 
 // The same after what can be known before any rank starts: config, names, ranks (of a replica)
-// against layers, the checkpoint to resume from, a folder that is free. kBadInput.
+// against layers, the checkpoint to resume from. kBadInput.
 [[nodiscard]] Expected<Inputs> check_inputs(const TrainOptions& options, int ranks);
 
 // Whether this host has the memory for the states of all layers, as many times as there are
 // replicas: to be asked where all ranks run on it. kBadInput.
 [[nodiscard]] Expected<void> check_host_memory(const Inputs& inputs, const Config& config);
-
-// Checkpoints of an earlier run in the folders of this one would be taken for its own: the newest
-// to keep, to resume and to generate with. kBadInput.
-[[nodiscard]] Expected<void> check_folder_is_free(const TrainOptions& options);
 
 }  // namespace dynmo::train

@@ -20,10 +20,15 @@
 
 namespace dynmo::train {
 
-// Called on rank 0 only. A progress text replaces the one before it.
+// Called on rank 0 only, after each step. Its text replaces the one before it.
+struct Progress {
+  std::int64_t done = 0;  // steps of the run
+  std::int64_t steps = 0;
+  std::string_view text;
+};
 struct Reporter {
   std::function<void(std::string_view)> line = [](std::string_view) {};
-  std::function<void(std::string_view)> progress = [](std::string_view) {};
+  std::function<void(const Progress&)> progress = [](const Progress&) {};
 };
 
 struct TrainOptions {
@@ -31,7 +36,8 @@ struct TrainOptions {
   // Names among "static" (the first plan, never changed) and "balanced"; empty: one run as the
   // config says. The first is the baseline.
   std::vector<std::string> compare;
-  bool resume = false;  // continue from the newest checkpoint that verifies, in run.directory
+  bool resume = false;     // continue from the newest checkpoint that verifies, in run.directory
+  bool overwrite = false;  // an earlier run in run.directory is removed first
   // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.
   std::function<Expected<model::Recipe>(const Config&, std::int64_t vocabulary)> make_model;
   // Sources of dynamism of your own, behind those of the config.
@@ -47,6 +53,7 @@ struct TrainOptions {
   // What errors call these options: as the one who reads them has given them.
   struct Names {
     std::string resume = "resume";
+    std::string overwrite = "overwrite";
     std::string compare = "compare";
     std::string directory = "run.directory";
   };

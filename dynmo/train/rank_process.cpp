@@ -18,6 +18,7 @@
 #include "dynmo/runtime/cuda.h"
 #include "dynmo/runtime/nccl_transport.h"
 #include "dynmo/train/c10d_groups.h"
+#include "dynmo/train/earlier_run.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/run_lock.h"
@@ -72,7 +73,7 @@ Expected<void> run_rank(const RankProcess& process) {
   runtime::GroupOptions options = runtime::group_options(*environment);
   options.message_timeout =
       std::chrono::milliseconds(std::llround(1e3 * process.options.config.pipeline.timeout_s));
-  if (train_options.config.elastic.enabled) leave_on_sigterm();
+  leave_on_sigterm();
   DYNMO_ASSIGN(const auto groups, C10dGroups::join(options, this_member(), process.decorate));
   runtime::NcclTransport nccl;
   if (device.is_cuda()) {
@@ -129,6 +130,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
     DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
     if (!uses_cuda(options.config)) DYNMO_TRY(check_host_memory(inputs, options.config));
   }
+  DYNMO_TRY(check_folder_is_free(options));
   if (locks.empty()) {
     DYNMO_ASSIGN(locks, lock_run(options));
   }

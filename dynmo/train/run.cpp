@@ -14,8 +14,8 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/observe/table.h"
 #include "dynmo/train/dry_run.h"
+#include "dynmo/train/earlier_run.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/first_plan.h"
 #include "dynmo/train/generation.h"
@@ -48,18 +48,19 @@ Expected<void> barrier(Transport& transport) {
 
 class Run {
  public:
-  // `groups`: null where the group stays as it is.
+  // `groups`: null where nobody asks a process to leave.
   Run(Transport& group, Groups* groups, const TrainOptions& options, const Reporter& reporter,
       Inputs inputs)
       : options_(options),
         config_(options.config),
         reporter_(reporter),
+        groups_(groups),
         folder_(config_.run.directory),
         inputs_(std::move(inputs)),
         group_(&group),
         grid_(std::in_place, group, static_cast<int>(config_.pipeline.replicas)),
         leads_(group.rank() == transport::Member(0)) {
-    if (groups != nullptr) {
+    if (groups != nullptr && config_.elastic.enabled) {
       resizing_.emplace(
           *groups, config_, inputs_,
           Resizing::Tell{.say = [this](std::string_view text) { say(text); },
@@ -79,10 +80,17 @@ class Run {
     DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
     for (const std::string& note : begin.notes) say(note);
     first_step_ = begin.step();
+    if (first_step_ >= config_.train.steps) {
+      say(fmt::format("finished all {} steps of the run are done; train.steps may grow",
+                      config_.train.steps));
+      return {};
+    }
     for (std::size_t i = 0; i < names().size(); ++i) {
       DYNMO_TRY(add_lane(names()[i], static_cast<int>(i), begin));
     }
-    DYNMO_TRY(say_start(begin.first.plan));
+    DYNMO_TRY(write_config());
+    const runtime::Pipeline& pipeline = lanes_.front().group->pipeline();
+    for (const std::string& line : start_lines(config_, inputs_, *grid_, pipeline)) say(line);
     return advance_all();
   }
 
@@ -112,14 +120,31 @@ class Run {
     for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {
       bool asked = false;
       for (Lane& lane : lanes_) {
-        DYNMO_ASSIGN(asked, advance(lane));
+        DYNMO_ASSIGN(const bool one, advance(lane));
+        asked = asked || one;
       }
       report_progress(step);
-      if (!resizing_ || step + 1 == config_.train.steps) continue;
+      if (step + 1 == config_.train.steps) continue;
+      if (!resizing_ && asked) return stop(step + 1);
+      if (!resizing_) continue;
       DYNMO_ASSIGN(const bool stays, change_size(lanes_.front(), asked));
       if (!stays) return {};
     }
     return finish();
+  }
+  // A signal has asked a rank of a group that stays as it is. The runs of a comparison are not
+  // continued.
+  Expected<void> stop(std::int64_t step) {
+    if (options_.compare.empty()) DYNMO_TRY(checkpoint(lanes_.front(), /*due=*/true));
+    for (Lane& lane : lanes_) lane.log->event("stop", step, {{"why", "a signal"}});
+    DYNMO_TRY(finish());
+    return say_stopped(make_error(ErrorCode::kInterrupted, "stopped before step {} of {}: a signal",
+                                  step, config_.train.steps));
+  }
+  // The rank that speaks for the run says it; the others end with the same error.
+  Error say_stopped(Error why) const {
+    if (why.code == ErrorCode::kInterrupted) say(why.message);
+    return why;
   }
   // From now on this rank speaks for the run, and knows of it what the one before knew.
   Expected<void> lead(const Json& known) {
@@ -156,7 +181,10 @@ class Run {
             .directory = folder_.of(name).root(),
             // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
             .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
-            .asks = [this] { return resizing_ && resizing_->asks(); }};
+            .asks = [this] {
+              if (resizing_) return resizing_->asks();
+              return groups_ != nullptr && groups_->asked_to_leave();
+            }};
   }
 
   Expected<RunLog> open_log(const std::string& name, Kept kept) const {
@@ -190,37 +218,11 @@ class Run {
     return {};
   }
 
-  Expected<void> say_start(const plan::Plan& plan) const {
+  Expected<void> write_config() const {
     // A run that cannot be continued with other settings keeps those it had.
     DYNMO_TRY(barrier(*group_));
-    if (first_rank()) {
-      DYNMO_TRY(write_file_durably(folder_.config(), to_toml(config_)));
-    }
-    if (emulates(config_)) {
-      const double scale = config_.emulated.time_scale;
-      say(fmt::format(
-          "device   EMULATED: layers sleep for {}the times of {}, hold {:g} of their bytes; "
-          "losses are 0",
-          scale == 1 ? std::string() : fmt::format("{:g} x ", scale),
-          config_.emulated.profile.empty() ? config_.emulated.trace : config_.emulated.profile,
-          config_.emulated.memory_scale));
-    }
-    if (uses_cuda(config_)) say(fmt::format("device   {}", inputs_.model.device.text));
-    const auto layers = std::ssize(inputs_.model.layers);
-    if (const auto& again = lanes_.front().group->pipeline().recomputed(); !again.empty()) {
-      say(
-          fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
-                      "(pipeline.recompute = {})",
-                      again.size(), layers, config_.pipeline.recompute));
-    }
-    const std::string ranks =
-        grid_->replicas() > 1
-            ? fmt::format("each of {} x {} ranks", grid_->replicas(), grid_->positions())
-            : observe::format_count(grid_->positions(), "rank");
-    say(fmt::format("plan     {} on {}, {}: {}", observe::format_count(layers, "layer"), ranks,
-                    schedule::name(plan.schedule), plan::to_string(plan)));
-    say(cut_line(plan, inputs_.model.layers));
-    return {};
+    if (!first_rank()) return {};
+    return write_file_durably(folder_.config(), to_toml(config_));
   }
 
   // One step of one run, with what hangs on it: whether a rank has something to tell all before the
@@ -263,7 +265,7 @@ class Run {
     if (wants_locks_) take_locks();
     DYNMO_ASSIGN(Turn turn, resizing_->next(*lane.group, asked));
     if (turn.checkpoint || turn.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
-    if (turn.stop) return resizing_->stopped(turn, *lane.group, finish());
+    if (turn.stop) return say_stopped(resizing_->stopped(turn, *lane.group, finish()));
     if (!turn.change) return true;
     if (lane.group->checkpoints()->active()) {
       // It waits for the disk, but not for one checkpoint after the other.
@@ -341,9 +343,10 @@ class Run {
   void report_progress(std::int64_t step) const {
     if (!first_rank()) return;
     const runtime::Pipeline& newest = lanes_.back().group->pipeline();
-    reporter_.progress(progress_line(step, config_.train.steps, all_series(), newest.plan()) +
-                       dynamism::progress(newest.sources()) +
-                       (emulates(config_) ? "  EMULATED" : ""));
+    const std::string text = progress_line(step, config_.train.steps, all_series(), newest.plan()) +
+                             dynamism::progress(newest.sources()) +
+                             (emulates(config_) ? "  EMULATED" : "");
+    reporter_.progress({.done = step + 1, .steps = config_.train.steps, .text = text});
   }
 
   Expected<void> finish() {
@@ -368,12 +371,13 @@ class Run {
 
   Expected<void> finish(Lane& lane) {
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
-      DYNMO_TRY(finish_checkpoint(lane));
+      if (config_.checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
       if (resizing_) resizing_->answer_checkpoints(*lane.group);
       lane.log->add_checkpoints(checkpoints->totals());
     }
     const RunLog::Closed closed = lane.log->close();
-    DYNMO_TRY(say_missing_records(lane, closed.records));
+    DYNMO_ASSIGN(const std::string missing, missing_records(*group_, *lane.log, closed.records));
+    if (!missing.empty()) say(missing);
     DYNMO_TRY(gather_traffic(lane));
     if (!closed.load_trace.empty()) say(closed.load_trace);
     DYNMO_TRY(report_full_disk(
@@ -396,30 +400,11 @@ class Run {
     return {};
   }
 
-  Expected<void> say_missing_records(const Lane& lane, const std::string& why) const {
-    const auto missing = static_cast<double>(lane.log->missing_records());
-    DYNMO_ASSIGN(const auto all, transport::gather_numbers(*group_, control_tag(Control::kTraffic),
-                                                           std::span(&missing, 1)));
-    double sum = 0;
-    for (const auto& of_rank : all) sum += of_rank.front();
-    if (sum > 0) {
-      say(fmt::format("records  {} are missing in '{}'{}",
-                      observe::format_count(static_cast<std::int64_t>(sum), "line"),
-                      lane.log->folder().records().string(), why.empty() ? "" : ": " + why));
-    }
-    return {};
-  }
-
   Expected<void> report() const {
     DYNMO_ASSIGN(const Report report,
                  make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
                              inputs_.model.given_costs, config_, grid_->positions()));
-    // A finished run that is resumed has no steps to tell: what it said at its end stays.
-    const std::filesystem::path path = folder_.summary();
-    std::error_code fault;
-    if (lanes_.back().log->series().count() > 0 || !std::filesystem::exists(path, fault)) {
-      DYNMO_TRY(write_file_durably(path, report.summary.dump(2) + "\n"));
-    }
+    DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
     for (const std::string& line : report.lines) reporter_.line(line);
     return {};
   }
@@ -427,6 +412,7 @@ class Run {
   const TrainOptions& options_;
   const Config& config_;
   const Reporter& reporter_;
+  Groups* groups_;
   const observe::RunFolder folder_;
   Inputs inputs_;
   Transport* group_;  // in force
@@ -454,7 +440,14 @@ Expected<void> train_in(Transport& transport, Groups* groups, const TrainOptions
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
   DYNMO_TRY(check_folder_is_free(options));
+  if (transport.rank() == transport::Member(0)) {
+    DYNMO_ASSIGN(const bool removed, remove_earlier_run(options));
+    if (removed) {
+      reporter.line(fmt::format("removed  the earlier run in '{}'", options.config.run.directory));
+    }
+  }
   DYNMO_TRY(make_directories(options.config.run.directory));
+  DYNMO_TRY(barrier(transport));  // no rank writes before all have looked
   DYNMO_TRY(measure_keys(transport, options, inputs, reporter));
   return Run(transport, groups, options, reporter, std::move(inputs)).run();
 }
@@ -466,8 +459,7 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
 }
 
 Expected<void> train(Groups& groups, const TrainOptions& options, const Reporter& reporter) {
-  return train_in(groups.group(), options.config.elastic.enabled ? &groups : nullptr, options,
-                  reporter);
+  return train_in(groups.group(), &groups, options, reporter);
 }
 
 Expected<void> join(Groups& groups, const TrainOptions& options, const Reporter& reporter,

@@ -6,11 +6,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "dynmo/core/files.h"
 #include "dynmo/observe/step_record.h"
+#include "dynmo/observe/table.h"
 #include "dynmo/process/host_memory.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
 namespace {
@@ -181,6 +185,20 @@ RunLog::Closed RunLog::close() {
   if (!load_trace_) return closed;
   if (const auto done = load_trace_->close(); !done) closed.load_trace = done.error().message;
   return closed;
+}
+
+Expected<std::string> missing_records(transport::Transport& group, const RunLog& log,
+                                      const std::string& why) {
+  const auto missing = static_cast<double>(log.missing_records());
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(
+                                   group, transport::control_tag(transport::Control::kTraffic),
+                                   std::span(&missing, 1)));
+  double sum = 0;
+  for (const auto& of_rank : all) sum += of_rank.front();
+  if (sum == 0) return std::string();
+  return fmt::format("records  {} are missing in '{}'{}",
+                     observe::format_count(static_cast<std::int64_t>(sum), "line"),
+                     log.folder().records().string(), why.empty() ? "" : ": " + why);
 }
 
 }  // namespace dynmo::train

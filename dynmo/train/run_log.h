@@ -26,6 +26,7 @@
 #include "dynmo/train/run_series.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/place.h"
+#include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
 
@@ -95,6 +96,11 @@ class RunLog {
   Bytes recorded_bytes_;                         // sent, in step records so far
   double recorded_pause_s_ = 0;                  // of the checkpoints'
 };
+
+// Called by all ranks of the group, whose logs are closed: a line on the records that all of them
+// lack, "" where they lack none. `why` of this rank's.
+[[nodiscard]] Expected<std::string> missing_records(transport::Transport& group, const RunLog& log,
+                                                    const std::string& why);
 
 [[nodiscard]] std::int64_t now_ns();  // steady clock
 

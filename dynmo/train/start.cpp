@@ -3,8 +3,9 @@
 
 #include <fmt/format.h>
 
+#include "dynmo/observe/table.h"
+#include "dynmo/train/emulation.h"
 #include "dynmo/train/weights.h"
-#include "dynmo/transport/grid.h"
 
 namespace dynmo::train {
 namespace {
@@ -62,6 +63,37 @@ Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& in
     model::derive(*model.layers[id.index()], state);
   }
   return states;
+}
+
+std::vector<std::string> start_lines(const Config& config, const Inputs& inputs,
+                                     const transport::Grid& grid,
+                                     const runtime::Pipeline& pipeline) {
+  std::vector<std::string> lines;
+  if (emulates(config)) {
+    const double scale = config.emulated.time_scale;
+    lines.push_back(fmt::format(
+        "device   EMULATED: layers sleep for {}the times of {}, hold {:g} of their bytes; "
+        "losses are 0",
+        scale == 1 ? std::string() : fmt::format("{:g} x ", scale),
+        config.emulated.profile.empty() ? config.emulated.trace : config.emulated.profile,
+        config.emulated.memory_scale));
+  }
+  if (uses_cuda(config)) lines.push_back(fmt::format("device   {}", inputs.model.device.text));
+  const auto layers = std::ssize(inputs.model.layers);
+  if (const auto& again = pipeline.recomputed(); !again.empty()) {
+    lines.push_back(
+        fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
+                    "(pipeline.recompute = {})",
+                    again.size(), layers, config.pipeline.recompute));
+  }
+  const std::string ranks =
+      grid.replicas() > 1 ? fmt::format("each of {} x {} ranks", grid.replicas(), grid.positions())
+                          : observe::format_count(grid.positions(), "rank");
+  const plan::Plan& plan = pipeline.plan();
+  lines.push_back(fmt::format("plan     {} on {}, {}: {}", observe::format_count(layers, "layer"),
+                              ranks, schedule::name(plan.schedule), plan::to_string(plan)));
+  lines.push_back(cut_line(plan, inputs.model.layers));
+  return lines;
 }
 
 dynamism::RunStart load_trace_start(const FirstPlan& first, const Config& config) {

@@ -15,6 +15,7 @@
 #include "dynmo/train/first_plan.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/options.h"
+#include "dynmo/transport/grid.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -36,6 +37,11 @@ struct Start {
 // weights that train.init names.
 [[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
                                                           const Config& config, Rank position);
+
+// What a run says of itself before its first step: its device, what is recomputed, its plan.
+[[nodiscard]] std::vector<std::string> start_lines(const Config& config, const Inputs& inputs,
+                                                   const transport::Grid& grid,
+                                                   const runtime::Pipeline& pipeline);
 
 // What a load trace says of the start.
 [[nodiscard]] dynamism::RunStart load_trace_start(const FirstPlan& first, const Config& config);

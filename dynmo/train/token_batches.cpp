@@ -16,6 +16,7 @@ struct Tokens {
   data::TokenShards training;
   std::optional<data::TokenShards> validation;
   std::int32_t vocabulary = 0;
+  std::string tokenizer = {};
 };
 
 Expected<Tokens> open_prepared(const Config::Data& config) {
@@ -32,7 +33,8 @@ Expected<Tokens> open_prepared(const Config::Data& config) {
                       "leave it out",
                       config.validation_path, config.path);
   }
-  return Tokens{dataset.train, dataset.validation, vocabulary};
+  return Tokens{dataset.train, dataset.validation, vocabulary,
+                data::tokenizer_name(dataset.description)};
 }
 
 // Shards that nothing is known of but what they hold.
@@ -99,6 +101,7 @@ Expected<TokenBatches> TokenBatches::open(const Config& config) {
     DYNMO_ASSIGN(validation, data::Sampler::make(*tokens.validation, options));
   }
   TokenBatches batches(std::move(training), std::move(validation), config, tokens.vocabulary);
+  batches.tokenizer_ = tokens.tokenizer;
   if (asked && !batches.validates()) {
     batches.note_ = fmt::format(
         "no validation: '{}' holds out {} tokens, a sequence takes {}; prepare more text, or hold "

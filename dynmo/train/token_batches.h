@@ -23,6 +23,8 @@ class TokenBatches {
   [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
+  // That of a prepared folder (data::tokenizer_name); "" of shards that do not tell.
+  [[nodiscard]] const std::string& tokenizer() const { return tokenizer_; }
   // Of all that is trained and validated on (TokenShards::fingerprint); "" where emulated.
   [[nodiscard]] std::string fingerprint() const;
   // Whether train.validation_every asks for validation and there is data for it.
@@ -44,6 +46,7 @@ class TokenBatches {
   std::optional<data::Sampler> training_;  // none: emulated
   std::optional<data::Sampler> validation_;
   std::string note_;
+  std::string tokenizer_;
   std::int64_t micro_batches_;  // of a step
   std::int64_t rows_;
   std::int64_t vocabulary_;

@@ -196,6 +196,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   TrainedModel trained{.checkpoint = weights.origin,
                        .step = weights.step,
                        .data = weights.data,
+                       .tokenizer = weights.tokenizer,
                        .left_out = weights.left_out,
                        .notes = weights.notes,
                        .config = weights.config,
@@ -290,6 +291,13 @@ Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel
                       model.data, model.checkpoint.string());
   }
   DYNMO_ASSIGN(auto tokenizer, data::open_tokenizer(name.empty() ? model.data : name));
+  const bool known = name.empty() && !model.tokenizer.empty();
+  if (known && data::tokenizer_name(*tokenizer) != model.tokenizer) {
+    return make_error(ErrorCode::kBadInput,
+                      "the data '{}' have another tokenizer now than '{}' was trained with: "
+                      "prepare them as they were, or name the tokenizer",
+                      model.data, model.checkpoint.string());
+  }
   if (tokenizer->vocabulary() > vocabulary) {
     return make_error(
         ErrorCode::kBadInput,
@@ -334,6 +342,30 @@ Expected<void> export_hugging_face(const TrainedModel& model,
   DYNMO_TRY(checkpoint::write_safetensors(directory / "model.safetensors", exported(model),
                                           {{"format", "pt"}}));
   return write_file_durably(directory / "config.json", hugging_face_config(theirs).dump(2) + "\n");
+}
+
+Expected<std::vector<std::string>> export_tokenizer(const TrainedModel& model,
+                                                    const std::filesystem::path& directory) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> copied;
+  if (model.data.empty()) return copied;
+  std::error_code fault;
+  // A Hugging Face folder may have one that we cannot read.
+  if (fs::exists(fs::path(model.data) / data::kTokenizerFile, fault) ||
+      fs::exists(fs::path(model.data) / data::kDescriptionFile, fault) ||
+      !model.tokenizer.empty()) {
+    DYNMO_TRY(tokenizer_of(model, ""));
+  }
+  for (const char* name :
+       {data::kTokenizerFile, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "vocab.json", "merges.txt"}) {
+    const fs::path from = fs::path(model.data) / name;
+    if (!fs::is_regular_file(from, fault) || is_same_file(from, directory / name)) continue;
+    DYNMO_ASSIGN(const std::string content, read_file(from));
+    DYNMO_TRY(write_file_durably(directory / name, content));
+    copied.emplace_back(name);
+  }
+  return copied;
 }
 
 Expected<std::string> import_hugging_face(const std::filesystem::path& directory,

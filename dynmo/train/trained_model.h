@@ -23,6 +23,7 @@ struct TrainedModel {
   std::filesystem::path checkpoint;
   std::int64_t step = 0;
   std::string data;  // folder that knows the tokenizer: data.path of the run, a Hugging Face one
+  std::string tokenizer;           // data::tokenizer_name of that; "" where it is not known
   std::string left_out;            // of a Hugging Face config (hugging_face.h), or ""
   std::vector<std::string> notes;  // newer checkpoints passed over, and why
   model::DecoderConfig config;
@@ -75,7 +76,8 @@ struct Sampling {
     const std::function<void(std::int64_t)>& made = {});
 
 // The tokenizer of the run's data; `name` (open_tokenizer) is taken instead if it is not empty.
-// kBadInput: the data are gone and it is not given, or its vocabulary is larger than the model's.
+// kBadInput: the data are gone or have another tokenizer now, and it is not given, or its
+// vocabulary is larger than the model's.
 [[nodiscard]] Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(
     const TrainedModel& model, const std::string& name);
 
@@ -90,6 +92,11 @@ enum class Overwrite { kNo, kYes };
 [[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,
                                                  const std::filesystem::path& directory,
                                                  Overwrite overwrite = Overwrite::kNo);
+
+// Copies the files of the model's tokenizer there, as they lie beside its data: their names, none
+// where the tokenizer is bytes. kBadInput: as tokenizer_of.
+[[nodiscard]] Expected<std::vector<std::string>> export_tokenizer(
+    const TrainedModel& model, const std::filesystem::path& directory);
 
 // Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
 // Hugging Face folder: `dynmo generate` works on it, and a run starts from it with train.init. It

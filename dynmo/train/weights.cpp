@@ -71,6 +71,7 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
     weights.notes.push_back(fmt::format("passed over a damaged checkpoint: {}", error.message));
   }
   const std::string text = state.string("config");
+  if (found.manifest.state.contains("tokenizer")) weights.tokenizer = state.string("tokenizer");
   for (const auto& [key, value] : found.manifest.state.items()) state.ignore(key);
   DYNMO_TRY(state.finish());
   Config config;

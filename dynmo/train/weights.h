@@ -24,6 +24,7 @@ struct Weights {
   std::filesystem::path origin;  // folder they were read from
   std::int64_t step = 0;         // of a checkpoint
   std::string data;              // data.path of its run; the folder itself if a Hugging Face one
+  std::string tokenizer = {};    // data::tokenizer_name of those data; "" where it is not known
   model::DecoderConfig config;
   // Of a checkpoint's run: what shaped its layers.
   dynamism::SourceOptions sources = {};

@@ -90,7 +90,7 @@ Expected<void> ElasticRun::run() {
   wanted_ = case_.ranks;
   left_ = case_.max_gap;
   reporter_.line = [this](std::string_view text) { story_ += fmt::format("{}\n", text); };
-  reporter_.progress = [this](std::string_view) { boundary(); };
+  reporter_.progress = [this](const Progress&) { boundary(); };
   for (int rank = 0; rank < case_.ranks; ++rank) {
     Thread& thread = threads_.emplace_back();
     thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));

@@ -114,7 +114,7 @@ class Emulated(RunCase):
         return path
 
     def command(self, *words, extra=()):
-        return [DYNMO, "train", "--out", str(self.folder / "emulated"), "--steps", "6", "-n", "4",
+        return [DYNMO, "train", "--out", str(self.folder / "emulated"), "--steps", "6", "-n", "4", "--overwrite",
                 *settings(["run.device=emulated", "train.validation_every=0", "pipeline.pin=false", *extra]), *words]
 
     def test_ranks_sleep_for_their_layers_and_say_so(self):
@@ -123,7 +123,7 @@ class Emulated(RunCase):
         # Every output says so, what the run prints at its end and what `report` says of it.
         folder = self.folder / "emulated"
         self.assertIn("device   EMULATED", result.stdout)
-        self.assertRegex(result.stdout, r"step +6/6 .* EMULATED\n")
+        self.assertRegex(result.stdout, r"step +6/6 .* EMULATED  [0-9:]{8}\n")
         self.assertIn("device     EMULATED", result.stdout)
         self.assertIn("device     EMULATED", self.run_command([DYNMO, "report", str(folder)]).stdout)
         self.assertEqual(json.loads((folder / "summary.json").read_text())["device"], "emulated")
