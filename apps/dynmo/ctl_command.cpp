@@ -28,7 +28,7 @@ struct CtlFlags {
   int member = 0;
 };
 
-Expected<elastic::Reply> ask_at(const elastic::Leader& leader, const CtlFlags& flags,
+Expected<elastic::Reply> ask_at(const elastic::ControlEndpoint& leader, const CtlFlags& flags,
                                 Request request) {
   request.secret = leader.secret;
   const auto wait = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * flags.timeout_s));
@@ -51,13 +51,13 @@ Expected<elastic::Reply> ask_at(const elastic::Leader& leader, const CtlFlags& f
 // A leader that leaves says so of what it was asked for and has not begun, and where the next one
 // is, which is asked for it then. Who comes later finds that one's job file.
 Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
-  DYNMO_ASSIGN(elastic::Leader leader, elastic::find_leader(flags.run, flags.secret));
+  DYNMO_ASSIGN(elastic::ControlEndpoint leader, elastic::find_leader(flags.run, flags.secret));
   while (true) {
     const auto reply = ask_at(leader, flags, request);
     if (reply && reply->done) return reply;
     const Error why = reply ? Error{reply->code, reply->text} : reply.error();
     const bool harmless = request.kind == RequestKind::kStatus || (reply && reply->again);
-    const auto now = reply && reply->leader ? elastic::leader_of(*reply->leader, leader.secret)
+    const auto now = reply && reply->leader ? elastic::endpoint_of(*reply->leader, leader.secret)
                                             : elastic::find_leader(flags.run, flags.secret);
     if (!harmless || !now || now->is_at(leader)) return why;
     leader = *now;

@@ -124,7 +124,7 @@ Expected<std::string> read_secret(const fs::path& file) {
   return text;
 }
 
-Expected<Leader> leader_of(const JobFile& job, const std::string& secret) {
+Expected<ControlEndpoint> endpoint_of(const JobFile& job, const std::string& secret) {
   if (process::is_loopback(job.address) && !job.host.empty() && job.host != process::host_name()) {
     return make_error(
         ErrorCode::kBadInput,
@@ -132,12 +132,12 @@ Expected<Leader> leader_of(const JobFile& job, const std::string& secret) {
         "start the run with elastic.listen = an address that other hosts reach",
         job.address, job.port, job.host, process::host_name());
   }
-  return Leader{.address = job.address, .port = job.port, .secret = secret};
+  return ControlEndpoint{.address = job.address, .port = job.port, .secret = secret};
 }
 
-Expected<Leader> find_leader(const std::string& run, const std::string& secret_file) {
+Expected<ControlEndpoint> find_leader(const std::string& run, const std::string& secret_file) {
   std::error_code fault;
-  Leader leader;
+  ControlEndpoint leader;
   const std::size_t colon = run.rfind(':');
   if (!fs::is_directory(run, fault) && colon != std::string::npos) {
     const std::string_view port = std::string_view(run).substr(colon + 1);
@@ -160,7 +160,7 @@ Expected<Leader> find_leader(const std::string& run, const std::string& secret_f
     }
   } else {
     DYNMO_ASSIGN(const JobFile job, read_job(run));
-    DYNMO_ASSIGN(leader, leader_of(job, ""));
+    DYNMO_ASSIGN(leader, endpoint_of(job, ""));
   }
   DYNMO_ASSIGN(leader.secret,
                read_secret(secret_file.empty() ? secret_path(run) : fs::path(secret_file)));

@@ -42,20 +42,21 @@ void remove_job_of_ended(const std::filesystem::path& run);
 [[nodiscard]] Expected<std::string> read_secret(const std::filesystem::path& file);
 
 // Where a leader listens, and what it wants to hear.
-struct Leader {
+struct ControlEndpoint {
   std::string address;
   std::uint16_t port = 0;
   std::string secret;
-  [[nodiscard]] bool is_at(const Leader& other) const {
+  [[nodiscard]] bool is_at(const ControlEndpoint& other) const {
     return address == other.address && port == other.port;
   }
 };
 // kBadInput where the leader listens on the loopback interface of another host: whoever listens on
 // that port of this one is not to hear the secret.
-[[nodiscard]] Expected<Leader> leader_of(const JobFile& job, const std::string& secret);
+[[nodiscard]] Expected<ControlEndpoint> endpoint_of(const JobFile& job, const std::string& secret);
 // `run` is the folder of a run, or HOST:PORT of its leader; `secret_file` that of its secret, which
-// may be "" with a folder. kBadInput, also as leader_of; kPeerLost as read_job.
-[[nodiscard]] Expected<Leader> find_leader(const std::string& run, const std::string& secret_file);
+// may be "" with a folder. kBadInput, also as endpoint_of; kPeerLost as read_job.
+[[nodiscard]] Expected<ControlEndpoint> find_leader(const std::string& run,
+                                                    const std::string& secret_file);
 
 // 128 random bits, as 32 hexadecimal digits.
 [[nodiscard]] std::string make_secret();

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <sstream>
-#include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -50,33 +47,24 @@ Expected<Holdings> newest(const std::vector<Holdings>& by_rank) {
 
 Expected<std::vector<Holdings>> gather_holdings(transport::Transport& group,
                                                 const RankState& mine) {
-  DYNMO_ASSIGN(const auto texts,
-               transport::gather_texts(group, transport::control_tag(transport::Control::kHoldings),
-                                       to_text(holdings_of(mine))));
+  DYNMO_ASSIGN(const auto values,
+               transport::gather_json(group, transport::control_tag(transport::Control::kHoldings),
+                                      to_json(holdings_of(mine)), "what a rank holds"));
   std::vector<Holdings> all;
-  for (const std::string& text : texts) {
-    DYNMO_ASSIGN(Holdings theirs, parse_holdings(text));
+  for (const Json& json : values) {
+    DYNMO_ASSIGN(Holdings theirs, parse_holdings(json));
     all.push_back(std::move(theirs));
   }
   return all;
 }
 
-// The first text that is not empty, the same on all ranks; "" where there is none.
-Expected<std::string> first_text(transport::Transport& group, transport::Control use,
-                                 const std::string& mine) {
-  DYNMO_ASSIGN(const auto texts, transport::gather_texts(group, transport::control_tag(use), mine));
-  for (const std::string& text : texts) {
-    if (!text.empty()) return text;
-  }
-  return std::string();
-}
-
-// A rank that comes new learns what the sources of dynamism remember.
+// A new rank learns what the sources of dynamism remember.
 Expected<void> share_sources(transport::Transport& group, RankState& mine) {
-  const std::string own = mine.layers.empty() ? "" : dynamism::state(mine.sources).dump();
-  DYNMO_ASSIGN(const std::string text, first_text(group, transport::Control::kHoldings, own));
-  if (!mine.sources.empty() || text.empty()) return {};
-  DYNMO_ASSIGN(mine.source_state, parse_json(text, "sources of another rank"));
+  const Json own = mine.layers.empty() ? Json() : dynamism::state(mine.sources);
+  DYNMO_ASSIGN(Json theirs,
+               transport::first_json(group, transport::control_tag(transport::Control::kHoldings),
+                                     own, "sources of another rank"));
+  if (mine.sources.empty() && !theirs.is_null()) mine.source_state = std::move(theirs);
   return {};
 }
 
@@ -96,31 +84,34 @@ Holdings holdings_of(const RankState& state) {
   return holdings;
 }
 
-std::string to_text(const Holdings& holdings) {
-  std::string text =
-      fmt::format("{} {} {}", holdings.step, holdings.frozen_layers, holdings.generation);
+Json to_json(const Holdings& holdings) {
+  Json layers = Json::array();
   for (const Holdings::Layer& held : holdings.layers) {
-    text += fmt::format(" {}{}", held.layer, to_text(held.shape));
+    layers.push_back({{"layer", held.layer.value}, {"shape", to_text(held.shape)}});
   }
-  return text;
+  return {{"step", holdings.step},
+          {"frozen_layers", holdings.frozen_layers},
+          {"generation", holdings.generation},
+          {"layers", std::move(layers)}};
 }
 
-Expected<Holdings> parse_holdings(std::string_view text) {
-  std::istringstream stream{std::string(text)};
-  Holdings holdings;
-  stream >> holdings.step >> holdings.frozen_layers >> holdings.generation;
-  bool good = !stream.fail();
-  int id = 0;
-  std::string shape_text;
-  while (good && stream >> id) {
-    good = static_cast<bool>(stream >> shape_text) && id >= 0 &&
-           (holdings.layers.empty() || holdings.layers.back().layer.value < id);
-    auto shape = model::parse_shape(shape_text);
-    good = good && shape.has_value();
-    if (good) holdings.layers.push_back({LayerId(id), *std::move(shape)});
+Expected<Holdings> parse_holdings(const Json& json) {
+  JsonObject object(json, "what a rank holds");
+  Holdings holdings{.step = object.integer("step"),
+                    .frozen_layers = static_cast<int>(object.integer("frozen_layers")),
+                    .generation = object.integer("generation")};
+  for (JsonObject& each : object.objects("layers")) {
+    const auto id = static_cast<int>(each.integer("layer"));
+    auto shape = model::parse_shape(each.string("shape"));
+    if (!shape) each.fail("shape", shape.error().message);
+    if (id < 0 || (!holdings.layers.empty() && holdings.layers.back().layer.value >= id)) {
+      each.fail("layer", "is not above the one before");
+    }
+    DYNMO_TRY(each.finish());
+    holdings.layers.push_back({LayerId(id), *std::move(shape)});
   }
-  if (good && stream.eof()) return holdings;
-  return make_error(ErrorCode::kInternal, "'{}' is not what a rank says of its layers", text);
+  DYNMO_TRY(object.finish());
+  return holdings;
 }
 
 Expected<std::vector<LayerTransfer>> choose_sources(const std::vector<Holdings>& by_rank,
@@ -185,10 +176,11 @@ Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
 
 Expected<std::optional<cost::ModelCost>> share_costs(transport::Transport& group,
                                                      const std::optional<cost::ModelCost>& mine) {
-  DYNMO_ASSIGN(const std::string text, first_text(group, transport::Control::kCosts,
-                                                  mine ? cost::profile_json(*mine).dump() : ""));
-  if (text.empty()) return std::optional<cost::ModelCost>();
-  DYNMO_ASSIGN(const Json json, parse_json(text, "costs of another rank"));
+  DYNMO_ASSIGN(
+      const Json json,
+      transport::first_json(group, transport::control_tag(transport::Control::kCosts),
+                            mine ? cost::profile_json(*mine) : Json(), "costs of another rank"));
+  if (json.is_null()) return std::optional<cost::ModelCost>();
   DYNMO_ASSIGN(cost::ModelCost costs, cost::parse_profile(json, "costs of another rank"));
   return std::optional(std::move(costs));
 }

@@ -7,12 +7,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
@@ -38,8 +37,8 @@ struct Holdings {
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };
 [[nodiscard]] Holdings holdings_of(const RankState& state);  // spares included
-[[nodiscard]] std::string to_text(const Holdings& holdings);
-[[nodiscard]] Expected<Holdings> parse_holdings(std::string_view text);
+[[nodiscard]] Json to_json(const Holdings& holdings);
+[[nodiscard]] Expected<Holdings> parse_holdings(const Json& json);
 
 // What brings every layer to where `plan` wants it in each replica. A rank that holds a layer keeps
 // its own; a missing one comes from a holder in its replica, else from the holder that has the
@@ -55,8 +54,8 @@ struct Holdings {
                                      const plan::Plan& plan, RankState& mine,
                                      const Staging& staging = {});
 
-// Called by all ranks of a new group: the costs that the first rank with any brings, the same on
-// all; none where nobody has measured. A rank that comes new has none.
+// Called by all ranks of a new group: broadcasts the costs of the lowest rank that has any; none
+// where nobody has measured. A new rank has none.
 [[nodiscard]] Expected<std::optional<cost::ModelCost>> share_costs(
     transport::Transport& group, const std::optional<cost::ModelCost>& mine);
 

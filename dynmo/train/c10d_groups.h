@@ -9,8 +9,8 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/control_messages.h"
+#include "dynmo/elastic/groups.h"
 #include "dynmo/runtime/c10d_transport.h"
-#include "dynmo/train/groups.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -20,7 +20,7 @@ namespace dynmo::train {
 
 [[nodiscard]] runtime::MeetingPlace meeting_place(const elastic::Place& place);
 
-class C10dGroups final : public Groups {
+class C10dGroups final : public elastic::Groups {
  public:
   using Decorate =
       std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>;

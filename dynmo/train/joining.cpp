@@ -15,7 +15,7 @@
 #include "dynmo/process/line_server.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/inputs.h"
-#include "dynmo/train/resizing.h"
+#include "dynmo/train/leader_options.h"
 #include "dynmo/train/run.h"
 
 namespace dynmo::train {
@@ -40,7 +40,7 @@ Expected<elastic::Reply> hear(LineClient& leader, std::chrono::milliseconds time
 }
 
 // What the leader answers, whether it does what is asked for or not.
-Expected<elastic::Reply> ask(const elastic::Leader& where, const elastic::Request& request,
+Expected<elastic::Reply> ask(const elastic::ControlEndpoint& where, const elastic::Request& request,
                              LineClient& leader) {
   auto connected = LineClient::connect(where.address, where.port, kConnect);
   if (!connected) {
@@ -54,7 +54,7 @@ Expected<elastic::Reply> ask(const elastic::Leader& where, const elastic::Reques
 
 // A folder that merely has the name of the run's would get records that nobody looks for, and the
 // files of a leader that nobody finds.
-Expected<void> check_is_here(const std::string& folder, const elastic::Leader& where) {
+Expected<void> check_is_here(const std::string& folder, const elastic::ControlEndpoint& where) {
   const auto secret = elastic::read_secret(elastic::secret_path(folder));
   if (secret && elastic::same_secret(*secret, where.secret)) return {};
   return make_error(ErrorCode::kBadInput,
@@ -64,7 +64,7 @@ Expected<void> check_is_here(const std::string& folder, const elastic::Leader& w
 }
 
 // The run's own settings, with what is the newcomer's.
-Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& join) {
+Expected<Config> config_of_run(const elastic::ControlEndpoint& where, const JoinOptions& join) {
   LineClient leader;
   DYNMO_ASSIGN(const elastic::Reply reply,
                ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader));
@@ -85,7 +85,7 @@ Expected<Config> config_of_run(const elastic::Leader& where, const JoinOptions& 
 
 // Stands by until the run gives it a place, with whoever leads: `where` follows.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
-                                  const Reporter& reporter, elastic::Leader& where,
+                                  const Reporter& reporter, elastic::ControlEndpoint& where,
                                   LineClient& leader) {
   while (true) {
     auto said = ask(where, request, leader);
@@ -99,7 +99,7 @@ Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Reques
     }
     const Error why = said ? Error{said->code, said->text} : said.error();
     // A leader that leaves says where the next one is, which has written it before.
-    const auto now = said && said->leader ? elastic::leader_of(*said->leader, where.secret)
+    const auto now = said && said->leader ? elastic::endpoint_of(*said->leader, where.secret)
                                           : elastic::find_leader(join.run, join.secret_file);
     if (!now || now->is_at(where)) return why;
     where = *now;
@@ -119,7 +119,7 @@ runtime::GroupOptions group_at(const elastic::Place& place, const Config& config
 
 // `taken`: it has become a rank.
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process, bool& taken) {
-  DYNMO_ASSIGN(elastic::Leader where, elastic::find_leader(join.run, join.secret_file));
+  DYNMO_ASSIGN(elastic::ControlEndpoint where, elastic::find_leader(join.run, join.secret_file));
   TrainOptions options = process.options;
   DYNMO_ASSIGN(options.config, config_of_run(where, join));
   at::set_num_threads(1);

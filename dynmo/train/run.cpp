@@ -16,13 +16,13 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/dry_run.h"
 #include "dynmo/train/earlier_run.h"
+#include "dynmo/train/elasticity.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/first_plan.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/measured_keys.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
-#include "dynmo/train/resizing.h"
 #include "dynmo/train/run_lock.h"
 #include "dynmo/train/run_log.h"
 #include "dynmo/train/same_settings.h"
@@ -49,8 +49,8 @@ Expected<void> barrier(Transport& transport) {
 class Run {
  public:
   // `groups`: null where nobody asks a process to leave.
-  Run(Transport& group, Groups* groups, const TrainOptions& options, const Reporter& reporter,
-      Inputs inputs)
+  Run(Transport& group, elastic::Groups* groups, const TrainOptions& options,
+      const Reporter& reporter, Inputs inputs)
       : options_(options),
         config_(options.config),
         reporter_(reporter),
@@ -61,22 +61,12 @@ class Run {
         grid_(std::in_place, group, static_cast<int>(config_.pipeline.replicas)),
         leads_(group.rank() == transport::Member(0)) {
     if (groups != nullptr && config_.elastic.enabled) {
-      resizing_.emplace(
-          *groups, config_, inputs_,
-          Resizing::Tell{.say = [this](std::string_view text) { say(text); },
-                         .known = [this] { return lanes_.front().log->series().to_json(); },
-                         .lead = [this](const Json& known) { return lead(known); },
-                         .event =
-                             [this](std::string_view kind, std::int64_t step, const Json& more) {
-                               if (!lanes_.empty() && lanes_.front().log) {
-                                 lanes_.front().log->event(kind, step, more);
-                               }
-                             }});
+      elasticity_.emplace(*groups, config_, inputs_);
     }
   }
 
   Expected<void> run() {
-    if (resizing_) DYNMO_TRY(resizing_->begin());
+    if (elasticity_) DYNMO_TRY(elasticity_->begin());
     DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
     for (const std::string& note : begin.notes) say(note);
     first_step_ = begin.step();
@@ -94,14 +84,16 @@ class Run {
     return advance_all();
   }
 
-  // Of a process that comes to a run that goes on, into the group that it was given a place in.
+  // Called by a process that joins a run, in the group in which it was given a place. What may go
+  // wrong with it alone comes before the others count on it.
   Expected<void> join(const std::function<void()>& taken) {
     lanes_.push_back({.name = "", .settings = settings_of("", 0), .log = {}, .group = nullptr});
     Lane& lane = lanes_.back();
-    DYNMO_ASSIGN(lane.group, resizing_->enter(lane.settings));
-    taken();
+    DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
     first_step_ = lane.group->pipeline().next_step();
     DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
+    DYNMO_TRY(elasticity_->join(*lane.group));
+    taken();
     return advance_all();
   }
 
@@ -125,8 +117,8 @@ class Run {
       }
       report_progress(step);
       if (step + 1 == config_.train.steps) continue;
-      if (!resizing_ && asked) return stop(step + 1);
-      if (!resizing_) continue;
+      if (!elasticity_ && asked) return stop(step + 1);
+      if (!elasticity_) continue;
       DYNMO_ASSIGN(const bool stays, change_size(lanes_.front(), asked));
       if (!stays) return {};
     }
@@ -152,7 +144,10 @@ class Run {
     if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
     RunLog& log = *lanes_.front().log;
     wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
-    DYNMO_TRY(log.lead());
+    // The run goes on without the file, as it does where it cannot be written later.
+    if (const auto opened = log.lead(); !opened) {
+      say(fmt::format("events   {}; training goes on", opened.error().message));
+    }
     return log.series().restore(known);
   }
   // Those of a rank that has led before are free when its process has ended.
@@ -182,13 +177,13 @@ class Run {
             // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
             .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
             .asks = [this] {
-              if (resizing_) return resizing_->asks();
+              if (elasticity_) return elasticity_->asks();
               return groups_ != nullptr && groups_->asked_to_leave();
             }};
   }
 
   Expected<RunLog> open_log(const std::string& name, Kept kept) const {
-    const WorldRank number = resizing_ ? WorldRank(resizing_->self().number) : grid_->rank();
+    const WorldRank number = elasticity_ ? WorldRank(elasticity_->self().number) : grid_->rank();
     return RunLog::open(config_, name.empty() ? "run" : name, folder_.of(name), number, first_step_,
                         kept);
   }
@@ -213,7 +208,7 @@ class Run {
               {{"plan", plan::to_json(begin.first.plan)},
                {"ranks", group_->size()},
                {"steps", config_.train.steps}});
-    if (resizing_) log.series().members = resizing_->members();
+    if (elasticity_) log.series().members = elasticity_->view().size();
     lanes_.push_back({name, settings, std::move(log), std::move(group)});
     return {};
   }
@@ -232,7 +227,7 @@ class Run {
     const std::int64_t begin_ns = now_ns();
     DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
     for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
-    if (resizing_) resizing_->observe(report, *lane.group);
+    if (elasticity_) elasticity_->observe(report, *lane.group);
     const std::int64_t done = report.step + 1;
     const bool last = done == config_.train.steps;
     if (inputs_.batches.validates() && (done % config_.train.validation_every == 0 || last)) {
@@ -260,45 +255,74 @@ class Run {
     return {};
   }
 
+  // What has happened between two steps is printed and logged.
+  void note_events(Lane& lane, std::int64_t step) {
+    for (const elastic::BoundaryEvent& event : elasticity_->take_events()) {
+      if (!event.line.empty()) say(fmt::format("step {:5}  {}", step, event.line));
+      if (!event.kind.empty()) lane.log->event(event.kind, step, event.json);
+    }
+  }
+
   // What clients and signals ask for between two steps. False: this rank has left the run.
   Expected<bool> change_size(Lane& lane, bool asked) {
     if (wants_locks_) take_locks();
-    DYNMO_ASSIGN(Turn turn, resizing_->next(*lane.group, asked));
-    if (turn.checkpoint || turn.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
-    if (turn.stop) return say_stopped(resizing_->stopped(turn, *lane.group, finish()));
-    if (!turn.change) return true;
-    if (lane.group->checkpoints()->active()) {
-      // It waits for the disk, but not for one checkpoint after the other.
-      const std::int64_t every = config_.checkpoint.every;
-      if (every == 0 || turn.change->waited < every) {
-        resizing_->defer(*std::move(turn.change));
-        return true;
-      }
-      DYNMO_TRY(finish_checkpoint(lane));
+    const std::int64_t step = lane.group->pipeline().next_step();
+    DYNMO_ASSIGN(elastic::BoundaryDecision decision, elasticity_->next(*lane.group, asked));
+    note_events(lane, step);
+    if (decision.checkpoint || decision.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
+    if (decision.stop) {
+      const Error why = elasticity_->stop(decision, *lane.group, finish());
+      note_events(lane, step);
+      return say_stopped(why);
     }
-    resizing_->answer_checkpoints(*lane.group);  // another rank would not know who asked
-    DYNMO_ASSIGN(const bool possible, resizing_->prepare(*turn.change, *lane.group));
-    if (!possible) return true;
+    if (!decision.change) return true;
+    DYNMO_ASSIGN(const bool waits, waits_for_checkpoint(lane, *decision.change));
+    if (waits) return true;
+    elasticity_->answer_checkpoints(*lane.group);  // another rank would not know who asked
+    DYNMO_ASSIGN(const bool possible, elasticity_->prepare(*decision.change, *lane.group));
+    note_events(lane, step);
+    return possible ? change_group(lane, *decision.change) : true;
+  }
+
+  // A change waits for the disk, but not for one checkpoint after the other.
+  Expected<bool> waits_for_checkpoint(Lane& lane, const elastic::SizeChange& change) {
+    if (!lane.group->checkpoints()->active()) return false;
+    const std::int64_t every = config_.checkpoint.every;
+    if (every == 0 || change.waited < every) {
+      elasticity_->defer(change);
+      return true;
+    }
+    DYNMO_TRY(finish_checkpoint(lane));
+    return false;
+  }
+
+  // From one group to the next. False: this rank has left the run.
+  Expected<bool> change_group(Lane& lane, const elastic::SizeChange& change) {
     DYNMO_TRY(end_group(lane));
     grid_.reset();
     const int ranks = group_->size();
-    DYNMO_ASSIGN(Resizing::Changed changed,
-                 resizing_->change(*turn.change, std::move(lane.group), lane.settings));
-    lane.group = std::move(changed.group);
+    const std::int64_t step = lane.group->pipeline().next_step();
+    const Json known = leads_ ? lane.log->series().to_json() : Json();
+    DYNMO_ASSIGN(Regrouped next,
+                 elasticity_->change(change, std::move(lane.group), lane.settings, known));
+    lane.group = std::move(next.group);
+    if (!next.run.is_null()) DYNMO_TRY(lead(next.run));
+    note_events(lane, step);
     if (lane.group == nullptr) {  // records are no reason to end with an error
       static_cast<void>(lane.log->close());
       return false;
     }
-    group_ = &resizing_->group();
+    group_ = &elasticity_->group();
     grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
     lane.log->begin_group();
     RunSeries& series = lane.log->series();
-    const Resizing::Moves moves = resizing_->take_moves();
-    series.add_move(moves.count, moves.layers, moves.bytes, moves.seconds);
-    if (!changed.done) return true;
-    series.changing_rank_s += ranks * resizing_->pause_s();
+    series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
+    if (!next.done) return true;
+    series.changing_rank_s += ranks * next.pause_s;
     ++series.size_changes;
-    series.members = resizing_->members();
+    for (const int number : elastic::numbers_of(elasticity_->view())) {
+      series.members = std::max(series.members, number + 1);
+    }
     return true;
   }
 
@@ -312,7 +336,8 @@ class Run {
     DYNMO_ASSIGN(const transport::Traffic traffic,
                  transport::gather_traffic(*group_, control_tag(Control::kTraffic),
                                            lane.group->transport().sent()));
-    lane.log->series().add_traffic(traffic, resizing_ ? resizing_->numbers() : std::vector<int>());
+    lane.log->series().add_traffic(
+        traffic, elasticity_ ? elastic::numbers_of(elasticity_->view()) : std::vector<int>());
     return {};
   }
 
@@ -355,7 +380,10 @@ class Run {
       const std::int64_t step = lane.group->pipeline().next_step();
       if (step == config_.train.steps) lane.log->event("end", step);
     }
-    if (resizing_) DYNMO_TRY(resizing_->finish(lanes_.back().group->pipeline().next_step()));
+    if (elasticity_) {
+      DYNMO_TRY(elasticity_->finish());
+      note_events(lanes_.back(), lanes_.back().group->pipeline().next_step());
+    }
     if (first_rank()) DYNMO_TRY(report());
     // A rank that ends with an error takes the others with it, also one that is still telling.
     DYNMO_TRY(barrier(*group_));
@@ -372,7 +400,7 @@ class Run {
   Expected<void> finish(Lane& lane) {
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
       if (config_.checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
-      if (resizing_) resizing_->answer_checkpoints(*lane.group);
+      if (elasticity_) elasticity_->answer_checkpoints(*lane.group);
       lane.log->add_checkpoints(checkpoints->totals());
     }
     const RunLog::Closed closed = lane.log->close();
@@ -412,7 +440,7 @@ class Run {
   const TrainOptions& options_;
   const Config& config_;
   const Reporter& reporter_;
-  Groups* groups_;
+  elastic::Groups* groups_;
   const observe::RunFolder folder_;
   Inputs inputs_;
   Transport* group_;  // in force
@@ -421,7 +449,7 @@ class Run {
   bool wants_locks_ = false;  // of the run's folder
   RunLocks locks_;
   std::int64_t first_step_ = 0;
-  std::optional<Resizing> resizing_;
+  std::optional<Elasticity> elasticity_;
   std::vector<Lane> lanes_;
 };
 
@@ -429,7 +457,7 @@ class Run {
 
 namespace {
 
-Expected<void> train_in(Transport& transport, Groups* groups, const TrainOptions& given,
+Expected<void> train_in(Transport& transport, elastic::Groups* groups, const TrainOptions& given,
                         const Reporter& reporter) {
   DYNMO_TRY(validate(given.config));
   TrainOptions options = given;
@@ -458,11 +486,12 @@ Expected<void> train(Transport& transport, const TrainOptions& options, const Re
   return train_in(transport, nullptr, options, reporter);
 }
 
-Expected<void> train(Groups& groups, const TrainOptions& options, const Reporter& reporter) {
+Expected<void> train(elastic::Groups& groups, const TrainOptions& options,
+                     const Reporter& reporter) {
   return train_in(groups.group(), &groups, options, reporter);
 }
 
-Expected<void> join(Groups& groups, const TrainOptions& options, const Reporter& reporter,
+Expected<void> join(elastic::Groups& groups, const TrainOptions& options, const Reporter& reporter,
                     const std::function<void()>& taken) {
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   return Run(groups.group(), &groups, options, reporter, std::move(inputs)).join(taken);

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/train/groups.h"
+#include "dynmo/elastic/groups.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/options.h"
 #include "dynmo/transport/transport.h"
@@ -26,12 +26,12 @@ namespace dynmo::train {
 
 // The same of a run whose groups may change (elastic.enabled). A rank that leaves returns when its
 // part is done; kInterrupted where the run was stopped, after a checkpoint.
-[[nodiscard]] Expected<void> train(Groups& groups, const TrainOptions& options,
+[[nodiscard]] Expected<void> train(elastic::Groups& groups, const TrainOptions& options,
                                    const Reporter& reporter = {});
-// Of a process that comes to such a run, in the group that it was given a place in. `options` are
-// those of the run. `taken` is called when it is a rank of the run: an error before that is none of
-// the run's.
-[[nodiscard]] Expected<void> join(Groups& groups, const TrainOptions& options,
+// Entry point of a joining process, in the group to which it was admitted. `options` are those of
+// the run. `taken` is called when it is a rank of the run: an error before that is none of the
+// run's.
+[[nodiscard]] Expected<void> join(elastic::Groups& groups, const TrainOptions& options,
                                   const Reporter& reporter, const std::function<void()>& taken);
 
 }  // namespace dynmo::train

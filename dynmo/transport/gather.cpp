@@ -26,6 +26,29 @@ Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
   return texts;
 }
 
+Expected<std::vector<Json>> gather_json(Transport& transport, Tag tag, const Json& mine,
+                                        std::string_view origin) {
+  // What is not UTF-8, such as a name in a message of the system, is replaced.
+  const std::string text =
+      mine.is_null() ? "" : mine.dump(-1, ' ', false, Json::error_handler_t::replace);
+  DYNMO_ASSIGN(const auto texts, gather_texts(transport, tag, text));
+  std::vector<Json> values(texts.size());
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].empty()) continue;
+    DYNMO_ASSIGN(values[i], parse_json(texts[i], origin));
+  }
+  return values;
+}
+
+Expected<Json> first_json(Transport& transport, Tag tag, const Json& mine,
+                          std::string_view origin) {
+  DYNMO_ASSIGN(const auto values, gather_json(transport, tag, mine, origin));
+  for (const Json& value : values) {
+    if (!value.is_null()) return value;
+  }
+  return Json();
+}
+
 Expected<std::vector<std::vector<double>>> gather_numbers(Transport& transport, Tag tag,
                                                           std::span<const double> mine) {
   DYNMO_ASSIGN(const auto all, all_gather(transport, tag, std::as_bytes(mine)));

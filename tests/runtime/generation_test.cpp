@@ -247,13 +247,19 @@ TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
                                  {LayerId(2), {.frozen = false, .pruned = {{1, {9, true}}}}},
                                  {LayerId(3), {}}}};
   for (const Holdings& holdings : {some, Holdings()}) {
-    const auto read = parse_holdings(to_text(holdings));
+    const auto read = parse_holdings(to_json(holdings));
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(*read, holdings);
   }
-  for (const char* text :
-       {"", "1 2", "1 0 0 x", "1 0 0 3", "1 0 0 3t 3t", "1 0 0 -1t", "1 0 0 3q"}) {
-    EXPECT_FALSE(parse_holdings(text)) << text;
+  const auto with = [](const char* layers) {
+    return fmt::format(R"({{"step":1,"frozen_layers":0,"generation":0,"layers":{}}})", layers);
+  };
+  EXPECT_TRUE(parse_holdings(Json::parse(with("[]"))));
+  for (const std::string& text :
+       {std::string("1"), std::string("{}"), with("1"), with("[3]"), with(R"([{"layer":3}])"),
+        with(R"([{"layer":-1,"shape":"t"}])"), with(R"([{"layer":3,"shape":"q"}])"),
+        with(R"([{"layer":3,"shape":"t"},{"layer":3,"shape":"t"}])")}) {
+    EXPECT_FALSE(parse_holdings(Json::parse(text))) << text;
   }
 }
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/train/groups.h"
+#include "dynmo/elastic/groups.h"
 #include "dynmo/transport/fault.h"
 #include "dynmo/transport/in_process.h"
 
@@ -81,7 +81,7 @@ class Hub {
 };
 
 // One member's part of them.
-class HubGroups final : public Groups {
+class HubGroups final : public elastic::Groups {
  public:
   HubGroups(Hub& hub, elastic::Member self) : hub_(hub), self_(std::move(self)) {}
 

@@ -15,7 +15,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/process/sockets.h"
-#include "dynmo/train/resizing.h"
+#include "dynmo/train/leader_options.h"
 #include "dynmo/train/run.h"
 
 namespace dynmo::train::testing {
@@ -39,7 +39,7 @@ elastic::Member member_of(int id) {
 }  // namespace
 
 Expected<LineClient> ElasticRun::ask(const elastic::Request& request) {
-  DYNMO_ASSIGN(const elastic::Leader leader,
+  DYNMO_ASSIGN(const elastic::ControlEndpoint leader,
                elastic::find_leader(case_.options.config.run.directory, ""));
   DYNMO_ASSIGN(LineClient client, LineClient::connect(leader.address, leader.port, kReply));
   elastic::Request full = request;
@@ -228,9 +228,15 @@ Expected<void> ElasticRun::give(const Order& order) {
       DYNMO_TRY(status());
       return {};
     }
-    case Order::Kind::kSignal: {
+    case Order::Kind::kAwait:
+      story_ += fmt::format("await {} ranks\n", order.ranks);
+      wanted_ = order.ranks;
+      return {};
+    case Order::Kind::kSignal:
+    case Order::Kind::kRefusedSignal: {
       story_ += fmt::format("signal to {}\n", order.member);
-      wanted_ -= replicas;
+      under_way_ = order.kind == Order::Kind::kSignal;
+      if (under_way_) wanted_ -= replicas;
       // Members' ids count as their numbers do: all that ask become members, in that order.
       for (Thread& thread : threads_) {
         if (thread.groups->self().id.value == static_cast<std::uint64_t>(order.member) + 1) {

@@ -24,10 +24,23 @@ namespace dynmo::train::testing {
 
 // An order to a run between two steps.
 struct Order {
-  // kCheckpoint is the last one; kCheckpointAndDrain are two at once.
-  enum class Kind { kPack, kDrain, kSignal, kJoin, kFailToJoin, kCheckpoint, kCheckpointAndDrain };
+  // kCheckpoint is the last one; kCheckpointAndDrain are two at once. kRefusedSignal changes
+  // nothing when it comes; kAwait asks for nothing and waits for a change that the run makes by
+  // itself.
+  enum class Kind {
+    kPack,
+    kDrain,
+    kSignal,
+    kRefusedSignal,
+    kAwait,
+    kJoin,
+    kFailToJoin,
+    kCheckpoint,
+    kCheckpointAndDrain
+  };
   Kind kind = Kind::kPack;
-  int ranks = 0;    // kPack: of a replica; kJoin: as many come, in each replica
+  int ranks =
+      0;  // kPack: of a replica; kJoin: as many come, in each replica; kAwait: all that are left
   int member = 0;   // of drains and signals
   int message = 0;  // kFailToJoin: one comes, and fails at this message that it sends if it has not
                     // joined by then

@@ -192,6 +192,56 @@ class Elastic(ElasticCase):
         for step in both:
             self.assertEqual(manifests(run)[step], manifests(self.folder / "unmoved")[step])
 
+    def test_a_refused_signal_is_tried_again_after_a_join(self):
+        """Newcomers have not seen what was tried before they came, and decide alike all the same."""
+        for replicas in 1, 2:
+            name = f"tried-{replicas}"
+            process = self.start(name, 2, f"pipeline.replicas={replicas}", "elastic.ranks_min=2", "elastic.release_after=40")
+            pid = self.status(name)["ranks"][1]["pid"]
+            os.kill(pid, signal.SIGTERM)
+            output = ""
+            while "elastic.ranks_min is 2" not in output:
+                output = process.stdout.readline()
+                self.assertTrue(output, "the run has ended")
+            joiners = [self.join(name) for _ in range(replicas)]
+            self.until(process, lambda: len(events(self.folder / name, "size")) == 2)
+            self.assertEqual([len(event["ranks"]) for event in events(self.folder / name, "size")], [3 * replicas, 2 * replicas])
+            self.assertNotIn(pid, [rank["pid"] for rank in self.status(name)["ranks"]])
+            self.done(name, "stop")
+            for each in (process, *joiners):
+                self.ended(each, code=130)
+
+    def test_the_leader_leaves_though_its_folder_cannot_be_written(self):
+        run, away = self.folder / "unwritable", self.folder / "away"
+        process = self.start("unwritable", 3, "checkpoint.every=0")
+        secret = self.folder / "copy"
+        shutil.copy(run / "secret", secret)
+        leader = self.status("unwritable")["ranks"][0]["pid"]
+        (run / "job.json").unlink()
+        (run / "job.json" / "folder").mkdir(parents=True)
+        os.kill(leader, signal.SIGTERM)
+        line = ""
+        while "this rank leads all the same, at " not in line:
+            line = process.stdout.readline()
+            self.assertTrue(line, "the run has ended")
+        address = line.split("all the same, at ")[1].split(",")[0]
+        status = self.run_command([DYNMO, "ctl", address, "--secret", str(secret), "status", "--json"], timeout=LIMIT)
+        self.assertEqual([rank["rank"] for rank in json.loads(status.stdout)["ranks"]], [1, 2])
+        shutil.rmtree(run / "job.json")
+        self.until(process, lambda: self.status("unwritable"))  # it was tried again
+        run.rename(away)  # and a folder that is not there at all
+        leader = json.loads(status.stdout)["ranks"][0]["pid"]
+        os.kill(leader, signal.SIGTERM)
+        line = ""
+        while "this rank leads all the same, at " not in line:
+            line = process.stdout.readline()
+            self.assertTrue(line, "the run has ended")
+        away.rename(run)
+        self.until(process, lambda: self.status("unwritable").get("ranks", [{}])[0].get("rank") == 2)
+        self.done("unwritable", "stop")
+        self.assertIn("stopped before step", self.ended(process, code=130))
+        self.assertEqual(sorted(losses(run)), list(range(len(losses(run)))))
+
     def test_grow(self):
         process = self.start("grown", 2)
         self.assertIn("2 ranks -> 3 ranks", self.done("grown", "grow", "1"))

@@ -215,6 +215,42 @@ TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
   EXPECT_GE(message, 16);
 }
 
+// Newcomers have not seen what was tried before they came, and decide alike all the same.
+TEST(ElasticThreads, ARefusedSignalIsTriedAgainAfterAJoin) {
+  for (const int replicas : {1, 2}) {
+    const TempFolder folder;
+    write_tokens(folder.path() / "tokens");
+    TrainOptions options = options_for(folder.path(), 40);
+    options.config.pipeline.replicas = replicas;
+    options.config.elastic.ranks_min = 2;
+    const std::vector<Order> orders = {{.kind = Order::Kind::kRefusedSignal, .member = 1},
+                                       {.kind = Order::Kind::kJoin, .ranks = 1},
+                                       {.kind = Order::Kind::kAwait, .ranks = 2 * replicas},
+                                       {.kind = Order::Kind::kJoin, .ranks = 1}};
+    std::size_t at = 0;
+    const auto next = [&](const std::vector<int>&) {
+      return at < orders.size() ? orders[at++] : std::optional<Order>();
+    };
+    expect_the_twins({.options = options, .ranks = 2 * replicas, .next = next}, folder.path(), 3);
+  }
+}
+
+TEST(ElasticThreads, RanksThatJoinAfterThePackAskedForDoNotPackAgain) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens");
+  TrainOptions options = options_for(folder.path(), 60);
+  options.config.elastic.pack_ranks = 2;
+  const std::vector<Order> orders = {{.kind = Order::Kind::kAwait, .ranks = 2},
+                                     {.kind = Order::Kind::kJoin, .ranks = 1},
+                                     {.kind = Order::Kind::kSignal, .member = 0},
+                                     {.kind = Order::Kind::kJoin, .ranks = 1}};
+  std::size_t at = 0;
+  const auto next = [&](const std::vector<int>&) {
+    return at < orders.size() ? orders[at++] : std::optional<Order>();
+  };
+  expect_the_twins({.options = options, .ranks = 3, .next = next}, folder.path(), 4);
+}
+
 TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens");

@@ -22,6 +22,23 @@ TEST(Gather, ReturnsTextsOfUnequalLengthsByRank) {
   EXPECT_TRUE(status.has_value()) << status.error().message;
 }
 
+TEST(Gather, ReturnsJsonByRankAndTheFirstThatIsNotNull) {
+  const auto status = run_ranks(3, [](Transport& transport) -> Expected<void> {
+    const std::vector<Json> expected = {nullptr, {{"x", 0.1}, {"y", "\n"}}, Json::array({1, 2})};
+    const Json& mine = expected[transport.rank().index()];
+    DYNMO_ASSIGN(const auto values, gather_json(transport, 3, mine, "a value"));
+    EXPECT_EQ(values, expected);
+    DYNMO_ASSIGN(const Json first, first_json(transport, 3, mine, "a value"));
+    EXPECT_EQ(first, expected[1]);
+    DYNMO_ASSIGN(const Json nothing, first_json(transport, 3, nullptr, "a value"));
+    EXPECT_TRUE(nothing.is_null());
+    DYNMO_ASSIGN(const auto replaced, gather_json(transport, 3, "\xff", "a value"));
+    EXPECT_EQ(replaced.front(), "\xef\xbf\xbd");
+    return {};
+  });
+  EXPECT_TRUE(status.has_value()) << status.error().message;
+}
+
 TEST(Gather, ReturnsNumbersByRankBitForBit) {
   const auto status = run_ranks(3, [](Transport& transport) -> Expected<void> {
     const std::vector<std::vector<double>> expected = {{0.1, -0.0}, {1e-310, 2}, {1e300, -3}};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The door of an elastic run, at its leader: `dynmo ctl` and processes that want to become ranks
-// come here. What they ask for waits until the leader's training loop takes it, between two steps;
-// what they may know without it (status, settings) they hear at once.
+// The control endpoint of an elastic run, at its leader: `dynmo ctl` and processes that want to
+// become ranks connect to it. Their requests wait until the leader's training loop takes them,
+// between two steps; requests for status and settings are answered at once.
 
 #include <atomic>
 #include <filesystem>
@@ -20,24 +20,10 @@
 #include "dynmo/core/json.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/elastic/size_changes.h"
 #include "dynmo/process/line_server.h"
 
-namespace dynmo::train {
-
-// Something that is to happen between two steps.
-struct Wish {
-  elastic::RequestKind kind = elastic::RequestKind::kStop;
-  process::ClientId client = 0;  // who hears what became of it; 0: nobody
-  int ranks = 0;
-  int member = 0;
-};
-
-// A process that may become a rank, and waits.
-struct Standby {
-  process::ClientId client = 0;
-  elastic::Member member;
-  bool admitted = false;  // it has a place in a group that is to be
-};
+namespace dynmo::elastic {
 
 class ControlService {
  public:
@@ -45,35 +31,37 @@ class ControlService {
     std::filesystem::path run;                // its folder
     std::string address = "127.0.0.1";        // where it listens
     std::string group_address = "127.0.0.1";  // where the groups of the run meet
-    elastic::Member leader;                   // for people
+    Member leader;                            // for people
     std::string config;                       // TOML, for who joins
-    std::function<elastic::Build()> build;    // asked on the service's thread when somebody joins
+    std::function<Build()> build;             // asked on the service's thread when somebody joins
     int first_member = 0;                     // number of the first that joins
     std::string secret = {};                  // that of the leader before; "": a new one
     int replicas = 1;                         // as many join at once
   };
-  // Listens, and writes RUN/job.json and RUN/secret. kBadInput.
+  // Listens. Nobody knows where before publish(). kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<ControlService>> open(Options options);
   ControlService(const ControlService&) = delete;
   ControlService& operator=(const ControlService&) = delete;
-  // Tells who waits that the run has ended, and removes the files.
+  // Tells who waits that the run has ended, and removes the files that it has published.
   ~ControlService();
+  // Writes RUN/job.json and RUN/secret. kBadInput where that fails; it may be tried again.
+  [[nodiscard]] Expected<void> publish();
   // Where it listens, as job.json has it.
-  [[nodiscard]] const elastic::JobFile& door() const { return door_; }
+  [[nodiscard]] const JobFile& endpoint() const { return endpoint_; }
   // Another rank leads, and its service has taken this one's place: who waits is told to ask there.
-  void hand_over(elastic::JobFile next) { next_door_ = std::move(next); }
+  void hand_over(JobFile next) { next_endpoint_ = std::move(next); }
   [[nodiscard]] const std::string& secret() const { return secret_; }
   [[nodiscard]] int next_member();
 
   // By the training loop. Whether somebody waits for it.
-  [[nodiscard]] bool has_wishes() const { return waiting_.load(std::memory_order_relaxed); }
-  [[nodiscard]] std::vector<Wish> take();
+  [[nodiscard]] bool has_requests() const { return waiting_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::vector<ClientRequest> take();
   // A multiple of `replicas`; they stand by until they are admitted, refused or gone.
-  [[nodiscard]] std::vector<Standby> standbys();
-  void answer(process::ClientId client, const elastic::Reply& reply);
+  [[nodiscard]] std::vector<Newcomer> newcomers();
+  void answer(process::ClientId client, const Reply& reply);
   // One that stands by gets a place in a group that is to be. Until that group is taken or given up
   // it is watched: the error once one that was admitted has gone.
-  void admit(process::ClientId client, const elastic::Place& place);
+  void admit(process::ClientId client, const Place& place);
   [[nodiscard]] std::optional<Error> missing();
   // The group is in force, or never will be: then those that are left may ask again.
   void dismiss_admitted();
@@ -81,26 +69,27 @@ class ControlService {
 
  private:
   explicit ControlService(Options options);
-  process::LineServer::Answer hear(process::ClientId client, std::string_view line);
-  process::LineServer::Answer hear_join(process::ClientId client, const elastic::Request& request);
+  process::LineServer::Answer on_line(process::ClientId client, std::string_view line);
+  process::LineServer::Answer on_join(process::ClientId client, const Request& request);
   void gone(process::ClientId client);
   void forget(process::ClientId client);  // under the lock
   void note_waiting();                    // likewise
 
   Options options_;
   std::string secret_;
-  elastic::JobFile door_;
-  std::optional<elastic::JobFile> next_door_;
+  JobFile endpoint_;
+  std::optional<JobFile> next_endpoint_;
+  bool published_ = false;
   std::atomic<bool> waiting_{false};
   std::mutex mutex_;  // guards what follows
-  std::vector<Wish> wishes_;
-  std::vector<Standby> standbys_;
-  std::optional<Error> missing_;              // one that was admitted
-  std::map<elastic::MemberId, int> numbers_;  // of all that have come; one may come again
-  std::vector<process::ClientId> present_;    // clients that wait for an answer
+  std::vector<ClientRequest> requests_;
+  std::vector<Newcomer> newcomers_;
+  std::optional<Error> missing_;            // one that was admitted
+  std::map<MemberId, int> numbers_;         // of all that have come; one may come again
+  std::vector<process::ClientId> present_;  // clients that wait for an answer
   Json status_;
   int next_member_ = 0;
   std::unique_ptr<process::LineServer> server_;  // last: its thread uses the above
 };
 
-}  // namespace dynmo::train
+}  // namespace dynmo::elastic

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/control_service.h"
+#include "dynmo/elastic/control_service.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "dynmo/process/sockets.h"
 #include "tests/support/temp_folder.h"
 
-namespace dynmo::train {
+namespace dynmo::elastic {
 namespace {
 
 using process::LineClient;
@@ -26,24 +26,24 @@ class ControlServiceTest : public testing::Test {
                                         .group_address = group_address,
                                         .leader = {.id = {1}, .host = process::host_name()},
                                         .config = "",
-                                        .build = [] { return elastic::Build(); },
+                                        .build = [] { return Build(); },
                                         .first_member = 2});
     ASSERT_TRUE(opened) << opened.error().message;
     service_ = *std::move(opened);
-    const auto leader = elastic::find_leader(folder_.path().string(), "");
+    ASSERT_TRUE(service_->publish());
+    const auto leader = find_leader(folder_.path().string(), "");
     ASSERT_TRUE(leader) << leader.error().message;
     port_ = leader->port;
   }
 
-  LineClient ask(const elastic::Request& request) const {
+  LineClient ask(const Request& request) const {
     auto client = LineClient::connect("127.0.0.1", port_, kLong);
-    EXPECT_TRUE(client && client->send(to_line(request)) &&
-                client->receive(elastic::kMaxReply, kLong));
+    EXPECT_TRUE(client && client->send(to_line(request)) && client->receive(kMaxReply, kLong));
     return client ? *std::move(client) : LineClient();
   }
   // Stands by when this returns.
   LineClient join(std::uint64_t id) const {
-    return ask({.kind = elastic::RequestKind::kJoin,
+    return ask({.kind = RequestKind::kJoin,
                 .secret = service_->secret(),
                 .newcomer = {.id = {id}, .host = process::host_name(), .pid = 1}});
   }
@@ -53,17 +53,17 @@ class ControlServiceTest : public testing::Test {
     return clients;
   }
   void admit_all() {
-    for (const Standby& standby : service_->standbys()) {
-      elastic::Place place;
-      place.member = standby.member.number;
-      service_->admit(standby.client, place);
+    for (const Newcomer& newcomer : service_->newcomers()) {
+      Place place;
+      place.member = newcomer.member.number;
+      service_->admit(newcomer.client, place);
     }
   }
   // The service has seen all that happened before: it looks for clients that have gone behind
   // each answer, so the second answer comes after such a look.
   void catch_up() const {
     for (int turn = 0; turn < 2; ++turn) {
-      ask({.kind = elastic::RequestKind::kStatus, .secret = service_->secret()});
+      ask({.kind = RequestKind::kStatus, .secret = service_->secret()});
     }
   }
 
@@ -91,8 +91,8 @@ TEST_F(ControlServiceTest, WhoStandsByMayGo) {
   clients.front() = LineClient();
   catch_up();
   EXPECT_FALSE(service_->missing());
-  ASSERT_EQ(service_->standbys().size(), 1U);
-  EXPECT_EQ(service_->standbys().front().member.number, 3);
+  ASSERT_EQ(service_->newcomers().size(), 1U);
+  EXPECT_EQ(service_->newcomers().front().member.number, 3);
 }
 
 TEST_F(ControlServiceTest, OtherHostsAreRefusedWhereTheyDoNotReachTheGroup) {
@@ -100,13 +100,13 @@ TEST_F(ControlServiceTest, OtherHostsAreRefusedWhereTheyDoNotReachTheGroup) {
     open(address);
     auto client = LineClient::connect("127.0.0.1", port_, kLong);
     ASSERT_TRUE(client);
-    ASSERT_TRUE(client->send(
-        to_line(elastic::Request{.kind = elastic::RequestKind::kJoin,
-                                 .secret = service_->secret(),
-                                 .newcomer = {.id = {9}, .host = "another", .pid = 1}})));
-    const auto line = client->receive(elastic::kMaxReply, kLong);
+    ASSERT_TRUE(
+        client->send(to_line(Request{.kind = RequestKind::kJoin,
+                                     .secret = service_->secret(),
+                                     .newcomer = {.id = {9}, .host = "another", .pid = 1}})));
+    const auto line = client->receive(kMaxReply, kLong);
     ASSERT_TRUE(line);
-    const auto reply = elastic::parse_reply(*line);
+    const auto reply = parse_reply(*line);
     ASSERT_TRUE(reply);
     EXPECT_EQ(reply->done, address != "127.0.0.1") << *line;
     if (reply->done) continue;
@@ -119,18 +119,18 @@ TEST_F(ControlServiceTest, OtherHostsAreRefusedWhereTheyDoNotReachTheGroup) {
 TEST_F(ControlServiceTest, WhoWaitsHearsWhereTheNextLeaderIs) {
   LineClient waits = join(7);
   const std::string secret = service_->secret();
-  const elastic::JobFile next{.address = "192.0.2.1", .port = 9, .host = "b", .pid = 3};
-  ASSERT_TRUE(elastic::write_job(folder_.path(), next, secret));
+  const JobFile next{.address = "192.0.2.1", .port = 9, .host = "b", .pid = 3};
+  ASSERT_TRUE(write_job(folder_.path(), next, secret));
   service_->hand_over(next);
   service_.reset();
-  const auto line = waits.receive(elastic::kMaxReply, kLong);
+  const auto line = waits.receive(kMaxReply, kLong);
   ASSERT_TRUE(line) << line.error().message;
-  const auto reply = elastic::parse_reply(*line);
+  const auto reply = parse_reply(*line);
   ASSERT_TRUE(reply) << reply.error().message;
   EXPECT_FALSE(reply->done);
   EXPECT_TRUE(reply->again);
   EXPECT_EQ(reply->leader, next);
-  EXPECT_EQ(*elastic::read_job(folder_.path()), next);  // and its file stays
+  EXPECT_EQ(*read_job(folder_.path()), next);  // and its file stays
 }
 
 // Newcomers close their connections as soon as they are ranks, while the leader dismisses them.
@@ -144,9 +144,9 @@ TEST_F(ControlServiceTest, NobodyIsMissingOnceDismissed) {
     leaving.join();
     catch_up();
     ASSERT_FALSE(service_->missing()) << service_->missing()->message << ", round " << round;
-    ASSERT_TRUE(service_->standbys().empty());
+    ASSERT_TRUE(service_->newcomers().empty());
   }
 }
 
 }  // namespace
-}  // namespace dynmo::train
+}  // namespace dynmo::elastic

@@ -18,7 +18,7 @@
 #include "dynmo/elastic/member.h"
 #include "dynmo/transport/transport.h"
 
-namespace dynmo::train {
+namespace dynmo::elastic {
 
 class Groups {
  public:
@@ -27,20 +27,19 @@ class Groups {
   // The one in force, until the next one is taken.
   [[nodiscard]] virtual transport::Transport& group() = 0;
   // This process. Its number counts once the run has given it one.
-  [[nodiscard]] virtual const elastic::Member& self() const = 0;
+  [[nodiscard]] virtual const Member& self() const = 0;
   // Whether somebody (SIGTERM) has asked this process to leave.
   [[nodiscard]] virtual bool asked_to_leave() const { return false; }
-  // Of this process, as the others of the group reach it.
+  // The address at which the others of the group reach this process.
   [[nodiscard]] virtual std::string address() const = 0;
 
   // A change, between two steps. At the first rank of the next group: from now on it listens there;
   // rank and number are the caller's to fill in.
-  [[nodiscard]] virtual Expected<elastic::Place> open(const elastic::View& next) = 0;
+  [[nodiscard]] virtual Expected<Place> open(const View& next) = 0;
   // At all ranks of the next group: forms it. `give_up` is asked meanwhile; its error ends the
   // forming for all. The transport lives until it is dropped, or another one is taken.
   using GiveUp = std::function<std::optional<Error>()>;
-  [[nodiscard]] virtual Expected<transport::Transport*> form(const elastic::View& next,
-                                                             const elastic::Place& place,
+  [[nodiscard]] virtual Expected<transport::Transport*> form(const View& next, const Place& place,
                                                              const GiveUp& give_up) = 0;
   // The group in force goes on; the next one, or what there is of it, ends for all its ranks.
   virtual void drop(const Error& why) = 0;
@@ -49,4 +48,4 @@ class Groups {
   [[nodiscard]] virtual Expected<bool> take() = 0;
 };
 
-}  // namespace dynmo::train
+}  // namespace dynmo::elastic

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/control_service.h"
+#include "dynmo/elastic/control_service.h"
 
 #include <fmt/format.h>
 
@@ -8,17 +8,14 @@
 
 #include "dynmo/process/sockets.h"
 
-namespace dynmo::train {
+namespace dynmo::elastic {
 
-using elastic::Reply;
-using elastic::Request;
-using elastic::RequestKind;
 using process::ClientId;
 using process::LineServer;
 
 ControlService::ControlService(Options options)
     : options_(std::move(options)),
-      secret_(options_.secret.empty() ? elastic::make_secret() : options_.secret),
+      secret_(options_.secret.empty() ? make_secret() : options_.secret),
       status_(Json::object()),
       next_member_(options_.first_member) {}
 
@@ -26,28 +23,33 @@ Expected<std::unique_ptr<ControlService>> ControlService::open(Options options) 
   std::unique_ptr<ControlService> service(new ControlService(std::move(options)));
   DYNMO_ASSIGN(service->server_,
                LineServer::listen(
-                   {.address = service->options_.address, .max_line = elastic::kMaxRequest},
+                   {.address = service->options_.address, .max_line = kMaxRequest},
                    [self = service.get()](ClientId client, std::string_view line) {
-                     return self->hear(client, line);
+                     return self->on_line(client, line);
                    },
                    [self = service.get()](ClientId client) { self->gone(client); }));
-  service->door_ = {.address = service->options_.address,
-                    .port = service->server_->port(),
-                    .host = service->options_.leader.host,
-                    .pid = service->options_.leader.pid};
-  DYNMO_TRY(elastic::write_job(service->options_.run, service->door_, service->secret_));
+  service->endpoint_ = {.address = service->options_.address,
+                        .port = service->server_->port(),
+                        .host = service->options_.leader.host,
+                        .pid = service->options_.leader.pid};
   return service;
 }
 
+Expected<void> ControlService::publish() {
+  DYNMO_TRY(write_job(options_.run, endpoint_, secret_));
+  published_ = true;
+  return {};
+}
+
 ControlService::~ControlService() {
-  if (!next_door_) elastic::remove_job(options_.run);
+  if (published_ && !next_endpoint_) remove_job(options_.run);
   if (server_ == nullptr) return;
-  Reply over = elastic::refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
-  if (next_door_) {
+  Reply over = refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
+  if (next_endpoint_) {
     over.text = fmt::format("another rank leads the run now: ask again at {}:{} of host '{}'",
-                            next_door_->address, next_door_->port, next_door_->host);
+                            next_endpoint_->address, next_endpoint_->port, next_endpoint_->host);
     over.again = true;
-    over.leader = next_door_;
+    over.leader = next_endpoint_;
   }
   std::vector<ClientId> present;
   {
@@ -61,17 +63,17 @@ ControlService::~ControlService() {
   server_.reset();
 }
 
-LineServer::Answer ControlService::hear(ClientId client, std::string_view line) {
+LineServer::Answer ControlService::on_line(ClientId client, std::string_view line) {
   const auto refuse = [](const Error& why) {
-    return LineServer::Answer{.line = to_line(elastic::refusal(why)), .done = true};
+    return LineServer::Answer{.line = to_line(refusal(why)), .done = true};
   };
-  const auto request = elastic::parse_request(line);
+  const auto request = parse_request(line);
   // Who does not know the secret hears nothing about what it has said.
-  if (!request || !elastic::same_secret(request->secret, secret_)) {
+  if (!request || !same_secret(request->secret, secret_)) {
     return refuse(make_error(ErrorCode::kBadInput,
                              "the leader does not take this request: wanted the run's secret, "
                              "which stands in '{}' on its host",
-                             elastic::secret_path(options_.run).string()));
+                             secret_path(options_.run).string()));
   }
   if (request->kind == RequestKind::kConfig) {
     return {.line = to_line(Reply{.done = true, .text = options_.config}), .done = true};
@@ -80,18 +82,18 @@ LineServer::Answer ControlService::hear(ClientId client, std::string_view line) 
     const std::lock_guard lock(mutex_);
     return {.line = to_line(Reply{.done = true, .text = "", .status = status_}), .done = true};
   }
-  if (request->kind == RequestKind::kJoin) return hear_join(client, *request);
+  if (request->kind == RequestKind::kJoin) return on_join(client, *request);
   const std::lock_guard lock(mutex_);
-  wishes_.push_back({.kind = request->kind,
-                     .client = client,
-                     .ranks = request->ranks,
-                     .member = request->member});
+  requests_.push_back({.kind = request->kind,
+                       .client = client,
+                       .ranks = request->ranks,
+                       .member = request->member});
   present_.push_back(client);
   note_waiting();
   return {.line = "", .done = false};
 }
 
-LineServer::Answer ControlService::hear_join(ClientId client, const Request& request) {
+LineServer::Answer ControlService::on_join(ClientId client, const Request& request) {
   if (process::is_loopback(options_.group_address) &&
       request.newcomer.host != options_.leader.host) {
     const Error why = make_error(
@@ -100,17 +102,17 @@ LineServer::Answer ControlService::hear_join(ClientId client, const Request& req
         "run that was started with elastic.listen = an address of its host, or by ranks whose "
         "MASTER_ADDR is one",
         options_.group_address, options_.leader.host, request.newcomer.host);
-    return {.line = to_line(elastic::refusal(why)), .done = true};
+    return {.line = to_line(refusal(why)), .done = true};
   }
   if (const auto same = check_same(request.build, options_.build()); !same) {
-    return {.line = to_line(elastic::refusal(same.error())), .done = true};
+    return {.line = to_line(refusal(same.error())), .done = true};
   }
   const std::lock_guard lock(mutex_);
-  elastic::Member member = request.newcomer;
+  Member member = request.newcomer;
   const auto [known, first] = numbers_.try_emplace(member.id, next_member_);
   if (first) ++next_member_;
   member.number = known->second;
-  standbys_.push_back({.client = client, .member = member});
+  newcomers_.push_back({.client = client, .member = member});
   present_.push_back(client);
   note_waiting();
   Reply reply{.done = true, .text = fmt::format("standing by as rank {}", member.number)};
@@ -120,21 +122,21 @@ LineServer::Answer ControlService::hear_join(ClientId client, const Request& req
 
 void ControlService::forget(ClientId client) {
   std::erase(present_, client);
-  std::erase_if(standbys_, [&](const Standby& standby) { return standby.client == client; });
+  std::erase_if(newcomers_, [&](const Newcomer& newcomer) { return newcomer.client == client; });
   note_waiting();
 }
 
 void ControlService::note_waiting() {
-  const auto stands_by = [](const Standby& standby) { return !standby.admitted; };
-  waiting_ = !wishes_.empty() || std::ranges::count_if(standbys_, stands_by) >= options_.replicas;
+  const auto waits = [](const Newcomer& newcomer) { return !newcomer.admitted; };
+  waiting_ = !requests_.empty() || std::ranges::count_if(newcomers_, waits) >= options_.replicas;
 }
 
 void ControlService::gone(ClientId client) {
   const std::lock_guard lock(mutex_);
-  for (const Standby& standby : standbys_) {
-    if (standby.client != client || !standby.admitted) continue;
+  for (const Newcomer& newcomer : newcomers_) {
+    if (newcomer.client != client || !newcomer.admitted) continue;
     missing_ = make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined",
-                          standby.member.number);
+                          newcomer.member.number);
   }
   forget(client);
 }
@@ -144,17 +146,17 @@ int ControlService::next_member() {
   return next_member_;
 }
 
-std::vector<Wish> ControlService::take() {
+std::vector<ClientRequest> ControlService::take() {
   const std::lock_guard lock(mutex_);
-  std::vector<Wish> taken = std::exchange(wishes_, {});
+  std::vector<ClientRequest> taken = std::exchange(requests_, {});
   note_waiting();
   return taken;
 }
 
-std::vector<Standby> ControlService::standbys() {
+std::vector<Newcomer> ControlService::newcomers() {
   const std::lock_guard lock(mutex_);
-  std::vector<Standby> some = standbys_;
-  std::erase_if(some, [](const Standby& standby) { return standby.admitted; });
+  std::vector<Newcomer> some = newcomers_;
+  std::erase_if(some, [](const Newcomer& newcomer) { return newcomer.admitted; });
   some.resize(some.size() - some.size() % static_cast<std::size_t>(options_.replicas));
   return some;
 }
@@ -168,13 +170,13 @@ void ControlService::answer(ClientId client, const Reply& reply) {
   server_->send(client, to_line(reply), /*done=*/true);
 }
 
-void ControlService::admit(ClientId client, const elastic::Place& place) {
+void ControlService::admit(ClientId client, const Place& place) {
   Reply reply{.done = true, .text = "join"};
   reply.place = place;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(standbys_, client, &Standby::client);
-    if (found == standbys_.end()) {
+    const auto found = std::ranges::find(newcomers_, client, &Newcomer::client);
+    if (found == newcomers_.end()) {
       missing_ =
           make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined", place.member);
       return;
@@ -195,8 +197,8 @@ void ControlService::dismiss_admitted() {
   {
     // At once: one that goes from here on is missing no more.
     const std::lock_guard lock(mutex_);
-    for (const Standby& standby : standbys_) {
-      if (standby.admitted) admitted.push_back(standby.client);
+    for (const Newcomer& newcomer : newcomers_) {
+      if (newcomer.admitted) admitted.push_back(newcomer.client);
     }
     for (const ClientId client : admitted) forget(client);
     missing_.reset();
@@ -211,4 +213,4 @@ void ControlService::set_status(Json status) {
   status_ = std::move(status);
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::elastic

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/elastic/leader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dynmo/process/late_ranks.h"
+
+namespace dynmo::elastic {
+namespace {
+
+constexpr std::chrono::seconds kGrowTime{120};  // for ranks that were started to join
+
+const char* text_of(ReleaseOutcome outcome) {
+  switch (outcome) {
+    case ReleaseOutcome::kDone:
+      return "done";
+    case ReleaseOutcome::kNotNow:
+      return "not now";
+    case ReleaseOutcome::kParked:
+      break;
+  }
+  return "parked";
+}
+
+void append(const std::vector<ReleaseNews>& news, BoundaryEvents& events) {
+  for (const ReleaseNews& each : news) {
+    std::vector<int> released;
+    for (const Member& member : each.release.released) released.push_back(member.number);
+    events.push_back({.kind = "release",
+                      .line = each.line,
+                      .json = {{"number", each.release.number},
+                               {"ranks", released},
+                               {"outcome", text_of(each.outcome)},
+                               {"text", each.line}}});
+  }
+}
+
+Json to_json(const Release& release, bool parked) {
+  Json released = Json::array();
+  for (const Member& member : release.released) released.push_back(to_json(member));
+  return {{"number", release.number},
+          {"calls", release.calls},
+          {"calls_before", release.calls_before},
+          {"parked", parked},
+          {"released", std::move(released)}};
+}
+
+Expected<Releases::Open> parse_releases(JsonObject& object) {
+  Releases::Open open{.last_number = object.integer("last_release")};
+  for (JsonObject& each : object.objects("releases")) {
+    Release release{.number = each.integer("number"),
+                    .calls = static_cast<int>(each.integer("calls")),
+                    .calls_before = static_cast<int>(each.integer("calls_before"))};
+    const bool parked = each.boolean("parked");
+    for (JsonObject& one : each.objects("released")) {
+      DYNMO_ASSIGN(Member member, parse_member(one));
+      release.released.push_back(std::move(member));
+    }
+    DYNMO_TRY(each.finish());
+    (parked ? open.parked : open.waiting).push_back(std::move(release));
+  }
+  return open;
+}
+
+}  // namespace
+
+std::vector<int> numbers_of(const View& view) {
+  std::vector<int> numbers;
+  for (const Member& member : view.members) numbers.push_back(member.number);
+  return numbers;
+}
+
+Expected<std::unique_ptr<Leader>> Leader::open(Options options, const Json& handover) {
+  std::unique_ptr<Leader> leader(new Leader(std::move(options.releases), options.service.replicas));
+  if (!handover.is_null()) {
+    JsonObject object(handover, "what the leader before hands over");
+    options.service.secret = object.string("secret");
+    options.service.first_member = static_cast<int>(object.integer("next_member"));
+    DYNMO_ASSIGN(Releases::Open releases, parse_releases(object));
+    object.ignore("status");
+    DYNMO_TRY(object.finish());
+    leader->releases_.take_over(std::move(releases));
+    if (handover.contains("status")) leader->status_ = handover["status"];
+  }
+  DYNMO_ASSIGN(leader->service_, ControlService::open(std::move(options.service)));
+  leader->service_->set_status(leader->status_);
+  return leader;
+}
+
+Expected<void> Leader::publish() {
+  const Expected<void> published = service_->publish();
+  unpublished_ = !published;
+  return published;
+}
+
+void Leader::take_requests(RankRequest& mine) {
+  mine.requests = service_->take();
+  for (const ClientRequest& request : mine.requests) {
+    if (request.kind == RequestKind::kGrow) grow(request);
+    if (request.kind == RequestKind::kRelease) try_releases_again(request);
+  }
+  std::erase_if(mine.requests, [](const ClientRequest& request) {
+    return request.kind == RequestKind::kGrow || request.kind == RequestKind::kRelease;
+  });
+  mine.newcomers = service_->newcomers();
+}
+
+void Leader::try_releases_again(const ClientRequest& request) {
+  const int again = releases_.try_again();
+  if (again == 0) {
+    return answer(request.client,
+                  refusal(make_error(ErrorCode::kBadInput, "no release is parked")));
+  }
+  answer(request.client, done(again == 1 ? std::string("a release is tried again")
+                                         : fmt::format("{} releases are tried again", again)));
+}
+
+void Leader::grow(const ClientRequest& request) {
+  const int ranks = request.ranks * replicas_;
+  Expected<void> asked;
+  if (growing_) {
+    asked = make_error(ErrorCode::kBadInput,
+                       "{} of {} ranks that were started have not joined yet: ask again",
+                       growing_->wanted - growing_->joined, growing_->wanted);
+  } else {
+    // Those of an earlier request that was given up are forgotten.
+    static_cast<void>(process::take_ended_ranks());
+    asked = process::ask_for_ranks(ranks);
+  }
+  if (!asked) return answer(request.client, refusal(asked.error()));
+  growing_ = Growing{.client = request.client,
+                     .wanted = ranks,
+                     .until = std::chrono::steady_clock::now() + kGrowTime};
+}
+
+BoundaryEvents Leader::poll() {
+  BoundaryEvents events;
+  append(releases_.poll(), events);
+  if (unpublished_ && publish()) {
+    events.push_back({.line = "job.json and secret are written: clients find the leader again"});
+  }
+  give_up_growing();
+  return events;
+}
+
+void Leader::give_up_growing() {
+  const std::vector<int> ended = process::take_ended_ranks();
+  if (!growing_) return;
+  if (!ended.empty()) {
+    answer(growing_->client,
+           refusal(make_error(ErrorCode::kPeerLost,
+                              "{} of {} ranks that were started ended before they had joined, with "
+                              "exit code {}; `dynmo train` has printed why",
+                              ended.size(), growing_->wanted, ended.front())));
+  } else if (std::chrono::steady_clock::now() >= growing_->until) {
+    answer(growing_->client,
+           refusal(make_error(ErrorCode::kPeerLost,
+                              "{} of {} ranks that were started did not join within {} s",
+                              growing_->wanted - growing_->joined, growing_->wanted,
+                              kGrowTime.count())));
+  } else {
+    return;
+  }
+  growing_.reset();
+}
+
+void Leader::wait_for_checkpoint(const std::vector<process::ClientId>& clients) {
+  wait_for_checkpoint_.insert(wait_for_checkpoint_.end(), clients.begin(), clients.end());
+}
+
+void Leader::answer_checkpoints(const Expected<void>& written) {
+  for (const process::ClientId client : wait_for_checkpoint_) {
+    answer(client, written ? done("the checkpoint is written") : refusal(written.error()));
+  }
+  wait_for_checkpoint_.clear();
+}
+
+void Leader::set_step(Json figures) { status_.update(figures); }
+
+void Leader::set_group(const View& view, const plan::Plan& plan) {
+  Json members = Json::array();
+  for (const Member& member : view.members) {
+    const Rank position(static_cast<int>(members.size()) % plan.ranks);
+    int layers = 0;
+    for (const int stage : plan.stages_of(position)) {
+      layers += plan.stages[static_cast<std::size_t>(stage)].layers.count;
+    }
+    members.push_back(
+        {{"rank", member.number}, {"host", member.host}, {"pid", member.pid}, {"layers", layers}});
+  }
+  status_["generation"] = plan.generation;
+  status_["plan"] = plan::to_string(plan);
+  status_["ranks"] = std::move(members);
+  status_["standbys"] = service_->newcomers().size();
+  service_->set_status(status_);
+}
+
+void Leader::admit(const SizeChange& change, const View& next, const Place& place) {
+  for (const Newcomer& newcomer : change.newcomers) {
+    Place theirs = place;
+    theirs.rank = *next.rank_of(newcomer.member.id);
+    theirs.member = newcomer.member.number;
+    service_->admit(newcomer.client, theirs);
+  }
+}
+
+void Leader::note_change(const View& before, const View& now, int joined, const std::string& line) {
+  std::vector<Member> ended;
+  for (const Member& member : before.members) {
+    if (!now.has(member.id)) ended.push_back(member);
+  }
+  if (ended.empty()) {
+    releases_.set_running(now.members);
+  } else {
+    releases_.release(std::move(ended), now.members);
+  }
+  if (!growing_) return;
+  growing_->joined += joined;
+  if (growing_->joined < growing_->wanted) return;
+  answer(growing_->client, done(line));
+  growing_.reset();
+}
+
+Json Leader::handover() const {
+  const Releases::Open open = releases_.open();
+  Json releases = Json::array();
+  for (const Release& release : open.waiting) releases.push_back(to_json(release, false));
+  for (const Release& release : open.parked) releases.push_back(to_json(release, true));
+  return {{"secret", service_->secret()},
+          {"next_member", service_->next_member()},
+          {"last_release", open.last_number},
+          {"releases", std::move(releases)},
+          {"status", status_}};
+}
+
+void Leader::retire(const JobFile& next) {
+  if (growing_) answer(growing_->client, done("the ranks were started: they join another leader"));
+  growing_.reset();
+  service_->hand_over(next);
+  service_.reset();
+  releases_.forget_open();
+}
+
+BoundaryEvents Leader::finish(std::chrono::milliseconds at_most,
+                              const std::function<bool()>& hurry) {
+  BoundaryEvents events;
+  append(releases_.finish(at_most, hurry), events);
+  return events;
+}
+
+}  // namespace dynmo::elastic

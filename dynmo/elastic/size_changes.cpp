@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/elastic/size_changes.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/plan/pack.h"
+
+namespace dynmo::elastic {
+namespace {
+
+Reply refused(std::string why) {
+  return {.code = ErrorCode::kBadInput, .done = false, .text = std::move(why)};
+}
+
+std::string on_already(int ranks) {
+  return fmt::format("the run is on {} {} already", ranks, ranks == 1 ? "rank" : "ranks");
+}
+
+std::vector<Rank> all_positions(const plan::Plan& plan) {
+  std::vector<Rank> all;
+  for (int i = 0; i < plan.ranks; ++i) all.emplace_back(i);
+  return all;
+}
+
+}  // namespace
+
+Json to_json(const RankRequest& request) {
+  if (!request.leave && request.requests.empty() && request.newcomers.empty()) return nullptr;
+  Json requests = Json::array();
+  for (const ClientRequest& each : request.requests) {
+    requests.push_back({{"kind", static_cast<int>(each.kind)},
+                        {"client", each.client},
+                        {"ranks", each.ranks},
+                        {"member", each.member}});
+  }
+  Json newcomers = Json::array();
+  for (const Newcomer& newcomer : request.newcomers) {
+    newcomers.push_back({{"client", newcomer.client}, {"member", to_json(newcomer.member)}});
+  }
+  return {{"leave", request.leave},
+          {"requests", std::move(requests)},
+          {"newcomers", std::move(newcomers)}};
+}
+
+Expected<RankRequest> parse_rank_request(const Json& json) {
+  RankRequest request;
+  if (json.is_null()) return request;
+  JsonObject object(json, "what a rank asks for between two steps");
+  request.leave = object.boolean("leave");
+  for (JsonObject& each : object.objects("requests")) {
+    request.requests.push_back({.kind = static_cast<RequestKind>(each.integer("kind")),
+                                .client = static_cast<process::ClientId>(each.integer("client")),
+                                .ranks = static_cast<int>(each.integer("ranks")),
+                                .member = static_cast<int>(each.integer("member"))});
+    DYNMO_TRY(each.finish());
+  }
+  for (JsonObject& each : object.objects("newcomers")) {
+    Newcomer newcomer{.client = static_cast<process::ClientId>(each.integer("client")),
+                      .member = {}};
+    auto member = each.object("member");
+    if (!member) {
+      each.fail("member", "is missing");
+    } else {
+      DYNMO_ASSIGN(newcomer.member, parse_member(*member));
+    }
+    DYNMO_TRY(each.finish());
+    request.newcomers.push_back(std::move(newcomer));
+  }
+  DYNMO_TRY(object.finish());
+  return request;
+}
+
+View view_after(const SizeChange& change, const View& view, int replicas) {
+  const auto positions = view.members.size() / static_cast<std::size_t>(replicas);
+  const auto joining = std::ssize(change.newcomers) / replicas;
+  View next;
+  auto newcomer = change.newcomers.begin();
+  for (int replica = 0; replica < replicas; ++replica) {
+    for (const Rank position : change.kept) {
+      next.members.push_back(
+          view.members[static_cast<std::size_t>(replica) * positions + position.index()]);
+    }
+    for (std::ptrdiff_t i = 0; i < joining; ++i) next.members.push_back((newcomer++)->member);
+  }
+  return next;
+}
+
+BoundaryDecision SizeChanges::next(const std::vector<RankRequest>& requests, const View& view,
+                                   const plan::Plan& plan, std::int64_t step, bool costs_known) {
+  BoundaryDecision decision;
+  decision.change = std::exchange(deferred_, std::nullopt);
+  if (decision.change &&
+      !decision.change->newcomers.empty()) {  // some may have gone while it waited
+    decision.change->newcomers =
+        requests.empty() ? std::vector<Newcomer>() : requests.front().newcomers;
+    if (decision.change->newcomers.empty() && std::ssize(decision.change->kept) == plan.ranks) {
+      decision.change.reset();
+    }
+  }
+  if (!requests.empty()) {
+    for (const ClientRequest& request : requests.front().requests)
+      add(request, view, plan, decision);
+  }
+  const auto asked = [](const RankRequest& request) { return request.leave; };
+  if (!requests.empty() && std::all_of(requests.begin(), requests.end(), asked)) {
+    if (!decision.stop) decision.stop = "all ranks were asked to leave";
+    return decision;
+  }
+  for (std::size_t place = 0; place < requests.size(); ++place) {
+    if (asked(requests[place]) && tries_again(view.members[place].id, step)) {
+      drain(static_cast<int>(place), view, plan, decision, 0);
+    }
+  }
+  // Newcomers hear of their places from who leads now.
+  if (decision.change && decision.change->kept.front() != Rank(0))
+    decision.change->newcomers.clear();
+  if (decision.stop || decision.change) return decision;
+  if (!requests.empty() && !requests.front().newcomers.empty()) {
+    decision.change = SizeChange{
+        .kept = all_positions(plan),
+        .newcomers = requests.front().newcomers,
+        .why = fmt::format("{} joined",
+                           requests.front().newcomers.size() == 1 ? "a rank has" : "ranks have")};
+    return decision;
+  }
+  if (costs_known && !packed_ && options_.pack_ranks > 0) {
+    packed_ = true;
+    if (options_.pack_ranks < plan.ranks) {
+      pack(static_cast<int>(options_.pack_ranks), plan, decision, 0);
+      return decision;
+    }
+  }
+  if (options_.releases_idle) release_idle(plan, step, decision);
+  return decision;
+}
+
+void SizeChanges::add(const ClientRequest& request, const View& view, const plan::Plan& plan,
+                      BoundaryDecision& decision) {
+  switch (request.kind) {
+    case RequestKind::kStop:
+      decision.stop = "dynmo ctl stop";
+      decision.wait_for_stop.push_back(request.client);
+      return;
+    case RequestKind::kCheckpoint:
+      decision.checkpoint = true;
+      decision.wait_for_checkpoint.push_back(request.client);
+      return;
+    case RequestKind::kPack:
+      return pack(request.ranks, plan, decision, request.client);
+    case RequestKind::kDrain: {
+      const auto found =
+          std::find_if(view.members.begin(), view.members.end(),
+                       [&](const Member& member) { return member.number == request.member; });
+      if (found == view.members.end()) {
+        std::vector<int> numbers;
+        for (const Member& member : view.members) numbers.push_back(member.number);
+        decision.answers.push_back(
+            {request.client, refused(fmt::format("there is no rank {}: wanted one of {}",
+                                                 request.member, fmt::join(numbers, ", ")))});
+        return;
+      }
+      return drain(static_cast<int>(found - view.members.begin()), view, plan, decision,
+                   request.client);
+    }
+    case RequestKind::kGrow:  // of the leader alone
+    case RequestKind::kRelease:
+    case RequestKind::kStatus:
+    case RequestKind::kConfig:
+    case RequestKind::kJoin:
+      return;
+  }
+}
+
+// A place is a rank of the group; its position leaves in all replicas.
+void SizeChanges::drain(int place, const View& view, const plan::Plan& plan,
+                        BoundaryDecision& decision, process::ClientId client) {
+  const int number = view.members[static_cast<std::size_t>(place)].number;
+  const Rank position(place % plan.ranks);
+  std::vector<Rank> kept = decision.change ? decision.change->kept : all_positions(plan);
+  if (std::erase(kept, position) == 0) {
+    if (client != 0)
+      decision.answers.push_back({client, refused(fmt::format("rank {} leaves already", number))});
+    return;
+  }
+  if (std::ssize(kept) < options_.ranks_min) {
+    decision.answers.push_back(
+        {client, refused(fmt::format("rank {} cannot leave: elastic.ranks_min is {}", number,
+                                     options_.ranks_min))});
+    return;
+  }
+  if (decision.change && decision.change->client != 0 && client != 0) {
+    decision.answers.push_back({client, refused("another change is under way: ask again")});
+    return;
+  }
+  SizeChange& change = decision.change ? *decision.change : decision.change.emplace();
+  change.kept = std::move(kept);
+  change.why += fmt::format("{}rank {} was drained", change.why.empty() ? "" : ", ", number);
+  if (client != 0) change.client = client;
+}
+
+void SizeChanges::pack(int ranks, const plan::Plan& plan, BoundaryDecision& decision,
+                       process::ClientId client) {
+  const auto refuse = [&](std::string why) {
+    decision.answers.push_back({client, refused(std::move(why))});
+  };
+  if (decision.change) return refuse("another change is under way: ask again");
+  if (ranks == plan.ranks) {
+    decision.answers.push_back({client, {.done = true, .text = on_already(ranks)}});
+    return;
+  }
+  if (ranks > plan.ranks) {
+    return refuse(fmt::format("pack is {}, wanted at most {}: {}; `dynmo ctl RUN grow` starts more",
+                              ranks, plan.ranks, on_already(plan.ranks)));
+  }
+  if (ranks < options_.ranks_min) {
+    return refuse(fmt::format("pack is {}, wanted elastic.ranks_min = {} or more", ranks,
+                              options_.ranks_min));
+  }
+  decision.change = SizeChange{.kept = plan::ranks_to_keep(cost::equal_ranks(plan.ranks), ranks),
+                               .why = fmt::format("packed onto {} ranks", ranks),
+                               .client = client};
+}
+
+bool SizeChanges::tries_again(MemberId member, std::int64_t step) {
+  const auto [found, first] = tried_.try_emplace(member, step);
+  if (!first && step - found->second < options_.release_after) return false;
+  found->second = step;
+  return true;
+}
+
+std::vector<Rank> kept_of_idle_release(const plan::Plan& plan, int ranks_min) {
+  std::vector<Rank> kept = plan::ranks_at_work(plan);
+  if (kept.front() != Rank(0)) kept.insert(kept.begin(), Rank(0));
+  for (const Rank rank : all_positions(plan)) {
+    if (std::ssize(kept) >= ranks_min) break;
+    const auto place = std::lower_bound(kept.begin(), kept.end(), rank);
+    if (place == kept.end() || *place != rank) kept.insert(place, rank);
+  }
+  return kept;
+}
+
+void SizeChanges::release_idle(const plan::Plan& plan, std::int64_t step,
+                               BoundaryDecision& decision) {
+  std::vector<Rank> at_work = plan::ranks_at_work(plan);
+  if (at_work != at_work_ || !idle_since_) idle_since_ = step;
+  at_work_ = at_work;
+  if (std::ssize(at_work) == plan.ranks || step - *idle_since_ < options_.release_after) return;
+  std::vector<Rank> kept = kept_of_idle_release(plan, options_.ranks_min);
+  if (std::ssize(kept) == plan.ranks) return;
+  const auto released = plan.ranks - std::ssize(kept);
+  decision.change = SizeChange{
+      .kept = std::move(kept),
+      .why = fmt::format("{} without layers for {} steps",
+                         released == 1 ? "a rank was" : fmt::format("{} ranks were", released),
+                         step - *idle_since_)};
+}
+
+Json SizeChanges::state() const {
+  DYNMO_CHECK(!deferred_, "no change that waits, got '{}'", deferred_->why);
+  Json tried = Json::array();
+  for (const auto& [member, step] : tried_) tried.push_back({{"id", member.value}, {"step", step}});
+  Json at_work = Json::array();
+  for (const Rank rank : at_work_) at_work.push_back(rank.value);
+  return {{"tried", std::move(tried)},
+          {"packed", packed_},
+          {"at_work", std::move(at_work)},
+          {"idle_since", idle_since_ ? Json(*idle_since_) : Json()}};
+}
+
+Expected<void> SizeChanges::restore(const Json& state) {
+  try {
+    SizeChanges read(options_);
+    for (const Json& each : state.at("tried")) {
+      read.tried_.emplace(MemberId{each.at("id").get<std::uint64_t>()},
+                          each.at("step").get<std::int64_t>());
+    }
+    read.packed_ = state.at("packed").get<bool>();
+    for (const Json& rank : state.at("at_work")) read.at_work_.emplace_back(rank.get<int>());
+    const Json& idle_since = state.at("idle_since");
+    if (!idle_since.is_null()) read.idle_since_ = idle_since.get<std::int64_t>();
+    *this = std::move(read);
+    return {};
+  } catch (const Json::exception& fault) {
+    return make_error(ErrorCode::kInternal, "what decides changes of size cannot be read: {}",
+                      fault.what());
+  }
+}
+
+}  // namespace dynmo::elastic

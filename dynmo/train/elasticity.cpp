@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/elasticity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <iterator>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/core/units.h"
+#include "dynmo/plan/pack.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr std::chrono::milliseconds kHookRound{100};
+constexpr std::chrono::milliseconds kAskedHooks{3000};  // where the run was asked to end
+
+}  // namespace
+
+elastic::Member Elasticity::self() const {
+  const elastic::Member* found = view().find(groups_.self().id);
+  return found != nullptr ? *found : groups_.self();
+}
+
+bool Elasticity::asks() const {
+  return groups_.asked_to_leave() || (leads() && leader_->has_requests());
+}
+
+void Elasticity::add(elastic::BoundaryEvents events) {
+  std::ranges::move(events, std::back_inserter(events_));
+}
+
+elastic::BoundaryEvents Elasticity::take_events() {
+  if (leads()) {
+    for (const elastic::BoundaryEvent& event : events_) {
+      if (event.client != 0) leader_->answer(event.client, event.reply);
+    }
+  }
+  return std::exchange(events_, {});
+}
+
+Expected<void> Elasticity::begin() {
+  DYNMO_TRY(regrouping_.begin());
+  if (group().rank() != transport::Member(0)) return {};
+  elastic::Leader::Options options = leader_options(groups_, self(), config_, inputs_);
+  options.service.first_member = view().size();
+  DYNMO_ASSIGN(leader_, elastic::Leader::open(std::move(options), /*handover=*/nullptr));
+  DYNMO_TRY(leader_->publish());
+  if (config_.elastic.release != "command") return {};
+  return process::check_program(config_.elastic.release_command);
+}
+
+Expected<std::unique_ptr<GroupRun>> Elasticity::enter(const RunLane& lane) {
+  return regrouping_.enter(lane);
+}
+
+Expected<void> Elasticity::join(GroupRun& group) {
+  DYNMO_TRY(regrouping_.join(group));
+  changes_.done();
+  return {};
+}
+
+void Elasticity::observe(const runtime::StepReport& report, const GroupRun& group) {
+  if (!leads()) return;
+  const double tokens = static_cast<double>(
+      step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.shape.sequence);
+  leader_->set_step({{"step", report.step + 1},
+                     {"steps", config_.train.steps},
+                     {"loss", report.loss},
+                     {"tokens_per_s", tokens / report.step_s},
+                     {"imbalance", report.imbalance},
+                     {"bubble", report.bubble},
+                     {"frozen_layers", report.frozen_layers},
+                     {"replicas", config_.pipeline.replicas}});
+  leader_->set_group(view(), group.pipeline().plan());
+}
+
+void Elasticity::answer_checkpoints(const GroupRun& group) {
+  if (!leads() || !leader_->awaits_checkpoint() || group.checkpoints()->active()) return;
+  const auto& failure = group.checkpoints()->failure();
+  leader_->answer_checkpoints(failure ? Expected<void>(*failure) : Expected<void>());
+}
+
+Expected<elastic::BoundaryDecision> Elasticity::next(const GroupRun& group, bool asked) {
+  answer_checkpoints(group);
+  if (leads()) add(leader_->poll());
+  std::vector<elastic::RankRequest> requests;
+  if (asked) {
+    elastic::RankRequest mine{.leave = groups_.asked_to_leave()};
+    if (leads()) leader_->take_requests(mine);
+    DYNMO_ASSIGN(
+        const auto all,
+        transport::gather_json(groups_.group(), transport::control_tag(transport::Control::kSize),
+                               elastic::to_json(mine), "what a rank asks for between two steps"));
+    for (const Json& json : all) {
+      DYNMO_ASSIGN(elastic::RankRequest request, elastic::parse_rank_request(json));
+      requests.push_back(std::move(request));
+    }
+  }
+  const runtime::Pipeline& pipeline = group.pipeline();
+  elastic::BoundaryDecision decision = changes_.next(
+      requests, view(), pipeline.plan(), pipeline.next_step(), pipeline.costs().has_value());
+  for (const elastic::BoundaryDecision::Answer& each : decision.answers) {
+    events_.push_back({.line = each.client == 0 ? each.reply.text : "",
+                       .client = each.client,
+                       .reply = each.reply});
+  }
+  if (leads()) leader_->wait_for_checkpoint(decision.wait_for_checkpoint);
+  return decision;
+}
+
+Expected<bool> Elasticity::prepare(const elastic::SizeChange& change, GroupRun& group) {
+  runtime::Pipeline& pipeline = group.pipeline();
+  const std::vector<Rank> at_work = plan::ranks_at_work(pipeline.plan());
+  if (std::ranges::includes(change.kept, at_work)) return true;
+  const auto refuse = [&](const std::string& why) {
+    changes_.done();
+    const std::string line = fmt::format("{} is not possible: {}", change.why, why);
+    events_.push_back({.kind = "refused",
+                       .line = line,
+                       .json = {{"change", change.why}, {"reason", why}},
+                       .client = change.client,
+                       .reply = elastic::refusal(make_error(ErrorCode::kInfeasible, "{}", line))});
+    return false;
+  };
+  const auto prospect = pipeline.prospect_on(change.kept);
+  if (!prospect) return refuse(prospect.error().message);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto moved = move_to(pipeline, prospect->plan, moves_);
+  if (!moved && moved.error().code == ErrorCode::kInfeasible) return refuse(moved.error().message);
+  if (!moved) return moved.error();
+  if (!*moved) return refuse("a copy was not accepted");
+  events_.push_back(
+      {.kind = "move",
+       .line = fmt::format("moved to {} in {}: a step is to take {}, it was {}",
+                           plan::to_string(pipeline.plan()), format_seconds(seconds_since(begin)),
+                           format_seconds(prospect->then_s), format_seconds(prospect->now_s)),
+       .json = {{"cause", change.why},
+                {"seconds", seconds_since(begin)},
+                {"current_step_s", prospect->now_s},
+                {"planned_step_s", prospect->then_s},
+                {"plan", plan::to_json(pipeline.plan())}}});
+  return true;
+}
+
+Expected<Regrouped> Elasticity::change(const elastic::SizeChange& change,
+                                       std::unique_ptr<GroupRun> group, const RunLane& lane,
+                                       const Json& run) {
+  DYNMO_ASSIGN(Regrouped result, regrouping_.change(change, std::move(group), lane, leader_, run));
+  changes_.done();
+  add(std::exchange(result.events, {}));
+  result.moves += std::exchange(moves_, {});
+  return result;
+}
+
+Error Elasticity::stop(const elastic::BoundaryDecision& decision, const GroupRun& group,
+                       const Expected<void>& finished) {
+  const std::int64_t step = group.pipeline().next_step();
+  if (finished) events_.push_back({.kind = "stop", .json = {{"why", *decision.stop}}});
+  const elastic::Reply reply =
+      finished ? elastic::done(fmt::format("stopped before step {} of {}, after a checkpoint", step,
+                                           config_.train.steps))
+               : elastic::refusal(finished.error());
+  for (const process::ClientId client : decision.wait_for_stop) {
+    events_.push_back({.client = client, .reply = reply});
+  }
+  if (!finished) return finished.error();
+  return make_error(ErrorCode::kInterrupted, "stopped before step {} of {}: {}", step,
+                    config_.train.steps, *decision.stop);
+}
+
+// The other ranks wait for the leader's hooks in short rounds: the wait for one message is limited
+// by pipeline.timeout_s, which need not be as long as a hook may take.
+Expected<void> Elasticity::finish() {
+  std::atomic<bool> lost{false};
+  // Whoever asks a process to leave kills it some time later.
+  const bool asked = groups_.asked_to_leave();
+  const auto hurry = [&] { return lost || (!asked && groups_.asked_to_leave()); };
+  std::future<elastic::BoundaryEvents> hooks;
+  if (leads()) {
+    hooks = std::async(std::launch::async, [&] {
+      return leader_->finish(asked ? kAskedHooks : elastic::kLastHooks, hurry);
+    });
+  }
+  while (true) {
+    const bool runs = hooks.valid() && hooks.wait_for(kHookRound) != std::future_status::ready;
+    const double mine = runs ? 1 : 0;
+    const auto all = transport::gather_numbers(
+        group(), transport::control_tag(transport::Control::kSize), std::span(&mine, 1));
+    lost = !all;
+    if (!all) return all.error();
+    if (std::ranges::all_of(*all, [](const auto& one) { return one.front() == 0; })) break;
+  }
+  if (hooks.valid()) add(hooks.get());
+  return {};
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/leader_options.h"
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <chrono>
+#include <cmath>
+#include <string>
+
+#include "dynmo/core/digest.h"
+#include "dynmo/core/files.h"
+#include "dynmo/model/processor.h"
+
+namespace dynmo::train {
+
+elastic::Build this_build(const Config& config, const Inputs& inputs) {
+  Config decides = config;
+  decides.data.path = decides.data.validation_path = decides.run.directory = "";
+  const auto program = read_file("/proc/self/exe");
+  return {.program = program ? digest_of(*program).hex() : "unknown",
+          .libtorch = TORCH_VERSION,
+          .instruction_set = model::instruction_set_name(),
+          .threads = at::get_num_threads(),
+          .config = digest_of(to_toml(decides)).hex(),
+          .data = inputs.batches.fingerprint()};
+}
+
+elastic::SizeOptions size_options(const Config& config) {
+  const Config::Elastic& elastic = config.elastic;
+  return {.releases_idle = elastic.pack == "auto",
+          .pack_ranks = static_cast<int>(elastic.pack_ranks),
+          .release_after = elastic.release_after,
+          .ranks_min = static_cast<int>(elastic.ranks_min)};
+}
+
+// An address in the settings is one of the host where the run began, and the one at which its ranks
+// meet, so the service need not be told it.
+elastic::Leader::Options leader_options(const elastic::Groups& groups, const elastic::Member& self,
+                                        const Config& config, const Inputs& inputs) {
+  const std::string meets_at = groups.address();
+  elastic::Leader::Options options;
+  options.service = {.run = config.run.directory,
+                     .group_address = meets_at,
+                     .leader = self,
+                     .config = to_toml(config),
+                     .build = [&config, &inputs] { return this_build(config, inputs); },
+                     .replicas = static_cast<int>(config.pipeline.replicas)};
+  if (config.elastic.listen != "loopback") options.service.address = meets_at;
+  options.releases = {
+      .command = config.elastic.release_command,
+      .timeout = std::chrono::milliseconds(std::llround(1e3 * config.elastic.release_timeout_s)),
+      .run = config.run.directory};
+  return options;
+}
+
+}  // namespace dynmo::train

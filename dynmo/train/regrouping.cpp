@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/regrouping.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/observe/table.h"
+#include "dynmo/plan/migration.h"
+#include "dynmo/plan/pack.h"
+#include "dynmo/runtime/regroup.h"
+#include "dynmo/train/leader_options.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/grid.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+namespace {
+
+using transport::Control;
+using transport::control_tag;
+
+std::string ranks_text(int ranks, std::int64_t replicas) {
+  return replicas > 1 ? fmt::format("{} x {} ranks", replicas, ranks)
+                      : observe::format_count(ranks, "rank");
+}
+
+}  // namespace
+
+void operator+=(LayerMoves& sum, const LayerMoves& moves) {
+  sum.count += moves.count;
+  sum.layers += moves.layers;
+  sum.bytes += moves.bytes;
+  sum.seconds += moves.seconds;
+}
+
+Expected<bool> move_to(runtime::Pipeline& pipeline, const plan::Plan& plan, LayerMoves& moves) {
+  const auto begin = std::chrono::steady_clock::now();
+  const plan::Migration migration = plan::difference(pipeline.plan(), plan, *pipeline.costs());
+  DYNMO_ASSIGN(const bool moved, pipeline.apply(plan));
+  if (!moved) return false;
+  moves += {.count = 1,
+            .layers = static_cast<int>(migration.moves.size()),
+            .bytes = migration.bytes(),
+            .seconds = seconds_since(begin)};
+  return true;
+}
+
+Expected<void> Regrouping::begin() {
+  const std::string origin = "what a rank says of itself";
+  DYNMO_ASSIGN(const auto all, transport::gather_json(groups_.group(), control_tag(Control::kSize),
+                                                      elastic::to_json(groups_.self()), origin));
+  for (const Json& json : all) {
+    JsonObject object(json, origin);
+    DYNMO_ASSIGN(elastic::Member member, elastic::parse_member(object));
+    member.number = view_.size();
+    view_.members.push_back(std::move(member));
+  }
+  return {};
+}
+
+Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const RunLane& lane,
+                                      elastic::Leader* leader) {
+  const auto replicas = static_cast<int>(config_.pipeline.replicas);
+  Try attempt{.change = change,
+              .lane = lane,
+              .leader = leader,
+              .begin = std::chrono::steady_clock::now(),
+              .step = held_.state.step,
+              .before = held_.state.plan,
+              .plan = {},
+              .view = elastic::view_after(change, view_, replicas),
+              .next_leader = nullptr};
+  attempt.plan = plan::with_more_ranks(plan::without_others(attempt.before, change.kept),
+                                       attempt.view.size() / replicas);
+  tried_ = std::max(attempt.before.generation, tried_) + 1;
+  attempt.plan.generation = attempt.view.generation = tried_;
+  attempt.moves_lead = attempt.view.members.front().id != view_.members.front().id;
+  return attempt;
+}
+
+Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
+                                       std::unique_ptr<GroupRun> group, const RunLane& lane,
+                                       std::unique_ptr<elastic::Leader>& leader, const Json& run) {
+  held_.costs = group->pipeline().costs();
+  held_.state = group->close();
+  group.reset();
+  Try attempt = begin_try(change, lane, leader.get());
+  DYNMO_ASSIGN(const auto place, meet(attempt, run));
+  const Expected<void> mine = place ? form(attempt, *place) : Expected<void>(place.error());
+  if (!mine) {
+    take_back();
+    groups_.drop(mine.error());  // nobody waits for this rank there
+  }
+  elastic::JobFile next;
+  DYNMO_ASSIGN(const std::string fault, vote(attempt, mine, next));
+  return fault.empty() ? commit(attempt, leader, next) : stay(attempt, fault);
+}
+
+Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt, const Json& run) {
+  Json mine = Json::object();
+  if (attempt.view.members.front().id == groups_.self().id) {
+    const auto place = groups_.open(attempt.view);
+    mine[place ? "place" : "fault"] =
+        place ? elastic::to_json(*place) : Json(place.error().message);
+  }
+  if (attempt.moves_lead && attempt.leader != nullptr) {
+    mine["handover"] = {{"leader", attempt.leader->handover()}, {"run", run}};
+  }
+  const std::string origin = "where the next group meets";
+  DYNMO_ASSIGN(const auto all, transport::gather_json(groups_.group(), control_tag(Control::kSize),
+                                                      mine.empty() ? Json() : mine, origin));
+  std::optional<Expected<elastic::Place>> met;
+  for (const Json& json : all) {
+    if (json.is_null()) continue;
+    if (json.contains("handover")) attempt.handover = json["handover"];
+    if (json.contains("fault")) {
+      met = make_error(ErrorCode::kInfeasible, "{}", json["fault"].get<std::string>());
+    } else if (json.contains("place")) {
+      JsonObject object(json["place"], origin);
+      DYNMO_ASSIGN(met, elastic::parse_place(object));
+    }
+  }
+  if (met) return *met;
+  return make_error(ErrorCode::kInternal, "no rank says where the next group meets");
+}
+
+Expected<void> Regrouping::form(Try& attempt, const elastic::Place& place) {
+  elastic::Leader* const leader = attempt.leader;
+  if (leader != nullptr) leader->admit(attempt.change, attempt.view, place);
+  const elastic::MemberId self = groups_.self().id;
+  if (!attempt.view.has(self)) return {};
+  elastic::Groups::GiveUp give_up;
+  if (leader != nullptr) give_up = [leader] { return leader->missing(); };
+  DYNMO_ASSIGN(transport::Transport * transport, groups_.form(attempt.view, place, give_up));
+  DYNMO_TRY(open_group(*transport, attempt.lane, attempt.view, attempt.plan));
+  if (!attempt.change.newcomers.empty()) DYNMO_TRY(spread(*forming_, attempt.result));
+  const elastic::Member& first = attempt.view.members.front();
+  if (!attempt.moves_lead || first.id != self) return {};
+  // Where it cannot listen, the leader that there is stays.
+  if (!attempt.handover.is_object()) {
+    return make_error(ErrorCode::kInternal, "the leader has handed nothing over");
+  }
+  DYNMO_ASSIGN(attempt.next_leader,
+               elastic::Leader::open(leader_options(groups_, first, config_, inputs_),
+                                     attempt.handover["leader"]));
+  return {};
+}
+
+Expected<std::string> Regrouping::vote(const Try& attempt, const Expected<void>& mine,
+                                       elastic::JobFile& next) {
+  Json said;
+  if (!mine) {
+    said = {{"fault", mine.error().message}};
+  } else if (attempt.next_leader != nullptr) {
+    said = {{"endpoint", elastic::to_json(attempt.next_leader->endpoint())}};
+  }
+  const std::string origin = "whether the next group works";
+  DYNMO_ASSIGN(const auto all,
+               transport::gather_json(groups_.group(), control_tag(Control::kSize), said, origin));
+  for (const Json& json : all) {
+    if (json.is_null()) continue;
+    if (json.contains("fault")) return json["fault"].get<std::string>();
+    JsonObject object(json["endpoint"], origin);
+    DYNMO_ASSIGN(next, elastic::parse_job(object));
+  }
+  return std::string();
+}
+
+void Regrouping::take_back() {
+  if (forming_ == nullptr) return;
+  held_.state = forming_->close();
+  forming_.reset();
+}
+
+Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
+  take_back();
+  groups_.drop(make_error(ErrorCode::kPeerLost, "the run goes on without: {}", why));
+  const transport::Grid grid(groups_.group(), static_cast<int>(config_.pipeline.replicas));
+  runtime::move_back(inputs_.model.layers, held_.state, attempt.before, grid.position());
+  Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), config_, inputs_,
+                                                       attempt.lane, std::move(held_.state))};
+  if (held_.costs) DYNMO_TRY(result.group->pipeline().use(*held_.costs));
+  if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
+  const std::string line = fmt::format("no change ({}): {}", attempt.change.why, why);
+  result.events.push_back(
+      {.kind = "refused",
+       .line = line,
+       .json = {{"change", attempt.change.why}, {"reason", why}},
+       .client = attempt.change.client,
+       .reply = elastic::refusal(make_error(ErrorCode::kPeerLost, "{}", line))});
+  return result;
+}
+
+Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
+                                       const elastic::JobFile& next) {
+  Regrouped& result = attempt.result;
+  result.done = true;
+  // The files name the next leader before the one that leaves stops to listen.
+  const Expected<void> published =
+      attempt.next_leader ? attempt.next_leader->publish() : Expected<void>();
+  DYNMO_ASSIGN(const bool stays, groups_.take());
+  result.pause_s = seconds_since(attempt.begin) - result.moves.seconds;
+  const auto replicas = config_.pipeline.replicas;
+  const std::string line = fmt::format(
+      "{} -> {}: {}, in {}", ranks_text(attempt.before.ranks, replicas),
+      ranks_text(attempt.plan.ranks, replicas), attempt.change.why, format_seconds(result.pause_s));
+  if (!stays) {
+    leave(attempt, leader, next, line);
+    return std::move(result);
+  }
+  const elastic::View before = std::exchange(view_, attempt.view);
+  if (attempt.leader != nullptr) DYNMO_TRY(confirm(attempt.change));
+  if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
+  const std::string text = fmt::format("before step {}: {}", attempt.step, line);
+  elastic::BoundaryEvents events = {{.kind = "size",
+                                     .line = line,
+                                     .json = {{"why", attempt.change.why},
+                                              {"ranks_before", elastic::numbers_of(before)},
+                                              {"ranks", elastic::numbers_of(view_)},
+                                              {"seconds", result.pause_s},
+                                              {"plan", plan::to_json(attempt.plan)}}}};
+  if (attempt.next_leader != nullptr) {
+    leader = std::move(attempt.next_leader);
+    result.run = attempt.handover["run"];
+    if (!published) {
+      const elastic::JobFile& at = leader->endpoint();
+      events.push_back({.line = fmt::format("{}: this rank leads all the same, at {}:{}, and "
+                                            "tries again before each step",
+                                            published.error().message, at.address, at.port)});
+    }
+  } else {
+    // (The client of a leader that has left was answered by it.)
+    events.front().client = attempt.change.client;
+    events.front().reply = elastic::done(text);
+  }
+  events.insert(events.end(), result.events.begin(), result.events.end());
+  result.events = std::move(events);
+  result.group = std::move(forming_);
+  if (leader != nullptr) {
+    const int joined = static_cast<int>(std::ssize(attempt.change.newcomers));
+    leader->note_change(before, view_, joined, text);
+    leader->set_group(view_, result.group->pipeline().plan());
+  }
+  return std::move(result);
+}
+
+// Another rank leads already, where this one has led.
+void Regrouping::leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
+                       const elastic::JobFile& next, const std::string& line) {
+  if (leader == nullptr) return;
+  leader->answer(attempt.change.client,
+                 elastic::done(fmt::format("before step {}: {}", attempt.step, line)));
+  leader->retire(next);
+  attempt.result.events = leader->finish(elastic::kLastHooks);
+  leader.reset();
+}
+
+// One way, so that a newcomer has said its last word before all have agreed on it.
+Expected<void> Regrouping::confirm(const elastic::SizeChange& change) {
+  const std::byte yes{1};
+  for (const elastic::Newcomer& newcomer : change.newcomers) {
+    const transport::Member to(view_.rank_of(newcomer.member.id)->value);
+    DYNMO_TRY(groups_.group().send(to, control_tag(Control::kSize), std::span(&yes, 1))->wait());
+  }
+  return {};
+}
+
+Expected<std::unique_ptr<GroupRun>> Regrouping::enter(const RunLane& lane) {
+  plan::Plan plan;
+  DYNMO_TRY(open_group(groups_.group(), lane, view_, plan));
+  return std::move(forming_);
+}
+
+Expected<void> Regrouping::join(GroupRun& group) {
+  Regrouped result;  // for those that were there before
+  DYNMO_TRY(spread(group, result));
+  std::byte yes{};
+  return groups_.group()
+      .receive(transport::Member(0), control_tag(Control::kSize), std::span(&yes, 1))
+      ->wait();
+}
+
+// The first rank, which was there before, tells the newcomers who and where all are, and what they
+// need in order to decide as the others do.
+Expected<void> Regrouping::open_group(transport::Transport& group, const RunLane& lane,
+                                      elastic::View& view, plan::Plan& plan) {
+  const bool is_new = plan.stages.empty();
+  Json mine;
+  if (group.rank() == transport::Member(0)) {
+    mine = {{"view", elastic::to_json(view)},
+            {"plan", plan::to_json(plan)},
+            {"decides", changes_.state()}};
+  }
+  const std::string origin = "what the leader says of the group";
+  DYNMO_ASSIGN(const Json said,
+               transport::first_json(group, control_tag(Control::kSize), mine, origin));
+  if (!said.contains("view") || !said.contains("plan") || !said.contains("decides")) {
+    return make_error(ErrorCode::kInternal, "{}: wanted members and a plan", origin);
+  }
+  DYNMO_ASSIGN(view, elastic::parse_view(said["view"], origin));
+  DYNMO_ASSIGN(plan, plan::parse_plan(said["plan"], origin));
+  if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));
+  const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
+  DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
+                             {.device = inputs_.model.device.device}));
+  DYNMO_ASSIGN(const auto shared, runtime::share_costs(group, held_.costs));
+  forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(held_.state));
+  return shared ? forming_->pipeline().use(*shared) : Expected<void>();
+}
+
+Expected<void> Regrouping::spread(GroupRun& group, Regrouped& result) const {
+  runtime::Pipeline& pipeline = group.pipeline();
+  std::vector<Rank> all;
+  for (int i = 0; i < pipeline.plan().ranks; ++i) all.emplace_back(i);
+  const auto prospect = pipeline.prospect_on(all);
+  const auto note = [&](const std::string& kind, const std::string& why) {
+    result.events.push_back({.kind = kind,
+                             .line = why,
+                             .json = {{"reason", why}, {"plan", plan::to_json(pipeline.plan())}}});
+  };
+  if (!prospect) {
+    note("refused", fmt::format("the new ranks wait: {}", prospect.error().message));
+    return {};
+  }
+  if (prospect->then_s > (1 - config_.balance.minimum_gain) * prospect->now_s) {
+    note("refused", fmt::format("the new ranks wait: with them a step would take {}, without {}",
+                                format_seconds(prospect->then_s), format_seconds(prospect->now_s)));
+    return {};
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  DYNMO_ASSIGN(const bool moved, move_to(pipeline, prospect->plan, result.moves));
+  note(moved ? "move" : "refused",
+       moved ? fmt::format("moved to {} in {}: a step is to take {}, it was {}",
+                           plan::to_string(pipeline.plan()), format_seconds(seconds_since(begin)),
+                           format_seconds(prospect->then_s), format_seconds(prospect->now_s))
+             : "the new ranks wait: a copy was not accepted");
+  return {};
+}
+
+}  // namespace dynmo::train

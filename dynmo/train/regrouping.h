@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How one group of an elastic run follows another: the ranks of the group in force meet, form the
+// next one beside it with the newcomers, bring every layer to where its plan wants it, and then
+// either commit to the next group or stay in the one they have
+// (docs/decisions/016-the-old-group-decides.md).
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
+#include "dynmo/elastic/boundary_event.h"
+#include "dynmo/elastic/groups.h"
+#include "dynmo/elastic/leader.h"
+#include "dynmo/elastic/size_changes.h"
+#include "dynmo/train/generation.h"
+
+namespace dynmo::train {
+
+// Layers that were moved because of changes of size.
+struct LayerMoves {
+  int count = 0;
+  int layers = 0;
+  Bytes bytes;
+  double seconds = 0;
+};
+void operator+=(LayerMoves& sum, const LayerMoves& moves);
+
+// Moves to the plan now. False: a copy was not accepted, and the old plan runs on.
+[[nodiscard]] Expected<bool> move_to(runtime::Pipeline& pipeline, const plan::Plan& plan,
+                                     LayerMoves& moves);
+
+// What came of a try to change the group.
+struct Regrouped {
+  std::unique_ptr<GroupRun> group = nullptr;  // null: this rank has left
+  bool done = false;   // else the group in force goes on, as if nothing had been
+  double pause_s = 0;  // that the change took, without the moves
+  LayerMoves moves = {};
+  Json run = nullptr;  // at a rank that leads from now on: what the leader before knew of the run
+  elastic::BoundaryEvents events = {};
+};
+
+// Called by all ranks of the group in force, the same calls with equal arguments.
+class Regrouping {
+ public:
+  // All outlive it. `changes`: what newcomers have to decide alike.
+  Regrouping(elastic::Groups& groups, const Config& config, const Inputs& inputs,
+             elastic::SizeChanges& changes)
+      : groups_(groups), config_(config), inputs_(inputs), changes_(changes) {}
+
+  // Called by a run's first ranks: they learn who they are.
+  [[nodiscard]] Expected<void> begin();
+  // Called by a process that joins: opens its part of the group in which it was given a place.
+  [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
+  // Then it gets layers, where that makes steps shorter, and is a rank when this returns.
+  [[nodiscard]] Expected<void> join(GroupRun& group);
+
+  // From the group to the next one. `leader` is that of this rank, null where another one leads; it
+  // is replaced where the lead moves. `run` is what the next leader has to know of the run.
+  [[nodiscard]] Expected<Regrouped> change(const elastic::SizeChange& change,
+                                           std::unique_ptr<GroupRun> group, const RunLane& lane,
+                                           std::unique_ptr<elastic::Leader>& leader,
+                                           const Json& run);
+
+  // The members of the group in force.
+  [[nodiscard]] const elastic::View& view() const { return view_; }
+
+ private:
+  // What a rank takes from one group to the next.
+  struct Held {
+    runtime::RankState state;
+    std::optional<cost::ModelCost> costs;
+  };
+  // One try to change the group.
+  struct Try {
+    const elastic::SizeChange& change;
+    const RunLane& lane;
+    elastic::Leader* leader = nullptr;  // this rank's; null where another one leads
+    std::chrono::steady_clock::time_point begin = {};
+    std::int64_t step = 0;
+    plan::Plan before;
+    plan::Plan plan;
+    elastic::View view;
+    bool moves_lead = false;
+    Json handover = nullptr;                       // where the lead moves
+    std::unique_ptr<elastic::Leader> next_leader;  // this rank, where it leads next
+    Regrouped result = {};
+  };
+  [[nodiscard]] Try begin_try(const elastic::SizeChange& change, const RunLane& lane,
+                              elastic::Leader* leader);
+  // All ranks of the group in force hear where the next one meets, or why it does not; the next
+  // leader hears what the leader knows.
+  [[nodiscard]] Expected<Expected<elastic::Place>> meet(Try& attempt, const Json& run);
+  // Makes `forming_`, at a rank that stays.
+  [[nodiscard]] Expected<void> form(Try& attempt, const elastic::Place& place);
+  // All ranks of the group in force hear whether the next one works at each: the first fault; "":
+  // none. Where the lead moves, `next` is where the next leader listens.
+  [[nodiscard]] Expected<std::string> vote(const Try& attempt, const Expected<void>& mine,
+                                           elastic::JobFile& next);
+  [[nodiscard]] Expected<Regrouped> commit(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
+                                           const elastic::JobFile& next);
+  [[nodiscard]] Expected<Regrouped> stay(Try& attempt, const std::string& why);
+  void leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader, const elastic::JobFile& next,
+             const std::string& line);
+  // What `forming_` has is held again; it ends before its transport does.
+  void take_back();
+  // Makes `forming_` of what is held. `view` and `plan` are the group's; a newcomer, which has
+  // none, hears them.
+  [[nodiscard]] Expected<void> open_group(transport::Transport& group, const RunLane& lane,
+                                          elastic::View& view, plan::Plan& plan);
+  // Gives the newcomers layers, where that makes steps shorter.
+  [[nodiscard]] Expected<void> spread(GroupRun& group, Regrouped& result) const;
+  // At the leader: newcomers hear that the group which they are in is in force.
+  [[nodiscard]] Expected<void> confirm(const elastic::SizeChange& change);
+
+  elastic::Groups& groups_;
+  const Config& config_;
+  const Inputs& inputs_;
+  elastic::SizeChanges& changes_;
+  elastic::View view_;
+  Generation tried_ = 0;  // the highest of a group that was to be
+  // Between two groups this rank's layers are in one of these, also after an error.
+  Held held_;
+  std::unique_ptr<GroupRun> forming_;
+};
+
+}  // namespace dynmo::train

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drawn scripts of pack, grow, drain, join, SIGTERM and checkpoint: no run is lost, and each leaves what an undisturbed one leaves.
+
+DYNMO_SAMPLES is the number of scripts (all: 200), DYNMO_SEED the first seed.
+"""
+import json
+import os
+import random
+import signal
+import unittest
+
+from elastic_test import LIMIT, ElasticCase, events, manifests
+
+SCRIPTS = {"": 2, "part": 1, "all": 200}
+SAMPLES = os.environ.get("DYNMO_SAMPLES", "")
+COUNT = SCRIPTS[SAMPLES] if SAMPLES in SCRIPTS else int(SAMPLES)
+SEED = int(os.environ.get("DYNMO_SEED", "1"))
+MAX_RANKS = 4  # of all replicas
+
+
+class Script:
+    """A run and what is drawn to happen to it."""
+
+    def __init__(self, case, seed):
+        self.case, self.draw = case, random.Random(seed)
+        self.name = f"script-{seed}"
+        self.run = case.folder / self.name
+        self.replicas = self.draw.choice((1, 1, 2))
+        self.ranks_min = self.draw.choice((1, 1, 2 // self.replicas))
+        self.joiners, self.joined, self.asked, self.story, self.status = [], [], set(), [], {}
+
+    def positions(self):
+        return len(self.status["ranks"]) // self.replicas
+
+    def play(self):
+        start = self.draw.randint(self.ranks_min, MAX_RANKS // self.replicas)
+        self.story.append(f"{start} x {self.replicas} ranks, {self.ranks_min} at least")
+        self.process = self.case.start(self.name, start, f"pipeline.replicas={self.replicas}", f"elastic.ranks_min={self.ranks_min}",
+                                       f"checkpoint.every={self.draw.choice((0, 20))}", "elastic.release_after=5")
+        for _ in range(self.draw.randint(4, 8)):
+            self.look()
+            self.draw.choice((self.pack, self.grow, self.drain, self.join, self.signal, self.checkpoint))()
+        # A rank that was refused leaves as soon as there are enough: then the run stops as one that is whole.
+        self.case.done(self.name, "stop")
+        self.case.ended(self.process, code=130)
+        for joiner in self.joiners:
+            output, _ = joiner.communicate(timeout=LIMIT)
+            joined = joiner in self.joined or "joined as rank" in output
+            self.case.assertIn(joiner.returncode, (0, 130) if joined else (5, 130), output)
+
+    def look(self):
+        self.case.until(self.process, lambda: self.case.status(self.name).get("ranks"))
+        self.status = self.case.status(self.name) or self.status
+        return self.status
+
+    def ctl(self, *words):
+        """Done, or refused because somebody who was asked to leave does so meanwhile."""
+        self.story.append(" ".join(words))
+        result = self.case.ctl(self.name, *words)
+        refusals = ("",) if words[0] == "grow" else ("another change is under way", "elastic.ranks_min", "leaves already", "there is no rank", "grow` starts more")
+        self.case.assertTrue(result.returncode == 0 or result.returncode == 2 and any(why in result.stderr for why in refusals),
+                             f"{words}: {result.returncode} {result.stdout}{result.stderr}")
+
+    def somebody_leaves(self):
+        """Who has been asked to and has not: if only such ranks were left, the run would stop."""
+        return any(rank["pid"] in self.asked for rank in self.status["ranks"])
+
+    def pack(self):
+        if self.somebody_leaves():
+            return
+        self.ctl("pack", str(self.draw.randint(1, self.positions())))
+
+    def grow(self):
+        room = MAX_RANKS // self.replicas - self.positions()
+        # Ranks of another starter cannot have more started.
+        if room > 0 and self.status["ranks"][0]["pid"] not in {joiner.pid for joiner in self.joiners}:
+            self.ctl("grow", str(self.draw.randint(1, room)))
+
+    def drain(self):
+        if self.somebody_leaves():
+            return
+        self.ctl("drain", str(self.draw.choice(self.status["ranks"])["rank"]))
+
+    def checkpoint(self):
+        self.ctl("checkpoint")
+
+    def join(self):
+        if self.positions() == MAX_RANKS // self.replicas:
+            return
+        self.story.append("join")
+        new = [self.case.join(self.name) for _ in range(self.replicas)]
+        self.joiners += new
+        if self.draw.random() < 0.7:  # else the next thing comes meanwhile
+            for joiner in new:
+                line = "."
+                while line and "joined as rank" not in line:
+                    line = joiner.stdout.readline()
+                self.case.assertTrue(line, f"it has ended with {joiner.wait(timeout=LIMIT) if not line else 0}")
+                self.joined.append(joiner)
+
+    def signal(self):
+        rank = self.draw.choice(self.status["ranks"])
+        pids = {each["pid"] for each in self.status["ranks"]}
+        if pids <= self.asked | {rank["pid"]}:  # to all: the run would stop
+            return
+        self.story.append(f"SIGTERM to {rank['rank']}")
+        self.asked.add(rank["pid"])
+        try:
+            os.kill(rank["pid"], signal.SIGTERM)
+        except ProcessLookupError:
+            return  # it has left meanwhile
+        if self.positions() > self.ranks_min and self.draw.random() < 0.7:
+            number = rank["rank"]
+            self.case.until(self.process, lambda: number not in [each["rank"] for each in self.look()["ranks"]])
+
+    def losses(self):
+        """Of all ranks that were in it, by step."""
+        found = {}
+        for path in sorted((self.run / "records").glob("rank-*.jsonl")):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                found.setdefault(record["step"], set()).add(record["loss"])
+        return found
+
+
+class ElasticScripts(ElasticCase):
+    def test_no_script_loses_a_run_or_changes_a_bit(self):
+        scripts, changes = [Script(self, SEED + i) for i in range(COUNT)], 0
+        for script in scripts:
+            with self.subTest(script=script.name, story=script.story):
+                script.play()
+                changes += len(events(script.run, "size"))
+        last = max(max(script.losses()) for script in scripts if script.run.exists())
+        for replicas in sorted({script.replicas for script in scripts}):
+            name = f"twin-{replicas}"
+            twin = self.start(name, 1, f"pipeline.replicas={replicas}", "balance.enabled=false", "checkpoint.every=20")
+            self.until(twin, lambda: self.status(name)["step"] > last)
+            self.done(name, "stop")
+            self.ended(twin, code=130)
+            reference = Script(self, 0)
+            reference.run = self.folder / name
+            wanted, checkpoints = reference.losses(), manifests(reference.run)
+            for script in (script for script in scripts if script.replicas == replicas):
+                with self.subTest(script=script.name, story=script.story):
+                    found = script.losses()
+                    self.assertEqual(sorted(found), list(range(len(found))))
+                    self.assertEqual(found, {step: wanted[step] for step in found})
+                    for step, layers in manifests(script.run).items():
+                        self.assertEqual(layers, checkpoints.get(step, layers), f"checkpoint of step {step}")
+        print(f"{len(scripts)} scripts, {changes} changes of size, {last + 1} steps at most")
+
+
+if __name__ == "__main__":
+    unittest.main()
