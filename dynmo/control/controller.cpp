@@ -76,13 +76,6 @@ Controller::Controller(cost::ModelCost known, ControllerOptions options, std::in
       profiler_(std::move(known), options.window, options.policy.minimum_gain),
       lasting_{.changed_step = first_step, .since = first_step} {}
 
-void Controller::use(const cost::ModelCost& costs, const plan::Plan& plan) {
-  std::vector<cost::LayerSample> layers;
-  for (const cost::LayerCost& layer : costs.layers) layers.push_back(cost::sample_of(layer));
-  profiler_ = Profiler(profiler_.known(), options_.window, options_.policy.minimum_gain);
-  profiler_.add(layers, plan::owners(plan), {}, costs.frozen_layers());
-}
-
 void Controller::observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers) {
   charges_ = step.charges;
   if (budget_.planned && !budget_.moved) budget_.fruitless_s += charges_.plan_s;

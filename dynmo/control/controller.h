@@ -73,8 +73,6 @@ class Controller {
 
   // Goes on from what another one has measured, of the same model.
   void use(const Profiler& measured) { profiler_ = measured; }
-  // Begins anew from costs that are given, as from one measured step.
-  void use(const cost::ModelCost& costs, const plan::Plan& plan);
   // Names and bytes of the layers are others now.
   void know(const cost::ModelCost& known) { profiler_.know(known); }
   // One more step under `plan`, with so many frozen layers.

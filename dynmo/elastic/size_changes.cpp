@@ -137,7 +137,6 @@ BoundaryDecision SizeChanges::next(const std::vector<RankRequest>& requests, con
       return decision;
     }
   }
-  if (options_.releases_idle) release_idle(plan, step, decision);
   return decision;
 }
 
@@ -235,43 +234,19 @@ bool SizeChanges::tries_again(MemberId member, std::int64_t step) {
   return true;
 }
 
-std::vector<Rank> kept_of_idle_release(const plan::Plan& plan, int ranks_min) {
-  std::vector<Rank> kept = plan::ranks_at_work(plan);
-  if (kept.front() != Rank(0)) kept.insert(kept.begin(), Rank(0));
-  for (const Rank rank : all_positions(plan)) {
-    if (std::ssize(kept) >= ranks_min) break;
-    const auto place = std::lower_bound(kept.begin(), kept.end(), rank);
-    if (place == kept.end() || *place != rank) kept.insert(place, rank);
-  }
-  return kept;
-}
-
-void SizeChanges::release_idle(const plan::Plan& plan, std::int64_t step,
-                               BoundaryDecision& decision) {
-  std::vector<Rank> at_work = plan::ranks_at_work(plan);
-  if (at_work != at_work_ || !idle_since_) idle_since_ = step;
-  at_work_ = at_work;
-  if (std::ssize(at_work) == plan.ranks || step - *idle_since_ < options_.release_after) return;
-  std::vector<Rank> kept = kept_of_idle_release(plan, options_.ranks_min);
-  if (std::ssize(kept) == plan.ranks) return;
-  const auto released = plan.ranks - std::ssize(kept);
-  decision.change = SizeChange{
-      .kept = std::move(kept),
-      .why = fmt::format("{} without layers for {} steps",
-                         released == 1 ? "a rank was" : fmt::format("{} ranks were", released),
-                         step - *idle_since_)};
+SizeChange change_of(const control::Release& release, const plan::Plan& plan) {
+  const auto released = plan.ranks - std::ssize(release.kept);
+  return {.kept = release.kept,
+          .why = fmt::format("{} without layers for {} steps",
+                             released == 1 ? "a rank was" : fmt::format("{} ranks were", released),
+                             release.idle_steps)};
 }
 
 Json SizeChanges::state() const {
   DYNMO_CHECK(!deferred_, "no change that waits, got '{}'", deferred_->why);
   Json tried = Json::array();
   for (const auto& [member, step] : tried_) tried.push_back({{"id", member.value}, {"step", step}});
-  Json at_work = Json::array();
-  for (const Rank rank : at_work_) at_work.push_back(rank.value);
-  return {{"tried", std::move(tried)},
-          {"packed", packed_},
-          {"at_work", std::move(at_work)},
-          {"idle_since", idle_since_ ? Json(*idle_since_) : Json()}};
+  return {{"tried", std::move(tried)}, {"packed", packed_}};
 }
 
 Expected<void> SizeChanges::restore(const Json& state) {
@@ -282,9 +257,6 @@ Expected<void> SizeChanges::restore(const Json& state) {
                           each.at("step").get<std::int64_t>());
     }
     read.packed_ = state.at("packed").get<bool>();
-    for (const Json& rank : state.at("at_work")) read.at_work_.emplace_back(rank.get<int>());
-    const Json& idle_since = state.at("idle_since");
-    if (!idle_since.is_null()) read.idle_since_ = idle_since.get<std::int64_t>();
     *this = std::move(read);
     return {};
   } catch (const Json::exception& fault) {

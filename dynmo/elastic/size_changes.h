@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dynmo/control/controller.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
@@ -74,15 +75,13 @@ struct BoundaryDecision {
 };
 
 struct SizeOptions {
-  bool releases_idle = false;       // elastic.pack = "auto"
   int pack_ranks = 0;               // of a replica: onto so many once costs are known; 0: none
-  std::int64_t release_after = 10;  // steps without layers before a rank is released
+  std::int64_t release_after = 10;  // steps before a rank that could not leave tries again
   int ranks_min = 1;                // of a replica: none leaves below it
 };
 
-// The positions that stay where ranks without layers are released: those at work, the first, and as
-// many of the lowest as `ranks_min` requires.
-[[nodiscard]] std::vector<Rank> kept_of_idle_release(const plan::Plan& plan, int ranks_min);
+// What the controller releases, as a change of the group under this plan.
+[[nodiscard]] SizeChange change_of(const control::Release& release, const plan::Plan& plan);
 
 class SizeChanges {
  public:
@@ -98,8 +97,6 @@ class SizeChanges {
     ++change.waited;
     deferred_ = std::move(change);
   }
-  // The group has changed, or a change was refused.
-  void done() { idle_since_.reset(); }
 
   // What a later decision depends on, for a rank that joins: it decides as the others do. Requires
   // that no change is deferred.
@@ -115,14 +112,11 @@ class SizeChanges {
             process::ClientId client);
   // A rank that was asked to leave says so at every boundary until it does.
   [[nodiscard]] bool tries_again(MemberId member, std::int64_t step);
-  void release_idle(const plan::Plan& plan, std::int64_t step, BoundaryDecision& decision);
 
   SizeOptions options_;
   std::optional<SizeChange> deferred_;
   std::map<MemberId, std::int64_t> tried_;  // members asked to leave: step of the newest try
   bool packed_ = false;                     // as elastic.pack_ranks asks
-  std::vector<Rank> at_work_;               // in the newest step
-  std::optional<std::int64_t> idle_since_;  // step since which the same ranks have no layers
 };
 
 }  // namespace dynmo::elastic

@@ -8,6 +8,7 @@
 #include <map>
 #include <vector>
 
+#include "dynmo/control/decisions.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/layer_sample.h"
@@ -62,5 +63,13 @@ struct Exchange {
 [[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
                                           const plan::Plan& plan, const model::Model& model,
                                           int micro_batches, const OwnFigures& own);
+
+// What decisions are fed with.
+[[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {
+  return {.layers = exchanged.layers,
+          .beside = exchanged.beside,
+          .plan_s = exchanged.plan_s,
+          .migrate_s = exchanged.migrate_s};
+}
 
 }  // namespace dynmo::runtime

@@ -27,6 +27,32 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+control::DecisionsOptions decisions_options(const PipelineOptions& options) {
+  return {.controller = {.policy = options.policy,
+                         .window = options.profile_window,
+                         .micro_batches = options.micro_batches,
+                         .accumulation = options.accumulation,
+                         .steps = options.steps,
+                         .release_after = options.release_after,
+                         .min_ranks = options.min_ranks},
+          .recompute = options.recompute,
+          .memory = options.memory,
+          .replicas = options.replicas};
+}
+
+// The one that the state brings, or was given, else a new one.
+control::Controller controller_of(RankState& state, const model::Model& model,
+                                  const PipelineOptions& options) {
+  if (state.controller) return *std::exchange(state.controller, std::nullopt);
+  control::Controller controller(known_costs(model, options, state.pruned),
+                                 decisions_options(options).controller, state.step);
+  if (!state.controller_state.is_null()) {
+    const auto known = controller.restore(std::exchange(state.controller_state, nullptr));
+    DYNMO_CHECK(known.has_value(), "a controller as the others have: {}", known.error().message);
+  }
+  return controller;
+}
+
 // What all ranks know of the step alike.
 void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Plan& plan,
           StepReport& report) {
@@ -52,7 +78,7 @@ transport::Tag Pipeline::control(transport::Control use) const {
   return transport::control_tag(use, options_.lane);
 }
 
-Decisions::Now Pipeline::now() const {
+control::Decisions::Now Pipeline::now() const {
   return {state_.plan, state_.step, state_.frozen_layers, program_.recomputed};
 }
 
@@ -62,8 +88,9 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       model_(std::move(model)),
       options_(std::move(options)),
       state_(std::move(state)),
-      decisions_(known_costs(model_, options_, state_.pruned), grid_.positions(), options_,
-                 state_.step),
+      goes_on_(state_.controller || !state_.controller_state.is_null()),
+      decisions_(controller_of(state_, model_, options_), grid_.positions(),
+                 decisions_options(options_)),
       device_messages_(grid_, options_.channels),
       room_(whole_room(model_, options_.boundary_shape)) {
   const plan::Plan& plan = state_.plan;
@@ -94,6 +121,7 @@ RankState Pipeline::take_state() {
   for (auto& [id, layer] : state_.layers) {
     if (!layer.frozen) model::zero_gradients(layer);
   }
+  state_.controller = decisions_.take_controller();
   return std::move(state_);
 }
 
@@ -114,11 +142,15 @@ Expected<void> Pipeline::balance(StepReport& report) {
   DYNMO_ASSIGN(report.decision, decisions_.decide(now()));
   report.plan_s = seconds_since(asked);
   if (!report.decision || !report.decision->migrate) return {};
-  const plan::Plan& wanted = report.decision->plan;
+  return carry_out(*report.decision, report);
+}
+
+Expected<void> Pipeline::carry_out(control::Decision& decision, StepReport& report) {
+  const plan::Plan& wanted = decision.plan;
   if (const auto layers = decisions_.recomputed_under(wanted, state_.frozen_layers); !layers) {
     decisions_.not_moved();
-    report.decision->migrate = false;
-    report.decision->reason =
+    decision.migrate = false;
+    decision.reason =
         fmt::format("keep {}: {}", plan::to_string(state_.plan), layers.error().message);
     return {};
   }
@@ -132,6 +164,22 @@ Expected<void> Pipeline::balance(StepReport& report) {
     report.moved_bytes = migration.bytes();
   }
   return {};
+}
+
+Expected<StepReport> Pipeline::rebalance() {
+  DYNMO_TRY(ask_sources_first());
+  StepReport report;
+  report.step = state_.step;
+  DYNMO_TRY(balance(report));
+  return report;
+}
+
+Expected<StepReport> Pipeline::vacate(const std::vector<Rank>& kept) {
+  StepReport report;
+  report.step = state_.step;
+  DYNMO_ASSIGN(report.decision, decisions_.vacate(now(), kept));
+  DYNMO_TRY(carry_out(*report.decision, report));
+  return report;
 }
 
 Expected<bool> Pipeline::apply(const plan::Plan& plan) {
@@ -308,7 +356,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   // The replay knows the reduction, once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
   const auto profiling = Clock::now();
-  decisions_.observe(exchanged, state_.plan, state_.frozen_layers);
+  decisions_.observe(step_of(exchanged), state_.plan, state_.frozen_layers);
   report.profile_s += seconds_since(profiling);
   report.reduction_s = times_.reduction_s;
   report.update_s = times_.update_total_s;

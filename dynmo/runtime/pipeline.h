@@ -15,13 +15,13 @@
 #include <optional>
 #include <vector>
 
+#include "dynmo/control/decisions.h"
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/recompute.h"
-#include "dynmo/runtime/decisions.h"
 #include "dynmo/runtime/device_messages.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/exchange.h"
@@ -57,8 +57,8 @@ class Pipeline {
   // Starts from costs that another pipeline of the same model and group has measured.
   // kInfeasible (Recompute::kAuto): the plan does not fit the memory with every layer recomputed.
   [[nodiscard]] Expected<void> use(const control::Profiler& measured);
-  // The same from the costs of an earlier group, equal on all ranks (share_costs, regroup.h).
-  [[nodiscard]] Expected<void> use(const cost::ModelCost& measured);
+  // In a group that follows another: measures its links, and chooses with the costs known.
+  [[nodiscard]] Expected<void> go_on();
   // Runs one training step: ask the sources, plan and move if it pays, run the schedule, clip,
   // update.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
@@ -67,9 +67,16 @@ class Pipeline {
   // kGeneration: with the decisions that layers take while a text is made.
   [[nodiscard]] Expected<double> validate(const Batches& batches,
                                           model::Pass pass = model::Pass::kValidation);
-  // The balancer's plan on these positions alone (Decisions::prospect_on).
-  [[nodiscard]] Expected<Decisions::Prospect> prospect_on(const std::vector<Rank>& kept) const {
-    return decisions_.prospect_on(kept, now());
+  // Decides now, not with the next step, and moves where that pays: ranks have come. Of the report
+  // only what is said of the decision and the move.
+  [[nodiscard]] Expected<StepReport> rebalance();
+  // Takes all layers from the positions that are not among `kept`, ascending; the report as above:
+  // no layers moved where a copy was refused, or the ranks' memory does not suffice. kInfeasible:
+  // no plan fits it; kBadInput: nothing was measured yet.
+  [[nodiscard]] Expected<StepReport> vacate(const std::vector<Rank>& kept);
+  // Whether positions without layers are released now (Controller::release).
+  [[nodiscard]] std::optional<control::Release> release() {
+    return decisions_.release(state_.plan, state_.step);
   }
   // Moves to `plan` now. False where a copy was refused and the old plan runs on.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
@@ -103,7 +110,7 @@ class Pipeline {
 
  private:
   [[nodiscard]] transport::Tag control(transport::Control use) const;
-  [[nodiscard]] Decisions::Now now() const;
+  [[nodiscard]] control::Decisions::Now now() const;
   // What the rounds of a step have in common with those of validation.
   [[nodiscard]] StepInput round_input(const schedule::Schedule& lowered, const Batches& batches,
                                       int round) const;
@@ -120,6 +127,7 @@ class Pipeline {
   void make_room(const Exchange& exchanged);
   [[nodiscard]] Expected<void> prepare(StepReport& report);
   [[nodiscard]] Expected<void> balance(StepReport& report);
+  [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report);
   [[nodiscard]] Expected<Exchange> exchange_figures(const StepOutput& output);
   [[nodiscard]] Expected<void> measure_links();
   [[nodiscard]] Expected<void> check_numbers(StepReport& report,
@@ -130,7 +138,8 @@ class Pipeline {
   model::Model model_;
   PipelineOptions options_;
   RankState state_;
-  Decisions decisions_;
+  bool goes_on_;  // from an earlier group, so that changes before the first step are news
+  control::Decisions decisions_;
   Program program_;
   DeviceMessages device_messages_;
   RankTimes times_;  // newest step

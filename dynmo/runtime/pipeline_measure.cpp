@@ -38,14 +38,13 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     const auto begin = std::chrono::steady_clock::now();
     DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
     times_.overhead_s = seconds_since(begin);
-    decisions_.observe(exchanged, state_.plan, state_.frozen_layers);
+    decisions_.observe(step_of(exchanged), state_.plan, state_.frozen_layers);
     if (i == 0) decisions_.forget_times();
   }
   return choose_recomputed();
 }
 
-Expected<void> Pipeline::use(const cost::ModelCost& measured) {
-  decisions_.use(measured, state_.plan);
+Expected<void> Pipeline::go_on() {
   DYNMO_TRY(measure_links());
   return choose_recomputed();
 }

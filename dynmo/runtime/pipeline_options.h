@@ -58,8 +58,11 @@ struct PipelineOptions {
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
   int profile_window = 5;                 // least steps, 3 or more
-  Staging staging = {};                   // where this rank computes
-  ChannelTransport* channels = nullptr;   // of the group; see StepInput::device_messages
+  // Steps that a rank of a replica has no layers before it is released, and how many stay.
+  std::int64_t release_after = 10;
+  int min_ranks = 1;
+  Staging staging = {};                  // where this rank computes
+  ChannelTransport* channels = nullptr;  // of the group; see StepInput::device_messages
   // Whether this rank has something to tell all before the next step (StepReport::asked).
   std::function<bool()> asks = {};
   int lane = 0;  // pipelines of one group that run in turn need different ones

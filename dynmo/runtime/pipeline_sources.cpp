@@ -90,11 +90,12 @@ Expected<void> Pipeline::ask_sources() {
   if (asked_for_ == state_.step) return {};
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
-  // The first plan was made for what had changed before this pipeline began.
+  // A run's first plan was made for what had changed before.
+  const bool news = goes_on_ || asked_for_ >= 0;
   auto announced = cost::Announced::kNothing;
-  if (asked_for_ >= 0 && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
-  if (asked_for_ >= 0 && change.sizes) announced = cost::Announced::kPredicted;
-  if (asked_for_ >= 0 && change.work) announced = cost::Announced::kWork;
+  if (news && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
+  if (news && change.sizes) announced = cost::Announced::kPredicted;
+  if (news && change.work) announced = cost::Announced::kWork;
   if (change.sizes || (asked_for_ < 0 && !state_.sources.empty())) DYNMO_TRY(share_sizes());
   decisions_.announce(announced, state_.step);
   asked_for_ = state_.step;

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
+#include "dynmo/control/controller.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
 #include "dynmo/dynamism/source.h"
@@ -30,6 +32,10 @@ struct RankState {
   dynamism::Sources sources = {};
   // The state of the sources, where those of this rank are still to be made: it came new.
   Json source_state = nullptr;
+  // What decides (control/controller.h), with all it has measured; none: the pipeline makes it.
+  std::optional<control::Controller> controller = {};
+  // What it remembers, where that of this rank is still to be made.
+  Json controller_state = nullptr;
   // Copies of layers that the last migration took away, or brought while it is not known whether
   // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.
   LayerStates spares = {};

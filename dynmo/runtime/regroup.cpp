@@ -2,6 +2,7 @@
 #include "dynmo/runtime/regroup.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -9,7 +10,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
-#include "dynmo/cost/files.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 
@@ -65,6 +65,22 @@ Expected<void> share_sources(transport::Transport& group, RankState& mine) {
                transport::first_json(group, transport::control_tag(transport::Control::kHoldings),
                                      own, "sources of another rank"));
   if (mine.sources.empty() && !theirs.is_null()) mine.source_state = std::move(theirs);
+  return {};
+}
+
+// ... and what the controller has measured and is about to do. It is long, so it is sent only where
+// a rank may need it, by the first that holds layers.
+Expected<void> share_controller(transport::Transport& group, RankState& mine,
+                                const std::vector<Holdings>& all) {
+  const auto is_empty = [](const Holdings& theirs) { return theirs.layers.empty(); };
+  if (std::ranges::none_of(all, is_empty)) return {};
+  const auto first = std::ranges::find_if_not(all, is_empty);
+  const bool sends = std::distance(all.begin(), first) == group.rank().value && mine.controller;
+  DYNMO_ASSIGN(Json theirs,
+               transport::first_json(group, transport::control_tag(transport::Control::kCosts),
+                                     sends ? mine.controller->state() : Json(),
+                                     "controller of another rank"));
+  if (!mine.controller) mine.controller_state = std::move(theirs);
   return {};
 }
 
@@ -153,6 +169,7 @@ Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
   DYNMO_ASSIGN(const std::vector<Holdings> all, gather_holdings(grid.world(), mine));
   DYNMO_ASSIGN(const Holdings known, newest(all));
   DYNMO_TRY(share_sources(grid.world(), mine));
+  DYNMO_TRY(share_controller(grid.world(), mine, all));
   DYNMO_CHECK(plan.generation > known.generation, "a generation after {}, got {}", known.generation,
               plan.generation);
   DYNMO_ASSIGN(const std::vector<LayerTransfer> moves, choose_sources(all, plan, grid.axes()));
@@ -172,17 +189,6 @@ Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
   set_aside(mine, grid.position());
   make_whole(model, mine.layers);
   return {};
-}
-
-Expected<std::optional<cost::ModelCost>> share_costs(transport::Transport& group,
-                                                     const std::optional<cost::ModelCost>& mine) {
-  DYNMO_ASSIGN(
-      const Json json,
-      transport::first_json(group, transport::control_tag(transport::Control::kCosts),
-                            mine ? cost::profile_json(*mine) : Json(), "costs of another rank"));
-  if (json.is_null()) return std::optional<cost::ModelCost>();
-  DYNMO_ASSIGN(cost::ModelCost costs, cost::parse_profile(json, "costs of another rank"));
-  return std::optional(std::move(costs));
 }
 
 }  // namespace dynmo::runtime

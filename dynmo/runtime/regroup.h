@@ -6,13 +6,11 @@
 // as in a migration. Plans of the past count for nothing, only what is there.
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
-#include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/migrate.h"
@@ -49,14 +47,10 @@ struct Holdings {
 
 // Called by all ranks of a new group with equal `plan`, whose generation no group has had, and each
 // with what it brings (of a rank that comes new: RankState()). Afterwards `mine` is what the plan
-// gives this rank. After an error it still has all it came with.
+// gives this rank, with what sources and controller of the others remember. After an error it still
+// has all it came with.
 [[nodiscard]] Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
                                      const plan::Plan& plan, RankState& mine,
                                      const Staging& staging = {});
-
-// Called by all ranks of a new group: broadcasts the costs of the lowest rank that has any; none
-// where nobody has measured. A new rank has none.
-[[nodiscard]] Expected<std::optional<cost::ModelCost>> share_costs(
-    transport::Transport& group, const std::optional<cost::ModelCost>& mine);
 
 }  // namespace dynmo::runtime

@@ -65,7 +65,6 @@ Expected<std::unique_ptr<GroupRun>> Elasticity::enter(const RunLane& lane) {
 
 Expected<void> Elasticity::join(GroupRun& group) {
   DYNMO_TRY(regrouping_.join(group));
-  changes_.done();
   return {};
 }
 
@@ -90,7 +89,7 @@ void Elasticity::answer_checkpoints(const GroupRun& group) {
   leader_->answer_checkpoints(failure ? Expected<void>(*failure) : Expected<void>());
 }
 
-Expected<elastic::BoundaryDecision> Elasticity::next(const GroupRun& group, bool asked) {
+Expected<elastic::BoundaryDecision> Elasticity::next(GroupRun& group, bool asked) {
   answer_checkpoints(group);
   if (leads()) add(leader_->poll());
   std::vector<elastic::RankRequest> requests;
@@ -106,9 +105,14 @@ Expected<elastic::BoundaryDecision> Elasticity::next(const GroupRun& group, bool
       requests.push_back(std::move(request));
     }
   }
-  const runtime::Pipeline& pipeline = group.pipeline();
+  runtime::Pipeline& pipeline = group.pipeline();
   elastic::BoundaryDecision decision = changes_.next(
       requests, view(), pipeline.plan(), pipeline.next_step(), pipeline.costs().has_value());
+  if (config_.elastic.pack == "auto" && !decision.stop && !decision.change) {
+    if (const auto released = pipeline.release()) {
+      decision.change = elastic::change_of(*released, pipeline.plan());
+    }
+  }
   for (const elastic::BoundaryDecision::Answer& each : decision.answers) {
     events_.push_back({.line = each.client == 0 ? each.reply.text : "",
                        .client = each.client,
@@ -123,7 +127,6 @@ Expected<bool> Elasticity::prepare(const elastic::SizeChange& change, GroupRun& 
   const std::vector<Rank> at_work = plan::ranks_at_work(pipeline.plan());
   if (std::ranges::includes(change.kept, at_work)) return true;
   const auto refuse = [&](const std::string& why) {
-    changes_.done();
     const std::string line = fmt::format("{} is not possible: {}", change.why, why);
     events_.push_back({.kind = "refused",
                        .line = line,
@@ -132,23 +135,17 @@ Expected<bool> Elasticity::prepare(const elastic::SizeChange& change, GroupRun& 
                        .reply = elastic::refusal(make_error(ErrorCode::kInfeasible, "{}", line))});
     return false;
   };
-  const auto prospect = pipeline.prospect_on(change.kept);
-  if (!prospect) return refuse(prospect.error().message);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto moved = move_to(pipeline, prospect->plan, moves_);
-  if (!moved && moved.error().code == ErrorCode::kInfeasible) return refuse(moved.error().message);
-  if (!moved) return moved.error();
-  if (!*moved) return refuse("a copy was not accepted");
-  events_.push_back(
-      {.kind = "move",
-       .line = fmt::format("moved to {} in {}: a step is to take {}, it was {}",
-                           plan::to_string(pipeline.plan()), format_seconds(seconds_since(begin)),
-                           format_seconds(prospect->then_s), format_seconds(prospect->now_s)),
-       .json = {{"cause", change.why},
-                {"seconds", seconds_since(begin)},
-                {"current_step_s", prospect->now_s},
-                {"planned_step_s", prospect->then_s},
-                {"plan", plan::to_json(pipeline.plan())}}});
+  const auto report = pipeline.vacate(change.kept);
+  if (!report) {
+    const ErrorCode code = report.error().code;
+    if (code != ErrorCode::kInfeasible && code != ErrorCode::kBadInput) return report.error();
+    return refuse(report.error().message);
+  }
+  if (report->moved_layers == 0) {
+    return refuse(report->decision->migrate ? "a copy was not accepted" : report->decision->reason);
+  }
+  moves_ += moves_of(*report);
+  events_.push_back(move_event(*report, change.why, pipeline.plan()));
   return true;
 }
 
@@ -156,7 +153,6 @@ Expected<Regrouped> Elasticity::change(const elastic::SizeChange& change,
                                        std::unique_ptr<GroupRun> group, const RunLane& lane,
                                        const Json& run) {
   DYNMO_ASSIGN(Regrouped result, regrouping_.change(change, std::move(group), lane, leader_, run));
-  changes_.done();
   add(std::exchange(result.events, {}));
   result.moves += std::exchange(moves_, {});
   return result;

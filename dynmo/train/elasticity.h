@@ -45,7 +45,7 @@ class Elasticity {
   // Whether this rank has something to tell (RunLane::asks).
   [[nodiscard]] bool asks() const;
   // What to do before the next step; `asked`: a rank had something to tell.
-  [[nodiscard]] Expected<elastic::BoundaryDecision> next(const GroupRun& group, bool asked);
+  [[nodiscard]] Expected<elastic::BoundaryDecision> next(GroupRun& group, bool asked);
   void defer(elastic::SizeChange change) { changes_.defer(std::move(change)); }
   // Answers who waits for a checkpoint, unless one is under way.
   void answer_checkpoints(const GroupRun& group);

@@ -28,8 +28,7 @@ elastic::Build this_build(const Config& config, const Inputs& inputs) {
 
 elastic::SizeOptions size_options(const Config& config) {
   const Config::Elastic& elastic = config.elastic;
-  return {.releases_idle = elastic.pack == "auto",
-          .pack_ranks = static_cast<int>(elastic.pack_ranks),
+  return {.pack_ranks = static_cast<int>(elastic.pack_ranks),
           .release_after = elastic.release_after,
           .ranks_min = static_cast<int>(elastic.ranks_min)};
 }

@@ -55,6 +55,8 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
   options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);
+  options.release_after = c.elastic.release_after;
+  options.min_ranks = static_cast<int>(c.elastic.ranks_min);
   options.lane = lane;
   options.staging.device = made.device.device;
   options.channels = made.device.channels;

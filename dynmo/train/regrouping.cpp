@@ -9,7 +9,6 @@
 
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/observe/table.h"
-#include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/leader_options.h"
@@ -28,6 +27,13 @@ std::string ranks_text(int ranks, std::int64_t replicas) {
                       : observe::format_count(ranks, "rank");
 }
 
+// Which position each one of the next group was; none: it is new.
+std::vector<std::optional<Rank>> ranks_before(const std::vector<Rank>& kept, int ranks) {
+  std::vector<std::optional<Rank>> before(kept.begin(), kept.end());
+  before.resize(static_cast<std::size_t>(ranks));
+  return before;
+}
+
 }  // namespace
 
 void operator+=(LayerMoves& sum, const LayerMoves& moves) {
@@ -37,16 +43,27 @@ void operator+=(LayerMoves& sum, const LayerMoves& moves) {
   sum.seconds += moves.seconds;
 }
 
-Expected<bool> move_to(runtime::Pipeline& pipeline, const plan::Plan& plan, LayerMoves& moves) {
-  const auto begin = std::chrono::steady_clock::now();
-  const plan::Migration migration = plan::difference(pipeline.plan(), plan, *pipeline.costs());
-  DYNMO_ASSIGN(const bool moved, pipeline.apply(plan));
-  if (!moved) return false;
-  moves += {.count = 1,
-            .layers = static_cast<int>(migration.moves.size()),
-            .bytes = migration.bytes(),
-            .seconds = seconds_since(begin)};
-  return true;
+LayerMoves moves_of(const runtime::StepReport& report) {
+  return {.count = 1,
+          .layers = report.moved_layers,
+          .bytes = report.moved_bytes,
+          .seconds = report.migrate_s};
+}
+
+elastic::BoundaryEvent move_event(const runtime::StepReport& report, const std::string& cause,
+                                  const plan::Plan& plan) {
+  const control::Decision& decision = *report.decision;
+  return {.kind = "move",
+          .line = fmt::format("moved to {} in {}: a step is to take {}, it was {}",
+                              plan::to_string(plan), format_seconds(report.migrate_s),
+                              format_seconds(decision.planned_step_s),
+                              format_seconds(decision.current_step_s)),
+          .json = {{"cause", cause},
+                   {"reason", decision.reason},
+                   {"seconds", report.migrate_s},
+                   {"current_step_s", decision.current_step_s},
+                   {"planned_step_s", decision.planned_step_s},
+                   {"plan", plan::to_json(plan)}}};
 }
 
 Expected<void> Regrouping::begin() {
@@ -85,10 +102,11 @@ Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const R
 Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
                                        std::unique_ptr<GroupRun> group, const RunLane& lane,
                                        std::unique_ptr<elastic::Leader>& leader, const Json& run) {
-  held_.costs = group->pipeline().costs();
   held_.state = group->close();
   group.reset();
+  held_.controller = held_.state.controller;
   Try attempt = begin_try(change, lane, leader.get());
+  held_.state.controller->ranks_changed(ranks_before(change.kept, attempt.plan.ranks));
   DYNMO_ASSIGN(const auto place, meet(attempt, run));
   const Expected<void> mine = place ? form(attempt, *place) : Expected<void>(place.error());
   if (!mine) {
@@ -181,9 +199,10 @@ Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   groups_.drop(make_error(ErrorCode::kPeerLost, "the run goes on without: {}", why));
   const transport::Grid grid(groups_.group(), static_cast<int>(config_.pipeline.replicas));
   runtime::move_back(inputs_.model.layers, held_.state, attempt.before, grid.position());
+  held_.state.controller = std::exchange(held_.controller, std::nullopt);
   Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), config_, inputs_,
                                                        attempt.lane, std::move(held_.state))};
-  if (held_.costs) DYNMO_TRY(result.group->pipeline().use(*held_.costs));
+  if (result.group->pipeline().costs()) DYNMO_TRY(result.group->pipeline().go_on());
   if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
   const std::string line = fmt::format("no change ({}): {}", attempt.change.why, why);
   result.events.push_back(
@@ -307,37 +326,26 @@ Expected<void> Regrouping::open_group(transport::Transport& group, const RunLane
   const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
   DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
                              {.device = inputs_.model.device.device}));
-  DYNMO_ASSIGN(const auto shared, runtime::share_costs(group, held_.costs));
   forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(held_.state));
-  return shared ? forming_->pipeline().use(*shared) : Expected<void>();
+  // Nothing may have been measured yet.
+  return forming_->pipeline().costs() ? forming_->pipeline().go_on() : Expected<void>();
 }
 
-Expected<void> Regrouping::spread(GroupRun& group, Regrouped& result) const {
+Expected<void> Regrouping::spread(GroupRun& group, Regrouped& result) {
   runtime::Pipeline& pipeline = group.pipeline();
-  std::vector<Rank> all;
-  for (int i = 0; i < pipeline.plan().ranks; ++i) all.emplace_back(i);
-  const auto prospect = pipeline.prospect_on(all);
-  const auto note = [&](const std::string& kind, const std::string& why) {
-    result.events.push_back({.kind = kind,
-                             .line = why,
-                             .json = {{"reason", why}, {"plan", plan::to_json(pipeline.plan())}}});
-  };
-  if (!prospect) {
-    note("refused", fmt::format("the new ranks wait: {}", prospect.error().message));
+  DYNMO_ASSIGN(const runtime::StepReport report, pipeline.rebalance());
+  if (report.moved_layers > 0) {
+    result.events.push_back(move_event(report, "ranks have joined", pipeline.plan()));
+    result.moves += moves_of(report);
     return {};
   }
-  if (prospect->then_s > (1 - config_.balance.minimum_gain) * prospect->now_s) {
-    note("refused", fmt::format("the new ranks wait: with them a step would take {}, without {}",
-                                format_seconds(prospect->then_s), format_seconds(prospect->now_s)));
-    return {};
+  std::string why = "steps have to be measured first";
+  if (report.decision) {
+    why = report.decision->migrate ? "a copy was not accepted" : report.decision->reason;
   }
-  const auto begin = std::chrono::steady_clock::now();
-  DYNMO_ASSIGN(const bool moved, move_to(pipeline, prospect->plan, result.moves));
-  note(moved ? "move" : "refused",
-       moved ? fmt::format("moved to {} in {}: a step is to take {}, it was {}",
-                           plan::to_string(pipeline.plan()), format_seconds(seconds_since(begin)),
-                           format_seconds(prospect->then_s), format_seconds(prospect->now_s))
-             : "the new ranks wait: a copy was not accepted");
+  result.events.push_back({.kind = "refused",
+                           .line = fmt::format("the new ranks wait: {}", why),
+                           .json = {{"reason", why}, {"plan", plan::to_json(pipeline.plan())}}});
   return {};
 }
 

@@ -32,9 +32,10 @@ struct LayerMoves {
 };
 void operator+=(LayerMoves& sum, const LayerMoves& moves);
 
-// Moves to the plan now. False: a copy was not accepted, and the old plan runs on.
-[[nodiscard]] Expected<bool> move_to(runtime::Pipeline& pipeline, const plan::Plan& plan,
-                                     LayerMoves& moves);
+// Those of a report of Pipeline::rebalance or vacate that says that layers have moved.
+[[nodiscard]] LayerMoves moves_of(const runtime::StepReport& report);
+[[nodiscard]] elastic::BoundaryEvent move_event(const runtime::StepReport& report,
+                                                const std::string& cause, const plan::Plan& plan);
 
 // What came of a try to change the group.
 struct Regrouped {
@@ -58,7 +59,7 @@ class Regrouping {
   [[nodiscard]] Expected<void> begin();
   // Called by a process that joins: opens its part of the group in which it was given a place.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
-  // Then it gets layers, where that makes steps shorter, and is a rank when this returns.
+  // Then it gets layers, where that pays, and is a rank when this returns.
   [[nodiscard]] Expected<void> join(GroupRun& group);
 
   // From the group to the next one. `leader` is that of this rank, null where another one leads; it
@@ -75,7 +76,7 @@ class Regrouping {
   // What a rank takes from one group to the next.
   struct Held {
     runtime::RankState state;
-    std::optional<cost::ModelCost> costs;
+    std::optional<control::Controller> controller = {};  // as the group in force has it
   };
   // One try to change the group.
   struct Try {
@@ -114,8 +115,8 @@ class Regrouping {
   // none, hears them.
   [[nodiscard]] Expected<void> open_group(transport::Transport& group, const RunLane& lane,
                                           elastic::View& view, plan::Plan& plan);
-  // Gives the newcomers layers, where that makes steps shorter.
-  [[nodiscard]] Expected<void> spread(GroupRun& group, Regrouped& result) const;
+  // Gives the newcomers layers, where the controller finds that it pays.
+  [[nodiscard]] static Expected<void> spread(GroupRun& group, Regrouped& result);
   // At the leader: newcomers hear that the group which they are in is in force.
   [[nodiscard]] Expected<void> confirm(const elastic::SizeChange& change);
 

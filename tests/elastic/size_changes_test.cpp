@@ -297,49 +297,13 @@ TEST(SizeChanges, PackRanksIsDoneOnceWhenCostsAreKnown) {
   expect_nothing(few.next());
 }
 
-// Steps until idle ranks are released; -1: not within 40.
-int steps_until_release(Boundary& at) {
-  for (int i = 0; i < 40; ++i) {
-    if (at.next().change) return i;
-  }
-  return -1;
-}
-
-TEST(SizeChanges, IdleRanksAreReleasedAfterAWhile) {
-  const auto automatic = [](SizeOptions& options) {
-    options.releases_idle = true;
-    options.release_after = 4;
-  };
-  Boundary at({3, 3, 0, 0}, 1, automatic);
-  for (int i = 0; i < 4; ++i) expect_nothing(at.next());
-  const BoundaryDecision decision = at.next();
-  EXPECT_EQ(kept_of(decision), (std::vector{0, 1}));
-  EXPECT_EQ(decision.change->why, "2 ranks were without layers for 4 steps");
-  at.changes->done();  // it changed, or was refused
-  EXPECT_EQ(steps_until_release(at), 4);
-
-  // Another plan starts the time anew; none where all work.
-  at.plan = plan::make_plan({3, 2, 1, 0}, schedule::ScheduleKind::k1F1B);
-  EXPECT_EQ(steps_until_release(at), 4);
-  EXPECT_EQ(kept_of(at.next()), (std::vector{0, 1, 2}));
-  at.plan = plan::make_plan({2, 2, 1, 1}, schedule::ScheduleKind::k1F1B);
-  EXPECT_EQ(steps_until_release(at), -1);
-
-  Boundary never({3, 3, 0, 0});
-  EXPECT_EQ(steps_until_release(never), -1);
-}
-
-TEST(SizeChanges, ReleaseKeepsWhoLeadsAndAsManyAsAreWanted) {
-  const auto keep_three = [](SizeOptions& options) {
-    options.releases_idle = true;
-    options.release_after = 1;
-    options.ranks_min = 3;
-  };
-  Boundary at({0, 0, 0, 6, 0}, 1, keep_three);
-  expect_nothing(at.next());
-  EXPECT_EQ(kept_of(at.next()), (std::vector{0, 1, 3}));
-  Boundary all({3, 3, 0}, 1, keep_three);
-  EXPECT_EQ(steps_until_release(all), -1);
+TEST(SizeChanges, AReleaseSaysWhoStaysAndWhy) {
+  const plan::Plan plan = plan::make_plan({3, 3, 0, 0}, schedule::ScheduleKind::k1F1B);
+  const SizeChange change = change_of({.kept = {Rank(0), Rank(1)}, .idle_steps = 4}, plan);
+  EXPECT_EQ(change.kept, (std::vector{Rank(0), Rank(1)}));
+  EXPECT_EQ(change.why, "2 ranks were without layers for 4 steps");
+  EXPECT_EQ(change_of({.kept = {Rank(0), Rank(1), Rank(2)}, .idle_steps = 9}, plan).why,
+            "a rank was without layers for 9 steps");
 }
 
 // A rank that joins decides what the others decide, whatever has happened before it came.
@@ -347,7 +311,6 @@ TEST(SizeChanges, WhoTakesTheStateOverDecidesAlike) {
   const auto set = [](SizeOptions& options) {
     options.ranks_min = 2;
     options.pack_ranks = 2;
-    options.releases_idle = true;
     options.release_after = 4;
   };
   Rng rng(3);
@@ -363,10 +326,6 @@ TEST(SizeChanges, WhoTakesTheStateOverDecidesAlike) {
       if (rng.below(2) == 0) {
         requests = at.silent;
         requests[rng.below(3)].leave = true;
-      }
-      if (rng.below(8) == 0) {
-        at.changes->done();
-        if (i > joins) newcomer.changes->done();
       }
       if (i == joins) {
         const auto state = parse_json(at.changes->state().dump(), "state");
@@ -397,8 +356,8 @@ TEST(SizeChanges, ARefusedRankIsNotTriedEarlierByWhoJoins) {
 
 TEST(SizeChanges, AStateThatIsNoneIsRefused) {
   Boundary at({1, 1});
-  for (const char* text : {"null", "[]", "{}", R"({"tried":1,"packed":true})",
-                           R"({"tried":[],"packed":2,"at_work":[],"idle_since":null})"}) {
+  for (const char* text :
+       {"null", "[]", "{}", R"({"tried":1,"packed":true})", R"({"tried":[],"packed":2})"}) {
     EXPECT_FALSE(at.changes->restore(Json::parse(text))) << text;
   }
 }

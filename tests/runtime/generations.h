@@ -76,15 +76,13 @@ inline model::Model layers_of(const RunOptions& run) {
 
 // The steps of one group, in which `next` ranks keep layers at the end.
 inline Expected<void> train_in(transport::Transport& group, const Member& member, int next,
-                               RankState& state, std::optional<cost::ModelCost>& costs,
-                               History& history) {
+                               RankState& state, History& history) {
   const model::LlamaConfig config = small_model();
   const model::Model layers = layers_of(member.run);
   const int replicas = member.run.replicas;
   const int positions = group.size() / replicas;
   Pipeline pipeline(group, layers, pipeline_options(config, member.run), std::move(state));
-  DYNMO_ASSIGN(costs, share_costs(group, costs));
-  if (costs) DYNMO_TRY(pipeline.use(*costs));
+  if (pipeline.costs()) DYNMO_TRY(pipeline.go_on());
   for (int i = 0; i < member.steps_of_a_group; ++i) {
     const auto report = pipeline.step([&](std::int64_t step, MicroBatchId id) {
       return batch(config, member.run.seed, step, id);
@@ -102,8 +100,19 @@ inline Expected<void> train_in(transport::Transport& group, const Member& member
     DYNMO_CHECK(moved, "a move that nobody refuses");
   }
   DYNMO_ASSIGN(history.states, gather_states(group, pipeline.states()));
-  costs = pipeline.costs();
   state = pipeline.take_state();
+  // All ranks know the same, also those that came new to this group.
+  DYNMO_ASSIGN(const auto minds,
+               transport::gather_texts(group, transport::control_tag(transport::Control::kUser),
+                                       state.controller->state().dump()));
+  for (const std::string& mind : minds) {
+    DYNMO_CHECK(mind == minds.front(), "equal controllers, got {} and {}", mind, minds.front());
+  }
+  std::vector<std::optional<Rank>> before;
+  for (int i = 0; i < next; ++i) {
+    before.push_back(i < positions ? std::optional(Rank(i)) : std::nullopt);
+  }
+  state.controller->ranks_changed(before);
   return {};
 }
 
@@ -116,7 +125,6 @@ inline Expected<History> live(const Member& member) {
   };
   History history;
   RankState state;
-  std::optional<cost::ModelCost> costs;
   for (int i = 0; i < member.groups; ++i) {
     const int size = size_of(i);
     if (member.number < size) {
@@ -133,7 +141,7 @@ inline Expected<History> live(const Member& member) {
         DYNMO_TRY(regroup(grid, layers, plan, state));
       }
       const int next = i + 1 < member.groups ? size_of(i + 1) : size;
-      DYNMO_TRY(train_in(*group, member, next / replicas, state, costs, history));
+      DYNMO_TRY(train_in(*group, member, next / replicas, state, history));
       // A position that packing freed has no layer. A rank that leaves one of the others holds a
       // copy of what stays in the first replica.
       const bool freed = grid.position().value >= next / replicas;
@@ -142,7 +150,6 @@ inline Expected<History> live(const Member& member) {
       if (member.number >= next) {
         DYNMO_CHECK(state.layers.empty() || copied, "a rank that leaves takes no layer away");
         state = {};
-        costs.reset();
       }
     }
     member.changed(i);

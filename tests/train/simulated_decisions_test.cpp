@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,9 +16,10 @@
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/model/emulated.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/plan/pack.h"
+#include "dynmo/runtime/regroup.h"
 #include "dynmo/scenario/run.h"
 #include "dynmo/train/load_trace_writer.h"
-#include "tests/plan/cuts.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
@@ -37,7 +40,8 @@ Decided decided(std::int64_t step, const control::Decision& decision) {
 
 // As `dynmo simulate` runs it: one policy over the load with its recording.
 std::vector<Decided> simulated(std::unique_ptr<dynamism::LoadModel> load, int ranks,
-                               const PipelineOptions& options) {
+                               const PipelineOptions& options,
+                               const std::vector<scenario::Event>& events) {
   EXPECT_NE(load->recording(), nullptr);
   scenario::Job job;
   job.scenario.cluster.pipeline_ranks = ranks;
@@ -47,9 +51,15 @@ std::vector<Decided> simulated(std::unique_ptr<dynamism::LoadModel> load, int ra
   job.scenario.policy.minimum_gain = options.policy.minimum_gain;
   job.scenario.policy.noise_factor = options.policy.noise_factor;
   job.scenario.policy.window = options.profile_window;
+  job.scenario.policy.pack_slack = options.policy.pack_slack;
+  job.scenario.policy.release_after = options.release_after;
+  job.scenario.policy.ranks_min = options.min_ranks;
+  job.scenario.events = events;
   job.device = cost::find_device("h100").value();
   job.load = std::move(load);
-  const auto run = scenario::run(job, *job.load, scenario::parse_policy("optimal").value());
+  const bool packs = options.policy.rank_use == control::RankUse::kFewest;
+  const auto policy = scenario::parse_policy(packs ? "optimal+pack" : "optimal").value();
+  const auto run = scenario::run(job, *job.load, policy);
   EXPECT_TRUE(run) << run.error().message;
   std::vector<Decided> result;
   if (!run) return result;
@@ -101,11 +111,12 @@ Told train(const model::Model& layers, const PipelineOptions& options, const std
 }
 
 void expect_the_same(const Told& told, const std::filesystem::path& trace, int ranks,
-                     const PipelineOptions& options) {
+                     const PipelineOptions& options,
+                     const std::vector<scenario::Event>& events = {}) {
   ASSERT_TRUE(told.status) << told.status.error().message;
   auto load = dynamism::read_trace(trace);
   ASSERT_TRUE(load) << load.error().message;
-  const std::vector<Decided> again = simulated(std::move(*load), ranks, options);
+  const std::vector<Decided> again = simulated(std::move(*load), ranks, options, events);
   ASSERT_EQ(again.size(), told.decisions.size());
   for (std::size_t i = 0; i < again.size(); ++i) {
     EXPECT_EQ(again[i], told.decisions[i])
@@ -221,6 +232,194 @@ class Emulated {
   std::function<double(std::int64_t, int)> forward_s_;
 };
 
+// Steps up to `until`; before that one, ranks of these positions leave and new ones come.
+struct Phase {
+  std::int64_t until = 0;
+  std::vector<int> leave = {};
+  int join = 0;
+};
+
+// A training whose ranks come and go, each group in threads of its own. Ranks of a replica have
+// positions of the scenario: those that come, the next ones.
+class Changing {
+ public:
+  Changing(const Emulated& emulated, PipelineOptions options, const std::vector<int>& cut,
+           const std::filesystem::path& trace)
+      : options_(std::move(options)),
+        plan_(plan::make_plan(cut, schedule::ScheduleKind::k1F1B)),
+        states_(static_cast<std::size_t>(options_.replicas) * cut.size()) {
+    options_.boundary_shape = model::emulated_boundary(emulated.at(0));
+    layers_ = model::make_emulated({.costs = [&emulated](std::int64_t step) {
+                return emulated.at(step);
+              }}).value();
+    for (; next_ < plan_.ranks; ++next_) there_.push_back(next_);
+    writer_ = std::move(LoadTraceWriter::open(trace, 1).value());
+  }
+
+  Told train(const std::vector<Phase>& phases, int positions) {
+    positions_ = positions;
+    for (auto phase = phases.begin(); phase != phases.end();) {
+      released_.reset();
+      staying_.clear();
+      for (std::size_t i = 0; i < there_.size(); ++i) {
+        const bool leaves = std::ranges::find(phase->leave, there_[i]) != phase->leave.end();
+        if (!leaves) staying_.emplace_back(static_cast<std::int32_t>(i));
+      }
+      auto done = transport::run_ranks(
+          static_cast<int>(states_.size()),
+          [&](transport::Transport& group) { return train_in(group, phase->until); });
+      if (!done) return {done, {}};
+      change_group(released_ ? 0 : phase->join);
+      if (!released_) ++phase;
+    }
+    return {writer_->close(), decisions_};
+  }
+
+ private:
+  static runtime::MicroBatch nothing(std::int64_t, MicroBatchId) {
+    return {at::zeros({1, 1}, at::kLong), at::zeros({1, 1}, at::kLong)};
+  }
+
+  // One rank's part of a group, until that is to change.
+  Expected<void> train_in(transport::Transport& group, std::int64_t until) {
+    at::set_num_threads(1);
+    const transport::Grid grid(group, options_.replicas);
+    const bool first = group.rank() == transport::Member(0);
+    runtime::RankState& state = states_[group.rank().index()];
+    std::optional<control::Profiler> measured;
+    if (plan_.generation > 0) {
+      DYNMO_TRY(runtime::regroup(grid, layers_, plan_, state));
+    } else if (!begun_) {
+      const auto fresh = [&] {
+        return runtime::RankState{
+            plan_, runtime::initial_states(layers_, plan_, grid.position(), options_.seed)};
+      };
+      Pipeline measuring(group, layers_, options_, fresh());
+      DYNMO_TRY(measuring.measure(nothing, 4));
+      measured = measuring.profiler();
+      state = fresh();
+    }
+    Pipeline pipeline(group, layers_, options_, std::move(state));
+    DYNMO_TRY(measured ? pipeline.use(*measured) : pipeline.go_on());
+    if (first && measured) {
+      writer_->start({.plan = plan_,
+                      .measured_under = plan_,
+                      .measured = measured->observations(),
+                      .replicas = options_.replicas});
+    }
+    if (joined_) {
+      DYNMO_ASSIGN(const runtime::StepReport report, pipeline.rebalance());
+      if (first) tell(report);
+    }
+    const bool packs = options_.policy.rank_use == control::RankUse::kFewest;
+    std::optional<control::Release> release;
+    while (pipeline.next_step() < until && !release) {
+      DYNMO_ASSIGN(const runtime::StepReport report, pipeline.step(nothing));
+      if (first) tell(report);
+      if (first) writer_->add(report, pipeline);
+      if (packs && pipeline.next_step() < until) release = pipeline.release();
+    }
+    if (!release && !std::ranges::includes(staying_, plan::ranks_at_work(pipeline.plan()))) {
+      DYNMO_ASSIGN(const runtime::StepReport report, pipeline.vacate(staying_));
+      if (first) tell(report);
+    }
+    if (first) after_ = pipeline.plan();
+    if (first) released_ = release;
+    state = pipeline.take_state();
+    return {};
+  }
+
+  void change_group(int joining) {
+    begun_ = true;
+    joined_ = joining > 0;
+    if (released_) staying_ = released_->kept;
+    std::vector<std::optional<Rank>> before(staying_.begin(), staying_.end());
+    before.resize(staying_.size() + static_cast<std::size_t>(joining));
+    std::vector<runtime::RankState> states(static_cast<std::size_t>(options_.replicas) *
+                                           before.size());
+    auto place = states.begin();
+    for (int replica = 0; replica < options_.replicas; ++replica) {
+      for (const auto& was : before) {
+        runtime::RankState& next = *place++;
+        if (!was) continue;
+        next = std::move(states_[static_cast<std::size_t>(replica) * there_.size() + was->index()]);
+        next.controller->ranks_changed(before);
+      }
+    }
+    states_ = std::move(states);
+    std::vector<int> there;
+    for (const Rank rank : staying_) there.push_back(there_[rank.index()]);
+    for (int i = 0; i < joining; ++i) there.push_back(next_++);
+    there_ = std::move(there);
+    plan_ = plan::with_more_ranks(plan::without_others(after_, staying_),
+                                  static_cast<int>(there_.size()));
+    ++plan_.generation;
+  }
+
+  void tell(const runtime::StepReport& report) {
+    if (!report.decision) return;
+    Decided said = decided(report.step, *report.decision);
+    plan::Plan& plan = std::get<2>(said);
+    for (plan::PlanStage& stage : plan.stages) stage.rank = Rank(there_[stage.rank.index()]);
+    plan.ranks = positions_;
+    decisions_.push_back(std::move(said));
+  }
+
+  PipelineOptions options_;
+  model::Model layers_;
+  plan::Plan plan_;  // that the group begins with
+  std::vector<runtime::RankState> states_;
+  std::vector<int> there_;  // positions, by rank
+  int next_ = 0;            // position of the next rank that comes
+  int positions_ = 0;
+  bool begun_ = false;
+  bool joined_ = false;
+  std::vector<Rank> staying_;
+  std::optional<control::Release> released_;  // here and below: as the first rank says
+  plan::Plan after_;
+  std::unique_ptr<LoadTraceWriter> writer_;
+  std::vector<Decided> decisions_;
+};
+
+// A rank is drained, another one comes, then two are packed away.
+TEST(SimulatedDecisions, OfARunWhoseRanksComeAndGoAreTheRunsOwn) {
+  const Emulated emulated(
+      [](std::int64_t step, int layer) { return step >= 30 && layer > 5 ? 0.8e-3 : 0.4e-3; });
+  for (const int replicas : {1, 2}) {
+    TempFolder folder;
+    const std::filesystem::path trace = folder.path() / "trace.jsonl";
+    PipelineOptions options = options_for(48, 4);
+    options.replicas = replicas;
+    Changing run(emulated, options, {3, 3, 3}, trace);
+    const Told told = run.train({{.until = 12, .leave = {1}},
+                                 {.until = 20, .join = 1},
+                                 {.until = 36, .leave = {2, 3}},
+                                 {.until = 48}},
+                                4);
+    EXPECT_GE(told.decisions.size(), 3U);
+    expect_the_same(told, trace, 4, options,
+                    {{.step = 0, .leave = {3}},
+                     {.step = 12, .leave = {1}},
+                     {.step = 20, .leave = {}, .join = {3}},
+                     {.step = 36, .leave = {2, 3}}});
+  }
+}
+
+// One layer takes as long as the others together, so that two ranks do; the others are released.
+TEST(SimulatedDecisions, OfARunThatPacksAndReleasesAreTheRunsOwn) {
+  const Emulated emulated([](std::int64_t, int layer) { return layer == 8 ? 2.4e-3 : 0.3e-3; });
+  TempFolder folder;
+  const std::filesystem::path trace = folder.path() / "trace.jsonl";
+  PipelineOptions options = options_for(40, 8);
+  options.policy.rank_use = control::RankUse::kFewest;
+  options.policy.pack_slack = 0.2;
+  options.release_after = 3;
+  Changing run(emulated, options, {2, 3, 3, 1}, trace);
+  const Told told = run.train({{.until = 30, .join = 1}, {.until = 40}}, 5);
+  expect_the_same(told, trace, 5, options,
+                  {{.step = 0, .leave = {4}}, {.step = 30, .leave = {}, .join = {4}}});
+}
+
 // From step 20 on, the layers of what was rank 1 take three times as long, and nobody says so.
 TEST(SimulatedDecisions, OfARunWithASlowRankAreTheRunsOwn) {
   const Emulated emulated(
@@ -243,134 +442,6 @@ TEST(SimulatedDecisions, OfARunWithNoiseAloneAreTheRunsOwn) {
   const PipelineOptions options = options_for(50, 4);
   const Told told = emulated.train(options, {2, 4, 3}, trace);
   expect_the_same(told, trace, 3, options);
-}
-
-// A run that never was: the pipeline's caller of the controller, fed with drawn measurements.
-struct Drawn {
-  explicit Drawn(std::uint64_t seed) : rng(mix_key({0xDEC1, seed})) {
-    ranks = plan::pick(rng, 2, 4);
-    options.steps = plan::pick(rng, 20, 40);
-    options.micro_batches = plan::pick(rng, 1, 8);
-    options.accumulation = plan::pick(rng, 1, 3);
-    options.replicas = plan::pick(rng, 1, 2);
-    options.profile_window = plan::pick(rng, 3, 6);
-    const int layers = plan::pick(rng, ranks, 12);
-    for (int i = 0; i < layers; ++i) {
-      known.layers.push_back({.name = fmt::format("layer{}", i),
-                              .parameter_bytes = Bytes{plan::pick(rng, 0, 1 << 20)},
-                              .gradient_bytes = Bytes{plan::pick(rng, 0, 1 << 20)},
-                              .optimizer_bytes = Bytes{plan::pick(rng, 0, 1 << 20)},
-                              .copy_bytes = {},
-                              .activation_bytes = Bytes{plan::pick(rng, 1, 1 << 16)},
-                              .boundary_bytes = Bytes{plan::pick(rng, 1, 1 << 16)}});
-      seconds.push_back(1e-3 * (0.2 + rng.uniform()));
-    }
-    noise = 0.1 * rng.uniform();
-    plan = plan::make_plan(runtime::testing::random_cut(rng, layers, ranks),
-                           schedule::ScheduleKind::k1F1B);
-  }
-
-  runtime::Exchange exchange() {
-    runtime::Exchange step;
-    for (std::size_t i = 0; i < seconds.size(); ++i) {
-      const double time = seconds[i] * std::max(0.1, 1 + noise * rng.normal());
-      const bool frozen = i < static_cast<std::size_t>(frozen_layers);
-      step.layers.push_back({.time = {time, frozen ? 0 : time, frozen ? 0 : time},
-                             .update_s = frozen ? 0 : 0.1 * time,
-                             .stash_bytes = {}});
-    }
-    step.beside = {.overhead_s = 1e-4 * rng.uniform(),
-                   .action_s = 1e-6 * rng.uniform(),
-                   .message_s = 1e-6 * rng.uniform(),
-                   .reduction_bytes_per_s = {}};
-    if (options.replicas > 1) step.beside.reduction_bytes_per_s = 1e9 * (1 + rng.uniform());
-    step.plan_s = 1e-4 * rng.uniform();
-    step.migrate_s = 1e-3 * rng.uniform();
-    return step;
-  }
-
-  // Layers freeze, train again, change announced or not, are pruned, or nothing happens.
-  cost::Announced change() {
-    const double drawn = rng.uniform();
-    if (drawn < 0.05 && frozen_layers + 1 < known.size()) {
-      ++frozen_layers;
-      return cost::Announced::kKnown;
-    }
-    if (drawn > 0.97 && frozen_layers > 0) {
-      frozen_layers = 0;
-      return cost::Announced::kKnown;
-    }
-    if (drawn > 0.2) return cost::Announced::kNothing;
-    const bool predicted = drawn > 0.15;
-    for (std::size_t i = 0; i < seconds.size(); ++i) {
-      if (rng.uniform() >= 0.3) continue;
-      const double factor = 0.5 + rng.uniform();
-      seconds[i] *= factor;
-      if (predicted) known.layers[i].product_time *= std::min(1.0, factor);
-    }
-    if (predicted) return cost::Announced::kPredicted;
-    return drawn < 0.1 ? cost::Announced::kWork : cost::Announced::kNothing;
-  }
-
-  Rng rng;
-  PipelineOptions options;
-  int ranks = 0;
-  cost::ModelCost known;
-  std::vector<double> seconds;
-  double noise = 0;
-  plan::Plan plan;
-  int frozen_layers = 0;
-};
-
-TEST(SimulatedDecisions, OfAThousandDrawnTracesAreThoseOfThePipelinesCaller) {
-  std::size_t decisions = 0;
-  std::size_t moves = 0;
-  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
-    Drawn run(seed);
-    runtime::Decisions caller(run.known, run.ranks, run.options, 0);
-    dynamism::RunStart start{.plan = run.plan,
-                             .measured_under = run.plan,
-                             .measured = {},
-                             .replicas = run.options.replicas,
-                             .accumulation = run.options.accumulation};
-    for (int i = plan::pick(run.rng, 1, 4); i > 0; --i) {
-      caller.observe(run.exchange(), run.plan, 0);
-    }
-    start.measured = caller.profiler().observations();
-    runtime::Decisions pipeline(run.known, run.ranks, run.options, 0);
-    pipeline.use(caller.profiler());
-    dynamism::TraceLines lines;
-    lines.start(std::move(start));
-    std::string text;
-    std::vector<Decided> told;
-    const plan::LayerSet none;
-    for (std::int64_t step = 0; step < run.options.steps; ++step) {
-      if (step > 0) {
-        const cost::Announced change = run.change();
-        pipeline.know(run.known);
-        pipeline.announce(change, step);
-      }
-      auto decision = pipeline.decide({run.plan, step, run.frozen_layers, none});
-      ASSERT_TRUE(decision) << "seed " << seed << ": " << decision.error().message;
-      if (*decision) told.push_back(decided(step, **decision));
-      if (*decision && (*decision)->migrate) {
-        pipeline.moved((*decision)->migration.bytes());
-        run.plan = (*decision)->plan;
-        ++moves;
-      }
-      pipeline.observe(run.exchange(), run.plan, run.frozen_layers);
-      const auto line = lines.add(step, step > 0 ? pipeline.announced() : cost::Announced::kNothing,
-                                  *pipeline.costs(run.frozen_layers), &pipeline.observed());
-      ASSERT_TRUE(line) << "seed " << seed << ": " << line.error().message;
-      text += *line;
-    }
-    auto load = dynamism::parse_trace(text, "drawn");
-    ASSERT_TRUE(load) << "seed " << seed << ": " << load.error().message;
-    ASSERT_EQ(simulated(std::move(*load), run.ranks, run.options), told) << "seed " << seed;
-    decisions += told.size();
-  }
-  EXPECT_GT(decisions, 3000U);
-  EXPECT_GT(moves, 300U);
 }
 
 }  // namespace

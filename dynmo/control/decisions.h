@@ -1,42 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A pipeline's side of the controller (control/controller.h): it tells it what the ranks have
-// measured together and asks it; from the same costs it chooses the layers to recompute and
-// predicts the time of a step. It knows neither tensors nor transports: it is fed with what all
-// ranks have alike, so it says the same on all of them.
+// A pipeline's side of the controller (controller.h): it tells it what the ranks have measured
+// together and asks it; from the same costs it chooses the layers to recompute and predicts the
+// time of a step. It knows neither tensors nor transports: it is fed with what all ranks have
+// alike, so it says the same on all of them.
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "dynmo/control/controller.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/layer_sample.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/recompute.h"
-#include "dynmo/runtime/exchange.h"
-#include "dynmo/runtime/pipeline_options.h"
 
-namespace dynmo::runtime {
+namespace dynmo::control {
+
+struct DecisionsOptions {
+  ControllerOptions controller = {};
+  plan::Recompute recompute = plan::Recompute::kNone;
+  Bytes memory = cost::kUnlimitedMemory;  // of a rank
+  int replicas = 1;
+};
+
+// One step, as all ranks exchanged it.
+struct ExchangedStep {
+  std::vector<cost::LayerSample> layers;  // by LayerId
+  cost::StepSample beside = {};
+  double plan_s = 0;     // of the newest decision
+  double migrate_s = 0;  // of the newest move; 0: there was none in this group
+};
 
 class Decisions {
  public:
-  // `known` gives names and bytes of the layers; `ranks` are those of a replica. No decision
-  // expects more of the past than `first_step`.
-  Decisions(cost::ModelCost known, int ranks, const PipelineOptions& options,
-            std::int64_t first_step);
+  // `ranks` are those of a replica.
+  Decisions(Controller controller, int ranks, DecisionsOptions options);
+
+  // The controller, for the next group; this object is done with.
+  [[nodiscard]] Controller take_controller() { return std::move(controller_); }
 
   // Goes on from what another pipeline of the same model and group has measured.
-  void use(const control::Profiler& measured) { controller_.use(measured); }
-  // Begins anew from costs that an earlier group has measured, given alike to all ranks: one
-  // measurement, so that nothing is decided before the new group has measured for itself.
-  void use(const cost::ModelCost& costs, const plan::Plan& plan) { controller_.use(costs, plan); }
+  void use(const Profiler& measured) { controller_.use(measured); }
   // Names and bytes of the layers are others now.
   void know(const cost::ModelCost& known) { controller_.know(known); }
-  // One more step under `plan`, as all ranks exchanged it.
-  void observe(const Exchange& step, const plan::Plan& plan, int frozen_layers);
+  // One more step under `plan`.
+  void observe(const ExchangedStep& step, const plan::Plan& plan, int frozen_layers);
   void forget_times() { controller_.forget_times(); }
   // Before step `step`.
   void announce(cost::Announced what, std::int64_t step);
@@ -48,8 +63,13 @@ class Decisions {
     int frozen_layers = 0;
     const plan::LayerSet& recomputed;
   };
-  // What the controller says at the boundary before `now.step`.
-  [[nodiscard]] Expected<std::optional<control::Decision>> decide(const Now& now);
+  // What the controller says at the boundary before `now.step` (Controller::decide, vacate,
+  // release).
+  [[nodiscard]] Expected<std::optional<Decision>> decide(const Now& now);
+  [[nodiscard]] Expected<Decision> vacate(const Now& now, const std::vector<Rank>& kept);
+  [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step) {
+    return controller_.release(plan, step);
+  }
   // A decision to migrate was carried out, or was not.
   void moved(Bytes bytes) { moved_ = bytes; }
   void not_moved() { controller_.not_moved(); }
@@ -62,18 +82,9 @@ class Decisions {
   // kInfeasible: the plan does not fit the memory with every layer recomputed.
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan,
                                                           int frozen_layers) const;
-  // The balancer's plan on these positions alone, ascending, and what a step takes under it and
-  // under the plan in force, by replay. A schedule kind that so few ranks cannot run becomes 1F1B.
-  struct Prospect {
-    plan::Plan plan;
-    double now_s = 0;
-    double then_s = 0;
-  };
-  // kInfeasible: no such plan fits the memory. kBadInput: nothing was measured yet.
-  [[nodiscard]] Expected<Prospect> prospect_on(const std::vector<Rank>& kept, const Now& now) const;
   // Of a step, by replay of the plan; 0: nothing was measured.
   [[nodiscard]] double predicted_step_s(const Now& now) const;
-  [[nodiscard]] const control::Profiler& profiler() const { return controller_.profiler(); }
+  [[nodiscard]] const Profiler& profiler() const { return controller_.profiler(); }
   // The newest step, as the controller has seen it, and what was announced before it.
   [[nodiscard]] const cost::Observation& observed() const { return observed_; }
   [[nodiscard]] cost::Announced announced() const { return announced_; }
@@ -84,13 +95,13 @@ class Decisions {
  private:
   [[nodiscard]] cost::Cluster cluster() const;
 
-  PipelineOptions options_;
+  DecisionsOptions options_;
   int ranks_;
-  control::Controller controller_;
+  Controller controller_;
   cost::Observation observed_;
   cost::Announced announced_ = cost::Announced::kNothing;
   Bytes moved_;  // by the newest move
   double own_plan_s_ = 0;
 };
 
-}  // namespace dynmo::runtime
+}  // namespace dynmo::control
