@@ -37,9 +37,12 @@ class Script:
         self.story.append(f"{start} x {self.replicas} ranks, {self.ranks_min} at least")
         self.process = self.case.start(self.name, start, f"pipeline.replicas={self.replicas}", f"elastic.ranks_min={self.ranks_min}",
                                        f"checkpoint.every={self.draw.choice((0, 20))}", "elastic.release_after=5")
-        for _ in range(self.draw.randint(4, 8)):
+        things = self.draw.randint(4, 8)
+        for _ in range(20 * things):  # many cannot be done just now
             self.look()
-            self.draw.choice((self.pack, self.grow, self.drain, self.join, self.signal, self.checkpoint))()
+            things -= self.draw.choice((self.pack, self.grow, self.drain, self.join, self.signal, self.checkpoint))()
+            if things == 0:
+                break
         # A rank that was refused leaves as soon as there are enough: then the run stops as one that is whole.
         self.case.done(self.name, "stop")
         self.case.ended(self.process, code=130)
@@ -54,39 +57,41 @@ class Script:
         return self.status
 
     def ctl(self, *words):
-        """Done, or refused because somebody who was asked to leave does so meanwhile."""
+        """True: it is done, or refused because somebody who was asked to leave does so meanwhile."""
         self.story.append(" ".join(words))
         result = self.case.ctl(self.name, *words)
         refusals = ("",) if words[0] == "grow" else ("another change is under way", "elastic.ranks_min", "leaves already", "there is no rank", "grow` starts more")
         self.case.assertTrue(result.returncode == 0 or result.returncode == 2 and any(why in result.stderr for why in refusals),
                              f"{words}: {result.returncode} {result.stdout}{result.stderr}")
+        return result.returncode == 0
 
     def somebody_leaves(self):
         """Who has been asked to and has not: if only such ranks were left, the run would stop."""
         return any(rank["pid"] in self.asked for rank in self.status["ranks"])
 
     def pack(self):
-        if self.somebody_leaves():
-            return
-        self.ctl("pack", str(self.draw.randint(1, self.positions())))
+        if self.somebody_leaves() or self.positions() == self.ranks_min:
+            return False
+        return self.ctl("pack", str(self.draw.randint(self.ranks_min, self.positions() - 1)))
 
     def grow(self):
         room = MAX_RANKS // self.replicas - self.positions()
-        # Ranks of another starter cannot have more started.
-        if room > 0 and self.status["ranks"][0]["pid"] not in {joiner.pid for joiner in self.joiners}:
-            self.ctl("grow", str(self.draw.randint(1, room)))
+        # A rank that the launcher has not started cannot have more started.
+        if room <= 0 or self.status["ranks"][0]["pid"] in {joiner.pid for joiner in self.joiners}:
+            return False
+        return self.ctl("grow", str(self.draw.randint(1, room)))
 
     def drain(self):
-        if self.somebody_leaves():
-            return
-        self.ctl("drain", str(self.draw.choice(self.status["ranks"])["rank"]))
+        if self.somebody_leaves() or self.positions() == self.ranks_min:
+            return False
+        return self.ctl("drain", str(self.draw.choice(self.status["ranks"])["rank"]))
 
     def checkpoint(self):
-        self.ctl("checkpoint")
+        return self.ctl("checkpoint")
 
     def join(self):
-        if self.positions() == MAX_RANKS // self.replicas:
-            return
+        if self.positions() >= MAX_RANKS // self.replicas:
+            return False
         self.story.append("join")
         new = [self.case.join(self.name) for _ in range(self.replicas)]
         self.joiners += new
@@ -97,21 +102,23 @@ class Script:
                     line = joiner.stdout.readline()
                 self.case.assertTrue(line, f"it has ended with {joiner.wait(timeout=LIMIT) if not line else 0}")
                 self.joined.append(joiner)
+        return True
 
     def signal(self):
         rank = self.draw.choice(self.status["ranks"])
         pids = {each["pid"] for each in self.status["ranks"]}
         if pids <= self.asked | {rank["pid"]}:  # to all: the run would stop
-            return
+            return False
         self.story.append(f"SIGTERM to {rank['rank']}")
         self.asked.add(rank["pid"])
         try:
             os.kill(rank["pid"], signal.SIGTERM)
         except ProcessLookupError:
-            return  # it has left meanwhile
+            return False  # it has left meanwhile
         if self.positions() > self.ranks_min and self.draw.random() < 0.7:
             number = rank["rank"]
             self.case.until(self.process, lambda: number not in [each["rank"] for each in self.look()["ranks"]])
+        return True
 
     def losses(self):
         """Of all ranks that were in it, by step."""
