@@ -63,7 +63,7 @@ class Decisions {
     int frozen_layers = 0;
     const plan::LayerSet& recomputed;
   };
-  // What the controller says at the boundary before `now.step` (Controller::decide, vacate,
+  // Asks the controller at the boundary before `now.step` (Controller::decide, vacate,
   // release).
   [[nodiscard]] Expected<std::optional<Decision>> decide(const Now& now);
   [[nodiscard]] Expected<Decision> vacate(const Now& now, const std::vector<Rank>& kept);
@@ -82,7 +82,7 @@ class Decisions {
   // kInfeasible: the plan does not fit the memory with every layer recomputed.
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan,
                                                           int frozen_layers) const;
-  // Of a step, by replay of the plan; 0: nothing was measured.
+  // Duration of a step, by replay of the plan; 0: nothing was measured.
   [[nodiscard]] double predicted_step_s(const Now& now) const;
   [[nodiscard]] const Profiler& profiler() const { return controller_.profiler(); }
   // The newest step, as the controller has seen it, and what was announced before it.

@@ -28,7 +28,7 @@ Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
 
 Expected<std::vector<Json>> gather_json(Transport& transport, Tag tag, const Json& mine,
                                         std::string_view origin) {
-  // What is not UTF-8, such as a name in a message of the system, is replaced.
+  // Bytes that are not UTF-8, such as a name in a message of the system, are replaced.
   const std::string text =
       mine.is_null() ? "" : mine.dump(-1, ' ', false, Json::error_handler_t::replace);
   DYNMO_ASSIGN(const auto texts, gather_texts(transport, tag, text));

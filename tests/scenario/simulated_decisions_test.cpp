@@ -23,7 +23,7 @@
 namespace dynmo::scenario {
 namespace {
 
-// What must be equal of a decision. Ranks of the plan are positions of the scenario.
+// The parts of a decision that must be equal. Ranks of the plan are positions of the scenario.
 using Decided = std::tuple<std::int64_t, bool, plan::Plan, std::string, std::string>;
 
 // A run that never was: the pipeline's caller of the controller, fed with drawn measurements. Its
@@ -230,7 +230,7 @@ class Drawn {
     return step;
   }
 
-  // Layers freeze, train again, change with or without a word, are pruned, or nothing happens.
+  // Layers freeze, train again, change silently or announced, are pruned, or nothing happens.
   cost::Announced change() {
     const double drawn = rng_.uniform();
     if (drawn < 0.05 && frozen_layers_ + 1 < known_.size()) {
