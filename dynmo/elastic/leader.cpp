@@ -157,10 +157,9 @@ void Leader::give_up_growing() {
                               ended.size(), growing_->wanted, ended.front())));
   } else if (std::chrono::steady_clock::now() >= growing_->until) {
     answer(growing_->client,
-           refusal(make_error(ErrorCode::kPeerLost,
-                              "{} of {} ranks that were started did not join within {} s",
-                              growing_->wanted - growing_->joined, growing_->wanted,
-                              kGrowTime.count())));
+           refusal(make_error(
+               ErrorCode::kPeerLost, "{} of {} ranks that were started did not join within {} s",
+               growing_->wanted - growing_->joined, growing_->wanted, kGrowTime.count())));
   } else {
     return;
   }

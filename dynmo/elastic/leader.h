@@ -72,8 +72,8 @@ class Leader {
   [[nodiscard]] Json handover() const;
   // The next leader listens there and goes on with the handover: clients are sent to it.
   void retire(const JobFile& next);
-  // Calls the hooks of releases that none was called for yet, in so much time, or until `hurry`. Any
-  // thread, while nothing else is called.
+  // Calls the hooks of releases that none was called for yet, in so much time, or until `hurry`.
+  // Any thread, while nothing else is called.
   [[nodiscard]] BoundaryEvents finish(std::chrono::milliseconds at_most,
                                       const std::function<bool()>& hurry = {});
 

@@ -333,38 +333,38 @@ void few_with_a_newcomer(WorldOptions& options) {
 
 INSTANTIATE_TEST_SUITE_P(
     Explorer, Mutants,
-    testing::Values(Mutant{"attempts", "both run",
-                           [](WorldOptions& o) {
-                             few_with_a_newcomer(o);
-                             o.rules.attempts = false;
-                           },
-                           60'000},
-                    Mutant{"releases", "both run",
-                           [](WorldOptions& o) {
-                             o.changes = 2;
-                             o.rules.releases = false;
-                           }},
-                    Mutant{"ties", "both run", [](WorldOptions& o) { o.rules.ties = false; }},
-                    Mutant{"promises", "waits for nobody",  // what it reported is not there any more
-                           [](WorldOptions& o) {
-                             o.members = 3;
-                             o.newcomers = 0;
-                             o.replicas = false;
-                             o.single_links = o.failures = true;
-                             o.faults = 4;
-                             o.rules.promises = false;
-                           },
-                           105'000},
-                    Mutant{"open_ends", "both run",
-                           [](WorldOptions& o) { o.rules.open_ends = false; }},
-                    Mutant{"slots", "does not help", [](WorldOptions& o) { o.keep_slots = false; }},
-                    Mutant{"shadows", "nobody is missing",
-                           [](WorldOptions& o) {
-                             o.keep_shadows = false;
-                             o.moves = true;
-                             o.replicas = false;
-                             o.steps = 3;
-                           }}),
+    testing::Values(
+        Mutant{"attempts", "both run",
+               [](WorldOptions& o) {
+                 few_with_a_newcomer(o);
+                 o.rules.attempts = false;
+               },
+               60'000},
+        Mutant{"releases", "both run",
+               [](WorldOptions& o) {
+                 o.changes = 2;
+                 o.rules.releases = false;
+               }},
+        Mutant{"ties", "both run", [](WorldOptions& o) { o.rules.ties = false; }},
+        Mutant{"promises", "waits for nobody",  // what it reported is not there any more
+               [](WorldOptions& o) {
+                 o.members = 3;
+                 o.newcomers = 0;
+                 o.replicas = false;
+                 o.single_links = o.failures = true;
+                 o.faults = 4;
+                 o.rules.promises = false;
+               },
+               105'000},
+        Mutant{"open_ends", "both run", [](WorldOptions& o) { o.rules.open_ends = false; }},
+        Mutant{"slots", "does not help", [](WorldOptions& o) { o.keep_slots = false; }},
+        Mutant{"shadows", "nobody is missing",
+               [](WorldOptions& o) {
+                 o.keep_shadows = false;
+                 o.moves = true;
+                 o.replicas = false;
+                 o.steps = 3;
+               }}),
     [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace

@@ -14,7 +14,8 @@ namespace {
 // A run of `replicas` x as many ranks as the cut has parts; the number of a member is 10 more than
 // its place, so that neither is taken for the other.
 struct Boundary {
-  explicit Boundary(std::vector<int> cut, int replicas = 1, std::function<void(SizeOptions&)> set = {})
+  explicit Boundary(std::vector<int> cut, int replicas = 1,
+                    std::function<void(SizeOptions&)> set = {})
       : plan(plan::make_plan(cut, schedule::ScheduleKind::k1F1B)) {
     SizeOptions options;
     if (set) set(options);
@@ -225,8 +226,8 @@ TEST(SizeChanges, WhoAsksWhileAllAreAskedToLeaveHearsOfTheEnd) {
 TEST(SizeChanges, StopAndCheckpointAreTheClientsToHearOf) {
   Boundary at({1, 1});
   const BoundaryDecision decision = at.ask_all({{.kind = RequestKind::kCheckpoint, .client = 3},
-                                                 {.kind = RequestKind::kCheckpoint, .client = 4},
-                                                 {.kind = RequestKind::kStop, .client = 5}});
+                                                {.kind = RequestKind::kCheckpoint, .client = 4},
+                                                {.kind = RequestKind::kStop, .client = 5}});
   EXPECT_TRUE(decision.checkpoint);
   EXPECT_EQ(decision.stop, "dynmo ctl stop");
   EXPECT_EQ(decision.wait_for_checkpoint, (std::vector<process::ClientId>{3, 4}));
