@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a new user meets in the first hour: stopping, continuing and repeating a run, and what it shows meanwhile."""
+import contextlib
 import fcntl
-import json
 import os
 import pathlib
 import pty
 import re
+import select
 import shutil
 import signal
 import struct
@@ -138,7 +139,9 @@ class Stop(Case):
             again.kill()
             os.kill(int((self.folder / "srun.pid").read_text()), signal.SIGKILL)
             for pid, _ in rank_processes(str(self.folder / "job")):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may have ended with them
+                    os.kill(pid, signal.SIGKILL)
+            again.communicate(timeout=LIMIT)
 
     def read_until(self, stream, word):
         for line in stream:
@@ -203,7 +206,7 @@ class Continue(Case):
         self.done(run="over", extra=self.SETTINGS)
         before = content(self.folder / "over")
         again = self.done("--resume", run="over", extra=self.SETTINGS)
-        self.assertIn("all 8 steps of the run are", again.stdout)
+        self.assertIn("all 8 steps of the run are done", again.stdout)
         self.assertNotIn("tokens/s", again.stdout)
         self.assertEqual(content(self.folder / "over"), before)
 
@@ -238,8 +241,9 @@ class Screen(Case):
 
         def rows():
             nonlocal seen
-            seen += os.read(main, 1 << 16)
-            return [row for row in seen.split(b"\r\x1b[K") if row.startswith(b"step ")]
+            if select.select([main], [], [], 0.1)[0]:
+                seen += os.read(main, 1 << 16)
+            return rows_of(seen)
 
         while len(rows()) < 5:
             self.assertIsNone(process.poll())

@@ -68,7 +68,7 @@ class Report(RunCase):
         # Resumed when nothing is left to do, a run keeps what it said at its end.
         nothing = self.run_command([DYNMO, "train", "--config", str(run / "config.toml"), "--resume", "-n", "2"])
         self.assertEqual(nothing.returncode, 0, nothing.stderr)
-        self.assertIn("nothing left to do", nothing.stdout)
+        self.assertIn("all 24 steps of the run are done", nothing.stdout)
         self.assertEqual(json.loads((run / "summary.json").read_text()), summary)
 
     def test_of_what_is_no_run(self):
