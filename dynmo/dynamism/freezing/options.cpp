@@ -35,10 +35,10 @@ Expected<void> check_rule(const FreezingOptions& options) {
     unused.wanted = "freezing.rule = norm or plasticity";
   }
   DYNMO_TRY(check_unused("freezing", options, unused));
-  if (options.rule != FreezingRule::kPlasticity || options.smooth_steps > options.check_every) {
-    return {};
-  }
-  // A slope counts check_every steps at least.
+  // A slope counts check_every steps at least, so that a shorter time is no time. Where the default
+  // is longer, it turns the smoothing off.
+  const std::int64_t longest = std::max(options.smooth_steps, FreezingOptions{}.smooth_steps);
+  if (options.rule != FreezingRule::kPlasticity || longest > options.check_every) return {};
   return check_unused(
       "freezing", options,
       {.names = {"smooth_steps"},
