@@ -78,7 +78,7 @@ TEST(Csv, ReadsRowsAsRanksAndTheRankOfAStageFromItsForward) {
 TEST(Csv, SaysRowAndColumnOfWhatIsNoAction) {
   EXPECT_EQ(refusal("0F0,0B0\n1F0, ,1X0\n"),
             "x.csv: row 2, column 3: action '1X0' has the unknown kind 'X', known are "
-            "F, B, I, W");
+            "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B");
   EXPECT_EQ(
       refusal("0F0,\"0B0\""),
       "x.csv: row 1, column 2: '\"0B0\"' is not an action; want stage, kind, micro-batch such "
