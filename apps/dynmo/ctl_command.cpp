@@ -122,7 +122,7 @@ void add_ctl_command(CLI::App& app, Command& chosen) {
             double seconds = 0;  // NaN is in no range, but CLI::Range lets it pass
             const bool good =
                 CLI::detail::lexical_cast(text, seconds) && seconds >= 0.1 && seconds <= 1e6;
-            return good ? std::string() : "is " + text + ", wanted 0.1 to 1000000 seconds";
+            return good ? std::string() : "Value " + text + " not in range 0.1 to 1000000 seconds";
           },
           "FLOAT in [0.1 - 1e+06]"));
   command->require_subcommand(1);
