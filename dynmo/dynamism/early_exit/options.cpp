@@ -87,7 +87,7 @@ Expected<void> check_training(const EarlyExitOptions& options, const TrainingSet
   UnusedKeys unused{.names = {"survivors", "ramp_steps"},
                     .cause = fmt::format("early_exit.threshold = {}", options.threshold),
                     .wanted = "early_exit.threshold = 0"};
-  if (options.threshold == 1) unused.names.push_back("warm_up");
+  if (options.threshold == 1) unused.names.emplace_back("warm_up");
   return check_unused("early_exit", options, unused);
 }
 
