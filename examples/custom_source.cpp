@@ -13,7 +13,6 @@
 #include "dynmo/transport/in_process.h"
 
 using namespace dynmo;
-
 // LayerDrop (Fan et al., 2020): x + f(x) at times without f. Buffers: the share with f, a count.
 class DropLayer final : public model::ForwardingLayer {
  public:
@@ -24,7 +23,6 @@ class DropLayer final : public model::ForwardingLayer {
             {.name = "runs", .shape = {}, .type = at::kLong}};
   }
   std::vector<std::string> figures() const override { return {"runs"}; }
-
   model::Output forward(const model::LayerState& state, const model::Hidden& x,
                         const model::LayerContext& now,
                         std::unique_ptr<model::Stash>* stash) const override {
@@ -84,19 +82,15 @@ dynamism::Sources layer_drop(std::int64_t /*steps*/) {
 
 // Usage: custom_source RANKS KEY=VALUE... The ranks are threads of this process.
 int main(int argc, char** argv) {
-  if (argc < 2 || std::atoi(argv[1]) < 1) {
-    std::fprintf(stderr,
-                 "custom_source: error: wanted a number of ranks, then settings such as "
-                 "data.path=data train.steps=40\n");
-    return exit_code(ErrorCode::kBadInput);
-  }
   train::TrainOptions options;
   options.make_sources = layer_drop;
-  auto done =
-      train::apply_settings(options.config, std::vector<std::string>(argv + 2, argv + argc));
+  const int ranks = argc > 1 ? std::atoi(argv[1]) : 0;
+  const std::vector<std::string> settings(argv + std::min(argc, 2), argv + argc);
+  auto done = train::apply_settings(options.config, settings);
+  if (ranks < 1) done = make_error(ErrorCode::kBadInput, "wanted RANKS KEY=VALUE...");
   if (done) {
     options.resume = std::filesystem::exists(options.config.run.directory + "/checkpoints");
-    done = transport::run_ranks(std::atoi(argv[1]), [&](transport::Transport& transport) {
+    done = transport::run_ranks(ranks, [&](transport::Transport& transport) {
       at::set_num_threads(1);
       return train::train(transport, options);
     });

@@ -61,6 +61,13 @@ class CustomSource(ExampleCase):
         self.assertEqual(losses(run), losses(whole))
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(whole)))
 
+    def test_wrong_arguments_are_answered_with_a_line(self):
+        for words, wanted in (([], "wanted RANKS KEY=VALUE..."), (["none"], "wanted RANKS"), (["1", "model.hiden=8"], "model.hiden")):
+            result = self.run_command([os.environ["CUSTOM_SOURCE"], *words])
+            self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+            self.assertIn(wanted, result.stderr)
+            self.assertEqual(len(result.stderr.splitlines()), 1)
+
     def test_the_page_shows_the_code_that_runs(self):
         self.expect_page_shows("custom_source.cpp", "own-source.md", 3)
 

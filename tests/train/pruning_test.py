@@ -83,11 +83,11 @@ class Pruning(RunCase):
         for found, wanted in zip(sorted(measured), sorted(expected), strict=True):
             self.assertAlmostEqual(found / wanted, 1, places=6)
 
-        shutil.copytree(imported, self.folder / "gone-on")
-        shutil.rmtree(self.folder / "gone-on" / "checkpoints" / "step-00000024")
-        result = self.train("gone-on", 3, f"train.init={origin}", words=("--resume",))
+        shutil.copytree(imported, self.folder / "imported-gone-on")
+        shutil.rmtree(self.folder / "imported-gone-on" / "checkpoints" / "step-00000024")
+        result = self.train("imported-gone-on", 3, f"train.init={origin}", words=("--resume",))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertEqual(digests(newest_manifest(self.folder / "gone-on")), digests(newest_manifest(imported)))
+        self.assertEqual(digests(newest_manifest(self.folder / "imported-gone-on")), digests(newest_manifest(imported)))
 
     def test_killed_around_events(self):
         """A rank is killed at random moments while every second step is an event: one line, what is listed verifies, resume is exact."""
