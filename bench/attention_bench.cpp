@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/kernels/angular_hashes.h"
 #include "dynmo/model/attention_pattern.h"
 #include "dynmo/model/memory.h"
 
@@ -48,7 +49,7 @@ at::Tensor normal(std::int64_t tokens, std::uint64_t key) {
 }
 
 // Buckets with shares of a geometric series, of ratio 1 even, in each head by draws of its own.
-model::Selection buckets_of(std::int64_t tokens, double ratio) {
+kernels::Selection buckets_of(std::int64_t tokens, double ratio) {
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> offsets = {0};
   double all = 0;
@@ -72,11 +73,11 @@ model::Selection buckets_of(std::int64_t tokens, double ratio) {
   const auto tensor = [](const std::vector<std::int64_t>& numbers) {
     return at::tensor(numbers, at::kLong);
   };
-  model::Selection selection{.queries = tensor(rows),
-                             .query_offsets = tensor(offsets),
-                             .keys = {},
-                             .key_offsets = {},
-                             .mask = model::Mask::kStrict};
+  kernels::Selection selection{.queries = tensor(rows),
+                               .query_offsets = tensor(offsets),
+                               .keys = {},
+                               .key_offsets = {},
+                               .mask = kernels::Mask::kStrict};
   selection.keys = selection.queries;
   selection.key_offsets = selection.query_offsets;
   return selection;
@@ -117,11 +118,11 @@ int main(int argc, char** argv) {
   const at::Tensor k = normal(tokens, 2);
   const at::Tensor v = normal(tokens, 3);
   const at::Tensor slope = normal(tokens, 4);
-  const auto selected = [&](const model::Selection& selection) {
+  const auto selected = [&](const kernels::Selection& selection) {
     return [&, selection](bool backward) {
-      const auto attention = model::selected_attention(q, {}, v, selection);
+      const auto attention = kernels::selected_attention(q, {}, v, selection);
       if (backward) {
-        (void)model::selected_attention_gradient(slope, q, {}, v, attention, selection);
+        (void)kernels::selected_attention_gradient(slope, q, {}, v, attention, selection);
       }
     };
   };
@@ -141,19 +142,20 @@ int main(int argc, char** argv) {
        }},
       {"own, whole sequence",
        [&](bool backward) {
-         const auto attention = model::causal_attention(q, k, v);
-         if (backward) (void)model::causal_attention_gradient(slope, q, k, v, attention);
+         const auto attention = kernels::causal_attention(q, k, v);
+         if (backward) (void)kernels::causal_attention_gradient(slope, q, k, v, attention);
        }},
       {"16 even buckets", selected(buckets_of(tokens, 1))},
       {"hashing alone", [&](bool) {
-         (void)model::angular_hashes(q, at::randn({kHeads, kSize, 8}, at::kDouble));
+         (void)kernels::angular_hashes(q, at::randn({kHeads, kSize, 8}, at::kDouble));
        }}};
-  std::vector<model::Selection> skewed;
+  std::vector<kernels::Selection> skewed;
   for (const double ratio : {1.0, 0.9, 0.8, 0.65, 0.5, 1.0 / 3}) {
     skewed.push_back(buckets_of(tokens, ratio));
   }
   const std::size_t first_skewed = kinds.size();
-  for (const model::Selection& selection : skewed) kinds.push_back({"skewed", selected(selection)});
+  for (const kernels::Selection& selection : skewed)
+    kinds.push_back({"skewed", selected(selection)});
   for (int round = 0; round <= rounds; ++round) {
     for (Kind& kind : kinds) {
       const double forward = seconds([&] { kind.run(false); });

@@ -17,7 +17,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
-#include "dynmo/dynamism/mixture_of_depths/routed_block.h"
+#include "dynmo/dynamism/mixture_of_depths/training/routed_block.h"
 #include "dynmo/model/llama.h"
 
 namespace {

@@ -18,11 +18,11 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/model/emulated.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/process/launcher.h"
-#include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/tags.h"
@@ -197,7 +197,7 @@ Expected<void> measure(Transport& transport, const Case& moved, int rounds) {
 }
 
 Expected<void> run_rank(const process::RankEnvironment& environment, int rounds) {
-  DYNMO_ASSIGN(const auto group, runtime::join_group(runtime::group_options(environment)));
+  DYNMO_ASSIGN(const auto group, dynmo::c10d::join_group(dynmo::c10d::group_options(environment)));
   if (group->rank() == transport::Member(0)) {
     fmt::print("{} moves each way, raw and moved in turn; median (quartiles)\n", rounds);
     fmt::print("{:<12}{:<28}{:<28}{:<24}{:<11}{}\n", "layers", "   raw, ms", "   pause, ms",
@@ -223,6 +223,6 @@ int main(int argc, char** argv) {
   }();
   if (!done) fmt::print(stderr, "migration_bench: {}\n", done.error().message);
   const int code = done ? *done : 1;
-  if (environment && *environment) runtime::quit(code);
+  if (environment && *environment) dynmo::c10d::quit(code);
   return code;
 }

@@ -126,7 +126,7 @@ void update_by_libtorch(LayerState& state, const AdamWOptions& options, double s
     p.gradient.mul_(scale);
     at::_fused_adamw_({p.value}, {p.gradient}, {p.first_moment}, {p.second_moment}, {},
                       {at::scalar_tensor(1, at::kFloat)}, options.learning_rate, options.beta1,
-                      options.beta2, p.decays ? options.weight_decay : 0, options.epsilon,
+                      options.beta2, p.weight_decay ? options.weight_decay : 0, options.epsilon,
                       /*amsgrad=*/false, /*maximize=*/false);
     p.gradient.zero_();
   }

@@ -12,10 +12,10 @@
 #include <memory>
 #include <vector>
 
+#include "dynmo/kernels/products.h"
 #include "dynmo/model/expert_rows_impl.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/model/moe.h"
-#include "dynmo/model/products_impl.h"
 
 namespace {
 
@@ -100,13 +100,16 @@ void run_products(benchmark::State& state, std::int64_t hidden, std::int64_t row
                         .x_gradient = at::empty({rows, w.size(1)}),
                         .w_gradient = at::zeros_like(w)});
   }
-  const bool own = by_own_kernels && has_own_product(setup.input, setup.input);
+  const bool own = by_own_kernels && kernels::has_own_product(setup.input, setup.input);
   if (by_own_kernels && !own) return state.SkipWithError("libtorch's kernels are wanted here");
   for (auto _ : state) {
     if (own) {
-      for (Product& p : products) own_product(p.y, p.x, p.w.t(), gemm::Result::kSet);
-      for (Product& p : products) own_product(p.x_gradient, p.y, p.w, gemm::Result::kSet);
-      for (Product& p : products) own_product(p.w_gradient, p.y.t(), p.x, gemm::Result::kAddTo);
+      for (Product& p : products)
+        kernels::own_product(p.y, p.x, p.w.t(), kernels::gemm::Result::kSet);
+      for (Product& p : products)
+        kernels::own_product(p.x_gradient, p.y, p.w, kernels::gemm::Result::kSet);
+      for (Product& p : products)
+        kernels::own_product(p.w_gradient, p.y.t(), p.x, kernels::gemm::Result::kAddTo);
     } else {
       for (Product& p : products) at::mm_out(p.y, p.x, p.w.t());
       for (Product& p : products) at::mm_out(p.x_gradient, p.y, p.w);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libdynmo_nccl.so, the one part of DynMo that is compiled against CUDA and NCCL: device memory from rank to rank without a way
-# through the host. Everything else that runs on a device is compiled always and finds out when it runs (dynmo/runtime/cuda.h).
+# through the host. Everything else that runs on a device is compiled always and finds out when it runs (dynmo/c10d/cuda.h).
 set(DYNMO_CUDA AUTO CACHE STRING "Build libdynmo_nccl.so: AUTO (where the headers of CUDA and NCCL are found), ON or OFF")
 set_property(CACHE DYNMO_CUDA PROPERTY STRINGS AUTO ON OFF)
 
@@ -43,7 +43,7 @@ endfunction()
 if(DYNMO_CUDA)
   dynmo_find_cuda_headers(dynmo_cuda_missing)
   if(dynmo_cuda_missing STREQUAL "")
-    add_library(dynmo_nccl SHARED "${CMAKE_CURRENT_SOURCE_DIR}/dynmo/runtime/nccl/nccl.cpp")
+    add_library(dynmo_nccl SHARED "${CMAKE_CURRENT_SOURCE_DIR}/dynmo/c10d/nccl/nccl.cpp")
     target_include_directories(dynmo_nccl PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
     target_include_directories(dynmo_nccl SYSTEM PRIVATE ${dynmo_cuda_include_directories})
     target_compile_definitions(dynmo_nccl PRIVATE USE_C10D_NCCL)

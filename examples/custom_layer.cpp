@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "dynmo/dynamism/freezing/options.h"
+#include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/train/model_config.h"
 #include "dynmo/train/run.h"
@@ -20,8 +21,8 @@ using namespace dynmo;
 std::shared_ptr<const model::Layer> squared_relu(std::string name, std::int64_t hidden) {
   return model::autograd_layer(
       std::move(name),
-      {{.name = "up.weight", .shape = {4 * hidden, hidden}, .deviation = 0.02},
-       {.name = "down.weight", .shape = {hidden, 4 * hidden}, .deviation = 0.02}},
+      {{.name = "up.weight", .shape = {4 * hidden, hidden}, .init_std = 0.02},
+       {.name = "down.weight", .shape = {hidden, 4 * hidden}, .init_std = 0.02}},
       [](const auto& weights, const at::Tensor& x_BTD, const auto&, const auto&) {
         return x_BTD + at::linear(at::relu(at::linear(x_BTD, weights[0])).square(), weights[1]);
       });

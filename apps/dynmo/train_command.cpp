@@ -14,12 +14,12 @@
 
 #include "apps/dynmo/runtime_commands.h"
 #include "apps/dynmo/terminal.h"
+#include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/observe/progress.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/interruption.h"
 #include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
@@ -117,10 +117,10 @@ std::string describe(const train::Interruption& found, const train::TrainOptions
 [[noreturn]] void run_as_rank(train::TrainOptions options) {
   const auto done =
       train::run_rank({.options = std::move(options), .reporter = terminal_reporter()});
-  if (done.has_value()) runtime::quit(0);
+  if (done.has_value()) c10d::quit(0);
   // That a run which was asked to stop has done so is no error; rank 0 has said it.
-  if (done.error().code == ErrorCode::kInterrupted) runtime::quit(kInterruptedExit);
-  runtime::quit(print_error(done.error()));
+  if (done.error().code == ErrorCode::kInterrupted) c10d::quit(kInterruptedExit);
+  c10d::quit(print_error(done.error()));
 }
 
 // The arguments of the ranks. A config that came through a pipe is gone once it has been read: they
@@ -154,12 +154,12 @@ Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> argum
   process.reporter = terminal_reporter();
   const auto done = train::join_run(
       {.run = flags.join, .secret_file = flags.secret, .data = flags.data}, process);
-  if (done.has_value()) runtime::quit(0);
+  if (done.has_value()) c10d::quit(0);
   if (done.error().code == ErrorCode::kInterrupted) {
     print_note("{}", done.error().message);
-    runtime::quit(kInterruptedExit);
+    c10d::quit(kInterruptedExit);
   }
-  runtime::quit(print_error(done.error()));
+  c10d::quit(print_error(done.error()));
 }
 
 Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>& arguments) {

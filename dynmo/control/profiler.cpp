@@ -8,7 +8,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/median.h"
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
 
 namespace dynmo::control {
 namespace {

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "dynmo/core/check.h"
-#include "dynmo/model/generic_impl.h"
+#include "dynmo/kernels/generic.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DYNMO_EACH_INSTRUCTION_SET __attribute__((target_clones("default", "fma", "avx512f")))
@@ -85,10 +85,10 @@ void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOpti
       /*max_exp_avg_sqs=*/{},
       {at::full({}, static_cast<double>(step), parameter.value.options().dtype(at::kFloat))},
       options.learning_rate, options.beta1, options.beta2,
-      parameter.decays ? options.weight_decay : 0, options.epsilon,
+      parameter.weight_decay ? options.weight_decay : 0, options.epsilon,
       /*amsgrad=*/false, /*maximize=*/false);
   parameter.gradient.zero_();
-  if (parameter.rounded.defined()) parameter.rounded.copy_(parameter.value);
+  if (parameter.compute_copy.defined()) parameter.compute_copy.copy_(parameter.value);
 }
 
 // To nearest, ties to even, as libtorch rounds.
@@ -147,12 +147,12 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
                             parameter.gradient.mutable_data_ptr<float>(),
                             parameter.first_moment.mutable_data_ptr<float>(),
                             parameter.second_moment.mutable_data_ptr<float>()};
-    const double decay = parameter.decays ? options.weight_decay : 0;
+    const double decay = parameter.weight_decay ? options.weight_decay : 0;
     const auto kept = static_cast<float>(1 - options.learning_rate * decay);
     std::uint16_t* rounded = nullptr;
-    if (parameter.rounded.defined()) {
+    if (parameter.compute_copy.defined()) {
       rounded =
-          reinterpret_cast<std::uint16_t*>(parameter.rounded.mutable_data_ptr<at::BFloat16>());
+          reinterpret_cast<std::uint16_t*>(parameter.compute_copy.mutable_data_ptr<at::BFloat16>());
     }
     const std::int64_t count = parameter.value.numel();
     for (std::int64_t begin = 0; begin < count; begin += kPart) {
@@ -178,7 +178,7 @@ double squared_norm(const LayerState& state) {
 double squared_norm(const Parameter& parameter) {
   if (!parameter.gradient.defined()) return 0;
   DYNMO_CHECK(parameter.gradient.is_contiguous(), "a contiguous gradient of {}", parameter.name);
-  if (!parameter.gradient.is_cpu()) return generic::sum_of_squares(parameter.gradient);
+  if (!parameter.gradient.is_cpu()) return kernels::generic::sum_of_squares(parameter.gradient);
   return parameter.gradient.scalar_type() == at::kDouble
              ? sum_of_squares<double>(parameter.gradient)
              : sum_of_squares<float>(parameter.gradient);

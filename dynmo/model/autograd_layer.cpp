@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/autograd_layer.h"
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -6,7 +8,6 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/model/layer.h"
 
 namespace dynmo::model {
 namespace {
@@ -72,7 +73,7 @@ class AutogradLayer final : public Layer {
     auto graph = std::make_unique<Graph>();
     if (input.x.defined()) graph->input = leaf(input.x, true);
     for (const Parameter& parameter : state.parameters) {
-      graph->parameters.push_back(leaf(operand(parameter), !state.frozen));
+      graph->parameters.push_back(leaf(compute_value(parameter), !state.frozen));
     }
     Output output = with_rows(function_(graph->parameters, graph->input, context, state), input);
     if (output.loss.defined()) {
@@ -121,7 +122,7 @@ class AutogradLayer final : public Layer {
   static std::vector<at::Tensor> values(const LayerState& state) {
     std::vector<at::Tensor> result;
     result.reserve(state.parameters.size());
-    for (const Parameter& parameter : state.parameters) result.push_back(operand(parameter));
+    for (const Parameter& parameter : state.parameters) result.push_back(compute_value(parameter));
     return result;
   }
 

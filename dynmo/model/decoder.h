@@ -19,6 +19,7 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/model/recipe.h"
+#include "dynmo/model/tie.h"
 
 namespace dynmo::model {
 

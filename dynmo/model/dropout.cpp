@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/dropout.h"
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -9,9 +11,8 @@
 #include <cstring>
 
 #include "dynmo/core/check.h"
-#include "dynmo/model/generic_impl.h"
-#include "dynmo/model/layer.h"
-#include "dynmo/model/operations.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/kernels/generic.h"
 
 // The same integer code for wider vectors, chosen when the program is loaded: same words on all.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && \
@@ -67,7 +68,7 @@ void keep_tile(std::uint64_t key, std::uint64_t first_block, std::uint32_t thres
 
 at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
   const auto threshold = static_cast<std::uint32_t>(std::llround(p * 0x1p32));
-  if (!like.is_cpu()) return generic::keep_mask(like, key, threshold);
+  if (!like.is_cpu()) return kernels::generic::keep_mask(like, key, threshold);
   at::Tensor mask = at::empty(like.sizes(), like.options().dtype(at::kBool));
   auto* out = reinterpret_cast<std::uint8_t*>(mask.data_ptr<bool>());
   const auto count = static_cast<std::size_t>(mask.numel());

@@ -67,7 +67,8 @@ class EmulatedLayer final : public Layer, public SizesOutput {
 
   std::string name() const override { return name_; }
   std::vector<ParameterSpec> parameters() const override {
-    return {{.name = "weight", .shape = {floats_}, .deviation = 0, .mean = 0, .decays = false}};
+    return {
+        {.name = "weight", .shape = {floats_}, .init_std = 0, .mean = 0, .weight_decay = false}};
   }
 
   Needs needs() const override { return {.targets = false, .loss = head_}; }

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 
+#include "dynmo/kernels/loops.h"
 #include "dynmo/model/expert_rows_impl.h"
-#include "dynmo/model/kernels_impl.h"
-#include "dynmo/model/parallel_impl.h"
+
+#if defined(__GNUC__) && !defined(__clang__) && !defined(_OPENMP)
+#error "one thread only: give this file -fopenmp in CMakeLists.txt"
+#endif
 
 namespace dynmo::model {
 namespace {
@@ -30,7 +34,7 @@ std::vector<Element*> row_starts(const std::vector<at::Tensor>& rows, const Rout
 template <typename Element>
 void add_up(const std::vector<at::Tensor>& rows, const Routing& routing, Gates gates,
             at::Tensor& sums_ND) {
-  using Sum = kernels::Wide<Element>;
+  using Sum = kernels::loops::Wide<Element>;
   const std::int64_t width = sums_ND.size(1);
   const std::int64_t slots = routing.places_NK.size(1);
   const std::vector<Element*> starts = row_starts<Element>(rows, routing, width);
@@ -58,7 +62,7 @@ void add_up(const std::vector<at::Tensor>& rows, const Routing& routing, Gates g
 template <typename Element>
 void split(std::vector<at::Tensor>& rows, const Routing& routing, const at::Tensor& gradient_ND,
            at::Tensor& gates_NK) {
-  using Sum = kernels::Wide<Element>;
+  using Sum = kernels::loops::Wide<Element>;
   constexpr std::int64_t kLanes = 16;  // running sums of a row, so that it is read in vectors
   const std::int64_t width = gradient_ND.size(1);
   const std::int64_t slots = routing.places_NK.size(1);

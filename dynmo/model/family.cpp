@@ -10,26 +10,30 @@
 namespace dynmo::model {
 
 ParameterSpec constant(std::string name, std::int64_t size, double value) {
-  return {.name = std::move(name), .shape = {size}, .deviation = 0, .mean = value, .decays = false};
+  return {.name = std::move(name),
+          .shape = {size},
+          .init_std = 0,
+          .mean = value,
+          .weight_decay = false};
 }
 
-ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, double deviation) {
+ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, double init_std) {
   return {.name = std::move(name),
           .shape = {rows, columns},
-          .deviation = deviation,
+          .init_std = init_std,
           .mean = 0,
-          .decays = true};
+          .weight_decay = true};
 }
 
 ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
-                           double deviation) {
-  ParameterSpec spec = matrix(std::move(name), rows, columns, deviation);
+                           double init_std) {
+  ParameterSpec spec = matrix(std::move(name), rows, columns, init_std);
   spec.prunable = true;
   return spec;
 }
 
-double residual_deviation(double deviation, std::int64_t blocks) {
-  return deviation / std::sqrt(2.0 * static_cast<double>(blocks));
+double residual_init_std(double init_std, std::int64_t blocks) {
+  return init_std / std::sqrt(2.0 * static_cast<double>(blocks));
 }
 
 Expected<void> check_positive(std::initializer_list<ConfigField> fields) {

@@ -23,13 +23,13 @@ using Specs = std::vector<ParameterSpec>;
 // A vector that starts as `value` everywhere and does not decay: a norm's weight, a bias.
 [[nodiscard]] ParameterSpec constant(std::string name, std::int64_t size, double value);
 [[nodiscard]] ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns,
-                                   double deviation);
+                                   double init_std);
 // The same of a matrix inside a block, which may be pruned.
 [[nodiscard]] ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
-                                         double deviation);
+                                         double init_std);
 
 // Of the two projections into the residual stream (Radford et al., 2019, section 2.3).
-[[nodiscard]] double residual_deviation(double deviation, std::int64_t blocks);
+[[nodiscard]] double residual_init_std(double init_std, std::int64_t blocks);
 
 struct ConfigField {
   std::string_view name;

@@ -11,18 +11,18 @@ namespace dynmo::model {
 namespace {
 
 Specs embedding_specs(const Gpt2Config& config) {
-  return {matrix("wte.weight", config.shape.vocabulary, config.shape.hidden, config.deviation),
-          matrix("wpe.weight", config.shape.positions, config.shape.hidden, config.deviation)};
+  return {matrix("wte.weight", config.shape.vocabulary, config.shape.hidden, config.init_std),
+          matrix("wpe.weight", config.shape.positions, config.shape.hidden, config.init_std)};
 }
 
 Specs attention_specs(const Gpt2Config& config) {
   const std::int64_t D = config.shape.hidden;
   return {constant("ln_1.weight", D, 1),
           constant("ln_1.bias", D, 0),
-          block_matrix("attn.c_attn.weight", D, 3 * D, config.deviation),
+          block_matrix("attn.c_attn.weight", D, 3 * D, config.init_std),
           constant("attn.c_attn.bias", 3 * D, 0),
           block_matrix("attn.c_proj.weight", D, D,
-                       residual_deviation(config.deviation, config.shape.blocks)),
+                       residual_init_std(config.init_std, config.shape.blocks)),
           constant("attn.c_proj.bias", D, 0)};
 }
 
@@ -31,17 +31,17 @@ Specs mlp_specs(const Gpt2Config& config) {
   const std::int64_t F = config.shape.intermediate;
   return {constant("ln_2.weight", D, 1),
           constant("ln_2.bias", D, 0),
-          block_matrix("mlp.c_fc.weight", D, F, config.deviation),
+          block_matrix("mlp.c_fc.weight", D, F, config.init_std),
           constant("mlp.c_fc.bias", F, 0),
           block_matrix("mlp.c_proj.weight", F, D,
-                       residual_deviation(config.deviation, config.shape.blocks)),
+                       residual_init_std(config.init_std, config.shape.blocks)),
           constant("mlp.c_proj.bias", D, 0)};
 }
 
 Specs head_specs(const Gpt2Config& config) {
   return {constant("ln_f.weight", config.shape.hidden, 1),
           constant("ln_f.bias", config.shape.hidden, 0),
-          matrix("lm_head.weight", config.shape.vocabulary, config.shape.hidden, config.deviation)};
+          matrix("lm_head.weight", config.shape.vocabulary, config.shape.hidden, config.init_std)};
 }
 
 }  // namespace
@@ -61,8 +61,7 @@ Expected<void> validate(const Gpt2Config& config) {
                       "model.positions is {}, wanted at least the {} tokens of model.sequence",
                       shape.positions, shape.sequence);
   }
-  DYNMO_TRY(
-      check_positive({{"norm_epsilon", config.norm_epsilon}, {"deviation", config.deviation}}));
+  DYNMO_TRY(check_positive({{"norm_epsilon", config.norm_epsilon}, {"init_std", config.init_std}}));
   return check_dropout(config.dropout);
 }
 

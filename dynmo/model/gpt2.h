@@ -36,7 +36,7 @@ struct Gpt2Config {
   double norm_epsilon = 1e-5;
   // Of the normal initial values; that of the two projections into the residual stream is divided
   // by sqrt(2 x blocks) (Radford et al., 2019, section 2.3).
-  double deviation = 0.02;
+  double init_std = 0.02;
   double dropout = 0;
   bool tied_embeddings = true;  // the head's matrix is that of the embedding
 

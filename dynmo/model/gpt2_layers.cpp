@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "dynmo/kernels/operations.h"
 #include "dynmo/model/gpt2_impl.h"
-#include "dynmo/model/hand_written_impl.h"
-#include "dynmo/model/operations.h"
+#include "dynmo/model/hand_written.h"
 
 namespace dynmo::model {
 namespace {
@@ -80,7 +80,8 @@ enum { kNormWeight, kNormBias };
 // CUDA it wants these in that of x, and keeps the statistics in fp32 by itself.
 Tensor norm_parameter(const LayerState& state, std::size_t i) {
   const Tensor& parameter = value(state, i);
-  return parameter.is_cpu() ? parameter.to(statistics_type(parameter.scalar_type())) : parameter;
+  return parameter.is_cpu() ? parameter.to(kernels::accumulation_type(parameter.scalar_type()))
+                            : parameter;
 }
 
 Tensor normalised(const LayerState& state, double epsilon, const Tensor& x_ND, Tensor* mean_N1,
@@ -143,9 +144,9 @@ void add_affine_gradients(LayerState& state, std::size_t i, const Tensor& x_NI,
 
 struct SavedAttention : SavedNorm {
   Tensor qkv_N3D;  // from input_gradient on, their gradients; q and v where keys are shared with q
-  Attention attention;
-  Selection selection;  // where there is a pattern
-  RowsLeft left;        // where rows have left
+  kernels::Attention attention;
+  kernels::Selection selection;  // where there is a pattern
+  RowsLeft left;                 // where rows have left
   Tensor mask;
   Tensor update_gradient_ND;
 
@@ -188,8 +189,8 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     std::vector<double> figures;
     if (pattern_) {
       figures = select(*pattern_, input, query(saved, B), state, context, saved.selection);
-      saved.attention =
-          selected_attention(query(saved, B), key(saved, B), value_of(saved, B), saved.selection);
+      saved.attention = kernels::selected_attention(query(saved, B), key(saved, B),
+                                                    value_of(saved, B), saved.selection);
     } else {
       saved.attention =
           attend(state.id, context, query(saved, B), key(saved, B), value_of(saved, B), saved.left);
@@ -212,9 +213,9 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     const Tensor v = value_of(saved, B);
     const Tensor mixed_gradient_BTHK =
         times(state.parameters[kProjection], saved.update_gradient_ND).view(q.sizes());
-    const AttentionGradient gradient =
-        pattern_ ? selected_attention_gradient(mixed_gradient_BTHK, q, k, v, saved.attention,
-                                               saved.selection)
+    const kernels::AttentionGradient gradient =
+        pattern_ ? kernels::selected_attention_gradient(mixed_gradient_BTHK, q, k, v,
+                                                        saved.attention, saved.selection)
                  : attend_gradient(mixed_gradient_BTHK, q, k, v, saved.attention, saved.left);
     saved.attention.log_sum_exp.reset();
     saved.selection = {};

@@ -13,8 +13,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,81 +20,13 @@
 #include <vector>
 
 #include "dynmo/core/ids.h"
-#include "dynmo/core/rng.h"
 #include "dynmo/core/units.h"
+#include "dynmo/kernels/input_gradient.h"
+#include "dynmo/model/layer_state.h"
 
 namespace dynmo::model {
 
 class KeyValueCache;
-namespace sparse {
-struct Pattern;  // sparse_products_impl.h
-}
-
-// Shape and initial values of one parameter.
-struct ParameterSpec {
-  std::string name;  // Hugging Face's, within the layer: "self_attn.q_proj.weight"
-  std::vector<std::int64_t> shape;
-  double deviation = 0;  // of the normal initial values
-  double mean = 0;       // 1 for norms
-  bool decays = true;    // weight decay applies (matrices: yes; norms: no)
-  // A matrix that the layer uses in the products of hand_written_impl.h alone, so that it may lose
-  // weights (pruned.h).
-  bool prunable = false;
-};
-
-// One parameter and what training holds for it. Value, gradient and moments are fp32, contiguous,
-// of one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
-// freed.
-// A pruned matrix (pruned.h) has a mask. Its tensors have the matrix's shape, with zeros where a
-// weight is gone, or are compressed: one dimension, the kept weights by offset.
-struct Parameter {
-  std::string name;
-  at::Tensor value;
-  at::Tensor gradient;       // accumulated over the micro-batches of a step
-  at::Tensor first_moment;   // AdamW's exp_avg
-  at::Tensor second_moment;  // AdamW's exp_avg_sq
-  bool decays = true;
-  // `value` in bf16 where the layer computes in it (precision.h), else undefined. Derived: neither
-  // a migration nor a checkpoint carries it; see derive.
-  at::Tensor rounded = {};
-  // Weight i of the matrix is kept where bit i % 8 of byte i / 8 is set; uint8, on the CPU.
-  // Undefined: all are.
-  at::Tensor mask = {};
-  // Where the kept weights lie, of a compressed matrix. Derived from the mask, as `rounded` is.
-  std::shared_ptr<const sparse::Pattern> pattern = {};
-};
-
-// What a layer computes with.
-[[nodiscard]] inline const at::Tensor& operand(const Parameter& parameter) {
-  return parameter.rounded.defined() ? parameter.rounded : parameter.value;
-}
-
-// A tensor of the state that is no parameter: a mask, a router's bias, a reference copy. It moves
-// and is checkpointed with the layer, but never optimized. Layers read it; sources of dynamism
-// (dynamism/source.h) write it between steps.
-struct BufferSpec {
-  std::string name;
-  std::vector<std::int64_t> shape;
-  at::ScalarType type = at::kFloat;
-  double initial = 0;  // every element
-};
-struct Buffer {
-  std::string name;
-  at::Tensor value;  // contiguous, on the device of the parameters
-};
-
-struct LayerState {
-  LayerId id;
-  std::vector<Parameter> parameters;
-  std::int64_t optimizer_steps = 0;  // updates so far: AdamW's bias correction
-  std::uint64_t random_key =
-      0;  // key of the layer's random stream; draws are a function of (key, step, micro-batch)
-  bool frozen = false;
-  std::vector<Buffer> buffers = {};
-};
-
-// The layers that a rank owns. Exactly one rank of a replica has a layer's state.
-using LayerStates = std::map<LayerId, LayerState>;
 
 // What passes from layer to layer.
 struct Hidden {
@@ -188,7 +118,7 @@ class Layer {
   // itself adds the gradient of its own loss, times the context's loss_weight. Undefined where the
   // layer has no input (embedding), or where `wanted` says that nobody will use it (first layer
   // behind a frozen prefix).
-  enum class InputGradient { kWanted, kNotWanted };
+  using InputGradient = kernels::InputGradient;
   [[nodiscard]] virtual at::Tensor input_gradient(const LayerState& state, Stash& stash,
                                                   const at::Tensor& output_gradient,
                                                   InputGradient wanted) const = 0;
@@ -202,66 +132,5 @@ using Model = std::vector<std::shared_ptr<const Layer>>;
 
 // Whether any of them does (Needs::drops_rows).
 [[nodiscard]] bool drops_rows(const Model& model);
-
-// Two parameters that are one, such as the matrices of embedding and head. Each layer has a copy
-// of value and moments and a gradient of its own; the two gradients are added once at the end of a
-// step, so that equal updates keep the copies equal, bit for bit, wherever the layers are.
-// The initial value is the first's.
-struct Tie {
-  LayerId first;
-  std::string first_parameter;  // ParameterSpec::name
-  LayerId second;
-  std::string second_parameter;
-};
-
-// A layer that is one function, differentiated by autograd: the start of every new layer, and the
-// oracle of hand-written ones. `parameters` are the operands of `specs` in order. Autograd computes
-// both gradients in one pass at input_gradient; weight_gradient only adds them up.
-// The rows of a ragged input pass through, unless the function's Output names others.
-using AutogradFunction =
-    std::function<Output(const std::vector<at::Tensor>& parameters, const at::Tensor& input,
-                         const LayerContext& context, const LayerState& state)>;
-// For layers that only map a hidden tensor to the next one.
-using HiddenFunction =
-    std::function<at::Tensor(const std::vector<at::Tensor>& parameters, const at::Tensor& input,
-                             const LayerContext& context, const LayerState& state)>;
-// What an autograd layer has besides parameters and its function.
-struct AutogradTraits {
-  std::vector<BufferSpec> buffers = {};
-  std::vector<std::string> figures = {};
-  Needs needs = {};
-};
-[[nodiscard]] std::shared_ptr<const Layer> autograd_layer(std::string name,
-                                                          std::vector<ParameterSpec> specs,
-                                                          AutogradFunction function,
-                                                          AutogradTraits traits = {});
-[[nodiscard]] std::shared_ptr<const Layer> autograd_layer(std::string name,
-                                                          std::vector<ParameterSpec> specs,
-                                                          HiddenFunction function,
-                                                          AutogradTraits traits = {});
-
-// Initial state: every value from philox under (seed, layer, parameter), so it does not depend on
-// who makes it.
-[[nodiscard]] LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed);
-
-// Makes what is derived of every parameter: `rounded` from its value where the layer computes in
-// bf16, `pattern` from the mask of a compressed matrix. Due after values or masks were written from
-// outside (a migration, a checkpoint); make_state and update do it.
-void derive(const Layer& layer, LayerState& state);
-
-// The state with all its tensors on `device`: those that are there already are shared.
-[[nodiscard]] LayerState on_device(LayerState state, at::Device device);
-
-// Frees gradients and moments; the layer runs forward only from now on (and keeps its values).
-void freeze(LayerState& state);
-// Trains again, with new gradients and moments and the count of updates at 0 (a bias correction for
-// moments that have just been zeroed). Nothing if it was not frozen.
-void unfreeze(LayerState& state);
-
-// Dropout of the given probability with draws from core/rng.h under (state.random_key, step,
-// micro-batch, salt): the same numbers wherever the layer runs. Identity when not training or p =
-// 0.
-[[nodiscard]] at::Tensor dropout(const at::Tensor& input, double p, const LayerState& state,
-                                 const LayerContext& context, std::uint64_t salt);
 
 }  // namespace dynmo::model

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "dynmo/model/layer_state.h"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -7,9 +9,10 @@
 #include <span>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/kernels/sparse_products.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/pruned.h"
-#include "dynmo/model/sparse_products_impl.h"
 #include "dynmo/model/state_bytes.h"
 
 namespace dynmo::model {
@@ -21,14 +24,14 @@ constexpr std::uint64_t kRuntimeStream = 2;
 
 // Four normal draws from each philox block (Box-Muller on 32-bit uniforms, at most 6.7 stds):
 // element i depends on (key, i) alone.
-void fill_normal(std::span<float> values, std::uint64_t key, double mean, double deviation) {
+void fill_normal(std::span<float> values, std::uint64_t key, double mean, double init_std) {
   const auto uniform = [](std::uint32_t word) { return (word + 0.5) * 0x1p-32; };
   for (std::size_t i = 0; i < values.size(); i += 4) {
     const std::uint64_t block = i / 4;
     const auto words = philox(
         key, {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), 0, 0});
     for (std::size_t j = 0; j < 4 && i + j < values.size(); j += 2) {
-      const double radius = deviation * std::sqrt(-2.0 * std::log(uniform(words[j])));
+      const double radius = init_std * std::sqrt(-2.0 * std::log(uniform(words[j])));
       const double angle = 2.0 * std::numbers::pi * uniform(words[j + 1]);
       values[i + j] = static_cast<float>(mean + radius * std::cos(angle));
       if (i + j + 1 < values.size()) {
@@ -39,12 +42,12 @@ void fill_normal(std::span<float> values, std::uint64_t key, double mean, double
 }
 
 void fill_initial(const ParameterSpec& spec, std::uint64_t key, at::Tensor& value) {
-  if (spec.deviation == 0) {
+  if (spec.init_std == 0) {
     value.fill_(spec.mean);
     return;
   }
   fill_normal({value.data_ptr<float>(), static_cast<std::size_t>(value.numel())}, key, spec.mean,
-              spec.deviation);
+              spec.init_std);
 }
 
 void allocate_training(Parameter& parameter) {
@@ -79,12 +82,12 @@ void derive(const Layer& layer, LayerState& state) {
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     Parameter& parameter = state.parameters[i];
     if (layer.compute_type() != at::kFloat) {
-      parameter.rounded = parameter.value.to(layer.compute_type());
+      parameter.compute_copy = parameter.value.to(layer.compute_type());
     }
     if (is_compressed(parameter)) {
-      parameter.pattern =
-          sparse::make_pattern(specs[i].shape[0], specs[i].shape[1],
-                               kept_offsets(parameter.mask, specs[i].shape[0] * specs[i].shape[1]));
+      parameter.pattern = kernels::sparse::make_pattern(
+          specs[i].shape[0], specs[i].shape[1],
+          kept_offsets(parameter.mask, specs[i].shape[0] * specs[i].shape[1]));
     }
   }
 }
@@ -92,7 +95,7 @@ void derive(const Layer& layer, LayerState& state) {
 LayerState on_device(LayerState state, at::Device device) {
   for (Parameter& parameter : state.parameters) {
     for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment, &parameter.rounded}) {
+                               &parameter.second_moment, &parameter.compute_copy}) {
       if (tensor->defined()) *tensor = tensor->to(device);
     }
   }

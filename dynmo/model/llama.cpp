@@ -14,26 +14,26 @@ Specs attention_specs(const LlamaConfig& config) {
   const std::int64_t kv = config.shape.kv_heads * config.head_size();
   return {constant("input_layernorm.weight", config.shape.hidden, 1),
           block_matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden,
-                       config.deviation),
-          block_matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.deviation),
-          block_matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.deviation),
+                       config.init_std),
+          block_matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.init_std),
+          block_matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.init_std),
           block_matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
-                       residual_deviation(config.deviation, config.shape.blocks))};
+                       residual_init_std(config.init_std, config.shape.blocks))};
 }
 
 Specs mlp_specs(const LlamaConfig& config) {
   return {constant("post_attention_layernorm.weight", config.shape.hidden, 1),
           block_matrix("mlp.gate_proj.weight", config.shape.intermediate, config.shape.hidden,
-                       config.deviation),
+                       config.init_std),
           block_matrix("mlp.up_proj.weight", config.shape.intermediate, config.shape.hidden,
-                       config.deviation),
+                       config.init_std),
           block_matrix("mlp.down_proj.weight", config.shape.hidden, config.shape.intermediate,
-                       residual_deviation(config.deviation, config.shape.blocks))};
+                       residual_init_std(config.init_std, config.shape.blocks))};
 }
 
 Specs head_specs(const LlamaConfig& config) {
   return {constant("norm.weight", config.shape.hidden, 1),
-          matrix("lm_head.weight", config.shape.vocabulary, config.shape.hidden, config.deviation)};
+          matrix("lm_head.weight", config.shape.vocabulary, config.shape.hidden, config.init_std)};
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ Expected<void> validate(const LlamaConfig& config) {
   }
   DYNMO_TRY(check_positive({{"rope_theta", config.rope_theta},
                             {"norm_epsilon", config.rms_epsilon},
-                            {"deviation", config.deviation}}));
+                            {"init_std", config.init_std}}));
   return check_dropout(config.dropout);
 }
 
@@ -66,9 +66,9 @@ Model make_llama(const LlamaConfig& config) {
   DYNMO_CHECK(valid.has_value(), "a valid config: {}", valid.error().message);
   Model model;
   model.push_back(embedding_layer({matrix("embed_tokens.weight", config.shape.vocabulary,
-                                          config.shape.hidden, config.deviation)}));
-  const RotaryTable table =
-      rotary_table(config.shape.sequence, config.head_size(), config.rope_theta);
+                                          config.shape.hidden, config.init_std)}));
+  const kernels::RotaryTable table =
+      kernels::rotary_table(config.shape.sequence, config.head_size(), config.rope_theta);
   for (std::int64_t block = 0; block < config.shape.blocks; ++block) {
     model.push_back(attention_layer(fmt::format("blocks.{}.attention", block),
                                     attention_specs(config), config, table));
@@ -87,7 +87,7 @@ at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,
   const at::NoGradGuard no_graph;
   const at::Tensor x_ND = hidden_BTD.reshape({-1, config.shape.hidden});
   const at::Tensor n_ND =
-      normed(x_ND, inverse_rms(x_ND, config.rms_epsilon), head.parameters[0].value);
+      kernels::rms_norm(x_ND, kernels::rstd(x_ND, config.rms_epsilon), head.parameters[0].value);
   return at::linear(n_ND, head.parameters[1].value)
       .view({hidden_BTD.size(0), hidden_BTD.size(1), config.shape.vocabulary});
 }

@@ -7,10 +7,10 @@
 #include <memory>
 #include <string>
 
+#include "dynmo/kernels/operations.h"
 #include "dynmo/model/family_impl.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
-#include "dynmo/model/operations.h"
 
 namespace dynmo::model {
 
@@ -18,7 +18,7 @@ namespace dynmo::model {
 // x + dropout(attention(rms_norm(x))); parameters: norm, q, k, v, o.
 [[nodiscard]] std::shared_ptr<const Layer> attention_layer(std::string name, Specs specs,
                                                            const LlamaConfig& config,
-                                                           const RotaryTable& table);
+                                                           const kernels::RotaryTable& table);
 // x + dropout(down(silu(gate(n)) * up(n))), n = rms_norm(x); parameters: norm, gate, up, down.
 [[nodiscard]] std::shared_ptr<const Layer> mlp_layer(std::string name, Specs specs,
                                                      const LlamaConfig& config);

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "dynmo/model/hand_written_impl.h"
+#include "dynmo/model/hand_written.h"
 #include "dynmo/model/llama_impl.h"
 #include "dynmo/model/moe_layer_impl.h"
 #include "dynmo/model/positions.h"
@@ -47,8 +47,8 @@ class Embedding final : public HandWritten<SavedEmbedding> {
 template <typename T>
 Tensor through_norm_and_residual(T& saved, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
                                  const Tensor& output_gradient, Layer::InputGradient wanted) {
-  NormGradient norm = norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1, norm_weight_D,
-                                    wanted, rows(output_gradient));
+  kernels::NormGradient norm = kernels::norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1,
+                                                      norm_weight_D, wanted, rows(output_gradient));
   saved.norm_gradient_D = std::move(norm.weight_D);
   if (wanted == Layer::InputGradient::kNotWanted) return {};
   return norm.x_ND.view(output_gradient.sizes());
@@ -57,10 +57,10 @@ Tensor through_norm_and_residual(T& saved, const Tensor& n_gradient_ND, const Te
 struct SavedAttention : Saved {
   Tensor x_ND;
   Tensor inverse_N1;
-  Attention attention;
+  kernels::Attention attention;
   Tensor q_BTHK, k_BTHK, v_BTHK;  // turned q and k; from input_gradient on, gradients of the
                                   // three products. No k where keys are shared with q
-  Selection selection;            // where there is a pattern
+  kernels::Selection selection;   // where there is a pattern
   Tensor positions_BT;            // where they are no whole sequences
   RowsLeft left;                  // where rows have left
   Tensor mask;
@@ -88,8 +88,8 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
                              public TakesPattern,
                              public TakesPositions {
  public:
-  AttentionLayer(std::string name, Specs specs, const LlamaConfig& config, RotaryTable table,
-                 std::shared_ptr<const AttentionPattern> pattern = {})
+  AttentionLayer(std::string name, Specs specs, const LlamaConfig& config,
+                 kernels::RotaryTable table, std::shared_ptr<const AttentionPattern> pattern = {})
       : HandWritten(std::move(name), std::move(specs)),
         config_(config),
         table_(std::move(table)),
@@ -131,18 +131,19 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
           .view({B, n_ND.size(0) / B, count, config_.head_size()});
     };
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     saved.q_BTHK = heads(n_ND, kQ, config_.shape.heads);
     if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK, config_.shape.kv_heads);
     saved.v_BTHK = heads(n_ND, v(), config_.shape.kv_heads);
     std::vector<double> figures;
     if (pattern_) figures = select(*pattern_, input, saved.q_BTHK, state, context, saved.selection);
-    turn(saved.q_BTHK, saved, Turn::kForward, tokens_before(context));
-    if (!shares_keys()) turn(saved.k_BTHK, saved, Turn::kForward, tokens_before(context));
+    turn(saved.q_BTHK, saved, kernels::Rope::kForward, tokens_before(context));
+    if (!shares_keys()) turn(saved.k_BTHK, saved, kernels::Rope::kForward, tokens_before(context));
     saved.attention =
-        pattern_ ? selected_attention(saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.selection)
-                 : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.left);
+        pattern_
+            ? kernels::selected_attention(saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.selection)
+            : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.left);
     const Tensor update_ND = times(state.parameters[o()], mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
     return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
@@ -159,15 +160,16 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     const Tensor mixed_gradient_BTHK =
         times_transposed(state.parameters[o()], saved.update_gradient_ND)
             .view(saved.q_BTHK.sizes());
-    AttentionGradient gradient =
-        pattern_ ? selected_attention_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK,
-                                               saved.v_BTHK, saved.attention, saved.selection)
-                 : attend_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK,
-                                   saved.attention, saved.left);
+    kernels::AttentionGradient gradient =
+        pattern_
+            ? kernels::selected_attention_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK,
+                                                   saved.v_BTHK, saved.attention, saved.selection)
+            : attend_gradient(mixed_gradient_BTHK, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK,
+                              saved.attention, saved.left);
     saved.attention.log_sum_exp.reset();
     saved.selection = {};
-    turn(gradient.q_BTHK, saved, Turn::kBack);
-    if (!shares_keys()) turn(gradient.k_BTHK, saved, Turn::kBack);
+    turn(gradient.q_BTHK, saved, kernels::Rope::kBack);
+    if (!shares_keys()) turn(gradient.k_BTHK, saved, kernels::Rope::kBack);
     saved.positions_BT.reset();
     saved.left.reset();
     saved.q_BTHK = std::move(gradient.q_BTHK);
@@ -182,7 +184,7 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
   }
 
   void weight_gradient(LayerState& state, SavedAttention& saved) const override {
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(p[kQ], flat(saved.q_BTHK), n_ND);
@@ -191,10 +193,11 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     add_product(p[o()], saved.update_gradient_ND, mixed(saved));
   }
 
-  void turn(Tensor& x_BTHK, const SavedAttention& saved, Turn direction,
+  void turn(Tensor& x_BTHK, const SavedAttention& saved, kernels::Rope direction,
             std::int64_t first = 0) const {
-    if (saved.positions_BT.defined()) return rotate(x_BTHK, table_, direction, saved.positions_BT);
-    rotate(x_BTHK, table_, direction, first);
+    if (saved.positions_BT.defined())
+      return kernels::apply_rope(x_BTHK, table_, direction, saved.positions_BT);
+    kernels::apply_rope(x_BTHK, table_, direction, first);
   }
   static Tensor flat(const Tensor& x_BTHK) {
     return x_BTHK.view({x_BTHK.size(0) * x_BTHK.size(1), x_BTHK.size(2) * x_BTHK.size(3)});
@@ -205,7 +208,7 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
   }
 
   LlamaConfig config_;
-  RotaryTable table_;
+  kernels::RotaryTable table_;
   std::shared_ptr<const AttentionPattern> pattern_;  // null: all pairs
 };
 
@@ -240,11 +243,12 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedMlp& saved) const override {
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     saved.gate_NF = times(state.parameters[kGate], n_ND);
     saved.up_NF = times(state.parameters[kUp], n_ND);
-    const Tensor update_ND = times(state.parameters[kDown], silu_times(saved.gate_NF, saved.up_NF));
+    const Tensor update_ND =
+        times(state.parameters[kDown], kernels::swiglu(saved.gate_NF, saved.up_NF));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
     return {
         .hidden = {
@@ -258,7 +262,7 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
     saved.update_gradient_ND = masked(dy_ND, saved.mask, config_.dropout);
     saved.mask.reset();
     saved.product_NF = times_transposed(state.parameters[kDown], saved.update_gradient_ND);
-    silu_times_gradient(saved.gate_NF, saved.up_NF, saved.product_NF);
+    kernels::swiglu_gradient(saved.gate_NF, saved.up_NF, saved.product_NF);
     Tensor n_gradient_ND = times_transposed(state.parameters[kGate], saved.gate_NF);
     add_times_transposed(n_gradient_ND, state.parameters[kUp], saved.up_NF);
     return through_norm_and_residual(saved, n_gradient_ND, value(state, kNorm), output_gradient,
@@ -266,7 +270,7 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
   }
 
   void weight_gradient(LayerState& state, SavedMlp& saved) const override {
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(p[kGate], saved.gate_NF, n_ND);
@@ -302,23 +306,23 @@ class HeadLayer final : public HandWritten<SavedHead> {
                  SavedHead& saved) const override {
     saved.shape = input.x.sizes().vec();
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, input, context)};
   }
 
   Tensor input_gradient(const LayerState& state, SavedHead& saved, const Tensor&,
                         InputGradient wanted) const override {
     const Tensor n_gradient_ND = saved.loss.gradient(state.parameters[kHead]);
-    NormGradient norm =
-        norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1, value(state, kNorm), wanted);
+    kernels::NormGradient norm = kernels::norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1,
+                                                        value(state, kNorm), wanted);
     saved.norm_gradient_D = std::move(norm.weight_D);
     if (wanted == InputGradient::kNotWanted) return {};
     return norm.x_ND.to(saved.x_ND.scalar_type()).view(saved.shape);
   }
 
   void weight_gradient(LayerState& state, SavedHead& saved) const override {
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     state.parameters[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(state.parameters[kHead], saved.loss.scores_NV, n_ND);
   }
@@ -333,7 +337,8 @@ std::shared_ptr<const Layer> embedding_layer(Specs specs) {
 }
 
 std::shared_ptr<const Layer> attention_layer(std::string name, Specs specs,
-                                             const LlamaConfig& config, const RotaryTable& table) {
+                                             const LlamaConfig& config,
+                                             const kernels::RotaryTable& table) {
   return std::make_shared<AttentionLayer>(std::move(name), std::move(specs), config, table);
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "dynmo/model/expert_rows_impl.h"
-#include "dynmo/model/hand_written_impl.h"
+#include "dynmo/model/hand_written.h"
 #include "dynmo/model/moe_layer_impl.h"
 
 namespace dynmo::model {
@@ -51,42 +51,42 @@ Specs moe_specs(ParameterSpec norm, const LlamaConfig& config, const MoeConfig& 
   const std::int64_t hidden = config.shape.hidden;
   const std::int64_t width = moe.intermediate > 0 ? moe.intermediate : config.shape.intermediate;
   Specs specs = {std::move(norm), matrix("block_sparse_moe.gate.weight", moe.router.experts, hidden,
-                                         config.deviation)};
+                                         config.init_std)};
   for (std::int64_t e = 0; e < moe.router.experts; ++e) {
     const auto name = [e](const char* matrix) {
       return fmt::format("block_sparse_moe.experts.{}.{}.weight", e, matrix);
     };
-    specs.push_back(block_matrix(name("w1"), width, hidden, config.deviation));
-    specs.push_back(block_matrix(name("w3"), width, hidden, config.deviation));
+    specs.push_back(block_matrix(name("w1"), width, hidden, config.init_std));
+    specs.push_back(block_matrix(name("w3"), width, hidden, config.init_std));
     specs.push_back(block_matrix(name("w2"), hidden, width,
-                                 residual_deviation(config.deviation, config.shape.blocks)));
+                                 residual_init_std(config.init_std, config.shape.blocks)));
   }
   return specs;
 }
 
 // The four products of an expert, of few rows and so fast or slow as their kernels.
 bool by_own_kernels(const Parameter& parameter, const Tensor& x) {
-  return !parameter.pattern && has_own_product(x, operand(parameter));
+  return !parameter.pattern && kernels::has_own_product(x, compute_value(parameter));
 }
 Tensor expert_times(const Parameter& parameter, const Tensor& x_MI) {
   if (!by_own_kernels(parameter, x_MI)) return times(parameter, x_MI).contiguous();
-  Tensor y_MO = at::empty({x_MI.size(0), operand(parameter).size(0)}, x_MI.options());
-  own_product(y_MO, x_MI, operand(parameter).t(), gemm::Result::kSet);
+  Tensor y_MO = at::empty({x_MI.size(0), compute_value(parameter).size(0)}, x_MI.options());
+  kernels::own_product(y_MO, x_MI, compute_value(parameter).t(), kernels::gemm::Result::kSet);
   return y_MO;
 }
 Tensor expert_times_transposed(const Parameter& parameter, const Tensor& y_MO) {
   if (!by_own_kernels(parameter, y_MO)) return times_transposed(parameter, y_MO);
-  Tensor x_MI = at::empty({y_MO.size(0), operand(parameter).size(1)}, y_MO.options());
-  own_product(x_MI, y_MO, operand(parameter), gemm::Result::kSet);
+  Tensor x_MI = at::empty({y_MO.size(0), compute_value(parameter).size(1)}, y_MO.options());
+  kernels::own_product(x_MI, y_MO, compute_value(parameter), kernels::gemm::Result::kSet);
   return x_MI;
 }
 void add_expert_times_transposed(Tensor& sum_MI, const Parameter& parameter, const Tensor& y_MO) {
   if (!by_own_kernels(parameter, y_MO)) return add_times_transposed(sum_MI, parameter, y_MO);
-  own_product(sum_MI, y_MO, operand(parameter), gemm::Result::kAddTo);
+  kernels::own_product(sum_MI, y_MO, compute_value(parameter), kernels::gemm::Result::kAddTo);
 }
 void add_expert_product(Parameter& parameter, const Tensor& dy_MO, const Tensor& x_MI) {
   if (!by_own_kernels(parameter, x_MI)) return add_product(parameter, dy_MO, x_MI);
-  own_product(parameter.gradient, dy_MO.t(), x_MI, gemm::Result::kAddTo);
+  kernels::own_product(parameter.gradient, dy_MO.t(), x_MI, kernels::gemm::Result::kAddTo);
 }
 
 class MoeLayer final : public HandWritten<SavedMoe> {
@@ -111,9 +111,9 @@ class MoeLayer final : public HandWritten<SavedMoe> {
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedMoe& saved) const override {
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = inverse_rms(saved.x_ND, config_.rms_epsilon);
+    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
     saved.loss_weight = context.loss_weight;
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     saved.routing =
         route(moe_.router, router_product(n_ND, state.parameters[kRouter].value),
               state.buffers.empty() ? Tensor() : state.buffers.front().value, context.pass);
@@ -124,7 +124,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
         const Tensor n_MD = slice(n_AD, saved, e);
         gate = expert_times(state.parameters[at_matrix(e, kGate)], n_MD);
         up = expert_times(state.parameters[at_matrix(e, kUp)], n_MD);
-        out = expert_times(state.parameters[at_matrix(e, kDown)], silu_times(gate, up));
+        out = expert_times(state.parameters[at_matrix(e, kDown)], kernels::swiglu(gate, up));
       }
       saved.gate_MF.push_back(std::move(gate));
       saved.up_MF.push_back(std::move(up));
@@ -150,7 +150,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     for (std::size_t e = 0; e < count(); ++e) {
       if (rows_of(saved, e) == 0) continue;
       saved.product_MF[e] = expert_times_transposed(p[at_matrix(e, kDown)], saved.out_MD[e]);
-      silu_times_gradient(saved.gate_MF[e], saved.up_MF[e], saved.product_MF[e]);
+      kernels::swiglu_gradient(saved.gate_MF[e], saved.up_MF[e], saved.product_MF[e]);
       n_gradient_MD[e] = expert_times_transposed(p[at_matrix(e, kGate)], saved.gate_MF[e]);
       add_expert_times_transposed(n_gradient_MD[e], p[at_matrix(e, kUp)], saved.up_MF[e]);
     }
@@ -159,15 +159,15 @@ class MoeLayer final : public HandWritten<SavedMoe> {
         routing_gradient(moe_.router, saved.routing, gates_gradient_NK, saved.loss_weight);
     n_gradient_ND.add_(
         at::mm(saved.scores_gradient_NE, p[kRouter].value).to(n_gradient_ND.scalar_type()));
-    NormGradient norm = norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1,
-                                      value(state, kNorm), wanted, dy_ND);
+    kernels::NormGradient norm = kernels::norm_gradient(n_gradient_ND, saved.x_ND, saved.inverse_N1,
+                                                        value(state, kNorm), wanted, dy_ND);
     saved.norm_gradient_D = std::move(norm.weight_D);
     if (wanted == InputGradient::kNotWanted) return {};
     return norm.x_ND.view(output_gradient.sizes());
   }
 
   void weight_gradient(LayerState& state, SavedMoe& saved) const override {
-    const Tensor n_ND = normed(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     const Tensor n_AD = expert_rows(n_ND, saved.routing);
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);

@@ -10,8 +10,8 @@
 #include <numeric>
 
 #include "dynmo/core/check.h"
-#include "dynmo/model/balanced_assignment.h"
-#include "dynmo/model/select_top.h"
+#include "dynmo/kernels/balanced_assignment.h"
+#include "dynmo/kernels/select_top.h"
 
 namespace dynmo::model {
 namespace {
@@ -58,7 +58,7 @@ std::vector<std::int32_t> highest_of_rows(const Numbers& scores, Index experts, 
   for (std::size_t first = 0; first < scores.size(); first += at_index(experts)) {
     std::iota(order.begin(), order.end(), Index{0});
     const auto row = std::span(scores).subspan(first, at_index(experts));
-    std::partial_sort(order.begin(), order.begin() + top_k, order.end(), HigherFirst<double>{row});
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(), kernels::HigherFirst<double>{row});
     for (Index k = 0; k < top_k; ++k) {
       chosen.push_back(static_cast<std::int32_t>(order[at_index(k)]));
     }
@@ -80,7 +80,7 @@ std::vector<std::int32_t> experts_of_tokens(const RouterOptions& o, const Number
     return highest_of_rows(sinkhorn(z, o.experts), o.experts, o.top_k);
   }
   if (o.router == MoeRouter::kBalanced && pass == Pass::kTraining) {
-    return balanced_assignment(z, o.experts, o.top_k);
+    return kernels::balanced_assignment(z, o.experts, o.top_k);
   }
   return highest_of_rows(z, o.experts, o.top_k);
 }
@@ -120,7 +120,7 @@ void keep_first(std::vector<Entry>& entries, Index capacity, MoeDrop drop, const
       gates.push_back(gates_NK[at_index(entry.token * slots + entry.slot)]);
     }
     std::size_t kept = 0;
-    for (const Index entry : select_top(gates, capacity))
+    for (const Index entry : kernels::select_top(gates, capacity))
       entries[kept++] = entries[at_index(entry)];
   }
   entries.resize(at_index(capacity));
@@ -135,7 +135,7 @@ ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
   Numbers column(at_index(tokens));
   for (Index e = 0; e < experts; ++e) {
     for (Index n = 0; n < tokens; ++n) column[at_index(n)] = p[at_index(n * experts + e)];
-    for (const Index token : select_top(column, taken)) {
+    for (const Index token : kernels::select_top(column, taken)) {
       all[at_index(e)].push_back({.token = token, .slot = e});
     }
   }

@@ -21,8 +21,8 @@ class Bf16Layer final : public ForwardingLayer {
                  std::unique_ptr<Stash>* stash) const override {
     // Whoever fills a state has to round it; without copies the layer would compute in fp32.
     for (const Parameter& parameter : state.parameters) {
-      DYNMO_CHECK(parameter.rounded.defined(), "derive() before layer {} ('{}') runs", state.id,
-                  name());
+      DYNMO_CHECK(parameter.compute_copy.defined(), "derive() before layer {} ('{}') runs",
+                  state.id, name());
     }
     return inner().forward(state, input, context, stash);
   }

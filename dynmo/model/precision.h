@@ -25,7 +25,7 @@ enum class Precision { kFp32, kBf16 };
 
 // The same layers, computing in `precision`: their states carry rounded copies, and what they get
 // and give beside the loss is of scalar_type(precision). Works for every layer whose arithmetic
-// follows the type of `operand(parameter)` (layer.h); an autograd layer's does.
+// follows the type of `compute_value(parameter)` (layer.h); an autograd layer's does.
 [[nodiscard]] Model in_precision(Model model, Precision precision);
 
 }  // namespace dynmo::model

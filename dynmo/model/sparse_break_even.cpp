@@ -18,7 +18,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
-#include "dynmo/model/sparse_products_impl.h"
+#include "dynmo/kernels/sparse_products.h"
 
 namespace dynmo::model {
 namespace {
@@ -44,11 +44,11 @@ struct Compressed {
     for (std::int32_t i = 0; i < rows * columns; ++i) {
       if (rng.uniform() >= sparsity) offsets.push_back(i);
     }
-    pattern = sparse::make_pattern(rows, columns, offsets);
+    pattern = kernels::sparse::make_pattern(rows, columns, offsets);
     values = at::full({pattern->kept()}, 0.01, at::kFloat);
     gradient = at::zeros({pattern->kept()}, at::kFloat);
   }
-  std::shared_ptr<const sparse::Pattern> pattern;
+  std::shared_ptr<const kernels::sparse::Pattern> pattern;
   at::Tensor values;
   at::Tensor gradient;
 };
@@ -77,9 +77,9 @@ std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std:
     for (std::size_t i = 0; i < matrices.size(); ++i) {
       Compressed& m = matrices[i];
       const double compressed_s = seconds([&] {
-        static_cast<void>(sparse::times(*m.pattern, m.values, x));
-        static_cast<void>(sparse::times_transposed(*m.pattern, m.values, dy));
-        sparse::add_product(*m.pattern, m.gradient, dy, x);
+        static_cast<void>(kernels::sparse::times(*m.pattern, m.values, x));
+        static_cast<void>(kernels::sparse::times_transposed(*m.pattern, m.values, dy));
+        kernels::sparse::add_product(*m.pattern, m.gradient, dy, x);
       });
       if (round == 0) continue;
       times[i].dense_s = std::min(times[i].dense_s, dense_s);

@@ -60,7 +60,7 @@ void add_to_layout(Digester& digester, const std::string& name, at::IntArrayRef 
 Digest layout(const LayerState& state) {
   Digester digester;
   for (const Parameter& p : state.parameters) {
-    add_to_layout(digester, p.name, p.value.sizes(), p.decays, p.mask.defined());
+    add_to_layout(digester, p.name, p.value.sizes(), p.weight_decay, p.mask.defined());
   }
   for (const Buffer& b : state.buffers) {
     digester.update(fmt::format("{} {} buffer {}\n", b.name, fmt::join(b.value.sizes(), ","),
@@ -229,7 +229,7 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShap
   for (const ParameterSpec& spec : layer.parameters()) {
     Parameter& parameter = state.parameters.emplace_back();
     parameter.name = spec.name;
-    parameter.decays = spec.decays;
+    parameter.weight_decay = spec.weight_decay;
     sizes.push_back(spec.shape);
     const auto pruned = shape.pruned.find(state.parameters.size() - 1);
     if (pruned == shape.pruned.end()) continue;

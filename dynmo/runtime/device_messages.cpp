@@ -41,7 +41,7 @@ std::set<Link> links_of(const schedule::Schedule& lowered, int lane) {
 
 }  // namespace
 
-DeviceMessages::DeviceMessages(const transport::Grid& grid, ChannelTransport* group)
+DeviceMessages::DeviceMessages(const transport::Grid& grid, c10d::ChannelTransport* group)
     : group_(group) {
   if (group == nullptr) return;
   std::vector<WorldRank> ranks;
@@ -56,7 +56,7 @@ Expected<void> DeviceMessages::open(const transport::Grid& grid, const Program& 
   due_ = false;
   std::set<Link> links = links_of(program.training, lane);
   links.merge(links_of(program.validation, lane));
-  std::vector<Channel> of_group;
+  std::vector<c10d::Channel> of_group;
   for (int replica = 0; replica < grid.replicas(); ++replica) {
     for (const Link& link : links) {
       of_group.push_back(

@@ -6,8 +6,8 @@
 
 #include <memory>
 
+#include "dynmo/c10d/channel_transport.h"
 #include "dynmo/core/expected.h"
-#include "dynmo/runtime/channel_transport.h"
 #include "dynmo/runtime/program.h"
 #include "dynmo/transport/grid.h"
 #include "dynmo/transport/transport.h"
@@ -17,7 +17,7 @@ namespace dynmo::runtime {
 class DeviceMessages {
  public:
   // `group` outlives it; null: there are none, and everything below does nothing.
-  DeviceMessages(const transport::Grid& grid, ChannelTransport* group);
+  DeviceMessages(const transport::Grid& grid, c10d::ChannelTransport* group);
 
   // The transport of this replica's ranks for a step; null: none.
   [[nodiscard]] transport::Transport* transport() const { return transport_.get(); }
@@ -27,7 +27,7 @@ class DeviceMessages {
   [[nodiscard]] Expected<void> open(const transport::Grid& grid, const Program& program, int lane);
 
  private:
-  ChannelTransport* group_;
+  c10d::ChannelTransport* group_;
   std::unique_ptr<transport::Transport> transport_;
   bool due_ = false;
 };

@@ -61,8 +61,8 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
   const Tag tag = transport::migration_tag(transfer.layer);
   transfer.copy = state;
   for (model::Parameter& parameter : transfer.copy.parameters) {
-    parameter.gradient.reset();  // zero
-    parameter.rounded.reset();   // derived
+    parameter.gradient.reset();      // zero
+    parameter.compute_copy.reset();  // derived
     parameter.pattern.reset();
   }
   transfer.copy = staging.to_host(transfer.copy);

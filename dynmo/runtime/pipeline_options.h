@@ -11,15 +11,16 @@
 #include <optional>
 #include <vector>
 
+#include "dynmo/c10d/channel_transport.h"
 #include "dynmo/control/policy.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/learning_rate.h"
+#include "dynmo/model/tie.h"
 #include "dynmo/plan/recompute.h"
-#include "dynmo/runtime/channel_transport.h"
 #include "dynmo/runtime/micro_batch.h"
 #include "dynmo/runtime/staging.h"
 
@@ -62,7 +63,7 @@ struct PipelineOptions {
   std::int64_t release_after = 10;
   int min_ranks = 1;
   Staging staging = {};                  // where this rank computes
-  ChannelTransport* channels = nullptr;  // of the group; see StepInput::device_messages
+  c10d::ChannelTransport* channels = nullptr;  // of the group; see StepInput::device_messages
   // Whether this rank has something to tell all before the next step (StepReport::asked).
   std::function<bool()> asks = {};
   int lane = 0;  // pipelines of one group that run in turn need different ones

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"

@@ -22,8 +22,8 @@ void set_aside(RankState& state, Rank position) {
     if (state.plan.owner(place->first) == position) continue;
     auto left = state.layers.extract(place);
     for (model::Parameter& parameter : left.mapped().parameters) {
-      parameter.gradient.reset();  // zero
-      parameter.rounded.reset();   // derived
+      parameter.gradient.reset();      // zero
+      parameter.compute_copy.reset();  // derived
       parameter.pattern.reset();
     }
     state.spares.insert_or_assign(left.key(), std::move(left.mapped()));

@@ -9,6 +9,7 @@
 
 #include "dynmo/core/ids.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/tie.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/exchange.h"

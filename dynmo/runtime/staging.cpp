@@ -10,7 +10,7 @@ template <typename Change>
 model::LayerState changed(model::LayerState state, Change change) {
   for (model::Parameter& parameter : state.parameters) {
     for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment, &parameter.rounded}) {
+                               &parameter.second_moment, &parameter.compute_copy}) {
       if (tensor->defined()) *tensor = change(*tensor);
     }
   }

@@ -66,7 +66,7 @@ Expected<void> check_ties(const std::vector<model::Tie>& ties, const model::Mode
     DYNMO_ASSIGN(const model::ParameterSpec first, spec_of(model, tie.first, tie.first_parameter));
     DYNMO_ASSIGN(const model::ParameterSpec second,
                  spec_of(model, tie.second, tie.second_parameter));
-    if (first.shape != second.shape || first.decays != second.decays) {
+    if (first.shape != second.shape || first.weight_decay != second.weight_decay) {
       return make_error(ErrorCode::kBadInput,
                         "a tie of '{}' of shape [{}] and '{}' of shape [{}]: wanted equal shapes "
                         "and weight decay",

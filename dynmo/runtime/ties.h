@@ -10,6 +10,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/tie.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/staging.h"

@@ -15,7 +15,7 @@ model::LayerState copy_of(const model::LayerState& state) {
   model::LayerState copy = state;
   for (model::Parameter& parameter : copy.parameters) {
     for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment, &parameter.rounded}) {
+                               &parameter.second_moment, &parameter.compute_copy}) {
       if (tensor->defined()) *tensor = tensor->clone();
     }
   }

@@ -67,7 +67,7 @@ elastic::Member this_member() {
   return member;
 }
 
-Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const runtime::GroupOptions& options,
+Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const c10d::GroupOptions& options,
                                                        const elastic::Member& self,
                                                        Decorate decorate) {
   std::unique_ptr<C10dGroups> groups(new C10dGroups(options, self, std::move(decorate)));
@@ -75,9 +75,9 @@ Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const runtime::GroupOptio
   return groups;
 }
 
-Expected<C10dGroups::Joined> C10dGroups::join(const runtime::GroupOptions& options) const {
+Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options) const {
   Joined joined;
-  DYNMO_ASSIGN(joined.group, runtime::join_group(options));
+  DYNMO_ASSIGN(joined.group, c10d::join_group(options));
   joined.transport = std::make_unique<Borrowed>(*joined.group);
   if (decorate_) joined.transport = decorate_(std::move(joined.transport));
   return joined;
@@ -91,8 +91,8 @@ std::string C10dGroups::address() const {
 }
 
 // Of this rank, which is in it.
-runtime::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
-  runtime::GroupOptions options;
+c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
+  c10d::GroupOptions options;
   options.rank = *next.rank_of(self_.id);
   options.size = next.size();
   options.generation = next.generation;
@@ -107,8 +107,8 @@ runtime::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
 }
 
 Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
-  DYNMO_ASSIGN(meeting_, runtime::open_meeting(options_for(next)));
-  const runtime::MeetingPlace& place = runtime::place_of(*meeting_);
+  DYNMO_ASSIGN(meeting_, c10d::open_meeting(options_for(next)));
+  const c10d::MeetingPlace& place = c10d::place_of(*meeting_);
   return elastic::Place{.generation = next.generation,
                         .size = next.size(),
                         .address = place.address,
@@ -119,7 +119,7 @@ Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
 Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
                                                  const elastic::Place& place,
                                                  const GiveUp& give_up) {
-  runtime::GroupOptions options = options_for(next);
+  c10d::GroupOptions options = options_for(next);
   options.meeting_place = meeting_place(place);
   options.meeting = std::exchange(meeting_, nullptr);
   options.give_up = give_up;
@@ -142,20 +142,20 @@ Expected<bool> C10dGroups::take() {
   return now_.group != nullptr;
 }
 
-runtime::MeetingPlace meeting_place(const elastic::Place& place) {
+c10d::MeetingPlace meeting_place(const elastic::Place& place) {
   return {.address = place.address, .port = place.port, .secret = place.secret};
 }
 
 Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>()>& work) {
   const Expected<void> done = guarded(work);
-  if (groups.c10d() == nullptr) return done;  // has left already
-  if (done.has_value()) return groups.c10d()->leave();
+  if (groups.in_force() == nullptr) return done;  // has left already
+  if (done.has_value()) return groups.in_force()->leave();
   if (done.error().code == ErrorCode::kInterrupted) {  // all stop alike, between two steps
-    DYNMO_TRY(groups.c10d()->leave());
+    DYNMO_TRY(groups.in_force()->leave());
     return done.error();
   }
   groups.drop(done.error());
-  groups.c10d()->abort(done.error());
+  groups.in_force()->abort(done.error());
   return done.error();
 }
 

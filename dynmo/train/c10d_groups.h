@@ -7,10 +7,10 @@
 #include <memory>
 #include <optional>
 
+#include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/groups.h"
-#include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -18,7 +18,7 @@ namespace dynmo::train {
 // This process as a member that has no number yet.
 [[nodiscard]] elastic::Member this_member();
 
-[[nodiscard]] runtime::MeetingPlace meeting_place(const elastic::Place& place);
+[[nodiscard]] c10d::MeetingPlace meeting_place(const elastic::Place& place);
 
 class C10dGroups final : public elastic::Groups {
  public:
@@ -26,9 +26,10 @@ class C10dGroups final : public elastic::Groups {
       std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>;
 
   // Joins the first group of a run, or the one that a joiner was given a place in. `decorate` wraps
-  // the transport of each. Errors as join_group (runtime/c10d_transport.h).
-  [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(
-      const runtime::GroupOptions& options, const elastic::Member& self, Decorate decorate);
+  // the transport of each. Errors as join_group (c10d/c10d_transport.h).
+  [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(const c10d::GroupOptions& options,
+                                                                  const elastic::Member& self,
+                                                                  Decorate decorate);
 
   [[nodiscard]] transport::Transport& group() override { return *now_.transport; }
   [[nodiscard]] const elastic::Member& self() const override { return self_; }
@@ -42,24 +43,24 @@ class C10dGroups final : public elastic::Groups {
   [[nodiscard]] Expected<bool> take() override;
 
   // The group in force as c10d has it; null once this process has left.
-  [[nodiscard]] runtime::Group* c10d() const { return now_.group.get(); }
+  [[nodiscard]] c10d::Group* in_force() const { return now_.group.get(); }
 
  private:
   struct Joined {
-    std::unique_ptr<runtime::Group> group;
+    std::unique_ptr<c10d::Group> group;
     std::unique_ptr<transport::Transport> transport;  // over the group
   };
-  C10dGroups(runtime::GroupOptions options, elastic::Member self, Decorate decorate)
+  C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate)
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
-  [[nodiscard]] Expected<Joined> join(const runtime::GroupOptions& options) const;
-  [[nodiscard]] runtime::GroupOptions options_for(const elastic::View& next) const;
+  [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options) const;
+  [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
 
-  runtime::GroupOptions options_;  // of the first group; later ones have some in common with it
+  c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
   Decorate decorate_;
   Joined now_;
   Joined next_;
-  std::shared_ptr<runtime::Meeting> meeting_;  // for the next one, at its first rank
+  std::shared_ptr<c10d::Meeting> meeting_;  // for the next one, at its first rank
 };
 
 // Runs this process's part of a training, and then leaves the last group; an error ends the group

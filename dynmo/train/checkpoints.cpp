@@ -10,7 +10,7 @@
 
 #include "dynmo/core/bit_mask.h"
 #include "dynmo/core/check.h"
-#include "dynmo/model/processor.h"
+#include "dynmo/kernels/processor.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/observe/run_folder.h"
@@ -54,7 +54,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 // What the bits of a run depend on beside its config.
 Json machine_json(const Config& config) {
   Json machine = {{"threads", at::get_num_threads()},
-                  {"instruction_set", model::instruction_set_name()},
+                  {"instruction_set", kernels::instruction_set_name()},
                   {"torch", TORCH_VERSION}};
   if (uses_cuda(config)) machine["device"] = "cuda";
   return machine;

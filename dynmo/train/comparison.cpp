@@ -8,7 +8,7 @@
 
 #include "dynmo/core/digest.h"
 #include "dynmo/core/median.h"
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/simulated_optimum.h"

@@ -149,7 +149,7 @@ struct Config {
 [[nodiscard]] std::string own_meeting_address(const Config& config);
 // Whether the layers are emulated: any output says so.
 [[nodiscard]] bool emulates(const Config& config);
-// Whether ranks compute on CUDA devices (runtime/cuda.h).
+// Whether ranks compute on CUDA devices (c10d/cuda.h).
 [[nodiscard]] bool uses_cuda(const Config& config);
 // The resolved form; apply_file reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Config& config);

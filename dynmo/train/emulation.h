@@ -8,7 +8,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/config.h"

@@ -106,8 +106,8 @@ Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Reques
   }
 }
 
-runtime::GroupOptions group_at(const elastic::Place& place, const Config& config) {
-  runtime::GroupOptions group;
+c10d::GroupOptions group_at(const elastic::Place& place, const Config& config) {
+  c10d::GroupOptions group;
   group.rank = place.rank;
   group.size = place.size;
   group.generation = place.generation;

@@ -10,7 +10,7 @@
 
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
-#include "dynmo/model/processor.h"
+#include "dynmo/kernels/processor.h"
 
 namespace dynmo::train {
 
@@ -20,7 +20,7 @@ elastic::Build this_build(const Config& config, const Inputs& inputs) {
   const auto program = read_file("/proc/self/exe");
   return {.program = program ? digest_of(*program).hex() : "unknown",
           .libtorch = TORCH_VERSION,
-          .instruction_set = model::instruction_set_name(),
+          .instruction_set = kernels::instruction_set_name(),
           .threads = at::get_num_threads(),
           .config = digest_of(to_toml(decides)).hex(),
           .data = inputs.batches.fingerprint()};

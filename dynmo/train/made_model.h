@@ -11,6 +11,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/model/tie.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/options.h"

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "dynmo/c10d/channel_transport.h"
 #include "dynmo/core/expected.h"
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/recipe.h"
-#include "dynmo/runtime/channel_transport.h"
 #include "dynmo/train/config.h"
 
 namespace dynmo::train {
@@ -46,7 +46,7 @@ struct TrainOptions {
   // through host memory). run_rank (rank_process.h) fills it in for run.device = cuda.
   struct RankDevice {
     at::Device device = at::kCPU;
-    runtime::ChannelTransport* channels = nullptr;
+    c10d::ChannelTransport* channels = nullptr;
     std::string text;  // for people
   };
   RankDevice rank_device = {};

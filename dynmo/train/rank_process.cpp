@@ -8,15 +8,15 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "dynmo/c10d/c10d_transport.h"
+#include "dynmo/c10d/cuda.h"
+#include "dynmo/c10d/nccl_transport.h"
 #include "dynmo/core/check.h"
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
-#include "dynmo/runtime/c10d_transport.h"
-#include "dynmo/runtime/cuda.h"
-#include "dynmo/runtime/nccl_transport.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/earlier_run.h"
 #include "dynmo/train/inputs.h"
@@ -66,18 +66,18 @@ Expected<void> run_rank(const RankProcess& process) {
   TrainOptions train_options = process.options;
   at::Device& device = train_options.rank_device.device;
   if (uses_cuda(train_options.config)) {
-    DYNMO_ASSIGN(device, runtime::open_cuda(environment->local_rank));
+    DYNMO_ASSIGN(device, c10d::open_cuda(environment->local_rank));
   }
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
-  runtime::GroupOptions options = runtime::group_options(*environment);
+  c10d::GroupOptions options = c10d::group_options(*environment);
   options.message_timeout =
       std::chrono::milliseconds(std::llround(1e3 * process.options.config.pipeline.timeout_s));
   leave_on_sigterm();
   DYNMO_ASSIGN(const auto groups, C10dGroups::join(options, this_member(), process.decorate));
-  runtime::NcclTransport nccl;
+  c10d::NcclTransport nccl;
   if (device.is_cuda()) {
-    DYNMO_ASSIGN(nccl, runtime::connect_nccl(*groups->c10d(), options, device));
+    DYNMO_ASSIGN(nccl, c10d::connect_nccl(*groups->in_force(), options, device));
     train_options.rank_device.channels = nccl.channels.get();
     train_options.rank_device.text =
         fmt::format("{}: activations and gradients pass {}", device.str(),
@@ -105,7 +105,7 @@ Expected<std::string> say_dry_run(const TrainOptions& options) {
   DYNMO_TRY(validate(options.config));
   TrainOptions here = options;
   if (uses_cuda(here.config)) {
-    DYNMO_ASSIGN(here.rank_device.device, runtime::open_cuda(0));
+    DYNMO_ASSIGN(here.rank_device.device, c10d::open_cuda(0));
   }
   at::set_num_threads(1);
   if (!environment) return dry_run(here, ranks_to_start(here.config));
@@ -134,7 +134,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   if (locks.empty()) {
     DYNMO_ASSIGN(locks, lock_run(options));
   }
-  if (uses_cuda(options.config)) DYNMO_TRY(runtime::load_cuda());
+  if (uses_cuda(options.config)) DYNMO_TRY(c10d::load_cuda());
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   process::LaunchOptions launch_options{
       .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};

@@ -29,7 +29,7 @@ struct RankProcess {
 
 // Refuses a config that is not valid, or whose replicas do not divide the ranks, at once; else
 // joins the group of the environment, trains, and leaves the group or ends it for all. One thread
-// of tensor operations. The caller prints the error and ends the process by runtime::quit.
+// of tensor operations. The caller prints the error and ends the process by c10d::quit.
 [[nodiscard]] Expected<void> run_rank(const RankProcess& process);
 
 // Of a valid config, of one replica: pipeline.ranks, or where that is 0 min(4, usable cores of each

@@ -12,7 +12,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
 #include "dynmo/dynamism/moe/options.h"
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/recipe.h"
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/config.h"

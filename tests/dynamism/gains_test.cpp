@@ -12,7 +12,7 @@
 
 #include "dynmo/dynamism/early_exit/load.h"
 #include "dynmo/dynamism/freezing/load.h"
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/dynamism/mixture_of_depths/load.h"
 #include "dynmo/dynamism/moe/load.h"
 #include "dynmo/dynamism/pruning/load.h"

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "dynmo/core/rng.h"
 #include "dynmo/model/learning_rate.h"
 #include "dynmo/model/state_bytes.h"
 #include "helpers.h"
@@ -49,7 +50,7 @@ TEST(AdamW, FollowsTheFormulaWithAndWithoutDecay) {
     set_gradients(state, static_cast<std::uint64_t>(t));
     for (std::size_t i = 0; i < references.size(); ++i) {
       const Parameter& p = state.parameters[i];
-      references[i].step(p.gradient.to(at::kDouble), t, p.decays ? 0.5 : 0, options);
+      references[i].step(p.gradient.to(at::kDouble), t, p.weight_decay ? 0.5 : 0, options);
     }
     update(state, options);
   }
@@ -60,7 +61,7 @@ TEST(AdamW, FollowsTheFormulaWithAndWithoutDecay) {
     EXPECT_LT(error.max().item<double>(), 1e-6) << state.parameters[i].name;
   }
   // The norm is not a matrix: with decay it would be off by about 5 %.
-  EXPECT_FALSE(state.parameters[0].decays);
+  EXPECT_FALSE(state.parameters[0].weight_decay);
 }
 
 // libtorch fuses the same products with sums as we do where it has vectors for it; without, its
@@ -80,8 +81,8 @@ TEST(AdamW, OnePassGivesTheBitsOfScalingThenLibtorchsThenZeroing) {
                 .gradient = {},
                 .first_moment = at::zeros(shape),
                 .second_moment = at::zeros(shape),
-                .decays = decays};
-    p.rounded = p.value.to(at::kBFloat16);
+                .weight_decay = decays};
+    p.compute_copy = p.value.to(at::kBFloat16);
     state.parameters.push_back(p);
   }
   std::vector<Parameter> expected;
@@ -100,7 +101,7 @@ TEST(AdamW, OnePassGivesTheBitsOfScalingThenLibtorchsThenZeroing) {
       p.gradient = state.parameters[i].gradient * scale;
       at::_fused_adamw_({p.value}, {p.gradient}, {p.first_moment}, {p.second_moment}, {},
                         {at::scalar_tensor(t, at::kFloat)}, options.learning_rate, options.beta1,
-                        options.beta2, p.decays ? options.weight_decay : 0, options.epsilon,
+                        options.beta2, p.weight_decay ? options.weight_decay : 0, options.epsilon,
                         /*amsgrad=*/false, /*maximize=*/false);
     }
     update(state, options, scale);
@@ -111,7 +112,7 @@ TEST(AdamW, OnePassGivesTheBitsOfScalingThenLibtorchsThenZeroing) {
       ASSERT_TRUE(as_by_libtorch(p.second_moment, expected[i].second_moment))
           << p.name << ", " << t;
       ASSERT_TRUE(as_by_libtorch(p.value, expected[i].value)) << p.name << ", step " << t;
-      EXPECT_TRUE(same_bits(p.rounded, p.value.to(at::kBFloat16))) << p.name << ", step " << t;
+      EXPECT_TRUE(same_bits(p.compute_copy, p.value.to(at::kBFloat16))) << p.name << ", step " << t;
       EXPECT_TRUE(same_bits(p.gradient, at::zeros(shape))) << p.name << ", step " << t;
     }
   }
@@ -124,15 +125,15 @@ TEST(AdamW, ANumberThatIsNoneStaysSoInTheRoundedCopy) {
               .gradient = at::zeros({5}),
               .first_moment = at::zeros({5}),
               .second_moment = at::zeros({5}),
-              .decays = false};
-  p.rounded = at::zeros({5}, at::kBFloat16);
+              .weight_decay = false};
+  p.compute_copy = at::zeros({5}, at::kBFloat16);
   state.parameters.push_back(p);
   update(state, {});
-  EXPECT_TRUE(std::isnan(p.rounded[0].item<float>()));
-  EXPECT_EQ(p.rounded[1].item<float>(), INFINITY);
-  EXPECT_EQ(p.rounded[2].item<float>(), -INFINITY);
-  EXPECT_EQ(p.rounded[3].item<float>(), 1.0F);  // ties go to even
-  EXPECT_EQ(p.rounded[4].item<float>(), 1.015625F);
+  EXPECT_TRUE(std::isnan(p.compute_copy[0].item<float>()));
+  EXPECT_EQ(p.compute_copy[1].item<float>(), INFINITY);
+  EXPECT_EQ(p.compute_copy[2].item<float>(), -INFINITY);
+  EXPECT_EQ(p.compute_copy[3].item<float>(), 1.0F);  // ties go to even
+  EXPECT_EQ(p.compute_copy[4].item<float>(), 1.015625F);
 }
 
 TEST(AdamW, ALayerIsUpdatedTheSameWhateverElseIs) {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "dynmo/core/rng.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/model/precision.h"
 #include "helpers.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/model/balanced_assignment.h"
+#include "dynmo/kernels/balanced_assignment.h"
 #include "dynmo/model/moe.h"
 #include "tests/model/helpers.h"
 
@@ -59,7 +59,8 @@ inline Chosen experts_chosen(const RouterOptions& o, const at::Tensor& z, const 
   const std::span<const double> numbers(scores.const_data_ptr<double>(),
                                         static_cast<std::size_t>(scores.numel()));
   const std::vector<double> pi = sinkhorn(numbers, experts);
-  const std::vector<std::int32_t> balanced = balanced_assignment(numbers, experts, o.top_k);
+  const std::vector<std::int32_t> balanced =
+      kernels::balanced_assignment(numbers, experts, o.top_k);
   for (int n = 0; n < tokens; ++n) {
     auto& own = chosen.experts[static_cast<std::size_t>(n)];
     if (o.router == MoeRouter::kBalanced) {

@@ -75,7 +75,7 @@ TEST_P(Decorators, ForgetNoFunctionOfTheLayer) {
   EXPECT_EQ(layer->compute_type(), GetParam().compute_type);
 
   LayerState state = make_state(*layer, LayerId{0}, 1);
-  state.parameters[0].rounded = state.parameters[0].value;
+  state.parameters[0].compute_copy = state.parameters[0].value;
   LayerContext context;
   context.loss_weight = 0.125;
   const Hidden input(at::ones({2, 1}), at::arange(2, at::kInt));

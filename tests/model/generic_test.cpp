@@ -2,6 +2,8 @@
 // The operations that devices use, run on the CPU against its kernels; and layers on libtorch's
 // "meta" device, which knows shapes and devices and no numbers: an operation that mixes devices,
 // wants a loop of ours or reads a value fails there as it would elsewhere.
+#include "dynmo/kernels/generic.h"
+
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -14,8 +16,8 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/decoder.h"
-#include "dynmo/model/generic_impl.h"
-#include "dynmo/model/hand_written_impl.h"
+#include "dynmo/model/dropout.h"
+#include "dynmo/model/hand_written.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/model/precision.h"
 #include "helpers.h"
@@ -50,31 +52,36 @@ class Generic : public ::testing::TestWithParam<at::ScalarType> {
 TEST_P(Generic, NormIsTheKernels) {
   const at::Tensor x = random({70, 45}, 1);
   const at::Tensor weight = random({45}, 2);
-  const at::Tensor inverse = inverse_rms(x, 1e-5);
-  EXPECT_LT(distance(generic::inverse_rms(x, 1e-5), inverse), tolerance());
-  EXPECT_LT(distance(generic::normed(x, inverse, weight), normed(x, inverse, weight)), tolerance());
+  const at::Tensor inverse = kernels::rstd(x, 1e-5);
+  EXPECT_LT(distance(kernels::generic::rstd(x, 1e-5), inverse), tolerance());
+  EXPECT_LT(distance(kernels::generic::rms_norm(x, inverse, weight),
+                     kernels::rms_norm(x, inverse, weight)),
+            tolerance());
   const at::Tensor dy = random({70, 45}, 3);
   for (const at::Tensor& residual : {at::Tensor(), random({70, 45}, 4)}) {
     const auto wanted = Layer::InputGradient::kWanted;
-    const NormGradient actual = generic::norm_gradient(dy, x, inverse, weight, wanted, residual);
-    const NormGradient expected = norm_gradient(dy, x, inverse, weight, wanted, residual);
+    const kernels::NormGradient actual =
+        kernels::generic::norm_gradient(dy, x, inverse, weight, wanted, residual);
+    const kernels::NormGradient expected =
+        kernels::norm_gradient(dy, x, inverse, weight, wanted, residual);
     EXPECT_LT(distance(actual.x_ND, expected.x_ND), tolerance());
     EXPECT_LT(distance(actual.weight_D, expected.weight_D), tolerance());
   }
   const auto not_wanted = Layer::InputGradient::kNotWanted;
-  EXPECT_FALSE(generic::norm_gradient(dy, x, inverse, weight, not_wanted, {}).x_ND.defined());
+  EXPECT_FALSE(
+      kernels::generic::norm_gradient(dy, x, inverse, weight, not_wanted, {}).x_ND.defined());
 }
 
 TEST_P(Generic, GatedProductIsTheKernels) {
   at::Tensor gate = random({7, 33}, 5);
   at::Tensor up = random({7, 33}, 6);
   at::Tensor product = random({7, 33}, 7);
-  EXPECT_LT(distance(generic::silu_times(gate, up), silu_times(gate, up)), tolerance());
+  EXPECT_LT(distance(kernels::generic::swiglu(gate, up), kernels::swiglu(gate, up)), tolerance());
   at::Tensor g = gate.clone();
   at::Tensor u = up.clone();
   at::Tensor p = product.clone();
-  silu_times_gradient(g, u, p);
-  generic::silu_times_gradient(gate, up, product);
+  kernels::swiglu_gradient(g, u, p);
+  kernels::generic::swiglu_gradient(gate, up, product);
   EXPECT_LT(distance(gate, g), tolerance());
   EXPECT_LT(distance(up, u), tolerance());
   EXPECT_LT(distance(product, p), tolerance());
@@ -84,27 +91,28 @@ TEST_P(Generic, CrossEntropyIsTheKernels) {
   at::Tensor scores = random({9, 77}, 8).mul_(4);
   at::Tensor kernels = scores.clone();
   const at::Tensor targets = testing::random_tokens(1, 9, 77, 9).flatten();
-  EXPECT_LT(distance(generic::cross_entropy(scores, targets), cross_entropy(kernels, targets)),
+  EXPECT_LT(distance(kernels::generic::cross_entropy(scores, targets),
+                     kernels::cross_entropy(kernels, targets)),
             tolerance());
   EXPECT_LT(distance(scores, kernels), tolerance());
-  generic::cross_entropy_gradient(scores, targets, 0.25);
-  cross_entropy_gradient(kernels, targets, 0.25);
+  kernels::generic::cross_entropy_gradient(scores, targets, 0.25);
+  kernels::cross_entropy_gradient(kernels, targets, 0.25);
   EXPECT_LT(distance(scores, kernels), tolerance());
 }
 
 TEST_P(Generic, RotationIsTheKernelsAndBackUndoesIt) {
-  const RotaryTable table = rotary_table(13, 6, 10000);
+  const kernels::RotaryTable table = kernels::rotary_table(13, 6, 10000);
   at::Tensor x = random({2, 11, 3, 6}, 10);
   const at::Tensor before = x.clone();
   at::Tensor kernels = x.clone();
-  const RotaryTable::Angles angles = table.of(x);
+  const kernels::RotaryTable::Angles angles = table.of(x);
   const at::Tensor cosine = angles.cosine.narrow(0, 0, 11);
   const at::Tensor sine = angles.sine.narrow(0, 0, 11);
-  generic::rotate(x, cosine, sine, Turn::kForward);
-  rotate(kernels, table, Turn::kForward);
+  kernels::generic::apply_rope(x, cosine, sine, kernels::Rope::kForward);
+  kernels::apply_rope(kernels, table, kernels::Rope::kForward);
   EXPECT_LT(distance(x, kernels), tolerance());
   EXPECT_GT(distance(x, before), 0.1);
-  generic::rotate(x, cosine, sine, Turn::kBack);
+  kernels::generic::apply_rope(x, cosine, sine, kernels::Rope::kBack);
   EXPECT_LT(distance(x, before), tolerance());
 }
 
@@ -113,11 +121,13 @@ TEST_P(Generic, AttentionAndItsGradientAreThoseOfTheCpusOperation) {
   const at::Tensor k = random({2, 11, 3, 6}, 12);
   const at::Tensor v = random({2, 11, 3, 6}, 13);
   const at::Tensor dy = random({2, 11, 3, 6}, 14);
-  const Attention actual = generic::causal_attention(q, k, v);
-  const Attention expected = causal_attention(q, k, v);
+  const kernels::Attention actual = kernels::generic::causal_attention(q, k, v);
+  const kernels::Attention expected = kernels::causal_attention(q, k, v);
   EXPECT_LT(distance(actual.out_BTHK, expected.out_BTHK), tolerance());
-  const AttentionGradient gradient = generic::causal_attention_gradient(dy, q, k, v, actual);
-  const AttentionGradient exact = causal_attention_gradient(dy, q, k, v, expected);
+  const kernels::AttentionGradient gradient =
+      kernels::generic::causal_attention_gradient(dy, q, k, v, actual);
+  const kernels::AttentionGradient exact =
+      kernels::causal_attention_gradient(dy, q, k, v, expected);
   EXPECT_LT(distance(gradient.q_BTHK, exact.q_BTHK), tolerance());
   EXPECT_LT(distance(gradient.k_BTHK, exact.k_BTHK), tolerance());
   EXPECT_LT(distance(gradient.v_BTHK, exact.v_BTHK), tolerance());
@@ -132,7 +142,7 @@ TEST_P(Generic, RowsAreAddedToWhereTheirTokensPoint) {
   at::Tensor expected = actual.clone();
   const at::Tensor tokens = testing::random_tokens(3, 11, 7, 16);
   const at::Tensor from = random({3, 11, 5}, 17);
-  generic::add_rows(actual, tokens, from);
+  kernels::generic::add_rows(actual, tokens, from);
   add_rows(expected, tokens, from);
   EXPECT_LT(distance(actual, expected), tolerance());
 }
@@ -149,8 +159,8 @@ TEST(GenericMask, IsThatOfTheCpuBitForBit) {
       const LayerContext context;
       const at::Tensor expected = dropout_mask(like, 0.3, state, context, 5);
       const std::uint64_t mixed = mix_key({state.random_key, 0, 0, 5});
-      const at::Tensor actual =
-          generic::keep_mask(like, mixed, static_cast<std::uint32_t>(std::llround(0.3 * 0x1p32)));
+      const at::Tensor actual = kernels::generic::keep_mask(
+          like, mixed, static_cast<std::uint32_t>(std::llround(0.3 * 0x1p32)));
       EXPECT_TRUE(same_bits(actual, expected)) << count << " elements, key " << key;
     }
   }
@@ -160,7 +170,7 @@ TEST(GenericSum, OfSquaresIsTheKernels) {
   Parameter parameter;
   parameter.gradient = random_tensor({33, 7}, 18, at::kFloat);
   const double expected = squared_norm(parameter);
-  EXPECT_NEAR(generic::sum_of_squares(parameter.gradient), expected, 1e-12 * expected);
+  EXPECT_NEAR(kernels::generic::sum_of_squares(parameter.gradient), expected, 1e-12 * expected);
 }
 
 // The shapes of operations that libtorch knows on its meta device from Python only.
@@ -186,7 +196,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor& x, c
                                                           double) {
   expect_meta({x, *weight, *bias});
   TORCH_CHECK(weight->scalar_type() == x.scalar_type(), "as CUDA wants it");
-  const auto statistics = x.options().dtype(statistics_type(x.scalar_type()));
+  const auto statistics = x.options().dtype(kernels::accumulation_type(x.scalar_type()));
   return {at::empty_like(x), at::empty({x.size(0), 1}, statistics),
           at::empty({x.size(0), 1}, statistics)};
 }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "dynmo/model/dropout.h"
 #include "gradients.h"
 #include "helpers.h"
 

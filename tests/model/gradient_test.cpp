@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "dynmo/core/rng.h"
+#include "dynmo/model/dropout.h"
 #include "gradients.h"
 #include "helpers.h"
 

@@ -8,7 +8,10 @@
 #include <thread>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
 #include "dynmo/model/adamw.h"
+#include "dynmo/model/autograd_layer.h"
+#include "dynmo/model/dropout.h"
 #include "dynmo/model/state_bytes.h"
 #include "gradients.h"
 #include "helpers.h"
@@ -102,7 +105,7 @@ TEST_F(ThreeCalls, ThreadsThatShareALayerGetTheSameBits) {
 
 TEST(AutogradLayer, AParameterOrInputItsFunctionIgnoresHasNoGradient) {
   const auto layer = autograd_layer(
-      "ignores", {{.name = "used", .shape = {3}, .deviation = 1}, {.name = "idle", .shape = {2}}},
+      "ignores", {{.name = "used", .shape = {3}, .init_std = 1}, {.name = "idle", .shape = {2}}},
       [](const auto& p, const at::Tensor&, const LayerContext&, const LayerState&) {
         return p[0] * 2;
       });

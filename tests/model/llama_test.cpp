@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string>
 
+#include "dynmo/kernels/operations.h"
 #include "dynmo/model/adamw.h"
-#include "dynmo/model/operations.h"
 #include "helpers.h"
 
 namespace dynmo::model {
@@ -123,12 +123,12 @@ TEST(Llama, GroupedQueriesEqualFullAttentionWithRepeatedKeyHeads) {
 }
 
 TEST(Rotary, ProductsDependOnTheDistanceAlone) {
-  const RotaryTable table = rotary_table(64, 8, 10000);
+  const kernels::RotaryTable table = kernels::rotary_table(64, 8, 10000);
   const at::Tensor q = random_tensor({1, 1, 1, 8}, 1).expand({1, 64, 1, 8});
   const at::Tensor k = random_tensor({1, 1, 1, 8}, 2).expand({1, 64, 1, 8});
   const auto turned = [&](const at::Tensor& x) {
     at::Tensor copy = x.contiguous().clone();
-    rotate(copy, table, Turn::kForward);
+    kernels::apply_rope(copy, table, kernels::Rope::kForward);
     return copy;
   };
   const at::Tensor products = turned(q).view({64, 8}).matmul(turned(k).view({64, 8}).t());
@@ -140,14 +140,14 @@ TEST(Rotary, ProductsDependOnTheDistanceAlone) {
   EXPECT_TRUE(at::allclose(turned(q).norm(2, at::IntArrayRef{-1}, false),
                            q.norm(2, at::IntArrayRef{-1}, false)));
   at::Tensor back = turned(q);
-  rotate(back, table, Turn::kBack);
+  kernels::apply_rope(back, table, kernels::Rope::kBack);
   EXPECT_TRUE(at::allclose(back, q, 1e-14, 1e-14));
 }
 
 TEST(Rotary, MoreTokensThanPositionsAreABug) {
-  const RotaryTable table = rotary_table(4, 8, 10000);
+  const kernels::RotaryTable table = kernels::rotary_table(4, 8, 10000);
   at::Tensor five = at::zeros({1, 5, 1, 8});
-  EXPECT_THROW(rotate(five, table, Turn::kForward), std::logic_error);
+  EXPECT_THROW(kernels::apply_rope(five, table, kernels::Rope::kForward), std::logic_error);
 }
 
 }  // namespace

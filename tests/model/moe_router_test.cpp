@@ -9,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include "dynmo/core/rng.h"
 #include "helpers.h"
 
 namespace dynmo::model {

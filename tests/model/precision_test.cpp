@@ -10,10 +10,11 @@
 #include <string>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/operations.h"
 #include "dynmo/model/adamw.h"
+#include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/gpt2.h"
 #include "dynmo/model/memory.h"
-#include "dynmo/model/operations.h"
 #include "dynmo/model/state_bytes.h"
 #include "gradients.h"
 #include "helpers.h"
@@ -126,9 +127,10 @@ INSTANTIATE_TEST_SUITE_P(Families, Bf16Layers,
 
 TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
   const at::Tensor x = random_tensor({5, 4096}, 3, at::kBFloat16);
-  const at::Tensor inverse = inverse_rms(x, 1e-5);
+  const at::Tensor inverse = kernels::rstd(x, 1e-5);
   EXPECT_EQ(inverse.scalar_type(), at::kFloat);
-  EXPECT_TRUE(at::allclose(inverse.to(at::kDouble), inverse_rms(x.to(at::kDouble), 1e-5), 1e-5, 0));
+  EXPECT_TRUE(
+      at::allclose(inverse.to(at::kDouble), kernels::rstd(x.to(at::kDouble), 1e-5), 1e-5, 0));
 
   // The loss has no other rounding than that of the scores.
   const LlamaConfig config = small_config();
@@ -139,8 +141,9 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
       random_tensor({2, config.shape.sequence, config.shape.hidden}, 8, at::kBFloat16).mul(20);
   const at::Tensor x_ND = hidden.view({-1, config.shape.hidden});
   const at::Tensor scores =
-      at::linear(normed(x_ND, inverse_rms(x_ND, config.rms_epsilon), operand(head.parameters[0])),
-                 operand(head.parameters[1]));
+      at::linear(kernels::rms_norm(x_ND, kernels::rstd(x_ND, config.rms_epsilon),
+                                   compute_value(head.parameters[0])),
+                 compute_value(head.parameters[1]));
   const at::Tensor expected =
       at::cross_entropy_loss(scores.to(at::kDouble), context.targets_BT.view(-1));
   const at::Tensor loss = model[5]->forward(head, hidden, context, nullptr).loss;
@@ -162,7 +165,7 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
 }
 
 TEST(Bf16, AnAutogradLayerComputesInItToo) {
-  const std::vector<ParameterSpec> specs = {{.name = "w", .shape = {8, 8}, .deviation = 1}};
+  const std::vector<ParameterSpec> specs = {{.name = "w", .shape = {8, 8}, .init_std = 1}};
   const auto layer =
       in_precision({autograd_layer("linear", specs,
                                    [](const auto& p, const at::Tensor& x, const LayerContext&,
@@ -183,7 +186,7 @@ TEST(Bf16, UpdatesBelowItsResolutionAddUp) {
   const Model model = in_precision(make_llama(small_config()), Precision::kBf16);
   LayerState state = make_state(*model[1], LayerId{1}, 3);
   Parameter& norm = state.parameters[0];  // ones
-  at::Tensor without_master = norm.rounded.clone();
+  at::Tensor without_master = norm.compute_copy.clone();
   const AdamWOptions options{.learning_rate = 0x1p-12, .weight_decay = 0};
   const auto step = [&] {
     for (Parameter& p : state.parameters) p.gradient.fill_(1);
@@ -193,13 +196,13 @@ TEST(Bf16, UpdatesBelowItsResolutionAddUp) {
   };
   step();
   EXPECT_LT(norm.value[0].item<double>(), 1.0);
-  EXPECT_EQ(norm.rounded[0].item<double>(), 1.0);
+  EXPECT_EQ(norm.compute_copy[0].item<double>(), 1.0);
   for (int i = 1; i < 64; ++i) step();
   EXPECT_NEAR(norm.value[0].item<double>(), 1 - 64 * 0x1p-12, 1e-5);
-  EXPECT_EQ(norm.rounded[0].item<double>(), 1 - 64 * 0x1p-12);
+  EXPECT_EQ(norm.compute_copy[0].item<double>(), 1 - 64 * 0x1p-12);
   EXPECT_EQ(without_master[0].item<double>(), 1.0);
   for (const Parameter& p : state.parameters) {
-    EXPECT_TRUE(same_bits(p.rounded, p.value.to(at::kBFloat16))) << p.name;
+    EXPECT_TRUE(same_bits(p.compute_copy, p.value.to(at::kBFloat16))) << p.name;
   }
 }
 
@@ -220,7 +223,7 @@ TEST(Bf16, ComputedStashesAndCopiesAreThoseMeasured) {
       EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3, Precision::kBf16).value)
           << model[i]->name() << " dropout " << p;
       std::size_t copies = 0;
-      for (const Parameter& parameter : state.parameters) copies += parameter.rounded.nbytes();
+      for (const Parameter& parameter : state.parameters) copies += parameter.compute_copy.nbytes();
       EXPECT_EQ(copy_bytes(*model[i]).value, static_cast<std::int64_t>(copies));
       EXPECT_EQ(copy_bytes(*model[i]) * 2, parameter_bytes(*model[i]));
     }
@@ -272,7 +275,8 @@ TEST_F(Bf16Training, AStateCopiedByItsBytesTrainsOnWithTheSameBits) {
   for (std::size_t i = 0; i < model.size(); ++i) {
     EXPECT_EQ(digest(copies[i]), digest(states[i]));
     for (std::size_t j = 0; j < states[i].parameters.size(); ++j) {
-      EXPECT_TRUE(same_bits(copies[i].parameters[j].rounded, states[i].parameters[j].rounded));
+      EXPECT_TRUE(
+          same_bits(copies[i].parameters[j].compute_copy, states[i].parameters[j].compute_copy));
     }
   }
 }

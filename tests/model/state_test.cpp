@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dynmo/model/adamw.h"
+#include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
@@ -111,7 +112,7 @@ TEST_F(StateBytes, DigestSeesEveryTensorAndEveryNumber) {
   EXPECT_TRUE(changes([](LayerState& s) { s.random_key ^= 1; }));
   EXPECT_TRUE(changes([](LayerState& s) { s.id = LayerId{7}; }));
   EXPECT_TRUE(changes([](LayerState& s) { s.parameters[1].name += "x"; }));
-  EXPECT_TRUE(changes([](LayerState& s) { s.parameters[1].decays = false; }));
+  EXPECT_TRUE(changes([](LayerState& s) { s.parameters[1].weight_decay = false; }));
   EXPECT_TRUE(changes([](LayerState& s) { s.frozen = true; }));
 }
 
@@ -167,7 +168,7 @@ TEST_F(StateBytes, AHeaderOfAnotherModelIsRefused) {
 // With a buffer of every kind that sources use; they count its rows and mask some.
 std::shared_ptr<const Layer> buffered_layer(at::ScalarType mask = at::kBool) {
   return autograd_layer(
-      "buffered", {{.name = "weight", .shape = {3}, .deviation = 1}}, HiddenFunction(),
+      "buffered", {{.name = "weight", .shape = {3}, .init_std = 1}}, HiddenFunction(),
       {.buffers = {{.name = "count", .shape = {2}, .type = at::kLong, .initial = 5},
                    {.name = "mask", .shape = {3}, .type = mask, .initial = 1}}});
 }

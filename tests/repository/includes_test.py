@@ -18,21 +18,14 @@ def folder_map(root):
     return tuple(re.search(rf"dynmo_library\({name} ([^)]*)\)", text).group(1).split() for name in ("core", "runtime"))
 
 
-def half_of_dynamism(parts):
-    """Which library a file of dynmo/dynamism belongs to, as cmake/DynmoTargets.cmake has it."""
-    if len(parts) == 3:
-        return "runtime" if parts[2].startswith("source.") else "core"
-    return "core" if parts[-1].startswith(("options", "load", "select")) else "runtime"
-
-
 def room(parts):
-    """The place of a file in the map: its folder; dynamism, whose folders hold both halves of a source, is two."""
-    return "dynamism (runtime)" if parts[1] == "dynamism" and half_of_dynamism(parts) == "runtime" else parts[1]
+    """The place of a file in the map: its folder; dynamism/training is that of each source's half in a training."""
+    return "dynamism/training" if parts[1] == "dynamism" and "training" in parts[2:-1] else parts[1]
 
 
 def violations(root):
     core, runtime = folder_map(root)
-    order = core + [name if name != "dynamism" else "dynamism (runtime)" for name in runtime]
+    order = core + runtime
     found = []
     folders = {path.name for path in (root / "dynmo").iterdir() if path.is_dir()}
     found += [f"dynmo/{name}: not in the folder map of CMakeLists.txt" for name in sorted(folders - set(order))]
@@ -78,17 +71,17 @@ class Includes(unittest.TestCase):
             "dynmo/cost/g.h": ("#include <dynmo/core/ids.h>", "with quotes"),
             "dynmo/cost/h.h": ('#include "dynmo/nowhere/ids.h"', "no such folder"),
             "dynmo/sim/i.cpp": ('#include "tests/sim/oracle.h"', "nothing that uses it"),
-            "dynmo/dynamism/moe/load.cpp": ('#include "dynmo/dynamism/source.h"', "dynamism (runtime) is below dynamism"),
+            "dynmo/dynamism/moe/load.cpp": ('#include "dynmo/dynamism/training/source.h"', "dynamism/training is below dynamism in"),
             "dynmo/dynamism/moe/select.cpp": ("#include <ATen/ATen.h>", "knows nothing of libtorch"),
-            "dynmo/dynamism/moe/options.h": ('#include "dynmo/dynamism/moe/router.h"', "dynamism (runtime) is below dynamism"),
-            "dynmo/dynamism/moe/router.cpp": ('#include "dynmo/runtime/engine.h"', "runtime is below dynamism (runtime)"),
-            "dynmo/model/m.cpp": ('#include "dynmo/dynamism/source.h"', "dynamism (runtime) is below model"),
+            "dynmo/dynamism/moe/options.h": ('#include "dynmo/dynamism/moe/training/router.h"', "dynamism/training is below dynamism"),
+            "dynmo/dynamism/moe/training/router.cpp": ('#include "dynmo/runtime/engine.h"', "runtime is below dynamism/training"),
+            "dynmo/model/m.cpp": ('#include "dynmo/dynamism/training/source.h"', "dynamism/training is below model"),
             "dynmo/extra/j.h": ("", "not in the folder map"),
         }
         innocent = {
             "dynmo/model/k.cpp": '#include <torch/torch.h>\n#include "dynmo/core/ids.h"\n',
-            "dynmo/dynamism/moe/source.cpp": '#include <ATen/ATen.h>\n#include "dynmo/dynamism/moe/load.h"\n#include "dynmo/model/k.h"\n',
-            "dynmo/runtime/n.cpp": '#include "dynmo/dynamism/source.h"\n',
+            "dynmo/dynamism/moe/training/source.cpp": '#include <ATen/ATen.h>\n#include "dynmo/dynamism/moe/load.h"\n#include "dynmo/model/k.h"\n',
+            "dynmo/runtime/n.cpp": '#include "dynmo/dynamism/training/source.h"\n',
             "dynmo/sim/l.cpp": '#include "dynmo/sim/replay_impl.h"\n#include <vector>\n',
         }
         with tempfile.TemporaryDirectory() as folder:

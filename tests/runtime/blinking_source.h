@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/forwarding_layer.h"
 
 namespace dynmo::runtime::testing {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "blinking_source.h"
-#include "dynmo/dynamism/source.h"
 #include "dynmo/dynamism/source_options.h"
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/emulated.h"
 #include "pipeline_fixture.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dynmo/core/rng.h"
 #include "dynmo/plan/migration.h"
 #include "pipeline_fixture.h"
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dynmo/model/autograd_layer.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::runtime {

@@ -2,7 +2,8 @@
 // Both families with tied embeddings: pipelined = one rank, and moved = never moved, bit for bit.
 #include <gtest/gtest.h>
 
-#include "dynmo/dynamism/pruning/source.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/dynamism/pruning/training/source.h"
 #include "dynmo/model/decoder.h"
 #include "pipeline_fixture.h"
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/process/launcher.h"
-#include "dynmo/runtime/c10d_transport.h"
 #include "tests/runtime/generations.h"
 #include "tests/runtime/resources.h"
 
@@ -20,7 +20,7 @@ class Groups {
   Expected<void> open() {
     DYNMO_ASSIGN(const auto environment, process::rank_environment());
     if (!environment) return make_error(ErrorCode::kBadInput, "not started as a rank");
-    options_ = group_options(*environment);
+    options_ = c10d::group_options(*environment);
     return {};
   }
 
@@ -29,13 +29,13 @@ class Groups {
   Expected<std::unique_ptr<transport::Transport>> join(Generation generation, int size) {
     options_.generation = generation;
     options_.size = size;
-    DYNMO_ASSIGN(std::unique_ptr<Group> group, join_group(options_));
+    DYNMO_ASSIGN(std::unique_ptr<c10d::Group> group, c10d::join_group(options_));
     options_.store = group->store();
     return std::unique_ptr<transport::Transport>(std::move(group));
   }
 
  private:
-  GroupOptions options_;
+  c10d::GroupOptions options_;
 };
 
 Expected<void> compare(const History& history, const RunOptions& run) {
@@ -57,7 +57,7 @@ Expected<void> be_member(int count) {
       .run = run,
       .join = [&](Generation generation, int size) { return groups.join(generation, size); },
       .leave = [](std::unique_ptr<transport::Transport> group) -> Expected<void> {
-        return static_cast<Group&>(*group).leave();
+        return static_cast<c10d::Group&>(*group).leave();
       },
       .changed =
           [&](int group) {
@@ -88,7 +88,7 @@ int launch(const char* groups) {
 }  // namespace dynmo::runtime::testing
 
 int main(int argc, char** argv) {
-  using dynmo::runtime::quit;
+  using dynmo::c10d::quit;
   namespace program = dynmo::runtime::testing;
   if (argc == 3 && std::strcmp(argv[1], "launch") == 0) quit(program::launch(argv[2]));
   if (argc != 2) return 2;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/core/rng.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/transport/gather.h"
 #include "tests/runtime/pipeline_fixture.h"

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/dynamism/freezing/schedule.h"
+#include "dynmo/model/tie.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/pieces.h"

@@ -18,10 +18,11 @@
 
 #include "dynmo/core/digest.h"
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/freezing/source.h"
+#include "dynmo/dynamism/freezing/training/source.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/model/tie.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/pipeline.h"

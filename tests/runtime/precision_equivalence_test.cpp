@@ -2,6 +2,7 @@
 // What equivalence_test.cpp holds in fp32, in bf16: ranks, cuts, schedules and moves change no bit.
 #include <gtest/gtest.h>
 
+#include "dynmo/core/rng.h"
 #include "dynmo/model/memory.h"
 #include "pipeline_fixture.h"
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "dropping_layer.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/gpt2.h"
 #include "dynmo/runtime/row_messages.h"
 #include "dynmo/schedule/check.h"
@@ -164,7 +166,7 @@ TEST(Rows, WithCopiesAndInBf16) {
 // As many small layers as a schedule has stages; rows leave behind some of them.
 model::Model small_layers(std::size_t count, std::uint64_t seed) {
   const auto named = [](const char* name) {
-    return std::vector<model::ParameterSpec>{{.name = name, .shape = {7, 4}, .deviation = 1}};
+    return std::vector<model::ParameterSpec>{{.name = name, .shape = {7, 4}, .init_std = 1}};
   };
   model::Model layers;
   for (std::size_t i = 0; i < count; ++i) {

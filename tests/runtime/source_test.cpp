@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/source.h"
+#include "dynmo/dynamism/training/source.h"
 
 #include <gtest/gtest.h>
 

@@ -13,11 +13,12 @@
 #include <string_view>
 
 #include "blinking_source.h"
-#include "dynmo/dynamism/early_exit/source.h"
-#include "dynmo/dynamism/mixture_of_depths/source.h"
-#include "dynmo/dynamism/moe/source.h"
-#include "dynmo/dynamism/pruning/source.h"
-#include "dynmo/dynamism/sparse_attention/source.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/dynamism/early_exit/training/source.h"
+#include "dynmo/dynamism/mixture_of_depths/training/source.h"
+#include "dynmo/dynamism/moe/training/source.h"
+#include "dynmo/dynamism/pruning/training/source.h"
+#include "dynmo/dynamism/sparse_attention/training/source.h"
 #include "dynmo/train/checkpointer.h"
 #include "pipeline_fixture.h"
 #include "tests/support/temp_folder.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/report.h"

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "dynmo/core/files.h"
+#include "dynmo/core/rng.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/traffic.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
 
 namespace dynmo::train {

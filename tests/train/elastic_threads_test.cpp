@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/rng.h"
 #include "dynmo/data/token_shard.h"
 #include "dynmo/process/host_memory.h"
 #include "tests/runtime/resources.h"

@@ -26,13 +26,13 @@
 #include <filesystem>
 #include <string>
 
+#include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
-#include "dynmo/runtime/c10d_transport.h"
 #include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/transport/fault.h"
@@ -152,9 +152,9 @@ transport::Fault fault_for(const std::string& where, int victim, const std::stri
 }
 
 [[noreturn]] void end(const Expected<void>& done) {
-  if (done) runtime::quit(0);
+  if (done) dynmo::c10d::quit(0);
   std::fprintf(stderr, "dynmo: error: %s\n", done.error().message.c_str());
-  runtime::quit(exit_code(done.error().code));
+  dynmo::c10d::quit(exit_code(done.error().code));
 }
 
 }  // namespace

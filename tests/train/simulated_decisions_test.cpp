@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/dynamism/early_exit/source.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/dynamism/early_exit/training/source.h"
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/model/emulated.h"

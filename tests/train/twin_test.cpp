@@ -208,7 +208,7 @@ TEST(Twin, DensitiesFollowFromTheStdsOfTheRunsOwnWeights) {
                 left[id.index()] +=
                     step == 21 ? static_cast<double>(model::kept_weights(parameter.mask)) : 0;
                 if (step == 21) continue;
-                const double norm = parameter.value.norm().item<double>() / specs[p].deviation;
+                const double norm = parameter.value.norm().item<double>() / specs[p].init_std;
                 squares += norm * norm;
                 groups[id.index()].weights += static_cast<double>(weights_of(specs[p]));
               }

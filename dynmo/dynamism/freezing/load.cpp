@@ -10,7 +10,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/dense_impl.h"
 #include "dynmo/dynamism/drift_impl.h"
-#include "dynmo/dynamism/freezing/load_schedule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
 
 namespace dynmo::dynamism {
 namespace {

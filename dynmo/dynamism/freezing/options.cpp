@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <string>
 
-#include "dynmo/dynamism/freezing/load_convergence_rule.h"
+#include "dynmo/dynamism/freezing/convergence_rule.h"
 
 namespace dynmo::dynamism {
 namespace {

@@ -12,7 +12,7 @@ namespace dynmo::dynamism {
 
 enum class FreezingRule {
   kSchedule,  // a prefix of layers by FreezingSchedule
-  kNorm,  // a prefix of layers, each once its gradients have become small (load_convergence_rule.h)
+  kNorm,      // a prefix of layers, each once its gradients have become small (convergence_rule.h)
   kPlasticity,  // ... of blocks, in a training of layers, each once its outputs have stopped
                 // changing (after Egeria)
   kRandom,      // blocks anywhere: they skip W but must pass gradients on, so F + I remain, and
@@ -36,7 +36,7 @@ struct FreezingSchedule {
 // it has been below `tolerance` of that in `patience` checks in a row and all blocks before it are
 // frozen: without noise at the share ln(1 / tolerance) / rate of the run, and `patience` - 1
 // checks. The same curve stands for the norms of kNorm. A training measures both
-// (load_convergence_rule.h).
+// (convergence_rule.h).
 struct FreezingOptions {
   FreezingRule rule = FreezingRule::kSchedule;
   FreezingSchedule schedule = {};

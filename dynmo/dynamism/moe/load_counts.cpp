@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kMaxTokens = 1e15;  // of a step
 
-using Counts = std::vector<std::vector<double>>;
+using RowsOfCounts = std::vector<std::vector<double>>;
 
 Error bad_counts(std::string_view place, std::string_view fault) {
   return Error{ErrorCode::kBadInput,
@@ -37,9 +37,9 @@ const Json* find_counts(const Json& record) {
   return found;
 }
 
-Expected<Counts> counts_of(const Json& json, std::string_view place) {
+Expected<RowsOfCounts> counts_of(const Json& json, std::string_view place) {
   if (!json.is_array() || json.empty()) return bad_counts(place, "is no list of blocks");
-  Counts counts;
+  RowsOfCounts counts;
   for (const Json& block : json) {
     if (!block.is_array() || block.empty()) return bad_counts(place, "has a block without experts");
     std::vector<double>& own = counts.emplace_back();
@@ -59,7 +59,7 @@ Expected<Counts> counts_of(const Json& json, std::string_view place) {
 Expected<void> take(RecordedCounts& recorded, const Json& record, std::string_view place) {
   const Json* json = find_counts(record);
   if (json == nullptr) return {};
-  DYNMO_ASSIGN(Counts counts, counts_of(*json, place));
+  DYNMO_ASSIGN(RowsOfCounts counts, counts_of(*json, place));
   const auto step = record.find("step");
   if (step == record.end() || !step->is_number_integer()) {
     return make_error(ErrorCode::kBadInput, "{}: /step is no whole number", place);
@@ -75,7 +75,7 @@ Expected<void> take(RecordedCounts& recorded, const Json& record, std::string_vi
 
 }  // namespace
 
-const Counts& RecordedCounts::at(std::int64_t step) const {
+const RowsOfCounts& RecordedCounts::at(std::int64_t step) const {
   DYNMO_CHECK(!steps.empty(), "recorded counts");
   const auto after = steps.upper_bound(step);
   return after == steps.begin() ? after->second : std::prev(after)->second;

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole of libdynmo_nccl.so: what needs the headers of CUDA and NCCL.
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "dynmo/c10d/nccl_impl.h"
+
+extern "C" {
+
+// (References instead of results: a function of the C interface has none of class type.)
+dynmo::runtime::ConnectNccl dynmo_connect_nccl;
+dynmo::runtime::NameCudaDevice dynmo_name_cuda_device;
+
+void dynmo_connect_nccl(const dynmo::runtime::NcclPair& pair,
+                        c10::intrusive_ptr<::c10d::Backend>& group) {
+  // A lost rank is the affair of our watchdog. c10d's own would end the process, and a second one
+  // watch the first.
+  [[maybe_unused]] static const bool once = [] {
+    ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/1);
+    ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/1);
+    return true;
+  }();
+  auto options = ::c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = pair.timeout;
+  auto made = c10::make_intrusive<::c10d::ProcessGroupNCCL>(pair.store, pair.rank, 2, options);
+  // Now, and not at the first message: then each rank would make its communicators in the order of
+  // its own schedule. Sends and receives use this one from here on.
+  made->eagerConnectSingleDevice(pair.device);
+  group = std::move(made);
+}
+
+void dynmo_name_cuda_device(at::Device device, std::string& name) {
+  std::array<char, 32> text{};
+  const bool told = cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()),
+                                          device.index()) == cudaSuccess;
+  name = told ? text.data() : "";
+}
+
+}  // extern "C"

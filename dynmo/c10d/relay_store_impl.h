@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A store of c10d for the forming of one group: what a rank sets goes over the watchdog's
+// connections to all, and who waits for a key hears of a lost rank instead of waiting for it to
+// the end of its time. It needs no server, and nothing of it is left when the group is.
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "dynmo/process/watchdog.h"
+
+namespace dynmo::c10d {
+
+// Can what Gloo's constructor asks for; throws where it cannot. Any thread may call. It does not
+// keep the watchdog: without it every call throws.
+class RelayStore final : public ::c10d::Store {
+ public:
+  explicit RelayStore(std::weak_ptr<process::Watchdog> watchdog, std::chrono::milliseconds timeout)
+      : Store(timeout), watchdog_(std::move(watchdog)) {}
+
+  c10::intrusive_ptr<::c10d::Store> clone() override {
+    return c10::make_intrusive<RelayStore>(watchdog_, timeout_);
+  }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+  // No rank asks for this operation, which one place would have to decide.
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  std::int64_t getNumKeys() override;
+
+ private:
+  [[nodiscard]] std::shared_ptr<process::Watchdog> watchdog() const;
+
+  std::weak_ptr<process::Watchdog> watchdog_;
+};
+
+}  // namespace dynmo::c10d

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/early_exit/training/exit_layer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/model/forwarding_layer.h"
+#include "dynmo/model/hand_written.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+using at::Tensor;
+
+constexpr double kExitEpsilon = 1e-5;  // of the norm
+
+// What the head says of its rows.
+struct Scored {
+  Tensor probabilities_MV;   // of accumulation_type
+  std::vector<double> gap;   // of the two largest
+  std::vector<bool> right;   // where there are targets
+  std::vector<double> loss;  // ... -log of the target's
+};
+
+struct SavedExit : model::Stash {
+  std::unique_ptr<model::Stash> inner;
+  std::vector<std::int64_t> shape;  // of the half block's output
+  Tensor stay;                      // of its rows; undefined: all
+  Tensor learn;                     // rows that the head learns from; undefined: all
+  Tensor y_MD, inverse_M1;          // of these; undefined: none
+  Tensor scores_MV;                 // probabilities; from input_gradient on, their gradient
+  Tensor targets_M, weights_M1;     // of the rows in the step's loss
+  Tensor odds_M1;                   // the classifier's probabilities; then gradients of its sums
+  Tensor norm_gradient_D;
+
+  std::optional<Bytes> bytes() const override {
+    std::optional<Bytes> total = inner->bytes();
+    for (const Tensor* tensor :
+         {&stay, &learn, &y_MD, &inverse_M1, &scores_MV, &weights_M1, &odds_M1, &norm_gradient_D}) {
+      if (total && tensor->defined()) *total += Bytes{static_cast<std::int64_t>(tensor->nbytes())};
+    }
+    return total;
+  }
+};
+
+template <typename Element>
+void read_scores(const Tensor& probabilities_MV, const Tensor& targets_M, Scored& scored) {
+  const std::int64_t width = probabilities_MV.size(1);
+  const auto* row = probabilities_MV.const_data_ptr<Element>();
+  const auto* target = targets_M.defined() ? targets_M.const_data_ptr<std::int64_t>() : nullptr;
+  for (std::int64_t m = 0; m < probabilities_MV.size(0); ++m, row += width) {
+    std::int64_t best = 0;
+    Element second = 0;
+    for (std::int64_t v = 1; v < width; ++v) {
+      if (row[v] > row[best]) {
+        second = row[best];
+        best = v;
+      } else {
+        second = std::max(second, row[v]);
+      }
+    }
+    scored.gap.push_back(static_cast<double>(row[best] - second));
+    if (target == nullptr) continue;
+    scored.right.push_back(best == target[m]);
+    scored.loss.push_back(-std::log(
+        static_cast<double>(std::max(row[target[m]], std::numeric_limits<Element>::min()))));
+  }
+}
+
+Tensor indices(const std::vector<std::int64_t>& rows) { return at::tensor(rows, at::kLong); }
+
+class ExitLayer final : public model::ForwardingLayer {
+ public:
+  ExitLayer(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
+      : ForwardingLayer(std::move(layer)),
+        options_(options),
+        first_(inner().parameters().size()),
+        inner_buffers_(inner().buffers().size()),
+        inner_figures_(inner().figures().size()) {}
+
+  std::vector<model::ParameterSpec> parameters() const override {
+    std::vector<model::ParameterSpec> specs = inner().parameters();
+    const std::int64_t D = options_.hidden;
+    specs.push_back({.name = "exit.norm.weight", .shape = {D}, .mean = 1, .weight_decay = false});
+    specs.push_back({.name = "exit.head.weight",
+                     .shape = {options_.vocabulary, D},
+                     .init_std = options_.head_init_std});
+    if (classifies()) {
+      // Of 0 all tokens would be equally sure, and leave together.
+      specs.push_back({.name = "exit.classifier.weight",
+                       .shape = {1, D},
+                       .init_std = 1 / std::sqrt(static_cast<double>(D)),
+                       .weight_decay = false});
+      specs.push_back({.name = "exit.classifier.bias", .shape = {1}, .weight_decay = false});
+    }
+    return specs;
+  }
+  std::vector<model::BufferSpec> buffers() const override {
+    std::vector<model::BufferSpec> buffers = inner().buffers();
+    buffers.push_back({.name = kThreshold, .shape = {1}, .initial = kNeverLeaves});
+    return buffers;
+  }
+  std::vector<std::string> figures() const override {
+    std::vector<std::string> names = inner().figures();
+    for (const char* name : {"rows", "left", "exit_loss", "scored", "right"}) {
+      names.emplace_back(name);
+    }
+    for (int bin = 0; bin < kExitBins; ++bin) names.push_back(fmt::format("confidence_{}", bin));
+    return names;
+  }
+  model::Needs needs() const override {
+    model::Needs needs = inner().needs();
+    needs.targets = needs.loss = needs.drops_rows = true;
+    return needs;
+  }
+
+  model::Output forward(const model::LayerState& state, const model::Hidden& input,
+                        const model::LayerContext& context,
+                        std::unique_ptr<model::Stash>* stash) const override {
+    const at::NoGradGuard no_graph;
+    auto saved = std::make_unique<SavedExit>();
+    model::Output output = inner().forward(inner_state(state), input, context,
+                                           stash == nullptr ? nullptr : &saved->inner);
+    saved->shape = output.hidden.x.sizes().vec();
+    leave(state, input, context, output, *saved, stash != nullptr);
+    if (stash != nullptr) *stash = std::move(saved);
+    return output;
+  }
+
+  Tensor input_gradient(const model::LayerState& state, model::Stash& stash,
+                        const Tensor& output_gradient, InputGradient wanted) const override {
+    const at::NoGradGuard no_graph;
+    auto& saved = dynamic_cast<SavedExit&>(stash);
+    Tensor dy_ND = model::rows(output_gradient);
+    if (saved.stay.defined()) {
+      dy_ND = at::zeros({count(saved.shape), options_.hidden}, output_gradient.options());
+      dy_ND.index_copy_(0, saved.stay, model::rows(output_gradient));
+    }
+    if (saved.y_MD.defined()) add_own(state, saved, dy_ND);
+    return inner().input_gradient(inner_state(state), *saved.inner, dy_ND.view(saved.shape),
+                                  wanted);
+  }
+
+  void weight_gradient(model::LayerState& state, model::Stash& stash) const override {
+    const at::NoGradGuard no_graph;
+    auto& saved = dynamic_cast<SavedExit&>(stash);
+    model::LayerState of_inner = inner_state(state);
+    inner().weight_gradient(of_inner, *saved.inner);
+    if (state.frozen || !saved.y_MD.defined()) return;
+    std::vector<model::Parameter>& p = state.parameters;
+    const Tensor n_MD =
+        kernels::rms_norm(saved.y_MD, saved.inverse_M1, model::value(state, norm()));
+    p[norm()].gradient.add_(saved.norm_gradient_D);
+    model::add_product(p[head()], saved.scores_MV, n_MD);
+    if (!saved.odds_M1.defined()) return;
+    model::add_product(p[classifier()], saved.odds_M1, n_MD);
+    p[classifier() + 1].gradient.add_(saved.odds_M1.sum(0));
+  }
+
+ private:
+  [[nodiscard]] bool classifies() const { return options_.confidence == Confidence::kClassifier; }
+  [[nodiscard]] std::size_t norm() const { return first_; }
+  [[nodiscard]] std::size_t head() const { return first_ + 1; }
+  [[nodiscard]] std::size_t classifier() const { return first_ + 2; }
+
+  static std::int64_t count(const std::vector<std::int64_t>& shape) {
+    return shape.size() == 3 ? shape[0] * shape[1] : shape[0];
+  }
+
+  // The half block's part; its tensors are those of `state`.
+  [[nodiscard]] model::LayerState inner_state(const model::LayerState& state) const {
+    DYNMO_CHECK(state.parameters.size() == first_ + (classifies() ? 4 : 2) &&
+                    state.buffers.size() > inner_buffers_,
+                "the state of an exit for {}, got {} parameters and {} buffers", name(),
+                state.parameters.size(), state.buffers.size());
+    model::LayerState part = state;
+    part.parameters.resize(first_);
+    part.buffers.resize(inner_buffers_);
+    return part;
+  }
+
+  void leave(const model::LayerState& state, const model::Hidden& input,
+             const model::LayerContext& context, model::Output& output, SavedExit& saved,
+             bool learns) const {
+    const bool training = context.pass == model::Pass::kTraining;
+    const double threshold = state.buffers[inner_buffers_].value.item<float>();
+    const bool never = threshold >= kNeverLeaves;
+    const bool asks = !never || (training && options_.counts);
+    const bool teaches = training && options_.loss > 0;
+    const Tensor y_ND = model::rows(output.hidden.x);
+    const std::int64_t N = y_ND.size(0);
+    std::vector<double> own(kExitFigures, 0.0);
+    own[kExitRows] = static_cast<double>(N);
+    double loss = 0;
+    if (asks || teaches) {
+      Scored scored;
+      const Tensor inverse_N1 = kernels::rstd(y_ND, kExitEpsilon);
+      const Tensor n_ND = kernels::rms_norm(y_ND, inverse_N1, model::value(state, norm()));
+      Tensor targets_N;
+      if (context.targets_BT.defined()) targets_N = model::targets_of(output.hidden, context);
+      // Where the head's say is asked of all, else of those that leave alone.
+      const bool all = teaches || (training && classifies()) ||
+                       (asks && options_.confidence == Confidence::kGap);
+      Tensor raw_NV;
+      if (all) scored = score(state, n_ND, targets_N, raw_NV);
+      Tensor odds_N1;
+      if (classifies()) odds_N1 = odds(state, n_ND);
+      const std::vector<double> confidence =
+          asks ? confidences(input, y_ND, scored, odds_N1) : std::vector<double>();
+      std::vector<std::int64_t> left;
+      std::vector<std::int64_t> stay;
+      for (std::int64_t n = 0; n < N; ++n) {
+        const bool leaves = asks && confidence[static_cast<std::size_t>(n)] >= threshold;
+        (leaves && !never ? left : stay).push_back(n);
+      }
+      for (const double c : confidence) ++own[static_cast<std::size_t>(kExitCounts + exit_bin(c))];
+      own[kExitLeft] = static_cast<double>(left.size());
+      const Tensor left_L = indices(left);
+      if (!all && !left.empty()) {
+        const Tensor some_ND = n_ND.index_select(0, left_L);
+        const Tensor targets = targets_N.defined() ? targets_N.index_select(0, left_L) : targets_N;
+        scored = score(state, some_ND, targets, raw_NV);
+      }
+      for (std::size_t m = 0; m < scored.loss.size(); ++m) {
+        own[kExitLoss] += scored.loss[m];
+        own[kExitRight] += scored.right[m] ? 1 : 0;
+      }
+      own[kExitScored] = static_cast<double>(scored.loss.size());
+      if (targets_N.defined()) {
+        for (std::size_t i = 0; i < left.size(); ++i) {
+          loss += scored.loss[all ? static_cast<std::size_t>(left[i]) : i];
+        }
+        loss /= static_cast<double>(context.targets_BT.numel());
+      } else if (!left.empty()) {
+        output.left_scores = all ? raw_NV.index_select(0, left_L) : raw_NV;
+        output.left_rows =
+            (output.hidden.rows.defined() ? output.hidden.rows : at::arange(N, at::kInt))
+                .index_select(0, left_L);
+      }
+      if (training && learns) {
+        save(context, all, left, y_ND, inverse_N1, targets_N, scored, odds_N1, saved);
+      }
+      if (!left.empty()) {
+        saved.stay = indices(stay);
+        const Tensor rows_N =
+            output.hidden.rows.defined() ? output.hidden.rows : at::arange(N, at::kInt);
+        output.hidden = {y_ND.index_select(0, saved.stay), rows_N.index_select(0, saved.stay)};
+      }
+    }
+    if (!context.targets_BT.defined()) return;  // a text is made
+    const Tensor term = at::scalar_tensor(
+        loss, at::TensorOptions().dtype(kernels::accumulation_type(y_ND.scalar_type())));
+    output.loss = output.loss.defined() ? output.loss + term : term;
+    output.figures.resize(inner_figures_, 0.0);
+    output.figures.insert(output.figures.end(), own.begin(), own.end());
+  }
+
+  // `raw`: scores before softmax, where there are no targets.
+  [[nodiscard]] Scored score(const model::LayerState& state, const Tensor& n_MD,
+                             const Tensor& targets_M, Tensor& raw_MV) const {
+    Scored scored;
+    Tensor scores_MV = model::times(state.parameters[head()], n_MD)
+                           .to(kernels::accumulation_type(n_MD.scalar_type()));
+    if (!targets_M.defined()) raw_MV = scores_MV.clone();
+    (void)kernels::cross_entropy(
+        scores_MV, targets_M.defined() ? targets_M : at::zeros({n_MD.size(0)}, at::kLong),
+        std::max<std::int64_t>(n_MD.size(0), 1));
+    if (scores_MV.scalar_type() == at::kDouble) {
+      read_scores<double>(scores_MV, targets_M, scored);
+    } else {
+      read_scores<float>(scores_MV, targets_M, scored);
+    }
+    scored.probabilities_MV = std::move(scores_MV);
+    return scored;
+  }
+
+  [[nodiscard]] Tensor odds(const model::LayerState& state, const Tensor& n_ND) const {
+    const Tensor sums_N1 = model::times(state.parameters[classifier()], n_ND)
+                               .to(kernels::accumulation_type(n_ND.scalar_type()))
+                               .add_(model::value(state, classifier() + 1));
+    return at::sigmoid(sums_N1);
+  }
+
+  [[nodiscard]] std::vector<double> confidences(const model::Hidden& input, const Tensor& y_ND,
+                                                const Scored& scored, const Tensor& odds_N1) const {
+    if (options_.confidence == Confidence::kGap) return scored.gap;
+    Tensor each_N = odds_N1;
+    if (options_.confidence == Confidence::kSimilarity) {
+      const at::ScalarType wide = kernels::accumulation_type(y_ND.scalar_type());
+      each_N = at::cosine_similarity(model::rows(input.x).to(wide), y_ND.to(wide), 1, 1e-8);
+    }
+    each_N = each_N.flatten().to(at::kDouble).contiguous();
+    const auto* first = each_N.const_data_ptr<double>();
+    return {first, first + each_N.numel()};
+  }
+
+  // What the head, and the classifier, learn from.
+  void save(const model::LayerContext& context, bool all, const std::vector<std::int64_t>& left,
+            const Tensor& y_ND, const Tensor& inverse_N1, const Tensor& targets_N,
+            const Scored& scored, const Tensor& odds_N1, SavedExit& saved) const {
+    const std::int64_t N = y_ND.size(0);
+    // (The classifier learns from all.)
+    const bool from_all = all && (options_.loss > 0 || classifies());
+    if (N == 0 || (!from_all && left.empty())) return;
+    const double share = context.loss_weight / static_cast<double>(context.targets_BT.numel());
+    const auto wide = scored.probabilities_MV.options();
+    if (from_all) {
+      saved.y_MD = y_ND;
+      saved.inverse_M1 = inverse_N1;
+      saved.scores_MV = scored.probabilities_MV;
+      saved.targets_M = targets_N;
+      saved.weights_M1 = at::full({N, 1}, options_.loss * share, wide);
+      saved.weights_M1.index_fill_(0, indices(left), share);
+      if (classifies()) {
+        Tensor label_N1 = at::empty({N, 1}, at::kFloat);
+        for (std::int64_t n = 0; n < N; ++n) {
+          label_N1.data_ptr<float>()[n] = scored.right[static_cast<std::size_t>(n)] ? 1 : 0;
+        }
+        saved.odds_M1 = (odds_N1 - label_N1.to(odds_N1.scalar_type())).mul_(share);
+      }
+      return;
+    }
+    saved.learn = indices(left);
+    saved.y_MD = y_ND.index_select(0, saved.learn);
+    saved.inverse_M1 = inverse_N1.index_select(0, saved.learn);
+    saved.scores_MV =
+        all ? scored.probabilities_MV.index_select(0, saved.learn) : scored.probabilities_MV;
+    saved.targets_M = targets_N.index_select(0, saved.learn);
+    saved.weights_M1 = at::full({std::ssize(left), 1}, share, wide);
+  }
+
+  // Adds the gradient of the exit's own loss to that of the half block's output.
+  void add_own(const model::LayerState& state, SavedExit& saved, Tensor& dy_ND) const {
+    const Tensor targets_M1 = saved.targets_M.unsqueeze(1);
+    saved.scores_MV.scatter_add_(1, targets_M1,
+                                 at::full(targets_M1.sizes(), -1.0, saved.scores_MV.options()));
+    saved.scores_MV.mul_(saved.weights_M1);
+    const at::ScalarType type = model::compute_value(state.parameters[head()]).scalar_type();
+    saved.scores_MV = saved.scores_MV.to(type);
+    if (saved.odds_M1.defined()) saved.odds_M1 = saved.odds_M1.to(type);
+    const Tensor dn_MD = model::times_transposed(state.parameters[head()], saved.scores_MV);
+    // Rows that have left, the only ones where not all learn, have no gradient from behind.
+    kernels::NormGradient gradient =
+        kernels::norm_gradient(dn_MD, saved.y_MD, saved.inverse_M1, model::value(state, norm()),
+                               InputGradient::kWanted, saved.learn.defined() ? Tensor() : dy_ND);
+    saved.norm_gradient_D = std::move(gradient.weight_D);
+    saved.targets_M.reset();
+    saved.weights_M1.reset();
+    if (saved.learn.defined()) {
+      dy_ND.index_copy_(0, saved.learn, gradient.x_ND);
+    } else {
+      dy_ND = gradient.x_ND;
+    }
+  }
+
+  ExitOptions options_;
+  std::size_t first_;  // parameter of the exit
+  std::size_t inner_buffers_;
+  std::size_t inner_figures_;
+};
+
+// Lower ends of the bins: 0, then 2^-16 to 1/2 in steps of sqrt(2), and their mirror image.
+std::array<double, kExitBins> make_edges() {
+  std::array<double, kExitBins> edges{};
+  constexpr int kHalf = kExitBins / 2;
+  double edge = 0.5;
+  for (int i = 0; i < kHalf; ++i) {
+    edges[static_cast<std::size_t>(kHalf - i)] = edge;
+    edges[static_cast<std::size_t>(kHalf + i)] = 1 - edge;
+    edge *= std::sqrt(0.5);
+  }
+  edges[0] = 0;
+  return edges;
+}
+
+const std::array<double, kExitBins>& edges() {
+  static const std::array<double, kExitBins> kEdges = make_edges();
+  return kEdges;
+}
+
+}  // namespace
+
+std::shared_ptr<const model::Layer> exit_layer(std::shared_ptr<const model::Layer> inner,
+                                               const ExitOptions& options) {
+  DYNMO_CHECK(options.hidden > 0 && options.vocabulary > 0 && options.loss >= 0,
+              "sizes of an exit's head, got {} x {}", options.vocabulary, options.hidden);
+  return std::make_shared<ExitLayer>(std::move(inner), options);
+}
+
+bool has_exit(const model::Layer& layer) {
+  return std::ranges::any_of(layer.buffers(),
+                             [](const model::BufferSpec& spec) { return spec.name == kThreshold; });
+}
+
+void set_threshold(model::LayerState& state, float threshold) {
+  const auto found =
+      std::ranges::find(state.buffers, std::string_view(kThreshold), &model::Buffer::name);
+  DYNMO_CHECK(found != state.buffers.end(), "a layer with an exit, got layer {}", state.id);
+  found->value.fill_(threshold);
+}
+
+model::LayerState without_leaving(model::LayerState state) {
+  for (model::Buffer& buffer : state.buffers) {
+    if (buffer.name == kThreshold) buffer.value = at::full_like(buffer.value, kNeverLeaves);
+  }
+  return state;
+}
+
+int exit_bin(double confidence) {
+  if (!(confidence > 0)) return 0;  // NaN, too
+  const auto above = std::upper_bound(edges().begin() + 1, edges().end(), confidence);
+  return static_cast<int>(above - edges().begin()) - 1;
+}
+
+float threshold_for(const std::vector<double>& counts, double share) {
+  DYNMO_CHECK(std::ssize(counts) == kExitBins, "{} counts, got {}", kExitBins, counts.size());
+  double all = 0;
+  for (const double count : counts) all += count;
+  const double wanted = share * all;
+  if (!(wanted > 0)) return kNeverLeaves;
+  double above = 0;
+  for (std::size_t bin = counts.size(); bin-- > 0;) {
+    if (counts[bin] == 0 || above + counts[bin] < wanted) {
+      above += counts[bin];
+      continue;
+    }
+    const double low = edges()[bin];
+    const double high = bin + 1 < counts.size() ? edges()[bin + 1] : 1;
+    const double inside = (wanted - above) / counts[bin];
+    return static_cast<float>(high - inside * (high - low));
+  }
+  return 0;
+}
+
+}  // namespace dynmo::dynamism

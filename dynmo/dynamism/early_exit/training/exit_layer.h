@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// An exit: a half block with a head of its own behind it, where tokens whose prediction is sure
+// leave the model. Their loss is taken here; layers behind it see the others only, which do not
+// attend to what has left. Whether a token leaves depends on its own row alone, so that what is
+// left of a text's beginning does not depend on how it goes on.
+//
+// After EE-LLM (Chen et al., 2024) and CALM (Schuster et al., 2022), but tokens leave in training,
+// too, and the classifier learns whether the exit's own head is right: what the last layer would
+// say of a token is not known where it leaves.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/model/layer.h"
+
+namespace dynmo::dynamism {
+
+enum class Confidence {
+  kGap,         // of the two largest probabilities of the exit's head, in fp32
+  kSimilarity,  // cosine of the half block's input and output
+  kClassifier,  // a linear one's probability that the exit's head is right
+};
+
+struct ExitOptions {
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;
+  double head_init_std = 0.02;  // of the initial values of the head
+  Confidence confidence = Confidence::kGap;
+  // Weight of the loss that tokens which stay have at the exit; those that leave have 1. It is no
+  // part of Output::loss, which is that of the model's predictions.
+  double loss = 0.1;
+  bool counts = true;  // confidences are counted also where none can leave
+};
+
+// `inner` with an exit behind it. Its state has inner's parameters and buffers, then the exit's: an
+// RMS norm, a head, the classifier's. The buffer kThreshold says from which confidence on a token
+// leaves; kNeverLeaves, or more: none does, and nothing of the exit is computed where nothing
+// learns of it.
+[[nodiscard]] std::shared_ptr<const model::Layer> exit_layer(
+    std::shared_ptr<const model::Layer> inner, const ExitOptions& options);
+
+inline constexpr float kNeverLeaves = 2;
+inline constexpr const char* kThreshold = "exit.threshold";
+[[nodiscard]] bool has_exit(const model::Layer& layer);
+// Requires a state of a layer with an exit.
+void set_threshold(model::LayerState& state, float threshold);
+// The state, of any layer, with which no token leaves. The given one keeps its threshold.
+[[nodiscard]] model::LayerState without_leaving(model::LayerState state);
+
+// The last figures of a layer with an exit, of one micro-batch.
+enum ExitFigure {
+  kExitRows,    // that came
+  kExitLeft,    // that left
+  kExitLoss,    // of all rows that the head has seen: the sum over them
+  kExitScored,  // rows that the head has seen
+  kExitRight,   // ... and is right about
+  kExitCounts,  // the first of kExitBins counts of confidences
+};
+inline constexpr int kExitBins = 64;
+inline constexpr int kExitFigures = kExitCounts + kExitBins;
+// Which bin a confidence falls into. Bins are finer towards 0 and 1: two an octave of the distance.
+[[nodiscard]] int exit_bin(double confidence);
+// The threshold above which `share` of the counted confidences lie, by linear interpolation within
+// a bin; kNeverLeaves where the share, or the count, is 0.
+[[nodiscard]] float threshold_for(const std::vector<double>& counts, double share);
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/early_exit/training/source.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/dynamism/early_exit/training/exit_layer.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+Confidence confidence_of(ExitConfidence confidence) {
+  switch (confidence) {
+    case ExitConfidence::kSimilarity:
+      return Confidence::kSimilarity;
+    case ExitConfidence::kClassifier:
+      return Confidence::kClassifier;
+    default:
+      return Confidence::kGap;
+  }
+}
+
+// The counts of the newest step's exits, all micro-batches and replicas together.
+struct ExitSeen {
+  double rows = 0;
+  double left = 0;
+  double loss = 0;
+  double scored = 0;
+  double right = 0;
+};
+
+class EarlyExitSource final : public Source {
+ public:
+  explicit EarlyExitSource(const EarlyExitOptions& options) : options_(options) {}
+
+  std::string_view name() const override { return "early_exit"; }
+  bool replaces_layers() const override { return true; }
+
+  Expected<void> shape(model::Recipe& recipe) const override {
+    std::int64_t blocks = 0;
+    const model::Layer* head = nullptr;
+    for (const auto& [place, layer] : recipe.slots) {
+      blocks = std::max(blocks, place.block + 1);
+      if (place.part == model::Part::kHead) head = layer.get();
+    }
+    DYNMO_ASSIGN(const ExitOptions exit, exit_options(head));
+    bool any = false;
+    for (auto& [place, layer] : recipe.slots) {
+      if (place.part != model::Part::kMlp || !has_exit(options_, place.block, blocks)) continue;
+      layer = exit_layer(std::move(layer), exit);
+      any = true;
+    }
+    if (any) return {};
+    return make_error(ErrorCode::kBadInput,
+                      "early_exit.exit_every is {} and the model has {} blocks: no block has an "
+                      "exit behind it, as the last one has the head; wanted at most {}",
+                      options_.exit_every, blocks, std::max<std::int64_t>(1, blocks - 1));
+  }
+
+  Expected<Change> before_step(const Boundary& boundary) override {
+    const std::vector<LayerId> exits = exits_of(boundary.model);
+    if (options_.threshold > 0) {
+      const bool leaves = boundary.step >= options_.warm_up && options_.threshold < 1;
+      thresholds_.assign(exits.size(),
+                         leaves ? static_cast<float>(options_.threshold) : kNeverLeaves);
+    }
+    if (thresholds_.empty()) thresholds_.assign(exits.size(), kNeverLeaves);
+    DYNMO_TRY(set(boundary));
+    // Thresholds that follow the schedule begin with next to no token.
+    return Change{.work = options_.threshold > 0 && boundary.step == options_.warm_up};
+  }
+
+  Expected<void> after_update(const Boundary& boundary, const Outcome& outcome) override {
+    const std::vector<LayerId> exits = exits_of(boundary.model);
+    seen_.clear();
+    for (std::size_t e = 0; e < exits.size(); ++e) {
+      const std::vector<double>& all = outcome.figures[exits[e].index()];
+      const auto* own = all.data() + all.size() - kExitFigures;
+      seen_.push_back({.rows = own[kExitRows],
+                       .left = own[kExitLeft],
+                       .loss = own[kExitLoss],
+                       .scored = own[kExitScored],
+                       .right = own[kExitRight]});
+      if (options_.threshold == 0 && own[kExitRows] > 0) {
+        thresholds_[e] = threshold_for({own + kExitCounts, own + kExitFigures},
+                                       leaving(boundary.step + 1, exits.size()));
+      }
+    }
+    return set(boundary);
+  }
+
+  Json state() const override {
+    return thresholds_.empty() ? Json() : Json{{"thresholds", thresholds_}};
+  }
+  Expected<void> restore(const Json& state) override {
+    thresholds_.clear();
+    const auto found = state.find("thresholds");
+    if (found != state.end() && found->is_array()) {
+      for (const Json& threshold : *found) {
+        if (threshold.is_number()) thresholds_.push_back(threshold.get<float>());
+      }
+      if (thresholds_.size() == found->size()) return {};
+    }
+    return make_error(ErrorCode::kBadInput,
+                      "the state of early_exit has no list of thresholds, wanted one number by "
+                      "exit, as a checkpoint of this version has");
+  }
+
+  Json figures() const override {
+    if (seen_.empty()) return nullptr;
+    Json left = Json::array();
+    Json losses = Json::array();
+    Json right = Json::array();
+    Json scored = Json::array();
+    for (const ExitSeen& exit : seen_) {
+      left.push_back(exit.left);
+      losses.push_back(share(exit.loss, exit.scored));
+      right.push_back(share(exit.right, exit.scored));
+      scored.push_back(exit.scored);
+    }
+    left.push_back(seen_.back().rows - seen_.back().left);  // at the model's own head
+    return {{"left", left},
+            {"tokens", seen_.front().rows},
+            {"survivors", survivors()},
+            {"thresholds", thresholds_},
+            {"scored", scored},
+            {"loss", losses},
+            {"right", right}};
+  }
+
+  std::string progress() const override {
+    if (seen_.empty()) return {};
+    std::vector<std::string> shares;
+    for (const ExitSeen& exit : seen_) {
+      shares.push_back(fmt::format("{:.1f}", 100 * share(exit.left, seen_.front().rows)));
+    }
+    return fmt::format("left {} % (stay {:.1f} %)", fmt::join(shares, " "), 100 * survivors());
+  }
+
+ private:
+  static double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
+  [[nodiscard]] double survivors() const {
+    return share(seen_.back().rows - seen_.back().left, seen_.front().rows);
+  }
+
+  static std::vector<LayerId> exits_of(const model::Model& model) {
+    std::vector<LayerId> exits;
+    for (std::size_t i = 0; i < model.size(); ++i) {
+      if (has_exit(*model[i])) exits.emplace_back(static_cast<int>(i));
+    }
+    return exits;
+  }
+
+  // The share of the rows arriving at an exit that leaves there in a step: the same at all exits.
+  [[nodiscard]] double leaving(std::int64_t step, std::size_t exits) const {
+    return 1 - scheduled_survivors(options_, step, 1, static_cast<int>(exits));
+  }
+
+  // Into the states of this rank.
+  [[nodiscard]] Expected<void> set(const Boundary& boundary) const {
+    const std::vector<LayerId> exits = exits_of(boundary.model);
+    if (exits.size() != thresholds_.size()) {
+      return make_error(ErrorCode::kBadInput,
+                        "thresholds of {} exits, wanted those of the model's {}: a checkpoint of "
+                        "the same early_exit.exit_every",
+                        thresholds_.size(), exits.size());
+    }
+    for (std::size_t e = 0; e < exits.size(); ++e) {
+      const auto found = boundary.states.find(exits[e]);
+      if (found != boundary.states.end()) set_threshold(found->second, thresholds_[e]);
+    }
+    return {};
+  }
+
+  // The shape of the model's head is that of an exit's.
+  [[nodiscard]] Expected<ExitOptions> exit_options(const model::Layer* head) const {
+    if (head != nullptr) {
+      for (const model::ParameterSpec& spec : head->parameters()) {
+        if (spec.shape.size() != 2) continue;
+        return ExitOptions{.hidden = spec.shape[1],
+                           .vocabulary = spec.shape[0],
+                           .head_init_std = spec.init_std,
+                           .confidence = confidence_of(options_.confidence),
+                           .loss = options_.exit_loss,
+                           .counts = options_.threshold == 0};
+      }
+    }
+    return make_error(ErrorCode::kBadInput,
+                      "early_exit.enabled is true, but the model has no head with a matrix; wanted "
+                      "a decoder of model.family");
+  }
+
+  EarlyExitOptions options_;
+  std::vector<float> thresholds_;  // by exit
+  std::vector<ExitSeen> seen_;     // of the newest step
+};
+
+}  // namespace
+
+std::unique_ptr<Source> early_exit_in_training(const SourceOptions& options, std::int64_t) {
+  return make_early_exit_source(options.get<EarlyExitOptions>());
+}
+
+std::unique_ptr<Source> make_early_exit_source(const EarlyExitOptions& options) {
+  return std::make_unique<EarlyExitSource>(options);
+}
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/freezing/training/source.h"
+
+#include <array>
+#include <chrono>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/dynamism/combinations.h"
+#include "dynmo/dynamism/freezing/convergence_rule.h"
+#include "dynmo/dynamism/freezing/schedule.h"
+#include "dynmo/dynamism/freezing/training/plasticity.h"
+#include "dynmo/dynamism/freezing/training/reference.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+class FreezingSource : public Source {
+ public:
+  FreezingSource(const FreezingOptions& options, std::int64_t steps)
+      : options_(options), steps_(steps) {
+    const auto valid = dynamism::check(options);
+    DYNMO_CHECK(valid.has_value(), "valid options of freezing: {}", valid.error().message);
+  }
+
+  std::string_view name() const override { return "freezing"; }
+
+  // The config of a run has been asked the same before; a model of one's own shows its ties here.
+  Expected<void> check(const Setting& setting) const override {
+    const TrainingSetting known{.tied_embeddings = !setting.ties.empty()};
+    DYNMO_TRY(check_training(options_, known));
+    return check_combination(std::array{name()}, known);
+  }
+
+ protected:
+  [[nodiscard]] const FreezingOptions& options() const { return options_; }
+  [[nodiscard]] std::int64_t steps() const { return steps_; }
+
+ private:
+  FreezingOptions options_;
+  std::int64_t steps_;
+};
+
+// The prefix is a function of the step, so that all ranks agree on it without a message and nothing
+// has to be restored.
+class ByStep final : public FreezingSource {
+ public:
+  using FreezingSource::FreezingSource;
+
+  Expected<Change> before_step(const Boundary& now) override {
+    const int layers = static_cast<int>(now.model.size());
+    return Change{.frozen_layers = frozen_layers(options().schedule, now.step, steps(), layers)};
+  }
+};
+
+// The prefix is a function of what all steps so far have shown, which all ranks know alike.
+class ByRule : public FreezingSource {
+ public:
+  using FreezingSource::FreezingSource;
+
+  Expected<Change> before_step(const Boundary& now) override {
+    rule_ = unfrozen_below(std::move(rule_), options(), now.learning_rate);
+    return Change{.frozen_layers = rule_.frozen};
+  }
+  Json state() const override { return to_json(rule_); }
+  Expected<void> restore(const Json& state) override {
+    DYNMO_ASSIGN(rule_, parse_convergence_rule(state));
+    return {};
+  }
+
+ protected:
+  [[nodiscard]] ConvergenceRule& rule() { return rule_; }
+  [[nodiscard]] const ConvergenceRule& rule() const { return rule_; }
+
+ private:
+  ConvergenceRule rule_;
+};
+
+class ByNorm final : public ByRule {
+ public:
+  using ByRule::ByRule;
+
+  Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
+    rule() = after_step(std::move(rule()), options(),
+                        {.step = now.step,
+                         .steps = steps(),
+                         .learning_rate = now.learning_rate,
+                         .squared_norms = outcome.squared_norms});
+    return {};
+  }
+  Json figures() const override { return {{"next_norm", next_to_first(rule())}}; }
+};
+
+// A check probes before its step and decides after it, so that a step that is not finished, as its
+// group has ended, leaves nothing behind: the next group probes the same again.
+class ByPlasticity final : public ByRule {
+ public:
+  using ByRule::ByRule;
+
+  Expected<void> check(const Setting& setting) const override {
+    DYNMO_TRY(ByRule::check(setting));
+    for (int i = 0; i < max_frozen(options(), setting.model.size()); ++i) {
+      const model::Layer& layer = *setting.model[static_cast<std::size_t>(i)];
+      if (has_reference(layer)) continue;
+      return make_error(ErrorCode::kBadInput,
+                        "freezing.rule is plasticity, but layer {} ('{}') has no buffers for a "
+                        "reference: wanted a model as the sources shape it, and sources that add "
+                        "to a layer's buffers",
+                        i, layer.name());
+    }
+    return {};
+  }
+
+  Expected<void> shape(model::Recipe& recipe) const override {
+    const int layers = max_frozen(options(), recipe.slots.size());
+    for (int i = 0; i < layers; ++i) {
+      auto& layer = recipe.slots[static_cast<std::size_t>(i)].layer;
+      layer = with_reference(layer);
+    }
+    return {};
+  }
+
+  Expected<Change> before_step(const Boundary& now) override {
+    DYNMO_ASSIGN(const Change change, ByRule::before_step(now));
+    slopes_.reset();
+    probe_s_ = 0;
+    const int end = max_frozen(options(), now.model.size());
+    checks_ = is_check(options(), now.step, steps()) && rule().frozen < end;
+    if (!checks_ || now.step == first_check(options(), steps())) return change;
+    if (rule().average.empty() && !rule().first.empty()) {
+      // Frozen layers have begun to train since the last check: what they have moved is not the
+      // work of as many steps. They begin where they began at first.
+      slopes_ = rule().first;
+      return change;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    DYNMO_ASSIGN(slopes_, plasticity(now, {.first = rule().frozen, .end = end}));
+    probe_s_ = seconds_since(begin);
+    return change;
+  }
+
+  Expected<void> after_update(const Boundary& now, const Outcome&) override {
+    if (!checks_) return {};
+    if (slopes_) {
+      rule() = after_check(std::move(rule()), options(), now.learning_rate, *slopes_);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const int end = max_frozen(options(), now.model.size());
+    for (auto& [id, state] : now.states) {
+      // A frozen layer is what it was.
+      if (id.value < end && !state.frozen) take_reference(*now.model[id.index()], state);
+    }
+    probe_s_ += seconds_since(begin);
+    return {};
+  }
+
+  Json figures() const override {
+    Json figures = {{"next_slope", next_to_first(rule())}};
+    if (probe_s_ > 0) figures["probe_s"] = probe_s_;
+    return figures;
+  }
+
+ private:
+  // From before a step until after it.
+  bool checks_ = false;
+  std::optional<std::vector<double>> slopes_;  // by layer
+  double probe_s_ = 0;                         // of this rank
+};
+
+}  // namespace
+
+std::unique_ptr<Source> freezing_in_training(const SourceOptions& options, std::int64_t steps) {
+  return make_freezing_source(options.get<FreezingOptions>(), steps);
+}
+
+std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options, std::int64_t steps) {
+  if (options.rule == FreezingRule::kNorm) return std::make_unique<ByNorm>(options, steps);
+  if (options.rule == FreezingRule::kPlasticity) {
+    return std::make_unique<ByPlasticity>(options, steps);
+  }
+  return std::make_unique<ByStep>(options, steps);
+}
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Freezing in real training: the layers of a prefix stop training, by FreezingSchedule or by
+// ConvergenceRule.
+
+#include <cstdint>
+#include <memory>
+
+#include "dynmo/dynamism/freezing/options.h"
+#include "dynmo/dynamism/training/source.h"
+
+namespace dynmo::dynamism {
+
+// Makes the source for a run of `steps` steps. Requires valid options of a rule that a training
+// knows.
+[[nodiscard]] std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options,
+                                                           std::int64_t steps);
+
+// Makes the source from a config's table; sources.def refers to it.
+[[nodiscard]] std::unique_ptr<Source> freezing_in_training(const SourceOptions& options,
+                                                           std::int64_t steps);
+
+}  // namespace dynmo::dynamism

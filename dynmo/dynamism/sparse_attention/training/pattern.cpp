@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/dynamism/sparse_attention/training/pattern.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/kernels/angular_hashes.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+enum PatternDraw : std::uint64_t { kDirections = 0x48415348, kQueryDrops, kKeyDrops };
+
+std::uint64_t pattern_key(PatternDraw draw, const model::LayerState& state,
+                          const model::LayerContext& context) {
+  if (context.pass != model::Pass::kTraining) {
+    return mix_key({draw, static_cast<std::uint64_t>(state.id.value)});
+  }
+  return mix_key({draw, state.random_key, static_cast<std::uint64_t>(context.step),
+                  static_cast<std::uint64_t>(context.micro_batch.value)});
+}
+
+at::Tensor tensor_of(std::span<const std::int64_t> numbers) {
+  at::Tensor tensor = at::empty({std::ssize(numbers)}, at::kLong);
+  std::copy(numbers.begin(), numbers.end(), tensor.data_ptr<std::int64_t>());
+  return tensor;
+}
+
+class HashPattern final : public model::AttentionPattern {
+ public:
+  explicit HashPattern(int buckets) : buckets_(buckets) {}
+
+  bool shares_keys() const override { return true; }
+
+  kernels::Selection select(const at::Tensor& q_BTHK, const model::LayerState& state,
+                            const model::LayerContext& context) const override {
+    const std::int64_t sequences = q_BTHK.size(0);
+    const std::int64_t tokens = q_BTHK.size(1);
+    const std::int64_t heads = q_BTHK.size(2);
+    at::Tensor bucket_BHT = at::zeros({sequences, heads, tokens}, at::kInt);
+    if (buckets_ > 1) {
+      bucket_BHT = kernels::angular_hashes(
+          q_BTHK, directions(pattern_key(kDirections, state, context), heads, q_BTHK.size(3)));
+    }
+    // A counting sort for each head: by bucket, then by time.
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(bucket_BHT.numel()));
+    std::vector<std::int64_t> offsets;
+    std::int64_t filled = 0;
+    const auto* bucket = bucket_BHT.const_data_ptr<std::int32_t>();
+    for (std::int64_t b = 0; b < sequences; ++b) {
+      for (std::int64_t h = 0; h < heads; ++h, bucket += tokens) {
+        std::vector<std::int64_t> next(static_cast<std::size_t>(buckets_));
+        for (std::int64_t t = 0; t < tokens; ++t) ++next[static_cast<std::size_t>(bucket[t])];
+        for (std::int64_t& place : next) {
+          offsets.push_back(filled);
+          filled += std::exchange(place, filled);
+        }
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          const std::int64_t place = next[static_cast<std::size_t>(bucket[t])]++;
+          rows[static_cast<std::size_t>(place)] = (b * tokens + t) * heads + h;
+        }
+      }
+    }
+    offsets.push_back(filled);
+    kernels::Selection selection{.queries = tensor_of(rows),
+                                 .query_offsets = tensor_of(offsets),
+                                 .keys = {},
+                                 .key_offsets = {},
+                                 .mask = kernels::Mask::kStrict};
+    selection.keys = selection.queries;
+    selection.key_offsets = selection.query_offsets;
+    return selection;
+  }
+
+ private:
+  // Unit columns by head, HKS.
+  at::Tensor directions(std::uint64_t key, std::int64_t heads, std::int64_t size) const {
+    const std::int64_t count = buckets_ / 2;
+    at::Tensor all = at::empty({heads, size, count}, at::kDouble);
+    auto* element = all.data_ptr<double>();
+    for (std::int64_t h = 0; h < heads; ++h, element += size * count) {
+      Rng rng(mix_key({key, static_cast<std::uint64_t>(h)}));
+      for (std::int64_t s = 0; s < count; ++s) {
+        double squares = 0;
+        for (std::int64_t k = 0; k < size; ++k) {
+          const double drawn = rng.normal();
+          element[k * count + s] = drawn;
+          squares += drawn * drawn;
+        }
+        for (std::int64_t k = 0; k < size; ++k) element[k * count + s] /= std::sqrt(squares);
+      }
+    }
+    return all;
+  }
+
+  std::int64_t buckets_;
+};
+
+class DropPattern final : public model::AttentionPattern {
+ public:
+  explicit DropPattern(double dropped) : dropped_(dropped) {}
+
+  bool shares_keys() const override { return false; }
+
+  kernels::Selection select(const at::Tensor& q_BTHK, const model::LayerState& state,
+                            const model::LayerContext& context) const override {
+    kernels::Selection selection;
+    kept(q_BTHK, pattern_key(kQueryDrops, state, context), selection.queries,
+         selection.query_offsets);
+    kept(q_BTHK, pattern_key(kKeyDrops, state, context), selection.keys, selection.key_offsets);
+    return selection;
+  }
+
+ private:
+  // Draws of a head go on from token to token, so that those of a text are those of a longer one.
+  void kept(const at::Tensor& q_BTHK, std::uint64_t key, at::Tensor& rows,
+            at::Tensor& offsets) const {
+    const std::int64_t tokens = q_BTHK.size(1);
+    const std::int64_t heads = q_BTHK.size(2);
+    std::vector<std::int64_t> all;
+    std::vector<std::int64_t> ends = {0};
+    for (std::int64_t b = 0; b < q_BTHK.size(0); ++b) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        Rng rng(mix_key({key, static_cast<std::uint64_t>(b), static_cast<std::uint64_t>(h)}));
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          if (rng.uniform() >= dropped_) all.push_back((b * tokens + t) * heads + h);
+        }
+        ends.push_back(std::ssize(all));
+      }
+    }
+    rows = tensor_of(all);
+    offsets = tensor_of(ends);
+  }
+
+  double dropped_;
+};
+
+}  // namespace
+
+std::shared_ptr<const model::AttentionPattern> make_pattern(const SparseAttentionOptions& options) {
+  const auto valid = check(options);
+  DYNMO_CHECK(valid.has_value(), "valid options: {}", valid.error().message);
+  if (options.rule == SparseRule::kDrop) return std::make_shared<DropPattern>(options.dropped);
+  return std::make_shared<HashPattern>(options.buckets);
+}
+
+}  // namespace dynmo::dynamism

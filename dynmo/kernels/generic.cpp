@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/kernels/generic.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "dynmo/core/check.h"
+
+namespace dynmo::kernels::generic {
+namespace {
+
+using at::Tensor;
+
+// The tensor itself but for bf16.
+Tensor wide(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
+
+// The answers of at::_fused_sdp_choice (sdp::SDPBackend of the library).
+enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2 };
+
+Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
+  // Only CUDA has the two operations. Beyond 128 a head's backward pass is not on every device for
+  // which the choice, which is made for the forward pass, says yes.
+  if (!q_BHTK.is_cuda() || q_BHTK.size(3) % 8 != 0 || q_BHTK.size(3) > 128) return Fused::kNone;
+  const auto chosen = static_cast<Fused>(at::_fused_sdp_choice(
+      q_BHTK, k_BHTK, v_BHTK, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
+  return chosen == Fused::kFlash || chosen == Fused::kEfficient ? chosen : Fused::kNone;
+}
+
+// Scores of each query with the keys it sees, in the statistics type, [B, H, T, T]; -inf for those
+// it does not see.
+Tensor scores_of(const Tensor& q_BHTK, const Tensor& k_BHTK) {
+  const std::int64_t tokens = q_BHTK.size(2);
+  const double scale = 1 / std::sqrt(static_cast<double>(q_BHTK.size(3)));
+  const Tensor later =
+      at::ones({tokens, tokens}, q_BHTK.options().dtype(at::kBool)).triu_(/*diagonal=*/1);
+  return at::matmul(wide(q_BHTK), wide(k_BHTK).transpose(2, 3))
+      .mul_(scale)
+      .masked_fill_(later, -std::numeric_limits<double>::infinity());
+}
+
+// High and low half of the 64-bit product of two 32-bit words, each word in an int64. The product
+// may wrap into the sign, which the mask takes off again.
+constexpr std::int64_t kWord = 0xFFFFFFFF;
+std::pair<Tensor, Tensor> product_of(const Tensor& words, std::int64_t factor) {
+  const Tensor product = words * factor;
+  return {product.bitwise_right_shift(32).bitwise_and_(kWord), product.bitwise_and(kWord)};
+}
+
+}  // namespace
+
+Tensor rstd(const Tensor& x_ND, double epsilon) {
+  return wide(x_ND).square().mean(-1, /*keepdim=*/true).add_(epsilon).rsqrt_();
+}
+
+Tensor rms_norm(const Tensor& x_ND, const Tensor& inverse_N1, const Tensor& weight_D) {
+  return (wide(x_ND) * inverse_N1).mul_(wide(weight_D)).to(x_ND.scalar_type());
+}
+
+// With u = x * inverse: dweight = sum_N(dy * u), dx = inverse * (dy * w - u * mean_D(dy * w * u)).
+NormGradient norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND, const Tensor& inverse_N1,
+                           const Tensor& weight_D, InputGradient wanted,
+                           const Tensor& residual_ND) {
+  const Tensor slope_ND = wide(gradient_ND);
+  const Tensor unit_ND = wide(x_ND) * inverse_N1;
+  NormGradient gradient{.x_ND = {}, .weight_D = (slope_ND * unit_ND).sum(0)};
+  if (wanted == InputGradient::kNotWanted) return gradient;
+  const Tensor weighed_ND = slope_ND * wide(weight_D);
+  const Tensor mean_N1 = (weighed_ND * unit_ND).mean(-1, /*keepdim=*/true);
+  Tensor x_gradient_ND = (weighed_ND - unit_ND * mean_N1).mul_(inverse_N1);
+  if (residual_ND.defined()) x_gradient_ND.add_(residual_ND);
+  gradient.x_ND = x_gradient_ND.to(x_ND.scalar_type());
+  return gradient;
+}
+
+Tensor swiglu(const Tensor& gate_NF, const Tensor& up_NF) { return at::silu(gate_NF).mul_(up_NF); }
+
+void swiglu_gradient(Tensor& gate_NF, Tensor& up_NF, Tensor& product_NF) {
+  const Tensor slope_NF = product_NF;
+  const Tensor silu_NF = at::silu(gate_NF);
+  product_NF = silu_NF * up_NF;
+  gate_NF = at::silu_backward(slope_NF * up_NF, gate_NF);
+  up_NF = silu_NF * slope_NF;
+}
+
+Tensor cross_entropy(Tensor& scores_NV, const Tensor& targets_N) {
+  Tensor log_NV = at::log_softmax(scores_NV, -1, accumulation_type(scores_NV.scalar_type()));
+  const Tensor loss = log_NV.gather(1, targets_N.unsqueeze(1)).mean(at::kDouble).neg_();
+  scores_NV = log_NV.exp_().to(scores_NV.scalar_type());
+  return loss.to(accumulation_type(scores_NV.scalar_type()));
+}
+
+void cross_entropy_gradient(Tensor& probabilities_NV, const Tensor& targets_N, double gradient) {
+  const Tensor targets_N1 = targets_N.unsqueeze(1);
+  probabilities_NV.scatter_add_(1, targets_N1,
+                                at::full(targets_N1.sizes(), -1.0, probabilities_NV.options()));
+  probabilities_NV.mul_(gradient / static_cast<double>(targets_N.numel()));
+}
+
+void apply_rope(Tensor& x_BTHK, const Tensor& cosine, const Tensor& sine, Rope direction) {
+  const std::int64_t half = x_BTHK.size(3) / 2;
+  const Tensor low = x_BTHK.narrow(3, 0, half);
+  const Tensor high = x_BTHK.narrow(3, half, half);
+  // One angle for all heads of a token: [T, 1, K / 2].
+  const Tensor c = cosine.unsqueeze(1);
+  const Tensor s = direction == Rope::kForward ? sine.unsqueeze(1) : sine.neg().unsqueeze(1);
+  const Tensor turned_low = low * c - high * s;
+  const Tensor turned_high = high * c + low * s;
+  low.copy_(turned_low);
+  high.copy_(turned_high);
+}
+
+Attention causal_attention(const Tensor& q_BTHK, const Tensor& k_BTHK, const Tensor& v_BTHK) {
+  const Tensor q = q_BTHK.transpose(1, 2);
+  const Tensor k = k_BTHK.transpose(1, 2);
+  const Tensor v = v_BTHK.transpose(1, 2);
+  const Fused fused = fused_attention(q, k, v);
+  if (fused == Fused::kFlash) {
+    const auto result =
+        at::_scaled_dot_product_flash_attention(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/true);
+    return {.out_BTHK = std::get<0>(result).transpose(1, 2),
+            .log_sum_exp = std::get<1>(result),
+            .draws = {std::get<6>(result), std::get<7>(result)}};
+  }
+  if (fused == Fused::kEfficient) {
+    const auto [out, log_sum_exp, seed, offset] = at::_scaled_dot_product_efficient_attention(
+        q, k, v, /*attn_bias=*/{}, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
+        /*is_causal=*/true);
+    return {.out_BTHK = out.transpose(1, 2), .log_sum_exp = log_sum_exp, .draws = {seed, offset}};
+  }
+  const Tensor scores_BHTT = scores_of(q, k);
+  const Tensor log_sum_exp = at::logsumexp(scores_BHTT, -1);
+  const Tensor probabilities_BHTT = (scores_BHTT - log_sum_exp.unsqueeze(-1)).exp_();
+  const Tensor out = at::matmul(probabilities_BHTT, wide(v)).to(q.scalar_type());
+  return {.out_BTHK = out.transpose(1, 2).contiguous(), .log_sum_exp = log_sum_exp, .draws = {}};
+}
+
+AttentionGradient causal_attention_gradient(const Tensor& gradient_BTHK, const Tensor& q_BTHK,
+                                            const Tensor& k_BTHK, const Tensor& v_BTHK,
+                                            const Attention& attention) {
+  const Tensor dy = gradient_BTHK.transpose(1, 2);
+  const Tensor q = q_BTHK.transpose(1, 2);
+  const Tensor k = k_BTHK.transpose(1, 2);
+  const Tensor v = v_BTHK.transpose(1, 2);
+  const Tensor out = attention.out_BTHK.transpose(1, 2);
+  const auto as_given = [](const Tensor& x_BHTK) { return x_BHTK.transpose(1, 2).contiguous(); };
+  // The same choice as in the forward pass: it is one of type, shape and device.
+  const Fused fused = fused_attention(q, k, v);
+  if (fused == Fused::kFlash) {
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
+        dy, q, k, v, out, attention.log_sum_exp, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(2),
+        k.size(2), /*dropout_p=*/0.0, /*is_causal=*/true, attention.draws[0], attention.draws[1]);
+    return {as_given(dq), as_given(dk), as_given(dv)};
+  }
+  if (fused == Fused::kEfficient) {
+    const auto result = at::_scaled_dot_product_efficient_attention_backward(
+        dy, q, k, v, /*attn_bias=*/{}, out, attention.log_sum_exp, attention.draws[0],
+        attention.draws[1], /*dropout_p=*/0.0,
+        /*grad_input_mask=*/std::array<bool, 4>{true, true, true, false}, /*is_causal=*/true);
+    return {as_given(std::get<0>(result)), as_given(std::get<1>(result)),
+            as_given(std::get<2>(result))};
+  }
+  // With p = softmax(s): dv = p^T dy, dp = dy v^T, ds = p (dp - sum_T(p dp)), and sum_T(p dp) is
+  // that of dy out over the head (Dao et al., "FlashAttention", 2022, appendix B.2).
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const Tensor slope = wide(dy);
+  const Tensor p = (scores_of(q, k) - attention.log_sum_exp.unsqueeze(-1)).exp_();
+  const Tensor row_BHT1 = (slope * wide(out)).sum(-1, /*keepdim=*/true);
+  const Tensor ds = at::matmul(slope, wide(v).transpose(2, 3)).sub_(row_BHT1).mul_(p).mul_(scale);
+  const auto rounded = [&](const Tensor& x) { return as_given(x.to(q.scalar_type())); };
+  return {rounded(at::matmul(ds, wide(k))), rounded(at::matmul(ds.transpose(2, 3), wide(q))),
+          rounded(at::matmul(p.transpose(2, 3), slope))};
+}
+
+void add_rows(Tensor& gradient_VD, const Tensor& tokens, const Tensor& from) {
+  gradient_VD.index_add_(0, tokens.reshape({-1}),
+                         from.reshape({-1, from.size(-1)}).to(gradient_VD.scalar_type()));
+}
+
+Tensor keep_mask(const Tensor& like, std::uint64_t key, std::uint32_t threshold) {
+  const std::int64_t count = like.numel();
+  const std::int64_t blocks = (count + 3) / 4;
+  const auto words = like.options().dtype(at::kLong);
+  const Tensor block = at::arange(blocks, words);
+  Tensor c0 = block.bitwise_and(kWord);
+  Tensor c1 = block.bitwise_right_shift(32);
+  Tensor c2 = at::zeros({blocks}, words);
+  Tensor c3 = c2;
+  auto key0 = static_cast<std::int64_t>(key & kWord);
+  auto key1 = static_cast<std::int64_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const auto [high0, low0] = product_of(c0, 0xD2511F53);
+    const auto [high1, low1] = product_of(c2, 0xCD9E8D57);
+    c0 = high1.bitwise_xor_(c1).bitwise_xor_(key0);
+    c1 = low1;
+    c2 = high0.bitwise_xor_(c3).bitwise_xor_(key1);
+    c3 = low0;
+    key0 = (key0 + 0x9E3779B9) & kWord;
+    key1 = (key1 + 0xBB67AE85) & kWord;
+  }
+  const Tensor all = at::stack({c0, c1, c2, c3}, 1).flatten();
+  return all.narrow(0, 0, count).ge(static_cast<std::int64_t>(threshold)).view(like.sizes());
+}
+
+double sum_of_squares(const Tensor& tensor) {
+  return tensor.to(at::kDouble).square().sum().item<double>();
+}
+
+}  // namespace dynmo::kernels::generic

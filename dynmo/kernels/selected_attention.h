@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention on chosen rows of queries and keys, so that its time goes by their pairs. On the CPU.
+//
+// Dimensions as in operations.h, G key heads.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "dynmo/kernels/operations.h"
+#include "dynmo/kernels/ragged_attention.h"
+
+namespace dynmo::kernels {
+
+// Rows of x_BTHK in sections, int64. Row (b T + t) H + h is head h of token t; the heads are those
+// of the queries, also for keys. A section has rows of one head of one sequence, and no row is in
+// two sections. Sections go by sequence, then by head; within a section tokens ascend.
+struct Selection {
+  at::Tensor queries;
+  at::Tensor query_offsets;
+  at::Tensor keys;
+  at::Tensor key_offsets;
+  Mask mask = Mask::kCausal;
+};
+
+// How many pairs (query, key) of all heads and sequences the selection looks at.
+[[nodiscard]] std::int64_t pairs_of(const at::Tensor& q_BTHK, const Selection& selection);
+
+// As causal_attention and its gradient, on the selection. Queries that are not chosen, or see no
+// key, give 0. Undefined k: shared keys, whose gradient is in that of q, and k's is undefined.
+[[nodiscard]] Attention selected_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK,
+                                           const at::Tensor& v_BTGK, const Selection& selection);
+[[nodiscard]] AttentionGradient selected_attention_gradient(
+    const at::Tensor& gradient_BTHK, const at::Tensor& q_BTHK, const at::Tensor& k_BTGK,
+    const at::Tensor& v_BTGK, const Attention& attention, const Selection& selection);
+
+}  // namespace dynmo::kernels
