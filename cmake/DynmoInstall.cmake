@@ -21,6 +21,9 @@ if(DYNMO_RUNTIME)
   install(TARGETS dynmo_runtime_program RUNTIME DESTINATION "${dynmo_runtime_program_directory}")
 endif()
 install(TARGETS ${dynmo_package_targets} EXPORT dynmo FILE_SET HEADERS)
+if(DYNMO_RUNTIME)
+  install(TARGETS dynmo_gloo_loop EXPORT dynmo OBJECTS DESTINATION "${CMAKE_INSTALL_LIBDIR}/dynmo")
+endif()
 install(EXPORT dynmo NAMESPACE dynmo:: DESTINATION "${dynmo_package_directory}" FILE dynmoTargets.cmake)
 
 configure_package_config_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmoConfig.cmake.in" "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfig.cmake"

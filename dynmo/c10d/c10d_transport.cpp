@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "dynmo/c10d/gloo_group_impl.h"
-#include "dynmo/c10d/gloo_loop_impl.h"
 #include "dynmo/c10d/relay_store_impl.h"
 #include "dynmo/c10d/store_impl.h"
 #include "dynmo/core/check.h"
@@ -290,7 +289,6 @@ Expected<void> Joining::connect_gloo() {
     c10::intrusive_ptr<::c10d::Backend> gloo;
     std::exception_ptr exception;
   };
-  have_patient_gloo_loop();
   auto shared = std::make_shared<Shared>();
   auto how = ::c10d::ProcessGroupGloo::Options::create(options_.join_timeout);
   how->devices.push_back(::c10d::ProcessGroupGloo::createDeviceForHostname(state_->address));

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdint>
 
-#include "dynmo/c10d/gloo_loop_impl.h"
 #include "dynmo/process/sockets.h"
 
 namespace dynmo::c10d {
@@ -23,7 +22,6 @@ struct Polled {
   std::array<epoll_event, 4> found{};
 
   Polled() {
-    have_patient_gloo_loop();
     epoll_event wanted{.events = EPOLLIN, .data = {.u64 = 7}};
     EXPECT_EQ(epoll_ctl(poll.get(), EPOLL_CTL_ADD, event.get(), &wanted), 0);
   }

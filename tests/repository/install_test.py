@@ -73,6 +73,10 @@ class InstallTree(unittest.TestCase):
         if not RUNTIME:
             self.skipTest("this build has no runtime")
         self.assertEqual(self.consume("runtime"), "frozen 1.0 KiB\n")
+        # The library leaves the system's names alone; a program that wants Gloo's loop patient asks for it.
+        for program, defined in (("consumer", False), ("patient", True)):
+            names = call("nm", "--defined-only", self.root / "runtime" / program).split()
+            self.assertEqual("epoll_wait" in names, defined, program)
 
     def test_serves_a_source_of_ones_own_as_its_page_says(self):
         if not RUNTIME:
