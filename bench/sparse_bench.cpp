@@ -38,7 +38,7 @@ struct matrix_descr {  // NOLINT: MKL's name
 
 namespace {
 
-using namespace dynmo;                    // NOLINT: a program
+using namespace dynmo;                      // NOLINT: a program
 namespace sparse = dynmo::kernels::sparse;  // NOLINT
 
 constexpr std::int64_t kSize = 1024;
@@ -139,9 +139,7 @@ std::vector<Contest> contests() {
        [](Matrices& m) { static_cast<void>(sparse::times(*m.pattern, m.values, m.x)); },
        [](Matrices& m) { m.mkl_times(false); }},
       {"input gradient", [](Matrices& m) { at::mm(m.dy, m.weight); },
-       [](Matrices& m) {
-         static_cast<void>(sparse::times_transposed(*m.pattern, m.values, m.dy));
-       },
+       [](Matrices& m) { static_cast<void>(sparse::times_transposed(*m.pattern, m.values, m.dy)); },
        [](Matrices& m) { m.mkl_times(true); }},
       {"weight gradient",
        [](Matrices& m) { m.gradient_OI.addmm_(m.dy.t(), m.x); },
@@ -158,10 +156,9 @@ bool same(const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 
 bool check(Matrices& m) {
   m.gradient.zero_();
   sparse::add_product(*m.pattern, m.gradient, m.dy, m.x);
-  bool right =
-      same(sparse::times(*m.pattern, m.values, m.x), at::linear(m.x, m.weight)) &&
-      same(sparse::times_transposed(*m.pattern, m.values, m.dy), at::mm(m.dy, m.weight)) &&
-      same(m.gradient, at::mm(m.dy.t(), m.x).masked_select(m.mask));
+  bool right = same(sparse::times(*m.pattern, m.values, m.x), at::linear(m.x, m.weight)) &&
+               same(sparse::times_transposed(*m.pattern, m.values, m.dy), at::mm(m.dy, m.weight)) &&
+               same(m.gradient, at::mm(m.dy.t(), m.x).masked_select(m.mask));
   if (m.handle != nullptr) {
     m.mkl_times(false);
     right = right && same(m.y_DN.t(), at::linear(m.x, m.weight));

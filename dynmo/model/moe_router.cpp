@@ -58,7 +58,8 @@ std::vector<std::int32_t> highest_of_rows(const Numbers& scores, Index experts, 
   for (std::size_t first = 0; first < scores.size(); first += at_index(experts)) {
     std::iota(order.begin(), order.end(), Index{0});
     const auto row = std::span(scores).subspan(first, at_index(experts));
-    std::partial_sort(order.begin(), order.begin() + top_k, order.end(), kernels::HigherFirst<double>{row});
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
+                      kernels::HigherFirst<double>{row});
     for (Index k = 0; k < top_k; ++k) {
       chosen.push_back(static_cast<std::int32_t>(order[at_index(k)]));
     }

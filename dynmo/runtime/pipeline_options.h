@@ -62,7 +62,7 @@ struct PipelineOptions {
   // Steps that a rank of a replica has no layers before it is released, and how many stay.
   std::int64_t release_after = 10;
   int min_ranks = 1;
-  Staging staging = {};                  // where this rank computes
+  Staging staging = {};                        // where this rank computes
   c10d::ChannelTransport* channels = nullptr;  // of the group; see StepInput::device_messages
   // Whether this rank has something to tell all before the next step (StepReport::asked).
   std::function<bool()> asks = {};

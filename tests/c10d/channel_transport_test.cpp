@@ -17,9 +17,10 @@
 namespace dynmo::c10d {
 namespace {
 
-using schedule::ScheduleKind;
+using runtime::bytes_of;
 using runtime::testing::RunOptions;
 using runtime::testing::RunResult;
+using schedule::ScheduleKind;
 using transport::Tag;
 using transport::Transport;
 

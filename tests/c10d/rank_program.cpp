@@ -195,8 +195,8 @@ Expected<void> rebuild(std::unique_ptr<Group>& group, GroupOptions options) {
     DYNMO_ASSIGN(group, join_group(options));
     if (round == 0) at_first = runtime::testing::resources();
   }
-  DYNMO_TRY(
-      require(runtime::testing::resources_fall_to(at_first), "no descriptor or thread left by a group"));
+  DYNMO_TRY(require(runtime::testing::resources_fall_to(at_first),
+                    "no descriptor or thread left by a group"));
   const Bytes mine(64 * kMiB);
   Bytes theirs(64 * kMiB);
   DYNMO_TRY(exchange(*group, 1, mine, theirs, mine.size()));

@@ -20,6 +20,7 @@
 namespace dynmo::runtime {
 namespace {
 
+using c10d::open_cuda;
 using model::testing::random_tensor;
 using testing::RunOptions;
 using testing::RunResult;

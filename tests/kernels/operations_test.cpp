@@ -68,7 +68,7 @@ TEST_P(Operations, NormGradientIsThatOfItsFormulaAndAddsTheResidual) {
   const NormGradient weight_only =
       norm_gradient(gradient.given, x.given, kept, weight.given, InputGradient::kNotWanted);
   EXPECT_FALSE(weight_only.x_ND.defined());
-  EXPECT_TRUE(testing::same_bits(weight_only.weight_D, plain.weight_D));
+  EXPECT_TRUE(model::testing::same_bits(weight_only.weight_D, plain.weight_D));
 }
 
 TEST_P(Operations, GatedProductAndItsGradientAreThoseOfLibtorch) {
@@ -100,7 +100,7 @@ TEST_P(Operations, CrossEntropyAndItsGradientAreThoseOfLibtorch) {
     Both scores = random({9, vocabulary}, 8);
     scores.given.mul_(8);
     scores.exact = scores.given.to(at::kDouble);
-    const at::Tensor targets = testing::random_tokens(1, 9, vocabulary, 9).flatten();
+    const at::Tensor targets = model::testing::random_tokens(1, 9, vocabulary, 9).flatten();
     at::Tensor given = scores.given.clone();
     const at::Tensor loss = cross_entropy(given, targets);
     const double exact = at::cross_entropy_loss(scores.exact, targets).item<double>();

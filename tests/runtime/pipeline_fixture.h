@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/c10d/channel_transport.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/freezing/training/source.h"
@@ -120,7 +121,7 @@ struct RunOptions {
   double row_room = 1;
   Staging staging = {};
   // Makes the channels between stages, one a rank; none: the ranks' transport.
-  std::function<std::unique_ptr<ChannelTransport>(transport::Transport&)> channels = {};
+  std::function<std::unique_ptr<c10d::ChannelTransport>(transport::Transport&)> channels = {};
 };
 
 // As of an imported model: matrices with stds from a 64th of the nominal one to 4 times it.

@@ -11,10 +11,10 @@
 extern "C" {
 
 // (References instead of results: a function of the C interface has none of class type.)
-dynmo::runtime::ConnectNccl dynmo_connect_nccl;
-dynmo::runtime::NameCudaDevice dynmo_name_cuda_device;
+dynmo::c10d::ConnectNccl dynmo_connect_nccl;
+dynmo::c10d::NameCudaDevice dynmo_name_cuda_device;
 
-void dynmo_connect_nccl(const dynmo::runtime::NcclPair& pair,
+void dynmo_connect_nccl(const dynmo::c10d::NcclPair& pair,
                         c10::intrusive_ptr<::c10d::Backend>& group) {
   // A lost rank is the affair of our watchdog. c10d's own would end the process, and a second one
   // watch the first.
