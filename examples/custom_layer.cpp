@@ -8,9 +8,9 @@
 #include "dynmo/dynamism/freezing/options.h"
 #include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/decoder.h"
-#include "dynmo/train/model_config.h"
 #include "dynmo/train/run.h"
 #include "dynmo/transport/in_process.h"
+#include "dynmo/weights/model_config.h"
 
 namespace {
 
@@ -31,8 +31,8 @@ std::shared_ptr<const model::Layer> squared_relu(std::string name, std::int64_t 
 
 // [model]
 // The usual decoder with the MLP of every block replaced.
-Expected<model::Recipe> primer(const train::Config& config, std::int64_t vocabulary) {
-  const model::DecoderConfig decoder = train::decoder_config(config, vocabulary);
+Expected<model::Recipe> primer(const config::Config& config, std::int64_t vocabulary) {
+  const model::DecoderConfig decoder = weights::decoder_config(config, vocabulary);
   DYNMO_TRY(model::validate(decoder));
   model::Recipe recipe = model::make_recipe(decoder);
   for (auto& [place, layer] : recipe.slots) {

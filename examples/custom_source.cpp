@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   options.make_sources = layer_drop;
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 0;
   const std::vector<std::string> settings(argv + std::min(argc, 2), argv + argc);
-  auto done = train::apply_settings(options.config, settings);
+  auto done = config::apply_settings(options.config, settings);
   if (ranks < 1) done = make_error(ErrorCode::kBadInput, "wanted RANKS KEY=VALUE...");
   if (done) {
     options.resume = std::filesystem::exists(options.config.run.directory + "/checkpoints");

@@ -10,7 +10,7 @@
 #include "apps/dynmo/runtime_commands.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/checkpoint.h"
-#include "dynmo/train/trained_model.h"
+#include "dynmo/weights/trained_model.h"
 
 namespace dynmo::app {
 namespace {
@@ -59,14 +59,14 @@ Expected<int> verify(const CheckpointFlags& flags) {
 
 Expected<int> export_hf(const CheckpointFlags& flags) {
   if (!flags.overwrite) {  // before the weights are read
-    const auto free = train::check_export_folder(flags.out);
+    const auto free = weights::check_export_folder(flags.out);
     if (!free) return make_error(free.error().code, "{} (--overwrite)", free.error().message);
   }
-  DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
+  DYNMO_ASSIGN(const weights::TrainedModel model, weights::open_trained(flags.path));
   for (const std::string& note : model.notes) print_note("{}", note);
-  DYNMO_TRY(train::export_hugging_face(
-      model, flags.out, flags.overwrite ? train::Overwrite::kYes : train::Overwrite::kNo));
-  const auto tokenizer = train::export_tokenizer(model, flags.out);
+  DYNMO_TRY(weights::export_hugging_face(
+      model, flags.out, flags.overwrite ? weights::Overwrite::kYes : weights::Overwrite::kNo));
+  const auto tokenizer = weights::export_tokenizer(model, flags.out);
   if (!tokenizer) print_note("no tokenizer is exported: {}", tokenizer.error().message);
   std::vector<std::string> files = {"model.safetensors", "config.json"};
   if (tokenizer) files.insert(files.end(), tokenizer->begin(), tokenizer->end());
@@ -75,7 +75,7 @@ Expected<int> export_hf(const CheckpointFlags& flags) {
 }
 
 Expected<int> import_hf(const CheckpointFlags& flags) {
-  DYNMO_ASSIGN(const std::string left_out, train::import_hugging_face(flags.path, flags.out));
+  DYNMO_ASSIGN(const std::string left_out, weights::import_hugging_face(flags.path, flags.out));
   fmt::print(
       "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
       "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",

@@ -16,7 +16,8 @@
 #include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/data/tokenizer.h"
 #include "dynmo/data/utf8.h"
-#include "dynmo/train/trained_model.h"
+#include "dynmo/weights/generate.h"
+#include "dynmo/weights/trained_model.h"
 
 namespace dynmo::app {
 namespace {
@@ -27,7 +28,7 @@ struct GenerateFlags {
   std::optional<std::string> prompt_tokens;
   std::string scores;
   std::string tokenizer;
-  train::Sampling sampling;
+  weights::Sampling sampling;
 };
 
 // Whole numbers with commas between: "5,17".
@@ -53,15 +54,15 @@ Expected<std::vector<std::int64_t>> parse_tokens(std::string_view text) {
 }
 
 // Checks a generation, and tells of a text beyond the longest input before it is made.
-Expected<void> check(const train::TrainedModel& model, const std::vector<std::int64_t>& prompt,
-                     const train::Sampling& sampling) {
-  DYNMO_ASSIGN(const std::string note, train::check_generation(model, prompt, sampling));
+Expected<void> check(const weights::TrainedModel& model, const std::vector<std::int64_t>& prompt,
+                     const weights::Sampling& sampling) {
+  DYNMO_ASSIGN(const std::string note, weights::check_generation(model, prompt, sampling));
   if (!note.empty()) print_note("{}", note);
   return {};
 }
 
 // Scores of all tokens need all of them in one input.
-Expected<void> check_scores(const train::TrainedModel& model, std::size_t prompt,
+Expected<void> check_scores(const weights::TrainedModel& model, std::size_t prompt,
                             const GenerateFlags& flags) {
   const std::int64_t longest = model::shape_of(model.config).sequence;
   const std::int64_t all = static_cast<std::int64_t>(prompt) + flags.sampling.tokens;
@@ -73,16 +74,16 @@ Expected<void> check_scores(const train::TrainedModel& model, std::size_t prompt
 }
 
 // Tokens in and out, for models whose tokenizer is somewhere else.
-Expected<int> continue_tokens(const train::TrainedModel& model,
+Expected<int> continue_tokens(const weights::TrainedModel& model,
                               const std::vector<std::int64_t>& prompt, const GenerateFlags& flags) {
   DYNMO_TRY(check_scores(model, prompt.size(), flags));
   DYNMO_TRY(check(model, prompt, flags.sampling));
-  DYNMO_ASSIGN(const auto made, train::generate(model, prompt, flags.sampling));
+  DYNMO_ASSIGN(const auto made, weights::generate(model, prompt, flags.sampling));
   fmt::print("{}\n", fmt::join(made, " "));
   if (flags.scores.empty()) return 0;
   std::vector<std::int64_t> all = prompt;
   all.insert(all.end(), made.begin(), made.end());
-  DYNMO_ASSIGN(const at::Tensor logits, train::logits(model, all));
+  DYNMO_ASSIGN(const at::Tensor logits, weights::logits(model, all));
   const auto bytes = [](const auto* data, std::size_t count) {
     return std::as_bytes(std::span(data, count));
   };
@@ -112,16 +113,16 @@ Expected<int> run_generate(const GenerateFlags& flags) {
   if (flags.prompt_tokens) {
     DYNMO_ASSIGN(tokens, parse_tokens(*flags.prompt_tokens));
   }
-  DYNMO_ASSIGN(const train::TrainedModel model, train::open_trained(flags.path));
+  DYNMO_ASSIGN(const weights::TrainedModel model, weights::open_trained(flags.path));
   for (const std::string& note : model.notes) print_note("{}", note);
   if (flags.prompt_tokens) return continue_tokens(model, tokens, flags);
-  const auto found = train::tokenizer_of(model, flags.tokenizer);
+  const auto found = weights::tokenizer_of(model, flags.tokenizer);
   if (!found) return make_error(found.error().code, "{} (--tokenizer)", found.error().message);
   const auto& tokenizer = *found;
   std::vector<std::int32_t> ids;
   tokenizer->encode(*flags.prompt, ids);
   const std::vector<std::int64_t> prompt(ids.begin(), ids.end());
-  train::Sampling sampling = flags.sampling;
+  weights::Sampling sampling = flags.sampling;
   sampling.end = tokenizer->end_of_document();
   DYNMO_TRY(check(model, prompt, sampling));
   // Written as it is made, character by character: a token may be a part of one.
@@ -133,7 +134,7 @@ Expected<int> run_generate(const GenerateFlags& flags) {
     waiting.clear();
   };
   data::WholeCharacters characters;
-  DYNMO_TRY(train::generate(model, prompt, sampling, [&](std::int64_t token) {
+  DYNMO_TRY(weights::generate(model, prompt, sampling, [&](std::int64_t token) {
     print(characters.feed(tokenizer->text_of(static_cast<std::int32_t>(token))));
   }));
   print(characters.finish() + "\n");

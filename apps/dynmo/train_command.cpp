@@ -20,7 +20,7 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/observe/progress.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/train/interruption.h"
+#include "dynmo/train/earlier_run.h"
 #include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
 
@@ -48,9 +48,9 @@ struct TrainFlags {
 // File first, then --set, then the flags of keys, then those that have names of their own.
 Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::string& config_text) {
   train::TrainOptions options;
-  DYNMO_TRY(train::apply_text(options.config, config_text, flags.config));
-  DYNMO_TRY(train::apply_settings(options.config, flags.settings));
-  DYNMO_TRY(train::apply_settings(options.config, flags.keys));
+  DYNMO_TRY(config::apply_text(options.config, config_text, flags.config));
+  DYNMO_TRY(config::apply_settings(options.config, flags.settings));
+  DYNMO_TRY(config::apply_settings(options.config, flags.keys));
   if (flags.ranks) options.config.pipeline.ranks = *flags.ranks;
   if (flags.ranks && *flags.ranks < 1) {
     return make_error(ErrorCode::kBadInput, "-n is {}, wanted 1 rank or more", *flags.ranks);
@@ -201,7 +201,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
 
 // Hidden from --help, which would be twice as long; docs/config.md has them all.
 void add_key_flags(CLI::App& command, const std::shared_ptr<TrainFlags>& flags) {
-  for (const std::string& name : train::key_names()) {
+  for (const std::string& name : config::key_names()) {
     const auto set = [flags, name](const std::string& value) {
       flags->keys.push_back(fmt::format("{}={}", name, value));
     };

@@ -40,6 +40,13 @@ struct LayerFile {
   Metadata metadata;
 };
 
+// Before the names of a file's tensors that are buffers.
+inline constexpr const char* kBuffer = "buffer.";
+// ... and the masks of pruned matrices.
+inline constexpr const char* kMask = "mask.";
+// In the manifest of weights without optimizer state, which no run continues.
+inline constexpr const char* kImportedIdentity = "imported";
+
 struct FileEntry {
   LayerId layer;
   std::string file;  // its name in the checkpoint's folder

@@ -11,12 +11,6 @@
 namespace dynmo::model {
 namespace {
 
-// In the order of the enumerators.
-const std::vector<std::string>& family_names() {
-  static const std::vector<std::string> names = {"llama", "gpt2"};
-  return names;
-}
-
 Model make(const LlamaConfig& config) { return make_llama(config); }
 Model make(const Gpt2Config& config) { return make_gpt2(config); }
 
@@ -32,17 +26,9 @@ const char* embedding_name(const Gpt2Config&) { return "wte.weight"; }
 
 }  // namespace
 
-std::string_view name(Family family) { return family_names()[static_cast<std::size_t>(family)]; }
-
-Expected<Family> parse_family(std::string_view name) {
-  for (std::size_t i = 0; i < family_names().size(); ++i) {
-    if (family_names()[i] == name) return static_cast<Family>(i);
-  }
-  return make_error(ErrorCode::kBadInput, "'{}' is no family of models{}", name,
-                    suggestion(name, family_names()));
+cost::Family family(const DecoderConfig& config) {
+  return static_cast<cost::Family>(config.index());
 }
-
-Family family(const DecoderConfig& config) { return static_cast<Family>(config.index()); }
 
 const cost::DecoderShape& shape_of(const DecoderConfig& config) {
   return std::visit([](const auto& c) -> const cost::DecoderShape& { return c.shape; }, config);

@@ -15,6 +15,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/family.h"
 #include "dynmo/model/gpt2.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
@@ -25,11 +26,7 @@ namespace dynmo::model {
 
 using DecoderConfig = std::variant<LlamaConfig, Gpt2Config>;
 
-enum class Family { kLlama, kGpt2 };
-[[nodiscard]] std::string_view name(Family family);  // "llama", "gpt2"
-// kBadInput, with the nearest name.
-[[nodiscard]] Expected<Family> parse_family(std::string_view name);
-[[nodiscard]] Family family(const DecoderConfig& config);
+[[nodiscard]] cost::Family family(const DecoderConfig& config);
 
 [[nodiscard]] const cost::DecoderShape& shape_of(const DecoderConfig& config);
 

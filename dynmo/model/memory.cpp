@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kFloat = 4;
 
-std::int64_t element_bytes(Precision precision) {
+std::int64_t element_bytes(cost::Precision precision) {
   return static_cast<std::int64_t>(c10::elementSize(scalar_type(precision)));
 }
 
@@ -74,7 +74,7 @@ Bytes buffer_bytes(const Layer& layer) {
   return Bytes{total};
 }
 
-Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precision precision) {
+Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, cost::Precision precision) {
   return Bytes{element_bytes(precision) * sequences * config.shape.sequence * config.shape.hidden};
 }
 
@@ -86,7 +86,7 @@ Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences, Precisio
 // 1 / rms, log-sum-exp and probabilities, which stay fp32. What weight gradients need beside
 // it (the normed input, the product of gate and up) is computed again.
 Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t sequences,
-                       Precision precision) {
+                       cost::Precision precision) {
   const Part part = decoder_place(layer, config.shape.blocks).part;
   const std::int64_t tokens = sequences * config.shape.sequence;
   const std::int64_t element = element_bytes(precision);
@@ -104,7 +104,7 @@ Bytes activation_bytes(const LlamaConfig& config, LayerId layer, std::int64_t se
                (element * (config.shape.hidden + 2 * config.shape.intermediate) + kFloat + mask)};
 }
 
-Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision precision) {
+Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, cost::Precision precision) {
   return Bytes{element_bytes(precision) * sequences * config.shape.sequence * config.shape.hidden};
 }
 
@@ -116,7 +116,7 @@ Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences, Precision
 // and a mask as above. In bf16 all take half as much but the statistics (mean, 1 / std,
 // log-sum-exp) and probabilities, which stay fp32.
 Bytes activation_bytes(const Gpt2Config& config, LayerId layer, std::int64_t sequences,
-                       Precision precision) {
+                       cost::Precision precision) {
   const Part part = decoder_place(layer, config.shape.blocks).part;
   const std::int64_t tokens = sequences * config.shape.sequence;
   const std::int64_t mask = config.dropout > 0 ? config.shape.hidden : 0;

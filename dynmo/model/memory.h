@@ -28,9 +28,9 @@ namespace dynmo::model {
 
 // The hidden tensor between two layers of a micro-batch: sequences x tokens x hidden.
 [[nodiscard]] Bytes boundary_bytes(const LlamaConfig& config, std::int64_t sequences,
-                                   Precision precision = Precision::kFp32);
+                                   cost::Precision precision = cost::Precision::kFp32);
 [[nodiscard]] Bytes boundary_bytes(const Gpt2Config& config, std::int64_t sequences,
-                                   Precision precision = Precision::kFp32);
+                                   cost::Precision precision = cost::Precision::kFp32);
 
 // Returns the bytes that the stash of one of make_llama's or make_gpt2's layers holds between
 // forward and input_gradient, for a micro-batch of `sequences` x config.sequence tokens: exact.
@@ -38,10 +38,10 @@ namespace dynmo::model {
 // batch. From then to weight_gradient gradients take the place of activations: about as much.
 [[nodiscard]] Bytes activation_bytes(const LlamaConfig& config, LayerId layer,
                                      std::int64_t sequences,
-                                     Precision precision = Precision::kFp32);
+                                     cost::Precision precision = cost::Precision::kFp32);
 [[nodiscard]] Bytes activation_bytes(const Gpt2Config& config, LayerId layer,
                                      std::int64_t sequences,
-                                     Precision precision = Precision::kFp32);
+                                     cost::Precision precision = cost::Precision::kFp32);
 
 // The same for any layer, by running its forward once: bytes allocated and not freed, less the
 // output's, plus the input's. In `peak`, the most that was allocated at once on the way.

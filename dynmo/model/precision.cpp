@@ -30,18 +30,12 @@ class Bf16Layer final : public ForwardingLayer {
 
 }  // namespace
 
-Expected<Precision> parse_precision(std::string_view name) {
-  if (name == "fp32") return Precision::kFp32;
-  if (name == "bf16") return Precision::kBf16;
-  return make_error(ErrorCode::kBadInput, "'{}' is no precision, wanted fp32 or bf16", name);
+at::ScalarType scalar_type(cost::Precision precision) {
+  return precision == cost::Precision::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-at::ScalarType scalar_type(Precision precision) {
-  return precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
-}
-
-Model in_precision(Model model, Precision precision) {
-  if (precision == Precision::kFp32) return model;
+Model in_precision(Model model, cost::Precision precision) {
+  if (precision == cost::Precision::kFp32) return model;
   for (auto& layer : model) layer = std::make_shared<Bf16Layer>(std::move(layer));
   return model;
 }

@@ -8,24 +8,17 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <string_view>
-
-#include "dynmo/core/expected.h"
+#include "dynmo/cost/family.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
 
-enum class Precision { kFp32, kBf16 };
-
-// "fp32", "bf16". kBadInput naming the known ones.
-[[nodiscard]] Expected<Precision> parse_precision(std::string_view name);
-
 // Type of the hidden tensors between layers.
-[[nodiscard]] at::ScalarType scalar_type(Precision precision);
+[[nodiscard]] at::ScalarType scalar_type(cost::Precision precision);
 
 // The same layers, computing in `precision`: their states carry rounded copies, and what they get
 // and give beside the loss is of scalar_type(precision). Works for every layer whose arithmetic
 // follows the type of `compute_value(parameter)` (layer.h); an autograd layer's does.
-[[nodiscard]] Model in_precision(Model model, Precision precision);
+[[nodiscard]] Model in_precision(Model model, cost::Precision precision);
 
 }  // namespace dynmo::model

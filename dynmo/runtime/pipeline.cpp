@@ -343,7 +343,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
   const auto met = Clock::now();
   take(exchanged, grid_, state_.plan, report);
-  report.learning_rate = model::learning_rate(options_.learning_rate, state_.step);
+  report.learning_rate = config::learning_rate(options_.learning_rate, state_.step);
   DYNMO_TRY(check_numbers(report, exchanged.squared_norms));
   update(report);
   DYNMO_TRY(dynamism::after_update(

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "dynmo/c10d/channel_transport.h"
+#include "dynmo/config/learning_rate.h"
 #include "dynmo/control/policy.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/layer.h"
-#include "dynmo/model/learning_rate.h"
 #include "dynmo/model/tie.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/micro_batch.h"
@@ -48,7 +48,7 @@ struct PipelineOptions {
   double row_room = 1;
   std::vector<model::Tie> ties;  // as runtime/ties.h accepts them
   model::AdamWOptions optimizer;
-  model::LearningRateOptions learning_rate;
+  config::LearningRateOptions learning_rate;
   double clip_norm = 1;  // of the gradients of all trained layers; 0: no clipping
   OnNan on_nan = OnNan::kStop;
   dynamism::MakeSources make_sources;  // of dynamism, in their order; none: nothing changes

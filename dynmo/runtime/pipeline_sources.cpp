@@ -21,7 +21,7 @@ dynamism::Boundary Pipeline::boundary() {
   return {.step = state_.step,
           .model = model_,
           .states = state_.layers,
-          .learning_rate = model::learning_rate(options_.learning_rate, state_.step),
+          .learning_rate = config::learning_rate(options_.learning_rate, state_.step),
           .imported = options_.imported,
           .sum = [this](std::vector<std::int64_t> own) { return sum_over_ranks(std::move(own)); },
           .probe = [this](const model::Model& layers, int times) { return probe(layers, times); }};

@@ -28,7 +28,7 @@ Expected<std::string> entries_text(Expected<std::vector<checkpoint::FileEntry>> 
 }  // namespace
 
 Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
-                           const std::filesystem::path& run_directory, const Config& config,
+                           const std::filesystem::path& run_directory, const config::Config& config,
                            TensorName name, Waiting waiting, std::string tokenizer)
     : transport_(transport),
       tag_(tag),

@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "dynmo/checkpoint/background_writer.h"
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
-#include "dynmo/train/config.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -42,8 +42,8 @@ class Checkpointer {
  public:
   // `config` and `transport` outlive it. Writes to run_directory/checkpoints.
   Checkpointer(transport::Transport& transport, transport::Tag tag,
-               const std::filesystem::path& run_directory, const Config& config, TensorName name,
-               Waiting waiting, std::string tokenizer = {});
+               const std::filesystem::path& run_directory, const config::Config& config,
+               TensorName name, Waiting waiting, std::string tokenizer = {});
 
   // Begins the checkpoint of the pipeline's state as it is now; waits for the one under way.
   [[nodiscard]] Expected<void> start(const runtime::Pipeline& pipeline);
@@ -76,7 +76,7 @@ class Checkpointer {
   transport::Transport& transport_;
   transport::Tag tag_;
   std::filesystem::path root_;
-  const Config& config_;
+  const config::Config& config_;
   TensorName name_;
   std::string tokenizer_;  // of the data
   Waiting waiting_;

@@ -52,7 +52,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 }
 
 // What the bits of a run depend on beside its config.
-Json machine_json(const Config& config) {
+Json machine_json(const config::Config& config) {
   Json machine = {{"threads", at::get_num_threads()},
                   {"instruction_set", kernels::instruction_set_name()},
                   {"torch", TORCH_VERSION}};
@@ -103,13 +103,13 @@ Expected<model::StateShape> shape_in(const checkpoint::Safetensors& file, const 
 // A file has the value as a matrix, with zeros where a weight is gone, so that others can read it.
 Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::string& name,
                            const std::vector<std::int64_t>& shape, model::Parameter& parameter) {
-  DYNMO_TRY(copy_tensor(file, kMask + name, parameter.mask));
+  DYNMO_TRY(copy_tensor(file, checkpoint::kMask + name, parameter.mask));
   const at::Tensor whole = at::empty(shape, parameter.value.options());
   DYNMO_TRY(copy_tensor(file, name, whole));
   const auto offsets = unpack_mask(model::mask_bits(parameter.mask), whole.numel());
   if (!offsets) {
-    return make_error(ErrorCode::kBadInput, "checkpoint: tensor '{}{}': {}", kMask, name,
-                      offsets.error().message);
+    return make_error(ErrorCode::kBadInput, "checkpoint: tensor '{}{}': {}", checkpoint::kMask,
+                      name, offsets.error().message);
   }
   if (!model::is_compressed(parameter)) {
     parameter.value.copy_(whole);
@@ -118,7 +118,7 @@ Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::strin
   if (std::ssize(*offsets) != parameter.value.numel()) {
     return make_error(ErrorCode::kBadInput,
                       "checkpoint: tensor '{}{}' keeps {} weights, its layer's shape says {}",
-                      kMask, name, offsets->size(), parameter.value.numel());
+                      checkpoint::kMask, name, offsets->size(), parameter.value.numel());
   }
   const auto* from = whole.const_data_ptr<float>();
   auto* to = parameter.value.data_ptr<float>();
@@ -147,19 +147,19 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
     DYNMO_TRY(copy_tensor(file, kSecondMoment + full, parameter.second_moment));
   }
   for (const model::Buffer& buffer : state.buffers) {
-    DYNMO_TRY(copy_tensor(file, kBuffer + name(id, buffer.name), buffer.value));
+    DYNMO_TRY(copy_tensor(file, checkpoint::kBuffer + name(id, buffer.name), buffer.value));
   }
   model::derive(layer, state);
   return state;
 }
 
 // Of a config that is not that of the checkpoint: only more steps, once all of the run are done.
-Expected<void> check_continues(const Config& config, const std::string& saved_text,
+Expected<void> check_continues(const config::Config& config, const std::string& saved_text,
                                const Restored& restored) {
   const std::string path = restored.checkpoint.path.string();
-  Config saved;
+  config::Config saved;
   DYNMO_TRY(apply_text(saved, saved_text, path + ": config"));
-  Config same_steps = config;
+  config::Config same_steps = config;
   same_steps.train.steps = saved.train.steps;
   const std::string key = first_difference(same_steps, saved);
   const bool steps = key.empty() && config.train.steps != saved.train.steps;
@@ -196,13 +196,13 @@ FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state
     const std::string full = name(state.id, parameter.name);
     result.values.push_back(model::dense_value(parameter, specs[i].shape));
     add(full, result.values.back());
-    if (parameter.mask.defined()) add(kMask + full, parameter.mask);
+    if (parameter.mask.defined()) add(checkpoint::kMask + full, parameter.mask);
     if (state.frozen) continue;
     add(kFirstMoment + full, parameter.first_moment);
     add(kSecondMoment + full, parameter.second_moment);
   }
   for (const model::Buffer& buffer : state.buffers) {
-    add(kBuffer + name(state.id, buffer.name), buffer.value);
+    add(checkpoint::kBuffer + name(state.id, buffer.name), buffer.value);
   }
   file.metadata["optimizer_steps"] = fmt::format("{}", state.optimizer_steps);
   file.metadata["random_key"] = fmt::format("{}", state.random_key);
@@ -210,7 +210,7 @@ FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state
   return result;
 }
 
-Json state_json(const runtime::Pipeline& pipeline, const Config& config,
+Json state_json(const runtime::Pipeline& pipeline, const config::Config& config,
                 const std::string& tokenizer) {
   Json json = {{"step", pipeline.next_step()},
                {"identity", identity(config)},
@@ -223,7 +223,7 @@ Json state_json(const runtime::Pipeline& pipeline, const Config& config,
   return json;
 }
 
-Expected<Restored> restore(const Config& config) {
+Expected<Restored> restore(const config::Config& config) {
   std::vector<Error> skipped;
   auto found =
       checkpoint::newest_verified(observe::RunFolder(config.run.directory).checkpoints(), &skipped);
@@ -241,7 +241,7 @@ Expected<Restored> restore(const Config& config) {
   JsonObject state(restored.checkpoint.manifest.state, origin, "/state");
   restored.step = state.integer("step");
   const std::string trained = state.string("identity");
-  if (trained == kImportedIdentity) {
+  if (trained == checkpoint::kImportedIdentity) {
     return make_error(ErrorCode::kBadInput,
                       "checkpoint '{}' holds imported weights without optimizer state: start from "
                       "it with train.init={} and another run.directory",

@@ -12,22 +12,17 @@
 #include <vector>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/config.h"
 
 namespace dynmo::train {
 
 // The name in a file of a layer's parameter: Hugging Face's for the families that have one.
 using TensorName = std::function<std::string(LayerId, std::string_view parameter)>;
-
-// Before the names of a file's tensors that are buffers.
-inline constexpr const char* kBuffer = "buffer.";
-// ... and the masks of pruned matrices (model/layer.h: Parameter::mask).
-inline constexpr const char* kMask = "mask.";
 
 // A layer's file: its parameters, masks, moments, buffers, counts. The bytes are the state's own,
 // but for the values of compressed matrices, which others read as matrices.
@@ -39,11 +34,8 @@ struct FileOfLayer {
                                      const TensorName& name);
 // What a manifest says beside the files: step, plan, config, what the bits depend on, and the
 // tokenizer of the data (data::tokenizer_name) where it is known.
-[[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const Config& config,
+[[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const config::Config& config,
                               const std::string& tokenizer);
-
-// In the manifest of weights without optimizer state, which no run continues.
-inline constexpr const char* kImportedIdentity = "imported";
 
 struct Restored {
   checkpoint::VerifiedCheckpoint checkpoint;
@@ -55,7 +47,7 @@ struct Restored {
 
 // The newest checkpoint of run.directory whose files all verify. kNoCheckpoint: there is none.
 // kBadInput: it belongs to another training (config.h: identity).
-[[nodiscard]] Expected<Restored> restore(const Config& config);
+[[nodiscard]] Expected<Restored> restore(const config::Config& config);
 
 // States of the layers that `plan` gives to `rank`. kBadInput: a tensor is missing or of another
 // shape.

@@ -4,27 +4,43 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "dynmo/config/config.h"
 #include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/transformer.h"
 #include "dynmo/dynamism/moe/options.h"
+#include "dynmo/model/layer.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/process/host_memory.h"
 #include "dynmo/runtime/known_costs.h"
+#include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/emulation.h"
 #include "dynmo/train/first_plan.h"
-#include "dynmo/train/model_config.h"
+#include "dynmo/train/inputs.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/transport/in_process.h"
+#include "dynmo/weights/model_config.h"
 
 namespace dynmo::train {
 namespace {
+
+struct DryRun {
+  const config::Config& config;
+  const model::Model& layers;
+  runtime::PipelineOptions pipeline;  // as for a run
+  runtime::Pipeline::Batches batches;
+  std::int64_t vocabulary = 0;
+  int ranks = 1;  // of a replica
+};
 
 constexpr double kMaxMeasuring = 10;  // seconds
 constexpr int kMicroBatches = 2;      // of a step that is measured
@@ -46,9 +62,9 @@ std::vector<std::size_t> kinds_of(const model::Model& layers) {
 }
 
 Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
-  const Config& config = dry_run.config;
-  const model::DecoderConfig decoder = decoder_config(config, dry_run.vocabulary);
-  const bool gpt2 = model::family(decoder) == model::Family::kGpt2;
+  const config::Config& config = dry_run.config;
+  const model::DecoderConfig decoder = weights::decoder_config(config, dry_run.vocabulary);
+  const bool gpt2 = model::family(decoder) == cost::Family::kGpt2;
   cost::TransformerShape shape = cost::transformer_shape(
       model::shape_of(decoder), gpt2 ? cost::Architecture::kGpt : cost::Architecture::kLlama);
   shape.tied_embedding = model::tied(decoder);
@@ -121,7 +137,7 @@ struct Costs {
 
 Expected<Costs> costs_of(const DryRun& dry_run) {
   cost::ModelCost known = runtime::known_costs(dry_run.layers, dry_run.pipeline);
-  const Config& config = dry_run.config;
+  const config::Config& config = dry_run.config;
   if (emulates(config)) {
     DYNMO_ASSIGN(const cost::ModelCost given, emulated_costs(config));
     for (std::size_t i = 0; i < known.layers.size(); ++i) {
@@ -173,7 +189,7 @@ struct Planned {
   int recomputed = 0;  // layers
 };
 
-Expected<Planned> plan_run(const Config& config, const cost::ModelCost& costs, int ranks) {
+Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& costs, int ranks) {
   if (config.pipeline.cut.empty()) {
     DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, ranks));
     return Planned{std::move(proposed.proposal.plan), std::move(proposed.proposal.evaluation),
@@ -229,12 +245,10 @@ std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
   return observe::table(columns, rows);
 }
 
-}  // namespace
-
 Expected<std::string> describe(const DryRun& dry_run) {
   const Bytes process = process::resident_memory();  // before anything is measured
   DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
-  const Config& config = dry_run.config;
+  const config::Config& config = dry_run.config;
   DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.ranks));
   const auto& [plan, evaluation, recomputed] = planned;
   std::string text = fmt::format(
@@ -255,6 +269,24 @@ Expected<std::string> describe(const DryRun& dry_run) {
   text += fmt::format("memory   of each rank at its peak, besides {} of the process itself:\n",
                       format_bytes(process));
   return text + memory_table(plan, costs.model, evaluation.result);
+}
+
+}  // namespace
+
+Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
+  if (options.resume) {
+    return make_error(ErrorCode::kBadInput,
+                      "{} with a dry run: wanted one of them; a dry run starts at step 0",
+                      options.names.resume);
+  }
+  DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
+  return describe(
+      {.config = options.config,
+       .layers = inputs.model.layers,
+       .pipeline = pipeline_options(options.config, inputs.model, 0, runtime::Balancing::kNever),
+       .batches = inputs.training(),
+       .vocabulary = inputs.batches.vocabulary(),
+       .ranks = ranks});
 }
 
 }  // namespace dynmo::train

@@ -3,13 +3,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/files.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/step_record.h"
 
 namespace dynmo::train {
 namespace {
@@ -40,6 +44,26 @@ std::vector<fs::path> files_of(const observe::RunFolder& folder) {
     if (name.starts_with("load-trace") && name.ends_with(".jsonl")) files.push_back(next->path());
   }
   return files;
+}
+
+// When it was written, if that was after `begin`.
+std::optional<fs::file_time_type> written_since(const fs::path& path, fs::file_time_type begin) {
+  std::error_code fault;
+  const auto written = fs::last_write_time(path, fault);
+  return !fault && written >= begin ? std::optional(written) : std::nullopt;
+}
+
+// A rank that has left the run writes no more: of all ranks' records those that were written last.
+std::optional<fs::path> newest_records(const fs::path& folder, fs::file_time_type begin) {
+  std::error_code fault;
+  std::optional<fs::path> newest;
+  for (const auto& entry : fs::directory_iterator(folder, fault)) {
+    const auto written = written_since(entry.path(), begin);
+    if (!written || entry.path().extension() != ".jsonl") continue;
+    begin = *written;
+    newest = entry.path();
+  }
+  return newest;
 }
 
 }  // namespace
@@ -79,6 +103,45 @@ Expected<bool> remove_earlier_run(const TrainOptions& options) {
                         file.string(), fault.message());
     }
   }
+  return found;
+}
+
+Expected<RunLocks> lock_run(const TrainOptions& options) {
+  const observe::RunFolder folder(options.config.run.directory);
+  std::vector<std::string> names = {""};
+  names.insert(names.end(), options.compare.begin(), options.compare.end());
+  RunLocks locks;
+  const std::set<std::string> folders(names.begin(), names.end());  // a name twice is told later
+  for (const std::string& name : folders) {
+    const observe::RunFolder own = folder.of(name);
+    DYNMO_TRY(make_directories(own.root()));
+    auto lock = process::FileLock::take(own.lock());
+    if (!lock) {
+      return make_error(lock.error().code,
+                        "'{}' cannot be the folder of this run: {}; wanted another run.directory",
+                        own.root().string(), lock.error().message);
+    }
+    locks.push_back(std::move(*lock));
+  }
+  return locks;
+}
+
+Interruption find_interruption(const TrainOptions& options, std::filesystem::file_time_type begin) {
+  const observe::RunFolder folder(options.config.run.directory);
+  // Of several runs that advance in turn the last is the one that has done the fewest steps.
+  const observe::RunFolder last = folder.of(options.compare.empty() ? "" : options.compare.back());
+  Interruption found{.config = folder.config()};
+  if (const auto records = newest_records(last.records(), begin)) {
+    const auto steps = observe::read_records(*records);
+    if (steps && !steps->empty()) found.steps_done = steps->back().step + 1;
+  }
+  const auto checkpoints = checkpoint::list_checkpoints(folder.checkpoints());
+  if (!checkpoints || checkpoints->empty()) return found;
+  const checkpoint::CheckpointFolder& newest = checkpoints->front();
+  found.checkpoint_step = newest.step;
+  // The last lines of the records may not have been written, what the checkpoint has was done.
+  const auto written = written_since(newest.path, begin);
+  if (written) found.steps_done = std::max(found.steps_done.value_or(0), newest.step);
   return found;
 }
 

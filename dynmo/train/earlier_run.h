@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Keeps what an earlier run has left in a folder from being overwritten by another one, unless that
-// is what the user asks for.
+// Who has a run's folder: its lock keeps two runs out of it; what an earlier run has left there is
+// not overwritten by another, unless the user asks for that; and an interrupted one is found.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/process/file_lock.h"
 #include "dynmo/train/options.h"
 
 namespace dynmo::train {
@@ -17,5 +23,27 @@ namespace dynmo::train {
 // With options.overwrite: removes the files of an earlier run, and nothing else, from those
 // folders. One process of a run does so, which holds the run's locks. Whether there was one.
 [[nodiscard]] Expected<bool> remove_earlier_run(const TrainOptions& options);
+
+// Set in the environment of the ranks of a launcher, which holds the locks of their run.
+inline constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
+
+// Held as long as the run.
+using RunLocks = std::vector<process::FileLock>;
+
+// Makes the run's folder, and that of each run it compares, and locks them. One process of a run
+// does so: the launcher, or rank 0 where somebody else has started the ranks. kBadInput: another
+// run holds one; it says which.
+[[nodiscard]] Expected<RunLocks> lock_run(const TrainOptions& options);
+
+// What a run that was interrupted has left, for whoever wants to continue it.
+struct Interruption {
+  std::optional<std::int64_t> steps_done = {};       // nullopt: no step was recorded since `begin`
+  std::optional<std::int64_t> checkpoint_step = {};  // nullopt: there is no checkpoint
+  std::filesystem::path config;                      // of the run, as it was resolved
+};
+
+// Of the run that began at `begin` and whose processes have ended.
+[[nodiscard]] Interruption find_interruption(const TrainOptions& options,
+                                             std::filesystem::file_time_type begin);
 
 }  // namespace dynmo::train

@@ -26,7 +26,7 @@ namespace dynmo::train {
 class Elasticity {
  public:
   // All outlive it.
-  Elasticity(elastic::Groups& groups, const Config& config, const Inputs& inputs)
+  Elasticity(elastic::Groups& groups, const config::Config& config, const Inputs& inputs)
       : groups_(groups),
         config_(config),
         inputs_(inputs),
@@ -74,7 +74,7 @@ class Elasticity {
   void add(elastic::BoundaryEvents events);
 
   elastic::Groups& groups_;
-  const Config& config_;
+  const config::Config& config_;
   const Inputs& inputs_;
   elastic::SizeChanges changes_;
   Regrouping regrouping_;

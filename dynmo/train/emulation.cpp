@@ -67,7 +67,7 @@ cost::ModelCost as_slept(cost::ModelCost model) {
   return model;
 }
 
-Expected<std::shared_ptr<const SharedLoad>> load_of(const Config::Emulated& emulated) {
+Expected<std::shared_ptr<const SharedLoad>> load_of(const config::Config::Emulated& emulated) {
   std::unique_ptr<dynamism::LoadModel> load;
   if (emulated.profile.empty()) {
     DYNMO_ASSIGN(load, dynamism::read_trace(emulated.trace));
@@ -80,7 +80,7 @@ Expected<std::shared_ptr<const SharedLoad>> load_of(const Config::Emulated& emul
 
 }  // namespace
 
-Expected<EmulatedModel> emulated_model(const Config& config) {
+Expected<EmulatedModel> emulated_model(const config::Config& config) {
   DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated));
   EmulatedModel emulated;
   emulated.boundary_shape = model::emulated_boundary(load->at(0));
@@ -96,7 +96,7 @@ Expected<EmulatedModel> emulated_model(const Config& config) {
   return emulated;
 }
 
-Expected<cost::ModelCost> emulated_costs(const Config& config) {
+Expected<cost::ModelCost> emulated_costs(const config::Config& config) {
   DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated));
   return load->at(0);
 }

@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/train/comparison.h"
-#include "dynmo/train/config.h"
 
 namespace dynmo::train {
 
@@ -24,9 +24,9 @@ struct EmulatedModel {
 };
 
 // kBadInput: the profile or trace cannot be read or is none (file and place are named).
-[[nodiscard]] Expected<EmulatedModel> emulated_model(const Config& config);
+[[nodiscard]] Expected<EmulatedModel> emulated_model(const config::Config& config);
 
 // What its layers cost in the first step.
-[[nodiscard]] Expected<cost::ModelCost> emulated_costs(const Config& config);
+[[nodiscard]] Expected<cost::ModelCost> emulated_costs(const config::Config& config);
 
 }  // namespace dynmo::train

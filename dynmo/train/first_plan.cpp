@@ -16,12 +16,12 @@
 
 namespace dynmo::train {
 
-schedule::ScheduleKind first_schedule(const Config& config) {
+schedule::ScheduleKind first_schedule(const config::Config& config) {
   if (config.pipeline.schedule == "auto") return schedule::ScheduleKind::k1F1B;
   return schedule::parse_schedule_kind(config.pipeline.schedule).value();
 }
 
-Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& config,
                                                      const cost::ModelCost& costs, int ranks) {
   const bool best = config.pipeline.schedule == "auto";
   const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
@@ -36,7 +36,7 @@ Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
       plan::parse_recompute(config.pipeline.recompute).value());
 }
 
-Expected<void> check_cut(const Config& config, int ranks, int layers) {
+Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
   if (ranks > layers) {
     return make_error(ErrorCode::kBadInput,
                       "{} ranks for {} layers: wanted at least one layer a rank; set "
@@ -61,7 +61,8 @@ Expected<void> check_cut(const Config& config, int ranks, int layers) {
 }
 
 Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
-                               const Config& config, const runtime::Pipeline::Batches& batches) {
+                               const config::Config& config,
+                               const runtime::Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());
   const transport::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
   DYNMO_TRY(check_cut(config, grid.positions(), layers));

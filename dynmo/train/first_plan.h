@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "dynmo/config/config.h"
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
@@ -14,23 +15,22 @@
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/train/config.h"
 #include "dynmo/train/made_model.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
 
 // Of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is found.
-[[nodiscard]] schedule::ScheduleKind first_schedule(const Config& config);
+[[nodiscard]] schedule::ScheduleKind first_schedule(const config::Config& config);
 
 // The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
 // recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
-[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const Config& config,
+[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& config,
                                                                    const cost::ModelCost& costs,
                                                                    int ranks);
 
 // pipeline.cut against the ranks of a replica and the layers of the model. kBadInput.
-[[nodiscard]] Expected<void> check_cut(const Config& config, int ranks, int layers);
+[[nodiscard]] Expected<void> check_cut(const config::Config& config, int ranks, int layers);
 
 // The first plan and, unless it was given, the costs it follows from: measured with an even cut and
 // no update.
@@ -42,7 +42,7 @@ struct FirstPlan {
 
 // Called by all ranks of the group. kBadInput, kInfeasible; kPeerLost.
 [[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
-                                             const Config& config,
+                                             const config::Config& config,
                                              const runtime::Pipeline::Batches& batches);
 
 // The plan's cut by the names of the layers, as the line below a run's plan says it.

@@ -10,7 +10,7 @@
 namespace dynmo::train {
 namespace {
 
-runtime::PipelineOptions options_of(const Config& config, const Inputs& inputs,
+runtime::PipelineOptions options_of(const config::Config& config, const Inputs& inputs,
                                     const RunLane& lane) {
   runtime::PipelineOptions options =
       pipeline_options(config, inputs.model, lane.number, lane.balancing);
@@ -21,7 +21,7 @@ runtime::PipelineOptions options_of(const Config& config, const Inputs& inputs,
 
 }  // namespace
 
-GroupRun::GroupRun(transport::Transport& group, const Config& config, const Inputs& inputs,
+GroupRun::GroupRun(transport::Transport& group, const config::Config& config, const Inputs& inputs,
                    const RunLane& lane, runtime::RankState state)
     : config_(config),
       inputs_(inputs),

@@ -8,10 +8,10 @@
 #include <functional>
 #include <memory>
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
-#include "dynmo/train/config.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/transport/traffic.h"
 #include "dynmo/transport/transport.h"
@@ -33,7 +33,7 @@ class GroupRun {
  public:
   // The group, config and inputs outlive it. `state` is this rank's under a plan of the group's
   // ranks.
-  GroupRun(transport::Transport& group, const Config& config, const Inputs& inputs,
+  GroupRun(transport::Transport& group, const config::Config& config, const Inputs& inputs,
            const RunLane& lane, runtime::RankState state);
 
   [[nodiscard]] Expected<runtime::StepReport> step();
@@ -50,7 +50,7 @@ class GroupRun {
   [[nodiscard]] const transport::CountingTransport& transport() const { return *transport_; }
 
  private:
-  const Config& config_;
+  const config::Config& config_;
   const Inputs& inputs_;
   std::unique_ptr<transport::CountingTransport> transport_;  // outlives what uses it
   std::unique_ptr<runtime::Pipeline> pipeline_;

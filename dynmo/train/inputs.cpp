@@ -71,10 +71,10 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
   const int layers = static_cast<int>(inputs->model.layers.size());
   DYNMO_TRY(check_cut(options.config, ranks, layers));
   if (options.resume) {
-    DYNMO_ASSIGN(const Config config, resumed_config(options.config));
+    DYNMO_ASSIGN(const config::Config config, resumed_config(options.config));
     DYNMO_TRY(restore(config));
   }
-  const Config::Elastic& elastic = options.config.elastic;
+  const config::Config::Elastic& elastic = options.config.elastic;
   if (elastic.release == "command") {
     const auto found = process::check_program(elastic.release_command);
     if (!found) {
@@ -84,7 +84,7 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
   return inputs;
 }
 
-Expected<void> check_host_memory(const Inputs& inputs, const Config& config) {
+Expected<void> check_host_memory(const Inputs& inputs, const config::Config& config) {
   Bytes states;
   for (const auto& layer : inputs.model.layers) {
     // Values, gradients, two moments, copies where it computes in bf16, and buffers.

@@ -32,6 +32,6 @@ struct Inputs {
 
 // Whether this host has the memory for the states of all layers, as many times as there are
 // replicas: to be asked where all ranks run on it. kBadInput.
-[[nodiscard]] Expected<void> check_host_memory(const Inputs& inputs, const Config& config);
+[[nodiscard]] Expected<void> check_host_memory(const Inputs& inputs, const config::Config& config);
 
 }  // namespace dynmo::train

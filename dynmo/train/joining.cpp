@@ -64,12 +64,13 @@ Expected<void> check_is_here(const std::string& folder, const elastic::ControlEn
 }
 
 // The run's own settings, with what is the newcomer's.
-Expected<Config> config_of_run(const elastic::ControlEndpoint& where, const JoinOptions& join) {
+Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
+                                       const JoinOptions& join) {
   LineClient leader;
   DYNMO_ASSIGN(const elastic::Reply reply,
                ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader));
   if (!reply.done) return Error{reply.code, reply.text};
-  Config config;
+  config::Config config;
   DYNMO_TRY(apply_text(config, reply.text, "the run's settings"));
   if (!join.data.empty()) config.data.path = join.data;
   // The folder of the run as it is called here; records of this rank go there.
@@ -106,7 +107,7 @@ Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Reques
   }
 }
 
-c10d::GroupOptions group_at(const elastic::Place& place, const Config& config) {
+c10d::GroupOptions group_at(const elastic::Place& place, const config::Config& config) {
   c10d::GroupOptions group;
   group.rank = place.rank;
   group.size = place.size;

@@ -14,8 +14,8 @@
 
 namespace dynmo::train {
 
-elastic::Build this_build(const Config& config, const Inputs& inputs) {
-  Config decides = config;
+elastic::Build this_build(const config::Config& config, const Inputs& inputs) {
+  config::Config decides = config;
   decides.data.path = decides.data.validation_path = decides.run.directory = "";
   const auto program = read_file("/proc/self/exe");
   return {.program = program ? digest_of(*program).hex() : "unknown",
@@ -26,8 +26,8 @@ elastic::Build this_build(const Config& config, const Inputs& inputs) {
           .data = inputs.batches.fingerprint()};
 }
 
-elastic::SizeOptions size_options(const Config& config) {
-  const Config::Elastic& elastic = config.elastic;
+elastic::SizeOptions size_options(const config::Config& config) {
+  const config::Config::Elastic& elastic = config.elastic;
   return {.pack_ranks = static_cast<int>(elastic.pack_ranks),
           .release_after = elastic.release_after,
           .ranks_min = static_cast<int>(elastic.ranks_min)};
@@ -36,7 +36,7 @@ elastic::SizeOptions size_options(const Config& config) {
 // An address in the settings is one of the host where the run began, and the one at which its ranks
 // meet, so the service need not be told it.
 elastic::Leader::Options leader_options(const elastic::Groups& groups, const elastic::Member& self,
-                                        const Config& config, const Inputs& inputs) {
+                                        const config::Config& config, const Inputs& inputs) {
   const std::string meets_at = groups.address();
   elastic::Leader::Options options;
   options.service = {.run = config.run.directory,

@@ -3,24 +3,25 @@
 
 // What the elastic parts of dynmo::core, which know no settings of a training, are made with.
 
+#include "dynmo/config/config.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/groups.h"
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"
-#include "dynmo/train/config.h"
 #include "dynmo/train/inputs.h"
 
 namespace dynmo::train {
 
 // What a process needs in common with those of a run (elastic::check_same).
-[[nodiscard]] elastic::Build this_build(const Config& config, const Inputs& inputs);
+[[nodiscard]] elastic::Build this_build(const config::Config& config, const Inputs& inputs);
 
-[[nodiscard]] elastic::SizeOptions size_options(const Config& config);
+[[nodiscard]] elastic::SizeOptions size_options(const config::Config& config);
 
 // For `self`, which is to lead; all arguments outlive the leader. The caller fills in the number of
 // the first member that joins, or the handover of the leader before has it.
 [[nodiscard]] elastic::Leader::Options leader_options(const elastic::Groups& groups,
                                                       const elastic::Member& self,
-                                                      const Config& config, const Inputs& inputs);
+                                                      const config::Config& config,
+                                                      const Inputs& inputs);
 
 }  // namespace dynmo::train

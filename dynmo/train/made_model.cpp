@@ -12,7 +12,7 @@
 #include "dynmo/model/precision.h"
 #include "dynmo/model/recipe.h"
 #include "dynmo/train/emulation.h"
-#include "dynmo/train/model_config.h"
+#include "dynmo/weights/model_config.h"
 
 namespace dynmo::train {
 namespace {
@@ -29,7 +29,7 @@ dynamism::MakeSources both(dynamism::MakeSources first, dynamism::MakeSources se
 }  // namespace
 
 Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
-  const Config& c = options.config;
+  const config::Config& c = options.config;
   MadeModel made;
   made.make_sources = both(dynamism::make_sources(c.sources), options.make_sources);
   if (emulates(c)) {
@@ -43,7 +43,7 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   made.boundary_shape = {c.batch.micro_batch_size, c.model.shape.sequence, c.model.shape.hidden};
   made.device = options.rank_device;
   const dynamism::Sources sources = made.make_sources(c.train.steps);
-  DYNMO_ASSIGN(const model::Precision precision, model::parse_precision(c.model.precision));
+  DYNMO_ASSIGN(const cost::Precision precision, cost::parse_precision(c.model.precision));
   if (options.make_model) {
     if (!c.train.init.empty()) {
       return make_error(ErrorCode::kBadInput,
@@ -56,7 +56,7 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
     DYNMO_TRY(dynamism::check(sources, {.model = made.layers, .ties = made.ties}));
     return made;
   }
-  made.decoder = decoder_config(c, vocabulary);
+  made.decoder = weights::decoder_config(c, vocabulary);
   if (model::shape_of(*made.decoder).vocabulary < vocabulary) {
     return make_error(ErrorCode::kBadInput,
                       "model.vocabulary is {}, wanted at least the {} tokens of '{}', or 0",
@@ -72,11 +72,11 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   for (model::Tie& tie : made.ties) tie.second = LayerId(static_cast<int>(made.layers.size()) - 1);
   DYNMO_TRY(dynamism::check(sources, {.model = made.layers, .ties = made.ties}));
   if (c.train.init.empty()) return made;
-  auto weights = read_weights(c.train.init);
+  auto weights = weights::read_weights(c.train.init);
   if (weights) {
-    auto same = check_same_decoder(*weights, *made.decoder);
-    if (same) same = check_same_experts(*weights, c.sources);
-    if (same) same = check_same_layers(*weights, made.places, made.layers);
+    auto same = weights::check_same_decoder(*weights, *made.decoder);
+    if (same) same = weights::check_same_experts(*weights, c.sources);
+    if (same) same = weights::check_same_layers(*weights, made.places, made.layers);
     if (!same) weights = same.error();
   }
   if (!weights) {

@@ -15,7 +15,7 @@
 #include "dynmo/train/checkpoints.h"
 #include "dynmo/train/comparison.h"
 #include "dynmo/train/options.h"
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/weights.h"
 
 namespace dynmo::train {
 
@@ -27,7 +27,7 @@ struct MadeModel {
   std::vector<model::Tie> ties = {};
   std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
   std::vector<model::Place> places = {};             // of a decoder's layers
-  std::optional<Weights> weights = {};               // to start from
+  std::optional<weights::Weights> weights = {};      // to start from
   TrainOptions::RankDevice device = {};              // where they run
   dynamism::MakeSources make_sources = {};           // of the config and the user's own
   GivenCosts given_costs = {};                       // emulated: what the layers sleep for

@@ -19,7 +19,7 @@ namespace dynmo::train {
 namespace {
 
 // Of enabled sources.
-std::vector<TomlKey> auto_keys(Config& config) {
+std::vector<TomlKey> auto_keys(config::Config& config) {
   const std::vector<std::string_view> enabled = config.sources.enabled_tables();
   std::vector<TomlKey> keys = keys_of(config);
   std::erase_if(keys, [&](const TomlKey& key) {
@@ -33,14 +33,14 @@ std::vector<TomlKey> auto_keys(Config& config) {
 
 }  // namespace
 
-Expected<Config> resumed_config(Config config) {
+Expected<config::Config> resumed_config(config::Config config) {
   const std::vector<TomlKey> missing = auto_keys(config);
   if (missing.empty()) return config;
   const observe::RunFolder folder(config.run.directory);
   const std::filesystem::path path = folder.config();
   std::error_code fault;
   if (!std::filesystem::exists(folder.checkpoints(), fault)) return config;  // restore() says so
-  Config run;
+  config::Config run;
   const auto read = apply_file(run, path);
   if (!read) {
     return make_error(ErrorCode::kBadInput,
@@ -67,7 +67,7 @@ Expected<Config> resumed_config(Config config) {
 
 Expected<void> measure_keys(transport::Transport& transport, TrainOptions& options, Inputs& inputs,
                             const Reporter& reporter) {
-  const Config& config = options.config;
+  const config::Config& config = options.config;
   const std::int64_t tokens = config.batch.micro_batch_size * config.model.shape.sequence;
   std::vector<std::string> settings;
   std::vector<std::string> lines;

@@ -5,8 +5,8 @@
 // step, and numbers in the run's config from then on, so that a run that is resumed has the same
 // bits whatever a clock would say by then.
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
-#include "dynmo/train/config.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/options.h"
 #include "dynmo/transport/transport.h"
@@ -15,7 +15,7 @@ namespace dynmo::train {
 
 // The config of a run that is to be resumed: what enabled sources have as "auto" is what the config
 // in run.directory says. kBadInput: that cannot be read or does not say it.
-[[nodiscard]] Expected<Config> resumed_config(Config config);
+[[nodiscard]] Expected<config::Config> resumed_config(config::Config config);
 
 // Called by all ranks before the first step: lets the sources measure, on all ranks at once, as
 // busy as the machine will be then, and takes what rank 0 has found into the config, where it is a

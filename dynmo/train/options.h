@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "dynmo/c10d/channel_transport.h"
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/recipe.h"
-#include "dynmo/train/config.h"
 
 namespace dynmo::train {
 
@@ -32,14 +32,14 @@ struct Reporter {
 };
 
 struct TrainOptions {
-  Config config;  // valid
+  config::Config config;  // valid
   // Names among "static" (the first plan, never changed) and "balanced"; empty: one run as the
   // config says. The first is the baseline.
   std::vector<std::string> compare;
   bool resume = false;     // continue from the newest checkpoint that verifies, in run.directory
   bool overwrite = false;  // an earlier run in run.directory is removed first
   // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.
-  std::function<Expected<model::Recipe>(const Config&, std::int64_t vocabulary)> make_model;
+  std::function<Expected<model::Recipe>(const config::Config&, std::int64_t vocabulary)> make_model;
   // Sources of dynamism of your own, behind those of the config.
   dynamism::MakeSources make_sources;
   // Where this rank computes, and how bytes in the memory of its device get to the others (null:

@@ -10,11 +10,11 @@
 
 namespace dynmo::train {
 
-Bytes rank_memory(const Config& config) {
+Bytes rank_memory(const config::Config& config) {
   return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
 }
 
-runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made, int lane,
+runtime::PipelineOptions pipeline_options(const config::Config& c, const MadeModel& made, int lane,
                                           runtime::Balancing balancing) {
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);
@@ -23,7 +23,7 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.accumulation = static_cast<int>(c.batch.accumulation);
   options.replicas = static_cast<int>(c.pipeline.replicas);
   options.boundary_shape = made.boundary_shape;
-  options.boundary_type = model::scalar_type(model::parse_precision(c.model.precision).value());
+  options.boundary_type = model::scalar_type(cost::parse_precision(c.model.precision).value());
   options.row_room = c.sources.get<dynamism::EarlyExitOptions>().row_room;
   options.ties = made.ties;
   options.optimizer.beta1 = c.optimizer.beta1;
@@ -34,7 +34,7 @@ runtime::PipelineOptions pipeline_options(const Config& c, const MadeModel& made
   options.learning_rate.minimum = c.optimizer.minimum_learning_rate;
   options.learning_rate.warmup_steps = c.optimizer.warmup_steps;
   options.learning_rate.total_steps = c.train.steps;
-  options.learning_rate.decay = model::parse_decay(c.optimizer.decay).value();
+  options.learning_rate.decay = config::parse_decay(c.optimizer.decay).value();
   options.learning_rate.decay_share = c.optimizer.decay_share;
   options.clip_norm = c.optimizer.clip_norm;
   options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;

@@ -3,18 +3,19 @@
 
 // Between a run's config and the options of its pipelines.
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/units.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/config.h"
 #include "dynmo/train/made_model.h"
 
 namespace dynmo::train {
 
 // Of a rank, as pipeline.memory says.
-[[nodiscard]] Bytes rank_memory(const Config& config);
+[[nodiscard]] Bytes rank_memory(const config::Config& config);
 
 // Of a valid config; a pipeline of one group that runs in turn with others has a `lane` of its own.
-[[nodiscard]] runtime::PipelineOptions pipeline_options(const Config& config, const MadeModel& made,
-                                                        int lane, runtime::Balancing balancing);
+[[nodiscard]] runtime::PipelineOptions pipeline_options(const config::Config& config,
+                                                        const MadeModel& made, int lane,
+                                                        runtime::Balancing balancing);
 
 }  // namespace dynmo::train

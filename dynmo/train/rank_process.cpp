@@ -18,10 +18,10 @@
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/train/c10d_groups.h"
+#include "dynmo/train/dry_run.h"
 #include "dynmo/train/earlier_run.h"
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/run.h"
-#include "dynmo/train/run_lock.h"
 
 namespace dynmo::train {
 namespace {
@@ -33,7 +33,7 @@ Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
 }
 
 // Of ranks that somebody else has started: they meet where that says.
-Expected<void> check_meets_elsewhere(const Config& config) {
+Expected<void> check_meets_elsewhere(const config::Config& config) {
   if (own_meeting_address(config).empty() || std::getenv(kLockedByLauncher) != nullptr) return {};
   return make_error(ErrorCode::kBadInput,
                     "elastic.listen is {}, wanted auto or loopback: `dynmo train` has not started "
@@ -93,7 +93,7 @@ Expected<void> run_rank(const RankProcess& process) {
   return done;
 }
 
-int ranks_to_start(const Config& config) {
+int ranks_to_start(const config::Config& config) {
   if (config.pipeline.ranks > 0) return static_cast<int>(config.pipeline.ranks);
   const auto replicas = static_cast<int>(config.pipeline.replicas);
   return std::clamp(process::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);

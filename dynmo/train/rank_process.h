@@ -34,7 +34,7 @@ struct RankProcess {
 
 // Of a valid config, of one replica: pipeline.ranks, or where that is 0 min(4, usable cores of each
 // replica), at least 2 (with several replicas 1).
-[[nodiscard]] int ranks_to_start(const Config& config);
+[[nodiscard]] int ranks_to_start(const config::Config& config);
 
 // dry_run (run.h) for the ranks that `launch` would start, or that somebody has started: then
 // rank 0 has the text, the others have an empty one.

@@ -51,7 +51,7 @@ struct Regrouped {
 class Regrouping {
  public:
   // All outlive it. `changes`: what newcomers have to decide alike.
-  Regrouping(elastic::Groups& groups, const Config& config, const Inputs& inputs,
+  Regrouping(elastic::Groups& groups, const config::Config& config, const Inputs& inputs,
              elastic::SizeChanges& changes)
       : groups_(groups), config_(config), inputs_(inputs), changes_(changes) {}
 
@@ -121,7 +121,7 @@ class Regrouping {
   [[nodiscard]] Expected<void> confirm(const elastic::SizeChange& change);
 
   elastic::Groups& groups_;
-  const Config& config_;
+  const config::Config& config_;
   const Inputs& inputs_;
   elastic::SizeChanges& changes_;
   elastic::View view_;

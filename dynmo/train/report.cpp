@@ -94,7 +94,7 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
 
 Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
                              const cost::ModelCost& known, const GivenCosts& given,
-                             const Config& config, int ranks) {
+                             const config::Config& config, int ranks) {
   observe::Summary summary;
   summary.device = config.run.device;
   std::vector<observe::RunCurves> curves;

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/train/comparison.h"
-#include "dynmo/train/config.h"
 
 namespace dynmo::train {
 
@@ -27,6 +27,6 @@ struct Report {
 // first of two runs is the baseline.
 [[nodiscard]] Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
                                            const cost::ModelCost& known, const GivenCosts& given,
-                                           const Config& config, int ranks);
+                                           const config::Config& config, int ranks);
 
 }  // namespace dynmo::train

@@ -14,7 +14,6 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/train/dry_run.h"
 #include "dynmo/train/earlier_run.h"
 #include "dynmo/train/elasticity.h"
 #include "dynmo/train/emulation.h"
@@ -23,7 +22,6 @@
 #include "dynmo/train/measured_keys.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
-#include "dynmo/train/run_lock.h"
 #include "dynmo/train/run_log.h"
 #include "dynmo/train/same_settings.h"
 #include "dynmo/train/start.h"
@@ -438,7 +436,7 @@ class Run {
   }
 
   const TrainOptions& options_;
-  const Config& config_;
+  const config::Config& config_;
   const Reporter& reporter_;
   elastic::Groups* groups_;
   const observe::RunFolder folder_;
@@ -495,22 +493,6 @@ Expected<void> join(elastic::Groups& groups, const TrainOptions& options, const 
                     const std::function<void()>& taken) {
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   return Run(groups.group(), &groups, options, reporter, std::move(inputs)).join(taken);
-}
-
-Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
-  if (options.resume) {
-    return make_error(ErrorCode::kBadInput,
-                      "{} with a dry run: wanted one of them; a dry run starts at step 0",
-                      options.names.resume);
-  }
-  DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
-  return describe(
-      {.config = options.config,
-       .layers = inputs.model.layers,
-       .pipeline = pipeline_options(options.config, inputs.model, 0, runtime::Balancing::kNever),
-       .batches = inputs.training(),
-       .vocabulary = inputs.batches.vocabulary(),
-       .ranks = ranks});
 }
 
 }  // namespace dynmo::train

@@ -16,9 +16,6 @@
 
 namespace dynmo::train {
 
-// What the run would be, in lines of text (dry_run.h). Starts no rank and writes no file.
-[[nodiscard]] Expected<std::string> dry_run(const TrainOptions& options, int ranks);
-
 // Called by all ranks of the group with equal options. Requires at::set_num_threads(1) or the same
 // number on all.
 [[nodiscard]] Expected<void> train(transport::Transport& transport, const TrainOptions& options,

@@ -39,7 +39,7 @@ std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-RunLog::RunLog(const Config& config, std::string name, observe::RunFolder folder, Kept kept)
+RunLog::RunLog(const config::Config& config, std::string name, observe::RunFolder folder, Kept kept)
     : emulated_(emulates(config)),
       trace_steps_(config.run.trace_steps),
       folder_(std::move(folder)),
@@ -49,8 +49,9 @@ RunLog::RunLog(const Config& config, std::string name, observe::RunFolder folder
       step_micro_batches(config) * config.batch.micro_batch_size * config.model.shape.sequence;
 }
 
-Expected<RunLog> RunLog::open(const Config& config, std::string name, observe::RunFolder folder,
-                              WorldRank rank, std::int64_t first_step, Kept kept) {
+Expected<RunLog> RunLog::open(const config::Config& config, std::string name,
+                              observe::RunFolder folder, WorldRank rank, std::int64_t first_step,
+                              Kept kept) {
   RunLog log(config, std::move(name), std::move(folder), kept);
   log.rank_ = rank;
   DYNMO_TRY(make_directories(log.folder_.records()));

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dynmo/config/config.h"
 #include "dynmo/control/slow_rank.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
@@ -19,7 +20,6 @@
 #include "dynmo/observe/event_log.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/train/config.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/load_trace_writer.h"
 #include "dynmo/train/move_log.h"
@@ -34,7 +34,7 @@ class RunLog {
  public:
   // `name` for people; the first step is past 0 where the run is a resumed one. `rank` names the
   // records' file; rank 0 writes the load trace.
-  [[nodiscard]] static Expected<RunLog> open(const Config& config, std::string name,
+  [[nodiscard]] static Expected<RunLog> open(const config::Config& config, std::string name,
                                              observe::RunFolder folder, WorldRank rank,
                                              std::int64_t first_step, Kept kept = Kept::kNumbers);
 
@@ -77,7 +77,7 @@ class RunLog {
   [[nodiscard]] const std::deque<StepTrace>& traces() const { return traces_; }
 
  private:
-  RunLog(const Config& config, std::string name, observe::RunFolder folder, Kept kept);
+  RunLog(const config::Config& config, std::string name, observe::RunFolder folder, Kept kept);
   void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
 

@@ -25,7 +25,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 Expected<void> check_same_settings(transport::Transport& transport, const TrainOptions& options,
                                    std::int64_t vocabulary) {
-  Config config = options.config;
+  config::Config config = options.config;
   config.data.path = config.run.directory = "";
   std::string mine = to_toml(config);
   mine += fmt::format("resume = {}\ncompare = {}\nvocabulary of the data = {}\n", options.resume,

@@ -5,14 +5,14 @@
 
 #include "dynmo/observe/table.h"
 #include "dynmo/train/emulation.h"
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/weights.h"
 
 namespace dynmo::train {
 namespace {
 
 // Whether the plan of a checkpoint can run on so many positions. (Which layers "auto" recomputes is
 // chosen by costs, which a checkpoint does not hold.)
-bool continues_with(const plan::Plan& plan, const Config& config, int positions) {
+bool continues_with(const plan::Plan& plan, const config::Config& config, int positions) {
   const auto micro_batches = static_cast<int>(config.batch.micro_batches);
   return config.pipeline.recompute != "auto" && plan.ranks == positions &&
          plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
@@ -22,7 +22,7 @@ bool continues_with(const plan::Plan& plan, const Config& config, int positions)
 
 Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
                           const Inputs& inputs) {
-  const Config& config = options.config;
+  const config::Config& config = options.config;
   Start start;
   auto& notes = start.notes;
   if (options.resume) {
@@ -40,7 +40,7 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   }
   if (!inputs.batches.note().empty()) notes.push_back(inputs.batches.note());
   if (inputs.model.weights && !start.restored) {
-    const Weights& weights = *inputs.model.weights;
+    const weights::Weights& weights = *inputs.model.weights;
     notes.push_back(fmt::format("weights  of {}{}{}", weights.origin.string(),
                                 weights.left_out.empty() ? "" : "; ", weights.left_out));
     notes.insert(notes.end(), weights.notes.begin(), weights.notes.end());
@@ -49,7 +49,7 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
 }
 
 Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
-                                            const Config& config, Rank position) {
+                                            const config::Config& config, Rank position) {
   const MadeModel& model = inputs.model;
   const plan::Plan& plan = start.first.plan;
   if (start.restored) {
@@ -59,13 +59,13 @@ Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& in
                                         static_cast<std::uint64_t>(config.train.seed), model.ties);
   if (!model.weights) return states;
   for (auto& [id, state] : states) {
-    load_values(*model.weights, model.places[id.index()], state);
+    weights::load_values(*model.weights, model.places[id.index()], state);
     model::derive(*model.layers[id.index()], state);
   }
   return states;
 }
 
-std::vector<std::string> start_lines(const Config& config, const Inputs& inputs,
+std::vector<std::string> start_lines(const config::Config& config, const Inputs& inputs,
                                      const transport::Grid& grid,
                                      const runtime::Pipeline& pipeline) {
   std::vector<std::string> lines;
@@ -96,7 +96,7 @@ std::vector<std::string> start_lines(const Config& config, const Inputs& inputs,
   return lines;
 }
 
-dynamism::RunStart load_trace_start(const FirstPlan& first, const Config& config) {
+dynamism::RunStart load_trace_start(const FirstPlan& first, const config::Config& config) {
   dynamism::RunStart start{.plan = first.plan,
                            .measured_under = first.plan,
                            .measured = {},

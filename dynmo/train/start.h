@@ -36,14 +36,17 @@ struct Start {
 // The states of the layers that the first plan gives to a position: restored, initial, or with the
 // weights that train.init names.
 [[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
-                                                          const Config& config, Rank position);
+                                                          const config::Config& config,
+                                                          Rank position);
 
 // What a run says of itself before its first step: its device, what is recomputed, its plan.
-[[nodiscard]] std::vector<std::string> start_lines(const Config& config, const Inputs& inputs,
+[[nodiscard]] std::vector<std::string> start_lines(const config::Config& config,
+                                                   const Inputs& inputs,
                                                    const transport::Grid& grid,
                                                    const runtime::Pipeline& pipeline);
 
 // What a load trace says of the start.
-[[nodiscard]] dynamism::RunStart load_trace_start(const FirstPlan& first, const Config& config);
+[[nodiscard]] dynamism::RunStart load_trace_start(const FirstPlan& first,
+                                                  const config::Config& config);
 
 }  // namespace dynmo::train

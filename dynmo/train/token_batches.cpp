@@ -19,7 +19,7 @@ struct Tokens {
   std::string tokenizer = {};
 };
 
-Expected<Tokens> open_prepared(const Config::Data& config) {
+Expected<Tokens> open_prepared(const config::Config::Data& config) {
   DYNMO_ASSIGN(const data::Dataset dataset, data::open_dataset(config.path));
   const std::int32_t vocabulary = dataset.description.vocabulary;
   if (config.vocabulary != 0 && config.vocabulary != vocabulary) {
@@ -38,7 +38,7 @@ Expected<Tokens> open_prepared(const Config::Data& config) {
 }
 
 // Shards that nothing is known of but what they hold.
-Expected<Tokens> open_shards(const Config& config) {
+Expected<Tokens> open_shards(const config::Config& config) {
   DYNMO_ASSIGN(data::TokenShards training, data::TokenShards::open(config.data.path));
   if (config.data.vocabulary == 0) {
     return make_error(
@@ -60,7 +60,7 @@ Expected<Tokens> open_shards(const Config& config) {
   return tokens;
 }
 
-Expected<Tokens> open_tokens(const Config& config) {
+Expected<Tokens> open_tokens(const config::Config& config) {
   if (config.data.path.empty()) {
     return make_error(
         ErrorCode::kBadInput,
@@ -87,7 +87,7 @@ Expected<Tokens> open_tokens(const Config& config) {
 
 }  // namespace
 
-Expected<TokenBatches> TokenBatches::open(const Config& config) {
+Expected<TokenBatches> TokenBatches::open(const config::Config& config) {
   if (emulates(config)) return TokenBatches({}, {}, config, 0);
   DYNMO_ASSIGN(const Tokens tokens, open_tokens(config));
   const data::SamplerOptions options{.sequence = config.model.shape.sequence,
@@ -112,7 +112,7 @@ Expected<TokenBatches> TokenBatches::open(const Config& config) {
 }
 
 TokenBatches::TokenBatches(std::optional<data::Sampler> training,
-                           std::optional<data::Sampler> validation, const Config& config,
+                           std::optional<data::Sampler> validation, const config::Config& config,
                            std::int64_t vocabulary)
     : training_(std::move(training)),
       validation_(std::move(validation)),

@@ -8,10 +8,10 @@
 #include <optional>
 #include <string>
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/runtime/engine.h"
-#include "dynmo/train/config.h"
 
 namespace dynmo::train {
 
@@ -20,7 +20,7 @@ class TokenBatches {
   // Empty micro-batches where the device is emulated. kBadInput: no data.path, neither a prepared
   // folder nor token shards with data.vocabulary, fewer tokens than a sequence (validation: only of
   // data.validation_path; a prepared folder with fewer is not validated on, see note()).
-  [[nodiscard]] static Expected<TokenBatches> open(const Config& config);
+  [[nodiscard]] static Expected<TokenBatches> open(const config::Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
   // That of a prepared folder (data::tokenizer_name); "" of shards that do not tell.
@@ -39,7 +39,7 @@ class TokenBatches {
 
  private:
   TokenBatches(std::optional<data::Sampler> training, std::optional<data::Sampler> validation,
-               const Config& config, std::int64_t vocabulary);
+               const config::Config& config, std::int64_t vocabulary);
   [[nodiscard]] runtime::MicroBatch read(const data::Sampler& sampler, std::int64_t step,
                                          MicroBatchId id) const;
 

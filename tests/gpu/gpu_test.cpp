@@ -49,7 +49,7 @@ struct PassResult {
 };
 
 // One micro-batch forward and backward; head size 16, so that fused attention takes part.
-PassResult one_pass(const model::DecoderConfig& config, model::Precision precision,
+PassResult one_pass(const model::DecoderConfig& config, cost::Precision precision,
                     at::Device device) {
   const model::Model layers = model::in_precision(model::make_decoder(config), precision);
   const cost::DecoderShape& sizes = model::shape_of(config);
@@ -93,8 +93,8 @@ std::vector<model::DecoderConfig> decoders() {
 
 TEST_F(Gpu, LayersGiveTheLossAndGradientsOfTheCpu) {
   for (const model::DecoderConfig& config : decoders()) {
-    for (const auto precision : {model::Precision::kFp32, model::Precision::kBf16}) {
-      const double tolerance = precision == model::Precision::kFp32 ? 1e-4 : 0.06;
+    for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
+      const double tolerance = precision == cost::Precision::kFp32 ? 1e-4 : 0.06;
       const PassResult expected = one_pass(config, precision, at::kCPU);
       const PassResult actual = one_pass(config, precision, device_);
       EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
@@ -113,7 +113,7 @@ TEST_F(Gpu, LayersGiveTheLossAndGradientsOfTheCpu) {
 
 TEST_F(Gpu, GivesTheSameBitsTwice) {
   for (const model::DecoderConfig& config : decoders()) {
-    for (const auto precision : {model::Precision::kFp32, model::Precision::kBf16}) {
+    for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
       const PassResult first = one_pass(config, precision, device_);
       const PassResult second = one_pass(config, precision, device_);
       EXPECT_EQ(first.loss, second.loss);
@@ -138,7 +138,7 @@ TEST_F(Gpu, DropsWhatTheCpuDrops) {
 
 TEST_F(Gpu, UpdatesAndNormsAreThoseOfTheCpu) {
   const auto layers =
-      model::in_precision(model::make_decoder(decoders()[0]), model::Precision::kBf16);
+      model::in_precision(model::make_decoder(decoders()[0]), cost::Precision::kBf16);
   model::LayerState host = model::make_state(*layers[1], LayerId(1), 3);
   for (std::size_t p = 0; p < host.parameters.size(); ++p) {
     host.parameters[p].gradient.copy_(random_tensor(host.parameters[p].value.sizes(), p + 1));

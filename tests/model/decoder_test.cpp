@@ -17,16 +17,16 @@ namespace {
 using testing::random_tensor;
 using testing::same_bits;
 
-DecoderConfig tiny(Family family, double dropout = 0) {
+DecoderConfig tiny(cost::Family family, double dropout = 0) {
   DecoderConfig config = testing::tiny_config();
-  if (family == Family::kGpt2) config = testing::tiny_gpt2();
+  if (family == cost::Family::kGpt2) config = testing::tiny_gpt2();
   std::visit([&](auto& c) { c.dropout = dropout; }, config);
   return config;
 }
 
-class Decoders : public ::testing::TestWithParam<Family> {};
+class Decoders : public ::testing::TestWithParam<cost::Family> {};
 
-INSTANTIATE_TEST_SUITE_P(Of, Decoders, ::testing::Values(Family::kLlama, Family::kGpt2),
+INSTANTIATE_TEST_SUITE_P(Of, Decoders, ::testing::Values(cost::Family::kLlama, cost::Family::kGpt2),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // Accumulated over micro-batches, through all layers, against the slope of the summed loss in fp64.
@@ -144,7 +144,7 @@ TEST_P(Decoders, AnInputGradientNobodyWantsChangesNoWeightGradient) {
 }
 
 TEST_P(Decoders, ComputedStashesAreThoseMeasured) {
-  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+  for (const cost::Precision precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
     for (const double dropout : {0.0, 0.1}) {
       const DecoderConfig config = tiny(GetParam(), dropout);
       const Model model = in_precision(make_decoder(config), precision);
@@ -191,8 +191,8 @@ TEST(Decoder, ATieNamesTwoMatricesOfOneShape) {
 }
 
 TEST(Decoder, AFamilyThatDoesNotExistIsAnErrorWithTheNearest) {
-  EXPECT_EQ(parse_family("gpt2").value(), Family::kGpt2);
-  EXPECT_EQ(parse_family("gpt-2").error().message,
+  EXPECT_EQ(cost::parse_family("gpt2").value(), cost::Family::kGpt2);
+  EXPECT_EQ(cost::parse_family("gpt-2").error().message,
             "'gpt-2' is no family of models, did you mean 'gpt2'?");
 }
 

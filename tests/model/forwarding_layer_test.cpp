@@ -99,7 +99,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Decorator{"plain", [](auto layer) { return std::make_shared<PlainDecorator>(layer); }},
         Decorator{"recomputed", [](auto layer) { return recomputed(layer); }},
-        Decorator{"bf16", [](auto layer) { return in_precision({layer}, Precision::kBf16)[0]; },
+        Decorator{"bf16",
+                  [](auto layer) { return in_precision({layer}, cost::Precision::kBf16)[0]; },
                   at::kBFloat16}),
     [](const auto& c) { return c.param.name; });
 

@@ -216,8 +216,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 }
 
 struct Case {
-  Family family = Family::kLlama;
-  Precision precision = Precision::kFp32;
+  cost::Family family = cost::Family::kLlama;
+  cost::Precision precision = cost::Precision::kFp32;
 };
 
 class OnAnotherDevice : public ::testing::TestWithParam<Case> {};
@@ -234,7 +234,7 @@ TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
   gpt2.shape.sequence = gpt2.shape.positions = llama.shape.sequence;
   gpt2.dropout = 0.1;
   const DecoderConfig config =
-      GetParam().family == Family::kLlama ? DecoderConfig(llama) : DecoderConfig(gpt2);
+      GetParam().family == cost::Family::kLlama ? DecoderConfig(llama) : DecoderConfig(gpt2);
   const Model model = in_precision(make_decoder(config), GetParam().precision);
   std::vector<LayerState> states;
   for (LayerState& state : testing::make_states(model, 3)) {
@@ -260,13 +260,14 @@ TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, OnAnotherDevice,
-                         ::testing::Values(Case{Family::kLlama, Precision::kFp32},
-                                           Case{Family::kLlama, Precision::kBf16},
-                                           Case{Family::kGpt2, Precision::kFp32},
-                                           Case{Family::kGpt2, Precision::kBf16}),
+                         ::testing::Values(Case{cost::Family::kLlama, cost::Precision::kFp32},
+                                           Case{cost::Family::kLlama, cost::Precision::kBf16},
+                                           Case{cost::Family::kGpt2, cost::Precision::kFp32},
+                                           Case{cost::Family::kGpt2, cost::Precision::kBf16}),
                          [](const auto& test) {
                            return std::string(name(test.param.family)) +
-                                  (test.param.precision == Precision::kFp32 ? "Fp32" : "Bf16");
+                                  (test.param.precision == cost::Precision::kFp32 ? "Fp32"
+                                                                                  : "Bf16");
                          });
 
 }  // namespace

@@ -88,7 +88,7 @@ TEST_P(Cache, GivesTheScoresOfTheWholeText) {
 
 // Other orders round to other neighbours: a few roundoffs of 2^-8.
 TEST_P(Cache, GivesTheHiddenValuesOfTheWholeTextInBf16) {
-  const Reading model(in_precision(make_decoder(config_of(GetParam())), Precision::kBf16));
+  const Reading model(in_precision(make_decoder(config_of(GetParam())), cost::Precision::kBf16));
   const at::Tensor tokens = random_tokens(1, 100, 19, 5);
   const at::Tensor wanted = model.hidden(tokens, nullptr);
   EXPECT_EQ(wanted.scalar_type(), at::kBFloat16);

@@ -309,7 +309,7 @@ TEST(MoeLayer, InBf16RoutesInFp32AndIsNearItself) {
   config.shape.hidden = 64;
   config.shape.intermediate = 96;
   const auto plain = experts_in(config, config_of({}));
-  const auto layer = in_precision({plain}, Precision::kBf16)[0];
+  const auto layer = in_precision({plain}, cost::Precision::kBf16)[0];
   LayerState state = make_state(*layer, LayerId(2), 5);
   LayerState exact = make_state(*plain, LayerId(2), 5);
   // So far apart that no rounding changes a choice.

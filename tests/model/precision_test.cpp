@@ -78,7 +78,7 @@ TEST_P(Bf16Layers, MatchTheSameLayerInFp64) {
   LlamaConfig config = small_config();
   config.dropout = p;
   const Model plain = model_of(family, config);
-  const Model model = in_precision(plain, Precision::kBf16);
+  const Model model = in_precision(plain, cost::Precision::kBf16);
   const LayerId id{static_cast<int>(index)};
   LayerState exact = testing::double_state(*plain[index], id, 5);
   LayerState state = make_state(*model[index], id, 5);
@@ -134,7 +134,7 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
 
   // The loss has no other rounding than that of the scores.
   const LlamaConfig config = small_config();
-  const Model model = in_precision(make_llama(config), Precision::kBf16);
+  const Model model = in_precision(make_llama(config), cost::Precision::kBf16);
   const LayerState head = make_state(*model[5], LayerId{5}, 3);
   const LayerContext context = testing::random_context(config.shape, 2, 4);
   const at::Tensor hidden =
@@ -170,7 +170,7 @@ TEST(Bf16, AnAutogradLayerComputesInItToo) {
       in_precision({autograd_layer("linear", specs,
                                    [](const auto& p, const at::Tensor& x, const LayerContext&,
                                       const LayerState&) { return at::linear(x, p[0]); })},
-                   Precision::kBf16)[0];
+                   cost::Precision::kBf16)[0];
   LayerState state = make_state(*layer, LayerId{0}, 3);
   const at::Tensor x = random_tensor({4, 8}, 1, at::kBFloat16);
   const at::Tensor dy = random_tensor({4, 8}, 2, at::kBFloat16);
@@ -183,7 +183,7 @@ TEST(Bf16, AnAutogradLayerComputesInItToo) {
 
 // Near 1, bf16 knows 1 and 1 - 2^-8. Steps of 2^-12 are lost on it one by one, not on the master.
 TEST(Bf16, UpdatesBelowItsResolutionAddUp) {
-  const Model model = in_precision(make_llama(small_config()), Precision::kBf16);
+  const Model model = in_precision(make_llama(small_config()), cost::Precision::kBf16);
   LayerState state = make_state(*model[1], LayerId{1}, 3);
   Parameter& norm = state.parameters[0];  // ones
   at::Tensor without_master = norm.compute_copy.clone();
@@ -210,17 +210,17 @@ TEST(Bf16, ComputedStashesAndCopiesAreThoseMeasured) {
   for (const double p : {0.0, 0.1}) {
     LlamaConfig config = small_config();
     config.dropout = p;
-    const Model model = in_precision(make_llama(config), Precision::kBf16);
+    const Model model = in_precision(make_llama(config), cost::Precision::kBf16);
     const LayerContext context = testing::random_context(config.shape, 3, 4);
     const at::Tensor x =
         random_tensor({3, config.shape.sequence, config.shape.hidden}, 8, at::kBFloat16);
-    EXPECT_EQ(boundary_bytes(config, 3, Precision::kBf16).value,
+    EXPECT_EQ(boundary_bytes(config, 3, cost::Precision::kBf16).value,
               static_cast<std::int64_t>(x.nbytes()));
     for (std::size_t i = 0; i < model.size(); ++i) {
       const LayerId id{static_cast<int>(i)};
       const LayerState state = make_state(*model[i], id, 3);
       const StashBytes bytes = measure_stash(*model[i], state, i == 0 ? at::Tensor() : x, context);
-      EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3, Precision::kBf16).value)
+      EXPECT_EQ(bytes.held.value, activation_bytes(config, id, 3, cost::Precision::kBf16).value)
           << model[i]->name() << " dropout " << p;
       std::size_t copies = 0;
       for (const Parameter& parameter : state.parameters) copies += parameter.compute_copy.nbytes();
@@ -247,7 +247,7 @@ class Bf16Training : public ::testing::Test {
 };
 
 TEST_F(Bf16Training, AStateCopiedByItsBytesTrainsOnWithTheSameBits) {
-  const Model model = in_precision(make_llama(config_), Precision::kBf16);
+  const Model model = in_precision(make_llama(config_), cost::Precision::kBf16);
   std::vector<LayerState> states = testing::make_states(model, 3);
   for (int step = 0; step < 2; ++step) train(model, states, step);
   std::vector<LayerState> copies;
@@ -285,11 +285,11 @@ TEST_F(Bf16Training, AStateCopiedByItsBytesTrainsOnWithTheSameBits) {
 // learning rate at which fp32 itself jumps, the two drift apart between jumps.)
 TEST_F(Bf16Training, ItsLossesFollowThoseOfFp32) {
   std::vector<double> losses[2];
-  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+  for (const cost::Precision precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
     const Model model = in_precision(make_llama(config_), precision);
     std::vector<LayerState> states = testing::make_states(model, 3);
     for (int step = 0; step < 60; ++step) {
-      train(model, states, step, 2e-3, &losses[precision == Precision::kBf16 ? 1 : 0]);
+      train(model, states, step, 2e-3, &losses[precision == cost::Precision::kBf16 ? 1 : 0]);
     }
   }
   EXPECT_LT(losses[0].back(), 0.25 * losses[0].front());
@@ -297,14 +297,6 @@ TEST_F(Bf16Training, ItsLossesFollowThoseOfFp32) {
   for (std::size_t i = 0; i < losses[0].size(); ++i) {
     EXPECT_NEAR(losses[1][i], losses[0][i], std::max(0.02, 0.02 * losses[0][i])) << "step " << i;
   }
-}
-
-TEST(Precision, AnUnknownNameIsRefusedWithTheKnownOnes) {
-  EXPECT_EQ(parse_precision("fp32").value(), Precision::kFp32);
-  EXPECT_EQ(parse_precision("bf16").value(), Precision::kBf16);
-  const auto refused = parse_precision("fp16");
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().message, "'fp16' is no precision, wanted fp32 or bf16");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ using testing::random_tensor;
 using testing::same_bits;
 
 TEST(RecomputedLayers, GiveTheBitsOfTheLayerAndKeepItsInputAlone) {
-  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+  for (const cost::Precision precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
     LlamaConfig config = testing::tiny_config();
     config.dropout = 0.2;  // drawn twice, the same both times
     const Model model = in_precision(make_llama(config), precision);

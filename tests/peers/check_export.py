@@ -92,7 +92,7 @@ def check_trained(dynmo, settings, scratch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynmo", type=pathlib.Path, required=True)
-    parser.add_argument("--goldens", type=pathlib.Path, default=pathlib.Path(__file__).parents[1] / "train" / "goldens")
+    parser.add_argument("--goldens", type=pathlib.Path, default=pathlib.Path(__file__).parents[1] / "weights" / "goldens")
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     dynmo = Dynmo(options.dynmo.resolve())

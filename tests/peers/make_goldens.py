@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small random models of every family as the real `transformers` saves them, with what it computes from them.
 
-Each folder of tests/train/goldens holds config.json and the weights (one file, or shards with an index) as save_pretrained
+Each folder of tests/weights/goldens holds config.json and the weights (one file, or shards with an index) as save_pretrained
 writes them, and expected.safetensors: `ids` [2, T], `logits` [2, T, V] in fp32 of the saved weights, `prompt` [P] and its
 greedy continuation `greedy` [20].
 
@@ -130,7 +130,7 @@ def difference(made, kept):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--goldens", type=pathlib.Path, default=pathlib.Path(__file__).parents[1] / "train" / "goldens")
+    parser.add_argument("--goldens", type=pathlib.Path, default=pathlib.Path(__file__).parents[1] / "weights" / "goldens")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--dynmo", help="not needed here; taken so that all scripts of this folder can be called alike")
     options = parser.parse_args()

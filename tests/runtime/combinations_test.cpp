@@ -143,7 +143,7 @@ RunOptions run_of(const RunSetting& setting, const dynamism::MakeSources& make_s
   run.layers = model::make_decoder(decoder);
   run.ties = model::ties(decoder);
   if (make_sources) run.layers = shaped(std::move(run.layers), make_sources);
-  if (setting.key == "model.precision") run.precision = model::Precision::kBf16;
+  if (setting.key == "model.precision") run.precision = cost::Precision::kBf16;
   if (setting.key == "pipeline.replicas") run.replicas = 2;
   if (setting.key == "batch.accumulation") run.accumulation = 2;
   if (setting.key == "pipeline.recompute") run.recompute = plan::Recompute::kWhole;

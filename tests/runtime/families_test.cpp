@@ -11,9 +11,9 @@ namespace dynmo::runtime::testing {
 namespace {
 
 // A model of small_model()'s sizes, tied.
-model::DecoderConfig tied(model::Family family) {
+model::DecoderConfig tied(cost::Family family) {
   const model::LlamaConfig sizes = small_model();
-  if (family == model::Family::kLlama) {
+  if (family == cost::Family::kLlama) {
     model::LlamaConfig config = sizes;
     config.tied_embeddings = true;
     return config;
@@ -26,7 +26,7 @@ model::DecoderConfig tied(model::Family family) {
   return config;
 }
 
-class Families : public ::testing::TestWithParam<model::Family> {
+class Families : public ::testing::TestWithParam<cost::Family> {
  protected:
   [[nodiscard]] RunOptions options(int steps, int micro_batches) const {
     const model::DecoderConfig config = tied(GetParam());
@@ -120,8 +120,8 @@ TEST_P(Families, WithoutTheirTieTrainDifferently) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tied, Families,
-                         ::testing::Values(model::Family::kLlama, model::Family::kGpt2),
-                         [](const auto& test) { return std::string(model::name(test.param)); });
+                         ::testing::Values(cost::Family::kLlama, cost::Family::kGpt2),
+                         [](const auto& test) { return std::string(cost::name(test.param)); });
 
 }  // namespace
 }  // namespace dynmo::runtime::testing

@@ -132,7 +132,7 @@ class OneRank {
     }
     const double norm = std::sqrt(squared);
     model::AdamWOptions optimizer = options_.optimizer;
-    optimizer.learning_rate = model::learning_rate(options_.learning_rate, step);
+    optimizer.learning_rate = config::learning_rate(options_.learning_rate, step);
     for (auto& [id, state] : states_) {
       model::update(state, optimizer, model::clip_factor(norm, options_.clip_norm));
     }
@@ -354,7 +354,7 @@ TEST(Ties, RandomPlansEqualOneRankBitForBitAndKeepTheCopiesEqual) {
 
 TEST(Ties, UnderReplicasInBf16EqualOneRankBitForBit) {
   RunOptions options{.steps = 9, .micro_batches = 4, .replicas = 2, .cut = {3, 5}};
-  options.precision = model::Precision::kBf16;
+  options.precision = cost::Precision::kBf16;
   options.ties = {kTie};
   const RunResult single = OneRank(options).train();
   options.recompute = plan::Recompute::kWhole;

@@ -116,7 +116,7 @@ struct RunOptions {
   std::function<Expected<void>(Pipeline&, std::int64_t step)> before_step = {};
   std::vector<transport::Fault> faults = {};     // of every rank
   std::optional<transport::Member> faulty = {};  // or of this one only
-  model::Precision precision = model::Precision::kFp32;
+  cost::Precision precision = cost::Precision::kFp32;
   plan::Recompute recompute = plan::Recompute::kNone;
   double row_room = 1;
   Staging staging = {};
@@ -205,7 +205,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.ties = run.ties;
   options.boundary_shape = {2, config.shape.sequence, config.shape.hidden};
   options.boundary_type =
-      run.precision == model::Precision::kFp32 ? run.type : model::scalar_type(run.precision);
+      run.precision == cost::Precision::kFp32 ? run.type : model::scalar_type(run.precision);
   options.optimizer.learning_rate = 1e-2;
   options.learning_rate.peak = run.learning_rate;
   options.learning_rate.warmup_steps = 3;

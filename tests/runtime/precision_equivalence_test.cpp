@@ -10,7 +10,7 @@ namespace dynmo::runtime::testing {
 namespace {
 
 RunOptions bf16(RunOptions options) {
-  options.precision = model::Precision::kBf16;
+  options.precision = cost::Precision::kBf16;
   return options;
 }
 
@@ -47,7 +47,7 @@ TEST(Bf16Equivalence, RandomPlansWithFreezingEqualNeverMovedBitForBit) {
 
 // The planner is told the bytes that pass between ranks and those that a rank holds.
 TEST(Bf16Equivalence, CostsSayHalfTheBoundaryTheCopiesAndTheMeteredStashes) {
-  for (const auto precision : {model::Precision::kFp32, model::Precision::kBf16}) {
+  for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
     model::LlamaConfig config = small_model();
     const model::Model layers = model::in_precision(model::make_llama(config), precision);
     RunOptions run{.cut = {kLayers}};
@@ -66,7 +66,7 @@ TEST(Bf16Equivalence, CostsSayHalfTheBoundaryTheCopiesAndTheMeteredStashes) {
             const cost::LayerCost& layer = costs.layers[static_cast<std::size_t>(i)];
             EXPECT_EQ(layer.boundary_bytes, model::boundary_bytes(config, 2, precision));
             EXPECT_EQ(layer.copy_bytes * 2,
-                      precision == model::Precision::kBf16 ? layer.parameter_bytes : Bytes{0});
+                      precision == cost::Precision::kBf16 ? layer.parameter_bytes : Bytes{0});
             EXPECT_EQ(layer.activation_bytes,
                       model::activation_bytes(config, LayerId(i), 2, precision))
                 << layer.name;

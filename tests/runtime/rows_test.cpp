@@ -152,7 +152,7 @@ TEST(Rows, OfTwoReplicasAndOfSeveralRoundsAreTheSame) {
 
 TEST(Rows, WithCopiesAndInBf16) {
   RunOptions run = dropping_run(dropping_llama(), 1.05);
-  run.precision = model::Precision::kBf16;
+  run.precision = cost::Precision::kBf16;
   const RunResult alone = run_pipeline(run);
   run.cut = {2, 2, 4};
   expect_same(alone, run_pipeline(run), "bf16");

@@ -268,7 +268,7 @@ RunOptions run_of(const Case& c) {
 using Hook = std::function<Expected<void>(Pipeline&, std::int64_t)>;
 
 // Writes a checkpoint before step `at`, then goes on as `then` says.
-Hook writing(std::int64_t at, const train::Config& config, Hook then) {
+Hook writing(std::int64_t at, const config::Config& config, Hook then) {
   return [=, &config](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
     if (step == at) {
       train::Checkpointer checkpointer(
@@ -282,7 +282,7 @@ Hook writing(std::int64_t at, const train::Config& config, Hook then) {
 }
 
 // From the newest checkpoint.
-Expected<Begin> restored(const train::Config& config, const model::Model& layers,
+Expected<Begin> restored(const config::Config& config, const model::Model& layers,
                          const plan::Plan& plan, Rank rank) {
   DYNMO_ASSIGN(const train::Restored found, train::restore(config));
   DYNMO_ASSIGN(LayerStates states, train::load_states(found, layers, plan, rank, tensor_name));
@@ -335,7 +335,7 @@ void expect_as_alone(const Case& c, const RunResult& alone, std::uint64_t seed, 
   const std::string what = fmt::format("seed {}: {}", seed, text_of(c, run));
   if (!resumes(c)) return expect_same(alone, run_pipeline(run), what);
   const TempFolder folder;
-  train::Config config;
+  config::Config config;
   config.run.directory = folder.path().string();
   const auto at = 10 + static_cast<std::int64_t>(rng.below(kSourcesSteps - 20));
   run.before_step = writing(at, config, run.before_step);
@@ -371,7 +371,7 @@ TEST(Sources, TrainToTheSameBitsHoweverTheyAreRun) {
 // The test above would notice what is left out of a checkpoint.
 TEST(Sources, ThatForgetWhatTheyKnewShow) {
   const TempFolder folder;
-  train::Config config;
+  config::Config config;
   config.run.directory = folder.path().string();
   constexpr std::int64_t kAt = 30;
   const Case by_norm = {1};

@@ -78,7 +78,7 @@ TEST(Staging, ChangesNoBitOfReplicasWithTiedParametersInBf16) {
   }();
   run.layers = model::make_decoder(config);
   run.ties = model::ties(config);
-  run.precision = model::Precision::kBf16;
+  run.precision = cost::Precision::kBf16;
   const RunResult expected = testing::run_pipeline(run);
   run.staging = kAlways;
   expect_equal(testing::run_pipeline(run), expected);

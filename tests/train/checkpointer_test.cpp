@@ -33,8 +33,8 @@ TensorName names() {
   };
 }
 
-Config config_for(const fs::path& run, bool asynchronous, std::int64_t memory) {
-  Config config;
+config::Config config_for(const fs::path& run, bool asynchronous, std::int64_t memory) {
+  config::Config config;
   config.run.directory = run.string();
   config.train.steps = kSteps;
   config.checkpoint.asynchronous = asynchronous;
@@ -50,7 +50,7 @@ struct Outcome {
 };
 
 struct Training {
-  Config config;
+  config::Config config;
   plan::Plan plan;
   int micro_batches = 4;
   bool resume = false;

@@ -32,7 +32,7 @@ void write_tokens(const std::filesystem::path& prefix) {
 // 10 layers that freeze and are pruned, balanced as they do.
 TrainOptions options_for(const std::filesystem::path& folder, int steps) {
   TrainOptions options;
-  Config& config = options.config;
+  config::Config& config = options.config;
   const std::string text = fmt::format(
       "[model]\nhidden = 16\nblocks = 4\nheads = 2\nkv_heads = 2\nintermediate = 24\n"
       "sequence = 8\ndropout = 0.1\n[data]\npath = '{}'\nvocabulary = {}\n[batch]\n"

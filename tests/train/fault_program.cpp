@@ -42,9 +42,9 @@ namespace {
 
 using namespace dynmo;
 
-train::Config config_for(const std::string& where, const std::string& data,
-                         const std::string& run) {
-  train::Config config;
+config::Config config_for(const std::string& where, const std::string& data,
+                          const std::string& run) {
+  config::Config config;
   config.data.path = data;
   config.run.directory = run;
   config.model.shape = {

@@ -31,14 +31,14 @@ class Differing final : public dynamism::Source {
   int rank_;
 };
 
-Config emulated(const TempFolder& folder) {
+config::Config emulated(const TempFolder& folder) {
   cost::LayerCost layer;
   layer.forward_s = layer.backward_input_s = 1e-3;
   layer.boundary_bytes = Bytes{64};
   const cost::ModelCost model{std::vector<cost::LayerCost>(4, layer)};
   const std::filesystem::path profile = folder.path() / "profile.json";
   EXPECT_TRUE(write_file_durably(profile, cost::profile_json(model).dump()));
-  Config config;
+  config::Config config;
   config.run.device = "emulated";
   config.emulated.profile = profile.string();
   config.train.validation_every = 0;
@@ -47,7 +47,7 @@ Config emulated(const TempFolder& folder) {
 
 TEST(MeasuredKeys, AreThoseOfRankZeroOnAllRanks) {
   const TempFolder folder;
-  const Config config = emulated(folder);
+  const config::Config config = emulated(folder);
   std::mutex mutex;
   std::vector<std::string> lines;
   std::vector<double> found;
@@ -72,8 +72,8 @@ TEST(MeasuredKeys, AreThoseOfRankZeroOnAllRanks) {
   EXPECT_EQ(lines, (std::vector<std::string>{"auto     optimizer.weight_decay = 0.3, as drawn"}));
 }
 
-Config with_auto(const TempFolder& folder) {
-  Config config;
+config::Config with_auto(const TempFolder& folder) {
+  config::Config config;
   config.run.directory = folder.path().string();
   config.sources.enable<dynamism::PruningOptions>().sparse_above.reset();
   return config;
@@ -82,7 +82,7 @@ Config with_auto(const TempFolder& folder) {
 TEST(MeasuredKeys, OfAResumedRunAreWhatItsConfigSays) {
   const TempFolder folder;
   std::filesystem::create_directory(folder.path() / "checkpoints");
-  Config run = with_auto(folder);
+  config::Config run = with_auto(folder);
   run.sources.get<dynamism::PruningOptions>().sparse_above = 0.57;
   ASSERT_TRUE(write_file_durably(folder.path() / "config.toml", to_toml(run)));
   const auto resumed = resumed_config(with_auto(folder));
@@ -91,10 +91,10 @@ TEST(MeasuredKeys, OfAResumedRunAreWhatItsConfigSays) {
   EXPECT_EQ(identity(*resumed), identity(run));
 
   // Given keys, and those that no enabled source asks for, stay as they are.
-  Config given = with_auto(folder);
+  config::Config given = with_auto(folder);
   given.sources.get<dynamism::PruningOptions>().sparse_above = 0.7;
   EXPECT_EQ(resumed_config(given)->sources.get<dynamism::PruningOptions>().sparse_above, 0.7);
-  Config disabled;
+  config::Config disabled;
   disabled.run.directory = folder.path().string();
   disabled.sources.get<dynamism::PruningOptions>().sparse_above.reset();
   EXPECT_FALSE(resumed_config(disabled)->sources.get<dynamism::PruningOptions>().sparse_above);

@@ -10,10 +10,10 @@
 #include "dynmo/core/files.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/state_bytes.h"
-#include "dynmo/train/hugging_face.h"
-#include "dynmo/train/mixtral.h"
-#include "dynmo/train/model_config.h"
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/hugging_face.h"
+#include "dynmo/weights/mixtral.h"
+#include "dynmo/weights/model_config.h"
+#include "dynmo/weights/weights.h"
 #include "tests/fuzz/target.h"
 #include "tests/support/temp_folder.h"
 
@@ -55,13 +55,13 @@ std::vector<std::pair<std::string, std::vector<std::int64_t>>> fused(
 
 enum class Written { kOneFile, kShards, kFused };
 
-std::string seed(const train::HuggingFaceModel& described, Written written_as) {
+std::string seed(const weights::HuggingFaceModel& described, Written written_as) {
   const bool shards = written_as == Written::kShards;
   const TempFolder folder;
   const model::DecoderConfig& config = described.decoder;
   const model::Recipe recipe =
-      train::shaped_recipe(config, described.experts ? train::sources_of(*described.experts)
-                                                     : dynamism::SourceOptions())
+      weights::shaped_recipe(config, described.experts ? weights::sources_of(*described.experts)
+                                                       : dynamism::SourceOptions())
           .value();
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kMaxData));
   std::vector<checkpoint::TensorView> tensors;
@@ -93,7 +93,7 @@ std::string seed(const train::HuggingFaceModel& described, Written written_as) {
   const auto written = checkpoint::write_safetensors(path, tensors);
   DYNMO_CHECK(written.has_value(), "a file, got {}", written.error().message);
   const std::string file = read_file(path).value();
-  std::string text = train::hugging_face_config(described).dump();
+  std::string text = weights::hugging_face_config(described).dump();
   text.append(kBetween).append(file.substr(8, file.size() - 8 - data));
   text.append(kBetween).append(std::to_string(data));
   if (shards) text.append(kBetween).append(Json{{"weight_map", map}}.dump());
@@ -117,16 +117,16 @@ Outcome run_target(std::string_view text) {
   folder.write(name, file_of(parts[1], data));
   if (shards) folder.write("model.safetensors.index.json", parts[3]);
 
-  const auto weights = train::read_weights(folder.path());
+  const auto weights = weights::read_weights(folder.path());
   if (!weights) return refused(weights.error());
-  const auto same = train::check_same_decoder(*weights, weights->config);
+  const auto same = weights::check_same_decoder(*weights, weights->config);
   DYNMO_CHECK(same.has_value(), "the decoder of its own config, got {}", same.error().message);
-  const model::Recipe recipe = train::shaped_recipe(weights->config, weights->sources).value();
+  const model::Recipe recipe = weights::shaped_recipe(weights->config, weights->sources).value();
   for (std::size_t i = 0; i < std::min(recipe.slots.size(), kMaxLayers); ++i) {
     const auto& [place, layer] = recipe.slots[i];
     model::LayerState state =
         model::allocate_like(*layer, LayerId(static_cast<int>(i)), {.frozen = true, .pruned = {}});
-    train::load_values(*weights, place, state);
+    weights::load_values(*weights, place, state);
   }
   return Outcome::kTaken;
 }
@@ -146,8 +146,8 @@ std::vector<std::string> seeds() {
                                          .intermediate = 3,
                                          .sequence = 8,
                                          .positions = 8}};
-  const train::HuggingFaceModel mixtral{.decoder = llama,
-                                        .experts = train::Experts{.count = 3, .per_token = 2}};
+  const weights::HuggingFaceModel mixtral{.decoder = llama,
+                                          .experts = weights::Experts{.count = 3, .per_token = 2}};
   return {seed({.decoder = llama}, Written::kOneFile), seed({.decoder = gpt2}, Written::kOneFile),
           seed({.decoder = llama}, Written::kShards), seed(mixtral, Written::kOneFile),
           seed(mixtral, Written::kFused)};

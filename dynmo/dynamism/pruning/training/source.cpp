@@ -17,8 +17,8 @@
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
 #include "dynmo/dynamism/pruning/select_mask.h"
+#include "dynmo/kernels/sparse_break_even.h"
 #include "dynmo/model/pruned.h"
-#include "dynmo/model/sparse_break_even.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -86,12 +86,12 @@ class PruningSource final : public Source {
                .value = fmt::format("{}", kSparseAbove),
                .why = "as no layer computes in fp32, and all matrices stay masked"}};
     }
-    std::vector<model::MatrixSize> matrices;
+    std::vector<kernels::MatrixSize> matrices;
     for (const auto& [shape, count] : sizes) {
       matrices.push_back({.rows = shape[0], .columns = shape[1], .matrices = count});
     }
     return {{.key = "sparse_above",
-             .value = fmt::format("{}", model::measure_break_even(matrices, tokens)),
+             .value = fmt::format("{}", kernels::measure_break_even(matrices, tokens)),
              .why = "measured: from this sparsity on compressed products take no longer"}};
   }
 

@@ -11,10 +11,11 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
 #include "dynmo/model/moe.h"
-#include "dynmo/train/trained_model.h"
+#include "dynmo/weights/generate.h"
+#include "dynmo/weights/trained_model.h"
 #include "tests/model/helpers.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 constexpr std::int64_t kVocabulary = 61;
@@ -149,4 +150,4 @@ TEST(ExitGeneration, IsNotExported) {
 }
 
 }  // namespace
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(All, FreezingRules,
 
 TEST(PlasticityRule, GivesTheSameBitsInBf16) {
   RunOptions run = by(plasticity_rule(), {kLayers});
-  run.precision = model::Precision::kBf16;
+  run.precision = cost::Precision::kBf16;
   const RunResult single = run_pipeline(run);
   run.cut = {3, 5};
   run.before_step = random_plans(11, 2, run.micro_batches);

@@ -10,7 +10,8 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/mixture_of_depths/training/source.h"
 #include "dynmo/model/key_value_cache.h"
-#include "dynmo/train/trained_model.h"
+#include "dynmo/weights/generate.h"
+#include "dynmo/weights/trained_model.h"
 #include "tests/model/gradients.h"
 #include "tests/model/helpers.h"
 
@@ -23,7 +24,7 @@ using model::testing::random_tensor;
 using model::testing::random_tokens;
 
 struct RoutedModel {
-  train::TrainedModel model;
+  weights::TrainedModel model;
   std::vector<std::size_t> routed = {};
 };
 
@@ -78,7 +79,7 @@ model::LayerContext context_of(model::Pass pass, const Tensor& tokens_BT,
   return context;
 }
 
-Tensor hidden_of(const train::TrainedModel& model, const Tensor& tokens_BT, model::Pass pass,
+Tensor hidden_of(const weights::TrainedModel& model, const Tensor& tokens_BT, model::Pass pass,
                  model::KeyValueCache* cache = nullptr) {
   const model::LayerContext context = context_of(pass, tokens_BT, cache);
   model::Hidden hidden;
@@ -90,7 +91,8 @@ Tensor hidden_of(const train::TrainedModel& model, const Tensor& tokens_BT, mode
 }
 
 // How many rows of one text the predictor of a routed layer chooses: those that it changes.
-std::int64_t chosen_in(const train::TrainedModel& model, const Tensor& tokens, std::size_t layer) {
+std::int64_t chosen_in(const weights::TrainedModel& model, const Tensor& tokens,
+                       std::size_t layer) {
   const model::LayerContext context = context_of(model::Pass::kGeneration, tokens);
   model::Hidden before;
   for (std::size_t i = 0; i < layer; ++i) {
@@ -188,12 +190,12 @@ TEST(RoutedGeneration, IsGreedyByTheWholeText) {
     Rng rng(mix_key({0x9E4, prompt}));
     std::vector<std::int64_t> text(1 + rng.below(8));
     for (std::int64_t& token : text) token = static_cast<std::int64_t>(rng.below(19));
-    train::Sampling sampling;
+    weights::Sampling sampling;
     sampling.tokens = 12;
-    const auto made_text = train::generate(made.model, text, sampling);
+    const auto made_text = weights::generate(made.model, text, sampling);
     ASSERT_TRUE(made_text) << made_text.error().message;
     for (const std::int64_t token : *made_text) {
-      const auto scores = train::logits(made.model, text);
+      const auto scores = weights::logits(made.model, text);
       ASSERT_TRUE(scores) << scores.error().message;
       ASSERT_EQ(scores->narrow(0, scores->size(0) - 1, 1).argmax().item<std::int64_t>(), token)
           << "prompt " << prompt;

@@ -130,7 +130,7 @@ TEST(Pruning, MaskedAndCompressedTrainAlike) {
 // Nothing is compressed in bf16, whatever the sparsity.
 TEST(Pruning, InBf16MatricesStayMasked) {
   RunOptions run = with(events(0), {kLayers});
-  run.precision = model::Precision::kBf16;
+  run.precision = cost::Precision::kBf16;
   const RunResult single = run_pipeline(run);
   ASSERT_TRUE(single.status.has_value()) << single.status.error().message;
   EXPECT_EQ(single.values.at(1)[1].dim(), 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/mixtral.h"
+#include "dynmo/weights/mixtral.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,7 +15,7 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/moe/options.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 using checkpoint::DType;
@@ -148,4 +148,4 @@ Expected<HuggingFaceModel> exported_model(const model::DecoderConfig& config,
   return model;
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

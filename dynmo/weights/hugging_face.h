@@ -15,7 +15,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/model/decoder.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 
 // Experts in the place of every MLP, of the same width each, and those of a token: the likeliest by
 // softmax, whose gates sum to 1.
@@ -50,4 +50,4 @@ struct HuggingFaceModel {
 [[nodiscard]] Expected<std::vector<checkpoint::Safetensors>> open_hugging_face(
     const std::filesystem::path& directory);
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/sparse_break_even.h"
+#include "dynmo/kernels/sparse_break_even.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace dynmo::model {
+namespace dynmo::kernels {
 namespace {
 
 // Compressed products take so much of the dense time, whatever that is.
@@ -88,4 +88,4 @@ TEST(SparseBreakEven, IsOfAllSizesByTheirWeights) {
 }
 
 }  // namespace
-}  // namespace dynmo::model
+}  // namespace dynmo::kernels

@@ -8,7 +8,7 @@
 #include <functional>
 #include <span>
 
-namespace dynmo::model {
+namespace dynmo::kernels {
 
 // So many matrices [rows, columns] of a model.
 struct MatrixSize {
@@ -40,4 +40,4 @@ using Stopwatch = std::function<double(const std::function<void()>& work)>;
 [[nodiscard]] double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens,
                                         const Stopwatch& seconds);
 
-}  // namespace dynmo::model
+}  // namespace dynmo::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/weights.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
@@ -9,17 +9,16 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/checkpoint/finite.h"
+#include "dynmo/config/config.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/recipe.h"
-#include "dynmo/train/checkpoints.h"
-#include "dynmo/train/config.h"
-#include "dynmo/train/hugging_face.h"
-#include "dynmo/train/model_config.h"
+#include "dynmo/weights/hugging_face.h"
+#include "dynmo/weights/model_config.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 using checkpoint::DType;
@@ -74,7 +73,7 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   if (found.manifest.state.contains("tokenizer")) weights.tokenizer = state.string("tokenizer");
   for (const auto& [key, value] : found.manifest.state.items()) state.ignore(key);
   DYNMO_TRY(state.finish());
-  Config config;
+  config::Config config;
   DYNMO_TRY(apply_text(config, text, origin));
   DYNMO_TRY(validate(config));
   DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(found));
@@ -86,10 +85,12 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
                  checkpoint::read_layer(found, LayerId(static_cast<int>(i))));
     for (const TensorView& tensor : file.tensors()) {
       const bool value = !tensor.name.starts_with("optimizer.") &&
-                         !tensor.name.starts_with(kBuffer) && !tensor.name.starts_with(kMask);
+                         !tensor.name.starts_with(checkpoint::kBuffer) &&
+                         !tensor.name.starts_with(checkpoint::kMask);
       if (value) weights.tensors.emplace(tensor.name, tensor);
-      if (tensor.name.starts_with(kBuffer)) {
-        weights.buffers.emplace(tensor.name.substr(std::string_view(kBuffer).size()), tensor);
+      if (tensor.name.starts_with(checkpoint::kBuffer)) {
+        weights.buffers.emplace(tensor.name.substr(std::string_view(checkpoint::kBuffer).size()),
+                                tensor);
       }
     }
     weights.files.push_back(std::move(file));
@@ -98,8 +99,8 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
 }
 
 // Buffers that older versions of the library saved with the weights.
-bool is_buffer(model::Family family, std::string_view name) {
-  if (family == model::Family::kLlama) return name.ends_with(".rotary_emb.inv_freq");
+bool is_buffer(cost::Family family, std::string_view name) {
+  if (family == cost::Family::kLlama) return name.ends_with(".rotary_emb.inv_freq");
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
@@ -116,13 +117,13 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
   weights.config = described.decoder;
   weights.left_out = left_out(json);
   DYNMO_ASSIGN(weights.files, open_hugging_face(directory));
-  const model::Family family = model::family(weights.config);
+  const cost::Family family = model::family(weights.config);
   for (const checkpoint::Safetensors& file : weights.files) {
     for (const TensorView& tensor : file.tensors()) {
       if (is_buffer(family, tensor.name)) continue;
       // Files of the bare decoder, such as the first GPT-2's, leave out the name it has in the
       // model with a head.
-      const std::string prefix = family == model::Family::kGpt2 ? "transformer." : "model.";
+      const std::string prefix = family == cost::Family::kGpt2 ? "transformer." : "model.";
       const bool bare = tensor.name != kHead && !tensor.name.starts_with(prefix);
       weights.tensors.emplace(bare ? prefix + tensor.name : tensor.name, tensor);
     }
@@ -314,4 +315,4 @@ void load_values(const Weights& weights, const model::Place& place, model::Layer
   }
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

@@ -19,9 +19,9 @@
 #include "dynmo/cost/decoder_shape.h"
 #include "dynmo/dynamism/source_options.h"
 #include "dynmo/model/decoder.h"
-#include "dynmo/train/hugging_face.h"
+#include "dynmo/weights/hugging_face.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 
 using TensorMap = std::map<std::string, checkpoint::TensorView, std::less<>>;
 
@@ -40,4 +40,4 @@ using TensorMap = std::map<std::string, checkpoint::TensorView, std::less<>>;
                                                         const dynamism::SourceOptions& sources,
                                                         std::string_view origin);
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

@@ -9,7 +9,7 @@
 
 #include "dynmo/core/expected.h"
 
-namespace dynmo::model {
+namespace dynmo::config {
 
 enum class Decay {
   kCosine,  // half a cosine (Loshchilov and Hutter, "SGDR", 2017, without restarts)
@@ -38,4 +38,4 @@ struct LearningRateOptions {
 // >= 0.
 [[nodiscard]] double learning_rate(const LearningRateOptions& options, std::int64_t step);
 
-}  // namespace dynmo::model
+}  // namespace dynmo::config

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/model_config.h"
+#include "dynmo/weights/model_config.h"
 
 #include <fmt/format.h>
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
-void fill(Config::Model& m, const model::LlamaConfig& llama) {
+void fill(config::Config::Model& m, const model::LlamaConfig& llama) {
   m.shape = llama.shape;
   m.rope_theta = llama.rope_theta;
   m.norm_epsilon = llama.rms_epsilon;
 }
-void fill(Config::Model& m, const model::Gpt2Config& gpt2) {
+void fill(config::Config::Model& m, const model::Gpt2Config& gpt2) {
   m.shape = gpt2.shape;
   m.shape.kv_heads = gpt2.shape.heads;
   m.norm_epsilon = gpt2.norm_epsilon;
@@ -19,11 +19,11 @@ void fill(Config::Model& m, const model::Gpt2Config& gpt2) {
 
 }  // namespace
 
-model::DecoderConfig decoder_config(const Config& config, std::int64_t vocabulary) {
-  const Config::Model& m = config.model;
+model::DecoderConfig decoder_config(const config::Config& config, std::int64_t vocabulary) {
+  const config::Config::Model& m = config.model;
   cost::DecoderShape shape = m.shape;
   if (shape.vocabulary == 0) shape.vocabulary = vocabulary;
-  if (model::parse_family(m.family).value() == model::Family::kGpt2) {
+  if (cost::parse_family(m.family).value() == cost::Family::kGpt2) {
     shape.kv_heads = 0;
     if (shape.positions == 0) shape.positions = shape.sequence;
     model::Gpt2Config gpt2{.shape = shape, .norm_epsilon = m.norm_epsilon, .dropout = m.dropout};
@@ -38,18 +38,18 @@ model::DecoderConfig decoder_config(const Config& config, std::int64_t vocabular
   return llama;
 }
 
-Config config_of(const model::DecoderConfig& decoder) {
-  Config config;
-  Config::Model& m = config.model;
-  m.family = model::name(model::family(decoder));
+config::Config config_of(const model::DecoderConfig& decoder) {
+  config::Config config;
+  config::Config::Model& m = config.model;
+  m.family = cost::name(model::family(decoder));
   m.tied_embeddings = model::tied(decoder);
   std::visit([&](const auto& d) { fill(m, d); }, decoder);
   return config;
 }
 
 std::vector<std::pair<std::string, std::string>> settings_of(const model::DecoderConfig& decoder) {
-  const Config config = config_of(decoder);
-  const Config::Model& m = config.model;
+  const config::Config config = config_of(decoder);
+  const config::Config::Model& m = config.model;
   std::vector<std::pair<std::string, std::string>> settings = {
       {"model.family", m.family},
       {"model.vocabulary", fmt::format("{}", m.shape.vocabulary)},
@@ -58,7 +58,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const model::Decode
       {"model.heads", fmt::format("{}", m.shape.heads)},
       {"model.intermediate", fmt::format("{}", m.shape.intermediate)},
       {"model.norm_epsilon", fmt::format("{}", m.norm_epsilon)}};
-  if (model::family(decoder) == model::Family::kGpt2) {
+  if (model::family(decoder) == cost::Family::kGpt2) {
     settings.emplace_back("model.positions", fmt::format("{}", m.shape.positions));
   } else {
     settings.emplace_back("model.kv_heads", fmt::format("{}", m.shape.kv_heads));
@@ -67,4 +67,4 @@ std::vector<std::pair<std::string, std::string>> settings_of(const model::Decode
   return settings;
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Models that transformers saved and what it computes from them (tests/peers/make_goldens.py).
-#include "dynmo/train/hugging_face.h"
+#include "dynmo/weights/hugging_face.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -12,12 +12,13 @@
 #include <map>
 
 #include "dynmo/core/files.h"
-#include "dynmo/train/model_config.h"
-#include "dynmo/train/trained_model.h"
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/generate.h"
+#include "dynmo/weights/model_config.h"
+#include "dynmo/weights/trained_model.h"
+#include "dynmo/weights/weights.h"
 #include "tests/support/temp_folder.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -217,7 +218,7 @@ TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
 
 TEST(HuggingFaceConfig, TrainingOnShorterInputsKeepsTheLongestInputOfALlama) {
   const Json json = config_json("llama-tied");
-  Config config = config_of(parse_hugging_face(json, "config.json")->decoder);
+  config::Config config = config_of(parse_hugging_face(json, "config.json")->decoder);
   config.model.shape.sequence = 16;
   const model::DecoderConfig trained = decoder_config(config, 71);
   EXPECT_EQ(hugging_face_config({.decoder = trained})["max_position_embeddings"],
@@ -416,29 +417,29 @@ TEST_F(Changed, AnIndexThatLeavesItsFolderOrNamesWhatIsNotThereIsRefused) {
 TEST(Weights, ARunOfAnotherDecoderMayNotStartFromThem) {
   const Weights weights = read_weights(kGoldens / "llama-tied").value();
   const auto message = [&](auto change) {
-    Config config = config_of(weights.config);
+    config::Config config = config_of(weights.config);
     change(config.model);
     const auto result = check_same_decoder(weights, decoder_config(config, 5));
     if (result) return std::string();
     return result.error().message.substr(result.error().message.find("has "));
   };
-  EXPECT_EQ(message([](Config::Model&) {}), "");
-  EXPECT_EQ(message([](Config::Model& m) { m.shape.sequence = 9; }), "");
-  EXPECT_EQ(message([](Config::Model& m) { m.tied_embeddings = false; }), "");
-  EXPECT_EQ(message([](Config::Model& m) { m.shape.hidden = 64; }),
+  EXPECT_EQ(message([](config::Config::Model&) {}), "");
+  EXPECT_EQ(message([](config::Config::Model& m) { m.shape.sequence = 9; }), "");
+  EXPECT_EQ(message([](config::Config::Model& m) { m.tied_embeddings = false; }), "");
+  EXPECT_EQ(message([](config::Config::Model& m) { m.shape.hidden = 64; }),
             "has model.hidden = 32, this run 64: wanted the same; set model.hidden=32");
-  EXPECT_EQ(message([](Config::Model& m) { m.rope_theta = 10000; }),
+  EXPECT_EQ(message([](config::Config::Model& m) { m.rope_theta = 10000; }),
             "has model.rope_theta = 500000, this run 10000: wanted the same; set "
             "model.rope_theta=500000");
-  EXPECT_EQ(message([](Config::Model& m) { m.shape.vocabulary = 0; }),
+  EXPECT_EQ(message([](config::Config::Model& m) { m.shape.vocabulary = 0; }),
             "has model.vocabulary = 71, this run 5: wanted the same; set model.vocabulary=71");
-  EXPECT_EQ(message([](Config::Model& m) { m.family = "gpt2"; }),
+  EXPECT_EQ(message([](config::Config::Model& m) { m.family = "gpt2"; }),
             "has model.family = llama, this run gpt2: wanted the same; set model.family=llama");
   const Weights untied = read_weights(kGoldens / "llama-bf16").value();
-  Config config = config_of(untied.config);
+  config::Config config = config_of(untied.config);
   config.model.tied_embeddings = true;
   EXPECT_FALSE(check_same_decoder(untied, decoder_config(config, 5)));
 }
 
 }  // namespace
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

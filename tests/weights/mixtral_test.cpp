@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mixtrals in and out, on small files that the tests write: no transformers.
-#include "dynmo/train/mixtral.h"
+#include "dynmo/weights/mixtral.h"
 
 #include <gtest/gtest.h>
 
@@ -12,12 +12,12 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/model/recipe.h"
-#include "dynmo/train/model_config.h"
-#include "dynmo/train/trained_model.h"
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/model_config.h"
+#include "dynmo/weights/trained_model.h"
+#include "dynmo/weights/weights.h"
 #include "tests/support/temp_folder.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -441,4 +441,4 @@ TEST(MixtralConfig, WrittenReadsBackToTheSameValueAndAbsentKeysAreTheLibrarys) {
 }
 
 }  // namespace
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

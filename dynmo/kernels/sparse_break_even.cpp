@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/sparse_break_even.h"
+#include "dynmo/kernels/sparse_break_even.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -20,7 +20,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/kernels/sparse_products.h"
 
-namespace dynmo::model {
+namespace dynmo::kernels {
 namespace {
 
 // From 43 % on a compressed matrix takes less memory than a masked one, so none is compressed below
@@ -135,4 +135,4 @@ double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tok
   return break_even(all);
 }
 
-}  // namespace dynmo::model
+}  // namespace dynmo::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/config.h"
+#include "dynmo/config/config.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include "dynmo/dynamism/freezing/options.h"
 #include "tests/dynamism/seventh_source.h"
 
-namespace dynmo::train {
+namespace dynmo::config {
 namespace {
 
 class ConfigFile : public ::testing::Test {
@@ -449,4 +449,4 @@ TEST_F(ConfigFile, MutatedFilesNeverCrash) {
 }
 
 }  // namespace
-}  // namespace dynmo::train
+}  // namespace dynmo::config

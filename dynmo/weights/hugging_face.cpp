@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/hugging_face.h"
+#include "dynmo/weights/hugging_face.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,7 +11,7 @@
 #include "dynmo/cost/hugging_face.h"
 #include "dynmo/data/tokenizer.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 20;
@@ -301,4 +301,4 @@ Expected<std::vector<checkpoint::Safetensors>> open_hugging_face(
   return files;
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

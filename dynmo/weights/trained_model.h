@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,7 +16,7 @@
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 
 struct TrainedModel {
   std::filesystem::path checkpoint;
@@ -42,38 +41,6 @@ struct TrainedModel {
 
 // `path` and errors are those of read_weights and check_finite (weights.h).
 [[nodiscard]] Expected<TrainedModel> open_trained(const std::filesystem::path& path);
-
-struct Sampling {
-  std::int64_t tokens = 200;  // made at most
-  // 0: greedy, the likeliest token each time. Otherwise scores are divided by it before softmax.
-  double temperature = 0;
-  // Draws from the least set of likeliest tokens whose probabilities sum to it (Holtzman et al.,
-  // "The curious case of neural text degeneration", 2020); in (0, 1].
-  double top_p = 1;
-  std::uint64_t seed = 1;
-  std::int64_t end = -1;  // a token that ends the text; -1: none does
-};
-
-// Scores before softmax of every token that may follow each of `tokens`, [T, vocabulary].
-// kBadInput: none or more than the model's longest input, a token outside the vocabulary.
-[[nodiscard]] Expected<at::Tensor> logits(const TrainedModel& model,
-                                          const std::vector<std::int64_t>& tokens);
-
-// What generate() refuses, before anything is made. Returns a line for people where the text may
-// become longer than the model's longest input, else "".
-[[nodiscard]] Expected<std::string> check_generation(const TrainedModel& model,
-                                                     const std::vector<std::int64_t>& prompt,
-                                                     const Sampling& sampling);
-
-// Continues `prompt`, token by token; keys and values of what the model has read are kept. Of a
-// prompt longer than the model's longest input the last tokens are read. Where the input is full,
-// its older half is forgotten and the rest read again, so that a token costs the same however long
-// the text is. Calls `made` with every
-// token. Deterministic. kBadInput: an empty prompt, a token outside the vocabulary, options outside
-// their range.
-[[nodiscard]] Expected<std::vector<std::int64_t>> generate(
-    const TrainedModel& model, std::vector<std::int64_t> prompt, const Sampling& sampling,
-    const std::function<void(std::int64_t)>& made = {});
 
 // The tokenizer of the run's data; `name` (open_tokenizer) is taken instead if it is not empty.
 // kBadInput: the data are gone or have another tokenizer now, and it is not given, or its
@@ -105,4 +72,4 @@ enum class Overwrite { kNo, kYes };
 [[nodiscard]] Expected<std::string> import_hugging_face(const std::filesystem::path& directory,
                                                         const std::filesystem::path& run);
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

@@ -8,10 +8,10 @@
 #include "dynmo/cost/transformer.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/runtime/known_costs.h"
-#include "dynmo/train/trained_model.h"
-#include "dynmo/train/weights.h"
+#include "dynmo/weights/trained_model.h"
+#include "dynmo/weights/weights.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -121,4 +121,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Planned,
                          });
 
 }  // namespace
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

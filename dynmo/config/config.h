@@ -18,7 +18,7 @@
 #include "dynmo/cost/decoder_shape.h"
 #include "dynmo/dynamism/source_options.h"
 
-namespace dynmo::train {
+namespace dynmo::config {
 
 struct Config {
   struct Model {
@@ -167,4 +167,4 @@ struct Config {
 // "train.seed is 4, the run's is 3"; "" where none does.
 [[nodiscard]] std::string first_difference(const Config& given, const Config& saved);
 
-}  // namespace dynmo::train
+}  // namespace dynmo::config

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/config.h"
+#include "dynmo/config/config.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "dynmo/config/learning_rate.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
-#include "dynmo/model/decoder.h"
-#include "dynmo/model/learning_rate.h"
-#include "dynmo/model/precision.h"
+#include "dynmo/cost/family.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
-namespace dynmo::train {
+namespace dynmo::config {
 namespace {
 
 constexpr double kLarge = 1 << 24;
@@ -26,7 +25,7 @@ Range steps_or_0(const char* meaning_of_0) {
 
 std::vector<TomlKey> model_keys(Config::Model& m) {
   return {
-      {"model.family", &m.family, readable_by(model::parse_family)},
+      {"model.family", &m.family, readable_by(cost::parse_family)},
       {"model.vocabulary", &m.shape.vocabulary, between(0, kLarge, "(0: that of the data)")},
       {"model.hidden", &m.shape.hidden},
       {"model.blocks", &m.shape.blocks},
@@ -36,7 +35,7 @@ std::vector<TomlKey> model_keys(Config::Model& m) {
       {"model.sequence", &m.shape.sequence, between(1, kLarge)},
       {"model.dropout", &m.dropout},
       {"model.rope_theta", &m.rope_theta},
-      {"model.precision", &m.precision, readable_by(model::parse_precision)},
+      {"model.precision", &m.precision, readable_by(cost::parse_precision)},
       {"model.positions", &m.shape.positions, between(0, kLarge, "(0: model.sequence)")},
       {"model.norm_epsilon", &m.norm_epsilon},
       {"model.tied_embeddings", &m.tied_embeddings},
@@ -61,7 +60,7 @@ std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
       {"optimizer.learning_rate", &o.learning_rate, above(0)},
       {"optimizer.minimum_learning_rate", &o.minimum_learning_rate, at_least(0)},
       {"optimizer.warmup_steps", &o.warmup_steps, between(0, kLarge)},
-      {"optimizer.decay", &o.decay, readable_by(model::parse_decay)},
+      {"optimizer.decay", &o.decay, readable_by(parse_decay)},
       {"optimizer.decay_share", &o.decay_share, above_to(0, 1)},
       {"optimizer.beta1", &o.beta1, from_below(0, 1)},
       {"optimizer.beta2", &o.beta2, from_below(0, 1)},
@@ -149,9 +148,9 @@ std::vector<TomlKey> run_keys(Config& c) {
 
 // With what follows from other keys filled in, so that it means the same where defaults change.
 Config resolved(Config config) {
-  const auto family = model::parse_family(config.model.family);
+  const auto family = cost::parse_family(config.model.family);
   if (family && !config.model.tied_embeddings) {
-    config.model.tied_embeddings = *family == model::Family::kGpt2;
+    config.model.tied_embeddings = *family == cost::Family::kGpt2;
   }
   return config;
 }
@@ -357,4 +356,4 @@ std::string first_difference(const Config& given, const Config& saved) {
   return "";
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::config

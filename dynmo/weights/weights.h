@@ -16,9 +16,9 @@
 #include "dynmo/dynamism/source_options.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
-#include "dynmo/train/mixtral.h"
+#include "dynmo/weights/mixtral.h"
 
-namespace dynmo::train {
+namespace dynmo::weights {
 
 struct Weights {
   std::filesystem::path origin;  // folder they were read from
@@ -68,4 +68,4 @@ struct Weights {
 // buffers that there are.
 void load_values(const Weights& weights, const model::Place& place, model::LayerState& state);
 
-}  // namespace dynmo::train
+}  // namespace dynmo::weights

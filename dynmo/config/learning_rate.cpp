@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/learning_rate.h"
+#include "dynmo/config/learning_rate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/nearest.h"
 
-namespace dynmo::model {
+namespace dynmo::config {
 
 Expected<void> validate(const LearningRateOptions& options) {
   if (!(std::isfinite(options.peak) && options.minimum >= 0 && options.minimum <= options.peak)) {
@@ -70,4 +70,4 @@ double learning_rate(const LearningRateOptions& options, std::int64_t step) {
   return options.minimum + (options.peak - options.minimum) * left(options, done);
 }
 
-}  // namespace dynmo::model
+}  // namespace dynmo::config
