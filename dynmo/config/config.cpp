@@ -172,7 +172,7 @@ Expected<void> check_step_size(const Config& c) {
                  fmt::format("at most {}", static_cast<std::int64_t>(kLarge)));
 }
 
-// What a run whose layers only take time cannot have.
+// Refuses the settings that a run whose layers only take time cannot have.
 Expected<void> check_emulation(const Config& c) {
   if (!emulates(c)) return {};
   DYNMO_TRY(require(c.train.init.empty(), "train.init", c.train.init,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run is, as one tree with defaults for everything. Read from TOML, then changed by `--set
-// a.b=c`; an unknown key is an error with the nearest known one; the resolved form is saved with
-// the run.
+// The config of a run is one tree with defaults for everything. Read from TOML, then changed by
+// `--set a.b=c`; an unknown key is an error with the nearest known one; the resolved form is saved
+// with the run.
 
 #include <cstdint>
 #include <filesystem>
@@ -69,7 +69,7 @@ struct Config {
     // A run, a checkpoint or a Hugging Face folder whose weights the first step starts from, with a
     // new optimizer; its decoder must be that of [model].
     std::string init;
-    std::string on_nan = "stop";  // or skip: go on without the update of a step that is no number
+    std::string on_nan = "stop";  // or skip: go on without the update of a step of NaN or Inf
     std::int64_t validation_every = 50;  // 0: never
     std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
   } train;

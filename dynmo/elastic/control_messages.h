@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What somebody outside a run says to its leader, and what it answers: one line of JSON each
+// These are the requests to a run's leader from outside and its answers: one line of JSON each
 // ("dynmo-control-1"). `dynmo ctl` asks and commands; a process that wants to become a rank says
 // what it is and waits for its place.
 
@@ -23,7 +23,7 @@ namespace dynmo::elastic {
 inline constexpr std::size_t kMaxRequest = 64 << 10;
 inline constexpr std::size_t kMaxReply = 1 << 20;
 
-// What two processes need alike so that they compute the same bits.
+// Two processes must agree on these values to compute the same bits.
 struct Build {
   std::string program;          // digest of the program's file
   std::string libtorch;         // its version

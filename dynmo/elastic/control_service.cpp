@@ -115,7 +115,7 @@ LineServer::Answer ControlService::on_join(ClientId client, const Request& reque
   newcomers_.push_back({.client = client, .member = member});
   present_.push_back(client);
   note_waiting();
-  Reply reply{.done = true, .text = fmt::format("standing by as rank {}", member.number)};
+  Reply reply{.done = true, .text = fmt::format("waiting as rank {}", member.number)};
   reply.standby = member.number;
   return {.line = to_line(reply), .done = false};
 }

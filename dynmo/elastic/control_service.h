@@ -53,14 +53,14 @@ class ControlService {
   [[nodiscard]] const std::string& secret() const { return secret_; }
   [[nodiscard]] int next_member();
 
-  // By the training loop. Whether somebody waits for it.
+  // Whether somebody waits for the training loop, which calls it.
   [[nodiscard]] bool has_requests() const { return waiting_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::vector<ClientRequest> take();
-  // A multiple of `replicas`; they stand by until they are admitted, refused or gone.
+  // A multiple of `replicas`; they wait until they are admitted, refused or gone.
   [[nodiscard]] std::vector<Newcomer> newcomers();
   void answer(process::ClientId client, const Reply& reply);
-  // One that stands by gets a place in a group that is to be. Until that group is taken or given up
-  // it is watched: the error once one that was admitted has gone.
+  // A process that waits gets a place in a group that is to be. Until that group is taken or given
+  // up it is watched: the error once one that was admitted has gone.
   void admit(process::ClientId client, const Place& place);
   [[nodiscard]] std::optional<Error> missing();
   // The group is in force, or never will be: then those that are left may ask again.
@@ -73,7 +73,7 @@ class ControlService {
   process::LineServer::Answer on_join(process::ClientId client, const Request& request);
   void gone(process::ClientId client);
   void forget(process::ClientId client);  // under the lock
-  void note_waiting();                    // likewise
+  void note_waiting();                    // sets waiting_
 
   Options options_;
   std::string secret_;

@@ -60,7 +60,7 @@ class Handling {
   void take(const OutAcknowledged&);
   void take(const End& end);
 
-  // What a leader does.
+  // The leader's actions.
   void propose();
   void collect();
   void decide();

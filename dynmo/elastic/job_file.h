@@ -2,7 +2,8 @@
 #pragma once
 
 // Where somebody outside finds a run that goes on: RUN/job.json ("dynmo-job-1") says where its
-// leader listens, RUN/secret what it wants to hear first. Both can be read by their owner only.
+// leader listens, RUN/secret the token that clients must send first. Both can be read by their
+// owner only.
 
 #include <cstdint>
 #include <filesystem>
@@ -41,7 +42,7 @@ void remove_job_of_ended(const std::filesystem::path& run);
 [[nodiscard]] Expected<JobFile> read_job(const std::filesystem::path& run);
 [[nodiscard]] Expected<std::string> read_secret(const std::filesystem::path& file);
 
-// Where a leader listens, and what it wants to hear.
+// Where a leader listens, and the secret that clients must send.
 struct ControlEndpoint {
   std::string address;
   std::uint16_t port = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What only the leader of an elastic run has: the control endpoint, the releases whose hooks are
-// called, the ranks that the launcher was asked for, and who waits for an answer. When another rank
-// becomes the leader it goes on with what this one hands over.
+// The state that only the leader of an elastic run has: the control endpoint, the releases whose
+// hooks are called, the ranks that the launcher was asked for, and who waits for an answer. When
+// another rank becomes the leader it goes on with what this one hands over.
 
 #include <chrono>
 #include <cstdint>
@@ -48,7 +48,7 @@ class Leader {
   [[nodiscard]] bool has_requests() const { return service_->has_requests(); }
   // Fills in what clients ask all ranks for; what the leader does alone is done.
   void take_requests(RankRequest& mine);
-  // What has come of hooks, of ranks that were started, and of files that could not be written.
+  // The results of hooks, of ranks that were started, and of files that could not be written.
   [[nodiscard]] BoundaryEvents poll();
   void answer(process::ClientId client, const Reply& reply) { service_->answer(client, reply); }
   // These clients are answered by answer_checkpoints, once no checkpoint is under way.

@@ -84,13 +84,14 @@ struct Membership {
   std::optional<Proposal> proposal = {};
 };
 
-// What the driver tells.
+// The driver's inputs.
 struct Received {
   MemberId from;
   Message message;
 };
-// By the connection, the pidfd, a fence or the cluster. A connection that was lost and is made anew
-// is told as kAlive at both ends, after which each says again what the other may have missed.
+// The driver learns it from the connection, the pidfd, a fence or the cluster. A connection that
+// was lost and is made anew is told as kAlive at both ends, after which each says again what the
+// other may have missed.
 struct FateTold {
   MemberId member;
   Fate fate = Fate::kAlive;
@@ -115,7 +116,7 @@ struct Retry {};  // now and then: what is not answered is said again
 using Event = std::variant<Received, FateTold, Quieted, Formed, GroupFailed, NumberTaken, Tries,
                            Kept, Taken, Retry>;
 
-// What the driver does. A message that cannot be sent is told as a fate.
+// The driver's actions. A message that cannot be sent is told as a fate.
 struct Send {
   MemberId to;
   Message message;

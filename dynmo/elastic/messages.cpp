@@ -142,7 +142,7 @@ class Reader {
   bool good_ = true;
 };
 
-// What holds of a value that was read.
+// Checks a value that was read.
 template <typename T>
 void check(Writer&, const T&) {}
 // Numbers that grow by one at a time stay far from their end.

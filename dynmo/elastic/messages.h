@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What members say to each other to change their view, and its bytes. How many bytes a frame has,
-// its transport says; what is in them is checked here, for they come from outside.
+// Members send each other these messages to change their view; this file defines their bytes. How
+// many bytes a frame has, its transport says; what is in them is checked here, for they come from
+// outside.
 
 #include <cstdint>
 #include <optional>

@@ -13,7 +13,7 @@ void Handling::propose() {
   for (const Member& member : participants(m_.standing, {})) say_again(member.id);
 }
 
-// What `to` has not answered of the proposal.
+// Repeats the parts of the proposal that `to` has not answered.
 void Handling::say_again(MemberId to) {
   const Proposal& proposal = *m_.proposal;
   if (is_gone(to)) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the state machine counts: sets of members, and the views whose quorum a new one must have.
+// The state machine counts these: sets of members, and the views whose quorum a new one must have.
 
 #include <cstdint>
 #include <vector>

@@ -44,7 +44,7 @@ struct UpdateRecord {
   friend bool operator==(const UpdateRecord&, const UpdateRecord&) = default;
 };
 
-// What one member says when its main thread is quiet.
+// The report of one member when its main thread is quiet.
 struct Report {
   Member member = {};
   std::int64_t step = 0;                        // the next to run

@@ -37,15 +37,8 @@ struct Release {
 [[nodiscard]] std::vector<std::string> released_hosts(const Release& release);
 [[nodiscard]] std::vector<std::string> kept_hosts(const Release& release);
 
-// What a hook finds in its environment beside the run's own (lists are joined by commas):
-//   DYNMO_RELEASE         the number of the release: equal if it is called again for the same one
-//   DYNMO_RELEASE_CALL    1, and one more each time it is called again
-//   DYNMO_RELEASED_HOSTS  hosts on which no rank is left; empty where each still has one
-//   DYNMO_KEPT_HOSTS      hosts of the ranks that run
-//   DYNMO_RELEASED_RANKS  numbers of the ranks that have ended
-//   DYNMO_KEPT_RANKS      numbers of the ranks that run
-//   DYNMO_RUN             the folder of the run
-// The same variables every time, so that nothing that the run inherited shines through.
+// A hook finds these variables in its environment, beside the run's own (lists are joined by
+// commas):
 using Variables = std::vector<std::pair<std::string, std::string>>;
 [[nodiscard]] Variables hook_environment(const Release& release, std::string_view run);
 
@@ -98,7 +91,7 @@ class Releases {
   void failed() { park(); }
   // Those that are parked are called for again, as often as the first time. Returns how many.
   int try_again(Time now);
-  // What another leader goes on with: all but the one under way.
+  // The open releases that another leader continues with: all but the one under way.
   struct Open {
     std::int64_t last_number = 0;
     std::vector<Release> waiting = {};
@@ -107,7 +100,7 @@ class Releases {
   [[nodiscard]] Open open() const;
   // That leader has it.
   void forget_open();
-  // Of an object that is new: all that wait are due.
+  // Takes over open releases in a new object: all that wait are due.
   void take_over(Open open);
   // The run ends: what waits for another call is parked. Returns those. Requires none under way.
   std::vector<Release> give_up();

@@ -30,7 +30,7 @@ struct ReleaseOptions {
   HookRetries retries = {};
 };
 
-// What became of a release, or of one call of its hook.
+// The outcome of a release, or of one call of its hook.
 struct ReleaseNews {
   ReleaseOutcome outcome = ReleaseOutcome::kDone;
   Release release;

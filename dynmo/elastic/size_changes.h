@@ -38,7 +38,7 @@ struct Newcomer {
   bool admitted = false;  // it has a place in a group that is to be
 };
 
-// What one rank asks for between two steps.
+// One rank's requests between two steps.
 struct RankRequest {
   bool leave = false;                        // somebody has asked this process to go
   std::vector<ClientRequest> requests = {};  // the leader's: what clients have asked for
@@ -60,7 +60,7 @@ struct SizeChange {
 // is the caller's to fill in.
 [[nodiscard]] View view_after(const SizeChange& change, const View& view, int replicas);
 
-// What follows from the requests of all ranks.
+// The decision that follows from the requests of all ranks.
 struct BoundaryDecision {
   std::optional<SizeChange> change = {};
   bool checkpoint = false;
@@ -80,7 +80,7 @@ struct SizeOptions {
   int ranks_min = 1;                // of a replica: none leaves below it
 };
 
-// What the controller releases, as a change of the group under this plan.
+// The ranks that the controller releases, as a change of the group under this plan.
 [[nodiscard]] SizeChange change_of(const control::Release& release, const plan::Plan& plan);
 
 class SizeChanges {
@@ -98,8 +98,8 @@ class SizeChanges {
     deferred_ = std::move(change);
   }
 
-  // What a later decision depends on, for a rank that joins: it decides as the others do. Requires
-  // that no change is deferred.
+  // Returns what a later decision depends on, for a rank that joins: it decides as the others do.
+  // Requires that no change is deferred.
   [[nodiscard]] Json state() const;
   [[nodiscard]] Expected<void> restore(const Json& state);
 

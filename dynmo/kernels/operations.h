@@ -70,7 +70,7 @@ struct RotaryTable {
   Angles floats;   // the same in fp32
   std::shared_ptr<Copies> copies;
 
-  // Of `like`'s accumulation_type, on its device.
+  // Returns them in `like`'s accumulation_type, on its device.
   [[nodiscard]] Angles of(const at::Tensor& like) const;
 };
 [[nodiscard]] RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size,

@@ -25,7 +25,7 @@ using AutogradFunction =
 using HiddenFunction =
     std::function<at::Tensor(const std::vector<at::Tensor>& parameters, const at::Tensor& input,
                              const LayerContext& context, const LayerState& state)>;
-// What an autograd layer has besides parameters and its function.
+// The parts of an autograd layer besides parameters and its function.
 struct AutogradTraits {
   std::vector<BufferSpec> buffers = {};
   std::vector<std::string> figures = {};

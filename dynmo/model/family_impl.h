@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the families of decoders have in common: how parameters are described, what any config must
-// satisfy, how Hugging Face names the tensors of a list of blocks.
+// The parts that families of decoders have in common: how parameters are described, what any config
+// must satisfy, how Hugging Face names the tensors of a list of blocks.
 
 #include <cstdint>
 #include <initializer_list>
@@ -28,7 +28,7 @@ using Specs = std::vector<ParameterSpec>;
 [[nodiscard]] ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
                                          double init_std);
 
-// Of the two projections into the residual stream (Radford et al., 2019, section 2.3).
+// Returns that of the two projections into the residual stream (Radford et al., 2019, section 2.3).
 [[nodiscard]] double residual_init_std(double init_std, std::int64_t blocks);
 
 struct ConfigField {

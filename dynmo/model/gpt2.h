@@ -34,8 +34,8 @@ struct Gpt2Config {
                               .sequence = 128,
                               .positions = 128};
   double norm_epsilon = 1e-5;
-  // Of the normal initial values; that of the two projections into the residual stream is divided
-  // by sqrt(2 x blocks) (Radford et al., 2019, section 2.3).
+  // Standard deviation of the normal initial values; that of the two projections into the residual
+  // stream is divided by sqrt(2 x blocks) (Radford et al., 2019, section 2.3).
   double init_std = 0.02;
   double dropout = 0;
   bool tied_embeddings = true;  // the head's matrix is that of the embedding

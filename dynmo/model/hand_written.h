@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What layers written by hand share: the order of the three calls, and the products that most of
-// them end in. A layer derives from HandWritten with its own stash and writes the three calls on
-// it: forward, input_gradient, weight_gradient.
+// The parts that layers written by hand share: the order of the three calls, and the products that
+// most of them end in. A layer derives from HandWritten with its own stash and writes the three
+// calls on it: forward, input_gradient, weight_gradient.
 
 #include <ATen/ATen.h>
 
@@ -54,7 +54,8 @@ T& advance(Stash& stash, Saved::Phase from, const std::string& name) {
   return saved;
 }
 
-// What the layers share: name, parameters, and that a frozen layer adds no weight gradients.
+// A base that has what the layers share: name, parameters, and that a frozen layer adds no weight
+// gradients.
 template <typename T>
 class HandWritten : public Layer {
  public:
@@ -210,7 +211,7 @@ inline kernels::AttentionGradient attend_gradient(
              : kernels::causal_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
 }
 
-// What a pattern chooses of an attention layer's queries, and the layer's figures of it.
+// Asks the pattern which pairs an attention layer computes; returns the layer's figures of it.
 inline std::vector<double> select(const AttentionPattern& pattern, const Hidden& input,
                                   const at::Tensor& q_BTHK, const LayerState& state,
                                   const LayerContext& context, kernels::Selection& selection) {
@@ -248,7 +249,7 @@ struct SavedLoss {
     targets_N = targets_of(input, context);
     if (input.rows.defined()) tokens = context.targets_BT.numel();
     at::Tensor loss = kernels::cross_entropy(scores_NV, targets_N, tokens);
-    // Of the loss's type, as autograd would have it.
+    // In the loss's type, as autograd would have it.
     weight = loss.scalar_type() == at::kFloat
                  ? static_cast<double>(static_cast<float>(context.loss_weight))
                  : context.loss_weight;

@@ -28,18 +28,18 @@ namespace dynmo::model {
 
 class KeyValueCache;
 
-// What passes from layer to layer.
+// The activations that pass from layer to layer.
 struct Hidden {
   Hidden() = default;
   Hidden(at::Tensor values, at::Tensor still_here = {})  // NOLINT: a dense tensor is a Hidden
       : x(std::move(values)), rows(std::move(still_here)) {}
 
   at::Tensor x;  // [B, T, D]; or [N, D] where some rows have left
-  // Of [N, D]: the rows that are still here, b * T + t ascending, int32. Undefined: all of them.
+  // The rows of [N, D] that are still here, b * T + t ascending, int32. Undefined: all of them.
   at::Tensor rows;
 };
 
-// What a layer makes of one micro-batch.
+// The result of a layer's forward for one micro-batch.
 struct Output {
   Hidden hidden = {};    // undefined behind the last layer
   at::Tensor loss = {};  // this layer's term of the micro-batch's loss, a scalar; undefined: none
@@ -56,7 +56,7 @@ enum class Pass {
   kGeneration,  // scores of the next token
 };
 
-// What a layer may need besides its input.
+// The inputs that a layer may need besides x.
 struct LayerContext {
   std::int64_t step = 0;
   MicroBatchId micro_batch;
@@ -72,7 +72,7 @@ struct LayerContext {
   std::int64_t sequence_length = 0;
 };
 
-// What the engine has to have ready for a layer.
+// The parts of a context that a layer reads.
 struct Needs {
   bool targets = false;  // LayerContext::targets_BT
   bool loss = false;     // a place for Output::loss
@@ -81,11 +81,11 @@ struct Needs {
   bool drops_rows = false;
 };
 
-// What a layer saves from forward until its weight gradient is done.
+// The tensors that a layer saves from forward until its weight gradient is done.
 class Stash {
  public:
   virtual ~Stash() = default;
-  // Of the saved tensors, the layer's input included; not of parameters, tokens and targets.
+  // Bytes of the saved tensors, the layer's input included; not of parameters, tokens and targets.
   // nullopt: not known without metering the allocator.
   [[nodiscard]] virtual std::optional<Bytes> bytes() const { return std::nullopt; }
 };
@@ -104,7 +104,7 @@ class Layer {
   // every layer's.
   [[nodiscard]] virtual std::vector<std::string> figures() const { return {}; }
   [[nodiscard]] virtual Needs needs() const { return {}; }
-  // Of operands and hidden tensors: fp32, or bf16 as precision.h makes it.
+  // The type of operands and hidden tensors: fp32, or bf16 as precision.h makes it.
   [[nodiscard]] virtual at::ScalarType compute_type() const { return at::kFloat; }
 
   // input: the hidden value of the layer before (undefined for the first). `stash` is null where no

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What exists once of a layer, on the rank that owns it, and what a migration moves and a
-// checkpoint holds: parameters with their moments, buffers, the count of updates, the random key.
+// The state of a layer, which exists once, on the rank that owns it. A migration moves it and a
+// checkpoint holds it: parameters with their moments, buffers, the count of updates, the random
+// key.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -58,7 +59,7 @@ struct Parameter {
   std::shared_ptr<const kernels::sparse::Pattern> pattern = {};
 };
 
-// What a layer computes with.
+// Returns the tensor that a layer computes with.
 [[nodiscard]] inline const at::Tensor& compute_value(const Parameter& parameter) {
   return parameter.compute_copy.defined() ? parameter.compute_copy : parameter.value;
 }

@@ -30,8 +30,8 @@ struct LlamaConfig {
                               .sequence = 128};
   double rope_theta = 10000;
   double rms_epsilon = 1e-5;
-  // Of the normal initial values; that of the two projections into the residual stream is divided
-  // by sqrt(2 x blocks), as in GPT-2 (Radford et al., 2019, section 2.3).
+  // Standard deviation of the normal initial values; that of the two projections into the residual
+  // stream is divided by sqrt(2 x blocks), as in GPT-2 (Radford et al., 2019, section 2.3).
   double init_std = 0.02;
   double dropout = 0;
   bool tied_embeddings = false;  // the head's matrix is that of the embedding

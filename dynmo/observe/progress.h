@@ -22,7 +22,7 @@ namespace dynmo::observe {
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
-  // What the world is like when something is shown.
+  // The state of clock and terminal when something is shown.
   struct Now {
     Clock::time_point clock;
     std::string time_of_day;  // for people, "22:31:05"
@@ -31,10 +31,10 @@ class Progress {
   enum class On { kTerminal, kFile };
   explicit Progress(On on) : on_(on) {}
 
-  // What to write for a line that stays.
+  // Returns the text to write for a line that stays.
   [[nodiscard]] std::string line(std::string_view text) const;
-  // What to write after a step: "" where nothing is due. A file gets a twentieth of all steps, and
-  // a line after a minute at the latest.
+  // Returns the text to write after a step: "" where nothing is due. A file gets a twentieth of all
+  // steps, and a line after a minute at the latest.
   [[nodiscard]] std::string step(std::int64_t done, std::int64_t steps, std::string_view text,
                                  const Now& now);
 

@@ -41,7 +41,7 @@ struct StepFacts {
   friend bool operator==(const StepFacts&, const StepFacts&) = default;
 };
 
-// What the summary of a run has of a fact.
+// The form of a fact in the summary of a run.
 enum class OverSteps { kNothing, kMean, kSum };
 
 using FactField = std::variant<double StepFacts::*, int StepFacts::*, Bytes StepFacts::*>;
@@ -50,7 +50,7 @@ struct StepFact {
   std::string_view name;  // in records and summaries
   FactField field;
   OverSteps over_steps = OverSteps::kNothing;
-  // What the report of a run calls it in a line of its own; "": in words of its own, or not at all.
+  // The label of its line in the report of a run; "": it has no line of its own.
   std::string_view report_label = {};
 };
 

@@ -64,7 +64,7 @@ struct Exchange {
                                           const plan::Plan& plan, const model::Model& model,
                                           int micro_batches, const OwnFigures& own);
 
-// What decisions are fed with.
+// Returns the values that the controller decides by.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {
   return {.layers = exchanged.layers,
           .beside = exchanged.beside,

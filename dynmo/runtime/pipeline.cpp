@@ -53,7 +53,7 @@ control::Controller controller_of(RankState& state, const model::Model& model,
   return controller;
 }
 
-// What all ranks know of the step alike.
+// Fills in what all ranks know of the step alike.
 void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Plan& plan,
           StepReport& report) {
   double squared = 0;
@@ -316,7 +316,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   return output;
 }
 
-// What comes before the schedule: the sources, moves where they pay, a prediction.
+// Runs what comes before the schedule: the sources, moves where they pay, a prediction.
 Expected<void> Pipeline::prepare(StepReport& report) {
   report.step = state_.step;
   DYNMO_TRY(ask_sources_first());
@@ -360,8 +360,8 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   report.profile_s += seconds_since(profiling);
   report.reduction_s = times_.reduction_s;
   report.update_s = times_.update_total_s;
-  // What busy_s is of: the time between two exchanges, where all ranks meet. The update before the
-  // schedule lies in it, that behind it does not.
+  // The whole of which busy_s is a part: the time between two exchanges, where all ranks meet. The
+  // update before the schedule lies in it, that behind it does not.
   const double between_s =
       times_.after_exchange_s + std::chrono::duration<double>(met - start).count();
   times_.after_exchange_s = seconds_since(met);

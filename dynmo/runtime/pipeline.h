@@ -67,8 +67,8 @@ class Pipeline {
   // kGeneration: with the decisions that layers take while a text is made.
   [[nodiscard]] Expected<double> validate(const Batches& batches,
                                           model::Pass pass = model::Pass::kValidation);
-  // Decides now, not with the next step, and moves where that pays: ranks have come. Of the report
-  // only what is said of the decision and the move.
+  // Decides now, not with the next step, and moves where that pays: ranks have come. The report
+  // has the decision and the move only.
   [[nodiscard]] Expected<StepReport> rebalance();
   // Takes all layers from the positions that are not among `kept`, ascending; the report as above:
   // no layers moved where a copy was refused, or the ranks' memory does not suffice. kInfeasible:
@@ -111,7 +111,7 @@ class Pipeline {
  private:
   [[nodiscard]] transport::Tag control(transport::Control use) const;
   [[nodiscard]] control::Decisions::Now now() const;
-  // What the rounds of a step have in common with those of validation.
+  // Makes the input that the rounds of a step have in common with those of validation.
   [[nodiscard]] StepInput round_input(const schedule::Schedule& lowered, const Batches& batches,
                                       int round) const;
   [[nodiscard]] Expected<StepOutput> run_round(const StepInput& input);

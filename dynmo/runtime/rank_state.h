@@ -33,9 +33,9 @@ struct RankState {
   dynamism::Sources sources = {};
   // The state of the sources, where those of this rank are still to be made: it came new.
   Json source_state = nullptr;
-  // What decides (control/controller.h), with all it has measured; none: the pipeline makes it.
+  // Decides (control/controller.h), with all it has measured; none: the pipeline makes it.
   std::optional<control::Controller> controller = {};
-  // What it remembers, where that of this rank is still to be made.
+  // The state to make it from, where this rank has none yet.
   Json controller_state = nullptr;
   // Copies of layers that the last migration took away, or brought while it is not known whether
   // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.

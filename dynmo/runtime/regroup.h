@@ -21,7 +21,7 @@
 
 namespace dynmo::runtime {
 
-// What one rank brings.
+// The layers and decisions that one rank brings.
 struct Holdings {
   struct Layer {
     LayerId layer;
@@ -38,10 +38,11 @@ struct Holdings {
 [[nodiscard]] Json to_json(const Holdings& holdings);
 [[nodiscard]] Expected<Holdings> parse_holdings(const Json& json);
 
-// What brings every layer to where `plan` wants it in each replica. A rank that holds a layer keeps
-// its own; a missing one comes from a holder in its replica, else from the holder that has the
-// fewest to send, of equals the lowest. By layer, then receiver. Requires a plan of axes.positions
-// ranks. kNoCheckpoint where nobody holds a layer; kInternal where holders are at different steps.
+// The transfers that bring every layer to where `plan` wants it in each replica. A rank that holds
+// a layer keeps its own; a missing one comes from a holder in its replica, else from the holder
+// that has the fewest to send, of equals the lowest. Sorted by layer, then receiver. Requires a
+// plan of axes.positions ranks. kNoCheckpoint where nobody holds a layer; kInternal where holders
+// are at different steps.
 [[nodiscard]] Expected<std::vector<LayerTransfer>> choose_sources(
     const std::vector<Holdings>& by_rank, const plan::Plan& plan, const transport::Axes& axes);
 

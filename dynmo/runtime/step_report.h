@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What one training step did, as one rank tells it.
+// A step report describes one training step on one rank.
 
 #include <cstdint>
 #include <optional>
@@ -19,11 +19,11 @@ namespace dynmo::runtime {
 struct StepReport : observe::StepFacts {
   std::int64_t step = 0;
   cost::Announced announced = cost::Announced::kNothing;  // before it
-  // By rank of the group: computing in this step and updating at the end of the one before, all
-  // between the exchanges of the two steps.
+  // For each rank of the group: computing in this step and updating at the end of the one before,
+  // all between the exchanges of the two steps.
   std::vector<double> busy_by_rank;
   std::optional<control::Decision> decision;  // what the policy said this step, where it was asked
-  bool skipped = false;                   // no update: loss or norm were no numbers (OnNan::kSkip)
+  bool skipped = false;                   // no update: loss or norm were NaN or Inf (OnNan::kSkip)
   bool asked = false;                     // a rank has something to tell all before the next step
   std::vector<cost::LayerSample> layers;  // by LayerId, as measured in this step
   std::vector<schedule::TimedAction> actions;   // this rank's, compute

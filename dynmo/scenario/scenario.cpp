@@ -169,7 +169,7 @@ std::string resolved(const std::string& path, const std::filesystem::path& folde
   return path.empty() || given.is_absolute() ? path : (folder / given).string();
 }
 
-// Of a file with nothing in it all defaults would be compared, which nobody asks for.
+// A file with nothing in it would compare all defaults, which nobody asks for.
 bool says_nothing(std::string_view text) {
   for (bool comment = false; const char c : text) {
     if (c == '\n') comment = false;

@@ -90,7 +90,7 @@ std::string C10dGroups::address() const {
   return known.empty() ? options_.address : known;  // it was alone from the start
 }
 
-// Of this rank, which is in it.
+// Requires that this rank is in it.
 c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   c10d::GroupOptions options;
   options.rank = *next.rank_of(self_.id);

@@ -29,7 +29,7 @@ namespace dynmo::train {
 
 enum class Waiting { kNever, kAlways };  // kAlways: start() returns when it is written or failed
 
-// What a run's checkpoints came to; equal on all ranks but for `pause_s`.
+// The totals of a run's checkpoints; equal on all ranks but for `pause_s`.
 struct CheckpointTotals {
   int written = 0;
   int failed = 0;
@@ -87,7 +87,7 @@ class Checkpointer {
   std::optional<Error> failure_;
   CheckpointTotals totals_;
   std::vector<std::string> notes_;
-  // Of rank 0's thread, read when it has finished.
+  // Rank 0's thread writes it; it is read when that has finished.
   std::string still_good_;
   std::string not_removed_;
   checkpoint::BackgroundWriter writer_;  // last: its tasks use the above

@@ -51,7 +51,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// What the bits of a run depend on beside its config.
+// Lists what the bits of a run depend on beside its config.
 Json machine_json(const config::Config& config) {
   Json machine = {{"threads", at::get_num_threads()},
                   {"instruction_set", kernels::instruction_set_name()},
@@ -70,7 +70,7 @@ Expected<T> number(const checkpoint::Safetensors& file, const std::string& key, 
     if (parsed.ec == std::errc() && parsed.ptr == end) return value;
   }
   return make_error(ErrorCode::kBadInput,
-                    "checkpoint of layer {}: metadata '{}' is missing or no number", layer, key);
+                    "checkpoint of layer {}: metadata '{}' is missing or not a number", layer, key);
 }
 
 Expected<void> copy_tensor(const checkpoint::Safetensors& file, const std::string& name,
@@ -153,7 +153,7 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   return state;
 }
 
-// Of a config that is not that of the checkpoint: only more steps, once all of the run are done.
+// A config may differ from that of the checkpoint: only more steps, once all of the run are done.
 Expected<void> check_continues(const config::Config& config, const std::string& saved_text,
                                const Restored& restored) {
   const std::string path = restored.checkpoint.path.string();

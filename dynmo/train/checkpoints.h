@@ -32,7 +32,7 @@ struct FileOfLayer {
 };
 [[nodiscard]] FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
                                      const TensorName& name);
-// What a manifest says beside the files: step, plan, config, what the bits depend on, and the
+// The entries of a manifest beside the files: step, plan, config, what the bits depend on, and the
 // tokenizer of the data (data::tokenizer_name) where it is known.
 [[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const config::Config& config,
                               const std::string& tokenizer);

@@ -38,7 +38,7 @@ Expected<double> best_step_s(const cost::ModelCost& costs, const cost::Cluster& 
   return plan::step_time_bound_s(costs, cluster, micro_batches);
 }
 
-// What simulated_optimum knows all cuts of.
+// simulated_optimum knows all cuts of such schedules.
 bool one_stage_a_rank(schedule::ScheduleKind kind) {
   return schedule::traits(kind).layout == schedule::StageLayout::kOneARank;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What two runs of the same training say about balancing: speed-up, the best possible one, the cost
-// of the decisions, predicted against measured step time.
+// A comparison reports what balancing gave in two runs of the same training: speed-up, the best
+// possible one, the cost of the decisions, predicted against measured step time.
 
 #include <cstdint>
 #include <functional>
@@ -26,14 +26,14 @@ struct Comparison {
   // Simulated: baseline's cuts / the best of all cuts at every step; NaN for schedules with several
   // stages a rank, of which not all cuts are known.
   double best_speedup = 0;
-  // Of some step the cuts were too many to replay them all: no speed-up can be above best_speedup,
+  // In some step the cuts were too many to replay them all: no speed-up can be above best_speedup,
   // which need not be within reach.
   bool best_is_bound = false;
   // Simulated with given costs: baseline's cuts / those of `balanced`, step by step. 0: none given.
   double cuts_speedup = 0;
 };
 
-// What the layers cost in a step, where that is known and need not be measured.
+// Returns the costs of the layers in a step, where they are known and need not be measured.
 using GivenCosts = std::function<cost::ModelCost(std::int64_t step)>;
 
 // Best possible, step by step: the baseline's cut simulated with the costs measured in its own run,

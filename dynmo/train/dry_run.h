@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run would be, said without starting it: the first plan, the memory of every rank, the
+// A dry run describes a run without starting it: the first plan, the memory of every rank, the
 // predicted time of a step. One process, no rank, no file.
 
 #include <string>

@@ -35,14 +35,14 @@ using RunLocks = std::vector<process::FileLock>;
 // run holds one; it says which.
 [[nodiscard]] Expected<RunLocks> lock_run(const TrainOptions& options);
 
-// What a run that was interrupted has left, for whoever wants to continue it.
+// The state that an interrupted run has left, for whoever wants to continue it.
 struct Interruption {
   std::optional<std::int64_t> steps_done = {};       // nullopt: no step was recorded since `begin`
   std::optional<std::int64_t> checkpoint_step = {};  // nullopt: there is no checkpoint
   std::filesystem::path config;                      // of the run, as it was resolved
 };
 
-// Of the run that began at `begin` and whose processes have ended.
+// Looks at the run that began at `begin` and whose processes have ended.
 [[nodiscard]] Interruption find_interruption(const TrainOptions& options,
                                              std::filesystem::file_time_type begin);
 

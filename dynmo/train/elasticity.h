@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a rank of an elastic run does between two steps: it exchanges what the ranks are asked for,
-// has SizeChanges (elastic/size_changes.h) decide, moves layers away from ranks that leave and
+// The work of a rank of an elastic run between two steps: it exchanges what the ranks are asked
+// for, has SizeChanges (elastic/size_changes.h) decide, moves layers away from ranks that leave and
 // passes from one group to the next (regrouping.h).
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class Elasticity {
   void observe(const runtime::StepReport& report, const GroupRun& group);
   // Whether this rank has something to tell (RunLane::asks).
   [[nodiscard]] bool asks() const;
-  // What to do before the next step; `asked`: a rank had something to tell.
+  // Returns what to do before the next step; `asked`: a rank had something to tell.
   [[nodiscard]] Expected<elastic::BoundaryDecision> next(GroupRun& group, bool asked);
   void defer(elastic::SizeChange change) { changes_.defer(std::move(change)); }
   // Answers who waits for a checkpoint, unless one is under way.
@@ -61,7 +61,7 @@ class Elasticity {
   // The run ends: releases that no hook was called for yet are called for, in bounded time.
   [[nodiscard]] Expected<void> finish();
 
-  // What has happened since the last call. Clients have been answered.
+  // Returns the events since the last call. Clients have been answered.
   [[nodiscard]] elastic::BoundaryEvents take_events();
 
   [[nodiscard]] bool leads() const { return leader_ != nullptr; }

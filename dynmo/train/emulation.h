@@ -19,14 +19,14 @@ struct EmulatedModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
   dynamism::MakeSources make_sources;  // one, which announces the changes of a trace
-  // What the layers sleep for: nothing in updates, which are real, and all of them train.
+  // The layers sleep for these costs: nothing in updates, which are real, and all of them train.
   GivenCosts costs;
 };
 
 // kBadInput: the profile or trace cannot be read or is none (file and place are named).
 [[nodiscard]] Expected<EmulatedModel> emulated_model(const config::Config& config);
 
-// What its layers cost in the first step.
+// Returns the costs of its layers in the first step.
 [[nodiscard]] Expected<cost::ModelCost> emulated_costs(const config::Config& config);
 
 }  // namespace dynmo::train

@@ -20,7 +20,8 @@
 
 namespace dynmo::train {
 
-// Of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is found.
+// The schedule of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is
+// found.
 [[nodiscard]] schedule::ScheduleKind first_schedule(const config::Config& config);
 
 // The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,

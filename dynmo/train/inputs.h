@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run starts from, opened once: its data and its model.
+// The inputs of a run, opened once: its data and its model.
 
 #include "dynmo/core/expected.h"
 #include "dynmo/runtime/pipeline.h"

@@ -39,7 +39,7 @@ Expected<elastic::Reply> hear(LineClient& leader, std::chrono::milliseconds time
   return elastic::parse_reply(*line);
 }
 
-// What the leader answers, whether it does what is asked for or not.
+// Returns the leader's answer, whether it does what is asked for or not.
 Expected<elastic::Reply> ask(const elastic::ControlEndpoint& where, const elastic::Request& request,
                              LineClient& leader) {
   auto connected = LineClient::connect(where.address, where.port, kConnect);
@@ -84,7 +84,7 @@ Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
   return config;
 }
 
-// Stands by until the run gives it a place, with whoever leads: `where` follows.
+// Waits until the run gives it a place, with whoever leads: `where` follows.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
                                   const Reporter& reporter, elastic::ControlEndpoint& where,
                                   LineClient& leader) {
@@ -158,7 +158,7 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
       return make_error(ErrorCode::kPeerLost, "joined no group in {} tries: {}", tries,
                         done.error().message);
     }
-    process.reporter.line(fmt::format("stands by again: {}", done.error().message));
+    process.reporter.line(fmt::format("waits again: {}", done.error().message));
   }
 }
 

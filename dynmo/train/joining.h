@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// `dynmo train --join`: a process that comes to a run that goes on, shows what it is, stands by,
+// `dynmo train --join`: a process that comes to a run that goes on, shows what it is, waits,
 // and becomes a rank when the run takes it.
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace dynmo::train {
 struct JoinOptions {
   std::string run;          // folder of the run, or HOST:PORT of its leader
   std::string secret_file;  // "": RUN/secret; wanted with HOST:PORT
-  // What the newcomer has of its own: where the data lies here. Other settings are the run's.
+  // The newcomer's own setting: where the data lies here. Other settings are the run's.
   std::string data;
 };
 

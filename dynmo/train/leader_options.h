@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the elastic parts of dynmo::core, which know no settings of a training, are made with.
+// Options for the elastic parts of dynmo::core, which know no settings of a training.
 
 #include "dynmo/config/config.h"
 #include "dynmo/elastic/control_messages.h"
@@ -12,7 +12,7 @@
 
 namespace dynmo::train {
 
-// What a process needs in common with those of a run (elastic::check_same).
+// The values that a process needs in common with those of a run (elastic::check_same).
 [[nodiscard]] elastic::Build this_build(const config::Config& config, const Inputs& inputs);
 
 [[nodiscard]] elastic::SizeOptions size_options(const config::Config& config);

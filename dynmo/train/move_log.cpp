@@ -13,7 +13,7 @@ constexpr std::size_t kCompared = 3;  // steps before a move, and after it
 
 double median_of(const std::deque<double>& times) { return median({times.begin(), times.end()}); }
 
-// Of a step that took `before` and takes `after`, in percent of the first.
+// Returns the gain of a step that took `before` and takes `after`, in percent of the first.
 double gain_percent(double before, double after) { return 100 * (1 - after / before); }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a training run is told besides its config, and where its text for people goes.
+// A training run takes these options besides its config; they say where its text for people goes.
 
 #include <c10/core/Device.h>
 
@@ -50,7 +50,7 @@ struct TrainOptions {
     std::string text;  // for people
   };
   RankDevice rank_device = {};
-  // What errors call these options: as the one who reads them has given them.
+  // Errors call these options by the names that the reader has given them.
   struct Names {
     std::string resume = "resume";
     std::string overwrite = "overwrite";

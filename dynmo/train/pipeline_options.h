@@ -10,10 +10,11 @@
 
 namespace dynmo::train {
 
-// Of a rank, as pipeline.memory says.
+// The memory of a rank, as pipeline.memory says.
 [[nodiscard]] Bytes rank_memory(const config::Config& config);
 
-// Of a valid config; a pipeline of one group that runs in turn with others has a `lane` of its own.
+// Requires a valid config; a pipeline of one group that runs in turn with others has a `lane` of
+// its own.
 [[nodiscard]] runtime::PipelineOptions pipeline_options(const config::Config& config,
                                                         const MadeModel& made, int lane,
                                                         runtime::Balancing balancing);

@@ -32,7 +32,7 @@ Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   return lock_run(options);
 }
 
-// Of ranks that somebody else has started: they meet where that says.
+// Ranks that somebody else has started meet where that says.
 Expected<void> check_meets_elsewhere(const config::Config& config) {
   if (own_meeting_address(config).empty() || std::getenv(kLockedByLauncher) != nullptr) return {};
   return make_error(ErrorCode::kBadInput,

@@ -32,8 +32,8 @@ struct RankProcess {
 // of tensor operations. The caller prints the error and ends the process by c10d::quit.
 [[nodiscard]] Expected<void> run_rank(const RankProcess& process);
 
-// Of a valid config, of one replica: pipeline.ranks, or where that is 0 min(4, usable cores of each
-// replica), at least 2 (with several replicas 1).
+// Ranks of one replica, for a valid config: pipeline.ranks; where that is 0 min(4, usable cores of
+// each replica), at least 2 (with several replicas 1).
 [[nodiscard]] int ranks_to_start(const config::Config& config);
 
 // dry_run (run.h) for the ranks that `launch` would start, or that somebody has started: then

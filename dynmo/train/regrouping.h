@@ -37,7 +37,7 @@ void operator+=(LayerMoves& sum, const LayerMoves& moves);
 [[nodiscard]] elastic::BoundaryEvent move_event(const runtime::StepReport& report,
                                                 const std::string& cause, const plan::Plan& plan);
 
-// What came of a try to change the group.
+// The result of a try to change the group.
 struct Regrouped {
   std::unique_ptr<GroupRun> group = nullptr;  // null: this rank has left
   bool done = false;   // else the group in force goes on, as if nothing had been
@@ -73,7 +73,7 @@ class Regrouping {
   [[nodiscard]] const elastic::View& view() const { return view_; }
 
  private:
-  // What a rank takes from one group to the next.
+  // The values that a rank takes from one group to the next.
   struct Held {
     runtime::RankState state;
     std::optional<control::Controller> controller = {};  // as the group in force has it
@@ -109,7 +109,7 @@ class Regrouping {
   [[nodiscard]] Expected<Regrouped> stay(Try& attempt, const std::string& why);
   void leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader, const elastic::JobFile& next,
              const std::string& line);
-  // What `forming_` has is held again; it ends before its transport does.
+  // Holds again what `forming_` has; it ends before its transport does.
   void take_back();
   // Makes `forming_` of what is held. `view` and `plan` are the group's; a newcomer, which has
   // none, hears them.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run tells people: the progress line while it runs, the summary at its end.
+// Writes the text of a run for people: the progress line while it runs, the summary at its end.
 
 #include <string>
 #include <vector>

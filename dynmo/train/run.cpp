@@ -172,7 +172,8 @@ class Run {
     return {.number = number,
             .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
             .directory = folder_.of(name).root(),
-            // Of two runs in turn, neither is to be disturbed by what the other leaves to a thread.
+            // With two runs in turn, neither is to be disturbed by what the other leaves to a
+            // thread.
             .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
             .asks = [this] {
               if (elasticity_) return elasticity_->asks();
@@ -253,7 +254,7 @@ class Run {
     return {};
   }
 
-  // What has happened between two steps is printed and logged.
+  // Prints and logs what has happened between two steps.
   void note_events(Lane& lane, std::int64_t step) {
     for (const elastic::BoundaryEvent& event : elasticity_->take_events()) {
       if (!event.line.empty()) say(fmt::format("step {:5}  {}", step, event.line));
@@ -261,7 +262,7 @@ class Run {
     }
   }
 
-  // What clients and signals ask for between two steps. False: this rank has left the run.
+  // Does what clients and signals ask for between two steps. False: this rank has left the run.
   Expected<bool> change_size(Lane& lane, bool asked) {
     if (wants_locks_) take_locks();
     const std::int64_t step = lane.group->pipeline().next_step();
@@ -324,7 +325,7 @@ class Run {
     return true;
   }
 
-  // What of the run is told by the group that ends.
+  // Collects the state of the run from the group that ends.
   Expected<void> end_group(Lane& lane) {
     lane.log->add_checkpoints(lane.group->checkpoints()->totals());
     return gather_traffic(lane);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What one run leaves behind, on one rank: records, series, traces, load trace. It lives as long as
-// the run, however its groups change.
+// A run log writes what one run leaves behind, on one rank: records, series, traces, load trace. It
+// lives as long as the run, however its groups change.
 
 #include <cstdint>
 #include <deque>
@@ -42,7 +42,7 @@ class RunLog {
   // ends with rank 0.)
   [[nodiscard]] Expected<void> lead();
 
-  // What the run begins with, for its load trace.
+  // Records the start of the run, for its load trace.
   void start(dynamism::RunStart start) {
     if (load_trace_) load_trace_->start(std::move(start));
   }
@@ -91,7 +91,7 @@ class RunLog {
   control::SlowRankDetector slow_;
   MoveLog moves_;
   std::unique_ptr<LoadTraceWriter> load_trace_;  // null: none, or not rank 0
-  std::optional<observe::EventLog> events_;      // likewise
+  std::optional<observe::EventLog> events_;      // rank 0's alone
   int frozen_layers_ = 0;                        // as the newest event of the sources says
   Bytes recorded_bytes_;                         // sent, in step records so far
   double recorded_pause_s_ = 0;                  // of the checkpoints'

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run was, step by step, on one rank: sums over all steps, the newest steps, and a sample of
-// the steps that stays bounded however long the run is.
+// A run series is the history of a run, step by step, on one rank: sums over all steps, the newest
+// steps, and a sample of the steps that stays bounded however long the run is.
 
 #include <cstdint>
 #include <deque>
@@ -31,8 +31,8 @@ struct StepEntry : observe::StepFacts {
   plan::Plan plan = {};
 };
 
-// What of a step is kept: its layers' times and its plan are wanted where runs are compared, and
-// take much more room than the rest.
+// The parts of a step that are kept: its layers' times and its plan are needed where runs are
+// compared, and take much more room than the rest.
 enum class Kept { kNumbers, kCosts };
 
 class RunSeries {
@@ -50,7 +50,7 @@ class RunSeries {
   [[nodiscard]] const std::deque<StepEntry>& newest() const { return newest_; }
   [[nodiscard]] double seconds() const { return seconds_; }  // all steps
   [[nodiscard]] double tokens_per_s() const;
-  // What a summary has of them: `sums`, and means over the sample.
+  // Returns the facts of a summary: `sums`, and means over the sample.
   [[nodiscard]] observe::StepFacts over_steps() const;
   [[nodiscard]] int moves() const { return moves_; }
   [[nodiscard]] std::int64_t first_move() const { return first_move_; }  // its step; -1: none
@@ -67,7 +67,7 @@ class RunSeries {
   int checkpoints_written = 0;
   int checkpoints_failed = 0;
   std::vector<observe::TrafficRow> traffic = {};  // of all steps, once the run is over
-  // Of the groups of a run that changes its size: seconds of all its ranks, by what they did.
+  // The groups of a run that changes its size: seconds of all its ranks, by what they did.
   double working_rank_s = 0;  // steps of ranks with layers
   double idle_rank_s = 0;     // steps of ranks without
   double saved_rank_s = 0;    // steps of ranks that the run began with and has released

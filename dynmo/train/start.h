@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a run begins with, alike on all ranks: a checkpoint, or the first plan of a new training.
+// The state that a run begins with, alike on all ranks: a checkpoint, or the first plan of a new
+// training.
 
 #include <cstdint>
 #include <optional>
@@ -39,13 +40,13 @@ struct Start {
                                                           const config::Config& config,
                                                           Rank position);
 
-// What a run says of itself before its first step: its device, what is recomputed, its plan.
+// The lines that a run prints before its first step: its device, what is recomputed, its plan.
 [[nodiscard]] std::vector<std::string> start_lines(const config::Config& config,
                                                    const Inputs& inputs,
                                                    const transport::Grid& grid,
                                                    const runtime::Pipeline& pipeline);
 
-// What a load trace says of the start.
+// The entries of a load trace about the start.
 [[nodiscard]] dynamism::RunStart load_trace_start(const FirstPlan& first,
                                                   const config::Config& config);
 

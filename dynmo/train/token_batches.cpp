@@ -11,7 +11,7 @@ namespace dynmo::train {
 
 namespace {
 
-// What there is to train on.
+// The tokens to train on.
 struct Tokens {
   data::TokenShards training;
   std::optional<data::TokenShards> validation;

@@ -25,7 +25,7 @@ class TokenBatches {
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
   // That of a prepared folder (data::tokenizer_name); "" of shards that do not tell.
   [[nodiscard]] const std::string& tokenizer() const { return tokenizer_; }
-  // Of all that is trained and validated on (TokenShards::fingerprint); "" where emulated.
+  // Identifies all that is trained and validated on (TokenShards::fingerprint); "" where emulated.
   [[nodiscard]] std::string fingerprint() const;
   // Whether train.validation_every asks for validation and there is data for it.
   [[nodiscard]] bool validates() const { return validation_.has_value(); }

@@ -15,7 +15,7 @@
 
 namespace dynmo::train {
 
-// What a rank does beside its schedule; the names are those of the trace.
+// The activities of a rank beside its schedule; the names are those of the trace.
 enum class SpanKind { kProfile, kPlan, kMigrate, kValidation, kCheckpoint };
 
 struct TraceSpan {

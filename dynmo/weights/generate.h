@@ -31,18 +31,17 @@ struct Sampling {
 [[nodiscard]] Expected<at::Tensor> logits(const TrainedModel& model,
                                           const std::vector<std::int64_t>& tokens);
 
-// What generate() refuses, before anything is made. Returns a line for people where the text may
-// become longer than the model's longest input, else "".
+// Refuses what generate() does, before anything is made. Returns a line for people where the text
+// may become longer than the model's longest input, else "".
 [[nodiscard]] Expected<std::string> check_generation(const TrainedModel& model,
                                                      const std::vector<std::int64_t>& prompt,
                                                      const Sampling& sampling);
 
-// Continues `prompt`, token by token; keys and values of what the model has read are kept. Of a
-// prompt longer than the model's longest input the last tokens are read. Where the input is full,
-// its older half is forgotten and the rest read again, so that a token costs the same however long
-// the text is. Calls `made` with every
-// token. Deterministic. kBadInput: an empty prompt, a token outside the vocabulary, options outside
-// their range.
+// Continues `prompt`, token by token; keys and values of what the model has read are kept.
+// Only the last tokens of a prompt longer than the model's longest input are read. Where the input
+// is full, its older half is forgotten and the rest read again, so that a token costs the same
+// however long the text is. Calls `made` with every token. Deterministic. kBadInput: an empty
+// prompt, a token outside the vocabulary, options outside their range.
 [[nodiscard]] Expected<std::vector<std::int64_t>> generate(
     const TrainedModel& model, std::vector<std::int64_t> prompt, const Sampling& sampling,
     const std::function<void(std::int64_t)>& made = {});

@@ -15,7 +15,8 @@ namespace dynmo::weights {
 namespace {
 
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 20;
-// Of a block, as a run's config has it, and of all blocks: each is three matrices.
+// The limits hold for a block, as a run's config has it, and for all blocks: each is three
+// matrices.
 constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxAllExperts = std::int64_t{1} << 18;
 
@@ -37,7 +38,7 @@ void require(JsonObject& config, const Json& json, const std::string& key,
   config.fail(key, fmt::format("is {}, implemented is {}", found->dump(), fmt::join(texts, ", ")));
 }
 
-// What keeps the norms from dividing by 0.
+// Reads the term that keeps the norms from dividing by 0.
 double epsilon(JsonObject& config, const std::string& key, double absent) {
   const double value = config.number(key, absent);
   if (!(value > 0)) config.fail(key, fmt::format("is {}, wanted above 0", value));
@@ -48,7 +49,7 @@ void forbid(JsonObject& config, const Json& json, const std::string& key) {
   if (json.contains(key)) config.fail(key, "is given, which is not implemented");
 }
 
-// rope_theta stands by itself, or with what scales it: in rope_parameters since version 5 of the
+// rope_theta is alone, or with what scales it: in rope_parameters since version 5 of the
 // library, in rope_scaling before.
 double rope_theta(JsonObject& config, const Json& json, double absent) {
   double theta = config.number("rope_theta", absent);
@@ -134,8 +135,8 @@ model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::Transfo
   return gpt2;
 }
 
-// What both families' files say of tokens that have a meaning; a file without them would take the
-// library's defaults, which are ordinary tokens here.
+// Both families' files have these entries on tokens that have a meaning; a file without them would
+// take the library's defaults, which are ordinary tokens here.
 void add_special_tokens(Json& json, std::int64_t vocabulary) {
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] =
@@ -163,7 +164,7 @@ Json config_of(const model::LlamaConfig& config) {
           {"torch_dtype", "float32"}};
 }
 
-// Of a Llama's config.
+// Turns a Llama's config into a Mixtral's.
 void make_mixtral(Json& json, const Experts& experts) {
   json.update({{"architectures", {"MixtralForCausalLM"}},
                {"model_type", "mixtral"},

@@ -25,7 +25,7 @@ struct Experts {
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 
-// What a config.json describes.
+// The model that a config.json describes.
 struct HuggingFaceModel {
   model::DecoderConfig decoder = {};
   std::optional<Experts> experts = {};  // of a Mixtral, whose decoder is a Llama but for them
@@ -38,8 +38,8 @@ struct HuggingFaceModel {
 // noise of a router, other activations, quantization and the like.
 [[nodiscard]] Expected<HuggingFaceModel> parse_hugging_face(const Json& json,
                                                             std::string_view origin);
-// What such a file says of training that is not taken over, one line for people: its probabilities
-// of dropout, where they are not 0. Else "".
+// Names the settings of training in such a file that are not taken over, one line for people: its
+// probabilities of dropout, where they are not 0. Else "".
 [[nodiscard]] std::string left_out(const Json& json);
 // The other way; parse_hugging_face reads it back to the same value, but for dropout. Experts
 // require a Llama.

@@ -34,8 +34,9 @@ using TensorMap = std::map<std::string, checkpoint::TensorView, std::less<>>;
 // The sources of a run that trains a Mixtral.
 [[nodiscard]] dynamism::SourceOptions sources_of(const Experts& experts);
 
-// What transformers has of a decoder that was trained with these sources: a Mixtral where [moe] is
-// enabled. kBadInput, naming the key: a router or a capacity that a Mixtral does not have.
+// Returns the model that transformers has for a decoder that was trained with these sources: a
+// Mixtral where [moe] is enabled. kBadInput, naming the key: a router or a capacity that a Mixtral
+// does not have.
 [[nodiscard]] Expected<HuggingFaceModel> exported_model(const model::DecoderConfig& config,
                                                         const dynamism::SourceOptions& sources,
                                                         std::string_view origin);

@@ -298,7 +298,8 @@ void load_values(const Weights& weights, const model::Place& place, model::Layer
     const auto found = weights.tensors.find(name);
     DYNMO_CHECK(found != weights.tensors.end(), "a tensor '{}'", name);
     const TensorView& tensor = found->second;
-    // By way of a tensor of its own: in a file of others the bytes need not be aligned.
+    // The data takes the way through a tensor of its own: in a file of others the bytes need not be
+    // aligned.
     at::Tensor stored = at::empty(parameter.value.sizes(), scalar_type(tensor.dtype));
     DYNMO_CHECK(stored.nbytes() == tensor.bytes.size(), "{} bytes of '{}', got {}", stored.nbytes(),
                 name, tensor.bytes.size());

@@ -26,11 +26,11 @@ struct Weights {
   std::string data;              // data.path of its run; the folder itself if a Hugging Face one
   std::string tokenizer = {};    // data::tokenizer_name of those data; "" where it is not known
   model::DecoderConfig config;
-  // Of a checkpoint's run: what shaped its layers.
+  // The sources of a checkpoint's run, which shaped its layers.
   dynamism::SourceOptions sources = {};
-  // By checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
+  // Tensors by checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
   TensorMap tensors;
-  // Of layers, by the same names: a router's bias.
+  // Buffers of layers, by the same names: a router's bias.
   TensorMap buffers = {};
   std::vector<checkpoint::Safetensors> files;  // that hold their bytes
   std::string left_out = {};                   // of a Hugging Face config (hugging_face.h), or ""

@@ -76,7 +76,7 @@ TEST(ControlMessages, RepliesAreReadAsTheyWereWritten) {
                     .secret = 0xfedcba9876543210};
   std::vector<Reply> replies(6);
   replies[0] = {.done = true, .text = "two\nlines", .status = Json{{"step", 3}}};
-  replies[1] = {.done = true, .text = "standing by"};
+  replies[1] = {.done = true, .text = "waiting"};
   replies[1].standby = 17;
   replies[2] = {.done = true, .text = "join"};
   replies[2].place = place;

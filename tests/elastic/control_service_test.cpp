@@ -41,7 +41,7 @@ class ControlServiceTest : public testing::Test {
     EXPECT_TRUE(client && client->send(to_line(request)) && client->receive(kMaxReply, kLong));
     return client ? *std::move(client) : LineClient();
   }
-  // Stands by when this returns.
+  // The process waits to join when this returns.
   LineClient join(std::uint64_t id) const {
     return ask({.kind = RequestKind::kJoin,
                 .secret = service_->secret(),

@@ -91,7 +91,7 @@ TEST(SizeChanges, WhereNobodySaysAnythingNothingHappens) {
   Boundary at({2, 2, 2});
   expect_nothing(at.next());
   expect_nothing(at.next(at.silent));
-  // What was answered without the training loop.
+  // These were answered without the training loop.
   for (const RequestKind kind : {RequestKind::kStatus, RequestKind::kConfig, RequestKind::kJoin}) {
     expect_nothing(at.ask({.kind = kind, .client = 1}));
   }

@@ -194,7 +194,8 @@ void World::hear(int a) {
   if (tried) tell(a, Kept{});
 }
 
-// What the next view has here is live from now on; the rest are spares until the next exchange.
+// The layers that the next view has here are live from now on; the rest are spares until the next
+// exchange.
 void World::use_fetched(int a) {
   Node& mine = edit(a);
   const View& view = mine.membership().standing.installed;

@@ -30,7 +30,7 @@ StepFacts numbered(int first) {
   return facts;
 }
 
-// A field that is left out would be missing from records without a word.
+// A field that is left out would be missing from records silently.
 TEST(StepFacts, TheListHasEveryFieldOnce) {
   const StepFacts facts;
   const auto* begin = reinterpret_cast<const std::byte*>(&facts);

@@ -176,12 +176,12 @@ class ElasticHosts(ElasticCase):
         ranks = self.start_ranks("pairs", [A, B, A, B], ADDRESSES[A], "pipeline.replicas=2")
         run = self.folder / "pairs"
         first = self.join_at(B, "pairs", self.where("pairs"), "--secret", str(run / "secret"))
-        self.assertEqual(first.stdout.readline(), "standing by as rank 4\n")
+        self.assertEqual(first.stdout.readline(), "waiting as rank 4\n")
         self.done("pairs", "drain", "0")
         for rank in (0, 2):
             self.ended(ranks[rank])
         self.assertEqual(self.job("pairs")["address"], ADDRESSES[B])
-        self.assertEqual(first.stdout.readline(), "standing by as rank 5\n")
+        self.assertEqual(first.stdout.readline(), "waiting as rank 5\n")
         second = self.join_at(A, "pairs")
         self.until(ranks[1], lambda: len(self.ranks("pairs")) == 4)
         self.done("pairs", "stop")

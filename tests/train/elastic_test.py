@@ -335,11 +335,11 @@ class Elastic(ElasticCase):
         self.ended(good, code=130)
 
     def test_a_joiner_that_goes_before_it_is_taken_disturbs_nothing(self):
-        # Two replicas take two at a time: one alone stands by.
+        # Two replicas take two at a time: one alone waits.
         process = self.start("patient", 1, "pipeline.replicas=2")
         alone = self.join("patient")
         self.until(process, lambda: self.status("patient")["standbys"] == 0 and alone.poll() is None
-                   and "standing by" in (alone.stdout.readline() or ""))
+                   and "waiting as rank" in (alone.stdout.readline() or ""))
         alone.kill()
         alone.wait(timeout=LIMIT)
         step = self.status("patient")["step"]
@@ -403,7 +403,7 @@ class Elastic(ElasticCase):
         draw = random.Random(11)
         for turn in range(8):
             joiner = self.join("moments")
-            if turn >= 3:  # it stands by: the run takes it within a step
+            if turn >= 3:  # it waits: the run takes it within a step
                 joiner.stdout.readline()
             time.sleep(draw.uniform(0, 1.5) if turn < 3 else draw.uniform(0, 0.03))
             joiner.kill()

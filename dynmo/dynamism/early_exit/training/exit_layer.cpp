@@ -20,7 +20,7 @@ using at::Tensor;
 
 constexpr double kExitEpsilon = 1e-5;  // of the norm
 
-// What the head says of its rows.
+// The head's result for its rows.
 struct Scored {
   Tensor probabilities_MV;   // of accumulation_type
   std::vector<double> gap;   // of the two largest
@@ -92,7 +92,7 @@ class ExitLayer final : public model::ForwardingLayer {
                      .shape = {options_.vocabulary, D},
                      .init_std = options_.head_init_std});
     if (classifies()) {
-      // Of 0 all tokens would be equally sure, and leave together.
+      // With 0 all tokens would be equally sure, and leave together.
       specs.push_back({.name = "exit.classifier.weight",
                        .shape = {1, D},
                        .init_std = 1 / std::sqrt(static_cast<double>(D)),
@@ -300,7 +300,7 @@ class ExitLayer final : public model::ForwardingLayer {
     return {first, first + each_N.numel()};
   }
 
-  // What the head, and the classifier, learn from.
+  // Keeps what the head and the classifier learn from.
   void save(const model::LayerContext& context, bool all, const std::vector<std::int64_t>& left,
             const Tensor& y_ND, const Tensor& inverse_N1, const Tensor& targets_N,
             const Scored& scored, const Tensor& odds_N1, SavedExit& saved) const {
