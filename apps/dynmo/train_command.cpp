@@ -180,7 +180,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
   }
   DYNMO_ASSIGN(train::TrainOptions options, options_of(flags, config_text));
   if (flags.dry_run) {
-    DYNMO_ASSIGN(const std::string text, train::say_dry_run(options));
+    DYNMO_ASSIGN(const std::string text, train::dry_run_text(options));
     fmt::print("{}", text);
     return 0;
   }

@@ -9,6 +9,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
 #include "dynmo/cost/family.h"
+#include "dynmo/dynamism/moe/options.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
@@ -280,6 +281,27 @@ std::vector<std::string> key_names() {
 std::string to_toml(const Config& config) {
   Config copy = resolved(config);
   return dynmo::to_toml(keys_of(copy));
+}
+
+cost::TransformerShape transformer_shape(const Config& config, std::int64_t vocabulary) {
+  const Config::Model& m = config.model;
+  const bool gpt2 = cost::parse_family(m.family).value() == cost::Family::kGpt2;
+  cost::DecoderShape sizes = m.shape;
+  if (sizes.vocabulary == 0) sizes.vocabulary = vocabulary;
+  if (gpt2) sizes.kv_heads = 0;
+  if (gpt2 && sizes.positions == 0) sizes.positions = sizes.sequence;
+  cost::TransformerShape shape =
+      cost::transformer_shape(sizes, gpt2 ? cost::Architecture::kGpt : cost::Architecture::kLlama);
+  shape.tied_embedding = m.tied_embeddings.value_or(gpt2);
+  if (config.sources.enabled<dynamism::MoeOptions>()) {
+    const auto& moe = config.sources.get<dynamism::MoeOptions>();
+    shape.experts = moe.experts;
+    shape.experts_per_token = moe.top_k;
+    if (moe.expert_hidden > 0) shape.intermediate = moe.expert_hidden;
+  }
+  shape.micro_batch_size = config.batch.micro_batch_size;
+  shape.dropout = m.dropout > 0;
+  return shape;
 }
 
 std::int64_t step_micro_batches(const Config& config) {

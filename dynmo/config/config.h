@@ -16,6 +16,7 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/decoder_shape.h"
+#include "dynmo/cost/transformer.h"
 #include "dynmo/dynamism/source_options.h"
 
 namespace dynmo::config {
@@ -153,6 +154,10 @@ struct Config {
 [[nodiscard]] bool uses_cuda(const Config& config);
 // The resolved form; apply_file reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Config& config);
+// The shape that the formulas of cost/transformer.h want of a valid config, for data of
+// `vocabulary` tokens unless model.vocabulary is given: its sizes, ties, experts and micro-batch.
+[[nodiscard]] cost::TransformerShape transformer_shape(const Config& config,
+                                                       std::int64_t vocabulary);
 // Micro-batches of a step: replicas x accumulation x micro_batches.
 [[nodiscard]] std::int64_t step_micro_batches(const Config& config);
 // Ranks of one replica where `world` ranks were started. kBadInput where replicas do not divide it.

@@ -11,8 +11,8 @@ namespace {
 
 // In the order of the enumerators.
 const std::vector<std::string>& family_names() {
-  static const std::vector<std::string> names = {"llama", "gpt2"};
-  return names;
+  static const std::vector<std::string> kNames = {"llama", "gpt2"};
+  return kNames;
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ void Leader::answer_checkpoints(const Expected<void>& written) {
   wait_for_checkpoint_.clear();
 }
 
-void Leader::set_step(Json figures) { status_.update(figures); }
+void Leader::set_step(const Json& figures) { status_.update(figures); }
 
 void Leader::set_group(const View& view, const plan::Plan& plan) {
   Json members = Json::array();

@@ -57,7 +57,7 @@ class Leader {
   void answer_checkpoints(const Expected<void>& written);
 
   // For `dynmo ctl RUN status`: figures of the newest step; who is in the run, and with what.
-  void set_step(Json figures);
+  void set_step(const Json& figures);
   void set_group(const View& view, const plan::Plan& plan);
 
   // While a group forms: its newcomers get their places, and the error once one has gone.

@@ -18,16 +18,16 @@ namespace dynmo::runtime {
 namespace {
 
 // A rank's own figures, at the end of its numbers.
-constexpr std::array kOwn = {&OwnFigures::busy_s,    &OwnFigures::overhead_s,
-                             &OwnFigures::plan_s,    &OwnFigures::migrate_s,
-                             &OwnFigures::beside_s,  &OwnFigures::actions,
-                             &OwnFigures::message_s, &OwnFigures::reduction_bytes_per_s,
-                             &OwnFigures::asks};
+constexpr std::array kOwn = {&RankStats::busy_s,    &RankStats::overhead_s,
+                             &RankStats::plan_s,    &RankStats::migrate_s,
+                             &RankStats::beside_s,  &RankStats::actions,
+                             &RankStats::message_s, &RankStats::reduction_bytes_per_s,
+                             &RankStats::asks};
 
 // The numbers that every layer has, at the start of its own.
 struct LayerNumber {
-  double (*get)(const OwnFigures::Layer&);
-  void (*set)(OwnFigures::Layer&, double);
+  double (*get)(const RankStats::Layer&);
+  void (*set)(RankStats::Layer&, double);
 };
 constexpr std::array kLayerNumbers = {
     LayerNumber{[](const auto& l) { return l.sample.time.forward_s; },
@@ -59,22 +59,22 @@ std::vector<LayerNumber> layer_numbers(const model::Model& model) {
 }
 
 // All ranks compute the same sample from it.
-cost::StepSample step_sample(const std::vector<OwnFigures>& ranks) {
+cost::StepSample step_sample(const std::vector<RankStats>& ranks) {
   cost::StepSample sample;
-  const auto least = [&](double OwnFigures::*field) {
+  const auto least = [&](double RankStats::*field) {
     std::optional<double> found;
-    for (const OwnFigures& own : ranks) {
+    for (const RankStats& own : ranks) {
       if (own.*field > 0) found = std::min(found.value_or(own.*field), own.*field);
     }
     return found;
   };
-  sample.overhead_s = least(&OwnFigures::overhead_s);  // that of the others has their waiting in it
-  sample.reduction_bytes_per_s = least(&OwnFigures::reduction_bytes_per_s);
+  sample.overhead_s = least(&RankStats::overhead_s);  // that of the others has their waiting in it
+  sample.reduction_bytes_per_s = least(&RankStats::reduction_bytes_per_s);
   double seconds = 0;
   double actions = 0;
   double messages_s = 0;
   int measured = 0;
-  for (const OwnFigures& own : ranks) {
+  for (const RankStats& own : ranks) {
     seconds += own.beside_s;
     actions += own.actions;
     messages_s += own.message_s;
@@ -91,7 +91,7 @@ struct LayerSizes {
   std::size_t losses = 0;
 };
 
-using Layers = std::map<LayerId, OwnFigures::Layer>;
+using Layers = std::map<LayerId, RankStats::Layer>;
 
 // A rank's numbers in the order in which they are sent: its own, then those of its layers by id.
 // Ranks with fewer layers end with zeros, as all send equally many.
@@ -111,28 +111,28 @@ class Layout {
     }
   }
 
-  [[nodiscard]] std::vector<double> pack(Rank rank, const OwnFigures& own) const {
+  [[nodiscard]] std::vector<double> pack(Rank rank, const RankStats& own) const {
     std::vector<double> numbers;
     for (const auto field : kOwn) numbers.push_back(own.*field);
     const auto found = ranks_.find(rank);
     if (found != ranks_.end()) {
       for (const auto& [id, sizes] : found->second.layers) {
         const auto layer = own.layers.find(id);
-        append(numbers, sizes, layer == own.layers.end() ? OwnFigures::Layer{} : layer->second);
+        append(numbers, sizes, layer == own.layers.end() ? RankStats::Layer{} : layer->second);
       }
     }
     numbers.resize(numbers_, 0.0);
     return numbers;
   }
 
-  [[nodiscard]] OwnFigures unpack(Rank rank, const std::vector<double>& numbers) const {
-    OwnFigures own;
+  [[nodiscard]] RankStats unpack(Rank rank, const std::vector<double>& numbers) const {
+    RankStats own;
     const double* next = numbers.data();
     for (const auto field : kOwn) own.*field = *next++;
     const auto found = ranks_.find(rank);
     if (found == ranks_.end()) return own;
     for (const auto& [id, sizes] : found->second.layers) {
-      OwnFigures::Layer& layer = own.layers[id];
+      RankStats::Layer& layer = own.layers[id];
       for (const LayerNumber& number : layer_numbers_) number.set(layer, *next++);
       layer.figures.assign(next, next + sizes.figures);
       next += sizes.figures;
@@ -149,7 +149,7 @@ class Layout {
   };
 
   void append(std::vector<double>& numbers, const LayerSizes& sizes,
-              const OwnFigures::Layer& layer) const {
+              const RankStats::Layer& layer) const {
     for (const LayerNumber& number : layer_numbers_) numbers.push_back(number.get(layer));
     append(numbers, layer.figures, sizes.figures);
     append(numbers, layer.losses, sizes.losses);
@@ -173,29 +173,29 @@ void add(std::vector<double>& sums, const std::vector<double>& more) {
 
 // One layer, from its owner in every replica. Times are means over the replicas; the gradients are
 // the same in all.
-void add_layer(Exchange& whole, const std::vector<const OwnFigures::Layer*>& replicas,
+void add_layer(Exchange& whole, const std::vector<const RankStats::Layer*>& replicas,
                const std::vector<LayerNumber>& numbers) {
-  OwnFigures::Layer mean;
+  RankStats::Layer mean;
   for (const LayerNumber& number : numbers) {
     double sum = 0;
-    for (const OwnFigures::Layer* layer : replicas) sum += number.get(*layer);
+    for (const RankStats::Layer* layer : replicas) sum += number.get(*layer);
     number.set(mean, sum / static_cast<double>(replicas.size()));
   }
   whole.layers.push_back(mean.sample);
   if (numbers.size() > kLayerNumbers.size()) whole.rows.push_back(mean.rows);
   whole.squared_norms.push_back(replicas.front()->squared_norm);
   auto& figures = whole.figures.emplace_back();
-  for (const OwnFigures::Layer* layer : replicas) add(figures, layer->figures);
+  for (const RankStats::Layer* layer : replicas) add(figures, layer->figures);
 }
 
 }  // namespace
 
 Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, const plan::Plan& plan,
-                            const model::Model& model, int micro_batches, const OwnFigures& own) {
+                            const model::Model& model, int micro_batches, const RankStats& own) {
   const Layout layout(plan, model, micro_batches);
   const std::vector<double> mine = layout.pack(grid.position(), own);
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(grid.world(), tag, mine));
-  std::vector<OwnFigures> ranks(all.size());
+  std::vector<RankStats> ranks(all.size());
   const int positions = grid.positions();
   for (int replica = 0; replica < grid.replicas(); ++replica) {
     for (int position = 0; position < positions; ++position) {
@@ -209,9 +209,9 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
   whole.losses.resize(static_cast<std::size_t>(grid.replicas()) * per_replica, 0.0);
   for (std::size_t i = 0; i < model.size(); ++i) {
     const LayerId id(static_cast<std::int32_t>(i));
-    std::vector<const OwnFigures::Layer*> replicas;
+    std::vector<const RankStats::Layer*> replicas;
     for (int replica = 0; replica < grid.replicas(); ++replica) {
-      const OwnFigures& owner = ranks[grid.world_rank({replica, plan.owner(id)}).index()];
+      const RankStats& owner = ranks[grid.world_rank({replica, plan.owner(id)}).index()];
       replicas.push_back(&owner.layers.at(id));
       const auto& losses = replicas.back()->losses;
       for (std::size_t m = 0; m < losses.size(); ++m) {
@@ -220,7 +220,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
     }
     add_layer(whole, replicas, numbers);
   }
-  for (const OwnFigures& theirs : ranks) {
+  for (const RankStats& theirs : ranks) {
     whole.busy_s.push_back(theirs.busy_s);
     whole.plan_s = std::max(whole.plan_s, theirs.plan_s);
     whole.migrate_s = std::max(whole.migrate_s, theirs.migrate_s);

@@ -20,7 +20,7 @@
 namespace dynmo::runtime {
 
 // One rank's part.
-struct OwnFigures {
+struct RankStats {
   struct Layer {
     cost::LayerSample sample;
     double squared_norm = 0;           // of the gradients
@@ -62,7 +62,7 @@ struct Exchange {
 // here does not give are 0; more than the model names are refused by a check.
 [[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
                                           const plan::Plan& plan, const model::Model& model,
-                                          int micro_batches, const OwnFigures& own);
+                                          int micro_batches, const RankStats& own);
 
 // Returns the values that the controller decides by.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {

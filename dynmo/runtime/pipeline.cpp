@@ -206,7 +206,7 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
 }
 
 Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
-  OwnFigures own = own_figures(state_.layers, output, times_, program_.recomputed, options_.ties);
+  RankStats own = own_figures(state_.layers, output, times_, program_.recomputed, options_.ties);
   for (auto& [id, layer] : own.layers) {
     const auto found = output.rows.find(id);
     if (found == output.rows.end()) continue;

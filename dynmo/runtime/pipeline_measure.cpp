@@ -52,7 +52,7 @@ Expected<void> Pipeline::go_on() {
 Expected<double> Pipeline::validate(const Batches& batches, model::Pass pass) {
   DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
-  OwnFigures own;
+  RankStats own;
   for (int round = 0; round < options_.accumulation; ++round) {
     StepInput input = round_input(program_.validation, batches, round);
     input.frozen_layers = static_cast<int>(model_.size());

@@ -52,9 +52,9 @@ std::vector<double> numbers_of(LayerId id, const std::map<LayerId, std::vector<d
 
 }  // namespace
 
-OwnFigures own_figures(const LayerStates& states, const StepOutput& output, const RankTimes& times,
-                       const plan::LayerSet& recomputed, const std::vector<model::Tie>& ties) {
-  OwnFigures own;
+RankStats own_figures(const LayerStates& states, const StepOutput& output, const RankTimes& times,
+                      const plan::LayerSet& recomputed, const std::vector<model::Tie>& ties) {
+  RankStats own;
   for (const auto& [id, state] : states) {
     own.layers[id] = {.sample = layer_sample(id, output, times, recomputed),
                       .squared_norm = state.frozen ? 0.0 : squared_norm(ties, state),

@@ -30,8 +30,8 @@ struct RankTimes {
 };
 
 // This rank's part of the exchange, but for the costs of planning and moving.
-[[nodiscard]] OwnFigures own_figures(const LayerStates& states, const StepOutput& output,
-                                     const RankTimes& times, const plan::LayerSet& recomputed,
-                                     const std::vector<model::Tie>& ties);
+[[nodiscard]] RankStats own_figures(const LayerStates& states, const StepOutput& output,
+                                    const RankTimes& times, const plan::LayerSet& recomputed,
+                                    const std::vector<model::Tie>& ties);
 
 }  // namespace dynmo::runtime

@@ -15,7 +15,6 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/transformer.h"
-#include "dynmo/dynamism/moe/options.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/evaluate.h"
@@ -28,7 +27,6 @@
 #include "dynmo/train/inputs.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/transport/in_process.h"
-#include "dynmo/weights/model_config.h"
 
 namespace dynmo::train {
 namespace {
@@ -63,19 +61,7 @@ std::vector<std::size_t> kinds_of(const model::Model& layers) {
 
 Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
   const config::Config& config = dry_run.config;
-  const model::DecoderConfig decoder = weights::decoder_config(config, dry_run.vocabulary);
-  const bool gpt2 = model::family(decoder) == cost::Family::kGpt2;
-  cost::TransformerShape shape = cost::transformer_shape(
-      model::shape_of(decoder), gpt2 ? cost::Architecture::kGpt : cost::Architecture::kLlama);
-  shape.tied_embedding = model::tied(decoder);
-  if (config.sources.enabled<dynamism::MoeOptions>()) {
-    const auto& moe = config.sources.get<dynamism::MoeOptions>();
-    shape.experts = moe.experts;
-    shape.experts_per_token = moe.top_k;
-    if (moe.expert_hidden > 0) shape.intermediate = moe.expert_hidden;
-  }
-  shape.micro_batch_size = config.batch.micro_batch_size;
-  shape.dropout = config.model.dropout > 0;
+  const cost::TransformerShape shape = config::transformer_shape(config, dry_run.vocabulary);
   DYNMO_ASSIGN(cost::Device device, cost::find_device("cpu"));
   device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
   return cost::transformer_costs(shape, device);

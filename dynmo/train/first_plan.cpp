@@ -60,7 +60,7 @@ Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
   return {};
 }
 
-Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
+Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
                                const config::Config& config,
                                const runtime::Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());

@@ -15,7 +15,7 @@
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/train/made_model.h"
+#include "dynmo/train/run_model.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -42,7 +42,7 @@ struct FirstPlan {
 };
 
 // Called by all ranks of the group. kBadInput, kInfeasible; kPeerLost.
-[[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const MadeModel& made,
+[[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
                                              const config::Config& config,
                                              const runtime::Pipeline::Batches& batches);
 

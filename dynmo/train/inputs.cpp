@@ -48,7 +48,7 @@ Expected<void> check_compared(const TrainOptions& options) {
 
 Expected<Inputs> open_inputs(const TrainOptions& options) {
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
-  DYNMO_ASSIGN(MadeModel model, make_model(options, batches.vocabulary()));
+  DYNMO_ASSIGN(RunModel model, make_model(options, batches.vocabulary()));
   TensorName name = tensor_names(model);
   return Inputs{std::move(batches), std::move(model), std::move(name)};
 }

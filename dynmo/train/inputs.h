@@ -6,15 +6,15 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpoints.h"
-#include "dynmo/train/made_model.h"
 #include "dynmo/train/options.h"
+#include "dynmo/train/run_model.h"
 #include "dynmo/train/token_batches.h"
 
 namespace dynmo::train {
 
 struct Inputs {
   TokenBatches batches;
-  MadeModel model;
+  RunModel model;
   TensorName tensor_name;
 
   // The micro-batches of training; `this` outlives it.

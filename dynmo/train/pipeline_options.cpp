@@ -14,7 +14,7 @@ Bytes rank_memory(const config::Config& config) {
   return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
 }
 
-runtime::PipelineOptions pipeline_options(const config::Config& c, const MadeModel& made, int lane,
+runtime::PipelineOptions pipeline_options(const config::Config& c, const RunModel& made, int lane,
                                           runtime::Balancing balancing) {
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);

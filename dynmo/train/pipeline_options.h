@@ -6,7 +6,7 @@
 #include "dynmo/config/config.h"
 #include "dynmo/core/units.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/made_model.h"
+#include "dynmo/train/run_model.h"
 
 namespace dynmo::train {
 
@@ -16,7 +16,7 @@ namespace dynmo::train {
 // Requires a valid config; a pipeline of one group that runs in turn with others has a `lane` of
 // its own.
 [[nodiscard]] runtime::PipelineOptions pipeline_options(const config::Config& config,
-                                                        const MadeModel& made, int lane,
+                                                        const RunModel& made, int lane,
                                                         runtime::Balancing balancing);
 
 }  // namespace dynmo::train

@@ -99,7 +99,7 @@ int ranks_to_start(const config::Config& config) {
   return std::clamp(process::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);
 }
 
-Expected<std::string> say_dry_run(const TrainOptions& options) {
+Expected<std::string> dry_run_text(const TrainOptions& options) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   if (environment && environment->rank != WorldRank(0)) return std::string();
   DYNMO_TRY(validate(options.config));

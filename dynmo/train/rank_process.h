@@ -38,7 +38,7 @@ struct RankProcess {
 
 // dry_run (run.h) for the ranks that `launch` would start, or that somebody has started: then
 // rank 0 has the text, the others have an empty one.
-[[nodiscard]] Expected<std::string> say_dry_run(const TrainOptions& options);
+[[nodiscard]] Expected<std::string> dry_run_text(const TrainOptions& options);
 
 // Checks the inputs once for all ranks, then runs `command` as that many ranks of this host for
 // each replica until all have ended. Returns the exit code of the run. `late_command` joins the run

@@ -50,7 +50,7 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
 
 Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
                                             const config::Config& config, Rank position) {
-  const MadeModel& model = inputs.model;
+  const RunModel& model = inputs.model;
   const plan::Plan& plan = start.first.plan;
   if (start.restored) {
     return load_states(*start.restored, model.layers, plan, position, inputs.tensor_name);

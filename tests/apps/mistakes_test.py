@@ -56,7 +56,7 @@ DATA = [
     ("data inspekt data", 2, "did you mean 'inspect'?"),
 ]
 PLAN = [
-    ("plan", 2, "no model was given, wanted PROFILE.json or --model CONFIG.json"),
+    ("plan", 2, "no model was given, wanted PROFILE.json, --model CONFIG.json or --config RUN.toml"),
     ("plan profile.json", 2, "no ranks were given, wanted --ranks N or --cluster"),
     ("plan profile.json --ranks 0", 2, "--ranks is 0, wanted a whole number from 1"),
     ("plan profile.json --ranks two", 2, "--ranks: 'two' is not a whole number"),
@@ -68,7 +68,7 @@ PLAN = [
     ("plan texts/a.txt --ranks 2", 2, "texts/a.txt"),
     ("plan scenario.toml --ranks 2", 2, "scenario.toml"),
     ("plan config.json --ranks 2", 2, "config.json"),
-    ("plan profile.json --model config.json --ranks 2", 2, "both PROFILE.json and --model"),
+    ("plan profile.json --model config.json --ranks 2", 2, "PROFILE.json, --model and --config exclude"),
     ("plan --model config.json --ranks 2", 2, "--model wants --device, such as h100, and --sequence"),
     ("plan --model config.json --device h100 --ranks 2", 2, "--sequence"),
     ("plan --model config.json --device rtx4090 --sequence 64 --ranks 2", 2, "device 'rtx4090' is not known, known are h200, h100, a100, cpu"),

@@ -71,9 +71,9 @@ class BadInput(Case):
         self.write("cluster.json", {"format": "dynmo-cluster-1", "ranks": [{}, {}]})
         model = ["--model", "config.json", "--device", "h100", "--sequence", 128]
         for words, wanted in [
-            ([], "wanted PROFILE.json or --model"),
+            ([], "wanted PROFILE.json, --model"),
             (["even.json"], "wanted --ranks N or --cluster"),
-            (["even.json", *model, "--ranks", 2], "both PROFILE.json and --model"),
+            (["even.json", *model, "--ranks", 2], "PROFILE.json, --model and --config exclude one another"),
             (["--model", "config.json", "--sequence", 128, "--ranks", 2], "--model wants --device"),
             (["--model", "config.json", "--device", "h100", "--ranks", 2], "--model wants --device"),
             (["even.json", "--device", "h100", "--ranks", 2], "go with --model"),
@@ -301,6 +301,36 @@ class Models(Case):
         self.assert_error(self.run_plan("--model", "odd.json", *words), 2, "odd.json", "lama")
         self.assert_error(self.run_plan("--model", "config.json", "--device", "h101", *words[2:]), 2, "h101", "h100")
         self.assert_error(self.run_plan("--model", "config.json", "--device", "h100", "--sequence", 8192, "--ranks", 2), 2, "8192")
+
+    CONFIG = ("[model]\nvocabulary = 32000\nhidden = 1024\nblocks = 8\nheads = 16\nkv_heads = 8\nintermediate = 2816\nsequence = 512\n"
+              "precision = \"bf16\"\n[batch]\nmicro_batch_size = 2\nmicro_batches = 16\n"
+              "[pipeline]\nranks = 4\nschedule = \"zb-h1\"\nbalancer = \"optimal\"\nmemory = \"60GiB\"\n")
+
+    def test_of_a_trainings_config_are_those_of_its_model(self):
+        self.write("run.toml", self.CONFIG)
+        self.write("config.json", LLAMA)
+        same = ["--ranks", 4, "--memory", "60GiB", "--schedule", "zb-h1", "--balancer", "optimal", "--micro-batches", 16]
+        theirs = self.plan("--model", "config.json", "--device", "h100", "--sequence", 512, "--micro-batch-size", 2, *same)
+        self.assertEqual(self.plan("--config", "run.toml", "--device", "h100"), theirs)
+        flags = ["--ranks", 2, "--schedule", "gpipe", "--balancer", "uniform", "--micro-batches", 8]
+        plan = self.plan("--config", "run.toml", "--device", "h100", *flags)
+        self.assertEqual((plan["ranks"], plan["schedule"], plan["balancer"]), (2, "gpipe", "uniform"))
+
+    def test_of_a_config_that_leaves_something_open_say_what(self):
+        for change, words, wanted in [
+                (("ranks = 4", "ranks = 0"), [], "run.toml: pipeline.ranks is 0"),
+                (("vocabulary = 32000", "vocabulary = 0"), [], "model.vocabulary is 0, that of the data, and data.path is not set"),
+                (("hidden = 1024", "hiden = 1024"), [], "hiden"),
+                (("micro_batches = 16", "micro_batches = 0"), [], "run.toml: batch.micro_batches is 0"),
+                (("", ""), ["--sequence", 4], "model.sequence"),
+                (("vocabulary = 32000\n", "vocabulary = 0\n"), ["none"], "exclude one another")]:
+            self.write("run.toml", self.CONFIG.replace(*change))
+            result = self.run_plan("--config", "run.toml", "--device", "h100", *words)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+            self.assertIn(wanted, result.stderr)
+            self.assertEqual(len(result.stderr.splitlines()), 1)
+        result = self.run_plan("--config", "run.toml")
+        self.assertIn("--config wants --device", result.stderr)
 
     def test_the_memory_of_the_device_is_the_limit(self):
         self.write("config.json", {**LLAMA, "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,

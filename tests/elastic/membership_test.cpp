@@ -40,6 +40,9 @@ class Members {
   void tell(std::uint64_t id, const Event& event) {
     for (const Action& action : handle(all_.at(id), event)) act(id, action);
   }
+  void tell_each(const std::vector<std::uint64_t>& ids, const Event& event) {
+    for (const std::uint64_t id : ids) tell(id, event);
+  }
   // Until nothing happens any more; groups form at once.
   void settle() {
     while (!events_.empty()) {
@@ -117,9 +120,9 @@ TEST(Membership, APlannedChangeIsInForceOnceItIsTaken) {
   const Member joins{.id = {9}, .number = 3};
   const View next{.generation = 2, .members = {members[1].self, members[2].self, joins}};
   members.add(newcomer({.model = {.layers = 1}}, next, {9}, views_that_count(members[1])));
-  for (const std::uint64_t id : {1, 2, 3}) members.tell(id, Tries{next});
+  members.tell_each({1, 2, 3}, Tries{next});
   EXPECT_EQ(members[3].standing.attempts, std::vector<View>{next});
-  for (const std::uint64_t id : {1, 2, 3, 9}) members.tell(id, Taken{});
+  members.tell_each({1, 2, 3, 9}, Taken{});
   EXPECT_EQ(members.ended.at(3).code, 0);
   EXPECT_EQ(members[9].standing.installed, next);
   EXPECT_EQ(members[1].standing.installed, next);
@@ -133,8 +136,8 @@ TEST(Membership, APlannedChangeIsInForceOnceItIsTaken) {
 TEST(Membership, AChangeThatWasRefusedIsForgotten) {
   Members members(3);
   const View next{.generation = 2, .members = {members[1].self}};
-  for (const std::uint64_t id : {1, 2, 3}) members.tell(id, Tries{next});
-  for (const std::uint64_t id : {1, 2, 3}) members.tell(id, Kept{});
+  members.tell_each({1, 2, 3}, Tries{next});
+  members.tell_each({1, 2, 3}, Kept{});
   EXPECT_EQ(members[2].standing, first_member({}, view_of(3), {2}).standing);
   members.kill(1, {2, 3});
   members.settle();
@@ -146,7 +149,7 @@ TEST(Membership, AChangeThatWasRefusedIsForgotten) {
 TEST(Membership, WhoWasToLeaveGoesOnWhenAllWhoStayedAreGone) {
   Members members(2);
   const View next{.generation = 2, .members = {members[1].self}};
-  for (const std::uint64_t id : {1, 2}) members.tell(id, Tries{next});
+  members.tell_each({1, 2}, Tries{next});
   members.tell(1, Taken{});
   members.kill(1, {2});
   members.settle();

@@ -14,8 +14,8 @@ namespace {
 // A run of `replicas` x as many ranks as the cut has parts; the number of a member is 10 more than
 // its place, so that neither is taken for the other.
 struct Boundary {
-  explicit Boundary(std::vector<int> cut, int replicas = 1,
-                    std::function<void(SizeOptions&)> set = {})
+  explicit Boundary(const std::vector<int>& cut, int replicas = 1,
+                    const std::function<void(SizeOptions&)>& set = {})
       : plan(plan::make_plan(cut, schedule::ScheduleKind::k1F1B)) {
     SizeOptions options;
     if (set) set(options);

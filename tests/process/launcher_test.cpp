@@ -145,16 +145,16 @@ TEST(Launcher, ARankThatCameLaterCountsOnceItHasJoined) {
 
 // Nothing of a rank that has ended stays with the launcher while the others go on.
 TEST(Launcher, KeepsNoProcessOrDescriptorOfRanksThatHaveEnded) {
-  Shells run(
-      1,
-      std::string(kAsk) +
-          "count() { echo $(ls /proc/$PPID/fd | wc -l) "
-          "$(grep -l \"^PPid:.$PPID\\$\" /proc/[0-9]*/status 2> /dev/null | wc -l); }; "
-          "one() { rm -rf $DIR/a; ask 'wanted 1'; await a; }; "
-          "before=$(count); for i in 1 2 3 4 5 6 7 8 9 10; do one; done; "
-          "for i in $(seq 1000); do [ \"$(count)\" = \"$before\" ] && exit 0; sleep 0.02; done; "
-          "echo \"$before, then $(count)\" >&2; exit 9",
-      {.late = "mkdir $DIR/a"});
+  Shells run(1,
+             std::string(kAsk) +
+                 "count() { echo $(ls /proc/$PPID/fd | wc -l) "
+                 "$(grep -l \"^PPid:.$PPID\\$\" /proc/[0-9]*/status 2> /dev/null | wc -l); }; "
+                 "one() { rm -rf $DIR/a; ask 'wanted 1'; await a; }; "
+                 "before=$(count); set -- $before; for i in 1 2 3 4 5 6 7 8 9 10; do one; done; "
+                 "for i in $(seq 1000); do now=$(count); [ ${now% *} -le $1 ] && [ ${now#* } -le "
+                 "$2 ] && exit 0; sleep 0.02; done; "
+                 "echo \"$before, then $(count)\" >&2; exit 9",
+             {.late = "mkdir $DIR/a"});
   EXPECT_EQ(run.wait(), 0) << run.output();
 }
 

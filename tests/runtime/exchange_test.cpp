@@ -24,7 +24,7 @@ TEST(Exchange, TellsAllRanksTheSame) {
   const auto figures = [](const transport::Grid& grid) {
     const double number = grid.rank().value + 1;
     const bool last = grid.position() == Rank(1);
-    OwnFigures own;
+    RankStats own;
     for (const int id : last ? std::vector<int>{2} : std::vector<int>{0, 1}) {
       own.layers[LayerId(id)] = {
           .sample = {.time = {1 * number, 2 * number, 3 * number},

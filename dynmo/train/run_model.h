@@ -21,7 +21,7 @@ namespace dynmo::train {
 
 // The layers of a run, which of their parameters are one, and the shape of what passes between
 // them.
-struct MadeModel {
+struct RunModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
   std::vector<model::Tie> ties = {};
@@ -36,9 +36,9 @@ struct MadeModel {
 // The layers are shaped by the sources of dynamism that the run has.
 // kBadInput naming the key: what no model can be made of, weights that do not fit it, data with
 // more tokens than the model's vocabulary. Otherwise the error of options.make_model.
-[[nodiscard]] Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary);
+[[nodiscard]] Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabulary);
 
 // Hugging Face's names for the decoder of the config, the layer's own for a model of the user's.
-[[nodiscard]] TensorName tensor_names(const MadeModel& made);
+[[nodiscard]] TensorName tensor_names(const RunModel& made);
 
 }  // namespace dynmo::train

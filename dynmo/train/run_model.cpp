@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/made_model.h"
+#include "dynmo/train/run_model.h"
 
 #include <fmt/format.h>
 
@@ -28,9 +28,9 @@ dynamism::MakeSources both(dynamism::MakeSources first, dynamism::MakeSources se
 
 }  // namespace
 
-Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
+Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
   const config::Config& c = options.config;
-  MadeModel made;
+  RunModel made;
   made.make_sources = both(dynamism::make_sources(c.sources), options.make_sources);
   if (emulates(c)) {
     DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
@@ -88,7 +88,7 @@ Expected<MadeModel> make_model(const TrainOptions& options, std::int64_t vocabul
   return made;
 }
 
-TensorName tensor_names(const MadeModel& made) {
+TensorName tensor_names(const RunModel& made) {
   if (made.decoder) {
     return
         [config = *made.decoder, places = made.places](LayerId layer, std::string_view parameter) {

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/dynmo/plan_question.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "apps/dynmo/terminal.h"
+#include "dynmo/config/config.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/device.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/cost/hugging_face.h"
+#include "dynmo/cost/transformer.h"
+#include "dynmo/data/dataset.h"
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/lowering.h"
+
+namespace dynmo::app {
+namespace {
+
+constexpr std::int64_t kMaxRanks = 1 << 16;
+
+Error wrong(std::string message) { return Error{ErrorCode::kBadInput, std::move(message)}; }
+
+// Flags that exclude or want one another.
+Expected<void> check_sources(const PlanFlags& flags) {
+  const int models = (flags.profile ? 1 : 0) + (flags.model ? 1 : 0) + (flags.config ? 1 : 0);
+  if (models > 1) {
+    return wrong("PROFILE.json, --model and --config exclude one another, wanted one of them");
+  }
+  if (models == 0) {
+    return wrong(
+        "no model was given, wanted PROFILE.json, --model CONFIG.json or --config RUN.toml");
+  }
+  if (flags.profile &&
+      (flags.device || flags.sequence || flags.micro_batch_size || flags.head_slices)) {
+    return wrong(
+        "--device, --sequence, --micro-batch-size and --head-slices go with --model, not with a "
+        "profile");
+  }
+  if (flags.model && (!flags.device || !flags.sequence)) {
+    return wrong("--model wants --device, such as h100, and --sequence, such as 4096");
+  }
+  if (flags.config && !flags.device) return wrong("--config wants --device, such as h100");
+  if (flags.config && (flags.sequence || flags.micro_batch_size)) {
+    return wrong(
+        "--sequence and --micro-batch-size go with --model; --config has model.sequence and "
+        "batch.micro_batch_size");
+  }
+  if (flags.ranks && flags.cluster) {
+    return wrong("both --ranks and --cluster were given, wanted one of them");
+  }
+  if (!flags.ranks && !flags.cluster && !flags.config) {
+    return wrong("no ranks were given, wanted --ranks N or --cluster CLUSTER.json");
+  }
+  if (flags.memory && flags.cluster) {
+    return wrong("--memory goes with --ranks; the ranks of --cluster have memory_bytes each");
+  }
+  if (flags.slack && !flags.pack) return wrong("--slack goes with --pack");
+  if (flags.pack && flags.recompute.value_or("none") != "none") {
+    return wrong("--recompute with --pack: wanted one of them");
+  }
+  return {};
+}
+
+Expected<void> check_number(std::string_view flag, const std::optional<std::int64_t>& value,
+                            std::int64_t max) {
+  if (!value || (*value >= 1 && *value <= max)) return {};
+  return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", flag,
+                    *value, max);
+}
+
+Expected<void> check_numbers(const PlanFlags& flags) {
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
+  DYNMO_TRY(check_number("--sequence", flags.sequence, kMaxTokens));
+  DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMaxTokens));
+  DYNMO_TRY(check_number("--head-slices", flags.head_slices, kMaxTokens));
+  DYNMO_TRY(check_number("--ranks", flags.ranks, kMaxRanks));
+  DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 16));
+  DYNMO_TRY(check_number("--evaluations", flags.evaluations, std::int64_t{1} << 40));
+  if (flags.head_room && !(*flags.head_room >= 0 && *flags.head_room < 1)) {
+    return make_error(ErrorCode::kBadInput,
+                      "--head-room is {}, wanted a share of the memory from 0 to less than 1, such "
+                      "as 0.1",
+                      *flags.head_room);
+  }
+  if (flags.slack && !(*flags.slack >= 0 && std::isfinite(*flags.slack))) {
+    return make_error(ErrorCode::kBadInput,
+                      "--slack is {}, wanted 0 or more, such as 0.05 for 5 % more time a step",
+                      *flags.slack);
+  }
+  return {};
+}
+
+// A training's config with what the flags left open taken from it: they win.
+Expected<config::Config> take_config(PlanFlags& flags) {
+  config::Config config;
+  if (!flags.config) return config;
+  DYNMO_TRY(config::apply_file(config, *flags.config));
+  const auto valid = config::validate(config);
+  if (!valid) {
+    return make_error(ErrorCode::kBadInput, "{}: {}", *flags.config, valid.error().message);
+  }
+  if (!flags.cluster && !flags.ranks) {
+    if (config.pipeline.ranks == 0) {
+      return make_error(ErrorCode::kBadInput,
+                        "{}: pipeline.ranks is 0, the usable cores of a host: wanted --ranks N or "
+                        "--cluster CLUSTER.json",
+                        *flags.config);
+    }
+    flags.ranks = config.pipeline.ranks;
+  }
+  if (!flags.memory && !flags.cluster && config.pipeline.memory > Bytes{0}) {
+    flags.memory = fmt::format("{}", config.pipeline.memory.value);
+  }
+  const auto take = [](auto& flag, const auto& value) {
+    if (!flag) flag = value;
+  };
+  take(flags.micro_batches, config.batch.micro_batches);
+  take(flags.balancer, config.pipeline.balancer);
+  take(flags.schedule, config.pipeline.schedule);
+  if (!flags.pack) take(flags.recompute, config.pipeline.recompute);
+  return config;
+}
+
+// The vocabulary of the config's decoder, as a training finds it.
+Expected<std::int64_t> vocabulary_of(const config::Config& config, const std::string& path) {
+  if (config.model.shape.vocabulary > 0) return config.model.shape.vocabulary;
+  if (config.data.vocabulary > 0) return config.data.vocabulary;
+  if (config.data.path.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: model.vocabulary is 0, that of the data, and data.path is not set: "
+                      "wanted one of them",
+                      path);
+  }
+  DYNMO_ASSIGN(const data::DatasetDescription data, data::read_description(config.data.path));
+  return data.vocabulary;
+}
+
+// The model's costs, and what they rest on.
+Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
+                          Question& question) {
+  if (flags.profile) {
+    DYNMO_ASSIGN(question.model, cost::read_profile(*flags.profile));
+    return {};
+  }
+  DYNMO_ASSIGN(cost::Device device, cost::find_device(*flags.device));
+  cost::TransformerShape shape;
+  if (flags.model) {
+    DYNMO_ASSIGN(shape, cost::read_config(*flags.model, *flags.sequence,
+                                          flags.micro_batch_size.value_or(1)));
+  } else {
+    DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(config, *flags.config));
+    shape = config::transformer_shape(config, vocabulary);
+    device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
+  }
+  shape.head_slices = flags.head_slices.value_or(1);
+  DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
+  question.model = cost::at_utilization(std::move(kernels), device);
+  question.tokens = static_cast<double>(shape.tokens());
+  question.costs = fmt::format(
+      "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
+      "(docs/costs.md)",
+      device.name, device.utilization);
+  return {};
+}
+
+// Libraries, buffers and fragmentation have to fit, too, and formulas and presets leave them out. A
+// memory that the user names is taken by its word.
+constexpr double kDeviceHeadRoom = 0.1;
+
+// Reads the memory of each of --ranks: as given, else the device's, else unlimited.
+Expected<Bytes> read_memory(const PlanFlags& flags) {
+  if (flags.memory) {
+    const auto memory = parse_bytes(*flags.memory);
+    if (memory && *memory > Bytes{0}) return *memory;
+    return memory ? make_error(ErrorCode::kBadInput,
+                               "--memory is {}, wanted more than 0, such as 80GiB", *flags.memory)
+                  : make_error(ErrorCode::kBadInput, "--memory: {}", memory.error().message);
+  }
+  if (flags.profile) return cost::kUnlimitedMemory;
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
+  return device.memory;
+}
+
+// An order of the plan's own may be one that no step survives: its grid shows where it stops.
+Expected<void> check_order(const plan::Plan& from, const Question& question,
+                           const std::string& path) {
+  if (from.order.empty()) return {};
+  const auto actions =
+      plan::schedule_of(from, question.micro_batches, question.model.frozen_layers());
+  if (!actions) return {};  // for another number of micro-batches
+  const schedule::Schedule lowered = schedule::lower(*actions);
+  const auto fault = schedule::find_fault(lowered);
+  if (!fault) return {};
+  print_error_text(schedule::explain(lowered) + "\n");
+  return make_error(ErrorCode::kBadInput, "{}: /order cannot run: {}", path, fault->message);
+}
+
+// The ranks, their memory and their links: the user's, or equal ranks with the links that a device
+// has inside a node.
+Expected<void> read_cluster(const PlanFlags& flags, Question& question) {
+  if (flags.cluster) {
+    DYNMO_ASSIGN(question.cluster, cost::read_cluster(*flags.cluster));
+  } else {
+    DYNMO_ASSIGN(const Bytes memory, read_memory(flags));
+    question.cluster = cost::equal_ranks(static_cast<int>(*flags.ranks), memory);
+  }
+  const bool device_memory = !flags.profile && !flags.memory && !flags.cluster;
+  question.head_room = flags.head_room.value_or(device_memory ? kDeviceHeadRoom : 0);
+  question.cluster = cost::with_head_room(std::move(question.cluster), question.head_room);
+  if (flags.profile || flags.cluster) return {};
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
+  question.cluster.inside_node = question.cluster.between_nodes = device.inside_node;
+  question.links = fmt::format("those of {} inside a node", device.name);
+  return {};
+}
+
+// The plan in force, on as many ranks as are offered.
+Expected<plan::Plan> read_from(const std::string& path, const Question& question) {
+  DYNMO_ASSIGN(plan::Plan from, plan::read_plan(path));
+  if (from.layers() != question.model.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: the plan has {} layers, the model {}: wanted a plan for this model",
+                      path, from.layers(), question.model.size());
+  }
+  for (const plan::PlanStage& stage : from.stages) {
+    if (stage.rank.value < question.cluster.size()) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "{}: the plan uses rank {}, but {} ranks are offered: offer at least as many "
+                      "(--pack leaves ranks idle)",
+                      path, stage.rank, question.cluster.size());
+  }
+  from.ranks = question.cluster.size();
+  if (!from.order.empty()) from.order.resize(static_cast<std::size_t>(from.ranks));
+  DYNMO_TRY(check_order(from, question, path));
+  return from;
+}
+
+}  // namespace
+
+Expected<Question> read_question(const PlanFlags& given) {
+  PlanFlags flags = given;
+  DYNMO_TRY(check_sources(flags));
+  DYNMO_TRY(check_numbers(flags));
+  DYNMO_ASSIGN(const config::Config config, take_config(flags));
+  Question question;
+  DYNMO_ASSIGN(question.balancer, plan::parse_balancer(flags.balancer.value_or(kBalancer)));
+  if (const std::string schedule = flags.schedule.value_or(kSchedule); schedule != "auto") {
+    DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(schedule));
+  }
+  const auto recompute = plan::parse_recompute(flags.recompute.value_or(kRecompute));
+  if (!recompute) {
+    return make_error(ErrorCode::kBadInput, "--recompute: {}", recompute.error().message);
+  }
+  question.recompute = *recompute;
+  question.micro_batches = static_cast<int>(flags.micro_batches.value_or(kMicroBatches));
+  DYNMO_TRY(read_model(flags, config, question));
+  DYNMO_TRY(read_cluster(flags, question));
+  if (flags.from) {
+    DYNMO_ASSIGN(question.from, read_from(*flags.from, question));
+  }
+  return question;
+}
+
+}  // namespace dynmo::app

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The question that `dynmo plan` answers, read from its flags and the files that they name.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::app {
+
+// Defaults of a plan: they hold where neither a flag nor a config says otherwise.
+inline constexpr std::int64_t kMicroBatches = 32;
+inline constexpr const char* kBalancer = "search";
+inline constexpr const char* kSchedule = "auto";
+inline constexpr const char* kRecompute = "none";
+
+struct PlanFlags {
+  std::optional<std::string> profile;
+  std::optional<std::string> model;
+  std::optional<std::string> config;
+  std::optional<std::string> device;
+  std::optional<std::int64_t> sequence;
+  std::optional<std::int64_t> micro_batch_size;
+  std::optional<std::int64_t> head_slices;
+  std::optional<std::int64_t> ranks;
+  std::optional<std::string> memory;
+  std::optional<std::string> cluster;
+  std::optional<double> head_room;
+  std::optional<std::int64_t> micro_batches;
+  std::optional<std::string> balancer;
+  std::optional<std::string> schedule;
+  std::optional<std::string> recompute;
+  std::optional<std::string> from;
+  bool pack = false;
+  std::optional<double> slack;
+  std::optional<std::int64_t> evaluations;
+  std::optional<std::string> out;
+  std::optional<std::string> trace;
+  std::optional<std::string> schedule_csv;
+  bool json = false;
+};
+
+// The question after files were read and flags were parsed.
+struct Question {
+  cost::ModelCost model;
+  cost::Cluster cluster;  // memory without the head-room
+  double head_room = 0;   // share of every rank's memory that stays free
+  std::string links;      // where those of the cluster come from; empty: from the user
+  std::string costs;      // where the layers' come from; empty: a profile
+  double tokens = 0;      // of a micro-batch; 0: not known
+  int micro_batches = 1;
+  plan::Balancer balancer = plan::Balancer::kOptimal;
+  std::optional<schedule::ScheduleKind> schedule;
+  plan::Recompute recompute = plan::Recompute::kNone;
+  std::optional<plan::Plan> from;
+};
+
+// kBadInput naming the flag or the file.
+[[nodiscard]] Expected<Question> read_question(const PlanFlags& flags);
+
+}  // namespace dynmo::app
