@@ -6,6 +6,7 @@
 // calls on it: forward, input_gradient, weight_gradient.
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cstdint>
 #include <memory>
