@@ -28,6 +28,7 @@
 #include "dynmo/process/line_merger_impl.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
+#include "dynmo/process/started_hooks_impl.h"
 
 namespace dynmo::process {
 namespace {
@@ -58,12 +59,6 @@ struct Child {
   int turn = 0;            // in which it was seen to have ended
   int code = 0;
   int signal = 0;
-};
-
-// A program that a rank has started and that ends with the run (tell_launcher_hook).
-struct Hook {
-  pid_t group = -1;
-  UniqueFd process;  // names the program itself, also once its number is another's
 };
 
 // Blocks the signals that end a run, and SIGPIPE, and gives them as a descriptor.
@@ -128,12 +123,6 @@ std::vector<int> ranks_named(std::string_view output) {
   return ranks;
 }
 
-// Whether the process that this descriptor names has ended.
-bool has_ended(const UniqueFd& process, milliseconds at_most = milliseconds(0)) {
-  pollfd event{.fd = process.get(), .events = POLLIN, .revents = 0};
-  return poll(&event, 1, static_cast<int>(at_most.count())) > 0;
-}
-
 bool is_stopped(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
@@ -169,7 +158,6 @@ class Launch {
   void escalate();
   void signal_running(int signal);
   void drain();
-  void end_hooks();
   void reap();
   [[nodiscard]] int result() const;
   [[nodiscard]] bool any_running() const {
@@ -183,7 +171,7 @@ class Launch {
   int wanted_ = 0;     // ranks that are to be started
   int late_ = 0;       // ranks that came later
   std::vector<Child> children_;
-  std::vector<Hook> hooks_;
+  StartedHooks hooks_;
   LineMerger merger_;
   int turn_ = 0;
   bool interrupted_ = false;
@@ -279,11 +267,7 @@ void Launch::hear(const LaunchRequest& request) {
     found->counts = true;
     found->rank = WorldRank(joined->number);
   }
-  if (const auto* hook = std::get_if<StartedHook>(&request)) {
-    std::erase_if(hooks_, [](const Hook& one) { return has_ended(one.process); });
-    UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, hook->pid, 0)));
-    if (process) hooks_.push_back({.group = hook->pid, .process = std::move(process)});
-  }
+  if (const auto* hook = std::get_if<StartedHook>(&request)) hooks_.add(hook->pid);
 }
 
 // In the main thread: ranks end with the thread that has started them.
@@ -459,26 +443,11 @@ void Launch::signal_running(int signal) {
   }
 }
 
-// A hook has a group of its own, so that Ctrl-C does not reach it; a rank that is killed leaves it.
-void Launch::end_hooks() {
-  hear_ranks();  // one may have been started just before
-  std::erase_if(hooks_, [](const Hook& hook) { return has_ended(hook.process); });
-  for (const Hook& hook : hooks_) {
-    kill(-hook.group, SIGTERM);
-    kill(-hook.group, SIGCONT);
-  }
-  const auto deadline = Clock::now() + kTerminateTime;
-  for (const Hook& hook : hooks_) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    has_ended(hook.process, std::max(left, milliseconds(0)));
-    kill(-hook.group, SIGKILL);  // what it has started itself, too
-  }
-}
-
 // Ends the processes that the ranks themselves have started; then the pipes end.
 void Launch::drain() {
   kill(-children_.front().pid, SIGKILL);
-  end_hooks();
+  hear_ranks();  // a hook may have been started just before
+  hooks_.end();
   const auto deadline = Clock::now() + kDrainTime;
   const auto is_open = [](const Child& child) { return static_cast<bool>(child.output); };
   terminate_at_.reset();
