@@ -123,7 +123,6 @@ std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
       {"elastic.pack_ranks", &e.pack_ranks, between(0, 4096, "(0: as elastic.pack says)")},
       {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
       {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
-      {"elastic.release", &e.release, Names{"exit", "command"}},
       {"elastic.release_command", &e.release_command},
       {"elastic.release_timeout_s", &e.release_timeout_s, between(0.1, 1e6, "seconds")},
       {"elastic.listen", &e.listen},
@@ -198,9 +197,8 @@ Expected<void> check_elasticity(const Config& c) {
                     "0 without elastic.enabled = true"));
   DYNMO_TRY(require(!e.enabled || c.run.device != "cuda", "elastic.enabled", "true",
                     "false with run.device = cuda: groups of devices do not change yet"));
-  DYNMO_TRY(require((e.release == "command") == !e.release_command.empty(),
-                    "elastic.release_command", fmt::format("'{}'", e.release_command),
-                    "a program with elastic.release = command, none with exit"));
+  DYNMO_TRY(require(e.enabled || e.release_command.empty(), "elastic.release_command",
+                    fmt::format("'{}'", e.release_command), "none without elastic.enabled = true"));
   DYNMO_TRY(require(!e.listen.empty(), "elastic.listen", "''",
                     "auto, loopback or an address of this host"));
   DYNMO_TRY(require(e.enabled || e.listen == "auto", "elastic.listen", e.listen,

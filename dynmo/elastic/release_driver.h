@@ -24,7 +24,7 @@
 namespace dynmo::elastic {
 
 struct ReleaseOptions {
-  std::string command = {};  // elastic.release_command; empty: elastic.release = "exit", no hook
+  std::string command = {};                  // elastic.release_command; empty: no hook
   std::chrono::milliseconds timeout{60000};  // elastic.release_timeout_s, of one call
   std::string run = {};                      // DYNMO_RUN
   HookRetries retries = {};

@@ -55,7 +55,7 @@ Expected<void> Elasticity::begin() {
   options.service.first_member = view().size();
   DYNMO_ASSIGN(leader_, elastic::Leader::open(std::move(options), /*handover=*/nullptr));
   DYNMO_TRY(leader_->publish());
-  if (config_.elastic.release != "command") return {};
+  if (config_.elastic.release_command.empty()) return {};
   return process::check_program(config_.elastic.release_command);
 }
 

@@ -74,9 +74,9 @@ Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
     DYNMO_ASSIGN(const config::Config config, resumed_config(options.config));
     DYNMO_TRY(restore(config));
   }
-  const config::Config::Elastic& elastic = options.config.elastic;
-  if (elastic.release == "command") {
-    const auto found = process::check_program(elastic.release_command);
+  const std::string& hook = options.config.elastic.release_command;
+  if (!hook.empty()) {
+    const auto found = process::check_program(hook);
     if (!found) {
       return make_error(ErrorCode::kBadInput, "elastic.release_command: {}", found.error().message);
     }

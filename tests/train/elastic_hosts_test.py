@@ -85,7 +85,7 @@ class ElasticHosts(ElasticCase):
         hook.write_text("#!/bin/sh\necho \"$(uname -n) $DYNMO_RELEASED_HOSTS|$DYNMO_KEPT_HOSTS\" >> \"$DYNMO_RUN/told\"\n")
         hook.chmod(0o755)
         run = self.folder / "both"
-        ranks = self.start_ranks("both", [A, A, B, B], ADDRESSES[A], "elastic.release=command", f"elastic.release_command={hook}")
+        ranks = self.start_ranks("both", [A, A, B, B], ADDRESSES[A], f"elastic.release_command={hook}")
         self.assertEqual(self.job("both")["address"], ADDRESSES[A])
         secret = run / "secret"
         kept_secret = secret.read_text()

@@ -40,7 +40,7 @@ class ElasticProcesses(ElasticCase):
         hook.write_text("#!/bin/sh\ntrap '' TERM\necho $$ > \"$DYNMO_RUN/new\"; mv \"$DYNMO_RUN/new\" \"$DYNMO_RUN/hook\"\n"
                         "sleep 1000; sleep 1000\n")
         hook.chmod(0o755)
-        process = self.start(run, ranks, "elastic.release=command", f"elastic.release_command={hook}", *extra)
+        process = self.start(run, ranks, f"elastic.release_command={hook}", *extra)
         self.done(run, "drain", "0")
         written = self.folder / run / "hook"
         self.until(process, written.exists)
@@ -140,8 +140,7 @@ class ElasticProcesses(ElasticCase):
         self.ended(process, code=4)
 
     def test_a_folder_is_no_hook_and_no_lock(self):
-        result = self.run_command(self.command("-n", "2", run="none", extra=("elastic.enabled=true", "elastic.release=command",
-                                                                            "elastic.release_command=/tmp/")))
+        result = self.run_command(self.command("-n", "2", run="none", extra=("elastic.enabled=true", "elastic.release_command=/tmp/")))
         self.refused(result, "elastic.release_command", "'/tmp/' is a folder, wanted a program")
         (self.folder / "odd" / "run.lock").mkdir(parents=True)
         result = self.run_command(self.command("-n", "2", run="odd"))

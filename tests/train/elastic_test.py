@@ -435,7 +435,7 @@ class Elastic(ElasticCase):
                         " >> \"$DYNMO_RUN/told\"\n"
                         "case $DYNMO_RELEASE.$DYNMO_RELEASE_CALL in 3.1) sleep 1000;; 2.*|3.*) echo no; exit 3;; esac\n")
         hook.chmod(0o755)
-        extra = ("elastic.release=command", f"elastic.release_command={hook}", "elastic.release_timeout_s=5")
+        extra = (f"elastic.release_command={hook}", "elastic.release_timeout_s=5")
         run = self.folder / "hooks"
         process = self.start("hooks", 4, *extra, words=("--resume", "auto"))
         for number in (3, 2, 1):
@@ -453,8 +453,7 @@ class Elastic(ElasticCase):
         self.until(process, lambda: self.status("hooks").get("step", 0) > steps)
         self.done("hooks", "stop")
         self.assertIn(f"resume   step {steps} of", self.ended(process, code=130))
-        none = self.run_command(self.command("-n", "2", run="none", extra=(*self.SETTINGS, "elastic.release=command",
-                                                                         "elastic.release_command=no-such-program")))
+        none = self.run_command(self.command("-n", "2", run="none", extra=(*self.SETTINGS, "elastic.release_command=no-such-program")))
         self.refused(none, "elastic.release_command", "no-such-program")
 
     def test_packs_by_itself(self):
@@ -503,8 +502,7 @@ class ElasticInput(RunCase):
                 (("elastic.pack_ranks=2",), "0 without elastic.enabled = true"),
                 (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
                 (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
-                (("elastic.enabled=true", "elastic.release=command"), "a program with elastic.release = command"),
-                (("elastic.release_command=sh",), "none with exit"),
+                (("elastic.release_command=sh",), "none without elastic.enabled = true"),
                 (("elastic.enabled=true", "run.device=cuda"), "false with run.device = cuda"),
                 (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0"),
                 (("elastic.listen=loopback",), "auto without elastic.enabled = true"),
