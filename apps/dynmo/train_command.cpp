@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -28,6 +29,7 @@ namespace dynmo::app {
 namespace {
 
 const int kInterruptedExit = exit_code(ErrorCode::kInterrupted);
+const int kLostExit = exit_code(ErrorCode::kPeerLost);
 
 struct TrainFlags {
   std::string config;
@@ -40,6 +42,7 @@ struct TrainFlags {
   std::vector<std::string> compare;
   std::string resume = "never";  // or always, or auto
   bool overwrite = false;
+  int restarts = 0;
   bool dry_run = false;
   std::string join;
   std::string secret;
@@ -123,6 +126,41 @@ std::string describe(const train::Interruption& found, const train::TrainOptions
   c10d::quit(print_error(done.error()));
 }
 
+// Without the flags that say how a run begins.
+std::vector<std::string> without_beginning(const std::vector<std::string>& arguments) {
+  std::vector<std::string> left;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    const bool has_value = i + 1 < arguments.size() && !arguments[i + 1].starts_with('-');
+    if (word == "--overwrite" || word.starts_with("--resume=")) continue;
+    if (word == "--resume") {
+      i += has_value ? 1 : 0;
+      continue;
+    }
+    left.push_back(word);
+  }
+  return left;
+}
+
+// Starts the ranks, and all of them again after the loss of one, as often as the flags allow.
+Expected<int> launch(TrainFlags flags, const std::string& config_text,
+                     std::vector<std::string> command, train::TrainOptions& options) {
+  const std::vector<std::string> late_command = {command.front(), std::string(kTrainCommand.name),
+                                                 "--join", options.config.run.directory};
+  for (int restart = 0;; ++restart) {
+    DYNMO_ASSIGN(const int code, train::launch(options, command, late_command));
+    if (code != kLostExit || restart == flags.restarts) return code;
+    flags.resume = "auto";
+    flags.overwrite = false;
+    DYNMO_ASSIGN(options, options_of(flags, config_text));
+    command = without_beginning(command);
+    command.emplace_back("--resume=auto");
+    print_note("restart {} of {}, {}", restart + 1, flags.restarts,
+               options.resume ? "from the newest checkpoint"
+                              : "from the beginning: there is no checkpoint yet");
+  }
+}
+
 // The arguments of the ranks. A config that came through a pipe is gone once it has been read: they
 // read it from a file in memory, which this process holds as long as it waits for them.
 Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> arguments,
@@ -166,7 +204,8 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
   if (!flags.join.empty()) {
     const bool more = !flags.config.empty() || !flags.settings.empty() || !flags.keys.empty() ||
                       flags.ranks || flags.steps || flags.out || !flags.compare.empty() ||
-                      flags.resume != "never" || flags.overwrite || flags.dry_run;
+                      flags.resume != "never" || flags.overwrite || flags.restarts != 0 ||
+                      flags.dry_run;
     if (more) {
       return make_error(ErrorCode::kBadInput,
                         "--join takes the settings of the run: wanted no other flags with it than "
@@ -185,13 +224,21 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     return 0;
   }
   DYNMO_ASSIGN(const bool rank, train::is_rank_process());
+  if (rank && flags.restarts != 0 && std::getenv(train::kLockedByLauncher) == nullptr) {
+    return make_error(ErrorCode::kBadInput,
+                      "--restarts for ranks that somebody else has started (RANK is set): wanted "
+                      "torchrun --max-restarts, or a restart by the scheduler, with --resume auto");
+  }
   if (rank) run_as_rank(std::move(options));
+  if (flags.restarts != 0 && !flags.compare.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "--restarts with --compare: a comparison cannot continue from a checkpoint; "
+                      "wanted one of them");
+  }
   DYNMO_ASSIGN(const std::vector<std::string> command,
                rank_arguments(arguments, flags.config, config_text));
   const auto begin = std::filesystem::file_time_type::clock::now();
-  DYNMO_ASSIGN(const int code, train::launch(options, command,
-                                             {command.front(), std::string(kTrainCommand.name),
-                                              "--join", options.config.run.directory}));
+  DYNMO_ASSIGN(const int code, launch(flags, config_text, command, options));
   if (code == kInterruptedExit) {
     const train::Interruption found = train::find_interruption(options, begin);
     print_note("{}", describe(found, options));
@@ -241,6 +288,12 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
       ->option_text("[auto]");
   command->add_flag("--overwrite", flags->overwrite,
                     "Remove an earlier run in --out first; otherwise that is an error");
+  command
+      ->add_option("--restarts", flags->restarts,
+                   "Start all ranks again, from the newest checkpoint, after the loss of one: at "
+                   "most N times")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--join", flags->join,
                       "Become a rank of a run that goes on: its folder, or HOST:PORT of its leader "
                       "(with --secret)");

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import time
 
-from program import held_port
-from run_case import RunCase, rank_processes
+from program import DYNMO, held_port
+from run_case import RunCase, digests, newest_manifest, rank_processes
 
 FAULT_PROGRAM = os.environ.get("FAULT_PROGRAM", "")
 LIMIT = 120  # seconds for anything to happen: bounds a hang, decides nothing
@@ -32,6 +32,70 @@ class Interrupt(RunCase):
         process.communicate(timeout=LIMIT)
         self.assertEqual(process.returncode, 130)
         self.assertEqual(rank_processes(str(run)), [])
+
+
+class Restarts(RunCase):
+    EXTRA = ("train.steps=60", "checkpoint.every=10", "run.load_trace=0")
+
+    def start(self, run, *words):
+        return subprocess.Popen(self.command("-n", "2", *words, run=run, extra=self.EXTRA), cwd=self.folder,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+
+    def kill_one(self, process, run, when):
+        """SIGKILL to a rank once `when` holds."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll(), "the run has ended before a rank was killed")
+            ranks = [pid for pid, _ in rank_processes(str(run)) if pid != process.pid]
+            if len(ranks) == 2 and when():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(ranks[1], signal.SIGKILL)
+                return ranks
+            time.sleep(0.002)
+
+    def test_all_begin_again_from_the_newest_checkpoint(self):
+        steady = self.run_command(self.command("-n", "2", run="undisturbed", extra=self.EXTRA))
+        self.assertEqual(steady.returncode, 0, steady.stderr)
+        run = self.folder / "restarted"
+        process = self.start("restarted", "--restarts", "2")
+        first = self.kill_one(process, run, lambda: list((run / "checkpoints").glob("step-*[0-9]")))
+        records = run / "records" / "rank-1.jsonl"
+        before = records.read_text().count("\n")
+        self.kill_one(process, run, lambda: not set(first) & {pid for pid, _ in rank_processes(str(run))} and
+                      records.read_text().count("\n") > before)
+        output, errors = process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertEqual(errors.count("was killed by signal 9"), 2, errors)
+        for restart in ("restart 1 of 2, from the newest checkpoint", "restart 2 of 2, from the newest checkpoint"):
+            self.assertIn(restart, errors)
+        self.assertIn("resume   step ", output)
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "undisturbed")))
+
+    def test_only_so_often_and_from_the_beginning_where_nothing_is_kept(self):
+        run = self.folder / "twice"
+        self.EXTRA = ("train.steps=100000", "checkpoint.every=0")
+        process = self.start("twice", "--restarts=1", "--overwrite")
+        first = self.kill_one(process, run, (run / "records" / "rank-1.jsonl").exists)
+        self.kill_one(process, run, lambda: not set(first) & {pid for pid, _ in rank_processes(str(run))})
+        _, errors = process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, 5, errors)
+        self.assertEqual(errors.count("dynmo: restart 1 of 1, from the beginning: there is no checkpoint yet"), 1, errors)
+        self.assertEqual(rank_processes(str(run)), [])
+
+    def test_wrong_uses(self):
+        for words, env, wanted in (
+                (("--restarts", "1", "--compare", "static,balanced"), {}, "--restarts with --compare"),
+                (("--restarts", "1", "--join", "somewhere"), {}, "--join takes the settings of the run"),
+                (("--restarts", "-1"), {}, "--restarts"),
+                (("--restarts", "1"), {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+                 "torchrun --max-restarts")):
+            with self.subTest(words=words):
+                command = self.command(*words, run="wrong") if "--join" not in words else [DYNMO, "train", *words]
+                result = self.run_command(command, env=env)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn(wanted, result.stderr)
+                self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
 
 
 class LostRank(RunCase):
