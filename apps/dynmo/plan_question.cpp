@@ -157,7 +157,7 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
     shape = config::transformer_shape(config, vocabulary);
     device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
   }
-  shape.head_slices = flags.head_slices.value_or(1);
+  if (flags.head_slices) shape.head_slices = *flags.head_slices;
   DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
   question.model = cost::at_utilization(std::move(kernels), device);
   question.tokens = static_cast<double>(shape.tokens());

@@ -40,6 +40,7 @@ std::vector<TomlKey> model_keys(Config::Model& m) {
       {"model.positions", &m.shape.positions, between(0, kLarge, "(0: model.sequence)")},
       {"model.norm_epsilon", &m.norm_epsilon},
       {"model.tied_embeddings", &m.tied_embeddings},
+      {"model.head_slices", &m.shape.head_slices, between(1, kLarge)},
   };
 }
 
@@ -264,7 +265,8 @@ Expected<void> validate(const Config& config) {
   return c.sources.check_training({.tied_embeddings = !emulates(c) && *c.model.tied_embeddings,
                                    .steps = c.train.steps,
                                    .device = c.run.device,
-                                   .family = c.model.family});
+                                   .family = c.model.family,
+                                   .head_slices = emulates(c) ? 1 : c.model.shape.head_slices});
 }
 
 std::vector<std::string> key_names() {
@@ -323,6 +325,7 @@ std::vector<std::pair<std::string, std::string>> deciding_values(const Config& c
   Config copy = resolved(config);
   copy.batch.micro_batches = step_micro_batches(config);
   copy.batch.accumulation = 1;
+  copy.model.shape.head_slices = 1;  // another number continues with other last bits
   if (uses_cuda(copy)) copy.run.device = "cpu";
   std::vector<std::pair<std::string, std::string>> values;
   for (const TomlKey& key : keys_of(copy)) {

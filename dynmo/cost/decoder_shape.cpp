@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "dynmo/core/check.h"
+
 namespace dynmo::cost {
 namespace {
 
@@ -70,7 +72,23 @@ Expected<void> validate(const DecoderShape& shape, const DecoderLimits& limits) 
     return make_error(ErrorCode::kBadInput, "model.positions is {}, wanted at most {}",
                       shape.positions, limits.tokens);
   }
+  const std::int64_t slices = std::max<std::int64_t>(1, shape.vocabulary / kSliceRows);
+  if (shape.head_slices < 1 || shape.head_slices > slices) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "model.head_slices is {}, wanted 1 to {}: slices of at least {} of the {} words",
+        shape.head_slices, slices, kSliceRows, shape.vocabulary);
+  }
   return {};
+}
+
+HeadRows head_rows(std::int64_t vocabulary, std::int64_t slices, std::int64_t slice) {
+  DYNMO_CHECK(slices >= 1 && slice >= 0 && slice < slices, "a slice of {}, got {}", slices, slice);
+  const std::int64_t whole = vocabulary / kSliceRows;
+  DYNMO_CHECK(slices <= std::max<std::int64_t>(1, whole),
+              "{} words in slices of at least {}, got {}", vocabulary, kSliceRows, slices);
+  return {.begin = whole * slice / slices * kSliceRows,
+          .end = slice + 1 == slices ? vocabulary : whole * (slice + 1) / slices * kSliceRows};
 }
 
 }  // namespace dynmo::cost

@@ -19,6 +19,7 @@ struct DecoderShape {
   std::int64_t intermediate = 0;
   std::int64_t sequence = 0;   // longest input, in tokens
   std::int64_t positions = 0;  // learned vectors, or the longest input an export names; 0: sequence
+  std::int64_t head_slices = 1;  // layers that the head is cut into, by words
 
   friend bool operator==(const DecoderShape&, const DecoderShape&) = default;
 };
@@ -38,7 +39,23 @@ struct DecoderLimits {
 };
 
 // kBadInput naming the key of a run's config or a scenario, what it is, and what it must be: sizes
-// of 1 to the limits (positions: or 0), kv_heads that divide heads, no more tokens than positions.
+// of 1 to the limits (positions: or 0), kv_heads that divide heads, no more tokens than positions,
+// slices of the head with at least kSliceRows words.
 [[nodiscard]] Expected<void> validate(const DecoderShape& shape, const DecoderLimits& limits = {});
+
+// Rows [begin, end) of the head's matrix, a row a word.
+struct HeadRows {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  friend bool operator==(const HeadRows&, const HeadRows&) = default;
+};
+
+// A slice begins at a multiple of this, so that products keep whole tiles.
+inline constexpr std::int64_t kSliceRows = 128;
+
+// The rows of slice `slice` of `slices`: as equal as multiples of kSliceRows allow, and the last
+// takes the words beyond the last multiple. Requires 1 <= slices <= max(1, vocabulary /
+// kSliceRows).
+[[nodiscard]] HeadRows head_rows(std::int64_t vocabulary, std::int64_t slices, std::int64_t slice);
 
 }  // namespace dynmo::cost

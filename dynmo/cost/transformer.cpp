@@ -161,7 +161,7 @@ LayerWork head(const TransformerShape& shape, const Sizes& n, std::int64_t slice
   (shape.tied_embedding ? work.copied_parameters : work.parameters) += work.product_parameters;
   work.activation_bytes = inputs + logits + (slice == 0 ? 0 : kCarried * n.tokens);
   if (slice + 1 < shape.head_slices) {
-    work.boundary_bytes = n.tokens * (n.hidden * (n.element + kFloat) / 2 + kCarried);
+    work.boundary_bytes = n.tokens * (n.hidden * kFloat + kCarried);
   }
   return work;
 }
@@ -209,23 +209,7 @@ Expected<void> validate(const TransformerShape& shape) {
                       "model.positions is {}, wanted at least model.sequence ({})", shape.positions,
                       shape.sequence);
   }
-  const std::int64_t slices = std::max<std::int64_t>(1, shape.vocabulary / kSliceRows);
-  if (shape.head_slices < 1 || shape.head_slices > slices) {
-    return make_error(
-        ErrorCode::kBadInput,
-        "model.head_slices is {}, wanted 1 to {}: slices of at least {} of the {} words",
-        shape.head_slices, slices, kSliceRows, shape.vocabulary);
-  }
   return {};
-}
-
-HeadRows head_rows(std::int64_t vocabulary, std::int64_t slices, std::int64_t slice) {
-  DYNMO_CHECK(slices >= 1 && slice >= 0 && slice < slices, "a slice of {}, got {}", slices, slice);
-  const std::int64_t whole = vocabulary / kSliceRows;
-  DYNMO_CHECK(slices <= std::max<std::int64_t>(1, whole),
-              "{} words in slices of at least {}, got {}", vocabulary, kSliceRows, slices);
-  return {.begin = whole * slice / slices * kSliceRows,
-          .end = slice + 1 == slices ? vocabulary : whole * (slice + 1) / slices * kSliceRows};
 }
 
 std::vector<LayerWork> transformer_work(const TransformerShape& shape, double bytes_per_element) {

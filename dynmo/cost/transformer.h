@@ -33,7 +33,6 @@ struct TransformerShape : DecoderShape {
   std::int64_t micro_batch_size = 1;  // sequences
   bool fused_attention = true;        // false: the scores of all pairs are computed and kept
   bool dropout = false;               // keeps a mask of one byte an element where dropout acts
-  std::int64_t head_slices = 1;       // layers that the head is cut into, by words
   [[nodiscard]] std::int64_t tokens() const { return sequence * micro_batch_size; }
 };
 
@@ -43,26 +42,10 @@ struct TransformerShape : DecoderShape {
                                                  Architecture architecture);
 
 // kBadInput as for the sizes, or naming the field: a head size or micro-batch below 1, more experts
-// a token than experts, a sequence longer than the learned positions, a slice of the head with less
-// than kSliceRows words.
+// a token than experts, a sequence longer than the learned positions.
 [[nodiscard]] Expected<void> validate(const TransformerShape& shape);
 
 enum class LayerKind { kEmbedding, kAttention, kMlp, kMoe, kHead };
-
-// Rows [begin, end) of the head's matrix, a row a word.
-struct HeadRows {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  friend bool operator==(const HeadRows&, const HeadRows&) = default;
-};
-
-// A slice begins at a multiple of this, so that products keep whole tiles.
-inline constexpr std::int64_t kSliceRows = 128;
-
-// The rows of slice `slice` of `slices`: as equal as multiples of kSliceRows allow, and the last
-// takes the words beyond the last multiple. Requires 1 <= slices <= max(1, vocabulary /
-// kSliceRows).
-[[nodiscard]] HeadRows head_rows(std::int64_t vocabulary, std::int64_t slices, std::int64_t slice);
 
 // One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. A sliced
 // head is a chain: each slice passes the normed values on, with two numbers a token (the logsumexp
@@ -82,8 +65,8 @@ struct LayerWork {
   double copied_parameters = 0;   // of another layer, held here too: the tied head's matrix
   double product_parameters = 0;  // weights that the products of one micro-batch read
   double activation_bytes = 0;    // stash of one micro-batch
-  // Tokens x hidden elements. A slice of the head sends its two numbers a token, too, and gets the
-  // gradient back in float32: this is the mean of both ways. The last layer sends nothing.
+  // Tokens x hidden elements. A slice of the head sends hidden + 2 float32 numbers a token, and
+  // gets as many back. The last layer sends nothing.
   double boundary_bytes = 0;
 };
 

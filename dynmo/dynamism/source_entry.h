@@ -23,6 +23,7 @@ struct TrainingSetting {
   std::int64_t steps = 0;             // of the run; 0: not known
   std::string_view device = "cpu";    // run.device: cpu, cuda, or emulated, which sleeps instead
   std::string_view family = "llama";  // model.family
+  std::int64_t head_slices = 1;       // model.head_slices
 };
 
 struct SourceEntry {

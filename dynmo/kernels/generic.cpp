@@ -87,6 +87,12 @@ void swiglu_gradient(Tensor& gate_NF, Tensor& up_NF, Tensor& product_NF) {
   up_NF = silu_NF * slope_NF;
 }
 
+Tensor softmax(Tensor& scores_NV) {
+  Tensor log_sum_N = at::logsumexp(scores_NV, {1});
+  scores_NV.sub_(log_sum_N.unsqueeze(1)).exp_();
+  return log_sum_N;
+}
+
 Tensor cross_entropy(Tensor& scores_NV, const Tensor& targets_N) {
   Tensor log_NV = at::log_softmax(scores_NV, -1, accumulation_type(scores_NV.scalar_type()));
   const Tensor loss = log_NV.gather(1, targets_N.unsqueeze(1)).mean(at::kDouble).neg_();

@@ -27,6 +27,7 @@ namespace dynmo::kernels::generic {
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 
+[[nodiscard]] at::Tensor softmax(at::Tensor& scores_NV);
 // A target outside the vocabulary is whatever the device makes of it; data/sampler.h refuses them.
 [[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N);
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,

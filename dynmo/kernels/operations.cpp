@@ -8,6 +8,7 @@
 #include <mutex>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/attention_impl.h"
@@ -183,6 +184,26 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
     loops::swiglu_gradient(data<Element>(gate_NF), data<Element>(up_NF), data<Element>(product_NF),
                            gate_NF.numel());
   });
+}
+
+at::Tensor softmax(at::Tensor& scores_NV) {
+  if (!scores_NV.is_cpu()) return generic::softmax(scores_NV);
+  at::Tensor log_sum_N = at::empty({scores_NV.size(0)}, scores_NV.options());
+  const std::vector<std::int64_t> all(static_cast<std::size_t>(scores_NV.size(0)),
+                                      scores_NV.size(1));
+  const auto make = [&](auto element) {
+    using Element = decltype(element);
+    loops::causal_softmax(data<Element>(scores_NV), scores_NV.size(0), all.data(),
+                          scores_NV.size(1), data<Element>(scores_NV), data<Element>(log_sum_N));
+  };
+  DYNMO_CHECK(scores_NV.is_contiguous() && scores_NV.scalar_type() != at::kBFloat16,
+              "contiguous scores of fp32 or fp64, got {}", at::toString(scores_NV.scalar_type()));
+  if (scores_NV.scalar_type() == at::kDouble) {
+    make(double());
+  } else {
+    make(float());
+  }
+  return log_sum_N;
 }
 
 at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std::int64_t tokens) {

@@ -46,6 +46,9 @@ struct NormGradient {
 // becomes silu(gate) * up, which the next product's weight gradient needs.
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 
+// Returns the logarithm of each row's sum of exponentials, [N], and turns the scores, fp32 or fp64,
+// into probabilities, in place.
+[[nodiscard]] at::Tensor softmax(at::Tensor& scores_NV);
 // Mean over the rows of -log softmax(scores)[target], a scalar. Turns the scores into
 // probabilities, in place. Targets are int64, 0 to V - 1; a failed check otherwise, on the CPU.
 // `tokens` > 0: the sum over the rows divided by it instead, where they are only some of a

@@ -7,6 +7,7 @@
 
 #include "dynmo/core/nearest.h"
 #include "dynmo/model/family_impl.h"
+#include "dynmo/model/head_slice.h"
 
 namespace dynmo::model {
 namespace {
@@ -51,11 +52,20 @@ bool tied(const DecoderConfig& config) {
 std::vector<Tie> ties(const DecoderConfig& config) {
   return std::visit(
       [](const auto& c) -> std::vector<Tie> {
-        if (!c.tied_embeddings) return {};
-        return {{.first = LayerId(0),
-                 .first_parameter = embedding_name(c),
-                 .second = head_of(c.shape.blocks),
-                 .second_parameter = "lm_head.weight"}};
+        std::vector<Tie> ties;
+        const std::int64_t slices = c.tied_embeddings ? c.shape.head_slices : 0;
+        for (std::int64_t slice = 0; slice < slices; ++slice) {
+          Tie tie{.first = LayerId(0),
+                  .first_parameter = embedding_name(c),
+                  .second = LayerId(head_of(c.shape.blocks).value + static_cast<int>(slice)),
+                  .second_parameter = "lm_head.weight"};
+          if (slices > 1) {
+            tie.rows = cost::head_rows(c.shape.vocabulary, slices, slice);
+            tie.second_parameter = name_of({tie.second_parameter, *tie.rows});
+          }
+          ties.push_back(std::move(tie));
+        }
+        return ties;
       },
       config);
 }

@@ -33,13 +33,13 @@ using DecoderConfig = std::variant<LlamaConfig, Gpt2Config>;
 [[nodiscard]] Expected<void> validate(const DecoderConfig& config);
 // The layers of make_decoder in their places.
 [[nodiscard]] Recipe make_recipe(const DecoderConfig& config);
-// 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
-// config.
+// 1 + 2 x blocks + shape.head_slices layers: embedding, blocks.0.attention, blocks.0.mlp, ...,
+// head. Requires a valid config.
 [[nodiscard]] Model make_decoder(const DecoderConfig& config);
 // Whether the embedding's and the head's matrix are one.
 [[nodiscard]] bool tied(const DecoderConfig& config);
-// The embedding's and the head's matrix, where they are one; else none. It is for make_decoder's
-// layers.
+// The embedding's and the head's matrix, where they are one; else none. A slice of a head is tied
+// to its rows of the embedding. For make_decoder's layers.
 [[nodiscard]] std::vector<Tie> ties(const DecoderConfig& config);
 // Hugging Face's full name of a layer's parameter.
 [[nodiscard]] std::string checkpoint_name(const DecoderConfig& config, const Place& place,

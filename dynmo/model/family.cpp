@@ -63,8 +63,8 @@ LayerId head_of(std::int64_t blocks) { return LayerId(static_cast<std::int32_t>(
 std::string checkpoint_name(std::string_view model, std::string_view list, const Place& place,
                             std::string_view parameter) {
   if (place.block >= 0) return fmt::format("{}.{}.{}.{}", model, list, place.block, parameter);
-  return parameter == "lm_head.weight" ? std::string(parameter)
-                                       : fmt::format("{}.{}", model, parameter);
+  return parameter.starts_with("lm_head.weight") ? std::string(parameter)
+                                                 : fmt::format("{}.{}", model, parameter);
 }
 
 }  // namespace dynmo::model

@@ -25,6 +25,7 @@ class ForwardingLayer : public Layer {
   [[nodiscard]] std::vector<std::string> figures() const override { return inner_->figures(); }
   [[nodiscard]] Needs needs() const override { return inner_->needs(); }
   [[nodiscard]] at::ScalarType compute_type() const override { return inner_->compute_type(); }
+  [[nodiscard]] std::int64_t floats_passed() const override { return inner_->floats_passed(); }
 
   [[nodiscard]] Output forward(const LayerState& state, const Hidden& input,
                                const LayerContext& context,

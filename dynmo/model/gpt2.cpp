@@ -75,7 +75,7 @@ Model make_gpt2(const Gpt2Config& config) {
                                          attention_specs(config), config));
     model.push_back(gpt2_mlp_layer(fmt::format("blocks.{}.mlp", block), mlp_specs(config), config));
   }
-  model.push_back(gpt2_head_layer(head_specs(config), config));
+  add_gpt2_head(head_specs(config), config, model);
   return model;
 }
 

@@ -47,8 +47,8 @@ struct Gpt2Config {
 // kBadInput naming the key of a run's config, what it is, and what it must be.
 [[nodiscard]] Expected<void> validate(const Gpt2Config& config);
 
-// 2 + 2 x blocks layers: embedding, blocks.0.attention, blocks.0.mlp, ..., head. Requires a valid
-// config.
+// 1 + 2 x blocks + shape.head_slices layers: embedding, blocks.0.attention, blocks.0.mlp, ...,
+// head. Requires a valid config.
 [[nodiscard]] Model make_gpt2(const Gpt2Config& config);
 
 // Hugging Face's full name of a layer's parameter: {layer 3, "attn.c_attn.weight"} is

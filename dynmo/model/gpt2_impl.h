@@ -25,7 +25,8 @@ namespace dynmo::model {
 // a bias each.
 [[nodiscard]] std::shared_ptr<const Layer> gpt2_mlp_layer(std::string name, Specs specs,
                                                           const Gpt2Config& config);
-// Mean cross-entropy of the scores layer_norm(x) head^T; parameters: norm's weight and bias, head.
-[[nodiscard]] std::shared_ptr<const Layer> gpt2_head_layer(Specs specs, const Gpt2Config& config);
+// Adds the mean cross-entropy of the scores layer_norm(x) head^T, in shape.head_slices layers;
+// parameters: norm's weight and bias, head.
+void add_gpt2_head(Specs specs, const Gpt2Config& config, Model& model);
 
 }  // namespace dynmo::model

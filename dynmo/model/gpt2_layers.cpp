@@ -6,6 +6,7 @@
 #include "dynmo/kernels/operations.h"
 #include "dynmo/model/gpt2_impl.h"
 #include "dynmo/model/hand_written.h"
+#include "dynmo/model/head_slice_impl.h"
 
 namespace dynmo::model {
 namespace {
@@ -350,6 +351,31 @@ class Gpt2Head final : public HandWritten<SavedHead> {
   Gpt2Config config_;
 };
 
+// The norm in front of a head in slices.
+class LayerNormOfHead {
+ public:
+  static constexpr std::size_t kParameters = 2;
+  struct Kept : SavedNorm {
+    std::vector<Tensor> tensors() const override { return with_norm({}); }
+  };
+  explicit LayerNormOfHead(double epsilon) : epsilon_(epsilon) {}
+
+  Tensor start(const LayerState& state, const Tensor& x_ND, Kept& kept) const {
+    return model::start(state, epsilon_, x_ND, kept);
+  }
+  Tensor again(const LayerState& state, const Kept& kept) const {
+    return model::again(state, epsilon_, kept);
+  }
+  Tensor gradient(const LayerState& state, const Tensor& n_gradient_ND, Kept& kept,
+                  Layer::InputGradient wanted) const {
+    return through_norm(state, kept, n_gradient_ND, wanted);
+  }
+  void add_gradients(LayerState& state, const Kept& kept) const { add_norm_gradients(state, kept); }
+
+ private:
+  double epsilon_;
+};
+
 }  // namespace
 
 std::shared_ptr<const Layer> gpt2_embedding_layer(Specs specs, const Gpt2Config& config) {
@@ -366,8 +392,12 @@ std::shared_ptr<const Layer> gpt2_mlp_layer(std::string name, Specs specs,
   return std::make_shared<Gpt2Mlp>(std::move(name), std::move(specs), config);
 }
 
-std::shared_ptr<const Layer> gpt2_head_layer(Specs specs, const Gpt2Config& config) {
-  return std::make_shared<Gpt2Head>(std::move(specs), config);
+void add_gpt2_head(Specs specs, const Gpt2Config& config, Model& model) {
+  if (config.shape.head_slices > 1) {
+    add_head_slices(specs, LayerNormOfHead(config.norm_epsilon), config.shape, model);
+  } else {
+    model.push_back(std::make_shared<Gpt2Head>(std::move(specs), config));
+  }
 }
 
 }  // namespace dynmo::model

@@ -106,6 +106,9 @@ class Layer {
   [[nodiscard]] virtual Needs needs() const { return {}; }
   // The type of operands and hidden tensors: fp32, or bf16 as precision.h makes it.
   [[nodiscard]] virtual at::ScalarType compute_type() const { return at::kFloat; }
+  // How many fp32 numbers it passes on for each token, and gets a gradient of in fp32, in place of
+  // a hidden value (head_slice.h). 0: it passes a hidden value.
+  [[nodiscard]] virtual std::int64_t floats_passed() const { return 0; }
 
   // input: the hidden value of the layer before (undefined for the first). `stash` is null where no
   // gradient will be asked for (frozen prefix, validation): nothing is saved and no graph is built.

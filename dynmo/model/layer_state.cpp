@@ -23,11 +23,12 @@ constexpr std::uint64_t kParameterStream = 1;
 constexpr std::uint64_t kRuntimeStream = 2;
 
 // Four normal draws from each philox block (Box-Muller on 32-bit uniforms, at most 6.7 stds):
-// element i depends on (key, i) alone.
-void fill_normal(std::span<float> values, std::uint64_t key, double mean, double init_std) {
+// element i depends on (key, i) alone. `values` begins with element `first`, a multiple of 4.
+void fill_normal(std::span<float> values, std::uint64_t key, double mean, double init_std,
+                 std::uint64_t first) {
   const auto uniform = [](std::uint32_t word) { return (word + 0.5) * 0x1p-32; };
   for (std::size_t i = 0; i < values.size(); i += 4) {
-    const std::uint64_t block = i / 4;
+    const std::uint64_t block = (first + i) / 4;
     const auto words = philox(
         key, {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), 0, 0});
     for (std::size_t j = 0; j < 4 && i + j < values.size(); j += 2) {
@@ -46,8 +47,11 @@ void fill_initial(const ParameterSpec& spec, std::uint64_t key, at::Tensor& valu
     value.fill_(spec.mean);
     return;
   }
+  const std::int64_t first = spec.piece ? spec.piece->first : 0;
+  DYNMO_CHECK(first >= 0 && first % 4 == 0, "a piece that begins at a multiple of 4, got {}",
+              first);
   fill_normal({value.data_ptr<float>(), static_cast<std::size_t>(value.numel())}, key, spec.mean,
-              spec.init_std);
+              spec.init_std, static_cast<std::uint64_t>(first));
 }
 
 void allocate_training(Parameter& parameter) {
@@ -65,7 +69,11 @@ LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed) {
   const std::vector<ParameterSpec> specs = layer.parameters();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     Parameter& parameter = state.parameters[i];
-    fill_initial(specs[i], mix_key({seed, number, kParameterStream, i}), parameter.value);
+    const ParameterSpec::Piece own = specs[i].piece.value_or(ParameterSpec::Piece{.parameter = i});
+    fill_initial(specs[i],
+                 mix_key({seed, number - static_cast<std::uint64_t>(own.layers_before),
+                          kParameterStream, own.parameter}),
+                 parameter.value);
     parameter.first_moment.zero_();
     parameter.second_moment.zero_();
   }

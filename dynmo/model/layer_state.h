@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,14 @@ struct ParameterSpec {
   // A matrix that the layer uses in the products of hand_written.h alone, so that it may lose
   // weights (pruned.h).
   bool prunable = false;
+  // A matrix may lie in pieces in several layers (head_slice.h). The initial values of a piece are
+  // those of its rows in the whole matrix, as a parameter of a layer further to the front.
+  struct Piece {
+    std::int64_t layers_before = 0;  // from this layer to that one
+    std::size_t parameter = 0;       // of that layer
+    std::int64_t first = 0;          // element of the whole; a multiple of 4
+  };
+  std::optional<Piece> piece = {};
 };
 
 // One parameter and what training holds for it. Value, gradient and moments are fp32, contiguous,

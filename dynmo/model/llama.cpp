@@ -74,7 +74,7 @@ Model make_llama(const LlamaConfig& config) {
                                     attention_specs(config), config, table));
     model.push_back(mlp_layer(fmt::format("blocks.{}.mlp", block), mlp_specs(config), config));
   }
-  model.push_back(head_layer(head_specs(config), config));
+  add_head(head_specs(config), config, model);
   return model;
 }
 

@@ -22,7 +22,8 @@ namespace dynmo::model {
 // x + dropout(down(silu(gate(n)) * up(n))), n = rms_norm(x); parameters: norm, gate, up, down.
 [[nodiscard]] std::shared_ptr<const Layer> mlp_layer(std::string name, Specs specs,
                                                      const LlamaConfig& config);
-// Mean cross-entropy of the scores rms_norm(x) head^T; parameters: norm, head.
-[[nodiscard]] std::shared_ptr<const Layer> head_layer(Specs specs, const LlamaConfig& config);
+// Adds the mean cross-entropy of the scores rms_norm(x) head^T, in shape.head_slices layers;
+// parameters: norm, head.
+void add_head(Specs specs, const LlamaConfig& config, Model& model);
 
 }  // namespace dynmo::model

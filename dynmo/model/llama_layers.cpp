@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dynmo/model/hand_written.h"
+#include "dynmo/model/head_slice_impl.h"
 #include "dynmo/model/llama_impl.h"
 #include "dynmo/model/moe_layer_impl.h"
 #include "dynmo/model/positions.h"
@@ -330,6 +331,42 @@ class HeadLayer final : public HandWritten<SavedHead> {
   LlamaConfig config_;
 };
 
+// The norm in front of a head in slices.
+class RmsNormOfHead {
+ public:
+  static constexpr std::size_t kParameters = 1;
+  struct Kept {
+    Tensor x_ND;
+    Tensor inverse_N1;
+    Tensor gradient_D;
+    std::vector<Tensor> tensors() const { return {x_ND, inverse_N1, gradient_D}; }
+  };
+  explicit RmsNormOfHead(double epsilon) : epsilon_(epsilon) {}
+
+  Tensor start(const LayerState& state, const Tensor& x_ND, Kept& kept) const {
+    kept.x_ND = x_ND;
+    kept.inverse_N1 = kernels::rstd(x_ND, epsilon_);
+    return again(state, kept);
+  }
+  Tensor again(const LayerState& state, const Kept& kept) const {
+    return kernels::rms_norm(kept.x_ND, kept.inverse_N1, value(state, 0));
+  }
+  Tensor gradient(const LayerState& state, const Tensor& n_gradient_ND, Kept& kept,
+                  Layer::InputGradient wanted) const {
+    kernels::NormGradient norm =
+        kernels::norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, 0), wanted);
+    kept.gradient_D = std::move(norm.weight_D);
+    return wanted == Layer::InputGradient::kNotWanted ? Tensor()
+                                                      : norm.x_ND.to(kept.x_ND.scalar_type());
+  }
+  void add_gradients(LayerState& state, const Kept& kept) const {
+    state.parameters[0].gradient.add_(kept.gradient_D);
+  }
+
+ private:
+  double epsilon_;
+};
+
 }  // namespace
 
 std::shared_ptr<const Layer> embedding_layer(Specs specs) {
@@ -346,8 +383,12 @@ std::shared_ptr<const Layer> mlp_layer(std::string name, Specs specs, const Llam
   return std::make_shared<MlpLayer>(std::move(name), std::move(specs), config);
 }
 
-std::shared_ptr<const Layer> head_layer(Specs specs, const LlamaConfig& config) {
-  return std::make_shared<HeadLayer>(std::move(specs), config);
+void add_head(Specs specs, const LlamaConfig& config, Model& model) {
+  if (config.shape.head_slices > 1) {
+    add_head_slices(specs, RmsNormOfHead(config.rms_epsilon), config.shape, model);
+  } else {
+    model.push_back(std::make_shared<HeadLayer>(std::move(specs), config));
+  }
 }
 
 }  // namespace dynmo::model

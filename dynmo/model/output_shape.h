@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Boundaries whose size changes from step to step, and follows from the step alone, so that both
-// ends know it: those of layers that replay a run. In all other models what passes between layers
-// has one shape, or has it with fewer rows (Needs::drops_rows).
+// Boundaries that have another size than the model's hidden tensor, which both ends know: behind a
+// slice of a head (Layer::floats_passed), and behind a layer that replays a run, where the size
+// follows from the step. Everywhere else what passes between layers has one shape, or has it with
+// fewer rows (Needs::drops_rows).
+
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <vector>
@@ -19,8 +22,11 @@ class SizesOutput {
   [[nodiscard]] virtual std::vector<std::int64_t> output_shape(std::int64_t step) const = 0;
 };
 
-// The shapes by layer; an empty one is the model's own. Empty where no layer has another.
+// The shapes by layer, in elements of the boundary's type; an empty one is that of the boundary.
+// Empty where no layer has another.
 using OutputShapes = std::vector<std::vector<std::int64_t>>;
-[[nodiscard]] OutputShapes output_shapes(const Model& model, std::int64_t step);
+[[nodiscard]] OutputShapes output_shapes(const Model& model, std::int64_t step,
+                                         const std::vector<std::int64_t>& boundary_shape,
+                                         at::ScalarType boundary_type);
 
 }  // namespace dynmo::model

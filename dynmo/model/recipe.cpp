@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/model/head_slice.h"
 
 namespace dynmo::model {
 
@@ -22,17 +23,18 @@ std::vector<Place> places_of(const Recipe& recipe) {
 
 Place decoder_place(LayerId layer, std::int64_t blocks) {
   const std::int64_t head = 2 * blocks + 1;
-  DYNMO_CHECK(layer.value >= 0 && layer.value <= head, "layer 0 to {}, got {}", head, layer);
+  DYNMO_CHECK(layer.value >= 0, "a layer, got {}", layer);
   if (layer.value == 0) return {.part = Part::kEmbedding};
-  if (layer.value == head) return {.part = Part::kHead};
+  if (layer.value >= head) return {.part = Part::kHead};
   return {.part = layer.value % 2 == 1 ? Part::kAttention : Part::kMlp,
           .block = (layer.value - 1) / 2};
 }
 
 Recipe decoder_recipe(Model layers) {
-  DYNMO_CHECK(layers.size() >= 2 && layers.size() % 2 == 0,
-              "embedding, two halves a block and a head, got {} layers", layers.size());
-  const auto blocks = static_cast<std::int64_t>(layers.size()) / 2 - 1;
+  const int with_whole_head = layers_with_whole_head(layers);
+  DYNMO_CHECK(with_whole_head >= 2 && with_whole_head % 2 == 0,
+              "embedding, two halves a block and a head, got {} layers", with_whole_head);
+  const std::int64_t blocks = with_whole_head / 2 - 1;
   Recipe recipe;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     recipe.slots.push_back(

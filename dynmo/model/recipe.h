@@ -37,9 +37,10 @@ struct Recipe {
 [[nodiscard]] std::vector<Place> places_of(const Recipe& recipe);
 
 // Place of a layer in a decoder of `blocks` blocks in halves: embedding, (attention, MLP) a block,
-// head. Requires a layer from 0 to 2 x blocks + 1.
+// head, which may be several layers. Requires a layer from 0 on.
 [[nodiscard]] Place decoder_place(LayerId layer, std::int64_t blocks);
-// A decoder's layers in that order. Requires an even number of them, 2 or more.
+// A decoder's layers in that order. Requires an even number of them, 2 or more, with the head's
+// slices (head_slice.h) as one.
 [[nodiscard]] Recipe decoder_recipe(Model layers);
 
 }  // namespace dynmo::model

@@ -3,9 +3,11 @@
 
 // Parameters that two layers share.
 
+#include <optional>
 #include <string>
 
 #include "dynmo/core/ids.h"
+#include "dynmo/cost/decoder_shape.h"
 
 namespace dynmo::model {
 
@@ -18,6 +20,7 @@ struct Tie {
   std::string first_parameter;  // ParameterSpec::name
   LayerId second;
   std::string second_parameter;
+  std::optional<cost::HeadRows> rows = {};  // of the first that are the second; none: all
 };
 
 }  // namespace dynmo::model

@@ -17,7 +17,8 @@ Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type
 
 cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
                             const std::map<LayerId, model::StateShape>& pruned) {
-  const model::OutputShapes shapes = model::output_shapes(model, 0);
+  const model::OutputShapes shapes =
+      model::output_shapes(model, 0, options.boundary_shape, options.boundary_type);
   cost::ModelCost costs;
   for (const auto& layer : model) {
     cost::LayerCost known;

@@ -220,7 +220,8 @@ Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
   DYNMO_ASSIGN(Exchange exchanged,
                exchange(grid_, control(transport::Control::kExchange), state_.plan, model_,
                         options_.accumulation * options_.micro_batches, own));
-  const model::OutputShapes shapes = model::output_shapes(model_, state_.step);
+  const model::OutputShapes shapes =
+      model::output_shapes(model_, state_.step, options_.boundary_shape, options_.boundary_type);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     if (shapes[i].empty()) continue;
     exchanged.layers[i].boundary_bytes = bytes_of_shape(shapes[i], options_.boundary_type);
@@ -280,7 +281,8 @@ StepInput Pipeline::round_input(const schedule::Schedule& lowered, const Batches
           .first_micro_batch = grid_.replica() * of_replica + round * options_.micro_batches,
           .step_micro_batches = grid_.replicas() * of_replica,
           .boundary_shape = options_.boundary_shape,
-          .output_shapes = model::output_shapes(model_, state_.step),
+          .output_shapes = model::output_shapes(model_, state_.step, options_.boundary_shape,
+                                                options_.boundary_type),
           .room = room_,
           .boundary_type = options_.boundary_type,
           .staging = options_.staging,

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -42,7 +43,7 @@ Expected<model::ParameterSpec> spec_of(const model::Model& model, LayerId layer,
 // Gives the other rank `own` and adds what it gives. Only two numbers are added each, so it does
 // not matter on which side: both have first + second.
 Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& staging, Rank other,
-                                transport::Tag tag, at::Tensor& own) {
+                                transport::Tag tag, at::Tensor own) {
   const transport::Member peer(other.value);
   const at::Tensor mine = staging.to_host(own);
   const at::Tensor theirs = staging.host_buffer(own.sizes(), own.scalar_type());
@@ -58,22 +59,40 @@ Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& s
   return {};
 }
 
+// The rows of the tie's first parameter that are the second.
+at::Tensor rows_of(const model::Tie& tie, const at::Tensor& first) {
+  return tie.rows ? first.narrow(0, tie.rows->begin, tie.rows->end - tie.rows->begin) : first;
+}
+
 }  // namespace
 
 Expected<void> check_ties(const std::vector<model::Tie>& ties, const model::Model& model) {
   std::set<std::pair<LayerId, std::string>> seen;
+  std::map<std::pair<LayerId, std::string>, std::int64_t> rows_end;  // of firsts tied in pieces
   for (const model::Tie& tie : ties) {
     DYNMO_ASSIGN(const model::ParameterSpec first, spec_of(model, tie.first, tie.first_parameter));
     DYNMO_ASSIGN(const model::ParameterSpec second,
                  spec_of(model, tie.second, tie.second_parameter));
-    if (first.shape != second.shape || first.weight_decay != second.weight_decay) {
+    std::vector<std::int64_t> tied = first.shape;
+    const std::pair first_key(tie.first, tie.first_parameter);
+    bool taken = seen.contains(first_key);
+    if (tie.rows) {
+      std::int64_t& end = rows_end[first_key];
+      taken = taken || tie.rows->begin < end || tie.rows->end > first.shape[0];
+      end = tie.rows->end;
+      tied[0] = tie.rows->end - tie.rows->begin;
+    } else {
+      taken = taken || rows_end.contains(first_key);
+      seen.insert(first_key);
+    }
+    if (tied != second.shape || first.weight_decay != second.weight_decay) {
       return make_error(ErrorCode::kBadInput,
                         "a tie of '{}' of shape [{}] and '{}' of shape [{}]: wanted equal shapes "
                         "and weight decay",
-                        first.name, fmt::join(first.shape, ", "), second.name,
+                        first.name, fmt::join(tied, ", "), second.name,
                         fmt::join(second.shape, ", "));
     }
-    if (tie.first == tie.second || !seen.emplace(tie.first, tie.first_parameter).second ||
+    if (tie.first == tie.second || taken ||
         !seen.emplace(tie.second, tie.second_parameter).second) {
       return make_error(ErrorCode::kBadInput,
                         "a tie of '{}' in layer {} and '{}' in layer {}: wanted two layers, and "
@@ -92,7 +111,7 @@ void take_initial_values(const std::vector<model::Tie>& ties, const model::Model
     // Initial values are a function of the seed: the first layer need not be here.
     model::LayerState first = model::make_state(*model[tie.first.index()], tie.first, seed);
     parameter_of(second->second, tie.second_parameter)
-        .value.copy_(parameter_of(first, tie.first_parameter).value);
+        .value.copy_(rows_of(tie, parameter_of(first, tie.first_parameter).value));
     model::derive(*model[tie.second.index()], second->second);
   }
 }
@@ -103,6 +122,9 @@ Expected<void> add_tied_gradients(transport::Transport& pipeline,
   const auto gradient = [&](LayerId layer, const std::string& name) -> at::Tensor& {
     return parameter_of(states.at(layer), name).gradient;
   };
+  const auto first_gradient = [&](const model::Tie& tie) {
+    return rows_of(tie, gradient(tie.first, tie.first_parameter));
+  };
   const Rank own(pipeline.rank().value);
   // All ranks go through the ties in one order, so no two wait for each other.
   for (const model::Tie& tie : ties) {
@@ -111,12 +133,11 @@ Expected<void> add_tied_gradients(transport::Transport& pipeline,
     const transport::Tag tag = transport::reduction_tag(tie.second);
     if (first == second) {
       if (first != own) continue;
-      at::Tensor& sum = gradient(tie.first, tie.first_parameter);
+      const at::Tensor sum = first_gradient(tie);
       sum.add_(gradient(tie.second, tie.second_parameter));
       gradient(tie.second, tie.second_parameter).copy_(sum);
     } else if (first == own) {
-      DYNMO_TRY(exchange_and_add(pipeline, staging, second, tag,
-                                 gradient(tie.first, tie.first_parameter)));
+      DYNMO_TRY(exchange_and_add(pipeline, staging, second, tag, first_gradient(tie)));
     } else if (second == own) {
       DYNMO_TRY(exchange_and_add(pipeline, staging, first, tag,
                                  gradient(tie.second, tie.second_parameter)));

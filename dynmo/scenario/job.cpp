@@ -41,7 +41,7 @@ Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
     DYNMO_ASSIGN(shape,
                  cost::read_config(model.config, sequence_of(model), model.micro_batch_size));
   }
-  shape.head_slices = model.head_slices;
+  shape.head_slices = model.shape.head_slices;
   DYNMO_TRY(cost::validate(shape));
   return shape;
 }

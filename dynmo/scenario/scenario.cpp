@@ -54,7 +54,7 @@ std::vector<TomlKey> model_keys(Scenario::Model& m) {
       {"model.experts_per_token", &m.experts_per_token, size},
       {"model.sequence", &m.shape.sequence, between(0, kMaxSize)},
       {"model.micro_batch_size", &m.micro_batch_size, between(1, 65536)},
-      {"model.head_slices", &m.head_slices, between(1, kMaxSize)},
+      {"model.head_slices", &m.shape.head_slices, between(1, kMaxSize)},
   };
 }
 
@@ -238,8 +238,8 @@ Expected<void> validate(const Scenario& scenario) {
                     "model.profile", scenario.model.profile,
                     "either model.config or model.profile"));
   const bool layers_given = !scenario.model.profile.empty() || !scenario.dynamism.trace.empty();
-  DYNMO_TRY(require(!layers_given || scenario.model.head_slices == 1, "model.head_slices",
-                    scenario.model.head_slices,
+  DYNMO_TRY(require(!layers_given || scenario.model.shape.head_slices == 1, "model.head_slices",
+                    scenario.model.shape.head_slices,
                     "1 with model.profile or dynamism.trace, which have the layers they have"));
   DYNMO_TRY(check_ranks(scenario.cluster));
   DYNMO_TRY(check_loads(scenario));

@@ -41,7 +41,6 @@ struct Scenario {
     std::int64_t experts = 0;
     std::int64_t experts_per_token = 0;
     std::int64_t micro_batch_size = 1;  // sequences
-    std::int64_t head_slices = 1;       // layers that the head is cut into
   } model;
   std::string device = "h100";
   struct Cluster {

@@ -11,6 +11,7 @@
 #include "dynmo/core/bit_mask.h"
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/processor.h"
+#include "dynmo/model/head_slice.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/observe/run_folder.h"
@@ -57,6 +58,7 @@ Json machine_json(const config::Config& config) {
                   {"instruction_set", kernels::instruction_set_name()},
                   {"torch", TORCH_VERSION}};
   if (uses_cuda(config)) machine["device"] = "cuda";
+  if (config.model.shape.head_slices > 1) machine["head_slices"] = config.model.shape.head_slices;
   return machine;
 }
 
@@ -148,6 +150,66 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   }
   for (const model::Buffer& buffer : state.buffers) {
     DYNMO_TRY(copy_tensor(file, checkpoint::kBuffer + name(id, buffer.name), buffer.value));
+  }
+  model::derive(layer, state);
+  return state;
+}
+
+// The head of a checkpoint in slices (model/head_slice.h): the layers that it lies in, the first of
+// which has id `first`.
+struct SavedHead {
+  LayerId first;
+  std::int64_t slices = 1;
+  std::int64_t vocabulary = 0;
+};
+
+// Fills rows [begin, end) of a tensor of the head's matrix, whose name is `prefix` + that of the
+// matrix or of its slices.
+Expected<void> copy_rows(const checkpoint::VerifiedCheckpoint& checkpoint, const SavedHead& head,
+                         const std::string& prefix, const std::string& matrix,
+                         const cost::HeadRows& wanted, const at::Tensor& to) {
+  for (std::int64_t slice = 0; slice < head.slices; ++slice) {
+    const cost::HeadRows rows = cost::head_rows(head.vocabulary, head.slices, slice);
+    const cost::HeadRows both = {.begin = std::max(rows.begin, wanted.begin),
+                                 .end = std::min(rows.end, wanted.end)};
+    if (both.begin >= both.end) continue;
+    DYNMO_ASSIGN(const checkpoint::Safetensors file,
+                 checkpoint::read_layer(
+                     checkpoint, LayerId(head.first.value + static_cast<std::int32_t>(slice))));
+    const at::Tensor part = at::empty({rows.end - rows.begin, to.size(1)}, to.options());
+    const std::string name = head.slices == 1 ? matrix : model::name_of({matrix, rows});
+    DYNMO_TRY(copy_tensor(file, prefix + name, part));
+    to.narrow(0, both.begin - wanted.begin, both.end - both.begin)
+        .copy_(part.narrow(0, both.begin - rows.begin, both.end - both.begin));
+  }
+  return {};
+}
+
+// A layer of a head that the checkpoint has in another number of slices. Norms are in the first.
+Expected<model::LayerState> load_recut(const checkpoint::VerifiedCheckpoint& checkpoint,
+                                       const SavedHead& head, const model::Layer& layer, LayerId id,
+                                       const TensorName& name) {
+  DYNMO_ASSIGN(const checkpoint::Safetensors first, checkpoint::read_layer(checkpoint, head.first));
+  model::LayerState state = model::allocate_like(layer, id, {});
+  DYNMO_ASSIGN(state.optimizer_steps, number<std::int64_t>(first, "optimizer_steps", id));
+  DYNMO_ASSIGN(state.random_key, number<std::uint64_t>(first, "random_key", id));
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    const model::Parameter& parameter = state.parameters[i];
+    const std::string full = name(id, parameter.name);
+    const auto part = model::parse_matrix_rows(full);
+    const bool matrix = i + 1 == state.parameters.size();
+    const std::pair<std::string, at::Tensor> tensors[] = {{"", parameter.value},
+                                                          {kFirstMoment, parameter.first_moment},
+                                                          {kSecondMoment, parameter.second_moment}};
+    for (const auto& [prefix, to] : tensors) {
+      if (matrix) {
+        const cost::HeadRows all = {.begin = 0, .end = head.vocabulary};
+        DYNMO_TRY(copy_rows(checkpoint, head, prefix, part ? part->matrix : full,
+                            part ? part->rows : all, to));
+      } else {
+        DYNMO_TRY(copy_tensor(first, prefix + full, to));
+      }
+    }
   }
   model::derive(layer, state);
   return state;
@@ -275,7 +337,15 @@ Expected<Restored> restore(const config::Config& config) {
 Expected<runtime::LayerStates> load_states(const Restored& restored, const model::Model& model,
                                            const plan::Plan& plan, Rank rank,
                                            const TensorName& name) {
-  if (restored.checkpoint.manifest.files.size() != model.size()) {
+  // Nothing but the head may lie in another number of layers.
+  const auto saved_layers = std::ssize(restored.checkpoint.manifest.files);
+  const int whole = model::layers_with_whole_head(model);
+  SavedHead head{.first = LayerId(whole - 1),
+                 .slices = saved_layers - whole + 1,
+                 .vocabulary = model::head_words(model)};
+  const bool recut = saved_layers != std::ssize(model) && head.slices >= 1 &&
+                     head.slices <= std::max<std::int64_t>(1, head.vocabulary / cost::kSliceRows);
+  if (saved_layers != std::ssize(model) && !recut) {
     return make_error(ErrorCode::kBadInput, "checkpoint '{}' has {} layers, the model {}",
                       restored.checkpoint.path.string(), restored.checkpoint.manifest.files.size(),
                       model.size());
@@ -284,8 +354,10 @@ Expected<runtime::LayerStates> load_states(const Restored& restored, const model
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) != rank) continue;
+    const model::Layer& layer = *model[id.index()];
     DYNMO_ASSIGN(model::LayerState state,
-                 load_layer(restored.checkpoint, *model[id.index()], id, name));
+                 recut && id >= head.first ? load_recut(restored.checkpoint, head, layer, id, name)
+                                           : load_layer(restored.checkpoint, layer, id, name));
     states.emplace(id, std::move(state));
   }
   return states;

@@ -68,8 +68,10 @@ Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabula
   made.places = model::places_of(recipe);
   made.layers = model::in_precision(model::layers_of(std::move(recipe)), precision);
   made.ties = model::ties(*made.decoder);
-  // The head is the last layer, however many sources have made of a block's.
-  for (model::Tie& tie : made.ties) tie.second = LayerId(static_cast<int>(made.layers.size()) - 1);
+  // The head is at the end, however many layers sources have made of a block's.
+  for (std::size_t i = 0; i < made.ties.size(); ++i) {
+    made.ties[i].second = LayerId(static_cast<int>(made.layers.size() - made.ties.size() + i));
+  }
   DYNMO_TRY(dynamism::check(sources, {.model = made.layers, .ties = made.ties}));
   if (c.train.init.empty()) return made;
   auto weights = weights::read_weights(c.train.init);

@@ -10,11 +10,13 @@
 namespace dynmo::train {
 namespace {
 
-// Whether the plan of a checkpoint can run on so many positions. (Which layers "auto" recomputes is
-// chosen by costs, which a checkpoint does not hold.)
-bool continues_with(const plan::Plan& plan, const config::Config& config, int positions) {
+// Whether the plan of a checkpoint can run on so many positions, of so many layers. (Which layers
+// "auto" recomputes is chosen by costs, which a checkpoint does not hold.)
+bool continues_with(const plan::Plan& plan, const config::Config& config, int positions,
+                    std::size_t layers) {
   const auto micro_batches = static_cast<int>(config.batch.micro_batches);
   return config.pipeline.recompute != "auto" && plan.ranks == positions &&
+         plan.layers() == static_cast<int>(layers) &&
          plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
 }
 
@@ -33,7 +35,8 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   }
   // Otherwise layers are measured and cut anew.
   const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
-  if (start.restored && continues_with(start.restored->plan, config, grid.positions())) {
+  if (start.restored &&
+      continues_with(start.restored->plan, config, grid.positions(), inputs.model.layers.size())) {
     start.first = FirstPlan{.plan = start.restored->plan, .profiler = {}};
   } else {
     DYNMO_ASSIGN(start.first, first_plan(group, inputs.model, config, inputs.training()));

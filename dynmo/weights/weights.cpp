@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/checkpoint/finite.h"
@@ -14,6 +17,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/training/source.h"
+#include "dynmo/model/head_slice.h"
 #include "dynmo/model/recipe.h"
 #include "dynmo/weights/hugging_face.h"
 #include "dynmo/weights/model_config.h"
@@ -52,6 +56,60 @@ Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found
                     "checkpoint '{}' has no embedding of a family that there is: wanted a model "
                     "that `dynmo train` makes of its config",
                     found.path.string());
+}
+
+// A view of rows of a matrix.
+TensorView rows_of(const TensorView& matrix, const cost::HeadRows& rows) {
+  TensorView view = matrix;
+  const auto whole = static_cast<std::size_t>(matrix.shape[0]);
+  const std::size_t row = matrix.bytes.size() / whole;
+  view.shape[0] = rows.end - rows.begin;
+  view.bytes = matrix.bytes.subspan(static_cast<std::size_t>(rows.begin) * row,
+                                    static_cast<std::size_t>(view.shape[0]) * row);
+  return view;
+}
+
+// The tensor of a parameter, which may have some rows of one alone (head_slice.h).
+std::optional<TensorView> find_tensor(const Weights& weights, const std::string& name) {
+  const auto found = weights.tensors.find(name);
+  if (found != weights.tensors.end()) return found->second;
+  const auto part = model::parse_matrix_rows(name);
+  const auto matrix = part ? weights.tensors.find(part->matrix) : weights.tensors.end();
+  if (matrix == weights.tensors.end() || matrix->second.shape.size() != 2 ||
+      matrix->second.shape[0] < part->rows.end) {
+    return std::nullopt;
+  }
+  return rows_of(matrix->second, part->rows);
+}
+
+// Puts matrices that lie in slices (head_slice.h) together. One with rows missing stays in slices,
+// which check_tensors reports.
+void join_slices(Weights& weights) {
+  std::map<std::string, std::map<std::int64_t, std::pair<std::string, std::int64_t>>> slices;
+  for (const auto& [name, tensor] : weights.tensors) {
+    if (const auto part = model::parse_matrix_rows(name)) {
+      slices[part->matrix][part->rows.begin] = {name, part->rows.end};
+    }
+  }
+  for (const auto& [matrix, parts] : slices) {
+    auto bytes = std::make_shared<std::vector<std::byte>>();
+    TensorView whole;
+    std::int64_t end = 0;
+    for (const auto& [begin, part] : parts) {
+      const TensorView& tensor = weights.tensors.at(part.first);
+      if (begin != end || tensor.shape.empty() || tensor.shape[0] != part.second - begin) break;
+      if (begin == 0) whole = tensor;
+      bytes->insert(bytes->end(), tensor.bytes.begin(), tensor.bytes.end());
+      end = part.second;
+    }
+    if (end == 0 || end != std::prev(parts.end())->second.second) continue;
+    for (const auto& [begin, part] : parts) weights.tensors.erase(part.first);
+    whole.name = matrix;
+    whole.shape[0] = end;
+    whole.bytes = *bytes;
+    weights.tensors.emplace(matrix, whole);
+    weights.joined.push_back(std::move(bytes));
+  }
 }
 
 Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
@@ -95,6 +153,8 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
     }
     weights.files.push_back(std::move(file));
   }
+  join_slices(weights);
+  std::visit([](auto& decoder) { decoder.shape.head_slices = 1; }, weights.config);
   return weights;
 }
 
@@ -267,10 +327,8 @@ Expected<model::Recipe> shaped_recipe(const model::DecoderConfig& config,
 Expected<void> check_same_layers(const Weights& weights, const std::vector<model::Place>& places,
                                  const model::Model& layers) {
   for (const auto& [name, spec] : parameters_of(weights.config, places, layers)) {
-    const auto found = weights.tensors.find(name);
-    if (found != weights.tensors.end() && std::ranges::equal(found->second.shape, spec.shape)) {
-      continue;
-    }
+    const auto found = find_tensor(weights, name);
+    if (found && std::ranges::equal(found->shape, spec.shape)) continue;
     return make_error(
         ErrorCode::kBadInput,
         "'{}' has no tensor '{}' of shape [{}]: wanted weights of a run with the same "
@@ -295,9 +353,9 @@ Expected<void> check_finite(const Weights& weights) {
 void load_values(const Weights& weights, const model::Place& place, model::LayerState& state) {
   for (model::Parameter& parameter : state.parameters) {
     const std::string name = model::checkpoint_name(weights.config, place, parameter.name);
-    const auto found = weights.tensors.find(name);
-    DYNMO_CHECK(found != weights.tensors.end(), "a tensor '{}'", name);
-    const TensorView& tensor = found->second;
+    const auto found = find_tensor(weights, name);
+    DYNMO_CHECK(found.has_value(), "a tensor '{}'", name);
+    const TensorView& tensor = *found;
     // The data takes the way through a tensor of its own: in a file of others the bytes need not be
     // aligned.
     at::Tensor stored = at::empty(parameter.value.sizes(), scalar_type(tensor.dtype));

@@ -4,9 +4,11 @@
 // The values of a decoder's parameters, whoever wrote them: one of our checkpoints or Hugging
 // Face's transformers.
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,13 +30,15 @@ struct Weights {
   model::DecoderConfig config;
   // The sources of a checkpoint's run, which shaped its layers.
   dynamism::SourceOptions sources = {};
-  // Tensors by checkpoint_name; F32, F16 or BF16. Both of a tied pair are there.
+  // Tensors by checkpoint_name; F32, F16 or BF16. Both of a tied pair are there, and the matrix of
+  // a head that was trained in slices is one.
   TensorMap tensors;
   // Buffers of layers, by the same names: a router's bias.
   TensorMap buffers = {};
-  std::vector<checkpoint::Safetensors> files;  // that hold their bytes
-  std::string left_out = {};                   // of a Hugging Face config (hugging_face.h), or ""
-  std::vector<std::string> notes = {};         // newer checkpoints passed over, and why
+  std::vector<checkpoint::Safetensors> files;  // that hold their bytes, but for those in `joined`
+  std::vector<std::shared_ptr<const std::vector<std::byte>>> joined = {};
+  std::string left_out = {};            // of a Hugging Face config (hugging_face.h), or ""
+  std::vector<std::string> notes = {};  // newer checkpoints passed over, and why
 };
 
 // `path` is a Hugging Face folder (config.json), a run's (its newest verified checkpoint is taken)

@@ -165,6 +165,7 @@ TEST(Combinations, EverySettingIsAcceptedOrRefusedByName) {
     if (setting.key == "run.device") given.device = setting.value;
     given.tied_embeddings = setting.key == "model.tied_embeddings" && setting.value == "true";
     if (setting.key == "model.family") given.family = setting.value;
+    if (setting.key == "model.head_slices") given.head_slices = 2;
     for (const std::string_view table : tables) {
       const auto refused =
           std::ranges::find_if(refused_settings(), [&](const RefusedSetting& other) {

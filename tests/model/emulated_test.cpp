@@ -74,7 +74,7 @@ TEST(Emulated, OutputsHaveTheBytesOfTheirStep) {
     std::unique_ptr<Stash> stash;
     const at::Tensor y = model[1]->forward(state, at::zeros({16}), context, &stash).hidden.x;
     EXPECT_EQ(y.sizes(), at::IntArrayRef({floats})) << step;
-    EXPECT_EQ(output_shapes(model, step), (OutputShapes{{16}, {floats}, {}}));
+    EXPECT_EQ(output_shapes(model, step, {}, at::kFloat), (OutputShapes{{16}, {floats}, {}}));
     const at::Tensor dx = model[1]->input_gradient(state, *stash, y, Layer::InputGradient::kWanted);
     EXPECT_EQ(dx.sizes(), at::IntArrayRef({16}));
   }

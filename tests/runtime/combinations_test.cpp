@@ -44,7 +44,7 @@ constexpr std::array kSettings = {
     RunSetting{"model.precision", "bf16"},   RunSetting{"pipeline.replicas", "2"},
     RunSetting{"batch.accumulation", "2"},   RunSetting{"pipeline.recompute", "whole"},
     RunSetting{"pipeline.schedule", "zb-v"}, RunSetting{"run.device", "cuda"},
-    RunSetting{"run.device", "emulated"}};
+    RunSetting{"run.device", "emulated"},    RunSetting{"model.head_slices", "2 or more"}};
 
 // One source or two; with one a setting or none.
 struct CombinationCell {
@@ -92,6 +92,7 @@ dynamism::TrainingSetting training_of(const RunSetting& setting) {
   training.tied_embeddings = setting.key == "model.tied_embeddings";
   if (setting.key == "run.device") training.device = setting.value;
   if (setting.key == "model.family") training.family = setting.value;
+  if (setting.key == "model.head_slices") training.head_slices = 2;
   return training;
 }
 
@@ -128,6 +129,10 @@ model::Model emulated_layers() {
 model::DecoderConfig decoder_of(const RunSetting& setting) {
   model::LlamaConfig llama = small_model();
   if (setting.key == "model.tied_embeddings") llama.tied_embeddings = true;
+  if (setting.key == "model.head_slices") {
+    llama.shape.vocabulary = 300;
+    llama.shape.head_slices = 2;
+  }
   if (setting.key != "model.family") return llama;
   model::Gpt2Config gpt2;
   gpt2.shape = llama.shape;
@@ -212,7 +217,7 @@ std::string name_of_cell(const CombinationCell& cell) {
     text += fmt::format("_with_{}_{}", cell.setting.key, cell.setting.value);
   }
   std::ranges::replace_if(
-      text, [](char c) { return c == '.' || c == '-'; }, '_');
+      text, [](char c) { return c == '.' || c == '-' || c == ' '; }, '_');
   return text;
 }
 

@@ -99,7 +99,8 @@ TEST(OutputShapes, OfEmulatedLayersAreTheBytesThatAreSentAndPlannedWith) {
 }
 
 TEST(OutputShapes, OfOtherModelsAreNone) {
-  EXPECT_TRUE(model::output_shapes(model::make_llama(small_model()), 3).empty());
+  EXPECT_TRUE(
+      model::output_shapes(model::make_llama(small_model()), 3, {2, 12, 32}, at::kFloat).empty());
 }
 
 }  // namespace

@@ -109,6 +109,7 @@ struct RunOptions {
   std::vector<model::Tie> ties = {};
   at::ScalarType type = at::kFloat;  // of parameters and everything else
   model::Model layers = {};          // of another decoder of small_model()'s sizes
+  std::int64_t vocabulary = small_model().shape.vocabulary;  // tokens are below it
   std::uint64_t seed = 7;
   // Instead of initial states at step 0.
   std::function<Expected<Begin>(const model::Model&, const plan::Plan&, Rank)> begin = {};
@@ -226,7 +227,8 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
 
 // Runs `run.steps` steps on the ranks of the plan, for each replica.
 inline RunResult run_pipeline(const RunOptions& run) {
-  const model::LlamaConfig config = small_model();
+  model::LlamaConfig config = small_model();
+  config.shape.vocabulary = run.vocabulary;
   const model::Model layers = model::in_precision(
       run.layers.empty() ? model::make_llama(config) : run.layers, run.precision);
   const PipelineOptions options = pipeline_options(config, run);

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 from program import DYNMO
-from run_case import TINY, RunCase, losses, settings
+from run_case import TINY, RunCase, digests, losses, newest_manifest, settings
 
 
 class TrainedModel(RunCase):
@@ -172,6 +172,49 @@ class Families(RunCase):
         self.assert_error(refused, 2, "--scores", "2 + 15", "16")
         self.assertEqual(refused.stdout, "")
         self.assertFalse(scores.exists())
+
+
+class SlicedHead(RunCase):
+    """A head in slices by the command line."""
+    EXTRA = ("checkpoint.every=10", "optimizer.learning_rate=1e-2")
+
+    def train(self, run, slices, ranks, steps, *words, extra=()):
+        done = self.run_command(self.command("-n", str(ranks), "--steps", str(steps), *words, run=run,
+                                             extra=(*self.EXTRA, f"model.head_slices={slices}", *extra)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_trains_exports_and_goes_on_in_other_slices(self):
+        self.train("one-rank", 2, 1, 20)
+        self.assertIn("head.1 of 2", self.train("sliced", 2, 3, 20))
+        self.assertEqual(digests(newest_manifest(self.folder / "sliced")), digests(newest_manifest(self.folder / "one-rank")))
+        self.train("whole", 1, 2, 20)
+        sliced, whole = losses(self.folder / "sliced"), losses(self.folder / "whole")
+        self.assertAlmostEqual(sliced[0], whole[0], delta=1e-5)  # one start
+        self.assertAlmostEqual(sliced[19], whole[19], delta=1e-2)
+        for slices in (1, 2):  # of the checkpoint in two and of that in one
+            output = self.train("sliced", slices, 2, 20 + 10 * slices, "--resume")
+            self.assertIn("the numbers may differ", output)
+            self.assertIn('"head_slices":2', output)
+        exported = self.folder / "hf"
+        done = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / "one-rank"), "--out", str(exported)])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        data = (exported / "model.safetensors").read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
+        words = ["--prompt", "line 1", "--tokens", "8"]
+        texts = {self.run_command([DYNMO, "generate", str(self.folder / source), *words]).stdout for source in ("one-rank", "hf")}
+        self.assertEqual(len(texts), 1, texts)
+        for source in ("one-rank", "hf", "whole"):
+            self.train(f"from-{source}", 2, 2, 4, extra=(f"train.init={self.folder / source}",))
+        self.assertEqual(losses(self.folder / "from-one-rank"), losses(self.folder / "from-hf"))
+        self.assertLess(losses(self.folder / "from-whole")[0], whole[0] - 0.5)
+
+    def test_wrong_numbers_of_slices(self):
+        for extra, wanted in ((("model.head_slices=3",), "model.head_slices is 3, wanted 1 to 2: slices of at least 128 of the 257 words"),
+                              (("model.head_slices=0",), "model.head_slices is 0, wanted 1 to"),
+                              (("model.head_slices=2", "early_exit.enabled=true"), "the heads of exits are whole")):
+            self.assert_error(self.run_command(self.command("-n", "2", run="wrong", extra=extra)), 2, wanted)
 
 
 class SmallFolder(RunCase):

@@ -48,6 +48,14 @@ class EarlyExitSource final : public Source {
       blocks = std::max(blocks, place.block + 1);
       if (place.part == model::Part::kHead) head = layer.get();
     }
+    const auto slices = std::ranges::count(recipe.slots, model::Part::kHead,
+                                           [](const model::Slot& slot) { return slot.place.part; });
+    if (slices > 1) {
+      return make_error(ErrorCode::kBadInput,
+                        "model.head_slices is {}, wanted 1 with early_exit: heads of exits are "
+                        "whole",
+                        slices);
+    }
     DYNMO_ASSIGN(const ExitOptions exit, exit_options(head));
     bool any = false;
     for (auto& [place, layer] : recipe.slots) {

@@ -14,9 +14,16 @@
 #include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/dynamism/freezing/training/plasticity.h"
 #include "dynmo/dynamism/freezing/training/reference.h"
+#include "dynmo/model/head_slice.h"
 
 namespace dynmo::dynamism {
 namespace {
+
+// The number of layers that shares are of: the head counts as one, and none of it freezes.
+template <typename Layers>
+std::size_t whole_head(const Layers& layers) {
+  return static_cast<std::size_t>(model::layers_with_whole_head(layers));
+}
 
 class FreezingSource : public Source {
  public:
@@ -51,7 +58,7 @@ class ByStep final : public FreezingSource {
   using FreezingSource::FreezingSource;
 
   Expected<Change> before_step(const Boundary& now) override {
-    const int layers = static_cast<int>(now.model.size());
+    const int layers = model::layers_with_whole_head(now.model);
     return Change{.frozen_layers = frozen_layers(options().schedule, now.step, steps(), layers)};
   }
 };
@@ -84,11 +91,13 @@ class ByNorm final : public ByRule {
   using ByRule::ByRule;
 
   Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
+    std::vector<double> norms = outcome.squared_norms;
+    norms.resize(whole_head(now.model));
     rule() = after_step(std::move(rule()), options(),
                         {.step = now.step,
                          .steps = steps(),
                          .learning_rate = now.learning_rate,
-                         .squared_norms = outcome.squared_norms});
+                         .squared_norms = norms});
     return {};
   }
   Json figures() const override { return {{"next_norm", next_to_first(rule())}}; }
@@ -102,7 +111,7 @@ class ByPlasticity final : public ByRule {
 
   Expected<void> check(const Setting& setting) const override {
     DYNMO_TRY(ByRule::check(setting));
-    for (int i = 0; i < max_frozen(options(), setting.model.size()); ++i) {
+    for (int i = 0; i < max_frozen(options(), whole_head(setting.model)); ++i) {
       const model::Layer& layer = *setting.model[static_cast<std::size_t>(i)];
       if (has_reference(layer)) continue;
       return make_error(ErrorCode::kBadInput,
@@ -115,7 +124,7 @@ class ByPlasticity final : public ByRule {
   }
 
   Expected<void> shape(model::Recipe& recipe) const override {
-    const int layers = max_frozen(options(), recipe.slots.size());
+    const int layers = max_frozen(options(), whole_head(recipe));
     for (int i = 0; i < layers; ++i) {
       auto& layer = recipe.slots[static_cast<std::size_t>(i)].layer;
       layer = with_reference(layer);
@@ -127,7 +136,7 @@ class ByPlasticity final : public ByRule {
     DYNMO_ASSIGN(const Change change, ByRule::before_step(now));
     slopes_.reset();
     probe_s_ = 0;
-    const int end = max_frozen(options(), now.model.size());
+    const int end = max_frozen(options(), whole_head(now.model));
     checks_ = is_check(options(), now.step, steps()) && rule().frozen < end;
     if (!checks_ || now.step == first_check(options(), steps())) return change;
     if (rule().average.empty() && !rule().first.empty()) {
@@ -138,6 +147,7 @@ class ByPlasticity final : public ByRule {
     }
     const auto begin = std::chrono::steady_clock::now();
     DYNMO_ASSIGN(slopes_, plasticity(now, {.first = rule().frozen, .end = end}));
+    slopes_->resize(whole_head(now.model));
     probe_s_ = seconds_since(begin);
     return change;
   }
@@ -148,7 +158,7 @@ class ByPlasticity final : public ByRule {
       rule() = after_check(std::move(rule()), options(), now.learning_rate, *slopes_);
     }
     const auto begin = std::chrono::steady_clock::now();
-    const int end = max_frozen(options(), now.model.size());
+    const int end = max_frozen(options(), whole_head(now.model));
     for (auto& [id, state] : now.states) {
       // A frozen layer is what it was.
       if (id.value < end && !state.frozen) take_reference(*now.model[id.index()], state);

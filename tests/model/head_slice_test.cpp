@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// A head in slices against the whole head and against autograd.
+#include "dynmo/model/head_slice.h"
+
+#include <gtest/gtest.h>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/model/decoder.h"
+#include "dynmo/model/precision.h"
+#include "gradients.h"
+#include "helpers.h"
+
+namespace dynmo::model {
+namespace {
+
+using testing::random_tensor;
+
+constexpr std::int64_t kWords = 7 * 128 + 37;
+
+DecoderConfig config_of(cost::Family family, std::int64_t slices) {
+  if (family == cost::Family::kLlama) {
+    LlamaConfig config = testing::tiny_config();
+    config.shape.vocabulary = kWords;
+    config.shape.head_slices = slices;
+    return config;
+  }
+  Gpt2Config config = testing::tiny_gpt2();
+  config.shape.vocabulary = kWords;
+  config.shape.head_slices = slices;
+  return config;
+}
+
+// The last `count` layers of a decoder.
+Model head_of(const DecoderConfig& config, std::int64_t count) {
+  const Model all = make_decoder(config);
+  return {all.end() - count, all.end()};
+}
+
+// The state of a whole head in slices: values of any type, and gradients of 0.
+std::vector<LayerState> cut(const LayerState& whole, const Model& slices) {
+  std::vector<LayerState> states;
+  for (const auto& layer : slices) {
+    LayerState state = make_state(*layer, whole.id, 1);
+    for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+      Parameter& p = state.parameters[i];
+      const auto part = parse_matrix_rows(p.name);
+      p.value = part ? whole.parameters.back()
+                           .value.narrow(0, part->rows.begin, part->rows.end - part->rows.begin)
+                           .clone()
+                     : whole.parameters[i].value.clone();
+      p.gradient = at::zeros_like(p.value);
+    }
+    derive(*layer, state);
+    states.push_back(std::move(state));
+  }
+  return states;
+}
+
+struct Result {
+  at::Tensor loss;
+  at::Tensor input_gradient;
+  std::vector<at::Tensor> gradients;  // norms, then the whole matrix
+};
+
+Result run(const Model& head, std::vector<LayerState>& states, const at::Tensor& x,
+           const LayerContext& context) {
+  std::vector<std::unique_ptr<Stash>> stashes(head.size());
+  Hidden hidden = x;
+  Result result;
+  for (std::size_t i = 0; i < head.size(); ++i) {
+    Output output = head[i]->forward(states[i], hidden, context, &stashes[i]);
+    EXPECT_EQ(output.loss.defined(), i + 1 == head.size());
+    hidden = output.hidden;
+    result.loss = output.loss;
+  }
+  for (std::size_t i = head.size(); i-- > 0;) {
+    result.input_gradient = head[i]->input_gradient(states[i], *stashes[i], result.input_gradient,
+                                                    Layer::InputGradient::kWanted);
+  }
+  std::vector<at::Tensor> rows;
+  for (std::size_t i = 0; i < head.size(); ++i) {
+    head[i]->weight_gradient(states[i], *stashes[i]);
+    for (const Parameter& p : states[i].parameters) {
+      (p.gradient.dim() == 2 ? rows : result.gradients).push_back(p.gradient);
+    }
+  }
+  result.gradients.push_back(at::cat(rows));
+  return result;
+}
+
+class HeadSlices : public ::testing::TestWithParam<cost::Family> {};
+
+// The whole head is held against autograd in gradient_test.cpp and gpt2_test.cpp.
+TEST_P(HeadSlices, HaveTheLossAndGradientsOfTheWholeHeadInFp64) {
+  const Model whole = head_of(config_of(GetParam(), 1), 1);
+  const at::Tensor x = random_tensor({3, 10, 24}, 21);
+  LayerContext context = testing::random_context(shape_of(config_of(GetParam(), 1)), 3, 9);
+  context.loss_weight = 0.25;
+  LayerState state = testing::double_state(*whole[0], LayerId(5), 5);
+  std::vector<LayerState> states = cut(state, whole);
+  const Result expected = run(whole, states, x, context);
+  for (const std::int64_t slices : {2, 3, 7}) {
+    const Model head = head_of(config_of(GetParam(), slices), slices);
+    states = cut(state, head);
+    const Result found = run(head, states, x, context);
+    EXPECT_TRUE(at::allclose(found.loss, expected.loss, 1e-13, 0)) << slices;
+    EXPECT_TRUE(at::allclose(found.input_gradient, expected.input_gradient, 1e-11, 1e-14))
+        << slices;
+    ASSERT_EQ(found.gradients.size(), expected.gradients.size());
+    for (std::size_t i = 0; i < found.gradients.size(); ++i) {
+      EXPECT_TRUE(at::allclose(found.gradients[i], expected.gradients[i], 1e-11, 1e-14))
+          << slices << " slices, gradient " << i;
+    }
+  }
+}
+
+// The calls of one slice are the chain rule of what it passes on.
+TEST(HeadSlice, OfTheMiddleIsWhatAutogradMakesOfItsFormula) {
+  const Model head = head_of(config_of(cost::Family::kLlama, 3), 3);
+  LayerState state = testing::double_state(*head[1], LayerId(6), 5);
+  const auto part = parse_matrix_rows(state.parameters[0].name);
+  ASSERT_TRUE(part.has_value());
+  const LayerContext context =
+      testing::random_context(shape_of(config_of(cost::Family::kLlama, 3)), 3, 9);
+  const at::Tensor input = random_tensor({3, 10, 26}, 21);
+  const at::Tensor output_gradient = random_tensor({3, 10, 26}, 22);
+  const auto plain = [&](const std::vector<at::Tensor>& p, const at::Tensor& x) {
+    const at::Tensor n = x.narrow(2, 0, 24);
+    const at::Tensor scores = n.matmul(p[0].t());
+    const at::Tensor targets = context.targets_BT - part->rows.begin;
+    const at::Tensor here = targets.ge(0).logical_and(targets.lt(p[0].size(0)));
+    const at::Tensor column = at::where(here, targets, at::zeros_like(targets)).unsqueeze(2);
+    const at::Tensor l = at::logaddexp(x.select(2, 24), scores.logsumexp({2}));
+    const at::Tensor z = x.select(2, 25) + scores.gather(2, column).squeeze(2) * here;
+    return at::cat({n, l.unsqueeze(2), z.unsqueeze(2)}, 2);
+  };
+  const testing::Gradients by_hand =
+      testing::by_three_calls(*head[1], state, input, context, output_gradient);
+  testing::expect_near(by_hand, testing::by_autograd(state, input, output_gradient, plain), state);
+}
+
+TEST_P(HeadSlices, BeginWithTheRowsOfTheWholeMatrix) {
+  const Model whole = make_decoder(config_of(GetParam(), 1));
+  const LayerState expected = make_state(*whole[5], LayerId(5), 3);
+  for (const std::int64_t slices : {2, 7}) {
+    const Model head = head_of(config_of(GetParam(), slices), slices);
+    std::vector<at::Tensor> rows;
+    for (std::int64_t i = 0; i < slices; ++i) {
+      const auto& layer = *head[static_cast<std::size_t>(i)];
+      EXPECT_EQ(layer.name(), fmt::format("head.{} of {}", i, slices));
+      rows.push_back(
+          make_state(layer, LayerId(5 + static_cast<int>(i)), 3).parameters.back().value);
+    }
+    EXPECT_TRUE(testing::same_bits(at::cat(rows), expected.parameters.back().value)) << slices;
+  }
+}
+
+// The gradient of the hidden values is a sum over all slices: in bf16 it would lose bits at each.
+TEST_P(HeadSlices, AddNoErrorInBf16) {
+  const at::Tensor x = random_tensor({3, 10, 24}, 21);
+  const LayerContext context = testing::random_context(shape_of(config_of(GetParam(), 1)), 3, 9);
+  const Model exact = head_of(config_of(GetParam(), 1), 1);
+  const LayerState state = testing::double_state(*exact[0], LayerId(5), 5);
+  std::vector<LayerState> states = cut(state, exact);
+  const Result expected = run(exact, states, x, context);
+  LayerState rounded = state;
+  for (Parameter& p : rounded.parameters) p.value = p.value.to(at::kFloat);
+  const auto error = [&](std::int64_t slices) {
+    const Model head =
+        in_precision(head_of(config_of(GetParam(), slices), slices), cost::Precision::kBf16);
+    std::vector<LayerState> own = cut(rounded, head);
+    const Result found = run(head, own, x.to(at::kBFloat16), context);
+    EXPECT_EQ(found.input_gradient.scalar_type(), at::kBFloat16);
+    return ((found.input_gradient.to(at::kDouble) - expected.input_gradient).norm() /
+            expected.input_gradient.norm())
+        .item<double>();
+  };
+  const double whole = error(1);
+  EXPECT_GT(whole, 1e-4) << "is it bf16?";
+  EXPECT_LT(error(7), 1.3 * whole);
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, HeadSlices,
+                         ::testing::Values(cost::Family::kLlama, cost::Family::kGpt2),
+                         [](const auto& test) { return std::string(cost::name(test.param)); });
+
+TEST(HeadSlice, NamesItsRowsAndReadsNoOtherName) {
+  const MatrixRows rows = {.matrix = "lm_head.weight", .rows = {.begin = 128, .end = 256}};
+  EXPECT_EQ(name_of(rows), "lm_head.weight[128:256]");
+  const auto read = parse_matrix_rows("lm_head.weight[128:256]");
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->matrix, rows.matrix);
+  EXPECT_EQ(read->rows, rows.rows);
+  for (const char* other :
+       {"lm_head.weight", "w[", "w[]", "w[1]", "w[1:", "w[1:]", "w[1:2", "w[:2]", "w[1:2]x",
+        "w[-1:2]", "w[2:2]", "w[3:2]", "w[1:99999999999999999999]", "w[1 :2]", ""}) {
+    EXPECT_FALSE(parse_matrix_rows(other).has_value()) << other;
+  }
+}
+
+TEST(HeadSlice, TiesEachSliceToItsRowsOfTheEmbedding) {
+  DecoderConfig config = config_of(cost::Family::kGpt2, 3);
+  const std::vector<Tie> tied = ties(config);
+  ASSERT_EQ(tied.size(), 3U);
+  EXPECT_EQ(tied[0].rows->begin, 0);
+  EXPECT_EQ(tied[2].rows->end, kWords);
+  EXPECT_EQ(tied[2].second, LayerId(7));
+  EXPECT_EQ(tied[1].second_parameter,
+            fmt::format("lm_head.weight[{}:{}]", tied[1].rows->begin, tied[1].rows->end));
+  EXPECT_EQ(layers_with_whole_head(make_decoder(config)), 6);
+  EXPECT_EQ(head_words(make_decoder(config)), kWords);
+}
+
+}  // namespace
+}  // namespace dynmo::model

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint whose head lies in k slices, read back in any other number of slices.
+#include <gtest/gtest.h>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/model/decoder.h"
+#include "dynmo/model/head_slice.h"
+#include "dynmo/train/checkpoints.h"
+#include "tests/model/helpers.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr std::int64_t kWords = 9 * 128 + 11;
+
+model::DecoderConfig config_of(std::int64_t slices) {
+  model::Gpt2Config config = model::testing::tiny_gpt2();
+  config.shape.vocabulary = kWords;
+  config.shape.head_slices = slices;
+  return config;
+}
+
+TensorName names_of(const model::DecoderConfig& config) {
+  return [config, places = model::places_of(model::make_recipe(config))](
+             LayerId layer, std::string_view parameter) {
+    return model::checkpoint_name(config, places[layer.index()], parameter);
+  };
+}
+
+// The layers after some updates: no two values or moments are equal.
+runtime::LayerStates trained(const model::Model& layers) {
+  runtime::LayerStates states;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const LayerId id(static_cast<int>(i));
+    model::LayerState state = model::make_state(*layers[i], id, 7);
+    state.optimizer_steps = 5;
+    for (std::size_t p = 0; p < state.parameters.size(); ++p) {
+      model::Parameter& parameter = state.parameters[p];
+      for (at::Tensor* moment : {&parameter.first_moment, &parameter.second_moment}) {
+        const std::uint64_t seed =
+            mix_key({i, p, moment == &parameter.first_moment ? std::uint64_t{1} : 2});
+        *moment = model::testing::random_tensor(moment->sizes(), seed, at::kFloat);
+      }
+    }
+    states.emplace(id, std::move(state));
+  }
+  return states;
+}
+
+Restored write(const std::filesystem::path& root, const model::DecoderConfig& config,
+               const runtime::LayerStates& states) {
+  const model::Model layers = model::make_decoder(config);
+  const auto pending = checkpoint::begin_checkpoint(root, 5).value();
+  std::vector<checkpoint::FileEntry> entries;
+  for (const auto& [id, state] : states) {
+    const FileOfLayer file = layer_file(*layers[id.index()], state, names_of(config));
+    entries.push_back(checkpoint::write_layer(pending, file.file).value());
+  }
+  EXPECT_TRUE(checkpoint::commit_checkpoint(root, 5, entries, Json::object()));
+  std::vector<Error> skipped;
+  return {.checkpoint = checkpoint::newest_verified(root, &skipped).value(),
+          .step = 5,
+          .plan = {},
+          .notes = {}};
+}
+
+Expected<runtime::LayerStates> read(const Restored& restored, const model::DecoderConfig& config) {
+  const model::Model layers = model::make_decoder(config);
+  return load_states(
+      restored, layers,
+      plan::make_plan({static_cast<int>(layers.size())}, schedule::ScheduleKind::k1F1B), Rank(0),
+      names_of(config));
+}
+
+// Values and moments of the matrix, whatever layers it lies in, behind those of all other
+// parameters.
+std::vector<at::Tensor> tensors_of(const runtime::LayerStates& states) {
+  std::vector<at::Tensor> tensors;
+  std::array<std::vector<at::Tensor>, 3> rows;
+  for (const auto& [id, state] : states) {
+    for (const model::Parameter& p : state.parameters) {
+      const bool head = p.name.starts_with("lm_head.weight");
+      const std::array all = {p.value, p.first_moment, p.second_moment};
+      for (std::size_t i = 0; i < all.size(); ++i) (head ? rows[i] : tensors).push_back(all[i]);
+    }
+  }
+  for (const auto& part : rows) tensors.push_back(at::cat(part));
+  return tensors;
+}
+
+TEST(RecutHead, HasTheSameValuesAndMomentsInAnyNumberOfSlices) {
+  for (const std::int64_t saved : {1, 2, 5, 9}) {
+    const TempFolder folder;
+    const model::DecoderConfig config = config_of(saved);
+    const runtime::LayerStates states = trained(model::make_decoder(config));
+    const std::vector<at::Tensor> expected = tensors_of(states);
+    const Restored restored = write(folder.path(), config, states);
+    for (const std::int64_t slices : {1, 2, 3, 5, 9}) {
+      const auto loaded = read(restored, config_of(slices));
+      ASSERT_TRUE(loaded) << loaded.error().message;
+      ASSERT_EQ(std::ssize(*loaded), 5 + slices);
+      const std::vector<at::Tensor> found = tensors_of(*loaded);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << saved << " to " << slices << ", " << i;
+      }
+      for (const auto& [id, state] : *loaded) EXPECT_EQ(state.optimizer_steps, 5) << id.value;
+    }
+  }
+}
+
+TEST(RecutHead, OfAnotherNumberOfBlocksIsRefused) {
+  const TempFolder folder;
+  model::Gpt2Config more = std::get<model::Gpt2Config>(config_of(2));
+  const Restored restored = write(folder.path(), more, trained(model::make_decoder(more)));
+  more.shape.blocks = 4;
+  const auto loaded = read(restored, more);
+  ASSERT_FALSE(loaded);
+  EXPECT_NE(loaded.error().message.find("has 7 layers, the model 11"), std::string::npos)
+      << loaded.error().message;
+}
+
+}  // namespace
+}  // namespace dynmo::train
