@@ -20,15 +20,20 @@ constexpr std::int64_t kMinHorizon = 10;
 constexpr int kMinSteps = 7;          // in the window, before drift is looked for: bursts have 3
 constexpr double kFruitless = 0.005;  // share of the time of training
 
-struct StageWork {
+}  // namespace
+
+// Work of a plan's stages.
+struct Controller::StageWork {
+  double total_s = 0;         // of the model, for a micro-batch
   std::vector<double> share;  // of the model's work
   std::vector<double> noise;  // std of a share for layers of relative std 1
 };
 
-StageWork stage_work(const plan::Plan& plan, const cost::ModelCost& costs, int micro_batches) {
+Controller::StageWork Controller::stage_work(const plan::Plan& plan, const cost::ModelCost& costs,
+                                             int micro_batches) {
   const std::vector<double> work = cost::layer_work_s(costs, micro_batches);
   const double total = std::accumulate(work.begin(), work.end(), 0.0);
-  StageWork result;
+  StageWork result{.total_s = total, .share = {}, .noise = {}};
   for (const plan::PlanStage& stage : plan.stages) {
     double sum = 0;
     double squares = 0;
@@ -42,6 +47,8 @@ StageWork stage_work(const plan::Plan& plan, const cost::ModelCost& costs, int m
   }
   return result;
 }
+
+namespace {
 
 // The time of the busiest rank: a step is not shorter.
 double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan& plan,
@@ -117,12 +124,34 @@ std::optional<Cause> Controller::cause() const {
   if (pending_.known) return Cause::kKnown;
   if (pending_.confirm_at && observed_ >= *pending_.confirm_at) return Cause::kConfirmed;
   if (forgone_.a_step_s > 0 && forgone_.sum_s > forgone_.limit_s) return Cause::kWaited;
-  if (observed_ == drift_.decided_at || budget_.fruitless_s > kFruitless * budget_.trained_s) {
-    return std::nullopt;
-  }
+  if (observed_ == drift_.decided_at) return std::nullopt;
   if (pending_.found) return Cause::kFound;
   if (observed_ >= drift_.look_at && profiler_.steps() >= kMinSteps) return Cause::kDrift;
   return std::nullopt;
+}
+
+// Whether another plan may be made although the last ones led to no move: within their share of
+// the time of training; or where what the busiest stage has gained in work since the last plan,
+// beyond noise, costs more over the horizon than a plan does.
+bool Controller::affords(Cause cause, const Boundary& now, const cost::ModelCost& costs) const {
+  if (cause != Cause::kFound && cause != Cause::kDrift) return true;
+  if (budget_.fruitless_s <= kFruitless * budget_.trained_s) return true;
+  if (drift_.shares.empty() || drift_.stages != now.plan.stages) return false;
+  const StageWork work = stage_work(now.plan, costs, options_.micro_batches);
+  double before = 0;
+  double after = 0;
+  for (std::size_t s = 0; s < work.share.size(); ++s) {
+    before = std::max(before, drift_.shares[s]);
+    after = std::max(after, work.share[s] - noise_of(work, s));
+  }
+  const double step_s = work.total_s * options_.micro_batches * options_.accumulation;
+  return (after - before) * step_s * horizon_steps(cause, now.step) > charges_.plan_s;
+}
+
+// Noise of the difference of two measured shares of a stage.
+double Controller::noise_of(const StageWork& work, std::size_t stage) const {
+  return std::sqrt(2.0) * std::hypot(profiler_.relative_noise() * work.noise[stage],
+                                     profiler_.rank_noise() * work.share[stage]);
 }
 
 // Whether a stage's share of the work has changed since the last plan, by more than the least gain
@@ -133,9 +162,9 @@ bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) cons
   const StageWork work = stage_work(now.plan, costs, options_.micro_batches);
   for (std::size_t s = 0; s < work.share.size(); ++s) {
     const double change = std::abs(work.share[s] - drift_.shares[s]);
-    const double noise = std::sqrt(2.0) * std::hypot(profiler_.relative_noise() * work.noise[s],
-                                                     profiler_.rank_noise() * work.share[s]);
-    if (change > options_.policy.minimum_gain * work.share[s] && change > noise) return true;
+    if (change > options_.policy.minimum_gain * work.share[s] && change > noise_of(work, s)) {
+      return true;
+    }
   }
   return false;
 }
@@ -177,6 +206,7 @@ Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
   const std::optional<Cause> cause = this->cause();
   if (!cause) return std::optional<Decision>();
   const cost::ModelCost costs = *this->costs(now.known, now.recomputed);
+  if (!affords(*cause, now, costs)) return std::optional<Decision>();
   if (*cause == Cause::kDrift && !drifted(now, costs)) {
     drift_.wait = std::min(2 * drift_.wait, kLongestWait);
     drift_.look_at = observed_ + drift_.wait;

@@ -16,7 +16,7 @@
 //   drift      looks 1, 2, 4, ... steps apart, where a stage's share of the work has changed since
 //              the last plan
 // Found changes and drift may spend a two-hundredth of the time of training on plans that lead to
-// no move.
+// no move; more where the busiest stage's growth since the last plan costs more than another plan.
 //
 // It outlives the group of ranks that it decides for: ranks_changed() renumbers what it remembers,
 // and a rank that comes new restores the state() of one that was there.
@@ -211,6 +211,11 @@ class Controller {
   static void fields(Self& self, Visit visit);
 
   [[nodiscard]] std::optional<Cause> cause() const;
+  struct StageWork;
+  [[nodiscard]] static StageWork stage_work(const plan::Plan& plan, const cost::ModelCost& costs,
+                                            int micro_batches);
+  [[nodiscard]] double noise_of(const StageWork& work, std::size_t stage) const;
+  [[nodiscard]] bool affords(Cause cause, const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] bool drifted(const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] Cause evidence(Cause cause) const;
   [[nodiscard]] double horizon_steps(Cause cause, std::int64_t step) const;

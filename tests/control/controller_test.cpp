@@ -251,6 +251,28 @@ TEST(Controller, PlansThatLeadToNothingHaveABudget) {
       0.005 * training.trained_s + 2 * training.charges.plan_s);
 }
 
+// The first plan here takes as long as a thousand steps may spend on plans that lead to nothing.
+TEST(Controller, AnExhaustedBudgetIsExceededWhereGrowthCostsMoreThanAPlan) {
+  for (const double noise : {0.0, 0.02}) {
+    Training still(3);
+    still.noise = noise;
+    still.charges.plan_s = 0.5;
+    still.run(200);
+    EXPECT_LE(still.plans, 1) << "noise " << noise;
+    Training growing(3);
+    growing.noise = noise;
+    growing.charges.plan_s = 0.5;
+    growing.run(20);
+    ASSERT_EQ(growing.plans, 1) << "noise " << noise;
+    for (int i = 0; i < 40; ++i) {
+      growing.scale(0, 4, 1.02);
+      growing.run(1);
+    }
+    EXPECT_FALSE(growing.moves.empty()) << "noise " << noise;
+    EXPECT_LE(growing.plans, 6) << "noise " << noise;
+  }
+}
+
 TEST(Controller, AMoveThatDidNotHappenIsAPlanThatLedToNothing) {
   Training training;
   training.run(20);
