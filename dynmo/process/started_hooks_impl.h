@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "dynmo/process/descriptors.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::process {
 
