@@ -13,64 +13,11 @@
 #include "dynmo/observe/trace.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
-#include "dynmo/plan/migration.h"
-#include "dynmo/plan/pack.h"
-#include "dynmo/plan/propose.h"
-#include "dynmo/plan/recompute.h"
+#include "dynmo/plan/question.h"
 #include "dynmo/schedule/csv.h"
 
 namespace dynmo::app {
 namespace {
-
-Expected<plan::RecomputeProposal> propose(const Question& question, const PlanFlags& flags) {
-  const plan::BalanceProblem problem{
-      .model = question.model,
-      .cluster = question.cluster,
-      .micro_batches = question.micro_batches,
-      .schedule = question.schedule.value_or(schedule::ScheduleKind::k1F1B),
-      .current = question.from ? &*question.from : nullptr};
-  plan::ProposeOptions options;
-  options.schedules =
-      question.schedule ? plan::ScheduleChoice::kAsGiven : plan::ScheduleChoice::kBest;
-  options.rank_order = plan::RankOrder::kPermuteEqual;
-  if (flags.evaluations) options.evaluations = *flags.evaluations;
-  StatusLine line;
-  if (question.balancer == plan::Balancer::kSearch) line.show("searching for a plan ...");
-  if (!flags.pack) return plan::propose(question.balancer, problem, options, question.recompute);
-  const plan::PackOptions packing{.slack = flags.slack.value_or(0), .propose = options};
-  DYNMO_ASSIGN(plan::Packing packed, plan::pack(question.balancer, problem, packing));
-  return plan::RecomputeProposal{.proposal = std::move(packed.proposal), .layers = {}};
-}
-
-std::string made_by(const plan::Proposal& proposal, const std::string& balancer) {
-  std::string text = proposal.winner;
-  if (text.find(balancer) == std::string::npos) text = balancer + ": " + text;
-  if (proposal.candidates > 1) text += fmt::format(", best of {} plans", proposal.candidates);
-  if (proposal.rounds > 0) {
-    text += fmt::format(" after {} rounds (bound {:.0f})", proposal.rounds, proposal.rounds_bound);
-  }
-  return text;
-}
-
-// Lists the plans to compare with: the plan in force, and an even cut under 1F1B where there is
-// one.
-std::vector<observe::Compared> comparisons(const Question& question) {
-  std::vector<observe::Compared> compared;
-  const auto add = [&](std::string name, const plan::Plan& plan) {
-    auto evaluation =
-        plan::evaluate(plan, question.model, question.cluster, question.micro_batches);
-    if (!evaluation) return;  // more ranks than layers, an order for other micro-batches
-    const bool fits = plan::fits_memory(evaluation->result, question.cluster);
-    compared.push_back({std::move(name), std::move(*evaluation), fits});
-  };
-  if (question.from) add("plan in force", *question.from);
-  const auto even =
-      plan::balance(plan::Balancer::kUniform, {.model = question.model,
-                                               .cluster = question.cluster,
-                                               .micro_batches = question.micro_batches});
-  if (even) add("uniform 1f1b", plan::make_plan(*even, schedule::ScheduleKind::k1F1B));
-  return compared;
-}
 
 Expected<void> write_trace(const std::string& path, const plan::Evaluation& evaluation) {
   const std::vector<observe::TraceProcess> processes = {
@@ -81,7 +28,7 @@ Expected<void> write_trace(const std::string& path, const plan::Evaluation& eval
 }
 
 Expected<void> write_schedule(const std::string& path, const plan::Plan& plan,
-                              const Question& question, int frozen_layers) {
+                              const plan::Question& question, int frozen_layers) {
   DYNMO_ASSIGN(const schedule::Schedule actions,
                plan::schedule_of(plan, question.micro_batches, frozen_layers));
   return write_file_durably(path, schedule::write_csv(actions));
@@ -111,56 +58,25 @@ Expected<void> check_outputs(const PlanFlags& flags) {
 
 Expected<int> run_plan(const PlanFlags& flags) {
   DYNMO_TRY(check_outputs(flags));
-  DYNMO_ASSIGN(const Question question, read_question(flags));
-  auto answer = propose(question, flags);
-  if (!answer && question.head_room > 0 && answer.error().code == ErrorCode::kInfeasible) {
-    return make_error(ErrorCode::kInfeasible, "{} ({:.3g} % of the memory stay free: --head-room)",
-                      answer.error().message, 100 * question.head_room);
-  }
-  DYNMO_ASSIGN(const plan::RecomputeProposal proposed, std::move(answer));
-  const plan::Proposal& found = proposed.proposal;
-  const cost::ModelCost costs = plan::recomputed(question.model, proposed.layers);
-  DYNMO_ASSIGN(
-      const plan::Evaluation evaluation,
-      plan::evaluate_recomputed(found.plan, question.model, question.cluster,
-                                question.micro_batches, proposed.layers, {.timeline = true}));
-  plan::Migration migration;
-  if (question.from) migration = plan::difference(*question.from, found.plan, question.model);
-  const std::string balancer(plan::name(question.balancer));
-  Json json = plan::plan_json(found.plan, evaluation, costs, balancer, migration);
-  if (question.recompute != plan::Recompute::kNone) {
-    Json& layers = json["recomputed_layers"] = Json::array();
-    for (const LayerId id : proposed.layers) layers.push_back(id.value);
-  }
-  if (!question.costs.empty()) {
-    json["costs"] = question.costs;
-    json["tokens_per_s"] = question.tokens * question.micro_batches / evaluation.step_time_s;
-  }
+  DYNMO_ASSIGN(const plan::Question question, read_question(flags));
+  StatusLine line;
+  if (question.balancer == plan::Balancer::kSearch) line.show("searching for a plan ...");
+  DYNMO_ASSIGN(const plan::Answer given, plan::answer(question));
+  line.clear();
+  const Json& json = given.document;
   if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
-  if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, evaluation));
+  if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, given.evaluation));
   if (flags.schedule_csv) {
-    DYNMO_TRY(write_schedule(*flags.schedule_csv, found.plan, question, costs.frozen_layers()));
+    DYNMO_TRY(write_schedule(*flags.schedule_csv, given.proposal.plan, question,
+                             given.costs.frozen_layers()));
   }
   if (flags.json) {
     fmt::print("{}\n", json.dump(1));
     return 0;
   }
-  observe::PlanReport report{.model = costs,
-                             .cluster = question.cluster,
-                             .micro_batches = question.micro_batches,
-                             .plan = found.plan,
-                             .evaluation = evaluation,
-                             .made_by = made_by(found, balancer),
-                             .compared = comparisons(question),
-                             .migration = {},
-                             .recomputed = proposed.layers,
-                             .head_room = question.head_room,
-                             .links = question.links,
-                             .costs = question.costs,
-                             .tokens = question.tokens};
-  if (question.from) report.migration = std::move(migration);
-  fmt::print("{}", observe::plan_report(
-                       report, {.width = terminal_width(), .ascii = !terminal_has_utf8()}));
+  fmt::print("{}",
+             observe::plan_report(observe::report_of(question, given),
+                                  {.width = terminal_width(), .ascii = !terminal_has_utf8()}));
   return 0;
 }
 

@@ -142,7 +142,7 @@ Expected<std::int64_t> vocabulary_of(const config::Config& config, const std::st
 
 // The model's costs, and what they rest on.
 Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
-                          Question& question) {
+                          plan::Question& question) {
   if (flags.profile) {
     DYNMO_ASSIGN(question.model, cost::read_profile(*flags.profile));
     return {};
@@ -158,96 +158,55 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
     device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
   }
   if (flags.head_slices) shape.head_slices = *flags.head_slices;
-  DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
-  question.model = cost::at_utilization(std::move(kernels), device);
-  question.tokens = static_cast<double>(shape.tokens());
-  question.costs = fmt::format(
-      "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
-      "(docs/costs.md)",
-      device.name, device.utilization);
-  return {};
+  return plan::set_shape(question, shape, device);
 }
 
-// Libraries, buffers and fragmentation have to fit, too, and formulas and presets leave them out. A
-// memory that the user names is taken by its word.
-constexpr double kDeviceHeadRoom = 0.1;
-
-// Reads the memory of each of --ranks: as given, else the device's, else unlimited.
-Expected<Bytes> read_memory(const PlanFlags& flags) {
-  if (flags.memory) {
-    const auto memory = parse_bytes(*flags.memory);
-    if (memory && *memory > Bytes{0}) return *memory;
-    return memory ? make_error(ErrorCode::kBadInput,
-                               "--memory is {}, wanted more than 0, such as 80GiB", *flags.memory)
-                  : make_error(ErrorCode::kBadInput, "--memory: {}", memory.error().message);
-  }
-  if (flags.profile) return cost::kUnlimitedMemory;
-  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
-  return device.memory;
-}
-
-// An order of the plan's own may be one that no step survives: its grid shows where it stops.
-Expected<void> check_order(const plan::Plan& from, const Question& question,
-                           const std::string& path) {
-  if (from.order.empty()) return {};
-  const auto actions =
-      plan::schedule_of(from, question.micro_batches, question.model.frozen_layers());
-  if (!actions) return {};  // for another number of micro-batches
-  const schedule::Schedule lowered = schedule::lower(*actions);
-  const auto fault = schedule::find_fault(lowered);
-  if (!fault) return {};
-  print_error_text(schedule::explain(lowered) + "\n");
-  return make_error(ErrorCode::kBadInput, "{}: /order cannot run: {}", path, fault->message);
+// The memory of each of --ranks, where it was given.
+Expected<std::optional<Bytes>> read_memory(const PlanFlags& flags) {
+  if (!flags.memory) return std::optional<Bytes>();
+  const auto memory = parse_bytes(*flags.memory);
+  if (memory && *memory > Bytes{0}) return std::optional<Bytes>(*memory);
+  return memory ? make_error(ErrorCode::kBadInput,
+                             "--memory is {}, wanted more than 0, such as 80GiB", *flags.memory)
+                : make_error(ErrorCode::kBadInput, "--memory: {}", memory.error().message);
 }
 
 // The ranks, their memory and their links: the user's, or equal ranks with the links that a device
 // has inside a node.
-Expected<void> read_cluster(const PlanFlags& flags, Question& question) {
+Expected<void> read_cluster(const PlanFlags& flags, plan::Question& question) {
   if (flags.cluster) {
-    DYNMO_ASSIGN(question.cluster, cost::read_cluster(*flags.cluster));
-  } else {
-    DYNMO_ASSIGN(const Bytes memory, read_memory(flags));
-    question.cluster = cost::equal_ranks(static_cast<int>(*flags.ranks), memory);
+    DYNMO_ASSIGN(cost::Cluster cluster, cost::read_cluster(*flags.cluster));
+    plan::set_cluster(question, std::move(cluster), flags.head_room);
+    return {};
   }
-  const bool device_memory = !flags.profile && !flags.memory && !flags.cluster;
-  question.head_room = flags.head_room.value_or(device_memory ? kDeviceHeadRoom : 0);
-  question.cluster = cost::with_head_room(std::move(question.cluster), question.head_room);
-  if (flags.profile || flags.cluster) return {};
-  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
-  question.cluster.inside_node = question.cluster.between_nodes = device.inside_node;
-  question.links = fmt::format("those of {} inside a node", device.name);
+  DYNMO_ASSIGN(const std::optional<Bytes> memory, read_memory(flags));
+  std::optional<cost::Device> device;
+  if (!flags.profile) {
+    DYNMO_ASSIGN(device, cost::find_device(*flags.device));
+  }
+  plan::set_ranks(question, static_cast<int>(*flags.ranks), memory, device, flags.head_room);
   return {};
 }
 
-// The plan in force, on as many ranks as are offered.
-Expected<plan::Plan> read_from(const std::string& path, const Question& question) {
-  DYNMO_ASSIGN(plan::Plan from, plan::read_plan(path));
-  if (from.layers() != question.model.size()) {
-    return make_error(ErrorCode::kBadInput,
-                      "{}: the plan has {} layers, the model {}: wanted a plan for this model",
-                      path, from.layers(), question.model.size());
+// The plan in force. One whose order cannot run is shown with the place where it stops.
+Expected<void> read_from(const std::string& path, plan::Question& question) {
+  DYNMO_ASSIGN(const plan::Plan from, plan::read_plan(path));
+  auto set = plan::set_from(question, from, path);
+  if (!set) {
+    const auto broken = plan::broken_order(from, question);
+    if (broken) print_error_text(schedule::explain(*broken) + "\n");
   }
-  for (const plan::PlanStage& stage : from.stages) {
-    if (stage.rank.value < question.cluster.size()) continue;
-    return make_error(ErrorCode::kBadInput,
-                      "{}: the plan uses rank {}, but {} ranks are offered: offer at least as many "
-                      "(--pack leaves ranks idle)",
-                      path, stage.rank, question.cluster.size());
-  }
-  from.ranks = question.cluster.size();
-  if (!from.order.empty()) from.order.resize(static_cast<std::size_t>(from.ranks));
-  DYNMO_TRY(check_order(from, question, path));
-  return from;
+  return set;
 }
 
 }  // namespace
 
-Expected<Question> read_question(const PlanFlags& given) {
+Expected<plan::Question> read_question(const PlanFlags& given) {
   PlanFlags flags = given;
   DYNMO_TRY(check_sources(flags));
   DYNMO_TRY(check_numbers(flags));
   DYNMO_ASSIGN(const config::Config config, take_config(flags));
-  Question question;
+  plan::Question question;
   DYNMO_ASSIGN(question.balancer, plan::parse_balancer(flags.balancer.value_or(kBalancer)));
   if (const std::string schedule = flags.schedule.value_or(kSchedule); schedule != "auto") {
     DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(schedule));
@@ -258,11 +217,12 @@ Expected<Question> read_question(const PlanFlags& given) {
   }
   question.recompute = *recompute;
   question.micro_batches = static_cast<int>(flags.micro_batches.value_or(kMicroBatches));
+  question.pack = flags.pack;
+  question.slack = flags.slack.value_or(0);
+  if (flags.evaluations) question.evaluations = *flags.evaluations;
   DYNMO_TRY(read_model(flags, config, question));
   DYNMO_TRY(read_cluster(flags, question));
-  if (flags.from) {
-    DYNMO_ASSIGN(question.from, read_from(*flags.from, question));
-  }
+  if (flags.from) DYNMO_TRY(read_from(*flags.from, question));
   return question;
 }
 

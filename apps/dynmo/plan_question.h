@@ -8,12 +8,7 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/cost/cluster.h"
-#include "dynmo/cost/layer_cost.h"
-#include "dynmo/plan/balance.h"
-#include "dynmo/plan/plan.h"
-#include "dynmo/plan/recompute.h"
-#include "dynmo/schedule/schedule.h"
+#include "dynmo/plan/question.h"
 
 namespace dynmo::app {
 
@@ -49,22 +44,7 @@ struct PlanFlags {
   bool json = false;
 };
 
-// The question after files were read and flags were parsed.
-struct Question {
-  cost::ModelCost model;
-  cost::Cluster cluster;  // memory without the head-room
-  double head_room = 0;   // share of every rank's memory that stays free
-  std::string links;      // where those of the cluster come from; empty: from the user
-  std::string costs;      // where the layers' come from; empty: a profile
-  double tokens = 0;      // of a micro-batch; 0: not known
-  int micro_batches = 1;
-  plan::Balancer balancer = plan::Balancer::kOptimal;
-  std::optional<schedule::ScheduleKind> schedule;
-  plan::Recompute recompute = plan::Recompute::kNone;
-  std::optional<plan::Plan> from;
-};
-
 // kBadInput naming the flag or the file.
-[[nodiscard]] Expected<Question> read_question(const PlanFlags& flags);
+[[nodiscard]] Expected<plan::Question> read_question(const PlanFlags& flags);
 
 }  // namespace dynmo::app

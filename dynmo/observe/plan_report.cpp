@@ -6,6 +6,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/observe/table.h"
+#include "dynmo/plan/balance.h"
 
 namespace dynmo::observe {
 namespace {
@@ -164,6 +165,37 @@ std::string idle_ranks_line(const plan::Plan& plan) {
   return idle == 0 ? "" : fmt::format("{:<16}{} of {}\n", "idle ranks", idle, plan.ranks);
 }
 
+std::string made_by(const plan::Proposal& proposal, const plan::Question& question) {
+  const std::string balancer(plan::name(question.balancer));
+  std::string text = proposal.winner;
+  if (text.find(balancer) == std::string::npos) text = balancer + ": " + text;
+  if (proposal.candidates > 1) text += fmt::format(", best of {} plans", proposal.candidates);
+  if (proposal.rounds > 0) {
+    text += fmt::format(" after {} rounds (bound {:.0f})", proposal.rounds, proposal.rounds_bound);
+  }
+  return text;
+}
+
+// Lists the plans to compare with: the plan in force, and an even cut under 1F1B where there is
+// one.
+std::vector<Compared> comparisons(const plan::Question& question) {
+  std::vector<Compared> compared;
+  const auto add = [&](std::string name, const plan::Plan& plan) {
+    auto evaluation =
+        plan::evaluate(plan, question.model, question.cluster, question.micro_batches);
+    if (!evaluation) return;  // more ranks than layers, an order for other micro-batches
+    const bool fits = plan::fits_memory(evaluation->result, question.cluster);
+    compared.push_back({std::move(name), std::move(*evaluation), fits});
+  };
+  if (question.from) add("plan in force", *question.from);
+  const auto even =
+      plan::balance(plan::Balancer::kUniform, {.model = question.model,
+                                               .cluster = question.cluster,
+                                               .micro_batches = question.micro_batches});
+  if (even) add("uniform 1f1b", plan::make_plan(*even, schedule::ScheduleKind::k1F1B));
+  return compared;
+}
+
 }  // namespace
 
 std::string cut_text(const plan::Plan& plan, std::vector<std::string> names) {
@@ -206,6 +238,24 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
   }
   const std::string drawn = picture(report.evaluation.result.timeline, options);
   return drawn.empty() ? text : text + '\n' + drawn;
+}
+
+PlanReport report_of(const plan::Question& question, const plan::Answer& answer) {
+  PlanReport report{.model = answer.costs,
+                    .cluster = question.cluster,
+                    .micro_batches = question.micro_batches,
+                    .plan = answer.proposal.plan,
+                    .evaluation = answer.evaluation,
+                    .made_by = made_by(answer.proposal, question),
+                    .compared = comparisons(question),
+                    .migration = {},
+                    .recomputed = answer.recomputed,
+                    .head_room = question.head_room,
+                    .links = question.links,
+                    .costs = question.costs,
+                    .tokens = question.tokens};
+  if (question.from) report.migration = answer.migration;
+  return report;
 }
 
 }  // namespace dynmo::observe

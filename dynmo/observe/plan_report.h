@@ -14,6 +14,7 @@
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/question.h"
 #include "dynmo/plan/recompute.h"
 
 namespace dynmo::observe {
@@ -44,6 +45,9 @@ struct PlanReport {
 // The cut by the names of its layers, as `dynmo plan` and `dynmo train` say it; where blocks have
 // two layers each, that these move on their own.
 [[nodiscard]] std::string cut_text(const plan::Plan& plan, std::vector<std::string> names);
+
+// The report of an answer, beside the plan in force and an even cut under 1F1B. It refers to both.
+[[nodiscard]] PlanReport report_of(const plan::Question& question, const plan::Answer& answer);
 
 // Lines of text, each ending with a newline; at most 64 stages, the first and the last ones.
 // Requires an evaluation of the same plan.

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/question.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "dynmo/plan/pack.h"
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/lowering.h"
+
+namespace dynmo::plan {
+namespace {
+
+Expected<RecomputeProposal> find_proposal(const Question& question) {
+  const BalanceProblem problem{
+      .model = question.model,
+      .cluster = question.cluster,
+      .micro_batches = question.micro_batches,
+      .schedule = question.schedule.value_or(schedule::ScheduleKind::k1F1B),
+      .current = question.from ? &*question.from : nullptr};
+  ProposeOptions options;
+  options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
+  options.rank_order = RankOrder::kPermuteEqual;
+  options.evaluations = question.evaluations;
+  if (!question.pack) return propose(question.balancer, problem, options, question.recompute);
+  DYNMO_ASSIGN(Packing packed,
+               pack(question.balancer, problem, {.slack = question.slack, .propose = options}));
+  return RecomputeProposal{.proposal = std::move(packed.proposal), .layers = {}};
+}
+
+Json document_of(const Question& question, const Answer& answer) {
+  Json json = plan_json(answer.proposal.plan, answer.evaluation, answer.costs,
+                        name(question.balancer), answer.migration);
+  if (question.recompute != Recompute::kNone) {
+    Json& layers = json["recomputed_layers"] = Json::array();
+    for (const LayerId id : answer.recomputed) layers.push_back(id.value);
+  }
+  if (!question.costs.empty()) {
+    json["costs"] = question.costs;
+    json["tokens_per_s"] = question.tokens * question.micro_batches / answer.evaluation.step_time_s;
+  }
+  return json;
+}
+
+}  // namespace
+
+Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
+                         const cost::Device& device) {
+  DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
+  question.model = cost::at_utilization(std::move(kernels), device);
+  question.tokens = static_cast<double>(shape.tokens());
+  question.costs = fmt::format(
+      "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
+      "(docs/costs.md)",
+      device.name, device.utilization);
+  return {};
+}
+
+void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
+               const std::optional<cost::Device>& device, std::optional<double> head_room) {
+  const bool device_memory = device && !memory;
+  const Bytes offered = memory.value_or(device ? device->memory : cost::kUnlimitedMemory);
+  set_cluster(question, cost::equal_ranks(ranks, offered),
+              head_room.value_or(device_memory ? kDeviceHeadRoom : 0));
+  if (!device) return;
+  question.cluster.inside_node = question.cluster.between_nodes = device->inside_node;
+  question.links = fmt::format("those of {} inside a node", device->name);
+}
+
+void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room) {
+  question.head_room = head_room.value_or(0);
+  // A share out of range is for validate() to refuse.
+  const bool possible = question.head_room >= 0 && question.head_room < 1;
+  question.cluster =
+      possible ? cost::with_head_room(std::move(cluster), question.head_room) : std::move(cluster);
+}
+
+std::optional<schedule::Schedule> broken_order(const Plan& plan, const Question& question) {
+  if (plan.order.empty()) return std::nullopt;
+  const auto actions = schedule_of(plan, question.micro_batches, question.model.frozen_layers());
+  if (!actions) return std::nullopt;  // it is for another number of micro-batches
+  schedule::Schedule lowered = schedule::lower(*actions);
+  if (!schedule::find_fault(lowered)) return std::nullopt;
+  return lowered;
+}
+
+Expected<void> set_from(Question& question, Plan from, std::string_view origin) {
+  if (from.layers() != question.model.size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: the plan has {} layers, the model {}: wanted a plan for this model",
+                      origin, from.layers(), question.model.size());
+  }
+  for (const PlanStage& stage : from.stages) {
+    if (stage.rank.value < question.cluster.size()) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "{}: the plan uses rank {}, but {} ranks are offered: offer at least as many "
+                      "(packing leaves ranks idle)",
+                      origin, stage.rank, question.cluster.size());
+  }
+  from.ranks = question.cluster.size();
+  if (!from.order.empty()) from.order.resize(static_cast<std::size_t>(from.ranks));
+  if (const auto broken = broken_order(from, question)) {
+    return make_error(ErrorCode::kBadInput, "{}: /order cannot run: {}", origin,
+                      schedule::find_fault(*broken)->message);
+  }
+  question.from = std::move(from);
+  return {};
+}
+
+Expected<Answer> answer(const Question& question) {
+  auto found = find_proposal(question);
+  if (!found && question.head_room > 0 && found.error().code == ErrorCode::kInfeasible) {
+    return make_error(ErrorCode::kInfeasible, "{} ({:.3g} % of the memory stay free as head-room)",
+                      found.error().message, 100 * question.head_room);
+  }
+  DYNMO_ASSIGN(RecomputeProposal proposed, std::move(found));
+  Answer given{.proposal = std::move(proposed.proposal),
+               .recomputed = std::move(proposed.layers),
+               .costs = {},
+               .evaluation = {},
+               .migration = {},
+               .document = {}};
+  given.costs = recomputed(question.model, given.recomputed);
+  DYNMO_ASSIGN(given.evaluation,
+               evaluate_recomputed(given.proposal.plan, question.model, question.cluster,
+                                   question.micro_batches, given.recomputed, {.timeline = true}));
+  if (question.from) {
+    given.migration = difference(*question.from, given.proposal.plan, question.model);
+  }
+  given.document = document_of(question, given);
+  return given;
+}
+
+}  // namespace dynmo::plan

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A question for a plan with everything that the answer depends on, and the answer as a document.
+// `dynmo plan` asks it of its flags; a program of the user's own may ask the same.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/device.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/transformer.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/migration.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
+
+namespace dynmo::plan {
+
+struct Question {
+  cost::ModelCost model;
+  cost::Cluster cluster;  // its memory is without the head-room
+  double head_room = 0;   // share of every rank's memory that stays free
+  std::string links;      // where those of the cluster come from; empty: from the user
+  std::string costs;      // where the layers' come from; empty: a profile
+  double tokens = 0;      // of a micro-batch; 0: not known
+  int micro_batches = 32;
+  Balancer balancer = Balancer::kSearch;
+  std::optional<schedule::ScheduleKind> schedule;  // none: the best of all
+  Recompute recompute = Recompute::kNone;
+  std::optional<Plan> from;  // the plan in force
+  bool pack = false;         // onto as few ranks as `slack` allows
+  double slack = 0;
+  std::int64_t evaluations = ProposeOptions{}.evaluations;
+};
+
+// The costs of a shape by formulas, at the utilization of `device`. Errors as transformer_costs.
+[[nodiscard]] Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
+                                       const cost::Device& device);
+
+// The share of a device's memory that stays free unless the user says otherwise: libraries, buffers
+// and fragmentation have to fit, too, and formulas and presets leave them out.
+inline constexpr double kDeviceHeadRoom = 0.1;
+
+// Equal ranks. `memory` of none is the device's, or unlimited without a device; the links of a
+// device are those inside a node. A head-room of none is kDeviceHeadRoom of a device's memory, else
+// 0. Requires ranks >= 1.
+void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
+               const std::optional<cost::Device>& device, std::optional<double> head_room);
+
+// The ranks of a cluster file; a head-room of none is 0.
+void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room);
+
+// The plan in force, on as many ranks as are offered. kBadInput with `origin`: other layers than
+// the model's, a rank that is not offered, an order that cannot run.
+[[nodiscard]] Expected<void> set_from(Question& question, Plan from, std::string_view origin);
+
+// The lowered order of a plan that has one of its own and cannot run; none for other plans.
+[[nodiscard]] std::optional<schedule::Schedule> broken_order(const Plan& plan,
+                                                             const Question& question);
+
+struct Answer {
+  Proposal proposal;
+  LayerSet recomputed;
+  cost::ModelCost costs;  // with those layers recomputed
+  Evaluation evaluation;  // with its timeline
+  Migration migration;    // from the plan in force
+  Json document;          // "dynmo-plan-1" (docs/formats.md)
+};
+
+// Errors as `propose` and `pack`. Requires a valid question.
+[[nodiscard]] Expected<Answer> answer(const Question& question);
+
+}  // namespace dynmo::plan
