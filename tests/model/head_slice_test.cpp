@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "dynmo/core/rng.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/precision.h"
@@ -110,6 +113,49 @@ TEST_P(HeadSlices, HaveTheLossAndGradientsOfTheWholeHeadInFp64) {
     for (std::size_t i = 0; i < found.gradients.size(); ++i) {
       EXPECT_TRUE(at::allclose(found.gradients[i], expected.gradients[i], 1e-11, 1e-14))
           << slices << " slices, gradient " << i;
+    }
+  }
+}
+
+// Sharp scores, up to 1e4 apart, so that p(target) is near 0 or 1; targets at the ends of slices.
+TEST(HeadSlice, OfRandomHeadsHasTheLossAndGradientsOfTheWholeHead) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Rng rng(mix_key({seed, 91}));
+    const auto below = [&](std::int64_t bound) {
+      return static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(bound)));
+    };
+    LlamaConfig config = testing::tiny_config();
+    config.shape.hidden = 8 * (1 + below(3));
+    config.shape.sequence = 1 + below(9);
+    config.shape.vocabulary = 256 + below(2200);
+    const std::int64_t slices =
+        2 + below(std::min<std::int64_t>(15, config.shape.vocabulary / cost::kSliceRows - 1));
+    const Model whole = head_of(config, 1);
+    config.shape.head_slices = slices;
+    const Model head = head_of(config, slices);
+    LayerContext context = testing::random_context(config.shape, 2, seed);
+    for (std::int64_t n = 0; n < context.targets_BT.numel(); n += 2) {
+      const cost::HeadRows rows = cost::head_rows(config.shape.vocabulary, slices, below(slices));
+      context.targets_BT.view({-1}).data_ptr<std::int64_t>()[n] =
+          below(2) == 0 ? rows.begin : rows.end - 1;
+    }
+    LayerState state = testing::double_state(*whole[0], LayerId(5), seed);
+    const double scale = std::pow(10.0, static_cast<double>(below(4)) - 1);
+    state.parameters.back().value.mul_(scale);
+    const at::Tensor x =
+        random_tensor({2, config.shape.sequence, config.shape.hidden}, mix_key({seed, 92}));
+    std::vector<LayerState> states = cut(state, whole);
+    const Result expected = run(whole, states, x, context);
+    states = cut(state, head);
+    const Result found = run(head, states, x, context);
+    const auto near = [&](const at::Tensor& a, const at::Tensor& b, double relative) {
+      return at::allclose(a, b, relative, relative * b.abs().max().item<double>());
+    };
+    EXPECT_TRUE(near(found.loss, expected.loss, 1e-12)) << "seed " << seed;
+    EXPECT_TRUE(near(found.input_gradient, expected.input_gradient, 1e-10)) << "seed " << seed;
+    for (std::size_t i = 0; i < found.gradients.size(); ++i) {
+      EXPECT_TRUE(near(found.gradients[i], expected.gradients[i], 1e-10))
+          << "seed " << seed << ", gradient " << i;
     }
   }
 }
