@@ -37,10 +37,9 @@ void StartedHooks::end() {
     kill(-hook.group, SIGTERM);
     kill(-hook.group, SIGCONT);
   }
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + kTerminateTime;
+  const auto deadline = std::chrono::steady_clock::now() + kTerminateTime;
   for (const Hook& hook : hooks_) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
     has_ended(hook.process, std::max(left, milliseconds(0)));
     kill(-hook.group, SIGKILL);  // what it has started itself, too
   }
