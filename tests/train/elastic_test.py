@@ -368,7 +368,8 @@ class Elastic(ElasticCase):
             self.assertEqual(self.ranks("fragile"), [0, 1, 2])
             self.assertEqual(self.status("fragile")["standbys"], 0)
         self.assertGreaterEqual(survived, 4)
-        self.assertEqual(len(events(run, "refused")), survived)
+        # Whether the one that became a rank gets layers is another question, which measured times decide.
+        self.assertEqual(sum("change" in event for event in events(run, "refused")), survived)
         self.assertEqual(len(events(run, "size")), 1)
         number = events(run, "size")[0]["ranks"][-1]
         output = self.ended(process, code=5)
