@@ -36,7 +36,8 @@ setup:
 	@scripts/setup
 
 # Configured each time: it takes a second, and sees what was installed since.
-build: setup
+build:
+	@scripts/setup core runtime
 	@cmake --preset $(PRESET) >/dev/null
 	@scripts/build $(PRESET) --target dynmo
 

@@ -64,6 +64,11 @@ function(dynmo_library name)
   add_library(dynmo_${name} STATIC ${sources})
   add_library(dynmo::${name} ALIAS dynmo_${name})
   # The second makes the target all_verify_interface_header_sets, which compiles each public header alone.
+  # Position-independent, for the Python module and for shared libraries of others (dynmo::runtime is for programs).
+  if(name STREQUAL "core")
+    set_target_properties(dynmo_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_compile_options(dynmo_${name} PRIVATE $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-fno-semantic-interposition>>)
+  endif()
   set_target_properties(dynmo_${name} PROPERTIES EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON
     UNITY_BUILD_MODE GROUP)
   target_sources(dynmo_${name} PUBLIC FILE_SET HEADERS BASE_DIRS "${CMAKE_SOURCE_DIR}" FILES ${headers})

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
 #include "dynmo/plan/pack.h"
@@ -41,6 +42,12 @@ Json document_of(const Question& question, const Answer& answer) {
     json["tokens_per_s"] = question.tokens * question.micro_batches / answer.evaluation.step_time_s;
   }
   return json;
+}
+
+Expected<void> check_count(std::string_view what, std::int64_t value, std::int64_t max) {
+  if (value >= 1 && value <= max) return {};
+  return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", what,
+                    value, max);
 }
 
 }  // namespace
@@ -105,6 +112,26 @@ Expected<void> set_from(Question& question, Plan from, std::string_view origin) 
                       schedule::find_fault(*broken)->message);
   }
   question.from = std::move(from);
+  return {};
+}
+
+Expected<void> validate(const Question& question) {
+  DYNMO_TRY(check_count("micro_batches", question.micro_batches, 1 << 16));
+  DYNMO_TRY(check_count("evaluations", question.evaluations, std::int64_t{1} << 40));
+  if (!(question.head_room >= 0 && question.head_room < 1)) {
+    return make_error(ErrorCode::kBadInput,
+                      "head_room is {}, wanted a share of the memory from 0 to less than 1, such "
+                      "as 0.1",
+                      question.head_room);
+  }
+  if (!(question.slack >= 0 && std::isfinite(question.slack))) {
+    return make_error(ErrorCode::kBadInput,
+                      "slack is {}, wanted 0 or more, such as 0.05 for 5 % more time a step",
+                      question.slack);
+  }
+  if (question.pack && question.recompute != Recompute::kNone) {
+    return make_error(ErrorCode::kBadInput, "recompute is given with pack, wanted one of them");
+  }
   return {};
 }
 

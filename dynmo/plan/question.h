@@ -2,7 +2,8 @@
 #pragma once
 
 // A question for a plan with everything that the answer depends on, and the answer as a document.
-// `dynmo plan` asks it of its flags; a program of the user's own may ask the same.
+// `dynmo plan` and the Python package ask the same question in the same words, so that both give
+// the same answer.
 
 #include <cstdint>
 #include <optional>
@@ -65,6 +66,9 @@ void set_cluster(Question& question, cost::Cluster cluster, std::optional<double
 // The lowered order of a plan that has one of its own and cannot run; none for other plans.
 [[nodiscard]] std::optional<schedule::Schedule> broken_order(const Plan& plan,
                                                              const Question& question);
+
+// kBadInput naming the field: numbers out of range, `pack` with `recompute`.
+[[nodiscard]] Expected<void> validate(const Question& question);
 
 struct Answer {
   Proposal proposal;

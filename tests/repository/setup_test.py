@@ -133,7 +133,7 @@ class Packages(unittest.TestCase):
     def test_of_a_part_that_does_not_exist(self):
         with Machine() as machine:
             code, _, errors = machine.run("cors")
-            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, check, bench or peers\n"))
+            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, python, check, bench or peers\n"))
 
 
 def make_wheel(folder, name, version, files, extras=()):
@@ -208,6 +208,34 @@ class Libtorch(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("does not load", errors.splitlines()[-1])
         self.assertFalse((self.machine.cache / "torch-2.11.0").exists())
+
+
+class Python(unittest.TestCase):
+    """The environment of the Python package, from wheels made here."""
+
+    def setUp(self):
+        self.machine = Machine()
+        self.addCleanup(self.machine.folder.cleanup)
+        self.wheels = self.machine.root / "wheels"
+        self.wheels.mkdir()
+        self.pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": "/dev/null"}
+        headers = "import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path('include') + '/Python.h')"
+        if subprocess.run(["/usr/bin/python3", "-c", headers], capture_output=True, check=False).returncode != 0:
+            self.skipTest("the system's python3 has no headers or cannot make virtual environments")
+
+    def test_is_made_once(self):
+        for name, version in [("nanobind", "3.1.0"), ("scikit-build-core", "1.1.2"), ("numpy", "2.4.6")]:
+            make_wheel(self.wheels, name, version, {f"{name.replace('-', '_')}/__init__.py": b""})
+        code, _, errors = self.machine.run("python", **self.pip)
+        self.assertEqual((code, errors.count("\n")), (0, 1), errors)
+        self.assertTrue(list(self.machine.cache.glob("python/lib/python3*/site-packages/nanobind/__init__.py")))
+        self.assertEqual(self.machine.run("python", **self.pip), (0, "", ""))
+
+    def test_that_cannot_be_downloaded_leaves_nothing_behind(self):
+        code, _, errors = self.machine.run("python", **self.pip)
+        self.assertEqual(code, 2)
+        self.assertIn("check the network", errors.splitlines()[-1])
+        self.assertEqual([path.name for path in self.machine.cache.iterdir()], [".python.lock"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/nanobind.h>
+
+#include "python/bindings/parts.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "dynmo::core for Python; the package `dynmo` is the way to it.";
+  dynmo::python::bind_plan(module);
+  dynmo::python::bind_schedule(module);
+  dynmo::python::bind_scenario(module);
+}

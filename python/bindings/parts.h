@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The parts of the module `dynmo._core`, a source each.
+
+#include <nanobind/nanobind.h>
+
+namespace dynmo::python {
+
+void bind_plan(nanobind::module_& module);
+void bind_schedule(nanobind::module_& module);
+void bind_scenario(nanobind::module_& module);
+
+}  // namespace dynmo::python

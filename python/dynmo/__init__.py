@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DynMo's planner, schedules and simulator (docs/python.md).
+
+The command line and this package are two ways to the same code: the same question has the same answer.
+"""
+from ._core import Schedule, balancers, devices, schedule_kinds
+from ._plan import Comparison, Plan, compare, model_costs, plan
+from ._simulate import Simulation, simulate
+from .errors import BadInputError, DynmoError, InfeasibleError
+
+__all__ = [
+    "BadInputError",
+    "Comparison",
+    "DynmoError",
+    "InfeasibleError",
+    "Plan",
+    "Schedule",
+    "Simulation",
+    "balancers",
+    "compare",
+    "devices",
+    "model_costs",
+    "plan",
+    "schedule_kinds",
+    "simulate",
+]

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans and comparisons of plans. What they say comes from the core; here it is asked for and shown."""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional, Union
+
+from . import _core, _show
+from ._costs import question_of, read_json
+from .errors import InfeasibleError
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+def _document(value: Any) -> Any:
+    """A documented format as a dict: one already, a file of it, or a plan of ours."""
+    if isinstance(value, Plan):
+        return value.document
+    return read_json(value) if isinstance(value, (str, os.PathLike)) else value
+
+
+class Plan:
+    """Which rank runs which layers, in which order, and what a step then takes."""
+
+    def __init__(self, planned: _core.Planned) -> None:
+        self._planned = planned
+        #: "dynmo-plan-1" as a dict, what `dynmo plan --json` prints (docs/formats.md)
+        self.document: dict[str, Any] = planned.document
+
+    @property
+    def ranks(self) -> int:
+        return int(self.document["ranks"])
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        return list(self.document["stages"])
+
+    @property
+    def step_time_s(self) -> float:
+        return float(self.document["step_time_s"])
+
+    @property
+    def ideal_step_time_s(self) -> float:
+        return float(self.document["ideal_step_time_s"])
+
+    @property
+    def bubble(self) -> float:
+        return float(self.document["bubble"])
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        """The layers' costs that the plan rests on, a "dynmo-profile-1"."""
+        return self._planned.costs
+
+    @property
+    def slices(self) -> list[_show.Slice]:
+        """What runs when: (rank, kind, stage, micro-batch, start, end), times in nanoseconds."""
+        return self._planned.slices()
+
+    @property
+    def timeline(self) -> Any:
+        """The slices as a structured array of numpy."""
+        import numpy
+
+        fields = [("rank", "i4"), ("kind", "U6"), ("stage", "i4"), ("micro_batch", "i4"), ("start_ns", "i8"), ("end_ns", "i8")]
+        return numpy.array(self.slices, dtype=fields)
+
+    @property
+    def schedule_csv(self) -> str:
+        """The order of the step, as torch.distributed.pipelining reads it."""
+        return self._planned.schedule_csv()
+
+    @property
+    def trace(self) -> str:
+        """The step as JSON for Perfetto."""
+        return self._planned.trace()
+
+    def report(self, width: int = 100, ascii: bool = False) -> str:
+        """What `dynmo plan` prints."""
+        return self._planned.report(width, ascii)
+
+    def save(self, path: Path) -> None:
+        """Writes the plan, for `dynmo plan --from` or `current=`."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(self.document, indent=1) + "\n")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the step with matplotlib, and returns the axes."""
+        return _show.figure(self, ax)
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def __repr__(self) -> str:
+        counts = "|".join(str(stage["layers"]) for stage in self.stages)
+        return f"<dynmo.Plan {self.document['schedule']} {counts} on {self.ranks} ranks, {self.step_time_s * 1e3:.3f} ms a step>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                stage["stage"],
+                stage["rank"],
+                f"{stage['first_layer']} to {stage['first_layer'] + stage['layers'] - 1}",
+                f"{stage['time_s'] * 1e3:.3f}",
+                f"{stage['memory_bytes'] / 2**20:.1f}",
+            )
+            for stage in self.stages
+        ]
+        header = ("stage", "rank", "layers", "ms a micro-batch", "MiB")
+        line = (
+            f"<p>{self.document['schedule']}: {self.step_time_s * 1e3:.3f} ms a step, "
+            f"{self.step_time_s / self.ideal_step_time_s:.3f} x ideal, bubble {100 * self.bubble:.1f} %</p>"
+        )
+        return line + _show.table(header, rows) + _show.svg(self.slices, self.ranks, self.step_time_s)
+
+
+def _question(costs: Any, options: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in ("cluster", "current"):
+        if name in given:
+            given[name] = _document(given[name])
+    return {**question_of(costs), **given}
+
+
+def plan(
+    costs: Any,
+    ranks: Optional[int] = None,
+    *,
+    micro_batches: int = 32,
+    balancer: str = "search",
+    schedule: str = "auto",
+    cluster: Any = None,
+    memory: Union[int, str, None] = None,
+    head_room: Optional[float] = None,
+    current: Any = None,
+    recompute: str = "none",
+    pack: bool = False,
+    slack: Optional[float] = None,
+    evaluations: Optional[int] = None,
+    device: Optional[str] = None,
+    sequence: Optional[int] = None,
+    micro_batch_size: Optional[int] = None,
+    head_slices: Optional[int] = None,
+) -> Plan:
+    """Plans which of `ranks` runs which layers, as `dynmo plan` does; the arguments are its flags.
+
+    `costs`: a profile (dict or path), a list of layers, a DataFrame or dict of columns, or a Hugging Face config with
+    `device` and `sequence`. `cluster` ("dynmo-cluster-1") instead of `ranks`; `current` is the plan in force.
+
+    >>> import dynmo
+    >>> layers = {"forward_s": [1, 1, 2], "backward_input_s": [1, 1, 2], "backward_weight_s": [1, 1, 2]}
+    >>> dynmo.plan(layers, ranks=2, micro_batches=4, balancer="time", schedule="1f1b")
+    <dynmo.Plan 1f1b 2|1 on 2 ranks, 30000.000 ms a step>
+    """
+    options = dict(locals())
+    return Plan(_core.make_plan(_question(options.pop("costs"), options)))
+
+
+class Comparison:
+    """Plans of several balancers for the same question; None where a balancer found none that fits."""
+
+    def __init__(self, plans: dict[str, Optional[Plan]]) -> None:
+        self.plans = plans
+
+    def __getitem__(self, balancer: str) -> Optional[Plan]:
+        return self.plans[balancer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = []
+        for balancer, one in self.plans.items():
+            if one is None:
+                rows.append((balancer, "", "does not fit", "", ""))
+                continue
+            ratio = one.step_time_s / one.ideal_step_time_s
+            rows.append(
+                (balancer, one.document["schedule"], f"{one.step_time_s * 1e3:.3f}", f"{ratio:.3f}", f"{100 * one.bubble:.1f}")
+            )
+        return rows
+
+    _HEADER = ("balancer", "schedule", "ms a step", "x ideal", "bubble %")
+
+    def __str__(self) -> str:
+        lines = [self._HEADER, *self._rows()]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self._HEADER))]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _show.table(self._HEADER, self._rows())
+
+
+def compare(
+    costs: Any, ranks: Optional[int] = None, *, balancers: Sequence[str] = ("uniform", "time", "optimal", "search"), **options: Any
+) -> Comparison:
+    """A plan by each of `balancers`; the other arguments are those of `plan`."""
+    plans: dict[str, Optional[Plan]] = {}
+    for balancer in balancers:
+        try:
+            plans[balancer] = plan(costs, ranks, balancer=balancer, **options)
+        except InfeasibleError:
+            plans[balancer] = None
+    return Comparison(plans)
+
+
+def model_costs(
+    config: Any, *, device: str, sequence: int, micro_batch_size: int = 1, head_slices: int = 1
+) -> dict[str, Any]:
+    """The costs of a Hugging Face config by formulas, a "dynmo-profile-1" to look at or change."""
+    options = {"device": device, "sequence": sequence, "micro_batch_size": micro_batch_size, "head_slices": head_slices}
+    return _core.costs_of(_question(config, options))

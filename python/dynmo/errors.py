@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions, each with one line that says what was given, what was wanted and what to change."""
+
+
+class DynmoError(Exception):
+    """The root of DynMo's exceptions."""
+
+
+class BadInputError(DynmoError, ValueError):
+    """An argument, file or setting that the caller can correct."""
+
+
+class InfeasibleError(DynmoError):
+    """No plan fits the memory or the ranks."""
