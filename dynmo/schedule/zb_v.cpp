@@ -94,8 +94,11 @@ class Way {
   std::optional<StageOrder> order_;
 };
 
-// The `place`-th of the V's ranks. All micro-batches of a phase's i-th round are at least i, so
-// rounds from M on do nothing.
+// The `place`-th of the V's ranks, r, with stage a there and b back, P ranks and n = max(2P-1, M):
+//   2(P-r)-1 times F(a);  r times F(b) F(a);  P-r times F(b) I(b) W(b);
+//   n-P times F(a) if left, I(a) W(a) F(b) I(b) W(b);
+//   r times I(a) I(b);  P-r times I(a) W(a);  the remaining W(b), then W(a).
+// All micro-batches of a phase's i-th round are at least i, so rounds from M on do nothing.
 void append_rank(Schedule& schedule, const Pair& stages, int ranks, int place) {
   const int micro_batches = schedule.shape.micro_batches;
   const int behind = ranks - place;  // with this one
