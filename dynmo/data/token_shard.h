@@ -2,8 +2,16 @@
 #pragma once
 
 // Token shards in Megatron's indexed format: PREFIX.bin holds the tokens back to back, PREFIX.idx
-// says where sequences and documents end (docs/data.md has the layout). Shards that Megatron's
-// preprocessing wrote are read as they are.
+// says where sequences and documents end. Shards that Megatron's preprocessing wrote are read as
+// they are. The index, all numbers little-endian:
+//   9 bytes    MMIDIDX\0\0
+//   8          version, 1
+//   1          TokenType
+//   8          number of sequences S
+//   8          number of document boundaries D + 1
+//   4 S        int32 tokens of each sequence
+//   8 S        int64 first byte of each sequence in the .bin
+//   8 (D + 1)  int64 sequences before each boundary: 0, ..., S
 
 #include <cstdint>
 #include <filesystem>
