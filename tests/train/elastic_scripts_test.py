@@ -6,7 +6,9 @@ DYNMO_SAMPLES is the number of scripts (all: 200), DYNMO_SEED the first seed.
 import json
 import os
 import random
+import re
 import signal
+import time
 import unittest
 
 from elastic_test import LIMIT, ElasticCase, events, manifests
@@ -27,7 +29,7 @@ class Script:
         self.run = case.folder / self.name
         self.replicas = self.draw.choice((1, 1, 2))
         self.ranks_min = self.draw.choice((1, 1, 2 // self.replicas))
-        self.joiners, self.joined, self.asked, self.story, self.status = [], [], set(), [], {}
+        self.joiners, self.joined, self.asked, self.story, self.status = [], {}, set(), [], {}  # joined: numbers of joiners
 
     def positions(self):
         return len(self.status["ranks"]) // self.replicas
@@ -45,15 +47,35 @@ class Script:
                 break
         # A rank that was refused leaves as soon as there are enough: then the run stops as one that is whole.
         self.case.done(self.name, "stop")
-        self.case.ended(self.process, code=130)
         for joiner in self.joiners:
             output, _ = joiner.communicate(timeout=LIMIT)
-            joined = joiner in self.joined or "joined as rank" in output
-            self.case.assertIn(joiner.returncode, (0, 130) if joined else (5, 130), output)
+            self.heard(joiner, output)
+            self.case.assertIn(joiner.returncode, (0, 130) if joiner in self.joined else (5, 130), output)
+        # The launcher ends with its last rank: with 0 if only ranks of others were left to be stopped.
+        sizes = events(self.run, "size")
+        others = bool(sizes) and set(sizes[-1]["ranks"]) <= set(self.joined.values())
+        self.case.ended(self.process, code=0 if others else 130)
+
+    def heard(self, joiner, output):
+        found = re.search(r"joined as rank (\d+)", output)
+        if found:
+            self.joined[joiner] = int(found.group(1))
+
+    def until(self, holds):
+        deadline = time.monotonic() + LIMIT
+        while not holds():
+            self.case.assertIn(self.process.poll(), (None, 0), "it has ended")
+            self.case.assertTrue(any(each.poll() is None for each in (self.process, *self.joiners)), "all have ended")
+            self.case.assertLess(time.monotonic(), deadline, "nothing happened")
+            time.sleep(0.02)  # between two looks
 
     def look(self):
-        self.case.until(self.process, lambda: self.case.status(self.name).get("ranks"))
-        self.status = self.case.status(self.name) or self.status
+        def answers():
+            found = self.case.status(self.name)
+            self.status = found or self.status
+            return found.get("ranks")
+
+        self.until(answers)
         return self.status
 
     def ctl(self, *words):
@@ -98,10 +120,10 @@ class Script:
         if self.draw.random() < 0.7:  # else the next thing comes meanwhile
             for joiner in new:
                 line = "."
-                while line and "joined as rank" not in line:
+                while line and joiner not in self.joined:
                     line = joiner.stdout.readline()
+                    self.heard(joiner, line)
                 self.case.assertTrue(line, f"it has ended with {joiner.wait(timeout=LIMIT) if not line else 0}")
-                self.joined.append(joiner)
         return True
 
     def signal(self):
@@ -110,14 +132,15 @@ class Script:
         if pids <= self.asked | {rank["pid"]}:  # to all: the run would stop
             return False
         self.story.append(f"SIGTERM to {rank['rank']}")
+        first = not self.somebody_leaves()  # else those leave first, and there may not be enough left for this one
         self.asked.add(rank["pid"])
         try:
             os.kill(rank["pid"], signal.SIGTERM)
         except ProcessLookupError:
             return False  # it has left meanwhile
-        if self.positions() > self.ranks_min and self.draw.random() < 0.7:
+        if first and self.positions() > self.ranks_min and self.draw.random() < 0.7:
             number = rank["rank"]
-            self.case.until(self.process, lambda: number not in [each["rank"] for each in self.look()["ranks"]])
+            self.until(lambda: number not in [each["rank"] for each in self.look()["ranks"]])
         return True
 
     def losses(self):
@@ -135,7 +158,11 @@ class ElasticScripts(ElasticCase):
         scripts, changes = [Script(self, SEED + i) for i in range(COUNT)], 0
         for script in scripts:
             with self.subTest(script=script.name, story=script.story):
-                script.play()
+                try:
+                    script.play()
+                finally:  # one that has failed goes on no longer
+                    for process in (script.process, *script.joiners):
+                        process.kill()
                 changes += len(events(script.run, "size"))
         last = max(max(script.losses()) for script in scripts if script.run.exists())
         for replicas in sorted({script.replicas for script in scripts}):
