@@ -10,6 +10,7 @@ import unittest
 import zipfile
 
 SETUP = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "setup"
+STAND_INS = SETUP.parent / "torch-stand-ins"
 TOOLS = "bash c++ cat chmod cp env flock mkdir mktemp mv rm sed tail touch".split()
 PRESENT = "cmake ninja pkg-config python3".split()  # need only be there
 NOBODY = 65534
@@ -133,7 +134,7 @@ class Packages(unittest.TestCase):
     def test_of_a_part_that_does_not_exist(self):
         with Machine() as machine:
             code, _, errors = machine.run("cors")
-            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, python, check, bench or peers\n"))
+            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, python, torch, check, bench or peers\n"))
 
 
 def make_wheel(folder, name, version, files, extras=()):
@@ -210,6 +211,23 @@ class Libtorch(unittest.TestCase):
         self.assertFalse((self.machine.cache / "torch-2.11.0").exists())
 
 
+def stand_in_user(folder):
+    """A library that is linked with two of CUDA that nobody has, one with versions."""
+    code = {"cufake": "void cufake_x(void) {}", "nvfake": "void nvfake_x(void) {}"}
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", folder / "empty.so"], check=True)
+    (folder / "versions").write_text("libcufake.so.1 { global: cufake_x; };")
+    for name, text in code.items():
+        (folder / f"{name}.c").write_text(text)
+        script = ["-Wl,--version-script=" + str(folder / "versions")] if name == "cufake" else []
+        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,lib{name}.so.1", *script, folder / f"{name}.c", "-o",
+                        folder / f"lib{name}.so.1"], check=True)
+    user = folder / "user.c"
+    user.write_text("void cufake_x(void); void nvfake_x(void); void use(void) { cufake_x(); nvfake_x(); }")
+    subprocess.run(["cc", "-shared", "-fPIC", user, folder / "libcufake.so.1", folder / "libnvfake.so.1", "-o", folder / "user.so"],
+                   check=True)
+    return (folder / "user.so").read_bytes()
+
+
 class Python(unittest.TestCase):
     """The environment of the Python package, from wheels made here."""
 
@@ -236,6 +254,28 @@ class Python(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("check the network", errors.splitlines()[-1])
         self.assertEqual([path.name for path in self.machine.cache.iterdir()], [".python.lock"])
+
+    def test_has_one_more_with_pytorch(self):
+        # A PyTorch whose import opens its library, as the real one's does.
+        tag = subprocess.run(["/usr/bin/python3", "-c", "import sys; print('cpython-%d%d' % sys.version_info[:2])"], capture_output=True,
+                             text=True, check=True).stdout.strip()
+        library = stand_in_user(self.machine.root)
+        opens = b"import ctypes, os; ctypes.CDLL(os.path.dirname(__file__) + '/lib/libtorch_python.so', os.RTLD_NOW)\n"
+        make_wheel(self.wheels, "torch", "2.11.0", {
+            "torch/version.py": b"__version__ = '2.11.0+cu130'\n", "torch/__init__.py": opens, f"torch/_C.{tag}-x.so": b"",
+            "torch/lib/libtorch_cpu.so": (self.machine.root / "empty.so").read_bytes(), "torch/lib/libtorch_python.so": library})
+        make_wheel(self.wheels, "cuda-toolkit", "13.0.2", {"nvidia/x": b""}, extras=("cudart", "cupti"))
+        for name, version in [("nanobind", "3.1.0"), ("scikit-build-core", "1.1.2"), ("numpy", "2.4.6"), ("transformers", "5.23.0"),
+                              ("sympy", "1"), ("networkx", "1"), ("jinja2", "1"), ("fsspec", "1"), ("filelock", "1"),
+                              ("typing-extensions", "5")]:
+            make_wheel(self.wheels, name, version, {f"{name.replace('-', '_')}/__init__.py": b""})
+        shutil.copy(STAND_INS, self.machine.root)
+        for tool in ("as", "ld", "nm", "readelf"):
+            (self.machine.bin / tool).symlink_to(shutil.which(tool))
+        code, _, errors = self.machine.run("torch", **self.pip)
+        self.assertEqual((code, errors.count("downloading")), (0, 3), errors)
+        self.assertTrue((self.machine.cache / "python-torch" / "stand-ins" / "libcufake.so.1").exists())
+        self.assertEqual(self.machine.run("torch", **self.pip), (0, "", ""))
 
 
 if __name__ == "__main__":
