@@ -3,7 +3,7 @@
 import json
 import os
 
-from elastic_test import LIMIT, ElasticCase, events
+from elastic_case import LIMIT, ElasticCase, events
 from program import DYNMO
 from two_hosts import ADDRESSES, NAME, die_with_parent, make_hosts, remove_hosts, run_tests
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from elastic_test import LIMIT, ElasticCase, events
+from elastic_case import LIMIT, ElasticCase, events
 from program import DYNMO
 from run_case import rank_processes
 

@@ -11,7 +11,7 @@ import signal
 import time
 import unittest
 
-from elastic_test import LIMIT, ElasticCase, events, manifests
+from elastic_case import LIMIT, ElasticCase, events, manifests
 
 SCRIPTS = {"": 2, "part": 1, "all": 200}
 SAMPLES = os.environ.get("DYNMO_SAMPLES", "")
