@@ -129,7 +129,7 @@ class Script:
     def signal(self):
         rank = self.draw.choice(self.status["ranks"])
         pids = {each["pid"] for each in self.status["ranks"]}
-        if pids <= self.asked | {rank["pid"]}:  # to all: the run would stop
+        if len(pids & (self.asked | {rank["pid"]})) >= self.positions():  # of every position one: the run would stop
             return False
         self.story.append(f"SIGTERM to {rank['rank']}")
         first = not self.somebody_leaves()  # else those leave first, and there may not be enough left for this one
