@@ -6,7 +6,7 @@ The command line and this package are two ways to the same code: the same questi
 from ._core import Schedule, balancers, devices, schedule_kinds
 from ._plan import Comparison, Plan, compare, model_costs, plan
 from ._simulate import Simulation, simulate
-from .errors import BadInputError, DynmoError, InfeasibleError
+from .errors import BadInputError, DynmoError, InfeasibleError, RankLostError
 
 __all__ = [
     "BadInputError",
@@ -14,6 +14,7 @@ __all__ = [
     "DynmoError",
     "InfeasibleError",
     "Plan",
+    "RankLostError",
     "Schedule",
     "Simulation",
     "balancers",

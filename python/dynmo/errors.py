@@ -12,3 +12,7 @@ class BadInputError(DynmoError, ValueError):
 
 class InfeasibleError(DynmoError):
     """No plan fits the memory or the ranks."""
+
+
+class RankLostError(DynmoError):
+    """A process of the pipeline has ended; what is left of the run cannot go on."""

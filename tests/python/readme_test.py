@@ -12,7 +12,7 @@ class Blocks(unittest.TestCase):
         for page in ("README.md", "docs/python.md"):
             blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
             self.assertTrue(blocks, page)
-            for number, block in enumerate(blocks):
+            for number, block in enumerate(block for block in blocks if ">>>" in block):  # torch_docs_test.py runs the others
                 test = doctest.DocTestParser().get_doctest(block, {}, f"{page}, block {number}", page, 0)
                 said = []
                 found = doctest.DocTestRunner(verbose=False).run(test, out=said.append)

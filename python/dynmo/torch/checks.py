@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot work is refused by name before anything is dropped; parts of a model are checked against the whole."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInputError
+
+TESTED_TORCH = ("2.11",)
+TESTED_TRANSFORMERS = ("5.23",)
+
+
+def digest(value: Any) -> int:
+    """48 bits, which a double holds exactly."""
+    hasher = hashlib.blake2b(digest_size=6)
+    update(hasher, value)
+    return int.from_bytes(hasher.digest(), "little")
+
+
+def content_digest(packed: Tensor) -> Tensor:
+    """16 bytes."""
+    raw: Any = packed.numpy()
+    return torch.frombuffer(bytearray(hashlib.blake2b(raw, digest_size=16).digest()), dtype=torch.uint8)
+
+
+def update(hasher: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        if value.device.type != "meta":
+            hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, dict):
+        for key in value:
+            hasher.update(repr(key).encode())
+            update(hasher, value[key])
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            update(hasher, element)
+    else:
+        hasher.update(repr(value).encode())
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses wrappers and parameters that layers cannot be moved with."""
+    kinds = {kind.__module__ + "." + kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    for kind, what in (
+        ("torch.nn.parallel.distributed.DistributedDataParallel", "DistributedDataParallel"),
+        ("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", "FSDP"),
+        ("torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule", "FSDP2 (fully_shard)"),
+        ("torch._dynamo.eval_frame.OptimizedModule", "torch.compile"),
+    ):
+        if kind in kinds:
+            raise BadInputError(f"model: it is wrapped by {what}, wanted the plain module; leave {what} out")
+    if any(kind.startswith("deepspeed.") for kind in kinds):
+        raise BadInputError("model: it is a DeepSpeed engine, wanted the plain module; leave DeepSpeed out")
+    for name, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise BadInputError(f"model: {name or 'the model'} is compiled by torch.compile, wanted it eager; leave compile() out")
+        if getattr(module, "_pp_stage", None) is not None or getattr(module, "_tp_plan_applied", None):
+            raise BadInputError("model: transformers has split it (pp_size or tp_size), wanted the whole model on every rank")
+    if getattr(model, "is_quantized", False):
+        raise BadInputError("model: it is quantized, wanted floating-point parameters")
+    _check_parameters(model)
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadInputError("model: it is an encoder-decoder, wanted a decoder, or layers=[(name, module), ...]")
+    for flag, why in (
+        ("output_router_logits", "its auxiliary loss spans all layers"),
+        ("output_hidden_states", "the hidden tensors lie on several ranks"),
+        ("output_attentions", "the attentions lie on several ranks"),
+    ):
+        if getattr(config, flag, False):
+            raise BadInputError(f"model: config.{flag} is on, but {why}; set it to False")
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+            raise BadInputError(f"model: parameter {name} is a DTensor (FSDP2 or tensor parallel), wanted plain tensors")
+        if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
+            kind = type(parameter if type(parameter) is not nn.Parameter else parameter.data).__name__
+            raise BadInputError(f"model: parameter {name} is a {kind}, wanted torch.nn.Parameter")
+        if not parameter.is_floating_point():
+            raise BadInputError(f"model: parameter {name} is {parameter.dtype}, wanted floating point (quantized?)")
+        if parameter.device.type == "meta":
+            raise BadInputError(f"model: parameter {name} is on meta, wanted weights on every rank at the start")
+        if parameter.grad is not None:
+            raise BadInputError(f"model: parameter {name} has a gradient, wanted none; call optimizer.zero_grad() first")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise BadInputError("optimizer: LBFGS evaluates the loss in a closure, wanted one that steps once, such as AdamW")
+    own = {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise BadInputError(
+                    f"optimizer: a parameter of shape {tuple(parameter.shape)} is not one of the model, wanted optimizer and "
+                    "model to belong together"
+                )
+
+
+def check_free(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Why a parameter cannot be given away, or nothing. swap_tensors wants to be its only owner."""
+    import weakref
+
+    for name, parameter in named:
+        if parameter.grad is not None:
+            return f"parameter {name} has a gradient, call optimizer.zero_grad() before layers move"
+        if weakref.getweakrefs(parameter):
+            return f"parameter {name} has weak references (torch.compile makes them), wanted none"
+        if _has_other_owner(parameter):
+            return f"parameter {name} has live views or a graph, wanted none; delete what was made of it"
+    return ""
+
+
+def _has_other_owner(parameter: Tensor) -> bool:
+    """Whether something beside the parameter and its node of accumulation holds the tensor, as swap_tensors counts."""
+    held: Any = parameter
+    if held._use_count() == 1:
+        return False
+    if held._use_count() > 2 or not parameter.requires_grad:
+        return True
+    node = torch.autograd.graph.get_gradient_edge(parameter).node  # made now unless it was the other owner
+    uses = int(held._use_count())
+    del node
+    return uses != 2
+
+
+def batch_size(batch: dict[str, Any], micro_batches: int) -> int:
+    sizes = {name: value.shape[0] for name, value in batch.items() if isinstance(value, Tensor) and value.dim() > 0}
+    if not sizes:
+        raise BadInputError("batch: it has no tensor, wanted input_ids and labels")
+    if len(set(sizes.values())) != 1:
+        raise BadInputError(f"batch: samples differ in number, {sizes}, wanted as many in each tensor")
+    size = next(iter(sizes.values()))
+    if size == 0 or size % micro_batches != 0:
+        raise BadInputError(f"batch: {size} samples in {micro_batches} micro-batches, wanted a multiple of {micro_batches}")
+    return int(size)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients at the end of a step: those of tied parameters added up, torch's clipping for any cut."""
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInputError
+from .layers import Split
+from .ranks import Ranks
+
+TIE_TAG = 1 << 24
+
+
+def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
+    """Both parameters of a tie get the same sum: the gradient behind the blocks, then that in front of them."""
+    for index, tie in enumerate(split.ties):
+        first, second = split.layers[tie.layers[0]].parameters[tie.first], split.layers[tie.layers[1]].parameters[tie.second]
+        if not first.requires_grad:
+            continue
+        here = [owners[layer] == ranks.rank for layer in tie.layers]
+        mine = [parameter for parameter, own in zip((first, second), here) if own]
+        for parameter in mine:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if all(here):
+            assert first.grad is not None and second.grad is not None
+            total = second.grad + first.grad
+            first.grad, second.grad = total, total.clone()
+        elif mine:
+            own = mine[0].grad
+            assert own is not None
+            other_rank = owners[tie.layers[0] if here[1] else tie.layers[1]]
+            arrived = ranks.receive(torch.empty_like(own), other_rank, TIE_TAG + index)
+            sent = ranks.send(own.contiguous(), other_rank, TIE_TAG + index)
+            other = arrived.wait()
+            sent.wait()
+            mine[0].grad = own + other if here[1] else other + own
+
+
+class Clip:
+    """torch.nn.utils.clip_grad_norm_ over all ranks, bit for bit."""
+
+    def __init__(self, split: Split, ranks: Ranks) -> None:
+        self._ranks = ranks
+        copies = {tie.second for tie in split.ties}
+        by_name = {name: (index, parameter) for index, layer in enumerate(split.layers) for name, parameter in layer.parameters.items()}
+        names = [name for name, _ in split.module.named_parameters() if name not in copies]
+        # In the order of model.parameters(), in which torch stacks the norms.
+        self._order: list[tuple[int, nn.Parameter]] = [by_name[name] for name in names]
+
+    def __call__(self, owners: list[int], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+        count = len(self._order)
+        cells = torch.zeros(2 * count, dtype=torch.float64)
+        for index, (layer, parameter) in enumerate(self._order):
+            if owners[layer] == self._ranks.rank and parameter.grad is not None:
+                cells[index] = torch.linalg.vector_norm(parameter.grad, norm_type).double()
+                cells[count + index] = 1
+        self._ranks.sum(cells)
+        norms = [
+            cells[index].to(parameter.dtype) for index, (_, parameter) in enumerate(self._order) if cells[count + index] != 0
+        ]
+        if not norms:
+            return torch.tensor(0.0)
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        if error_if_nonfinite and not torch.isfinite(total):
+            raise BadInputError(f"gradients: their norm of order {norm_type} is {total.item()}, wanted a finite one")
+        return total
+
+    def scale(self, parameters: list[nn.Parameter], total: Tensor, max_norm: float) -> None:
+        factor: Optional[Tensor] = None
+        for parameter in parameters:
+            if parameter.grad is not None:
+                if factor is None:
+                    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+                parameter.grad.mul_(factor)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves layers between ranks: copy, compare digests, vote, commit. Until the vote the old plan is complete."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Optional
+
+import torch
+
+from ..errors import BadInputError
+from . import checks, state
+from .layers import Layer, Split
+from .program import Plan
+from .ranks import Ranks
+
+MOVE_TAG = 1 << 25
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A move as it went: bytes of the layers, seconds of all of it, and the layers that changed ranks."""
+
+    bytes: int
+    seconds: float
+    layers: tuple[int, ...]
+    done: bool
+
+
+@dataclass
+class _Part:
+    """A layer of which this rank is sender or receiver."""
+
+    layer: int
+    head: state.Head
+    packed: torch.Tensor  # with the digest behind it
+
+
+class Mover:
+    """Used at step boundaries, by all ranks together."""
+
+    def __init__(self, split: Split, ranks: Ranks, optimizer: Optional[torch.optim.Optimizer]) -> None:
+        self._split, self._ranks, self._optimizer = split, ranks, optimizer
+
+    def move(self, old: Plan, new: Plan) -> Moved:
+        """Carries the layers from `old` to `new`. Not done where a rank found other bytes than were sent."""
+        start = perf_counter()
+        before, after = old.owners, new.owners
+        changed = [layer for layer in range(len(before)) if before[layer] != after[layer]]
+        contents = {
+            layer: state.content_of(self._split.layers[layer], self._optimizer)
+            for layer in changed
+            if before[layer] == self._ranks.rank
+        }
+        heads = self._agree(new, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
+        arrived = self._exchange(before, after, changed, contents, heads)
+        if not self._vote(arrived is not None):
+            return Moved(0, perf_counter() - start, tuple(changed), False)
+        assert arrived is not None
+        contents.clear()
+        for layer in changed:
+            if before[layer] == self._ranks.rank:
+                state.give_away(self._split.layers[layer], self._optimizer)
+            elif after[layer] == self._ranks.rank:
+                state.take_in(self._split.layers[layer], self._optimizer, arrived[layer])
+        size = sum(heads[layer].payload for layer in changed)
+        return Moved(size, perf_counter() - start, tuple(changed), True)
+
+    def _agree(self, new: Plan, own: dict[int, state.Head], changed: list[int]) -> dict[int, state.Head]:
+        """What every moving layer holds, told to all; refused where ranks have other plans or a layer cannot be moved."""
+        plan = (new.stages, new.schedule)
+        problem = checks.check_free(
+            pair for layer in changed if layer in own for pair in self._split.layers[layer].parameters.items()
+        )
+        told: list[Any] = self._ranks.gather((plan, problem, own))
+        heads: dict[int, state.Head] = {}
+        for rank, (other, trouble, owned) in enumerate(told):
+            if other != told[0][0]:
+                raise BadInputError(f"rank {rank} plans another cut than rank 0, wanted the same program and processors on all ranks")
+            if trouble:
+                raise BadInputError(f"rank {rank}: {trouble}")
+            heads.update(owned)
+        return heads
+
+    def _exchange(
+        self, before: list[int], after: list[int], changed: list[int], contents: dict[int, state.Content], heads: dict[int, state.Head]
+    ) -> Optional[dict[int, state.Content]]:
+        """What has arrived, by layer; None where a digest differs."""
+        incoming: list[tuple[_Part, Any]] = []
+        for layer in changed:
+            if after[layer] == self._ranks.rank:
+                part = _Part(layer, heads[layer], torch.empty(heads[layer].size + DIGEST_BYTES, dtype=torch.uint8))
+                incoming.append((part, self._ranks.receive(part.packed, before[layer], MOVE_TAG + layer)))
+        outgoing = []
+        for layer in changed:
+            if layer in contents:
+                packed = state.pack(contents[layer], heads[layer], DIGEST_BYTES)
+                packed[heads[layer].size :] = checks.content_digest(packed[: heads[layer].size])
+                self._damage(layer, packed)
+                outgoing.append(self._ranks.send(packed, after[layer], MOVE_TAG + layer))
+        arrived: Optional[dict[int, state.Content]] = {}
+        for part, message in incoming:
+            message.wait()
+            raw = part.packed[: part.head.size]
+            if not torch.equal(checks.content_digest(raw), part.packed[part.head.size :]):
+                arrived = None
+            elif arrived is not None:
+                arrived[part.layer] = state.unpack(raw, part.head)
+        for message in outgoing:
+            message.wait()
+        return arrived
+
+    def _damage(self, layer: int, packed: torch.Tensor) -> None:
+        """Tests damage bytes here."""
+
+    def _vote(self, yes: bool) -> bool:
+        return bool(self._ranks.sum(torch.tensor([0.0 if yes else 1.0], dtype=torch.float64))[0] == 0)
+
+
+def release_others(layers: list[Layer], owners: list[int], rank: int, optimizer: Optional[torch.optim.Optimizer]) -> None:
+    """Drops the layers of other ranks at the start, when all ranks have them."""
+    for layer, owner in zip(layers, owners):
+        if owner != rank:
+            state.give_away(layer, optimizer)

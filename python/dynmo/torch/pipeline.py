@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dt.Pipeline: the user's own model and optimizer, run as a pipeline whose layers can move."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from .. import Plan as CorePlan
+from ..errors import BadInputError
+from . import checks, saving, start
+from .gradients import Clip, add_ties
+from .layers import Split, frozen_prefix
+from .marks import Marks
+from .move import Moved, Mover, release_others
+from .program import Plan, Program, make_program, read_plan
+from .ranks import Ranks
+from .sequence import INPUT, TARGET, Sequential
+from .step import Step
+
+PlanLike = Union[CorePlan, Mapping[str, Any]]
+
+
+class Pipeline:
+    """Runs a model over the ranks of torch.distributed; one rank is the plain loop.
+
+    Every rank builds the same model and optimizer and reads the same batches. The calling thread does all the work.
+    """
+
+    def __init__(
+        self,
+        model: Optional[nn.Module] = None,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        *,
+        micro_batches: int,
+        layers: Optional[Sequence[tuple[str, nn.Module]]] = None,
+        loss_fn: Optional[Callable[[Any, Any], Tensor]] = None,
+        hidden: Optional[Callable[[Any], Tensor]] = None,
+        accumulation: int = 1,
+        plan: Optional[PlanLike] = None,
+        schedule: str = "1f1b",
+        seed: Optional[int] = None,
+        timeout_s: float = 1800,
+    ) -> None:
+        if micro_batches < 1 or accumulation < 1:
+            raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
+        self.optimizer = optimizer
+        self._ranks = Ranks(timeout_s)
+        self._split = start.split_of(model, layers, loss_fn, hidden, optimizer)
+        self._ranks.agree("weights, or a model,", start.fingerprint(self._split))
+        self._ranks.agree("settings", [micro_batches, accumulation, *start.describe_optimizer(optimizer)])
+        self.micro_batches, self._accumulation = micro_batches, accumulation
+        self._seed = start.seed_of(self._split, seed, self._ranks)
+        self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, plan)
+        self.marks = Marks(len(self._split.layers))
+        self._clip = Clip(self._split, self._ranks)
+        self._mover = Mover(self._split, self._ranks, optimizer)
+        self._programs: dict[Any, Program] = {}
+        self._rounds = 0  # of this step
+        self._versions: dict[str, int] = {}
+        self.steps = 0
+        self.losses: list[float] = []
+        start.untie_optimizer(self._split, optimizer)
+        if self._ranks.size > 1:
+            release_others(self._split.layers, self.plan.owners, self.rank, optimizer)
+        if optimizer is not None:
+            self._watch(optimizer)
+
+    @property
+    def rank(self) -> int:
+        return self._ranks.rank
+
+    @property
+    def ranks(self) -> int:
+        return self._ranks.size
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's model; parameters of other ranks' layers are on meta."""
+        return self._split.module
+
+    @property
+    def layers(self) -> list[str]:
+        return [layer.name for layer in self._split.layers]
+
+    # --- Training. ---
+
+    def step(self, *pair: Any, **batch: Any) -> Tensor:
+        """Forward and backward of all micro-batches; the batch's loss, on every rank."""
+        if self._rounds != self._accumulation - 1:
+            raise BadInputError(
+                f"step: {self._rounds} calls of accumulate() before it, wanted {self._accumulation - 1} (accumulation={self._accumulation})"
+            )
+        loss = self._round(self._batch(pair, batch))
+        add_ties(self._split, self._ranks, self.plan.owners)
+        self._rounds = 0
+        self.steps += 1
+        self._note_versions()
+        return loss
+
+    def accumulate(self, *pair: Any, **batch: Any) -> Tensor:
+        """As `step` for all but the last batch of an optimizer's step (accumulation=N); gradients add up."""
+        if self._rounds >= self._accumulation - 1:
+            raise BadInputError(f"accumulate: call {self._rounds + 1} in a step of accumulation={self._accumulation}, wanted step() now")
+        loss = self._round(self._batch(pair, batch))
+        self._rounds += 1
+        return loss
+
+    def evaluate(self, *pair: Any, **batch: Any) -> Tensor:
+        """The batch's loss in eval mode without gradients, on every rank."""
+        modes = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()
+        try:
+            return self._pass(self._batch(pair, batch), len(self._split.layers), Marks(len(self._split.layers)))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+        """torch.nn.utils.clip_grad_norm_ of all the model's parameters, of which a rank has a part; the same bits."""
+        total = self._clip(self.plan.owners, float(max_norm), float(norm_type), error_if_nonfinite)
+        self._clip.scale(self._owned(), total, float(max_norm))
+        self._note_versions()
+        return total
+
+    def move_to(self, plan: PlanLike) -> Moved:
+        """Moves the layers to another plan, at a boundary between two steps."""
+        return self._move(read_plan(_document(plan), self.ranks, len(self._split.layers)))
+
+    # --- In and out. ---
+
+    def save_pretrained(self, folder: saving.Path, **options: Any) -> None:
+        """Writes what the model's save_pretrained would, from all ranks; called by all."""
+        saving.save_pretrained(self._split, self._ranks, self.plan.owners, folder, options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's weights and optimizer state by name, for torch.distributed.checkpoint."""
+        return saving.state_dict(self._split, self._ranks, self.plan.owners, self.optimizer, self.steps)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes this rank's part of a state; between two steps."""
+        self.steps = saving.load_state_dict(self._split, self._ranks, self.plan.owners, self.optimizer, state)
+
+    def save(self, folder: saving.Path) -> None:
+        """Writes a checkpoint with torch.distributed.checkpoint; called by all ranks."""
+        saving.save(folder, self.state_dict(), self._ranks)
+
+    def load(self, folder: saving.Path) -> None:
+        """Reads a checkpoint, which any number of ranks may have written; called by all ranks."""
+        self.load_state_dict(saving.load(folder, self._split, self._ranks, self.plan.owners, self.optimizer))
+
+    # --- Inside. ---
+
+    def _batch(self, pair: tuple[Any, ...], batch: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(self._split, Sequential):
+            if len(pair) != 2 or batch:
+                raise BadInputError(f"batch: {len(pair)} values and the names {sorted(batch)}, wanted input and target of your layers")
+            return {INPUT: pair[0], TARGET: pair[1]}
+        if pair:
+            raise BadInputError("batch: values without names, wanted the model's arguments by name, such as **batch")
+        return batch
+
+    def _round(self, batch: dict[str, Any]) -> Tensor:
+        self._mirror_ties()
+        if self._rounds == 0:
+            self.marks.reset()
+        frozen = frozen_prefix(self._split.layers)
+        if frozen == len(self._split.layers):
+            raise BadInputError("model: no parameter is trained, wanted one with requires_grad")
+        return self._pass(batch, frozen, self.marks)
+
+    def _pass(self, batch: dict[str, Any], frozen: int, marks: Marks) -> Tensor:
+        micro_batches = self._slices(batch)
+        whole = "num_items_in_batch" in batch  # the loss is a sum over the micro-batch, already divided
+        divisor = 1 if whole else self.micro_batches * (self._accumulation if marks is self.marks else 1)
+        program = self._program(frozen)
+        contexts = [self._split.begin(micro_batch, self.steps) for micro_batch in micro_batches]
+        number = self.steps * self._accumulation + self._rounds
+        step = Step(
+            self._split, self._ranks, program, contexts, marks, lambda loss: loss / divisor if divisor != 1 else loss,
+            number, self._seed if self.module.training else None, self._begin_agreement(batch, frozen),
+        )
+        step.run()
+        cells = torch.zeros(self.micro_batches, dtype=torch.float64)
+        for micro_batch, loss in step.losses.items():
+            cells[micro_batch] = loss.double()
+        return self._total(self._ranks.sum(cells).tolist(), divisor)
+
+    def _slices(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        size = checks.batch_size(batch, self.micro_batches) // self.micro_batches
+        return [
+            {
+                name: value[index * size : (index + 1) * size] if isinstance(value, Tensor) and value.dim() > 0 else value
+                for name, value in batch.items()
+            }
+            for index in range(self.micro_batches)
+        ]
+
+    def _program(self, frozen: int) -> Program:
+        key = (self.plan, frozen)
+        if key not in self._programs:
+            if len(self._programs) > 8:
+                self._programs.clear()
+            self._programs[key] = make_program(self.plan, self.rank, self.micro_batches, frozen)
+        return self._programs[key]
+
+    def _flags(self) -> int:
+        return checks.digest([[p.requires_grad for p in layer.parameters.values()] for layer in self._split.layers])
+
+    def _begin_agreement(self, batch: dict[str, Any], frozen: int) -> Callable[[], None]:
+        """Compares what ranks must have alike. It is on its way while the first micro-batches run."""
+        if self.ranks == 1:
+            return lambda: None
+        kinds = ("batch", "requires_grad flags", "training mode")
+        own = [checks.digest(batch), self._flags(), int(self.module.training) * 2 + int(frozen == len(self._split.layers))]
+        cells = torch.zeros(self.ranks, len(own), dtype=torch.float64)
+        cells[self.rank] = torch.tensor(own, dtype=torch.float64)
+        wait: list[Callable[[], None]] = [self._ranks.begin_sum(cells)]
+
+        def check() -> None:
+            if not wait:
+                return
+            wait.pop()()
+            for rank in range(self.ranks):
+                for kind, here, there in zip(kinds, cells[0].tolist(), cells[rank].tolist()):
+                    if here != there:
+                        raise BadInputError(f"rank {rank} has another {kind} than rank 0, wanted the same on all ranks")
+
+        return check
+
+    def _total(self, losses: list[float], divisor: int) -> Tensor:
+        """Their sum in the order of the micro-batches, rounded as a loop over them does."""
+        self.losses = losses
+        dtype = next(self.module.parameters()).dtype
+        total = torch.zeros((), dtype=torch.float32 if dtype != torch.float64 else dtype)
+        for loss in torch.tensor(losses, dtype=total.dtype):
+            total = total + (loss / divisor if divisor != 1 else loss)
+        return total
+
+    def _owned(self) -> list[nn.Parameter]:
+        owners = self.plan.owners
+        return [
+            parameter
+            for layer, owner in zip(self._split.layers, owners)
+            if owner == self.rank
+            for parameter in layer.parameters.values()
+        ]
+
+    def _mirror_ties(self) -> None:
+        for tie in self._split.ties:
+            first, second = (self._split.layers[layer].parameters[name] for layer, name in zip(tie.layers, (tie.first, tie.second)))
+            second.requires_grad_(first.requires_grad)
+
+    def _move(self, plan: Plan) -> Moved:
+        moved = self._mover.move(self.plan, plan)
+        if moved.done:
+            self.plan = plan
+        return moved
+
+    # --- torch's clip_grad_norm_ would see a rank's part of the model only. ---
+
+    def _note_versions(self) -> None:
+        self._versions = {
+            name: parameter.grad._version
+            for layer in self._split.layers
+            for name, parameter in layer.parameters.items()
+            if parameter.grad is not None
+        }
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        own = weakref.ref(self)
+
+        def before(*_: Any) -> None:
+            pipeline = own()
+            if pipeline is not None:
+                pipeline._before_update()
+
+        optimizer.register_step_pre_hook(before)
+
+    def _before_update(self) -> None:
+        if self.ranks == 1:
+            return
+        for layer in self._split.layers:
+            for name, parameter in layer.parameters.items():
+                if parameter.grad is not None and self._versions.get(name, parameter.grad._version) != parameter.grad._version:
+                    raise BadInputError(
+                        f"the gradient of {name} has changed since step(): torch's clip_grad_norm_ or a GradScaler sees this rank's part "
+                        "of the model only; call pipe.clip_grad_norm_() instead"
+                    )
+
+
+def _document(plan: PlanLike) -> Mapping[str, Any]:
+    return plan.document if isinstance(plan, CorePlan) else plan
+

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's actions of one step, from a plan. The order is the core's; nothing here knows 1F1B."""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import Schedule
+from ..errors import BadInputError
+
+ACTION = re.compile(r"(\d+)(F|B|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+KINDS = ("gpipe", "1f1b", "interleaved")
+
+
+@dataclass(frozen=True)
+class Stage:
+    rank: int
+    first: int
+    count: int
+
+    @property
+    def layers(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cut into stages and the rank of each."""
+
+    stages: tuple[Stage, ...]
+    ranks: int
+    schedule: str
+    generation: int = 0
+
+    @property
+    def cut(self) -> str:
+        """Layers by rank, "9|9"; stages of one rank are joined by "+"."""
+        counts = [[str(stage.count) for stage in self.stages if stage.rank == rank] for rank in range(self.ranks)]
+        return "|".join("+".join(count) or "0" for count in counts)
+
+    @property
+    def owners(self) -> list[int]:
+        return [stage.rank for stage in self.stages for _ in stage.layers]
+
+    def document(self) -> dict[str, Any]:
+        """The plan as "dynmo-plan-1"."""
+        stages = [
+            {"stage": index, "rank": stage.rank, "first_layer": stage.first, "layers": stage.count}
+            for index, stage in enumerate(self.stages)
+        ]
+        return {
+            "format": "dynmo-plan-1", "ranks": self.ranks, "generation": self.generation, "schedule": self.schedule, "stages": stages,
+        }
+
+
+def read_plan(document: Mapping[str, Any], ranks: int, layers: int) -> Plan:
+    """A "dynmo-plan-1" for these ranks and layers."""
+    try:
+        stages = tuple(
+            Stage(int(stage["rank"]), int(stage["first_layer"]), int(stage["layers"]))
+            for stage in sorted(document["stages"], key=lambda stage: int(stage["first_layer"]))
+        )
+        plan = Plan(stages, int(document["ranks"]), str(document["schedule"]), int(document.get("generation", 0)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInputError(f"plan: {error!r}, wanted a dynmo.Plan or its document") from error
+    if plan.schedule not in KINDS:
+        raise BadInputError(f"plan: schedule {plan.schedule}, wanted {', '.join(KINDS)} (others need I and W apart)")
+    if plan.ranks != ranks:
+        raise BadInputError(f"plan: it is for {plan.ranks} ranks, here are {ranks}")
+    covered = [layer for stage in stages for layer in stage.layers]
+    if covered != list(range(layers)) or any(stage.count < 1 or not 0 <= stage.rank < ranks for stage in stages):
+        raise BadInputError(f"plan: its stages cover {len(covered)} layers on {plan.ranks} ranks, wanted each of {layers} layers once")
+    return plan
+
+
+@dataclass(frozen=True)
+class Action:
+    kind: str
+    stage: int
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """What this rank does in a step."""
+
+    stages: tuple[Stage, ...]
+    frozen_stages: int
+    micro_batches: int
+    actions: tuple[Action, ...]
+
+
+def make_program(plan: Plan, rank: int, micro_batches: int, frozen_layers: int) -> Program:
+    """Lowers the plan's schedule; stages inside the frozen prefix run forward only."""
+    frozen = sum(1 for stage in plan.stages if stage.first + stage.count <= frozen_layers)
+    schedule = Schedule(
+        plan.schedule, [stage.rank for stage in plan.stages], micro_batches, ranks=plan.ranks, frozen_stages=frozen
+    ).lower()
+    schedule.check()
+    actions = []
+    for text in schedule.rows[rank]:
+        match = ACTION.fullmatch(text)
+        assert match is not None, text
+        actions.append(Action(match[2], int(match[1]), int(match[3])))
+    return Program(plan.stages, frozen, micro_batches, tuple(actions))

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a pipeline over torch.distributed: messages, one sum a step, and which rank is lost."""
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Optional, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import BadInputError, RankLostError
+
+Result = TypeVar("Result")
+LOST_KEY = "dynmo/lost"
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process of this host is gone, or waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return True
+
+
+class Ranks:
+    """A group of its own over all ranks, so that no message meets one of the user's. Used by one thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._group: Optional[dist.ProcessGroup] = None
+        self.rank, self.size = 0, 1
+        self._places: list[tuple[str, int]] = []
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("gloo")
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            self._places = self.gather((socket.gethostname(), os.getpid()))
+
+    # --- Messages. ---
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> "Message":
+        return Message(self, lambda: dist.isend(tensor, to, group=self._group, tag=tag), to, tensor)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> "Message":
+        return Message(self, lambda: dist.irecv(tensor, source, group=self._group, tag=tag), source, tensor)
+
+    def sum(self, cells: Tensor) -> Tensor:
+        """Adds up the cells of all ranks, in place; exact where each cell has one owner."""
+        if self.size > 1:
+            self.guard(lambda: dist.all_reduce(cells, group=self._group))
+        return cells
+
+    def begin_sum(self, cells: Tensor) -> Callable[[], None]:
+        """Begins to add up; the call that it returns waits for the end."""
+        if self.size == 1:
+            return lambda: None
+        work = self.guard(lambda: dist.all_reduce(cells, group=self._group, async_op=True))
+        assert work is not None
+        return lambda: self.guard(lambda: (work.wait(), None)[1])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        self.guard(lambda: dist.all_gather_object(values, value, group=self._group))
+        return values
+
+    def agree(self, what: str, value: Any) -> None:
+        """Refuses a value in which a rank differs from rank 0."""
+        for rank, other in enumerate(values := self.gather(value)):
+            if other != values[0]:
+                given = f": {other} on rank {rank}, {values[0]} on rank 0" if isinstance(other, (int, str, list)) else ""
+                raise BadInputError(f"rank {rank} has {what} other than rank 0{given}, wanted the same on all ranks")
+
+    # --- Loss of a rank. ---
+
+    def guard(self, call: Callable[[], Result], peer: Optional[int] = None) -> Result:
+        """Calls; an error of the transport becomes the loss of a rank, by name."""
+        try:
+            return call()
+        except RuntimeError as error:
+            lost = self._find_lost(peer)
+            why = str(error).replace("\n", " ")[:200]
+            raise RankLostError(
+                f"rank {self.rank}: rank {lost} is lost ({why}); start again from the newest checkpoint"
+                if lost is not None
+                else f"rank {self.rank}: a message failed, and no rank is known to be lost ({why})"
+            ) from error
+
+    def _find_lost(self, peer: Optional[int]) -> Optional[int]:
+        """The rank that went first: one whose process has ended, or that another rank names, else the peer of the failed message."""
+        store = dist.distributed_c10d._get_default_store()
+        deadline = time.monotonic() + 1
+        named: Optional[int] = None
+        while named is None:
+            here = socket.gethostname()
+            ended = [rank for rank, (host, pid) in enumerate(self._places) if host == here and rank != self.rank and _ended(pid)]
+            said = _read(store)
+            named = said if said is not None else ended[0] if ended else None
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        named = peer if named is None else named
+        if named is not None:
+            try:
+                named = int(store.compare_set(LOST_KEY, "", str(named)))
+            except (RuntimeError, ValueError):
+                pass  # the store is lost, too
+        return named
+
+
+def _read(store: Any) -> Optional[int]:
+    try:
+        return int(store.get(LOST_KEY)) if store.check([LOST_KEY]) else None
+    except (RuntimeError, ValueError):
+        return None
+
+
+class Message:
+    """One tensor on its way; it is held until the wait is over."""
+
+    def __init__(self, ranks: Ranks, post: Callable[[], Any], peer: int, tensor: Tensor) -> None:
+        self.tensor, self._ranks, self._peer = tensor, ranks, peer
+        self._work = ranks.guard(post, peer)
+
+    def wait(self) -> Tensor:
+        self._ranks.guard(self._work.wait, self._peer)
+        return self.tensor

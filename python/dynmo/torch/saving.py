@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In and out: Hugging Face's folder from all ranks, and state by name for torch.distributed.checkpoint."""
+from __future__ import annotations
+
+import os
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInputError
+from . import state
+from .layers import Layer, Split
+from .ranks import Ranks
+
+SAVE_TAG = 1 << 26
+OPTIMIZER = "optimizer.state."
+GROUPS = "optimizer.param_groups."
+STEPS = "dynmo.steps"
+Path = Union[str, "os.PathLike[str]"]
+
+
+def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[dict[str, Tensor]]:
+    """All parameters and buffers on rank 0, layer by layer; None elsewhere."""
+    weights: dict[str, Tensor] = {}
+    for index, layer in enumerate(split.layers):
+        tensors = {**layer.parameters, **layer.buffers}
+        for offset, (name, tensor) in enumerate(tensors.items()):
+            tag = SAVE_TAG + index * 4096 + offset
+            if owners[index] == 0 and ranks.rank == 0:
+                weights[name] = tensor.detach()
+            elif ranks.rank == 0:
+                weights[name] = ranks.receive(torch.empty(tensor.shape, dtype=tensor.dtype), owners[index], tag).wait()
+            elif owners[index] == ranks.rank:
+                ranks.send(tensor.detach().contiguous(), 0, tag).wait()
+    if ranks.rank != 0:
+        return None
+    for tie in split.ties:
+        weights[tie.second] = weights[tie.first]
+    return weights
+
+
+def save_pretrained(split: Split, ranks: Ranks, owners: list[int], folder: Path, options: dict[str, Any]) -> None:
+    """What the model's own save_pretrained writes, by rank 0."""
+    if not hasattr(split.module, "save_pretrained"):
+        raise BadInputError("save_pretrained: the layers are your own, not a model of transformers; use state_dict()")
+    weights = gather_weights(split, ranks, owners)
+    if weights is not None:
+        module: Any = split.module
+        kept = dict(module.state_dict())  # persistent buffers outside of layers, and the order
+        kept.update({name: tensor for name, tensor in weights.items() if name in kept})
+        module.save_pretrained(folder, state_dict=kept, **options)
+    ranks.gather(None)  # nobody goes on before the folder is there
+
+
+def _owned(split: Split, ranks: Ranks, owners: list[int]) -> list[Layer]:
+    return [layer for layer, owner in zip(split.layers, owners) if owner == ranks.rank]
+
+
+def state_dict(
+    split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer], steps: int
+) -> dict[str, Any]:
+    """This rank's part, by name: weights, `optimizer.state.NAME.KEY`, and what all ranks have alike."""
+    copies = {tie.second for tie in split.ties}
+    found: dict[str, Any] = {STEPS: steps}
+    for layer in _owned(split, ranks, owners):
+        content = state.content_of(layer, optimizer)
+        for (name, key), value in [*content.tensors.items(), *content.values.items()]:
+            if name not in copies:
+                found[f"{OPTIMIZER}{name}.{key}" if key else name] = value
+    for number, group in enumerate(optimizer.param_groups if optimizer is not None else []):
+        for key, value in group.items():
+            if key != "params":
+                found[f"{GROUPS}{number}.{key}"] = value
+    return found
+
+
+def load_state_dict(
+    split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer], loaded: dict[str, Any]
+) -> int:
+    """Takes this rank's part from `loaded`; returns the number of steps."""
+    first_of = {tie.second: tie.first for tie in split.ties}
+    with torch.no_grad():
+        for layer in _owned(split, ranks, owners):
+            for name, tensor in {**layer.parameters, **layer.buffers}.items():
+                source = first_of.get(name, name)
+                if source not in loaded:
+                    raise BadInputError(f"state: it has no {source}, wanted the state of the same model")
+                tensor.copy_(loaded[source])
+                if name in layer.parameters and optimizer is not None:
+                    _load_optimizer(optimizer, layer.parameters[name], f"{OPTIMIZER}{source}.", loaded)
+    for number, group in enumerate(optimizer.param_groups if optimizer is not None else []):
+        for key in group:
+            if key != "params" and f"{GROUPS}{number}.{key}" in loaded:
+                group[key] = loaded[f"{GROUPS}{number}.{key}"]
+    return int(loaded.get(STEPS, 0))
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, prefix: str, loaded: dict[str, Any]) -> None:
+    values = {name[len(prefix) :]: value for name, value in loaded.items() if name.startswith(prefix)}
+    optimizer.state.pop(parameter, None)
+    for key, value in values.items():
+        optimizer.state[parameter][key] = value.clone() if isinstance(value, Tensor) else value
+
+
+def save(folder: Path, found: dict[str, Any], ranks: Ranks) -> None:
+    """Writes a checkpoint of torch.distributed.checkpoint."""
+    from torch.distributed.checkpoint.state_dict_saver import save as write
+
+    write(found, checkpoint_id=folder, no_dist=ranks.size == 1)
+
+
+def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
+    """Reads this rank's part of a checkpoint, whatever layout wrote it."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    try:
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except (OSError, RuntimeError) as error:
+        raise BadInputError(f"{os.fspath(folder)}: no checkpoint ({error}), wanted a folder that Pipeline.save wrote") from error
+    first_of = {tie.second: tie.first for tie in split.ties}
+    wanted = {
+        first_of.get(name, name) for layer in _owned(split, ranks, owners) for name in (*layer.parameters, *layer.buffers)
+    }
+    target: dict[str, Any] = {}
+    for name, entry in stored.items():
+        owner = name[len(OPTIMIZER) :].rpartition(".")[0] if name.startswith(OPTIMIZER) else name
+        shared = name == STEPS or name.startswith(GROUPS)
+        if owner not in wanted and not shared:
+            continue
+        if isinstance(entry, TensorStorageMetadata):
+            target[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        else:
+            target[name] = None
+    read(target, checkpoint_id=folder, no_dist=ranks.size == 1)
+    return target

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens once: splitting, comparing ranks, the first plan, ties in the optimizer."""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .. import Plan as CorePlan, plan as make_plan
+from ..errors import BadInputError
+from . import checks, selfcheck
+from .decoder import Decoder
+from .layers import Layer, Split
+from .marks import Marks
+from .program import KINDS, Plan, read_plan
+from .ranks import Ranks
+from .sequence import Sequential
+
+
+def split_of(
+    model: Optional[nn.Module],
+    layers: Optional[Sequence[tuple[str, nn.Module]]],
+    loss_fn: Optional[Callable[[Any, Any], Tensor]],
+    hidden: Optional[Callable[[Any], Tensor]],
+    optimizer: Optional[torch.optim.Optimizer],
+) -> Split:
+    """The layers of a decoder, or of a list of modules."""
+    if (model is None) == (layers is None):
+        raise BadInputError("Pipeline: wanted either a model or layers=[(name, module), ...]")
+    split: Split
+    if layers is not None:
+        if loss_fn is None or hidden is None:
+            raise BadInputError("Pipeline: layers= goes with loss_fn=(output, target) and hidden=(input), which gives a tensor of "
+                                "the shape and type between two layers")
+        for _, module in layers:
+            checks.check_model(module)
+        split = Sequential(layers, loss_fn, hidden)
+        model = split.module
+    else:
+        assert model is not None
+        checks.check_model(model)
+    if optimizer is not None:
+        checks.check_optimizer(optimizer, model)
+    if layers is None:
+        _check_versions()
+        split = selfcheck.split_decoder(model)
+    return split
+
+
+def _check_versions() -> None:
+    import transformers
+
+    for name, version, tested in (
+        ("torch", torch.__version__, checks.TESTED_TORCH),
+        ("transformers", transformers.__version__, checks.TESTED_TRANSFORMERS),
+    ):
+        if not version.startswith(tuple(series + "." for series in tested)):
+            warnings.warn(f"dynmo.torch is tested with {name} {', '.join(tested)}, here is {version}; the split is checked, so it goes on")
+
+
+def fingerprint(split: Split) -> list[str]:
+    """A digest of each layer with its flags."""
+    return [
+        f"{layer.name} {checks.digest({name: (p.detach(), p.requires_grad) for name, p in layer.parameters.items()}):012x}"
+        for layer in split.layers
+    ]
+
+
+def describe_optimizer(optimizer: Optional[torch.optim.Optimizer]) -> list[str]:
+    if optimizer is None:
+        return []
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [torch.__version__, type(optimizer).__name__, repr([(len(g["params"]), o) for g, o in zip(optimizer.param_groups, groups)])]
+
+
+def seed_of(split: Split, seed: Optional[int], ranks: Ranks) -> Optional[int]:
+    """The seed of keyed random numbers; None where training draws none."""
+    draws = selfcheck.draws_random_numbers(split) if isinstance(split, Decoder) else _has_dropout(split.module)
+    if not draws:
+        return None
+    chosen = int(ranks.gather(torch.initial_seed())[0]) if seed is None else seed
+    if ranks.rank == 0:
+        warnings.warn(
+            f"the model draws random numbers (dropout): they follow from seed {chosen}, layer, step and micro-batch, so that no cut "
+            "changes them; one rank of dynmo.torch draws the same, a plain loop others"
+        )
+    return chosen
+
+
+def _has_dropout(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
+
+
+def untie_optimizer(split: Split, optimizer: Optional[torch.optim.Optimizer]) -> None:
+    """The second parameter of a tie joins the optimizer's group of the first, with a copy of its state."""
+    if optimizer is None:
+        return
+    for tie in split.ties:
+        first, second = split.layers[tie.layers[0]].parameters[tie.first], split.layers[tie.layers[1]].parameters[tie.second]
+        for group in optimizer.param_groups:
+            if any(parameter is first for parameter in group["params"]):
+                group["params"].append(second)
+        if first in optimizer.state:
+            optimizer.state[second] = {
+                key: value.clone() if isinstance(value, Tensor) else value for key, value in optimizer.state[first].items()
+            }
+
+
+# --- The first plan. ---
+
+
+def _bytes(layer: Layer) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters.values())
+
+
+def _times(split: Split) -> list[tuple[float, float]]:
+    """Forward and backward of each layer: measured on a few tokens, or by parameters."""
+    if not isinstance(split, Decoder):
+        return [(1e-9 * (_bytes(layer) + 1), 2e-9 * (_bytes(layer) + 1)) for layer in split.layers]
+    batch = selfcheck.sample_batch(split.module)
+    best: list[tuple[float, float]] = []
+    for _ in range(3):
+        marks = Marks(len(split.layers))
+        forward_backward(split, batch, marks)
+        now = list(zip(marks.forward_s, marks.backward_s))
+        best = now if not best else [(min(f, g), min(b, c)) for (f, b), (g, c) in zip(best, now)]
+    return best
+
+
+def forward_backward(split: Split, batch: Mapping[str, Any], marks: Marks) -> None:
+    """All layers once; gradients are dropped."""
+    hidden: Optional[Tensor] = None
+    context = split.begin(batch, 0)
+    stamps: list[tuple[int, float]] = []
+    with torch.random.fork_rng(devices=[]):
+        for layer in range(len(split.layers)):
+            with marks.forward(layer):
+                hidden = split.run(layer, hidden, context)
+            if hidden.requires_grad and layer + 1 < len(split.layers):
+                marks.watch(hidden, stamps, layer)
+        assert hidden is not None
+        trained = [p for p in split.module.parameters() if p.requires_grad]
+        if hidden.requires_grad:
+            with marks.backward(len(split.layers) - 1, stamps):
+                torch.autograd.grad(hidden, trained, allow_unused=True)
+
+
+def profile_of(split: Split, times: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Costs of the layers, a "dynmo-profile-1"."""
+    layers = [
+        {
+            "name": layer.name, "forward_s": forward, "backward_input_s": backward / 2, "backward_weight_s": backward / 2,
+            "parameter_bytes": _bytes(layer), "gradient_bytes": _bytes(layer), "optimizer_bytes": 2 * _bytes(layer), "frozen": layer.frozen,
+        }
+        for layer, (forward, backward) in zip(split.layers, times)
+    ]
+    return {"format": "dynmo-profile-1", "layers": layers}
+
+
+def first_plan(
+    split: Split, ranks: Ranks, micro_batches: int, schedule: str, given: Any
+) -> Plan:
+    """The user's plan, or the planner's for times that rank 0 measures."""
+    if given is not None:
+        document = given.document if isinstance(given, CorePlan) else given
+        ranks.agree("a plan", repr(document))
+        return read_plan(document, ranks.size, len(split.layers))
+    if schedule not in KINDS:
+        raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)} (others need input and weight gradients apart)")
+    times = _times(split) if ranks.rank == 0 else []
+    costs = profile_of(split, ranks.gather(times)[0])
+    used = min(ranks.size, len(split.layers))
+    planned = make_plan(costs, ranks=used, micro_batches=micro_batches, balancer="optimal", schedule=schedule)
+    return read_plan({**planned.document, "ranks": ranks.size}, ranks.size, len(split.layers))

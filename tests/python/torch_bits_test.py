@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses, weights and optimizer state are those of the user's own loop on the unmodified model, bit for bit."""
+import unittest
+
+from torch_cases import FAMILIES
+from torch_support import RankCase
+
+OPTIMIZERS = ("fused", "foreach", "sgd", "loop")
+
+
+class Bits(RankCase):
+    def test_every_family_with_layers_that_move(self):
+        cases = [
+            {"family": family, "steps": 30, "micro_batches": 4, "seed": index, "optimizer": OPTIMIZERS[index % 4], "clip": 1.0, "freeze": True}
+            for index, family in enumerate(FAMILIES)
+        ]
+        self.compare(cases, 4)
+
+    def test_other_numbers_of_ranks_and_ways_to_train(self):
+        llama = {"family": "llama", "steps": 12, "micro_batches": 4, "clip": 0.5, "freeze": True}
+        cases = [
+            {**llama, "items": True, "seed": 20},
+            {**llama, "accumulation": 2, "seed": 21},
+            {**llama, "autocast": True, "seed": 22},
+            {**llama, "checkpointing": True, "samples": 2, "seed": 23},
+            {**llama, "micro_batches": 3, "optimizer": "sgd", "seed": 24},
+            {**llama, "family": "qwen3", "config": {"tie_word_embeddings": True}, "canonical": True, "freeze": False, "seed": 25},
+            {**llama, "family": "gpt2", "config": {"tie_word_embeddings": True}, "canonical": True, "seed": 26},
+        ]
+        for ranks, torchrun in ((3, False), (2, True)):
+            with self.subTest(ranks=ranks):
+                self.compare(cases, ranks, torchrun=torchrun)
+
+    def test_one_rank_is_the_plain_loop(self):
+        self.compare([{"family": "gemma3_text", "steps": 12, "micro_batches": 2, "clip": 1.0, "freeze": True}], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

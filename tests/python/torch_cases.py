@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models, batches and the user's own training loop; nothing of dynmo is imported here."""
+import os
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+BASE = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": 96, "max_position_embeddings": 64, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GEMMA = {**BASE, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8}
+GPT2 = {
+    "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 96, "n_positions": 64, "tie_word_embeddings": False, "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+}
+FAMILIES = {
+    "llama": BASE,
+    "mistral": {**BASE, "sliding_window": 4},
+    "qwen2": BASE,
+    "qwen3": {**BASE, "head_dim": 8},
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "gpt2": GPT2,
+    "phi3": BASE,
+    "olmo2": BASE,
+    "mixtral": {**BASE, "num_local_experts": 4},
+}
+FREEZE_AT = 10
+
+
+def make_model(case):
+    torch.manual_seed(case.get("seed", 0))
+    config = AutoConfig.for_model(case["family"], **{**FAMILIES[case["family"]], **case.get("config", {})})
+    model = AutoModelForCausalLM.from_config(config)
+    if case.get("checkpointing"):
+        model.gradient_checkpointing_enable()
+    return model.train()
+
+
+def make_optimizer(case, parameters):
+    kind = case.get("optimizer", "fused")
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1, **{"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[kind])
+
+
+def make_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5) / (1 + 0.01 * step))
+
+
+def batch_of(case, step):
+    generator = torch.Generator().manual_seed(1000 * case.get("seed", 0) + step)
+    samples = case["micro_batches"] * case.get("samples", 1)
+    length = 9 + step % 3
+    ids = torch.randint(3, 96, (samples, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for sample in range(samples):
+        mask[sample, : int(torch.randint(0, 4, (1,), generator=generator))] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    if case.get("items"):
+        batch["num_items_in_batch"] = int((batch["labels"][:, 1:] != -100).sum())
+    return batch
+
+
+def freeze(model):
+    """The embedding and the first half of the blocks, as a user would."""
+    model.get_input_embeddings().requires_grad_(False)
+    body = getattr(model, model.base_model_prefix)
+    for block in (body.h if hasattr(body, "h") else body.layers)[:2]:
+        block.requires_grad_(False)
+    if hasattr(body, "wpe"):
+        body.wpe.requires_grad_(False)
+
+
+def micro_batches_of(case, batch):
+    for index in range(case["micro_batches"]):
+        part = slice(index * case.get("samples", 1), (index + 1) * case.get("samples", 1))
+        yield {name: value[part] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def train_plainly(case):
+    """The loop of somebody who has one process. Tied models: gradients of both uses are added once a step, if `canonical`."""
+    model = make_model(case)
+    tied = None
+    if case.get("canonical"):
+        head = model.get_output_embeddings()
+        tied = (model.get_input_embeddings().weight, torch.nn.Parameter(head.weight.detach().clone()))
+        head.weight = tied[1]
+    optimizer = make_optimizer(case, model.parameters())
+    scheduler = make_scheduler(optimizer)
+    losses = []
+    for step in range(case["steps"]):
+        if case.get("freeze") and step == FREEZE_AT:
+            freeze(model)
+        if tied is not None:
+            tied[1].requires_grad_(tied[0].requires_grad)
+        total = torch.zeros(())
+        for _ in range(case.get("accumulation", 1)):
+            part_of_total = torch.zeros(())
+            for part in micro_batches_of(case, batch_of(case, step)):
+                with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+                    loss = model(**part).loss
+                if not case.get("items"):
+                    loss = loss / (case["micro_batches"] * case.get("accumulation", 1))
+                loss.backward()
+                part_of_total += loss.detach()
+            total += part_of_total
+        clipped = list(model.parameters())
+        if tied is not None and tied[0].requires_grad:
+            tied[0].grad = tied[1].grad + tied[0].grad
+            tied[1].grad = tied[0].grad.clone()
+            clipped = [parameter for parameter in clipped if parameter is not tied[1]]
+        if case.get("clip"):
+            norm = torch.nn.utils.clip_grad_norm_(clipped, case["clip"])
+            if tied is not None and tied[0].requires_grad:
+                tied[1].grad.copy_(tied[0].grad)
+            losses.append(norm.item())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(total.item())
+    return model, optimizer, losses
+
+
+def result_of(model, optimizer, losses):
+    """What is compared: losses, weights, optimizer state by name."""
+    weights, state = {}, {}
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "meta":
+            weights[name] = parameter.detach()
+            state[name] = dict(optimizer.state.get(parameter, {}))
+    return {"losses": losses, "weights": weights, "state": state}
+
+
+def main():
+    """torch_cases.py FOLDER: trains cases.pt plainly."""
+    folder = sys.argv[1]
+    for index, case in enumerate(torch.load(os.path.join(folder, "cases.pt"))):
+        torch.save(result_of(*train_plainly(case)), os.path.join(folder, f"plain-{index}.pt"))
+    assert not any(name.startswith("dynmo") for name in sys.modules)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks of README.md and docs/torch.md run as they stand, and so does the example."""
+import doctest
+import importlib
+import os
+import pathlib
+import pkgutil
+import re
+import unittest
+
+import torch
+
+import dynmo.torch
+import torch_cases
+from support import ROOT, Case
+from torch_support import RankCase
+
+CASE = {"family": "llama", "micro_batches": 8}
+
+
+class Blocks(Case):
+    def test_run(self):
+        os.chdir(self.folder)
+        self.addCleanup(os.chdir, pathlib.Path(__file__).parent)
+        for page in ("README.md", "docs/torch.md"):
+            text = (ROOT / page).read_text()
+            blocks = [block for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if ">>>" not in block]
+            self.assertTrue(blocks, page)
+            for block in blocks:
+                model = torch_cases.make_model(CASE)
+                optimizer = torch_cases.make_optimizer(CASE, model.parameters())
+                names = {"model": model, "optimizer": optimizer, "scheduler": torch_cases.make_scheduler(optimizer)}
+                names["batches"] = [torch_cases.batch_of(CASE, step) for step in range(2)]
+                before = [parameter.detach().clone() for parameter in model.parameters()]
+                exec(compile(block, page, "exec"), names)
+                self.assertFalse(all(map(torch.equal, before, model.parameters())), page)
+
+    def test_examples_of_the_modules(self):
+        for module in pkgutil.iter_modules(dynmo.torch.__path__, "dynmo.torch."):
+            self.assertEqual(doctest.testmod(importlib.import_module(module.name)).failed, 0, module.name)
+
+
+class Example(RankCase):
+    def test_runs_under_torchrun(self):
+        self.run_ranks(2, "../../examples/torch/train.py", "--steps", 3, "--freeze-at", 1, "--out", self.folder / "out", torchrun=True)
+        self.assertTrue((self.folder / "out" / "model.safetensors").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A killed rank is named by the others, which end; a damaged byte leaves the old plan."""
+import signal
+import time
+import unittest
+
+import torch_cases
+from torch_support import RankCase, start_ranks
+
+PLACES = (("forward", 0), ("backward", 2), ("exchange", 1), ("vote", 0), ("move", 1))
+
+
+class Faults(RankCase):
+    def test_a_killed_rank_is_named_by_all_others(self):
+        for place, victim in PLACES:
+            with self.subTest(place=place, victim=victim):
+                processes = start_ranks(3, "torch_fault_rank.py", place, victim)
+                self.addCleanup(lambda group=processes: [process.kill() for process in group if process.poll() is None])
+                self.assertEqual(processes[victim].wait(timeout=200), -signal.SIGKILL)
+                killed = time.monotonic()
+                for rank, process in enumerate(processes):
+                    said = process.communicate(timeout=100)[0]
+                    if rank != victim:
+                        self.assertGreater(process.returncode, 0, said)
+                        self.assertIn(f"RankLostError: rank {rank}: rank {victim} is lost", said)
+                print(f"{place}: the others ended {time.monotonic() - killed:.2f} s after rank {victim}")
+
+    def test_a_damaged_byte_leaves_the_old_plan(self):
+        processes = start_ranks(2, "torch_fault_rank.py", "damage", 0)
+        said = [process.communicate(timeout=200)[0] for process in processes]
+        self.assertEqual([process.returncode for process in processes], [0, 0], said)
+        lines = [[line for line in text.splitlines() if line.startswith("step ")] for text in said]
+        self.assertEqual(lines[0], lines[1])
+        case = {"family": "llama", "micro_batches": 4}
+        model = torch_cases.make_model(case)
+        optimizer = torch_cases.make_optimizer(case, model.parameters())
+        for number, line in enumerate(lines[0]):
+            losses = []
+            for part in torch_cases.micro_batches_of(case, torch_cases.batch_of(case, number)):
+                loss = model(**part).loss
+                (loss / 4).backward()
+                losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            self.assertTrue(line.endswith(f"loss {sum(losses)}"), (line, losses))
+        self.assertEqual([line.split()[2] for line in lines[0]], ["2|4,", "3|3,", "3|3,", "2|4,", "3|3,"])
+
+
+if __name__ == "__main__":
+    unittest.main()

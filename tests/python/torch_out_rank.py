@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch_out_rank.py FOLDER TASK FIRST LAST: trains steps FIRST to LAST, after a load where FIRST is not 0; then saves."""
+import os
+import random
+import sys
+
+import torch
+import torch.distributed as dist
+
+import dynmo
+import dynmo.torch as dt
+import torch_cases
+from torch_rank import random_plan
+
+CASES = {
+    "llama": {"family": "llama", "micro_batches": 4, "clip": 1.0},
+    "mixtral": {"family": "mixtral", "micro_batches": 4, "optimizer": "sgd"},
+    "tied": {"family": "qwen3", "micro_batches": 4, "config": {"tie_word_embeddings": True}, "canonical": True},
+}
+
+
+def own_layers(pipe_folder):
+    """A list of modules of one's own, pipelined, against the same list in one process."""
+    torch.manual_seed(3)
+    make = lambda: [("in", torch.nn.Linear(6, 8)), *[(f"middle.{i}", torch.nn.Linear(8, 8)) for i in range(3)], ("out", torch.nn.Linear(8, 2))]  # noqa: E731
+    layers = make()
+    whole = torch.nn.Sequential(*[torch.nn.Linear(m.in_features, m.out_features) for _, m in layers])
+    for (_, module), copy in zip(layers, whole):
+        copy.load_state_dict(module.state_dict())
+    modules = torch.nn.ModuleList([module for _, module in layers])
+    optimizers = [torch.optim.AdamW(part.parameters(), lr=0.01) for part in (modules, whole)]
+    rng = random.Random(5)
+    pipe = dt.Pipeline(
+        layers=layers, optimizer=optimizers[0], loss_fn=torch.nn.functional.mse_loss, micro_batches=2,
+        hidden=lambda given: torch.empty(given.shape[0], 8),
+    )
+    for _ in range(4):
+        pipe.move_to(random_plan(rng, 5, pipe.ranks, 2))
+        given, target = torch.randn(4, 6), torch.randn(4, 2)
+        total = sum((torch.nn.functional.mse_loss(whole(given[i : i + 2]), target[i : i + 2]) / 2 for i in (0, 2)), torch.zeros(()))
+        for i in (0, 2):
+            (torch.nn.functional.mse_loss(whole(given[i : i + 2]), target[i : i + 2]) / 2).backward()
+        assert torch.equal(pipe.step(given, target), total.detach())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, theirs in zip(modules.parameters(), whole.parameters()):
+        assert mine.device.type == "meta" or torch.equal(mine, theirs)
+
+
+def check_evaluate(pipe, case):
+    batch = torch_cases.batch_of(case, 99)
+    before = torch.get_rng_state()
+    first, second = pipe.evaluate(**batch), pipe.evaluate(**batch)
+    assert torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
+    assert pipe.module.training and all(parameter.grad is None for parameter in pipe.module.parameters())
+    return first
+
+
+def check_differences(rank):
+    """What ranks have otherwise is named, on every rank."""
+    case = CASES["llama"]
+    for text, seed, micro_batches in (("rank 1 has weights", rank, 4), ("rank 1 has settings", 0, 4 + rank)):
+        model = torch_cases.make_model({**case, "seed": seed})
+        try:
+            dt.Pipeline(model, torch_cases.make_optimizer(case, model.parameters()), micro_batches=micro_batches)
+            raise AssertionError(text)
+        except dynmo.BadInputError as error:
+            assert str(error).startswith(text), error
+    for text in ("batch", "requires_grad flags", "clip"):
+        model = torch_cases.make_model(case)
+        optimizer = torch_cases.make_optimizer(case, model.parameters())
+        pipe = dt.Pipeline(model, optimizer, micro_batches=4)
+        if text == "requires_grad flags" and rank == 1:
+            model.lm_head.weight.requires_grad_(False)
+        try:
+            pipe.step(**torch_cases.batch_of(case, rank if text == "batch" else 0))
+            assert text == "clip"
+            torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1e-3)
+            optimizer.step()
+            raise AssertionError(text)
+        except dynmo.BadInputError as error:
+            assert ("pipe.clip_grad_norm_()" if text == "clip" else f"rank 1 has another {text}") in str(error), error
+
+
+def run(folder, name, first, last):
+    case = CASES[name]
+    model = torch_cases.make_model(case)
+    optimizer = torch_cases.make_optimizer(case, model.parameters())
+    scheduler = torch_cases.make_scheduler(optimizer)
+    pipe = dt.Pipeline(model, optimizer, micro_batches=4)
+    rng = random.Random(pipe.ranks)
+    if first:
+        pipe.load(f"{folder}/{name}-checkpoint")
+        scheduler.load_state_dict(torch.load(f"{folder}/{name}-scheduler.pt"))
+        assert pipe.steps == first
+    losses = []
+    for step in range(first, last):
+        if pipe.ranks > 1:
+            pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, 4))
+        losses.append(pipe.step(**torch_cases.batch_of(case, step)).item())
+        if "clip" in case:
+            losses.append(pipe.clip_grad_norm_(case["clip"]).item())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    losses.append(check_evaluate(pipe, case).item())
+    if not first:
+        pipe.save(f"{folder}/{name}-checkpoint")
+        if pipe.rank == 0:
+            torch.save(scheduler.state_dict(), f"{folder}/{name}-scheduler.pt")
+    pipe.save_pretrained(f"{folder}/{name}-{pipe.ranks}-{last}")
+    torch.save(losses, f"{folder}/{name}-losses-{pipe.ranks}-{last}-{pipe.rank}.pt")
+
+
+def main():
+    folder, task, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    for name in CASES:
+        run(folder, name, first, last)
+    if task == "more":
+        own_layers(folder)
+        check_differences(dist.get_rank())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

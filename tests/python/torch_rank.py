@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch_rank.py FOLDER: one rank that trains cases.pt with dynmo.torch, moving layers every third step."""
+import os
+import random
+import sys
+
+import torch
+import torch.distributed as dist
+
+import dynmo.torch as dt
+import torch_cases
+
+
+def random_plan(rng, layers, ranks, micro_batches):
+    """Any cut on any ranks, in any order; some ranks idle."""
+    used = rng.sample(range(ranks), rng.randint(1, ranks))
+    kind = rng.choice(["1f1b", "gpipe", "interleaved"])
+    loops = len(used) > 1 and 2 * len(used) <= layers and micro_batches % len(used) == 0
+    kind = "1f1b" if kind == "interleaved" and not loops else kind
+    owners = used * 2 if kind == "interleaved" else used
+    cuts = sorted(rng.sample(range(1, layers), len(owners) - 1))
+    firsts = [0, *cuts]
+    stages = [
+        {"stage": index, "rank": rank, "first_layer": first, "layers": after - first}
+        for index, (rank, first, after) in enumerate(zip(owners, firsts, [*cuts, layers]))
+    ]
+    return {"format": "dynmo-plan-1", "ranks": ranks, "schedule": kind, "stages": stages}
+
+
+def train(case):
+    model = torch_cases.make_model(case)
+    optimizer = torch_cases.make_optimizer(case, model.parameters())
+    scheduler = torch_cases.make_scheduler(optimizer)
+    objects = dict(model.named_parameters())
+    rng = random.Random(case.get("seed", 0))
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], accumulation=case.get("accumulation", 1))
+    losses = []
+    for step in range(case["steps"]):
+        if case.get("freeze") and step == torch_cases.FREEZE_AT:
+            torch_cases.freeze(model)
+        if step % 3 == 0:
+            assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"])).done
+        batch = torch_cases.batch_of(case, step)
+        total = torch.zeros(())
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+            for _ in range(case.get("accumulation", 1) - 1):
+                total = pipe.accumulate(**batch)
+            total = pipe.step(**batch) if case.get("accumulation", 1) == 1 else total + pipe.step(**batch)
+        if case.get("clip"):
+            losses.append(pipe.clip_grad_norm_(case["clip"]).item())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(total.item())
+    for name, parameter in model.named_parameters():
+        assert name not in objects or parameter is objects[name], name
+    return torch_cases.result_of(model, optimizer, losses)
+
+
+def main():
+    folder = sys.argv[1]
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    rank = int(os.environ.get("RANK", "0"))
+    for index, case in enumerate(torch.load(os.path.join(folder, "cases.pt"))):
+        torch.save(train(case), os.path.join(folder, f"rank-{rank}-{index}.pt"))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

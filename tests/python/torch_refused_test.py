@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot work is refused in one line that says what was given, wanted and is to be changed."""
+import os
+import unittest
+import warnings
+import weakref
+from unittest import mock
+
+import torch
+from torch import nn
+
+import dynmo
+import dynmo.torch as dt
+import torch_cases
+from dynmo.torch import checks
+from support import Case
+
+LLAMA = {"family": "llama", "micro_batches": 2}
+
+
+def llama(**config):
+    return torch_cases.make_model({**LLAMA, "config": config})
+
+
+class Shrinks(nn.Module):
+    """A block that gives fewer tokens than it takes."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, *arguments, **named):
+        return self.block(*arguments, **named)[:, 1:]
+
+
+class Refused(Case):
+    def refuse(self, text, *arguments, **options):
+        self.assert_refused(dynmo.BadInputError, text, dt.Pipeline, *arguments, **{"micro_batches": 2, **options})
+
+    def pipe(self, **options):
+        model = llama()
+        return dt.Pipeline(model, torch.optim.AdamW(model.parameters()), **{"micro_batches": 2, **options})
+
+    def test_models_that_something_else_has_split_or_wrapped(self):
+        model = llama()
+        with mock.patch.dict(os.environ, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}):
+            torch.distributed.init_process_group("gloo")
+            self.addCleanup(torch.distributed.destroy_process_group)
+            self.refuse("DistributedDataParallel", nn.parallel.DistributedDataParallel(model))
+            from torch.distributed.fsdp import fully_shard
+
+            sharded = llama()
+            fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+            self.refuse("FSDP2", sharded)
+        self.refuse("torch.compile", torch.compile(model))
+        compiled = llama()
+        compiled.compile()
+        self.refuse("torch.compile", compiled)
+        staged = llama()
+        staged._pp_stage = 0
+        self.refuse("pp_size", staged)
+
+        class DeepSpeedEngine(nn.Module):
+            pass
+
+        DeepSpeedEngine.__module__ = "deepspeed.runtime.engine"
+        self.refuse("DeepSpeed", DeepSpeedEngine())
+
+    def test_parameters_that_cannot_move(self):
+        with torch.device("meta"):
+            self.refuse("model.embed_tokens.weight is on meta", llama())
+        model = llama()
+        model.lm_head.weight = nn.Parameter(torch.zeros(96, 32, dtype=torch.int8), requires_grad=False)
+        self.refuse("lm_head.weight is torch.int8", model)
+
+        class Own(nn.Parameter):
+            pass
+
+        model = llama()
+        model.lm_head.weight = Own(torch.zeros(96, 32))
+        self.refuse("lm_head.weight is a Own", model)
+        model = llama()
+        model.model.layers[1].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
+        self.refuse("are one parameter", model)
+        model = llama()
+        model(**torch_cases.batch_of(LLAMA, 0)).loss.backward()
+        self.refuse("has a gradient", model)
+
+    def test_parameters_with_other_owners(self):
+        model = llama()
+        named = lambda: iter([("head", model.lm_head.weight)])  # noqa: E731
+        self.assertEqual(checks.check_free(named()), "")
+        watched = weakref.ref(model.lm_head.weight)
+        self.assertIn("head has weak references", checks.check_free(named()))
+        del watched
+        view = model.lm_head.weight.view(-1)
+        self.assertIn("head has live views", checks.check_free(named()))
+        del view
+        self.assertEqual(checks.check_free(named()), "")
+
+    def test_losses_that_span_layers(self):
+        for flag in ("output_hidden_states", "output_attentions"):
+            self.refuse(flag, llama(**{flag: True}))
+        self.refuse("output_router_logits", torch_cases.make_model({"family": "mixtral", "config": {"output_router_logits": True}}))
+
+    def test_models_that_are_no_decoders(self):
+        self.refuse("layers=[(name, module), ...]", nn.Linear(2, 2))
+        self.refuse("either a model or layers", None)
+        model = llama()
+        model.config.is_encoder_decoder = True
+        self.refuse("encoder-decoder", model)
+
+    def test_blocks_that_change_the_shape(self):
+        model = llama()
+        pipe = dt.Pipeline(model, micro_batches=2)
+        pipe._split._real[1] = Shrinks(pipe._split._real[1])
+        self.assert_refused(
+            dynmo.BadInputError, "block 1 takes (1, 9, 32) in torch.float32 and gives (1, 8, 32)", pipe.step, **torch_cases.batch_of(LLAMA, 0)
+        )
+
+    def test_a_split_that_is_almost_right(self):
+        from dynmo.torch import decoder
+
+        for tampered in ("_run_block", "_run_behind"):
+            real = getattr(decoder.Decoder, tampered)
+            with mock.patch.object(decoder.Decoder, tampered, lambda *a, real=real: real(*a) * (1 + 1e-6)):
+                self.refuse("layer", llama())
+
+    def test_optimizers(self):
+        model = llama()
+        self.refuse("LBFGS", model, torch.optim.LBFGS(model.parameters()))
+        self.refuse("not one of the model", model, torch.optim.SGD(llama().parameters(), lr=0.1))
+
+    def test_settings_and_plans(self):
+        self.refuse("micro_batches=0", llama(), micro_batches=0)
+        for schedule in ("zb-h1", "zb-v", "adaptive"):
+            self.refuse("1f1b", llama(), schedule=schedule)
+        document = {"format": "dynmo-plan-1", "ranks": 1, "schedule": "1f1b", "stages": [{"stage": 0, "rank": 0, "first_layer": 0, "layers": 5}]}
+        self.refuse("cover 5 layers", llama(), plan=document)
+        self.refuse("for 2 ranks, here are 1", llama(), plan={**document, "ranks": 2})
+        self.refuse("zb-h1", llama(), plan={**document, "schedule": "zb-h1"})
+        self.refuse("wanted a dynmo.Plan", llama(), plan={"stages": [{}]})
+
+    def test_batches(self):
+        pipe = self.pipe()
+        batch = torch_cases.batch_of({**LLAMA, "micro_batches": 3}, 0)
+        refused = lambda text, *pair, **given: self.assert_refused(dynmo.BadInputError, text, pipe.step, *pair, **given)  # noqa: E731
+        refused("3 samples in 2 micro-batches", **batch)
+        refused("samples differ in number", **{**batch, "labels": batch["labels"][:2]})
+        refused("no tensor")
+        refused("by name", batch["input_ids"])
+        refused("no loss", input_ids=batch["input_ids"][:2])
+        for parameter in pipe.module.parameters():
+            parameter.requires_grad_(False)
+        refused("no parameter is trained", **torch_cases.batch_of(LLAMA, 0))
+
+    def test_accumulation_is_counted(self):
+        pipe = self.pipe(accumulation=2)
+        batch = torch_cases.batch_of(LLAMA, 0)
+        self.assert_refused(dynmo.BadInputError, "0 calls of accumulate()", pipe.step, **batch)
+        pipe.accumulate(**batch)
+        self.assert_refused(dynmo.BadInputError, "wanted step() now", pipe.accumulate, **batch)
+        pipe.step(**batch)
+
+    def test_own_layers(self):
+        one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+        pair = [("one", one), ("two", two)]
+        self.refuse("loss_fn=", layers=pair)
+        options = {"loss_fn": nn.functional.mse_loss, "hidden": lambda x: torch.empty(x.shape[0], 2)}
+        self.refuse("wanted two or more", layers=[("one", one)], **options)
+        self.refuse("one.weight and two.weight are one parameter", layers=[("one", one), ("two", one)], **options)
+        pipe = dt.Pipeline(layers=pair, micro_batches=2, **{**options, "hidden": lambda x: torch.empty(x.shape[0], 3)})
+        self.assert_refused(dynmo.BadInputError, "layer one gives (1, 2)", pipe.step, torch.zeros(2, 2), torch.zeros(2, 2))
+        self.assert_refused(dynmo.BadInputError, "input and target", pipe.step, torch.zeros(2, 2))
+
+    def test_an_untested_version_is_said_and_goes_on(self):
+        with mock.patch.object(checks, "TESTED_TRANSFORMERS", ("4.0",)), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.pipe()
+        self.assertEqual([str(one.message).split(", here")[0] for one in said], ["dynmo.torch is tested with transformers 4.0"])
+
+    def test_dropout_is_said(self):
+        with self.assertWarnsRegex(UserWarning, "draws random numbers"):
+            dt.Pipeline(llama(attention_dropout=0.1), micro_batches=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
