@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <string>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/nearest.h"
@@ -22,14 +24,54 @@ using internal::Chain;
 using schedule::ScheduleKind;
 using schedule::StageLayout;
 
-constexpr std::array kBalancers = {Balancer::kUniform,       Balancer::kParameters,
-                                   Balancer::kTime,          Balancer::kDiffusionParameters,
-                                   Balancer::kDiffusionTime, Balancer::kOptimal,
-                                   Balancer::kVPair,         Balancer::kSearch};
+constexpr std::array kBalancers = {Balancer::kUniform,
+                                   Balancer::kBlocks,
+                                   Balancer::kParameters,
+                                   Balancer::kTime,
+                                   Balancer::kDiffusionParameters,
+                                   Balancer::kDiffusionTime,
+                                   Balancer::kOptimal,
+                                   Balancer::kVPair,
+                                   Balancer::kSearch};
 
 constexpr std::int64_t kMaxPairBytes = std::int64_t{1} << 31;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+// The block that a layer is of, as its name has it: "3" of "blocks.3.mlp"; empty for an end.
+std::string_view block_of(std::string_view name) {
+  constexpr std::string_view kBlocks = "blocks.";
+  if (!name.starts_with(kBlocks)) return {};
+  name.remove_prefix(kBlocks.size());
+  return name.substr(0, name.find('.'));
+}
+
+Expected<std::vector<int>> cut_between_blocks(const cost::ModelCost& model, int stages) {
+  std::vector<int> layers;  // of each block
+  std::string_view last;
+  int before = 0;
+  for (const cost::LayerCost& layer : model.layers) {
+    const std::string_view block = block_of(layer.name);
+    if (!block.empty() && block != last) {
+      layers.push_back(std::exchange(before, 0));
+      last = block;
+    }
+    ++(layers.empty() ? before : layers.back());
+  }
+  if (std::ssize(layers) < stages) {
+    return make_error(ErrorCode::kBadInput,
+                      "{} blocks for {} stages, wanted at least one a stage: use fewer ranks, or "
+                      "the uniform balancer where no layer is named blocks.N",
+                      layers.size(), stages);
+  }
+  std::vector<int> counts;
+  auto next = layers.begin();
+  for (const int blocks : internal::uniform_counts(static_cast<int>(layers.size()), stages)) {
+    counts.push_back(std::accumulate(next, next + blocks, 0));
+    next += blocks;
+  }
+  return counts;
+}
 
 // A chain blind to memory and speed.
 Chain blind_chain(std::span<const double> weights, int stages) {
@@ -218,6 +260,8 @@ std::string_view name(Balancer balancer) {
   switch (balancer) {
     case Balancer::kUniform:
       return "uniform";
+    case Balancer::kBlocks:
+      return "blocks";
     case Balancer::kParameters:
       return "parameters";
     case Balancer::kTime:
@@ -283,6 +327,8 @@ Expected<std::vector<int>> balance(Balancer balancer, const BalanceProblem& prob
   switch (balancer) {
     case Balancer::kUniform:
       return internal::uniform_counts(problem.model.size(), stages);
+    case Balancer::kBlocks:
+      return cut_between_blocks(problem.model, stages);
     case Balancer::kParameters:
       return blind_cut(internal::parameter_weights(problem.model), stages);
     case Balancer::kTime:

@@ -20,6 +20,7 @@ namespace dynmo::plan {
 
 enum class Balancer {
   kUniform,              // equal numbers of layers, the first stages one more
+  kBlocks,               // equal numbers of whole blocks, ends with the ends: Megatron's cut
   kParameters,           // min-max of parameter bytes
   kTime,                 // min-max of time, blind to memory and speed
   kDiffusionParameters,  // neighbours exchange boundary layers: parameter bytes (diffusion.h)
@@ -67,9 +68,13 @@ struct BalanceProblem {
 // kOptimal gives each stage its rank's whole memory, or, if a rank's sum then overflows, an equal
 // share of it.
 //
+// kBlocks reads blocks from the names of layers ("blocks.0.attention"): whatever stands before the
+// first goes with it, and what stands behind a block goes with that block.
+//
 // kBadInput, naming layer or rank and field: no layers, more stages than layers, costs or speeds
-// not finite or negative, kVPair without V placement, kSearch. kInfeasible (kOptimal, kVPair): no
-// cut fits the memory; says how much more on which rank would do.
+// not finite or negative, fewer blocks than stages (kBlocks), kVPair without V placement, kSearch.
+// kInfeasible (kOptimal, kVPair): no cut fits the memory; says how much more on which rank would
+// do.
 [[nodiscard]] Expected<std::vector<int>> balance(Balancer balancer, const BalanceProblem& problem);
 
 }  // namespace dynmo::plan

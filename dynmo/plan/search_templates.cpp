@@ -30,7 +30,9 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
     made.push_back({fmt::format("{}/{}{}", schedule, name(balancer), remark), std::move(plan)});
   };
   for (const Balancer balancer : balancers()) {
-    if (balancer != Balancer::kSearch) append(balancer, nullptr, "");
+    // Whole blocks are what others run, never better than half ones.
+    if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
+    append(balancer, nullptr, "");
   }
   if (problem.current == nullptr) return;
   // Diffusion ends elsewhere where it starts elsewhere.

@@ -287,6 +287,27 @@ TEST(Balance, UniformGivesTheFirstRanksOneMore) {
             (std::vector<int>{3, 3, 2, 2}));
 }
 
+cost::ModelCost named_model(const std::vector<std::string>& names) {
+  cost::ModelCost model = equal_model(static_cast<int>(names.size()), 1);
+  for (std::size_t i = 0; i < names.size(); ++i) model.layers[i].name = names[i];
+  return model;
+}
+
+TEST(Balance, BlocksAreCutWholeAndEndsGoWithTheEnds) {
+  const cost::ModelCost model = named_model(
+      {"embedding", "blocks.0.attention", "blocks.0.mlp", "blocks.1.attention", "blocks.1.mlp",
+       "blocks.10.attention", "blocks.10.mlp", "head.0 of 2", "head.1 of 2"});
+  EXPECT_EQ(*balance(Balancer::kBlocks, {model, cost::equal_ranks(1)}), (std::vector<int>{9}));
+  EXPECT_EQ(*balance(Balancer::kBlocks, {model, cost::equal_ranks(2)}), (std::vector<int>{5, 4}));
+  EXPECT_EQ(*balance(Balancer::kBlocks, {model, cost::equal_ranks(3)}),
+            (std::vector<int>{3, 2, 4}));
+  const auto refused = balance(Balancer::kBlocks, {model, cost::equal_ranks(4)});
+  EXPECT_EQ(refused.error().message,
+            "3 blocks for 4 stages, wanted at least one a stage: use fewer ranks, or the uniform "
+            "balancer where no layer is named blocks.N");
+  EXPECT_FALSE(balance(Balancer::kBlocks, {equal_model(4, 1), cost::equal_ranks(2)}).has_value());
+}
+
 TEST(Balance, TiesGoToTheMostEvenThenTheLeftmostCut) {
   // 10 equal layers, 4 ranks: the bottleneck is 3 whatever the rest is; 3|3|3|1 is less even.
   EXPECT_EQ(*balance(Balancer::kOptimal, {equal_model(10, 0.1), cost::equal_ranks(4)}),
@@ -397,8 +418,9 @@ TEST(Balance, BadInputIsNamed) {
 
 TEST(Balance, NamesAreReadBackAndTyposAnswered) {
   for (const Balancer balancer :
-       {Balancer::kUniform, Balancer::kParameters, Balancer::kTime, Balancer::kDiffusionParameters,
-        Balancer::kDiffusionTime, Balancer::kOptimal, Balancer::kVPair, Balancer::kSearch}) {
+       {Balancer::kUniform, Balancer::kBlocks, Balancer::kParameters, Balancer::kTime,
+        Balancer::kDiffusionParameters, Balancer::kDiffusionTime, Balancer::kOptimal,
+        Balancer::kVPair, Balancer::kSearch}) {
     EXPECT_EQ(*parse_balancer(name(balancer)), balancer);
   }
   EXPECT_EQ(parse_balancer("optimum").error().message,

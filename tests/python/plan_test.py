@@ -34,7 +34,7 @@ class Plan(Case):
     def test_is_that_of_the_program(self):
         self.write("p.json", UNEVEN)
         for balancer, schedule in itertools.product(dynmo.balancers(), ["auto", "1f1b", "zb-v"]):
-            if balancer == "v-pair" and schedule == "1f1b":
+            if balancer == "v-pair" and schedule == "1f1b" or balancer == "blocks":  # no layer is named blocks.N
                 continue
             with self.subTest(balancer=balancer, schedule=schedule):
                 plan = dynmo.plan(UNEVEN, ranks=3, micro_batches=6, balancer=balancer, schedule=schedule, **QUICK)
