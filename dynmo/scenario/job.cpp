@@ -42,6 +42,7 @@ Expected<cost::TransformerShape> shape_of(const Scenario::Model& model) {
                  cost::read_config(model.config, sequence_of(model), model.micro_batch_size));
   }
   shape.head_slices = model.shape.head_slices;
+  shape.fused_attention = model.fused_attention;
   DYNMO_TRY(cost::validate(shape));
   return shape;
 }

@@ -82,7 +82,9 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
                                      .micro_batches = scenario.training.micro_batches,
                                      .schedule = kind};
   plan::Plan plan;
-  if (policy.balancer == plan::Balancer::kUniform) {  // the baseline, whether it fits or not
+  const bool baseline =
+      policy.balancer == plan::Balancer::kUniform || policy.balancer == plan::Balancer::kBlocks;
+  if (baseline) {  // whether it fits or not
     DYNMO_ASSIGN(const std::vector<int> counts, plan::balance(policy.balancer, problem));
     plan = plan::make_plan(counts, plan::placement(policy.balancer, problem), there.size(), kind);
   } else {

@@ -3,13 +3,26 @@
 
 namespace dynmo::scenario {
 
+namespace {
+
+// Whether `text` began with `prefix`, which is then gone.
+bool take_prefix(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+}  // namespace
+
 Expected<Policy> parse_policy(std::string_view name) {
-  constexpr std::string_view kStatic = "static:";
   Policy policy{.name = std::string(name)};
+  constexpr std::string_view kDense = "dense:";
   constexpr std::string_view kPack = "+pack";
   std::string_view balancer = name;
-  if (balancer.starts_with(kStatic)) {
-    balancer.remove_prefix(kStatic.size());
+  if (take_prefix(balancer, "static:")) {
+    if (take_prefix(balancer, kDense)) policy.cut_for = Model::kDense;
+  } else if (take_prefix(balancer, kDense)) {
+    policy.trained = policy.cut_for = Model::kDense;
   } else if (balancer != "uniform") {
     if (balancer.ends_with(kPack)) {
       balancer.remove_suffix(kPack.size());

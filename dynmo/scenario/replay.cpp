@@ -27,6 +27,13 @@ double imbalance_of(const plan::Plan& plan, const cost::ModelCost& model, const 
   return sum > 0 ? most * ranks / sum - 1 : 0;
 }
 
+double ideal_s(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches) {
+  double speeds = 0;
+  for (const cost::ClusterRank& rank : cluster.ranks) speeds += rank.speed;
+  const std::vector<double> work = cost::layer_work_s(model, micro_batches);
+  return micro_batches * std::accumulate(work.begin(), work.end(), 0.0) / speeds;
+}
+
 int positions_in_use(const plan::Plan& plan) {
   std::vector<char> used(static_cast<std::size_t>(plan.ranks), 0);
   for (const plan::PlanStage& stage : plan.stages) used[stage.rank.index()] = 1;
@@ -63,7 +70,8 @@ Expected<const StepMeasure*> StepReplayer::step(const plan::Plan& plan,
   if (last_ && model_ == model && (!keep || !last_->timeline.ranks.empty())) return &*last_;
   DYNMO_TRY(cost::validate(model, micro_batches_));
   const std::vector<sim::StageCost> costs = plan::stage_costs(plan, model, grid_.planned);
-  StepMeasure measure{.positions = positions_in_use(plan)};
+  StepMeasure measure{.ideal_step_s = ideal_s(model, grid_.planned, micro_batches_),
+                      .positions = positions_in_use(plan)};
   double busy = 0;
   for (const ReplicaKind& kind : grid_.kinds) {
     DYNMO_ASSIGN(sim::SimResult result,

@@ -18,6 +18,7 @@ namespace dynmo::scenario {
 
 struct StepMeasure {
   double step_s = 0;
+  double ideal_step_s = 0;           // all work over the speed of all ranks
   double bubble = 0;                 // of the ranks in use
   double imbalance = 0;              // max / mean - 1 of the work / speed of the ranks in use
   int positions = 0;                 // in use

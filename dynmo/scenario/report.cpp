@@ -74,6 +74,9 @@ Json run_json(const RunResult& run, const Comparison& comparison) {
   json["tokens_per_s"] = run.tokens_per_s();
   json["micro_batches_per_s"] = run.micro_batches_per_s();
   json["step_time_s"] = run.step_time_s;
+  json["ideal_step_time_s"] = run.ideal_step_time_s;
+  json["end"] = {{"step_time_s", run.end.step_time_s},
+                 {"ideal_step_time_s", run.end.ideal_step_time_s}};
   json["bubble"] = run.bubble;
   json["imbalance"] = run.imbalance;
   json["ranks"] = run.average_ranks;

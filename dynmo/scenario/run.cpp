@@ -20,7 +20,11 @@ struct Sums {
   double weighted_bubble = 0;  // x step time
   double step_time = 0;
   double imbalance = 0;
+  double ideal = 0;
   std::int64_t executed = 0;
+  double end_step_time = 0;
+  double end_ideal = 0;
+  std::int64_t end_steps = 0;
   double rank_seconds = 0;     // in use
   double held_seconds = 0;     // those too that have no layers
   double offered_seconds = 0;  // those too that were given back
@@ -88,7 +92,9 @@ class Run {
   }
 
   Expected<plan::Plan> proposed(const std::vector<int>& there, Generation generation) const {
-    return propose(scenario_, policy_, model_, cluster(), there, generation);
+    return policy_.cut_for == Model::kDense
+               ? propose(scenario_, policy_, job_.dense->at(0), cluster(), there, generation)
+               : propose(scenario_, policy_, model_, cluster(), there, generation);
   }
   // The ranks that are there, as the controller knows them.
   [[nodiscard]] cost::Cluster planned_ranks() const {
@@ -298,6 +304,13 @@ class Run {
     sums_.step_time += measure.step_s;
     sums_.weighted_bubble += measure.bubble * measure.step_s;
     sums_.imbalance += measure.imbalance;
+    sums_.ideal += measure.ideal_step_s;
+    if (step_ >=
+        scenario_.training.steps - std::max<std::int64_t>(scenario_.training.steps / 10, 1)) {
+      sums_.end_step_time += measure.step_s;
+      sums_.end_ideal += measure.ideal_step_s;
+      ++sums_.end_steps;
+    }
     if (!measure.fits) ++result_.steps_over_memory;
   }
 
@@ -330,6 +343,10 @@ class Run {
     result_.step_time_s = result_.time.train_s / steps;
     result_.bubble = sums_.step_time > 0 ? sums_.weighted_bubble / sums_.step_time : 0;
     result_.imbalance = sums_.imbalance / executed;
+    result_.ideal_step_time_s = sums_.ideal / executed;
+    const auto end_steps = static_cast<double>(sums_.end_steps);
+    result_.end = {.step_time_s = sums_.end_step_time / end_steps,
+                   .ideal_step_time_s = sums_.end_ideal / end_steps};
     result_.average_ranks = total > 0 ? sums_.rank_seconds / total : 0;
     result_.gpu_hours_saved = (sums_.offered_seconds - sums_.held_seconds) / 3600;
     return std::move(result_);
@@ -392,7 +409,8 @@ Expected<Comparison> compare(const Job& job, const std::vector<std::string>& pol
     if (name == "uniform") {
       comparison.runs.push_back(comparison.uniform);
     } else {
-      DYNMO_ASSIGN(RunResult result, one(*job.load, policy, name, number));
+      const bool dense = policy.trained == Model::kDense;
+      DYNMO_ASSIGN(RunResult result, one(dense ? *job.dense : *job.load, policy, name, number));
       comparison.runs.push_back(std::move(result));
     }
     ++number;

@@ -40,9 +40,15 @@ struct DecisionAt {
 struct RunResult {
   std::string name;
   TimeSpent time;
-  double micro_batches = 0;    // that counted, of all replicas
-  double tokens = 0;           // 0 where the model's sequence length is not known
-  double step_time_s = 0;      // mean of the steps that counted
+  double micro_batches = 0;  // that counted, of all replicas
+  double tokens = 0;         // 0 where the model's sequence length is not known
+  double step_time_s = 0;    // mean of the steps that counted
+  // A step takes no less: all work over the speed of all ranks of the pipeline. Mean.
+  double ideal_step_time_s = 0;
+  struct End {  // means of the last tenth of the steps
+    double step_time_s = 0;
+    double ideal_step_time_s = 0;
+  } end;
   double bubble = 0;           // mean over the time of all steps, of the ranks in use
   double imbalance = 0;        // mean over the steps, max / mean - 1 of the ranks in use
   double average_ranks = 0;    // in use, of all replicas, over the whole time
@@ -67,7 +73,8 @@ struct RunOptions {
 };
 
 // The job with costs `load` under `policy`. kInfeasible where the policy's balancer finds no cut
-// that fits the memory for the first step, or for the ranks that an event leaves.
+// that fits the memory for the first step, or for the ranks that an event leaves. A policy that
+// cuts for the dense model takes the costs of job.dense.
 [[nodiscard]] Expected<RunResult> run(const Job& job, const dynamism::LoadModel& load,
                                       const Policy& policy, const RunOptions& options = {});
 

@@ -55,6 +55,7 @@ std::vector<TomlKey> model_keys(Scenario::Model& m) {
       {"model.sequence", &m.shape.sequence, between(0, kMaxSize)},
       {"model.micro_batch_size", &m.micro_batch_size, between(1, 65536)},
       {"model.head_slices", &m.shape.head_slices, between(1, kMaxSize)},
+      {"model.fused_attention", &m.fused_attention},
   };
 }
 

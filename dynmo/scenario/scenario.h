@@ -41,6 +41,7 @@ struct Scenario {
     std::int64_t experts = 0;
     std::int64_t experts_per_token = 0;
     std::int64_t micro_batch_size = 1;  // sequences
+    bool fused_attention = true;        // of the dense model; sparse attention's kernel always is
   } model;
   std::string device = "h100";
   struct Cluster {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every scenario in examples/scenarios answers, at a few steps: none rots.
+// Every scenario in examples/ answers, at a few steps: none rots.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -11,14 +11,14 @@
 namespace dynmo::scenario {
 namespace {
 
-std::filesystem::path examples() {
-  return std::filesystem::path(__FILE__).parent_path() / "../../examples/scenarios";
-}
+class ScenarioExamples : public testing::TestWithParam<const char*> {};
 
-TEST(ScenarioExamples, EveryFileAnswers) {
+TEST_P(ScenarioExamples, EveryFileAnswers) {
+  const auto examples =
+      std::filesystem::path(__FILE__).parent_path() / "../../examples" / GetParam();
   constexpr std::int64_t kSteps = 20;
   std::set<std::string> sources;
-  for (const auto& entry : std::filesystem::directory_iterator(examples())) {
+  for (const auto& entry : std::filesystem::directory_iterator(examples)) {
     if (entry.path().extension() != ".toml") continue;
     auto scenario = read_scenario(entry.path());
     ASSERT_TRUE(scenario.has_value()) << scenario.error().message;
@@ -39,6 +39,8 @@ TEST(ScenarioExamples, EveryFileAnswers) {
   }
   EXPECT_EQ(sources.size(), 6U) << "all six sources";
 }
+
+INSTANTIATE_TEST_SUITE_P(Folders, ScenarioExamples, testing::Values("scenarios", "headline"));
 
 }  // namespace
 }  // namespace dynmo::scenario

@@ -134,6 +134,35 @@ TEST(Run, ReplansWhenLayersFreezeAndWinsOverStaticCuts) {
   EXPECT_LT(replanned.imbalance, uniform.imbalance);
 }
 
+// The four denominators of docs/reproduce.md. FreezingLoad is costly behind, once its front froze.
+TEST(Run, DensePoliciesTrainOrCutForTheModelWithoutItsDynamism) {
+  Scenario s = free_scenario();
+  s.training.steps = 100;
+  const Job job = job_of(s, {.layers = 16, .frozen_from = 0, .frozen = 8});
+  const Comparison c =
+      compare(job, {"dense:optimal", "static:dense:optimal", "static:optimal"}).value();
+  EXPECT_EQ(c.runs[0].name, "dense:optimal");
+  EXPECT_EQ(c.runs[0].step_time_s, c.dense.step_time_s) << "equal layers: the even cut is the best";
+  EXPECT_EQ(c.runs[1].step_time_s, c.uniform.step_time_s) << "the best cut of equal layers, kept";
+  EXPECT_LT(c.runs[2].step_time_s, c.runs[1].step_time_s);
+  EXPECT_EQ(parse_policy("dense:optimel").error().message,
+            "policy 'dense:optimel': balancer 'optimel' is not known, did you mean 'optimal'?");
+}
+
+// 8 of 16 layers freeze at step 95, in the middle of the last tenth of 100 steps.
+TEST(Run, TheEndAndTheLeastOfAStepAreMeans) {
+  Scenario s = free_scenario();
+  s.training.steps = 100;
+  const RunResult run =
+      result_of(job_of(s, {.layers = 16, .frozen_from = 95, .frozen = 8}), "uniform");
+  constexpr double kDense = 8 * 16 * 3e-3 / 4;
+  constexpr double kFrozen = 8 * (8 * 1e-3 + 8 * 3e-3) / 4;
+  EXPECT_NEAR(run.ideal_step_time_s, 0.95 * kDense + 0.05 * kFrozen, 1e-9);
+  EXPECT_NEAR(run.end.ideal_step_time_s, (kDense + kFrozen) / 2, 1e-9);
+  EXPECT_GT(run.end.step_time_s, run.end.ideal_step_time_s);
+  EXPECT_NEAR(run.step_time_s * 100, 90 * 2 * kStep + 10 * run.end.step_time_s, 1e-9);
+}
+
 // The same job, charged: what moving costs is bytes / bandwidth + fixed, and too much is refused.
 TEST(Run, ChargesMovesAndRefusesThoseThatDoNotPay) {
   Scenario s = free_scenario();

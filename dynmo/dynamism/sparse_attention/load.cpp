@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
@@ -23,7 +24,7 @@ enum AttentionDraw : std::uint64_t {
 class SparseAttention final : public LoadModel {
  public:
   SparseAttention(const SparseAttentionOptions& options, DenseModel dense, std::uint64_t seed)
-      : options_(options), dense_(std::move(dense)), seed_(seed) {}
+      : options_(options), dense_(std::move(dense)), fused_(fused(dense_)), seed_(seed) {}
 
   cost::ModelCost at(std::int64_t step) const override {
     cost::ModelCost model = dense_.costs;
@@ -42,6 +43,13 @@ class SparseAttention final : public LoadModel {
   std::uint64_t key(AttentionDraw draw, int layer, std::int64_t step = 0) const {
     return mix_key(
         {draw, seed_, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(step)});
+  }
+
+  // The sparse kernel never holds the scores of all pairs, even where the dense model's does.
+  static std::vector<cost::LayerWork> fused(const DenseModel& dense) {
+    cost::TransformerShape shape = dense.shape;
+    shape.fused_attention = true;
+    return cost::transformer_work(shape, dense.device.bytes_per_element);
   }
 
   // Mean over the step's micro-batches of what is left of the core.
@@ -72,7 +80,7 @@ class SparseAttention final : public LoadModel {
     const auto keys = static_cast<double>(shape.kv_heads * shape.head_size);
     const double permuted = tokens * (queries + 2 * keys) * element;
     const double indices = 4 * static_cast<double>(shape.heads) * tokens * kIndex;
-    cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
+    cost::LayerWork work = fused_[static_cast<std::size_t>(layer)];
     work.core_flops *= share;
     // Each copy is read and written: queries, keys and values in, outputs back.
     work.moved_bytes += 2 * (permuted + tokens * queries * element) + indices;
@@ -82,6 +90,7 @@ class SparseAttention final : public LoadModel {
 
   SparseAttentionOptions options_;
   DenseModel dense_;
+  std::vector<cost::LayerWork> fused_;
   std::uint64_t seed_;
 };
 

@@ -12,6 +12,16 @@
 namespace dynmo::dynamism {
 namespace {
 
+// The kernel of the pairs that are left never holds the scores of all pairs.
+TEST(SparseAttention, CostsTheSameBesideAnUnfusedDenseModel) {
+  const LoadInputs fused = inputs_of(gpt(3, 512, 4096));
+  LoadInputs unfused = fused;
+  unfused.shape.fused_attention = false;
+  EXPECT_EQ((*make_sparse_attention({}, unfused))->at(3),
+            (*make_sparse_attention({}, fused))->at(3));
+  EXPECT_GT(dense(unfused).layers[1].forward_s, dense(fused).layers[1].forward_s);
+}
+
 // Without tiles, and with positions independent of buckets, the share of causal pairs in one bucket
 // is sum_u (n_u / s)^2 = kappa / nb.
 TEST(SparseAttention, CountsThePairsOfEqualBuckets) {
