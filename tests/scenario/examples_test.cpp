@@ -28,6 +28,7 @@ TEST_P(ScenarioExamples, EveryFileAnswers) {
     }
     scenario->training.steps = kSteps;
     scenario->training.sample_every = 5;
+    scenario->policy.evaluations = 100;  // enough to answer
     const auto job = make_job(*scenario);
     ASSERT_TRUE(job.has_value()) << entry.path() << ": " << job.error().message;
     const auto comparison = compare(*job, scenario->policy.compare);
