@@ -21,7 +21,7 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
 constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
 constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
-constexpr std::array<RefusedSetting, 13> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 12> kRefusedSettings = {{
     {"moe", "run.device", "cuda", kExpertsOnCpus},
     {"moe", "run.device", "emulated", kExpertsOnCpus},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
@@ -33,7 +33,6 @@ constexpr std::array<RefusedSetting, 13> kRefusedSettings = {{
     {"mixture_of_depths", "run.device", "emulated", kRaggedOnCpus},
     {"early_exit", "run.device", "cuda", kRaggedOnCpus},
     {"early_exit", "run.device", "emulated", kRaggedOnCpus},
-    {"early_exit", "model.head_slices", "2 or more", "the heads of exits are whole"},
     {"freezing", "model.tied_embeddings", "true",
      "tied embeddings are two equal copies, of which it would stop one"},
 }};

@@ -351,7 +351,8 @@ class Gpt2Head final : public HandWritten<SavedHead> {
   Gpt2Config config_;
 };
 
-// The norm in front of a head in slices.
+// The norm in front of a head in slices: the gradient comes in the type of sums and is rounded
+// once, behind the norm.
 class LayerNormOfHead {
  public:
   static constexpr std::size_t kParameters = 2;
@@ -368,7 +369,14 @@ class LayerNormOfHead {
   }
   Tensor gradient(const LayerState& state, const Tensor& n_gradient_ND, Kept& kept,
                   Layer::InputGradient wanted) const {
-    return through_norm(state, kept, n_gradient_ND, wanted);
+    const at::ScalarType sums = n_gradient_ND.scalar_type();
+    auto [x_ND, weight_D, bias_D] = at::native_layer_norm_backward(
+        n_gradient_ND, kept.x_ND.to(sums), {kept.x_ND.size(1)}, kept.mean_N1, kept.inverse_N1,
+        norm_parameter(state, kNormWeight).to(sums), norm_parameter(state, kNormBias).to(sums),
+        {wanted == Layer::InputGradient::kWanted, true, true});
+    kept.weight_gradient_D = std::move(weight_D);
+    kept.bias_gradient_D = std::move(bias_D);
+    return x_ND;
   }
   void add_gradients(LayerState& state, const Kept& kept) const { add_norm_gradients(state, kept); }
 

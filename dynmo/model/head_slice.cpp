@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iterator>
 #include <vector>
 
 namespace dynmo::model {
@@ -27,17 +26,42 @@ std::optional<MatrixRows> parse_matrix_rows(std::string_view name) {
   return found;
 }
 
-std::int64_t head_words(const Model& model) {
-  const std::vector<ParameterSpec> specs = model.back()->parameters();
-  if (specs.empty() || specs.back().shape.size() != 2) return 0;
-  const auto part = parse_matrix_rows(specs.back().name);
-  return part ? part->rows.end : specs.back().shape[0];
+bool is_head(const ParameterSpec& spec) {
+  const auto part = parse_matrix_rows(spec.name);
+  return spec.shape.size() == 2 && (part ? part->matrix : spec.name).ends_with("head.weight");
+}
+
+std::int64_t head_words(const Layer& layer) {
+  for (const ParameterSpec& spec : layer.parameters()) {
+    if (!is_head(spec)) continue;
+    const auto part = parse_matrix_rows(spec.name);
+    return part ? part->rows.end : spec.shape[0];
+  }
+  return 0;
+}
+
+std::vector<WholePlace> whole_places(const Model& model) {
+  std::vector<WholePlace> places;
+  WholePlace next;
+  for (const auto& layer : model) {
+    places.push_back(next);
+    if (layer->floats_passed() > 0) {
+      ++next.slice;
+    } else {
+      next = {.layer = next.layer + 1};
+    }
+  }
+  return places;
+}
+
+int layers_up_to(const Model& model, int layers) {
+  const std::vector<WholePlace> places = whole_places(model);
+  const auto end = std::ranges::lower_bound(places, layers, {}, &WholePlace::layer);
+  return static_cast<int>(end - places.begin());
 }
 
 int layers_with_whole_head(const Model& model) {
-  const auto passing =
-      std::ranges::count_if(model, [](const auto& layer) { return layer->floats_passed() > 0; });
-  return static_cast<int>(std::ssize(model) - passing);
+  return model.empty() ? 0 : whole_places(model).back().layer + 1;
 }
 
 int layers_with_whole_head(const Recipe& recipe) {

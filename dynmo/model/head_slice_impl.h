@@ -22,49 +22,20 @@
 
 namespace dynmo::model {
 
-// The numbers that pass between two slices, or their gradients: [N, D], [N], [N], of the type that
-// sums are kept in.
-struct SliceNumbers {
-  at::Tensor n_ND;
-  at::Tensor log_sum_N;  // of the scores so far
-  at::Tensor target_N;   // score of the target, 0 where it has not been seen
-};
-
-// As one contiguous tensor [B, T, D + 2], or [B, T, 2 (D + 2)] of bf16 with the same bits.
-[[nodiscard]] at::Tensor pack(const SliceNumbers& numbers, const std::vector<std::int64_t>& batch,
+// As one contiguous tensor [B, T, D + 2], or [N, D + 2] for `tokens` {N}; of bf16, twice as many
+// numbers with the same bits.
+[[nodiscard]] at::Tensor pack(const SliceNumbers& numbers, std::vector<std::int64_t> tokens,
                               at::ScalarType compute_type);
 // Views of what pack returned, of width D.
 [[nodiscard]] SliceNumbers unpack(const at::Tensor& packed, std::int64_t width);
-
-// A slice of rows [begin, end) of the matrix adds to the numbers of a token; its stash keeps this.
-class SavedSlice {
- public:
-  // `before` is undefined in the first slice; its n_ND is not read.
-  [[nodiscard]] SliceNumbers forward(const Parameter& matrix, cost::HeadRows rows,
-                                     const at::Tensor& n_ND, const SliceNumbers& before,
-                                     const at::Tensor& targets_N);
-  // From the gradient of what it passed on to that of what it got. `after.n_ND` is undefined in the
-  // last slice.
-  [[nodiscard]] SliceNumbers gradient(const Parameter& matrix, const SliceNumbers& after);
-  // Adds that of the matrix.
-  void add_weight_gradient(Parameter& matrix, const at::Tensor& n_ND) const;
-
-  [[nodiscard]] std::vector<at::Tensor> tensors() const { return {scores_NV, own_N, before_N}; }
-
- private:
-  at::Tensor scores_NV;  // softmax of the slice's scores; from gradient() on, their gradient
-  at::Tensor own_N;      // exp(own - l')
-  at::Tensor before_N;   // exp(l - l'); undefined in the first slice
-  at::Tensor column_N;   // of the target in the slice, int64; 0 where it lies in another
-  at::Tensor here_N;     // whether it lies here
-};
 
 // The mean loss of a micro-batch and the gradient of what the last slice has.
 struct SliceLoss {
   at::Tensor loss;
   SliceNumbers gradient;
 };
-[[nodiscard]] SliceLoss loss_of(const SliceNumbers& last, double loss_weight);
+// `tokens` of the micro-batch, where only some rows are here; 0: all are.
+[[nodiscard]] SliceLoss loss_of(const SliceNumbers& last, double loss_weight, std::int64_t tokens);
 
 // Stands for the norm in every slice but the first.
 struct NoNorm {
@@ -84,7 +55,7 @@ struct NoNorm {
 
 template <typename Norm>
 struct SavedHeadSlice : Saved {
-  std::vector<std::int64_t> batch;  // B and T
+  std::vector<std::int64_t> batch;  // B and T; or N, where rows have left
   typename Norm::Kept norm;
   SavedSlice slice;
   SliceNumbers loss_gradient;  // in the last slice
@@ -119,18 +90,18 @@ class HeadSlice final : public HandWritten<SavedHeadSlice<Norm>> {
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  Kept& saved) const override {
-    DYNMO_CHECK(!input.rows.defined(), "{}: a slice reads all rows", this->name());
-    saved.batch = {input.x.size(0), input.x.size(1)};
+    saved.batch = input.x.sizes().slice(0, static_cast<std::size_t>(input.x.dim()) - 1).vec();
     SliceNumbers before;
     if constexpr (!kIsFirst) before = unpack(input.x, hidden_);
     const at::Tensor n_ND = norm_.start(state, kIsFirst ? rows(input.x) : before.n_ND, saved.norm);
-    SliceNumbers after = saved.slice.forward(state.parameters[kMatrix], rows_, n_ND, before,
-                                             targets_of(input, context));
+    saved.slice.score(state.parameters[kMatrix], rows_, n_ND, targets_of(input, context));
+    SliceNumbers after = saved.slice.pass_on(before);
     if (!is_last_) {
       after.n_ND = n_ND;
-      return {.hidden = pack(after, saved.batch, n_ND.scalar_type())};
+      return {.hidden = {pack(after, saved.batch, n_ND.scalar_type()), input.rows}};
     }
-    SliceLoss end = loss_of(after, context.loss_weight);
+    const std::int64_t tokens = input.rows.defined() ? context.targets_BT.numel() : 0;
+    SliceLoss end = loss_of(after, context.loss_weight, tokens);
     saved.loss_gradient = std::move(end.gradient);
     return {.loss = std::move(end.loss)};
   }
@@ -141,10 +112,11 @@ class HeadSlice final : public HandWritten<SavedHeadSlice<Norm>> {
         is_last_ ? std::exchange(saved.loss_gradient, {}) : unpack(output_gradient, hidden_);
     SliceNumbers before = saved.slice.gradient(state.parameters[kMatrix], after);
     if constexpr (kIsFirst) {
-      const at::Tensor x_ND = norm_.gradient(
-          state, before.n_ND.to(value(state, kMatrix).scalar_type()), saved.norm, wanted);
+      const at::Tensor x_ND = norm_.gradient(state, before.n_ND, saved.norm, wanted);
       if (wanted == InputGradient::kNotWanted) return {};
-      return x_ND.view({saved.batch[0], saved.batch[1], hidden_});
+      std::vector<std::int64_t> shape = saved.batch;
+      shape.push_back(hidden_);
+      return x_ND.to(value(state, kMatrix).scalar_type()).view(shape);
     } else {
       if (wanted == InputGradient::kNotWanted) return {};
       return pack(before, saved.batch, value(state, kMatrix).scalar_type());

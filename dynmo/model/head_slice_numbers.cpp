@@ -5,7 +5,7 @@ namespace dynmo::model {
 
 using at::Tensor;
 
-Tensor pack(const SliceNumbers& numbers, const std::vector<std::int64_t>& batch,
+Tensor pack(const SliceNumbers& numbers, std::vector<std::int64_t> tokens,
             at::ScalarType compute_type) {
   const std::int64_t width = numbers.n_ND.size(1);
   Tensor packed = at::empty({numbers.n_ND.size(0), width + 2}, numbers.log_sum_N.options());
@@ -13,7 +13,8 @@ Tensor pack(const SliceNumbers& numbers, const std::vector<std::int64_t>& batch,
   packed.select(1, width).copy_(numbers.log_sum_N);
   packed.select(1, width + 1).copy_(numbers.target_N);
   if (compute_type == at::kBFloat16) packed = packed.view(at::kBFloat16);
-  return packed.view({batch[0], batch[1], packed.size(1)});
+  tokens.push_back(packed.size(1));
+  return packed.view(tokens);
 }
 
 SliceNumbers unpack(const Tensor& packed, std::int64_t width) {
@@ -25,11 +26,14 @@ SliceNumbers unpack(const Tensor& packed, std::int64_t width) {
           .target_N = all.select(1, width + 1)};
 }
 
-SliceNumbers SavedSlice::forward(const Parameter& matrix, cost::HeadRows rows, const Tensor& n_ND,
-                                 const SliceNumbers& before, const Tensor& targets_N) {
+void SavedSlice::score(const Parameter& matrix, cost::HeadRows rows, const Tensor& n_ND,
+                       const Tensor& targets_N) {
   scores_NV = times(matrix, n_ND).to(kernels::accumulation_type(n_ND.scalar_type()));
   here_N = targets_N.ge(rows.begin).logical_and_(targets_N.lt(rows.end));
   column_N = at::where(here_N, targets_N - rows.begin, at::zeros_like(targets_N));
+}
+
+SliceNumbers SavedSlice::pass_on(const SliceNumbers& before) {
   const Tensor score_N = scores_NV.gather(1, column_N.unsqueeze(1)).squeeze(1).mul_(here_N);
   const Tensor own = kernels::softmax(scores_NV);
   if (!before.log_sum_N.defined()) {
@@ -40,6 +44,12 @@ SliceNumbers SavedSlice::forward(const Parameter& matrix, cost::HeadRows rows, c
   own_N = (own - log_sum_N).exp_();
   before_N = (before.log_sum_N - log_sum_N).exp_();
   return {.n_ND = {}, .log_sum_N = std::move(log_sum_N), .target_N = before.target_N + score_N};
+}
+
+void SavedSlice::keep(const Tensor& tokens) {
+  for (Tensor* of : {&scores_NV, &own_N, &before_N, &column_N, &here_N}) {
+    if (of->defined()) *of = of->index_select(0, tokens);
+  }
 }
 
 SliceNumbers SavedSlice::gradient(const Parameter& matrix, const SliceNumbers& after) {
@@ -71,17 +81,19 @@ void SavedSlice::add_weight_gradient(Parameter& matrix, const Tensor& n_ND) cons
   add_product(matrix, scores_NV, n_ND);
 }
 
-SliceLoss loss_of(const SliceNumbers& last, double loss_weight) {
+SliceLoss loss_of(const SliceNumbers& last, double loss_weight, std::int64_t tokens) {
   const Tensor& sums_N = last.log_sum_N;
-  const auto tokens = static_cast<double>(sums_N.numel());
   const at::ScalarType type = sums_N.scalar_type();
+  const Tensor each_N = sums_N - last.target_N;
+  const auto mean_of = static_cast<double>(tokens > 0 ? tokens : sums_N.numel());
   // In the loss's type, as autograd would have it.
   const double weight =
       type == at::kFloat ? static_cast<double>(static_cast<float>(loss_weight)) : loss_weight;
-  return {.loss = (sums_N - last.target_N).mean(at::kDouble).to(type),
-          .gradient = {.n_ND = {},
-                       .log_sum_N = at::full_like(sums_N, weight / tokens),
-                       .target_N = at::full_like(sums_N, -weight / tokens)}};
+  return {
+      .loss = (tokens > 0 ? each_N.sum(at::kDouble) / mean_of : each_N.mean(at::kDouble)).to(type),
+      .gradient = {.n_ND = {},
+                   .log_sum_N = at::full_like(sums_N, weight / mean_of),
+                   .target_N = at::full_like(sums_N, -weight / mean_of)}};
 }
 
 }  // namespace dynmo::model

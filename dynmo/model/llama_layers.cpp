@@ -331,7 +331,8 @@ class HeadLayer final : public HandWritten<SavedHead> {
   LlamaConfig config_;
 };
 
-// The norm in front of a head in slices.
+// The norm in front of a head in slices: the gradient comes in the type of sums and is rounded
+// once, behind the norm.
 class RmsNormOfHead {
  public:
   static constexpr std::size_t kParameters = 1;
@@ -353,11 +354,12 @@ class RmsNormOfHead {
   }
   Tensor gradient(const LayerState& state, const Tensor& n_gradient_ND, Kept& kept,
                   Layer::InputGradient wanted) const {
+    const at::ScalarType sums = n_gradient_ND.scalar_type();
     kernels::NormGradient norm =
-        kernels::norm_gradient(n_gradient_ND, kept.x_ND, kept.inverse_N1, value(state, 0), wanted);
+        kernels::norm_gradient(n_gradient_ND.contiguous(), kept.x_ND.to(sums), kept.inverse_N1,
+                               value(state, 0).to(sums), wanted);
     kept.gradient_D = std::move(norm.weight_D);
-    return wanted == Layer::InputGradient::kNotWanted ? Tensor()
-                                                      : norm.x_ND.to(kept.x_ND.scalar_type());
+    return norm.x_ND;
   }
   void add_gradients(LayerState& state, const Kept& kept) const {
     state.parameters[0].gradient.add_(kept.gradient_D);

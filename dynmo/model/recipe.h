@@ -17,7 +17,7 @@ enum class Part { kEmbedding, kAttention, kMlp, kBlock, kHead };
 
 // Where a layer stands in a decoder.
 struct Place {
-  Part part = Part::kBlock;  // kBlock: a whole block as one layer
+  Part part = Part::kBlock;  // kBlock: a whole block as one layer, or a layer behind its halves
   std::int64_t block = -1;   // of the blocks' parts, from 0
   friend bool operator==(const Place&, const Place&) = default;
 };

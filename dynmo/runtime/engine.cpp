@@ -276,7 +276,7 @@ class Interpreter {
         input_.pass == model::Pass::kTraining) {
       auto& rows = output_.rows[id];
       rows.resize(static_cast<std::size_t>(micro_batches()));
-      rows[micro_batch.index()] = output.hidden.x.numel() / input_.boundary_shape.back();
+      rows[micro_batch.index()] = output.hidden.x.numel() / output.hidden.x.size(-1);
     }
     if (!output.figures.empty() && input_.pass == model::Pass::kTraining) {
       auto& figures = figures_[id];

@@ -207,12 +207,17 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
 
 Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
   RankStats own = own_figures(state_.layers, output, times_, program_.recomputed, options_.ties);
+  const model::OutputShapes shapes =
+      model::output_shapes(model_, state_.step, options_.boundary_shape, options_.boundary_type);
+  const auto has_own = [&](std::size_t layer) { return !shapes.empty() && !shapes[layer].empty(); };
   for (auto& [id, layer] : own.layers) {
     const auto found = output.rows.find(id);
     if (found == output.rows.end()) continue;
     layer.rows = mean_rows(found->second);
-    layer.sample.boundary_bytes = mean_message_bytes(
-        {options_.boundary_shape, options_.boundary_type}, room_[id.index()], found->second);
+    layer.sample.boundary_bytes =
+        mean_message_bytes({has_own(id.index()) ? shapes[id.index()] : options_.boundary_shape,
+                            options_.boundary_type},
+                           room_[id.index()], found->second);
   }
   own.plan_s = decisions_.own_plan_s();
   own.migrate_s = migration_.seconds;
@@ -220,10 +225,8 @@ Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
   DYNMO_ASSIGN(Exchange exchanged,
                exchange(grid_, control(transport::Control::kExchange), state_.plan, model_,
                         options_.accumulation * options_.micro_batches, own));
-  const model::OutputShapes shapes =
-      model::output_shapes(model_, state_.step, options_.boundary_shape, options_.boundary_type);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    if (shapes[i].empty()) continue;
+    if (!has_own(i) || (!room_.empty() && room_[i] > 0)) continue;
     exchanged.layers[i].boundary_bytes = bytes_of_shape(shapes[i], options_.boundary_type);
   }
   state_.spares.clear();  // as above

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "dynmo/model/head_slice.h"
 #include "dynmo/runtime/ties.h"
 
 namespace dynmo::runtime {
@@ -53,9 +54,16 @@ void move_back(const model::Model& model, RankState& state, const plan::Plan& pl
 LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Rank rank,
                            std::uint64_t seed, const std::vector<model::Tie>& ties) {
   LayerStates states;
+  const std::vector<model::WholePlace> places = model::whole_places(model);
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
-    if (plan.owner(id) == rank) states.emplace(id, model::make_state(*model[id.index()], id, seed));
+    if (plan.owner(id) != rank) continue;
+    // Slices of exits change the ids of layers behind them, and no value.
+    const model::WholePlace& place = places[id.index()];
+    const LayerId drawn_as(place.layer + place.slice);
+    model::LayerState state = model::make_state(*model[id.index()], drawn_as, seed);
+    state.id = id;
+    states.emplace(id, std::move(state));
   }
   take_initial_values(ties, model, seed, states);
   return states;

@@ -101,8 +101,9 @@ void StageMessages::send(const Action& action, model::Hidden value) {
     if (value.x.numel() > 0) post_send(place, to, tag, std::move(value.x));
     return;
   }
-  post_send(place, to, tag, first_message(format(), room, value));
-  at::Tensor second = second_message(format(), room, value);
+  const RowFormat format = format_behind(action.stage);
+  post_send(place, to, tag, first_message(format, room, value));
+  at::Tensor second = second_message(format, room, value);
   if (second.defined()) post_send(place, to, second_tag_of(action), std::move(second));
 }
 
@@ -157,7 +158,8 @@ void StageMessages::post_late() {
 void StageMessages::receive_rows(const Action& action) {
   const int before = action.stage.value - 1;
   const std::int64_t room = room_behind(StageId(before));
-  at::Tensor tensor = at::empty({first_bytes(format(), room).value}, at::kByte);
+  at::Tensor tensor =
+      at::empty({first_bytes(format_behind(StageId(before)), room).value}, at::kByte);
   const transport::Tag tag = tag_of(action);
   const std::size_t place = record(action);
   auto operation = transport_.receive(rank_of(before), tag, bytes_of(tensor));
@@ -169,7 +171,8 @@ void StageMessages::receive_rows(const Action& action) {
 // A channel's messages are opened in their order, so that its second receives are posted in the
 // order of its second sends. What was sent before has arrived, too: nothing more is waited for.
 Expected<void> StageMessages::open(const Action& receive, Key key) {
-  const int before = key.first.value - 1;
+  const StageId before(key.first.value - 1);
+  const RowFormat format = format_behind(before);
   const transport::Tag tag = tag_of(receive);
   std::deque<Key>& waiting = unopened_.at(tag);
   while (!activations_.at(key).opened) {
@@ -178,13 +181,13 @@ Expected<void> StageMessages::open(const Action& receive, Key key) {
     DYNMO_TRY(wait(message));
     message.opened = true;
     const std::int64_t count = count_in(message.tensor);
-    DYNMO_CHECK(count >= 0 && count <= format().tokens(), "at most {} rows, got {}",
-                format().tokens(), count);
-    const Bytes rest = second_bytes(format(), room_behind(StageId(before)), count);
+    DYNMO_CHECK(count >= 0 && count <= format.tokens(), "at most {} rows, got {}", format.tokens(),
+                count);
+    const Bytes rest = second_bytes(format, room_behind(before), count);
     if (rest == Bytes{0}) continue;
     message.second = at::empty({rest.value}, at::kByte);
     message.second_operation =
-        transport_.receive(rank_of(before), second_tag_of(receive), bytes_of(message.second));
+        transport_.receive(rank_of(before.value), second_tag_of(receive), bytes_of(message.second));
   }
   return {};
 }
@@ -194,8 +197,9 @@ Expected<model::Hidden> StageMessages::wait_for_rows(Key key, Message& message) 
       open({.kind = ActionKind::kReceiveActivation, .stage = key.first, .micro_batch = key.second},
            key));
   if (message.second_operation) DYNMO_TRY(wait(*message.second_operation, message.record));
-  const std::int64_t room = room_behind(StageId(key.first.value - 1));
-  model::Hidden hidden = unpacked(format(), room, message.tensor, message.second);
+  const StageId before(key.first.value - 1);
+  const std::int64_t room = room_behind(before);
+  model::Hidden hidden = unpacked(format_behind(before), room, message.tensor, message.second);
   hidden.x = input_.staging.to_device(hidden.x);
   return hidden;
 }

@@ -71,7 +71,9 @@ class StageMessages {
   [[nodiscard]] transport::Tag second_tag_of(const schedule::Action& action) const;
   // Returns the shape of the values behind a stage, where no row has left.
   [[nodiscard]] const std::vector<std::int64_t>& shape_behind(StageId id) const;
-  [[nodiscard]] RowFormat format() const { return {input_.boundary_shape, input_.boundary_type}; }
+  [[nodiscard]] RowFormat format_behind(StageId id) const {
+    return {shape_behind(id), input_.boundary_type};
+  }
   [[nodiscard]] bool by_device() const { return input_.device_messages != nullptr; }
   [[nodiscard]] std::span<std::byte> message_bytes(const at::Tensor& tensor) const;
   [[nodiscard]] Nanoseconds host_time() const;

@@ -128,10 +128,11 @@ Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::strin
   return {};
 }
 
+// `saved` is the layer's id in the checkpoint.
 Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& checkpoint,
-                                       const model::Layer& layer, LayerId id,
+                                       const model::Layer& layer, LayerId saved, LayerId id,
                                        const TensorName& name) {
-  DYNMO_ASSIGN(const checkpoint::Safetensors file, checkpoint::read_layer(checkpoint, id));
+  DYNMO_ASSIGN(const checkpoint::Safetensors file, checkpoint::read_layer(checkpoint, saved));
   DYNMO_ASSIGN(const model::StateShape shape, shape_in(file, layer, id));
   model::LayerState state = model::allocate_like(layer, id, shape);
   DYNMO_ASSIGN(state.optimizer_steps, number<std::int64_t>(file, "optimizer_steps", id));
@@ -155,61 +156,83 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   return state;
 }
 
-// The head of a checkpoint in slices (model/head_slice.h): the layers that it lies in, the first of
-// which has id `first`.
+// A head of a checkpoint in slices (model/head_slice.h), the model's or that of an exit: the layers
+// that it lies in, the first of which has id `first`.
 struct SavedHead {
   LayerId first;
   std::int64_t slices = 1;
   std::int64_t vocabulary = 0;
+  std::vector<checkpoint::Safetensors> files = {};
 };
+
+Expected<SavedHead> open_head(const checkpoint::VerifiedCheckpoint& checkpoint, SavedHead head) {
+  for (std::int64_t slice = 0; slice < head.slices; ++slice) {
+    const LayerId id(head.first.value + static_cast<std::int32_t>(slice));
+    DYNMO_ASSIGN(checkpoint::Safetensors file, checkpoint::read_layer(checkpoint, id));
+    head.files.push_back(std::move(file));
+  }
+  return head;
+}
 
 // Fills rows [begin, end) of a tensor of the head's matrix, whose name is `prefix` + that of the
 // matrix or of its slices.
-Expected<void> copy_rows(const checkpoint::VerifiedCheckpoint& checkpoint, const SavedHead& head,
-                         const std::string& prefix, const std::string& matrix,
-                         const cost::HeadRows& wanted, const at::Tensor& to) {
+Expected<void> copy_rows(const SavedHead& head, const std::string& prefix,
+                         const std::string& matrix, const cost::HeadRows& wanted,
+                         const at::Tensor& to) {
   for (std::int64_t slice = 0; slice < head.slices; ++slice) {
     const cost::HeadRows rows = cost::head_rows(head.vocabulary, head.slices, slice);
     const cost::HeadRows both = {.begin = std::max(rows.begin, wanted.begin),
                                  .end = std::min(rows.end, wanted.end)};
     if (both.begin >= both.end) continue;
-    DYNMO_ASSIGN(const checkpoint::Safetensors file,
-                 checkpoint::read_layer(
-                     checkpoint, LayerId(head.first.value + static_cast<std::int32_t>(slice))));
     const at::Tensor part = at::empty({rows.end - rows.begin, to.size(1)}, to.options());
     const std::string name = head.slices == 1 ? matrix : model::name_of({matrix, rows});
-    DYNMO_TRY(copy_tensor(file, prefix + name, part));
+    DYNMO_TRY(copy_tensor(head.files[static_cast<std::size_t>(slice)], prefix + name, part));
     to.narrow(0, both.begin - wanted.begin, both.end - both.begin)
         .copy_(part.narrow(0, both.begin - rows.begin, both.end - both.begin));
   }
   return {};
 }
 
-// A layer of a head that the checkpoint has in another number of slices. Norms are in the first.
-Expected<model::LayerState> load_recut(const checkpoint::VerifiedCheckpoint& checkpoint,
-                                       const SavedHead& head, const model::Layer& layer, LayerId id,
-                                       const TensorName& name) {
-  DYNMO_ASSIGN(const checkpoint::Safetensors first, checkpoint::read_layer(checkpoint, head.first));
-  model::LayerState state = model::allocate_like(layer, id, {});
+// A tensor that is in one of the slices, or the same in several.
+Expected<void> copy_whole(const SavedHead& head, const std::string& name, const at::Tensor& to) {
+  const auto found = std::ranges::find_if(
+      head.files, [&](const auto& file) { return file.find(name) != nullptr; });
+  return copy_tensor(found == head.files.end() ? head.files.front() : *found, name, to);
+}
+
+// A layer of a head that the checkpoint has in another number of slices. What is not the head's
+// matrix can be pruned in the first slice alone.
+Expected<model::LayerState> load_recut(const SavedHead& head, const model::Layer& layer, LayerId id,
+                                       std::int64_t slice, const TensorName& name) {
+  const checkpoint::Safetensors& first = head.files.front();
+  const auto text = first.metadata().find("shape");
+  DYNMO_ASSIGN(model::StateShape shape,
+               model::parse_shape(text == first.metadata().end() ? "" : text->second));
+  if (slice > 0) shape.pruned.clear();
+  model::LayerState state = model::allocate_like(layer, id, shape);
   DYNMO_ASSIGN(state.optimizer_steps, number<std::int64_t>(first, "optimizer_steps", id));
   DYNMO_ASSIGN(state.random_key, number<std::uint64_t>(first, "random_key", id));
+  const std::vector<model::ParameterSpec> specs = layer.parameters();
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
-    const model::Parameter& parameter = state.parameters[i];
+    model::Parameter& parameter = state.parameters[i];
     const std::string full = name(id, parameter.name);
     const auto part = model::parse_matrix_rows(full);
-    const bool matrix = i + 1 == state.parameters.size();
-    const std::pair<std::string, at::Tensor> tensors[] = {{"", parameter.value},
-                                                          {kFirstMoment, parameter.first_moment},
-                                                          {kSecondMoment, parameter.second_moment}};
-    for (const auto& [prefix, to] : tensors) {
-      if (matrix) {
-        const cost::HeadRows all = {.begin = 0, .end = head.vocabulary};
-        DYNMO_TRY(copy_rows(checkpoint, head, prefix, part ? part->matrix : full,
-                            part ? part->rows : all, to));
-      } else {
-        DYNMO_TRY(copy_tensor(first, prefix + full, to));
-      }
+    const auto copy = [&](const std::string& prefix, const at::Tensor& to) -> Expected<void> {
+      if (!model::is_head(specs[i])) return copy_whole(head, prefix + full, to);
+      const cost::HeadRows all = {.begin = 0, .end = head.vocabulary};
+      return copy_rows(head, prefix, part ? part->matrix : full, part ? part->rows : all, to);
+    };
+    if (parameter.mask.defined()) {
+      DYNMO_TRY(load_pruned(first, full, specs[i].shape, parameter));
+    } else {
+      DYNMO_TRY(copy("", parameter.value));
     }
+    if (state.frozen) continue;
+    DYNMO_TRY(copy(kFirstMoment, parameter.first_moment));
+    DYNMO_TRY(copy(kSecondMoment, parameter.second_moment));
+  }
+  for (const model::Buffer& buffer : state.buffers) {
+    DYNMO_TRY(copy_whole(head, checkpoint::kBuffer + name(id, buffer.name), buffer.value));
   }
   model::derive(layer, state);
   return state;
@@ -337,27 +360,46 @@ Expected<Restored> restore(const config::Config& config) {
 Expected<runtime::LayerStates> load_states(const Restored& restored, const model::Model& model,
                                            const plan::Plan& plan, Rank rank,
                                            const TensorName& name) {
-  // Nothing but the head may lie in another number of layers.
+  // Nothing but heads may lie in another number of layers.
   const auto saved_layers = std::ssize(restored.checkpoint.manifest.files);
-  const int whole = model::layers_with_whole_head(model);
-  SavedHead head{.first = LayerId(whole - 1),
-                 .slices = saved_layers - whole + 1,
-                 .vocabulary = model::head_words(model)};
-  const bool recut = saved_layers != std::ssize(model) && head.slices >= 1 &&
-                     head.slices <= std::max<std::int64_t>(1, head.vocabulary / cost::kSliceRows);
+  const std::vector<model::WholePlace> places = model::whole_places(model);
+  std::vector<bool> is_head(model.size(), false);  // by layer with whole heads
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    if (model::head_words(*model[i]) > 0) is_head[static_cast<std::size_t>(places[i].layer)] = true;
+  }
+  const auto heads = std::ranges::count(is_head, true);
+  const std::int64_t more = saved_layers - (model.empty() ? 0 : places.back().layer + 1);
+  const std::int64_t slices = heads == 0 ? 1 : 1 + more / heads;
+  const bool recut =
+      saved_layers != std::ssize(model) && heads > 0 && more >= 0 && more % heads == 0 &&
+      slices <= std::max<std::int64_t>(1, model::head_words(*model.back()) / cost::kSliceRows);
   if (saved_layers != std::ssize(model) && !recut) {
     return make_error(ErrorCode::kBadInput, "checkpoint '{}' has {} layers, the model {}",
                       restored.checkpoint.path.string(), restored.checkpoint.manifest.files.size(),
                       model.size());
   }
   runtime::LayerStates states;
+  std::optional<SavedHead> head;  // of the newest layer that is of one
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) != rank) continue;
     const model::Layer& layer = *model[id.index()];
-    DYNMO_ASSIGN(model::LayerState state,
-                 recut && id >= head.first ? load_recut(restored.checkpoint, head, layer, id, name)
-                                           : load_layer(restored.checkpoint, layer, id, name));
+    const model::WholePlace& place = places[id.index()];
+    const auto before = std::count(is_head.begin(), is_head.begin() + place.layer, true);
+    const LayerId saved(recut ? place.layer + static_cast<int>(before * (slices - 1)) : i);
+    if (!recut || !is_head[static_cast<std::size_t>(place.layer)]) {
+      DYNMO_ASSIGN(model::LayerState state,
+                   load_layer(restored.checkpoint, layer, saved, id, name));
+      states.emplace(id, std::move(state));
+      continue;
+    }
+    if (!head || head->first != saved) {
+      DYNMO_ASSIGN(
+          head, open_head(restored.checkpoint, {.first = saved,
+                                                .slices = slices,
+                                                .vocabulary = model::head_words(*model.back())}));
+    }
+    DYNMO_ASSIGN(model::LayerState state, load_recut(*head, layer, id, place.slice, name));
     states.emplace(id, std::move(state));
   }
   return states;

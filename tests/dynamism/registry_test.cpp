@@ -66,12 +66,7 @@ TEST(Sources, KnowAHeadInSlices) {
     const auto whole = make_load_model(source, options);
     options.inputs.shape.head_slices = 5;
     const auto sliced = make_load_model(source, options);
-    if (source == "early_exit" || source == "early-exit") {
-      ASSERT_FALSE(sliced.has_value());
-      EXPECT_EQ(sliced.error().message,
-                "model.head_slices is 5, wanted 1 with early_exit: heads of exits are whole");
-      continue;
-    }
+    if (source == "early_exit" || source == "early-exit") continue;  // early_exit/load_test.cpp
     ASSERT_TRUE(whole && sliced) << source;
     const cost::ModelCost dense =
         cost::transformer_costs(options.inputs.shape, arithmetic_device()).value();

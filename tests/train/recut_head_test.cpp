@@ -2,7 +2,12 @@
 // A checkpoint whose head lies in k slices, read back in any other number of slices.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "dynmo/core/rng.h"
+#include "dynmo/dynamism/early_exit/training/exit_layer.h"
+#include "dynmo/dynamism/early_exit/training/source.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/head_slice.h"
 #include "dynmo/train/checkpoints.h"
@@ -21,11 +26,25 @@ model::DecoderConfig config_of(std::int64_t slices) {
   return config;
 }
 
-TensorName names_of(const model::DecoderConfig& config) {
-  return [config, places = model::places_of(model::make_recipe(config))](
-             LayerId layer, std::string_view parameter) {
+enum class Exits { kNone, kBehindBlocks };
+
+struct Made {
+  model::Model layers;
+  TensorName names;
+};
+Made made_of(const model::DecoderConfig& config, Exits exits = Exits::kNone) {
+  model::Recipe recipe = model::make_recipe(config);
+  if (exits == Exits::kBehindBlocks) {
+    dynamism::EarlyExitOptions options;
+    options.exit_every = 1;
+    options.confidence = dynamism::ExitConfidence::kClassifier;
+    EXPECT_TRUE(dynamism::make_early_exit_source(options)->shape(recipe));
+  }
+  const auto names = [config, places = model::places_of(recipe)](LayerId layer,
+                                                                 std::string_view parameter) {
     return model::checkpoint_name(config, places[layer.index()], parameter);
   };
+  return {.layers = model::layers_of(std::move(recipe)), .names = names};
 }
 
 // The layers after some updates: no two values or moments are equal.
@@ -48,13 +67,12 @@ runtime::LayerStates trained(const model::Model& layers) {
   return states;
 }
 
-Restored write(const std::filesystem::path& root, const model::DecoderConfig& config,
+Restored write(const std::filesystem::path& root, const Made& made,
                const runtime::LayerStates& states) {
-  const model::Model layers = model::make_decoder(config);
   const auto pending = checkpoint::begin_checkpoint(root, 5).value();
   std::vector<checkpoint::FileEntry> entries;
   for (const auto& [id, state] : states) {
-    const FileOfLayer file = layer_file(*layers[id.index()], state, names_of(config));
+    const FileOfLayer file = layer_file(*made.layers[id.index()], state, made.names);
     entries.push_back(checkpoint::write_layer(pending, file.file).value());
   }
   EXPECT_TRUE(checkpoint::commit_checkpoint(root, 5, entries, Json::object()));
@@ -65,12 +83,11 @@ Restored write(const std::filesystem::path& root, const model::DecoderConfig& co
           .notes = {}};
 }
 
-Expected<runtime::LayerStates> read(const Restored& restored, const model::DecoderConfig& config) {
-  const model::Model layers = model::make_decoder(config);
+Expected<runtime::LayerStates> read(const Restored& restored, const Made& made) {
   return load_states(
-      restored, layers,
-      plan::make_plan({static_cast<int>(layers.size())}, schedule::ScheduleKind::k1F1B), Rank(0),
-      names_of(config));
+      restored, made.layers,
+      plan::make_plan({static_cast<int>(made.layers.size())}, schedule::ScheduleKind::k1F1B),
+      Rank(0), made.names);
 }
 
 // Values and moments of the matrix, whatever layers it lies in, behind those of all other
@@ -92,12 +109,12 @@ std::vector<at::Tensor> tensors_of(const runtime::LayerStates& states) {
 TEST(RecutHead, HasTheSameValuesAndMomentsInAnyNumberOfSlices) {
   for (const std::int64_t saved : {1, 2, 5, 9}) {
     const TempFolder folder;
-    const model::DecoderConfig config = config_of(saved);
-    const runtime::LayerStates states = trained(model::make_decoder(config));
+    const Made made = made_of(config_of(saved));
+    const runtime::LayerStates states = trained(made.layers);
     const std::vector<at::Tensor> expected = tensors_of(states);
-    const Restored restored = write(folder.path(), config, states);
+    const Restored restored = write(folder.path(), made, states);
     for (const std::int64_t slices : {1, 2, 3, 5, 9}) {
-      const auto loaded = read(restored, config_of(slices));
+      const auto loaded = read(restored, made_of(config_of(slices)));
       ASSERT_TRUE(loaded) << loaded.error().message;
       ASSERT_EQ(std::ssize(*loaded), 5 + slices);
       const std::vector<at::Tensor> found = tensors_of(*loaded);
@@ -110,12 +127,62 @@ TEST(RecutHead, HasTheSameValuesAndMomentsInAnyNumberOfSlices) {
   }
 }
 
+// Values, moments and buffers by name, rows of heads together.
+std::map<std::string, at::Tensor> named(const runtime::LayerStates& states, const Made& made) {
+  std::map<std::string, std::vector<at::Tensor>> parts;
+  std::map<std::string, at::Tensor> all;
+  for (const auto& [id, state] : states) {
+    for (const model::Parameter& p : state.parameters) {
+      const std::string name = made.names(id, p.name);
+      const auto part = model::parse_matrix_rows(name);
+      const std::string whole = part ? part->matrix : name;
+      parts[whole].push_back(p.value);
+      parts["first " + whole].push_back(p.first_moment);
+      parts["second " + whole].push_back(p.second_moment);
+    }
+    for (const model::Buffer& buffer : state.buffers) {
+      all["buffer " + made.names(id, buffer.name)] = buffer.value;
+    }
+  }
+  for (const auto& [name, rows] : parts) all[name] = at::cat(rows);
+  return all;
+}
+
+TEST(RecutHead, OfExitsHasTheSameValuesAndMomentsInAnyNumberOfSlices) {
+  for (const std::int64_t saved : {1, 3}) {
+    const TempFolder folder;
+    const Made made = made_of(config_of(saved), Exits::kBehindBlocks);
+    runtime::LayerStates states = trained(made.layers);
+    for (auto& [id, state] : states) {
+      if (dynamism::has_threshold(*made.layers[id.index()])) {
+        dynamism::set_threshold(state, 0.25F);
+      }
+    }
+    const auto expected = named(states, made);
+    const Restored restored = write(folder.path(), made, states);
+    for (const std::int64_t slices : {1, 2, 3, 9}) {
+      const Made other = made_of(config_of(slices), Exits::kBehindBlocks);
+      const auto loaded = read(restored, other);
+      ASSERT_TRUE(loaded) << loaded.error().message;
+      ASSERT_EQ(std::ssize(*loaded), 6 + 2 * (slices - 1));  // an exit and the head
+      const auto found = named(*loaded, other);
+      ASSERT_EQ(found.size(), expected.size());
+      for (const auto& [name, value] : expected) {
+        ASSERT_TRUE(found.contains(name)) << name;
+        EXPECT_TRUE(at::equal(found.at(name), value)) << saved << " to " << slices << ", " << name;
+      }
+      for (const auto& [id, state] : *loaded) EXPECT_EQ(state.optimizer_steps, 5) << id.value;
+    }
+  }
+}
+
 TEST(RecutHead, OfAnotherNumberOfBlocksIsRefused) {
   const TempFolder folder;
   model::Gpt2Config more = std::get<model::Gpt2Config>(config_of(2));
-  const Restored restored = write(folder.path(), more, trained(model::make_decoder(more)));
+  const Made made = made_of(more);
+  const Restored restored = write(folder.path(), made, trained(made.layers));
   more.shape.blocks = 4;
-  const auto loaded = read(restored, more);
+  const auto loaded = read(restored, made_of(more));
   ASSERT_FALSE(loaded);
   EXPECT_NE(loaded.error().message.find("has 7 layers, the model 11"), std::string::npos)
       << loaded.error().message;

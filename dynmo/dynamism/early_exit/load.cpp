@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/early_exit/load.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -42,16 +44,6 @@ std::vector<double> hazards(const EarlyExitOptions& p, int blocks, std::uint64_t
   return hazard;
 }
 
-// An exit has a whole head, which is costed in the layer before it.
-Expected<DenseModel> dense_with_exits(const LoadInputs& inputs) {
-  if (inputs.shape.head_slices != 1) {
-    return make_error(ErrorCode::kBadInput,
-                      "model.head_slices is {}, wanted 1 with early_exit: heads of exits are whole",
-                      inputs.shape.head_slices);
-  }
-  return make_dense("early_exit", inputs);
-}
-
 class EarlyExit final : public LoadModel {
  public:
   EarlyExit(const EarlyExitOptions& options, DenseModel dense, const LoadInputs& inputs)
@@ -65,15 +57,16 @@ class EarlyExit final : public LoadModel {
   }
 
   cost::ModelCost costs(const std::vector<double>& rho) const {
-    cost::ModelCost model = dense_.costs;
+    cost::ModelCost model;
     for (int layer = 0; layer < dense_.size(); ++layer) {
-      cost::LayerCost& cost = model.layers[static_cast<std::size_t>(layer)];
       const int block = dense_.block[static_cast<std::size_t>(layer)];
       if (block != kNoBlock) {
-        cost = block_cost(layer, rho[static_cast<std::size_t>(block)],
-                          rho[static_cast<std::size_t>(block) + 1]);
+        add_block(layer, rho[static_cast<std::size_t>(block)],
+                  rho[static_cast<std::size_t>(block) + 1], model);
       } else if (dense_.kind(layer) == cost::LayerKind::kHead) {
-        cost = head_cost(layer, rho.back());
+        model.layers.push_back(head_cost(layer, rho.back()));
+      } else {
+        model.layers.push_back(dense_.costs.layers[static_cast<std::size_t>(layer)]);
       }
     }
     return model;
@@ -95,8 +88,9 @@ class EarlyExit final : public LoadModel {
     return keys_share + (1 - keys_share) * rho;
   }
 
-  // Before the block `rho` of the tokens are left, behind its exit `after` (the same without one).
-  cost::LayerCost block_cost(int layer, double rho, double after) const {
+  // A half block. Before its block `rho` of the tokens are left, behind the exit `after` (the same
+  // without one).
+  void add_block(int layer, double rho, double after, cost::ModelCost& model) const {
     const bool attention = dense_.kind(layer) == cost::LayerKind::kAttention;
     cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];
     const double share = product_share(layer, rho);
@@ -104,29 +98,54 @@ class EarlyExit final : public LoadModel {
     work.activation_bytes *= share;
     work.moved_bytes *= share;
     work.core_flops *= propagated() ? rho : rho * rho;
-    const bool exit =
-        !attention &&
-        has_exit(options_, dense_.block[static_cast<std::size_t>(layer)], dense_.shape.blocks);
-    if (exit) add_exit(work, rho, after);
-    scale_boundary(work, exit ? after : rho);
-    return dense_.cost_of(work);
+    const int block = dense_.block[static_cast<std::size_t>(layer)];
+    if (attention || !has_exit(options_, block, dense_.shape.blocks)) {
+      scale_boundary(work, rho);
+      model.layers.push_back(dense_.cost_of(work));
+      return;
+    }
+    const double hidden_bytes = work.boundary_bytes;
+    const auto slices = static_cast<int>(dense_.shape.head_slices);
+    for (int slice = 0; slice < slices; ++slice) {
+      if (slice > 0) {
+        work = {};
+        work.name = fmt::format("blocks.{}.exit.{} of {}", block, slice, slices);
+      }
+      const bool last = slice + 1 == slices;
+      add_exit(work, dense_.work[static_cast<std::size_t>(dense_.size() - slices + slice)], rho,
+               after, last);
+      work.boundary_bytes = last ? hidden_bytes : passed_bytes();
+      scale_boundary(work, last ? after : rho);
+      model.layers.push_back(dense_.cost_of(work));
+    }
   }
 
-  void add_exit(cost::LayerWork& work, double rho, double after) const {
-    const cost::LayerWork& head = dense_.work.back();
+  // Between two slices of an exit: twice the hidden numbers + 6 a token, in fp32.
+  double passed_bytes() const {
+    constexpr double kFloat = 4;
+    return kFloat * static_cast<double>(dense_.shape.tokens()) *
+           (2 * static_cast<double>(dense_.shape.hidden) + 6);
+  }
+
+  // `head`, or a slice of it.
+  void add_exit(cost::LayerWork& work, const cost::LayerWork& head, double rho, double after,
+                bool last) const {
     const auto tokens = static_cast<double>(dense_.shape.tokens());
     const auto hidden = static_cast<double>(dense_.shape.hidden);
+    const bool sliced = dense_.shape.head_slices > 1;
     // The head learns from all that come where those that stay have a loss, and the classifier from
-    // whether it is right about them; it is asked of all where its own scores decide.
+    // whether it is right about them; it is asked of all where its own scores decide. A slice
+    // scores all: who leaves is known behind the last one.
     const bool learns =
         options_.exit_loss > 0 || options_.confidence == ExitConfidence::kClassifier;
-    const bool asked = learns || options_.confidence == ExitConfidence::kGap;
+    const bool asked = sliced || learns || options_.confidence == ExitConfidence::kGap;
     const double forward = asked ? rho : rho - after;
     const double back = learns ? rho : rho - after;
     const double share = (forward + 2 * back) / 3;  // F, I and W are one product each
-    work.matrix_flops += share * head.matrix_flops + 2 * rho * tokens * hidden;
+    work.matrix_flops += share * head.matrix_flops;
+    if (last) work.matrix_flops += 2 * rho * tokens * hidden;  // a test of its own
     work.moved_bytes += share * head.moved_bytes;
-    work.activation_bytes += back * head.activation_bytes;
+    work.activation_bytes += (sliced ? forward : back) * head.activation_bytes;
     work.parameters += head.parameters + head.copied_parameters;
     work.product_parameters += head.product_parameters;
   }
@@ -143,6 +162,7 @@ class EarlyExit final : public LoadModel {
     work.matrix_flops *= rho;
     work.moved_bytes *= rho;
     work.activation_bytes *= rho;
+    if (work.boundary_bytes > 0) scale_boundary(work, rho);
     return dense_.cost_of(work);
   }
 
@@ -182,7 +202,7 @@ std::vector<double> survivors(const EarlyExitOptions& options, int blocks, std::
 Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                      const LoadInputs& inputs) {
   DYNMO_TRY(check(options));
-  DYNMO_ASSIGN(DenseModel dense, dense_with_exits(inputs));
+  DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
   return std::unique_ptr<LoadModel>(std::make_unique<EarlyExit>(options, std::move(dense), inputs));
 }
 
@@ -190,7 +210,7 @@ Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
                                            const LoadInputs& inputs,
                                            const std::vector<double>& rho) {
   DYNMO_TRY(check(options));
-  DYNMO_ASSIGN(DenseModel dense, dense_with_exits(inputs));
+  DYNMO_ASSIGN(DenseModel dense, make_dense("early_exit", inputs));
   DYNMO_CHECK(std::ssize(rho) == dense.shape.blocks + 1, "{} shares, got {}",
               dense.shape.blocks + 1, rho.size());
   return EarlyExit(options, std::move(dense), inputs).costs(rho);

@@ -28,7 +28,9 @@ namespace dynmo::dynamism {
 // loss is taken where it leaves, with a head of the vocabulary's size: the MLP before an exit does
 // the head's work for the tokens that leave, and for those that stay where they have a loss there
 // (exit_loss) or the head's scores decide (confidence), and holds an untied exit head's weights; a
-// test of its own is one product of 2 T h. kBadInput naming the field.
+// test of its own is one product of 2 T h. With the model's head in slices an exit's is in as many:
+// the layer before the exit has the first of them, the others are layers behind it. kBadInput
+// naming the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                                    const LoadInputs& inputs);
 

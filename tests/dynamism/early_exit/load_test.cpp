@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/early_exit/load.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -150,6 +151,52 @@ TEST(EarlyExit, HeadsThatTeachWorkOnAllThatCome) {
   EXPECT_NEAR(of_exit(), (rho[7] + 2 * (rho[7] - rho[8])) / 3 * head, 1e-9);
   p.confidence = ExitConfidence::kClassifier;
   EXPECT_NEAR(of_exit(), rho[7] * head, 1e-9);
+}
+
+// With heads in slices the layers of a block and its exit do the work that they do with whole ones,
+// none of them more than a block's MLP and a slice; what passes between slices is twice as wide.
+TEST(EarlyExit, HeadsInSlicesDoTheSameWorkInMoreLayers) {
+  constexpr int kSlices = 7;
+  LoadInputs inputs = inputs_of(gpt(12, 512, 512));
+  inputs.micro_batches = kNoBatchNoise;
+  const EarlyExitOptions p = geometric(0.2, 4);
+  const auto whole = (*make_early_exit(p, inputs))->at(1000);
+  const auto rho = survivors(p, 12, std::int64_t{512} * kNoBatchNoise, 1, 1000);
+  inputs.shape.head_slices = kSlices;
+  const auto sliced = (*make_early_exit(p, inputs))->at(1000);
+  ASSERT_EQ(sliced.size(), whole.size() + 3 * (kSlices - 1));  // two exits and the head
+  std::size_t next = 0;
+  for (std::size_t l = 0; l < whole.layers.size(); ++l) {
+    const cost::LayerCost& one = whole.layers[l];
+    const bool exit = one.name == "blocks.3.mlp" || one.name == "blocks.7.mlp";
+    const int slices = exit || one.name == "head" ? kSlices : 1;
+    cost::LayerCost sum;
+    for (int slice = 0; slice < slices; ++slice) {
+      const cost::LayerCost& part = sliced.layers[next++];
+      sum.forward_s += part.forward_s;
+      sum.backward_input_s += part.backward_input_s;
+      sum.backward_weight_s += part.backward_weight_s;
+      sum.parameter_bytes += part.parameter_bytes;
+      if (exit && slice > 0) {
+        EXPECT_EQ(part.name, fmt::format("{}.exit.{} of 7", one.name.substr(0, 8), slice));
+        EXPECT_LT(part.forward_s, 0.2 * one.forward_s);
+      }
+      if (exit && slice + 1 < slices) {
+        const double come = rho[one.name == "blocks.3.mlp" ? 3 : 7];
+        const double index = come < 1 ? 4 : 0;
+        EXPECT_NEAR(static_cast<double>(part.boundary_bytes.value),
+                    come * 512 * (4 * (2 * 512 + 6) + index), 1);
+      }
+      if (slice + 1 == slices) {
+        EXPECT_EQ(part.boundary_bytes, one.boundary_bytes) << one.name;
+      }
+    }
+    EXPECT_NEAR(sum.forward_s, one.forward_s, 1e-9) << one.name;
+    EXPECT_NEAR(sum.backward_input_s, one.backward_input_s, 1e-9) << one.name;
+    EXPECT_NEAR(sum.backward_weight_s, one.backward_weight_s, 1e-9) << one.name;
+    EXPECT_EQ(sum.parameter_bytes, one.parameter_bytes) << one.name;
+  }
+  EXPECT_EQ(next, sliced.layers.size());
 }
 
 // Router and experts work on the rows that are left; their parameters stay.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
 #include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
 
@@ -17,8 +18,6 @@ namespace dynmo::dynamism {
 namespace {
 
 using at::Tensor;
-
-constexpr double kExitEpsilon = 1e-5;  // of the norm
 
 // The head's result for its rows.
 struct Scored {
@@ -73,8 +72,6 @@ void read_scores(const Tensor& probabilities_MV, const Tensor& targets_M, Scored
   }
 }
 
-Tensor indices(const std::vector<std::int64_t>& rows) { return at::tensor(rows, at::kLong); }
-
 class ExitLayer final : public model::ForwardingLayer {
  public:
   ExitLayer(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
@@ -87,31 +84,20 @@ class ExitLayer final : public model::ForwardingLayer {
   std::vector<model::ParameterSpec> parameters() const override {
     std::vector<model::ParameterSpec> specs = inner().parameters();
     const std::int64_t D = options_.hidden;
-    specs.push_back({.name = "exit.norm.weight", .shape = {D}, .mean = 1, .weight_decay = false});
-    specs.push_back({.name = "exit.head.weight",
-                     .shape = {options_.vocabulary, D},
-                     .init_std = options_.head_init_std});
-    if (classifies()) {
-      // With 0 all tokens would be equally sure, and leave together.
-      specs.push_back({.name = "exit.classifier.weight",
-                       .shape = {1, D},
-                       .init_std = 1 / std::sqrt(static_cast<double>(D)),
-                       .weight_decay = false});
-      specs.push_back({.name = "exit.classifier.bias", .shape = {1}, .weight_decay = false});
-    }
+    specs.push_back(exit_norm(D));
+    specs.push_back(
+        {.name = kExitHead, .shape = {options_.vocabulary, D}, .init_std = options_.head_init_std});
+    if (classifies()) add_classifier(D, specs);
     return specs;
   }
   std::vector<model::BufferSpec> buffers() const override {
     std::vector<model::BufferSpec> buffers = inner().buffers();
-    buffers.push_back({.name = kThreshold, .shape = {1}, .initial = kNeverLeaves});
+    buffers.push_back(threshold_buffer());
     return buffers;
   }
   std::vector<std::string> figures() const override {
     std::vector<std::string> names = inner().figures();
-    for (const char* name : {"rows", "left", "exit_loss", "scored", "right"}) {
-      names.emplace_back(name);
-    }
-    for (int bin = 0; bin < kExitBins; ++bin) names.push_back(fmt::format("confidence_{}", bin));
+    add_exit_figures(names);
     return names;
   }
   model::Needs needs() const override {
@@ -189,10 +175,12 @@ class ExitLayer final : public model::ForwardingLayer {
              const model::LayerContext& context, model::Output& output, SavedExit& saved,
              bool learns) const {
     const bool training = context.pass == model::Pass::kTraining;
-    const double threshold = state.buffers[inner_buffers_].value.item<float>();
-    const bool never = threshold >= kNeverLeaves;
-    const bool asks = !never || (training && options_.counts);
-    const bool teaches = training && options_.loss > 0;
+    const ExitQuestion question =
+        question_of(state.buffers[inner_buffers_], context.pass, options_);
+    const double threshold = question.threshold;
+    const bool never = question.never();
+    const bool asks = question.asks;
+    const bool teaches = question.teaches;
     const Tensor y_ND = model::rows(output.hidden.x);
     const std::int64_t N = y_ND.size(0);
     std::vector<double> own(kExitFigures, 0.0);
@@ -210,7 +198,7 @@ class ExitLayer final : public model::ForwardingLayer {
       Tensor raw_NV;
       if (all) scored = score(state, n_ND, targets_N, raw_NV);
       Tensor odds_N1;
-      if (classifies()) odds_N1 = odds(state, n_ND);
+      if (classifies()) odds_N1 = odds(state, classifier(), n_ND);
       const std::vector<double> confidence =
           asks ? confidences(input, y_ND, scored, odds_N1) : std::vector<double>();
       std::vector<std::int64_t> left;
@@ -280,24 +268,14 @@ class ExitLayer final : public model::ForwardingLayer {
     return scored;
   }
 
-  [[nodiscard]] Tensor odds(const model::LayerState& state, const Tensor& n_ND) const {
-    const Tensor sums_N1 = model::times(state.parameters[classifier()], n_ND)
-                               .to(kernels::accumulation_type(n_ND.scalar_type()))
-                               .add_(model::value(state, classifier() + 1));
-    return at::sigmoid(sums_N1);
-  }
-
   [[nodiscard]] std::vector<double> confidences(const model::Hidden& input, const Tensor& y_ND,
                                                 const Scored& scored, const Tensor& odds_N1) const {
     if (options_.confidence == Confidence::kGap) return scored.gap;
     Tensor each_N = odds_N1;
     if (options_.confidence == Confidence::kSimilarity) {
-      const at::ScalarType wide = kernels::accumulation_type(y_ND.scalar_type());
-      each_N = at::cosine_similarity(model::rows(input.x).to(wide), y_ND.to(wide), 1, 1e-8);
+      each_N = similarity(model::rows(input.x), y_ND);
     }
-    each_N = each_N.flatten().to(at::kDouble).contiguous();
-    const auto* first = each_N.const_data_ptr<double>();
-    return {first, first + each_N.numel()};
+    return doubles(each_N);
   }
 
   // Keeps what the head and the classifier learn from.
@@ -393,7 +371,17 @@ std::shared_ptr<const model::Layer> exit_layer(std::shared_ptr<const model::Laye
   return std::make_shared<ExitLayer>(std::move(inner), options);
 }
 
+std::vector<std::shared_ptr<const model::Layer>> exit_layers(
+    std::shared_ptr<const model::Layer> inner, const ExitOptions& options) {
+  if (options.slices > 1) return exit_slices(std::move(inner), options);
+  return {exit_layer(std::move(inner), options)};
+}
+
 bool has_exit(const model::Layer& layer) {
+  return has_threshold(layer) && layer.needs().drops_rows;
+}
+
+bool has_threshold(const model::Layer& layer) {
   return std::ranges::any_of(layer.buffers(),
                              [](const model::BufferSpec& spec) { return spec.name == kThreshold; });
 }

@@ -33,7 +33,8 @@ struct ExitOptions {
   // Weight of the loss that tokens which stay have at the exit; those that leave have 1. It is no
   // part of Output::loss, which is that of the model's predictions.
   double loss = 0.1;
-  bool counts = true;  // confidences are counted also where none can leave
+  bool counts = true;       // confidences are counted also where none can leave
+  std::int64_t slices = 1;  // layers that the head lies in
 };
 
 // `inner` with an exit behind it. Its state has inner's parameters and buffers, then the exit's: an
@@ -42,11 +43,22 @@ struct ExitOptions {
 // learns of it.
 [[nodiscard]] std::shared_ptr<const model::Layer> exit_layer(
     std::shared_ptr<const model::Layer> inner, const ExitOptions& options);
+// The same in options.slices layers, a chain as that of a head in slices (model/head_slice.h), so
+// that an exit does not bound a pipeline by the time of one layer. The first layer has `inner`, the
+// norm and some rows of the head, the last one lets rows go. A tensor of fp32 numbers passes
+// between them, twice the hidden ones + 6 a token both ways: inner's output, the normed values, the
+// log-sum-exp, the target's score, the two best scores, whether the best is right, the similarity.
+// The names of the parameters are those of the whole exit, the head's with its rows.
+[[nodiscard]] std::vector<std::shared_ptr<const model::Layer>> exit_layers(
+    std::shared_ptr<const model::Layer> inner, const ExitOptions& options);
 
 inline constexpr float kNeverLeaves = 2;
 inline constexpr const char* kThreshold = "exit.threshold";
+// Whether rows leave behind it. All layers of an exit in slices have the buffer, the last one has
+// the exit.
 [[nodiscard]] bool has_exit(const model::Layer& layer);
-// Requires a state of a layer with an exit.
+[[nodiscard]] bool has_threshold(const model::Layer& layer);
+// Requires a state of a layer with a threshold.
 void set_threshold(model::LayerState& state, float threshold);
 // The state, of any layer, with which no token leaves. The given one keeps its threshold.
 [[nodiscard]] model::LayerState without_leaving(model::LayerState state);

@@ -10,6 +10,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
+#include "dynmo/model/head_slice.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -43,26 +44,23 @@ class EarlyExitSource final : public Source {
 
   Expected<void> shape(model::Recipe& recipe) const override {
     std::int64_t blocks = 0;
-    const model::Layer* head = nullptr;
-    for (const auto& [place, layer] : recipe.slots) {
-      blocks = std::max(blocks, place.block + 1);
-      if (place.part == model::Part::kHead) head = layer.get();
-    }
-    const auto slices = std::ranges::count(recipe.slots, model::Part::kHead,
-                                           [](const model::Slot& slot) { return slot.place.part; });
-    if (slices > 1) {
-      return make_error(ErrorCode::kBadInput,
-                        "model.head_slices is {}, wanted 1 with early_exit: heads of exits are "
-                        "whole",
-                        slices);
-    }
-    DYNMO_ASSIGN(const ExitOptions exit, exit_options(head));
+    for (const model::Slot& slot : recipe.slots) blocks = std::max(blocks, slot.place.block + 1);
+    DYNMO_ASSIGN(const ExitOptions exit, exit_options(recipe));
     bool any = false;
+    std::vector<model::Slot> slots;
     for (auto& [place, layer] : recipe.slots) {
-      if (place.part != model::Part::kMlp || !has_exit(options_, place.block, blocks)) continue;
-      layer = exit_layer(std::move(layer), exit);
+      if (place.part != model::Part::kMlp || !has_exit(options_, place.block, blocks)) {
+        slots.push_back({place, std::move(layer)});
+        continue;
+      }
+      model::Place own = place;
+      for (auto& slice : exit_layers(std::move(layer), exit)) {
+        slots.push_back({own, std::move(slice)});
+        own.part = model::Part::kBlock;
+      }
       any = true;
     }
+    recipe.slots = std::move(slots);
     if (any) return {};
     return make_error(ErrorCode::kBadInput,
                       "early_exit.exit_every is {} and the model has {} blocks: no block has an "
@@ -171,36 +169,49 @@ class EarlyExitSource final : public Source {
 
   // Into the states of this rank.
   [[nodiscard]] Expected<void> set(const Boundary& boundary) const {
-    const std::vector<LayerId> exits = exits_of(boundary.model);
-    if (exits.size() != thresholds_.size()) {
+    const std::size_t exits = exits_of(boundary.model).size();
+    if (exits != thresholds_.size()) {
       return make_error(ErrorCode::kBadInput,
                         "thresholds of {} exits, wanted those of the model's {}: a checkpoint of "
                         "the same early_exit.exit_every",
-                        thresholds_.size(), exits.size());
+                        thresholds_.size(), exits);
     }
-    for (std::size_t e = 0; e < exits.size(); ++e) {
-      const auto found = boundary.states.find(exits[e]);
-      if (found != boundary.states.end()) set_threshold(found->second, thresholds_[e]);
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < boundary.model.size(); ++i) {
+      const model::Layer& layer = *boundary.model[i];
+      if (!has_threshold(layer)) continue;
+      const auto found = boundary.states.find(LayerId(static_cast<int>(i)));
+      if (found != boundary.states.end()) set_threshold(found->second, thresholds_[next]);
+      if (has_exit(layer)) ++next;
     }
     return {};
   }
 
-  // The shape of the model's head is that of an exit's.
-  [[nodiscard]] Expected<ExitOptions> exit_options(const model::Layer* head) const {
-    if (head != nullptr) {
-      for (const model::ParameterSpec& spec : head->parameters()) {
-        if (spec.shape.size() != 2) continue;
-        return ExitOptions{.hidden = spec.shape[1],
-                           .vocabulary = spec.shape[0],
-                           .head_init_std = spec.init_std,
-                           .confidence = confidence_of(options_.confidence),
-                           .loss = options_.exit_loss,
-                           .counts = options_.threshold == 0};
-      }
+  // The head of an exit has the shape of the model's, and lies in as many slices.
+  [[nodiscard]] Expected<ExitOptions> exit_options(const model::Recipe& recipe) const {
+    const model::Layer* head = nullptr;
+    std::int64_t slices = 0;
+    for (const model::Slot& slot : recipe.slots) {
+      if (slot.place.part != model::Part::kHead) continue;
+      head = slot.layer.get();
+      ++slices;
     }
-    return make_error(ErrorCode::kBadInput,
-                      "early_exit.enabled is true, but the model has no head with a matrix; wanted "
-                      "a decoder of model.family");
+    const auto specs = head == nullptr ? std::vector<model::ParameterSpec>() : head->parameters();
+    const auto matrix = std::ranges::find_if(
+        specs, [](const model::ParameterSpec& spec) { return spec.shape.size() == 2; });
+    if (matrix == specs.end()) {
+      return make_error(ErrorCode::kBadInput,
+                        "early_exit.enabled is true, but the model has no head with a matrix; "
+                        "wanted a decoder of model.family");
+    }
+    const std::int64_t words = model::head_words(*head);
+    return ExitOptions{.hidden = matrix->shape[1],
+                       .vocabulary = words > 0 ? words : matrix->shape[0],
+                       .head_init_std = matrix->init_std,
+                       .confidence = confidence_of(options_.confidence),
+                       .loss = options_.exit_loss,
+                       .counts = options_.threshold == 0,
+                       .slices = slices};
   }
 
   EarlyExitOptions options_;

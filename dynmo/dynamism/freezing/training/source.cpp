@@ -19,7 +19,8 @@
 namespace dynmo::dynamism {
 namespace {
 
-// The number of layers that shares are of: the head counts as one, and none of it freezes.
+// The number of layers that shares and rules are of: heads count as one, the model's and those of
+// exits, and none of the model's freezes.
 template <typename Layers>
 std::size_t whole_head(const Layers& layers) {
   return static_cast<std::size_t>(model::layers_with_whole_head(layers));
@@ -59,7 +60,8 @@ class ByStep final : public FreezingSource {
 
   Expected<Change> before_step(const Boundary& now) override {
     const int layers = model::layers_with_whole_head(now.model);
-    return Change{.frozen_layers = frozen_layers(options().schedule, now.step, steps(), layers)};
+    return Change{.frozen_layers = model::layers_up_to(
+                      now.model, frozen_layers(options().schedule, now.step, steps(), layers))};
   }
 };
 
@@ -70,7 +72,7 @@ class ByRule : public FreezingSource {
 
   Expected<Change> before_step(const Boundary& now) override {
     rule_ = unfrozen_below(std::move(rule_), options(), now.learning_rate);
-    return Change{.frozen_layers = rule_.frozen};
+    return Change{.frozen_layers = model::layers_up_to(now.model, rule_.frozen)};
   }
   Json state() const override { return to_json(rule_); }
   Expected<void> restore(const Json& state) override {
@@ -91,8 +93,11 @@ class ByNorm final : public ByRule {
   using ByRule::ByRule;
 
   Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
-    std::vector<double> norms = outcome.squared_norms;
-    norms.resize(whole_head(now.model));
+    const std::vector<model::WholePlace> places = model::whole_places(now.model);
+    std::vector<double> norms(whole_head(now.model), 0.0);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      norms[static_cast<std::size_t>(places[i].layer)] += outcome.squared_norms[i];
+    }
     rule() = after_step(std::move(rule()), options(),
                         {.step = now.step,
                          .steps = steps(),
@@ -113,6 +118,12 @@ class ByPlasticity final : public ByRule {
     DYNMO_TRY(ByRule::check(setting));
     for (int i = 0; i < max_frozen(options(), whole_head(setting.model)); ++i) {
       const model::Layer& layer = *setting.model[static_cast<std::size_t>(i)];
+      if (layer.floats_passed() > 0) {
+        return make_error(ErrorCode::kBadInput,
+                          "freezing.rule is plasticity, but layer {} ('{}') is a slice of an "
+                          "exit's head: wanted model.head_slices = 1 or another rule",
+                          i, layer.name());
+      }
       if (has_reference(layer)) continue;
       return make_error(ErrorCode::kBadInput,
                         "freezing.rule is plasticity, but layer {} ('{}') has no buffers for a "

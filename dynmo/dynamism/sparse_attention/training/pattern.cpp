@@ -28,7 +28,7 @@ std::uint64_t pattern_key(PatternDraw draw, const model::LayerState& state,
                   static_cast<std::uint64_t>(context.micro_batch.value)});
 }
 
-at::Tensor tensor_of(std::span<const std::int64_t> numbers) {
+at::Tensor index_tensor(std::span<const std::int64_t> numbers) {
   at::Tensor tensor = at::empty({std::ssize(numbers)}, at::kLong);
   std::copy(numbers.begin(), numbers.end(), tensor.data_ptr<std::int64_t>());
   return tensor;
@@ -70,8 +70,8 @@ class HashPattern final : public model::AttentionPattern {
       }
     }
     offsets.push_back(filled);
-    kernels::Selection selection{.queries = tensor_of(rows),
-                                 .query_offsets = tensor_of(offsets),
+    kernels::Selection selection{.queries = index_tensor(rows),
+                                 .query_offsets = index_tensor(offsets),
                                  .keys = {},
                                  .key_offsets = {},
                                  .mask = kernels::Mask::kStrict};
@@ -136,8 +136,8 @@ class DropPattern final : public model::AttentionPattern {
         ends.push_back(std::ssize(all));
       }
     }
-    rows = tensor_of(all);
-    offsets = tensor_of(ends);
+    rows = index_tensor(all);
+    offsets = index_tensor(ends);
   }
 
   double dropped_;

@@ -2,6 +2,7 @@
 """Early exit as a user meets it: other ranks, a restart, records, generated text, what is refused."""
 import json
 import math
+import shutil
 
 from program import DYNMO
 from run_case import SourceCase, losses, settings
@@ -103,6 +104,28 @@ compare = ["uniform", "optimal"]
             self.assertEqual(self.generate(run).stdout, text.stdout)
             refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
             self.assert_error(refused, 2, "early_exit.enabled", "dense model")
+
+    def test_heads_in_slices(self):
+        sliced = ("model.head_slices=2",)
+        shown = self.train("two", 2, *sliced)
+        self.assertIn("head.1 of 2", shown.stdout + shown.stderr)
+        self.train("one", 1, *sliced)
+        self.assert_same_run("one", "two")
+        self.assertEqual(self.figures("one"), self.figures("two"))
+        self.train("whole", 1)
+        for step, loss in losses(self.folder / "whole").items():
+            self.assertAlmostEqual(loss, losses(self.folder / "two")[step], delta=0.05)
+        text = self.generate("two")
+        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        self.assertEqual(self.generate("one").stdout, text.stdout)
+        self.assert_resumes("two", "three", 3, *sliced)
+        # A checkpoint of two slices goes on in one, and the other way round.
+        for run, reference, slices in (("joined", "two", 1), ("cut", "whole", 2)):
+            shutil.copytree(self.folder / reference, self.folder / run)
+            shutil.rmtree(self.folder / run / "checkpoints" / f"step-{self.STEPS:08d}")
+            shown = self.train(run, 2, f"model.head_slices={slices}", words=("--resume",))
+            self.assertIn("the numbers may differ", shown.stdout + shown.stderr)
+            self.assertAlmostEqual(losses(self.folder / run)[23], losses(self.folder / reference)[23], delta=0.05)
 
     def test_what_is_refused(self):
         for extra, words in ((("early_exit.row_room=0",), ("early_exit.row_room", "above 0")),

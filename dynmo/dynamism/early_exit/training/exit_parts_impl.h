@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The parts that an exit has whether its head is whole or in slices.
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dynmo/dynamism/early_exit/training/exit_layer.h"
+#include "dynmo/model/hand_written.h"
+
+namespace dynmo::dynamism {
+
+inline constexpr double kExitEpsilon = 1e-5;  // of the norm
+inline constexpr const char* kExitHead = "exit.head.weight";
+
+[[nodiscard]] std::vector<std::shared_ptr<const model::Layer>> exit_slices(
+    std::shared_ptr<const model::Layer> inner, const ExitOptions& options);
+
+inline model::ParameterSpec exit_norm(std::int64_t hidden) {
+  return {.name = "exit.norm.weight", .shape = {hidden}, .mean = 1, .weight_decay = false};
+}
+
+inline void add_classifier(std::int64_t hidden, std::vector<model::ParameterSpec>& specs) {
+  // With 0 all tokens would be equally sure, and leave together.
+  specs.push_back({.name = "exit.classifier.weight",
+                   .shape = {1, hidden},
+                   .init_std = 1 / std::sqrt(static_cast<double>(hidden)),
+                   .weight_decay = false});
+  specs.push_back({.name = "exit.classifier.bias", .shape = {1}, .weight_decay = false});
+}
+
+inline model::BufferSpec threshold_buffer() {
+  return {.name = kThreshold, .shape = {1}, .initial = kNeverLeaves};
+}
+
+inline void add_exit_figures(std::vector<std::string>& names) {
+  for (const char* name : {"rows", "left", "exit_loss", "scored", "right"}) {
+    names.emplace_back(name);
+  }
+  for (int bin = 0; bin < kExitBins; ++bin) names.push_back(fmt::format("confidence_{}", bin));
+}
+
+// The work of an exit in a pass.
+struct ExitQuestion {
+  double threshold = kNeverLeaves;
+  bool asks = false;     // how sure the rows are
+  bool teaches = false;  // rows that stay have a loss
+  [[nodiscard]] bool never() const { return threshold >= kNeverLeaves; }
+};
+
+inline ExitQuestion question_of(const model::Buffer& threshold, model::Pass pass,
+                                const ExitOptions& options) {
+  const bool training = pass == model::Pass::kTraining;
+  ExitQuestion question{.threshold = threshold.value.item<float>()};
+  question.asks = !question.never() || (training && options.counts);
+  question.teaches = training && options.loss > 0;
+  return question;
+}
+
+inline at::Tensor indices(const std::vector<std::int64_t>& rows) {
+  return at::tensor(rows, at::kLong);
+}
+
+inline std::vector<double> doubles(const at::Tensor& numbers) {
+  const at::Tensor each = numbers.flatten().to(at::kDouble).contiguous();
+  const auto* first = each.const_data_ptr<double>();
+  return {first, first + each.numel()};
+}
+
+// Cosine of the input and the output of the half block.
+inline at::Tensor similarity(const at::Tensor& x_ND, const at::Tensor& y_ND) {
+  const at::ScalarType wide = kernels::accumulation_type(y_ND.scalar_type());
+  return at::cosine_similarity(x_ND.to(wide), y_ND.to(wide), 1, 1e-8);
+}
+
+// The probability that the classifier gives; its bias is the parameter behind it.
+inline at::Tensor odds(const model::LayerState& state, std::size_t classifier,
+                       const at::Tensor& n_ND) {
+  const at::Tensor sums_N1 = model::times(state.parameters[classifier], n_ND)
+                                 .to(kernels::accumulation_type(n_ND.scalar_type()))
+                                 .add_(model::value(state, classifier + 1));
+  return at::sigmoid(sums_N1);
+}
+
+}  // namespace dynmo::dynamism

@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/check.h"
+#include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
+#include "dynmo/model/forwarding_layer.h"
+#include "dynmo/model/hand_written.h"
+#include "dynmo/model/head_slice.h"
+
+namespace dynmo::dynamism {
+namespace {
+
+using at::Tensor;
+using model::SavedSlice;
+using model::SliceNumbers;
+using InputGradient = model::Layer::InputGradient;
+using Shape = std::vector<std::int64_t>;
+
+constexpr std::int64_t kNumbers = 6;  // of a token, beside the two vectors
+
+// The numbers that pass between two slices, or their gradients, of the type that sums are kept in:
+// the last four have none. Undefined: zeros.
+struct ExitNumbers {
+  Tensor y_ND = {};         // output of the half block
+  SliceNumbers slice = {};  // normed values, log-sum-exp, score of the target
+  Tensor best_N = {};       // score
+  Tensor second_N = {};
+  Tensor right_N = {};  // 1: the best is the target's
+  Tensor similarity_N = {};
+};
+
+std::int64_t width_of(std::int64_t hidden) { return 2 * hidden + kNumbers; }
+
+// As model::pack does.
+Tensor pack(const ExitNumbers& numbers, Shape tokens, at::ScalarType compute_type) {
+  const Tensor& y_ND = numbers.y_ND;
+  const std::int64_t D = y_ND.size(1);
+  Tensor packed = at::zeros({y_ND.size(0), width_of(D)},
+                            y_ND.options().dtype(kernels::accumulation_type(y_ND.scalar_type())));
+  packed.narrow(1, 0, D).copy_(y_ND);
+  if (numbers.slice.n_ND.defined()) packed.narrow(1, D, D).copy_(numbers.slice.n_ND);
+  std::int64_t column = 2 * D;
+  for (const Tensor* each_N : {&numbers.slice.log_sum_N, &numbers.slice.target_N, &numbers.best_N,
+                               &numbers.second_N, &numbers.right_N, &numbers.similarity_N}) {
+    if (each_N->defined()) packed.select(1, column).copy_(*each_N);
+    ++column;
+  }
+  if (compute_type == at::kBFloat16) packed = packed.view(at::kBFloat16);
+  tokens.push_back(packed.size(1));
+  return packed.view(tokens);
+}
+
+ExitNumbers unpack(const Tensor& packed, std::int64_t hidden) {
+  Tensor all = model::rows(packed);
+  if (all.scalar_type() == at::kBFloat16) all = all.view(at::kFloat);
+  DYNMO_CHECK(all.size(1) == width_of(hidden), "{} numbers a token, got {}", width_of(hidden),
+              all.size(1));
+  const auto column = [&](std::int64_t i) { return all.select(1, 2 * hidden + i); };
+  return {.y_ND = all.narrow(1, 0, hidden),
+          .slice = {.n_ND = all.narrow(1, hidden, hidden),
+                    .log_sum_N = column(0),
+                    .target_N = column(1)},
+          .best_N = column(2),
+          .second_N = column(3),
+          .right_N = column(4),
+          .similarity_N = column(5)};
+}
+
+Shape tokens_of(const Tensor& x) {
+  return x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1).vec();
+}
+
+Shape with_width(Shape tokens, std::int64_t width) {
+  tokens.push_back(width);
+  return tokens;
+}
+
+template <typename Element>
+void add_best(const SavedSlice& slice, ExitNumbers& numbers) {
+  const Tensor& scores_NV = slice.scores();
+  const std::int64_t width = scores_NV.size(1);
+  const auto* row = scores_NV.const_data_ptr<Element>();
+  const auto* column = slice.column().const_data_ptr<std::int64_t>();
+  const auto* here = slice.here().const_data_ptr<bool>();
+  auto* best = numbers.best_N.data_ptr<Element>();
+  auto* second = numbers.second_N.data_ptr<Element>();
+  auto* right = numbers.right_N.data_ptr<Element>();
+  for (std::int64_t n = 0; n < scores_NV.size(0); ++n, row += width) {
+    std::int64_t own = -1;  // column of the best, where it is one of these
+    for (std::int64_t v = 0; v < width; ++v) {
+      if (row[v] > best[n]) {
+        second[n] = best[n];
+        best[n] = row[v];
+        own = v;
+      } else {
+        second[n] = std::max(second[n], row[v]);
+      }
+    }
+    if (own >= 0) right[n] = here[n] && own == column[n] ? 1 : 0;
+  }
+}
+
+// The scores of a slice in the numbers that it got, which are those that it passes on.
+void score(const model::Parameter& matrix, cost::HeadRows rows, const Tensor& n_ND,
+           const Tensor& targets_N, SavedSlice& slice, ExitNumbers& numbers) {
+  DYNMO_CHECK(targets_N.defined(), "targets: a head that makes a text is whole");
+  slice.score(matrix, rows, n_ND, targets_N);
+  const Tensor& scores_NV = slice.scores();
+  const auto number = [&](const Tensor& before_N, double initial) {
+    return before_N.defined() ? before_N.contiguous().clone()
+                              : at::full({scores_NV.size(0)}, initial, scores_NV.options());
+  };
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  numbers.best_N = number(numbers.best_N, kNone);
+  numbers.second_N = number(numbers.second_N, kNone);
+  numbers.right_N = number(numbers.right_N, 0);
+  if (scores_NV.scalar_type() == at::kDouble) {
+    add_best<double>(slice, numbers);
+  } else {
+    add_best<float>(slice, numbers);
+  }
+  numbers.slice = slice.pass_on(numbers.slice);
+  numbers.slice.n_ND = n_ND;
+}
+
+// SavedSlice with the rows that learn: the score of their target has a gradient.
+struct LearningSlice {
+  SavedSlice slice;
+  Tensor learn;  // undefined: all
+
+  [[nodiscard]] SliceNumbers gradient(const model::Parameter& matrix, const SliceNumbers& after) {
+    const Tensor own = after.target_N.nonzero().squeeze(1);
+    if (own.numel() == after.target_N.numel()) return slice.gradient(matrix, after);
+    learn = own;
+    slice.keep(learn);
+    const auto some = [&](const Tensor& all) {
+      return all.defined() ? all.index_select(0, learn) : all;
+    };
+    const SliceNumbers part = slice.gradient(matrix, {.n_ND = some(after.n_ND),
+                                                      .log_sum_N = some(after.log_sum_N),
+                                                      .target_N = some(after.target_N)});
+    const auto whole = [&](const Tensor& rows) {
+      if (!rows.defined()) return rows;
+      std::vector<std::int64_t> shape = rows.sizes().vec();
+      shape[0] = after.target_N.numel();
+      return at::zeros(shape, rows.options()).index_copy_(0, learn, rows);
+    };
+    return {
+        .n_ND = whole(part.n_ND), .log_sum_N = whole(part.log_sum_N), .target_N = after.target_N};
+  }
+  void add_weight_gradient(model::Parameter& matrix, const Tensor& n_ND) const {
+    slice.add_weight_gradient(matrix, learn.defined() ? n_ND.index_select(0, learn) : n_ND);
+  }
+};
+
+// The parameter of a slice of the head of an exit, which would be parameter `parameter` of the
+// whole exit.
+model::ParameterSpec slice_of_head(const ExitOptions& options, std::int64_t slice,
+                                   std::size_t parameter) {
+  const cost::HeadRows rows = cost::head_rows(options.vocabulary, options.slices, slice);
+  return {
+      .name = model::name_of({.matrix = kExitHead, .rows = rows}),
+      .shape = {rows.end - rows.begin, options.hidden},
+      .init_std = options.head_init_std,
+      .piece = model::ParameterSpec::Piece{
+          .layers_before = slice, .parameter = parameter, .first = rows.begin * options.hidden}};
+}
+
+struct SavedFirst : model::Stash {
+  std::unique_ptr<model::Stash> inner;
+  Shape tokens;
+  Tensor y_ND, inverse_N1;  // undefined: nothing is scored
+  LearningSlice slice;
+  Tensor norm_gradient_D;
+
+  std::optional<Bytes> bytes() const override {
+    std::optional<Bytes> total = inner->bytes();
+    std::vector<Tensor> own = slice.slice.tensors();
+    for (const Tensor& tensor : {y_ND, inverse_N1, norm_gradient_D}) own.push_back(tensor);
+    for (const Tensor& tensor : own) {
+      if (total && tensor.defined()) *total += Bytes{static_cast<std::int64_t>(tensor.nbytes())};
+    }
+    return total;
+  }
+};
+
+// The half block, the norm and the first rows of the head.
+class FirstExitSlice final : public model::ForwardingLayer {
+ public:
+  FirstExitSlice(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
+      : ForwardingLayer(std::move(layer)),
+        options_(options),
+        norm_(inner().parameters().size()),
+        inner_buffers_(inner().buffers().size()) {}
+
+  std::vector<model::ParameterSpec> parameters() const override {
+    std::vector<model::ParameterSpec> specs = inner().parameters();
+    specs.push_back(exit_norm(options_.hidden));
+    specs.push_back(slice_of_head(options_, 0, head()));
+    return specs;
+  }
+  std::vector<model::BufferSpec> buffers() const override {
+    std::vector<model::BufferSpec> buffers = inner().buffers();
+    buffers.push_back(threshold_buffer());
+    return buffers;
+  }
+  model::Needs needs() const override {
+    model::Needs needs = inner().needs();
+    needs.targets = true;
+    return needs;
+  }
+  std::int64_t floats_passed() const override { return width_of(options_.hidden); }
+
+  model::Output forward(const model::LayerState& state, const model::Hidden& input,
+                        const model::LayerContext& context,
+                        std::unique_ptr<model::Stash>* stash) const override {
+    const at::NoGradGuard no_graph;
+    auto saved = std::make_unique<SavedFirst>();
+    model::Output output = inner().forward(inner_state(state), input, context,
+                                           stash == nullptr ? nullptr : &saved->inner);
+    saved->tokens = tokens_of(output.hidden.x);
+    ExitNumbers numbers{.y_ND = model::rows(output.hidden.x)};
+    const Tensor& y_ND = numbers.y_ND;
+    const ExitQuestion question =
+        question_of(state.buffers[inner_buffers_], context.pass, options_);
+    if (question.asks || question.teaches) {
+      saved->y_ND = y_ND;
+      saved->inverse_N1 = kernels::rstd(y_ND, kExitEpsilon);
+      const Tensor n_ND = kernels::rms_norm(y_ND, saved->inverse_N1, model::value(state, norm_));
+      score(state.parameters[head()], rows(), n_ND, model::targets_of(output.hidden, context),
+            saved->slice.slice, numbers);
+      if (options_.confidence == Confidence::kSimilarity) {
+        numbers.similarity_N = similarity(model::rows(input.x), y_ND);
+      }
+    }
+    output.hidden.x = pack(numbers, saved->tokens, y_ND.scalar_type());
+    if (stash != nullptr) *stash = std::move(saved);
+    return output;
+  }
+
+  Tensor input_gradient(const model::LayerState& state, model::Stash& stash,
+                        const Tensor& output_gradient, InputGradient wanted) const override {
+    const at::NoGradGuard no_graph;
+    auto& saved = dynamic_cast<SavedFirst&>(stash);
+    const at::ScalarType type = model::value(state, head()).scalar_type();
+    const ExitNumbers after = unpack(output_gradient, options_.hidden);
+    Tensor dy_ND = after.y_ND.to(type).contiguous();
+    if (saved.y_ND.defined()) {
+      const SliceNumbers before = saved.slice.gradient(state.parameters[head()], after.slice);
+      kernels::NormGradient gradient =
+          kernels::norm_gradient(before.n_ND.to(type).contiguous(), saved.y_ND, saved.inverse_N1,
+                                 model::value(state, norm_), InputGradient::kWanted, dy_ND);
+      saved.norm_gradient_D = std::move(gradient.weight_D);
+      dy_ND = gradient.x_ND;
+    }
+    return inner().input_gradient(inner_state(state), *saved.inner,
+                                  dy_ND.view(with_width(saved.tokens, options_.hidden)), wanted);
+  }
+
+  void weight_gradient(model::LayerState& state, model::Stash& stash) const override {
+    const at::NoGradGuard no_graph;
+    auto& saved = dynamic_cast<SavedFirst&>(stash);
+    model::LayerState of_inner = inner_state(state);
+    inner().weight_gradient(of_inner, *saved.inner);
+    if (state.frozen || !saved.y_ND.defined()) return;
+    const Tensor n_ND = kernels::rms_norm(saved.y_ND, saved.inverse_N1, model::value(state, norm_));
+    state.parameters[norm_].gradient.add_(saved.norm_gradient_D);
+    saved.slice.add_weight_gradient(state.parameters[head()], n_ND);
+  }
+
+ private:
+  [[nodiscard]] std::size_t head() const { return norm_ + 1; }
+  [[nodiscard]] cost::HeadRows rows() const {
+    return cost::head_rows(options_.vocabulary, options_.slices, 0);
+  }
+  // The half block's part; its tensors are those of `state`.
+  [[nodiscard]] model::LayerState inner_state(const model::LayerState& state) const {
+    DYNMO_CHECK(state.parameters.size() == norm_ + 2 && state.buffers.size() > inner_buffers_,
+                "the state of an exit's first slice for {}, got {} parameters and {} buffers",
+                name(), state.parameters.size(), state.buffers.size());
+    model::LayerState part = state;
+    part.parameters.resize(norm_);
+    part.buffers.resize(inner_buffers_);
+    return part;
+  }
+
+  ExitOptions options_;
+  std::size_t norm_;  // its parameter
+  std::size_t inner_buffers_;
+};
+
+struct SavedExitSlice : model::Saved {
+  Shape tokens;
+  LearningSlice slice;
+  Tensor n_ND;       // undefined: nothing is scored
+  Tensor weights_N;  // in the last slice, of the rows' losses in that of the step
+  Tensor stay;       // ... the rows that stay; undefined: all
+  Tensor odds_N1;    // ... gradients of the classifier's sums
+
+  std::vector<Tensor> tensors() const override {
+    std::vector<Tensor> all = slice.slice.tensors();
+    for (const Tensor& tensor : {n_ND, weights_N, stay, odds_N1}) all.push_back(tensor);
+    return all;
+  }
+};
+
+class ExitSlice final : public model::HandWritten<SavedExitSlice> {
+ public:
+  ExitSlice(const std::string& block, std::vector<model::ParameterSpec> specs,
+            const ExitOptions& options, std::int64_t slice)
+      : HandWritten(fmt::format("{}.exit.{} of {}", block, slice, options.slices),
+                    std::move(specs)),
+        options_(options),
+        rows_(cost::head_rows(options.vocabulary, options.slices, slice)),
+        is_last_(slice + 1 == options.slices) {}
+
+  std::vector<model::BufferSpec> buffers() const override { return {threshold_buffer()}; }
+  std::vector<std::string> figures() const override {
+    std::vector<std::string> names;
+    if (is_last_) add_exit_figures(names);
+    return names;
+  }
+  model::Needs needs() const override {
+    return {.targets = true, .loss = is_last_, .drops_rows = is_last_};
+  }
+  std::int64_t floats_passed() const override { return is_last_ ? 0 : width_of(options_.hidden); }
+
+ private:
+  enum { kHead, kClassifier };  // and the classifier's bias, in the last slice
+
+  model::Output forward(const model::LayerState& state, const model::Hidden& input,
+                        const model::LayerContext& context, SavedExitSlice& saved) const override {
+    const ExitQuestion question = question_of(state.buffers[0], context.pass, options_);
+    saved.tokens = tokens_of(input.x);
+    ExitNumbers numbers = unpack(input.x, options_.hidden);
+    const at::ScalarType type = model::value(state, kHead).scalar_type();
+    if (question.asks || question.teaches) {
+      saved.n_ND = numbers.slice.n_ND.to(type).contiguous();
+      score(state.parameters[kHead], rows_, saved.n_ND, model::targets_of(input, context),
+            saved.slice.slice, numbers);
+    }
+    if (is_last_) return leave(state, input, context, question, numbers, saved);
+    if (!saved.n_ND.defined()) return {.hidden = input};
+    return {.hidden = {pack(numbers, saved.tokens, type), input.rows}};
+  }
+
+  // Lets the sure rows go.
+  model::Output leave(const model::LayerState& state, const model::Hidden& input,
+                      const model::LayerContext& context, const ExitQuestion& question,
+                      const ExitNumbers& numbers, SavedExitSlice& saved) const {
+    const Tensor y_ND = numbers.y_ND.to(model::value(state, kHead).scalar_type()).contiguous();
+    const std::int64_t N = y_ND.size(0);
+    model::Output output{
+        .hidden = {y_ND.view(with_width(saved.tokens, options_.hidden)), input.rows},
+        .figures = std::vector<double>(kExitFigures, 0.0)};
+    std::vector<double>& own = output.figures;
+    own[kExitRows] = static_cast<double>(N);
+    const auto tokens = static_cast<double>(context.targets_BT.numel());
+    double loss = 0;
+    if (saved.n_ND.defined()) {
+      const std::vector<double> losses = doubles(numbers.slice.log_sum_N - numbers.slice.target_N);
+      const std::vector<double> right = doubles(numbers.right_N);
+      Tensor odds_N1;
+      if (classifies()) odds_N1 = odds(state, kClassifier, saved.n_ND);
+      std::vector<double> confidence;
+      if (question.asks) confidence = confidences(numbers, odds_N1);
+      std::vector<std::int64_t> left;
+      std::vector<std::int64_t> stay;
+      for (std::size_t n = 0; n < losses.size(); ++n) {
+        const bool leaves = !question.never() && confidence[n] >= question.threshold;
+        (leaves ? left : stay).push_back(static_cast<std::int64_t>(n));
+        if (leaves) loss += losses[n];
+        own[kExitLoss] += losses[n];
+        own[kExitRight] += right[n];
+      }
+      for (const double c : confidence) ++own[static_cast<std::size_t>(kExitCounts + exit_bin(c))];
+      own[kExitLeft] = static_cast<double>(left.size());
+      own[kExitScored] = static_cast<double>(N);
+      const double share = context.loss_weight / tokens;
+      saved.weights_N = at::full({N}, options_.loss * share, numbers.slice.log_sum_N.options());
+      saved.weights_N.index_fill_(0, indices(left), share);
+      if (classifies()) {
+        const Tensor label_N1 = numbers.right_N.unsqueeze(1);
+        saved.odds_N1 = (odds_N1 - label_N1).mul_(share);
+      }
+      if (!left.empty()) {
+        saved.stay = indices(stay);
+        const Tensor rows_N = input.rows.defined() ? input.rows : at::arange(N, at::kInt);
+        output.hidden = {y_ND.index_select(0, saved.stay), rows_N.index_select(0, saved.stay)};
+      }
+    }
+    output.loss = at::scalar_tensor(
+        loss / tokens, at::TensorOptions().dtype(kernels::accumulation_type(y_ND.scalar_type())));
+    return output;
+  }
+
+  [[nodiscard]] bool classifies() const { return options_.confidence == Confidence::kClassifier; }
+
+  [[nodiscard]] std::vector<double> confidences(const ExitNumbers& numbers,
+                                                const Tensor& odds_N1) const {
+    if (classifies()) return doubles(odds_N1);
+    if (options_.confidence == Confidence::kSimilarity) return doubles(numbers.similarity_N);
+    const Tensor& log_sum_N = numbers.slice.log_sum_N;
+    return doubles((numbers.best_N - log_sum_N).exp() - (numbers.second_N - log_sum_N).exp());
+  }
+
+  Tensor input_gradient(const model::LayerState& state, SavedExitSlice& saved,
+                        const Tensor& output_gradient, InputGradient wanted) const override {
+    ExitNumbers gradient;
+    if (is_last_) {
+      Tensor dy_ND = model::rows(output_gradient);
+      const at::ScalarType sums = kernels::accumulation_type(dy_ND.scalar_type());
+      dy_ND = dy_ND.to(sums);
+      if (saved.stay.defined()) {
+        gradient.y_ND = at::zeros({saved.weights_N.numel(), options_.hidden}, dy_ND.options());
+        gradient.y_ND.index_copy_(0, saved.stay, dy_ND);
+      } else {
+        gradient.y_ND = dy_ND;
+      }
+      if (saved.n_ND.defined()) {
+        gradient.slice = {
+            .n_ND = {}, .log_sum_N = saved.weights_N, .target_N = at::neg(saved.weights_N)};
+      }
+    } else {
+      gradient = unpack(output_gradient, options_.hidden);
+    }
+    if (saved.n_ND.defined()) {
+      gradient.slice = saved.slice.gradient(state.parameters[kHead], gradient.slice);
+    }
+    const at::ScalarType type = model::value(state, kHead).scalar_type();
+    if (saved.odds_N1.defined()) saved.odds_N1 = saved.odds_N1.to(type);
+    if (wanted == InputGradient::kNotWanted) return {};
+    return pack(gradient, saved.tokens, type);
+  }
+
+  void weight_gradient(model::LayerState& state, SavedExitSlice& saved) const override {
+    if (!saved.n_ND.defined()) return;
+    std::vector<model::Parameter>& p = state.parameters;
+    saved.slice.add_weight_gradient(p[kHead], saved.n_ND);
+    if (!saved.odds_N1.defined()) return;
+    model::add_product(p[kClassifier], saved.odds_N1, saved.n_ND);
+    p[kClassifier + 1].gradient.add_(saved.odds_N1.sum(0));
+  }
+
+  ExitOptions options_;
+  cost::HeadRows rows_;
+  bool is_last_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<const model::Layer>> exit_slices(
+    std::shared_ptr<const model::Layer> inner, const ExitOptions& options) {
+  const std::string block = inner->name().substr(0, inner->name().rfind('.'));
+  const std::size_t head = inner->parameters().size() + 1;
+  std::vector<std::shared_ptr<const model::Layer>> layers;
+  layers.push_back(std::make_shared<FirstExitSlice>(std::move(inner), options));
+  for (std::int64_t slice = 1; slice < options.slices; ++slice) {
+    std::vector<model::ParameterSpec> specs = {slice_of_head(options, slice, head)};
+    if (slice + 1 == options.slices && options.confidence == Confidence::kClassifier) {
+      add_classifier(options.hidden, specs);
+      for (std::size_t i = 1; i < specs.size(); ++i) {
+        specs[i].piece = model::ParameterSpec::Piece{.layers_before = slice, .parameter = head + i};
+      }
+    }
+    layers.push_back(std::make_shared<ExitSlice>(block, std::move(specs), options, slice));
+  }
+  return layers;
+}
+
+}  // namespace dynmo::dynamism
