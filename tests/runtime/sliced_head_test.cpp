@@ -9,8 +9,8 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-constexpr std::int64_t kWords = 3 * 128 + 61;
-constexpr int kSlices = 3;
+constexpr std::int64_t kWords = 8 * 128 + 61;
+constexpr int kSlices = 8;
 constexpr int kSliced = kLayers + kSlices - 1;
 
 struct Case {
@@ -58,9 +58,9 @@ class SlicedHead : public ::testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(SlicedHead, AnyScheduleOnUpToThreeRanksEqualsOneRankBitForBit) {
+TEST_P(SlicedHead, AnyScheduleOnUpToFourRanksEqualsOneRankBitForBit) {
   constexpr std::uint64_t kSeed = 41;
-  for (const int ranks : {2, 3}) {
+  for (const int ranks : {2, 3, 4}) {
     RunOptions single = options(6, 2 * ranks, kSlices);
     single.cut = {kSliced};
     const RunResult expected = run_pipeline(single);
@@ -79,7 +79,7 @@ TEST_P(SlicedHead, RandomChangesOfPlanWithFreezingChangeNoBit) {
   constexpr std::uint64_t kSeed = 43;
   constexpr int kRanks = 3;
   constexpr int kMicroBatches = 6;
-  RunOptions still = options(30, kMicroBatches, kSlices);
+  RunOptions still = options(60, kMicroBatches, kSlices);
   still.cut = {3, 2, kSliced - 5};
   if (!GetParam().tied) still.freezing = freezing();
   RunOptions moving = still;
@@ -108,8 +108,8 @@ TEST_P(SlicedHead, ReplicasAndRecomputationChangeNoBit) {
   replicas.replicas = 2;
   replicas.cut = {kSliced};
   const RunResult of_one_rank = run_pipeline(replicas);
-  replicas.cut = {5, kSliced - 6, 1};
-  expect_same(of_one_rank, run_pipeline(replicas), "two replicas");
+  replicas.cut = {kSliced - 5, 5};
+  expect_same(of_one_rank, run_pipeline(replicas), "two replicas of two ranks");
 }
 
 // The sums are others, so that the last bits are, too; the start and the path are the same.
@@ -127,6 +127,31 @@ TEST_P(SlicedHead, TrainsAsTheWholeHeadDoes) {
   }
 }
 
+// The two numbers of a token that slices carry are at the end of its row: one flipped bit of either
+// shows in the run, so the tests above would notice if they did not arrive.
+TEST_P(SlicedHead, ACarriedNumberThatIsWithheldShows) {
+  RunOptions run = options(4, 2, kSlices);
+  run.cut = {kSliced - 3, 3};
+  const RunResult expected = run_pipeline(run);
+  ASSERT_TRUE(expected.status) << expected.status.error().message;
+  const std::size_t hidden = 32;
+  for (const std::size_t number : {hidden, hidden + 1}) {
+    const std::size_t high_byte = 4 * number + 2;
+    run.faults = {{.kind = transport::Fault::Kind::kCorrupt,
+                   .first_tag = transport::schedule_tag(0, 0),
+                   .last_tag = transport::schedule_tag(1, 0) - 1,
+                   .byte = high_byte}};
+    run.faulty = transport::Member(0);  // sends activations alone
+    const RunResult found = run_pipeline(run);
+    ASSERT_TRUE(found.status) << found.status.error().message;
+    EXPECT_NE(found.losses, expected.losses) << number;
+    // The score of the target is in the loss alone: its gradient is a constant.
+    if (number == hidden) {
+      EXPECT_NE(found.states, expected.states) << number;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Of, SlicedHead,
     ::testing::Values(Case{cost::Family::kLlama, false, cost::Precision::kFp32},
@@ -138,6 +163,51 @@ INSTANTIATE_TEST_SUITE_P(
       return fmt::format("{}{}{}", cost::name(test.param.family), test.param.tied ? "Tied" : "",
                          test.param.precision == cost::Precision::kBf16 ? "Bf16" : "");
     });
+
+// A rank that is lost at any message of the boundary between two slices, or while single slices
+// move, ends every rank with the same error.
+TEST(SlicedHeadLoss, AtAnyMessageOfABoundaryOrAMoveEndsEveryRank) {
+  model::LlamaConfig config = small_model();
+  config.shape.vocabulary = kWords;
+  config.shape.head_slices = kSlices;
+  RunOptions run{.steps = 2, .micro_batches = 3, .cut = {kSliced - 3, 3}};
+  run.layers = model::make_llama(config);
+  run.vocabulary = kWords;
+  run.before_step = [](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step != 1) return {};
+    // One slice goes to the other rank.
+    DYNMO_TRY(pipeline.apply(
+        plan::make_plan({kSliced - 2, 2}, pipeline.plan().schedule, /*generation=*/1)));
+    return {};
+  };
+  const RunResult undisturbed = run_pipeline(run);
+  ASSERT_TRUE(undisturbed.status) << undisturbed.status.error().message;
+  const auto lost_at = [&](transport::Tag first_tag, transport::Tag last_tag) {
+    int lost = 0;
+    for (const int rank : {0, 1}) {
+      for (int message = 0;; ++message) {
+        run.faulty = transport::Member(rank);
+        run.faults = {{.kind = transport::Fault::Kind::kFail,
+                       .first_tag = first_tag,
+                       .last_tag = last_tag,
+                       .first = message}};
+        const RunResult result = run_pipeline(run);
+        if (result.status) {
+          expect_same(undisturbed, result, "a fault behind the last message");
+          break;
+        }
+        EXPECT_EQ(result.status.error().code, ErrorCode::kPeerLost)
+            << result.status.error().message;
+        ++lost;
+      }
+    }
+    return lost;
+  };
+  // 3 micro-batches a step there and back; a step more for the gradients of the fixture.
+  EXPECT_EQ(lost_at(transport::schedule_tag(0, 0), transport::schedule_tag(1, 0) - 1), 3 * 2 * 3);
+  EXPECT_GE(
+      lost_at(transport::migration_tag(LayerId(0)), transport::migration_tag(LayerId(kSliced))), 1);
+}
 
 }  // namespace
 }  // namespace dynmo::runtime::testing
