@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "dynmo/core/files.h"
+#include "dynmo/observe/run_events.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/host_memory.h"
+#include "dynmo/train/load_trace_step.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 
@@ -66,9 +68,9 @@ Expected<RunLog> RunLog::open(const config::Config& config, std::string name,
                             first_step > 0 ? Events::Start::kAppend : Events::Start::kEmpty));
   if (config.run.load_trace == 0) return log;
   using Device = dynamism::TraceLines::Device;
-  DYNMO_ASSIGN(log.load_trace_,
-               LoadTraceWriter::open(log.folder_.load_trace(first_step), config.run.load_trace,
-                                     log.emulated_ ? Device::kEmulated : Device::kReal));
+  DYNMO_ASSIGN(log.load_trace_, observe::LoadTraceWriter::open(
+                                    log.folder_.load_trace(first_step), config.run.load_trace,
+                                    log.emulated_ ? Device::kEmulated : Device::kReal));
   return log;
 }
 
@@ -87,26 +89,12 @@ void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipe
           {{"frozen_layers", frozen_layers_}, {"figures", dynamism::figures(pipeline.sources())}});
   }
   if (report.decision) {
-    const control::Decision& decision = *report.decision;
-    event("decision", report.step,
-          {{"taken", decision.migrate},
-           {"cause", decision.why},
-           {"reason", decision.reason},
-           {"current_step_s", decision.current_step_s},
-           {"planned_step_s", decision.planned_step_s},
-           {"gain_s", decision.gain_s},
-           {"cost_s", decision.cost_s},
-           {"noise_s", decision.noise_s},
-           {"ranks_before", decision.ranks_before},
-           {"ranks_after", decision.ranks_after},
-           {"plan", plan::to_json(decision.plan)}});
+    event("decision", report.step, observe::decision_event(*report.decision));
   }
   if (report.moved_layers > 0) {
     event("move", report.step,
-          {{"layers", report.moved_layers},
-           {"bytes", report.moved_bytes.value},
-           {"seconds", report.migrate_s},
-           {"plan", plan::to_json(pipeline.plan())}});
+          observe::move_event(report.moved_layers, report.moved_bytes, report.migrate_s,
+                              pipeline.plan()));
   }
   if (report.skipped) event("skipped", report.step, {{"gradient_norm", report.gradient_norm}});
 }
@@ -134,7 +122,7 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
   write_record(report, group);
   write_events(report, pipeline);
   series_.add(report, pipeline.plan());
-  if (load_trace_) load_trace_->add(report, pipeline);
+  if (load_trace_) load_trace_->add(load_trace_step(report, pipeline));
   if (trace_steps_ > 0) {
     traces_.push_back(step_trace(report, begin_ns));
     if (std::ssize(traces_) > trace_steps_) traces_.pop_front();

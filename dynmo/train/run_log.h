@@ -18,10 +18,10 @@
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
 #include "dynmo/observe/event_log.h"
+#include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/generation.h"
-#include "dynmo/train/load_trace_writer.h"
 #include "dynmo/train/move_log.h"
 #include "dynmo/train/run_series.h"
 #include "dynmo/train/traces.h"
@@ -90,11 +90,11 @@ class RunLog {
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;
   MoveLog moves_;
-  std::unique_ptr<LoadTraceWriter> load_trace_;  // null: none, or not rank 0
-  std::optional<observe::EventLog> events_;      // rank 0's alone
-  int frozen_layers_ = 0;                        // as the newest event of the sources says
-  Bytes recorded_bytes_;                         // sent, in step records so far
-  double recorded_pause_s_ = 0;                  // of the checkpoints'
+  std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none, or not rank 0
+  std::optional<observe::EventLog> events_;               // rank 0's alone
+  int frozen_layers_ = 0;                                 // as the newest event of the sources says
+  Bytes recorded_bytes_;                                  // sent, in step records so far
+  double recorded_pause_s_ = 0;                           // of the checkpoints'
 };
 
 // Called by all ranks of the group, whose logs are closed: a line on the records that all of them

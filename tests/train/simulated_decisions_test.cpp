@@ -20,7 +20,7 @@
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/scenario/run.h"
-#include "dynmo/train/load_trace_writer.h"
+#include "dynmo/train/load_trace_step.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
@@ -93,7 +93,7 @@ Told train(const model::Model& layers, const PipelineOptions& options, const std
         DYNMO_TRY(measuring.measure(batches, 4));
         Pipeline pipeline(transport, layers, options, states());
         DYNMO_TRY(pipeline.use(measuring.profiler()));
-        DYNMO_ASSIGN(const auto writer, LoadTraceWriter::open(trace, 1));
+        DYNMO_ASSIGN(const auto writer, observe::LoadTraceWriter::open(trace, 1));
         const bool first = rank == Rank(0);
         if (first) {
           writer->start({.plan = plan,
@@ -104,7 +104,7 @@ Told train(const model::Model& layers, const PipelineOptions& options, const std
           DYNMO_ASSIGN(const runtime::StepReport report, pipeline.step(batches));
           if (!first) continue;
           if (report.decision) told.decisions.push_back(decided(step, *report.decision));
-          writer->add(report, pipeline);
+          writer->add(load_trace_step(report, pipeline));
         }
         return first ? writer->close() : Expected<void>();
       });
@@ -254,7 +254,7 @@ class Changing {
                 return emulated.at(step);
               }}).value();
     for (; next_ < plan_.ranks; ++next_) there_.push_back(next_);
-    writer_ = std::move(LoadTraceWriter::open(trace, 1).value());
+    writer_ = std::move(observe::LoadTraceWriter::open(trace, 1).value());
   }
 
   Told train(const std::vector<Phase>& phases, int positions) {
@@ -317,7 +317,7 @@ class Changing {
     while (pipeline.next_step() < until && !release) {
       DYNMO_ASSIGN(const runtime::StepReport report, pipeline.step(nothing));
       if (first) tell(report);
-      if (first) writer_->add(report, pipeline);
+      if (first) writer_->add(load_trace_step(report, pipeline));
       if (packs && pipeline.next_step() < until) release = pipeline.release();
     }
     if (!release && !std::ranges::includes(staying_, plan::ranks_at_work(pipeline.plan()))) {
@@ -378,7 +378,7 @@ class Changing {
   std::vector<Rank> staying_;
   std::optional<control::Release> released_;  // here and below: as the first rank says
   plan::Plan after_;
-  std::unique_ptr<LoadTraceWriter> writer_;
+  std::unique_ptr<observe::LoadTraceWriter> writer_;
   std::vector<Decided> decisions_;
 };
 

@@ -17,7 +17,7 @@
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/model/pruned.h"
-#include "dynmo/train/load_trace_writer.h"
+#include "dynmo/train/load_trace_step.h"
 #include "tests/dynamism/shapes.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
@@ -96,14 +96,14 @@ std::unique_ptr<dynamism::LoadModel> trained(const dynamism::SourceOptions& sour
         Pipeline pipeline(transport, layers, options, states());
         DYNMO_TRY(pipeline.use(measuring.profiler()));
         DYNMO_ASSIGN(const auto writer,
-                     LoadTraceWriter::open(rank == Rank(0) ? trace : "/dev/null", 1));
+                     observe::LoadTraceWriter::open(rank == Rank(0) ? trace : "/dev/null", 1));
         for (std::int64_t step = 0; step < kTwinSteps; ++step) {
           if (look) {
             const std::lock_guard lock(mutex);
             look(layers, pipeline.states(), step);
           }
           DYNMO_ASSIGN(const runtime::StepReport report, pipeline.step(batches));
-          writer->add(report, pipeline);
+          writer->add(load_trace_step(report, pipeline));
         }
         return writer->close();
       });

@@ -11,12 +11,12 @@
 #include <optional>
 #include <utility>
 
+#include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_sample.h"
 #include "dynmo/dynamism/load_log.h"
-#include "dynmo/runtime/pipeline.h"
-#include "dynmo/runtime/step_report.h"
 
-namespace dynmo::train {
+namespace dynmo::observe {
 
 // A line every `every` steps, and at each step that begins with a change; of every step also what
 // was measured, so that its decisions can be made again (dynamism/recording.h). One thread.
@@ -29,8 +29,16 @@ class LoadTraceWriter {
 
   // Before the first step.
   void start(dynamism::RunStart start) { lines_.start(std::move(start)); }
-  // Costs as the pipeline knows them after the step. After an error nothing more is written.
-  void add(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
+  // A step of which a pipeline knows all this when it is done: what was announced before it, the
+  // profiler, and what it was told of the step. After an error nothing more is written.
+  struct Step {
+    std::int64_t step = 0;
+    int frozen_layers = 0;
+    cost::Announced announced = cost::Announced::kNothing;
+    const control::Profiler& profiler;
+    const cost::Observation& observed;
+  };
+  void add(const Step& step);
   // The first error of writing.
   [[nodiscard]] Expected<void> close();
 
@@ -51,4 +59,4 @@ class LoadTraceWriter {
   std::optional<Error> error_;
 };
 
-}  // namespace dynmo::train
+}  // namespace dynmo::observe

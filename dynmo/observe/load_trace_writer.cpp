@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/load_trace_writer.h"
+#include "dynmo/observe/load_trace_writer.h"
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-namespace dynmo::train {
+namespace dynmo::observe {
 
 Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(
     const std::filesystem::path& path, std::int64_t every, dynamism::TraceLines::Device device) {
@@ -22,14 +22,13 @@ void LoadTraceWriter::fail(const char* reason) {
   error_ = make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path_.string(), reason);
 }
 
-void LoadTraceWriter::add(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
-  const cost::Announced change = pipeline.announced();
-  if (error_ || (report.step < next_ && change == cost::Announced::kNothing)) return;
-  const auto costs = pipeline.profiler().costs(report.frozen_layers);
+void LoadTraceWriter::add(const Step& step) {
+  if (error_ || (step.step < next_ && step.announced == cost::Announced::kNothing)) return;
+  const auto costs = step.profiler.costs(step.frozen_layers);
   if (!costs) return;
-  next_ = report.step + every_;
+  next_ = step.step + every_;
   const auto line =
-      lines_.add(report.step, change, *costs, every_ == 1 ? &pipeline.observed() : nullptr);
+      lines_.add(step.step, step.announced, *costs, every_ == 1 ? &step.observed : nullptr);
   if (!line) {
     error_ = line.error();
     return;
@@ -45,4 +44,4 @@ Expected<void> LoadTraceWriter::close() {
   return {};
 }
 
-}  // namespace dynmo::train
+}  // namespace dynmo::observe
