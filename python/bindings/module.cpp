@@ -5,7 +5,10 @@
 
 NB_MODULE(_core, module) {
   module.doc() = "dynmo::core for Python; the package `dynmo` is the way to it.";
+  dynmo::python::bind_decisions(module);
+  dynmo::python::bind_digest(module);
   dynmo::python::bind_plan(module);
+  dynmo::python::bind_run_log(module);
   dynmo::python::bind_schedule(module);
   dynmo::python::bind_scenario(module);
 }

@@ -7,7 +7,10 @@
 
 namespace dynmo::python {
 
+void bind_decisions(nanobind::module_& module);
+void bind_digest(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
+void bind_run_log(nanobind::module_& module);
 void bind_schedule(nanobind::module_& module);
 void bind_scenario(nanobind::module_& module);
 

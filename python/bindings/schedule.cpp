@@ -160,7 +160,7 @@ void bind_schedule(nb::module_& module) {
       .def("__str__", [](const Schedule& schedule) { return schedule::to_grid(schedule); })
       .def(
           "__eq__", [](const Schedule& left, const Schedule& right) { return left == right; },
-          nb::is_operator());
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"));
   module.def("schedule_kinds", kind_names);
 }
 

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files that a run leaves in its folder, written by the same code as that of `dynmo train`.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/files.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/observe/event_log.h"
+#include "dynmo/observe/load_trace_writer.h"
+#include "dynmo/observe/record_writer.h"
+#include "dynmo/observe/run_events.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/summary.h"
+#include "dynmo/observe/trace.h"
+#include "dynmo/schedule/text.h"
+#include "python/bindings/decisions.h"
+#include "python/bindings/errors.h"
+#include "python/bindings/json_python.h"
+#include "python/bindings/parts.h"
+
+namespace dynmo::python {
+namespace nb = nanobind;
+namespace {
+
+// One rank's files; rank 0 has the events and the load trace. One thread.
+class RunLog {
+ public:
+  static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank,
+                                                std::int64_t first_step) {
+    auto log = std::unique_ptr<RunLog>(new RunLog(path));
+    using Records = observe::RecordWriterOptions;
+    using Events = observe::EventLog;
+    const bool appends = first_step > 0;
+    DYNMO_TRY(make_directories(log->folder_.records()));
+    DYNMO_ASSIGN(log->records_,
+                 observe::RecordWriter::open(
+                     log->folder_.records_of(WorldRank(rank)),
+                     {.start = appends ? Records::Start::kAppend : Records::Start::kEmpty}));
+    if (rank != 0) return log;
+    DYNMO_ASSIGN(log->events_,
+                 Events::open(log->folder_.events(),
+                              appends ? Events::Start::kAppend : Events::Start::kEmpty));
+    DYNMO_ASSIGN(log->load_trace_,
+                 observe::LoadTraceWriter::open(log->folder_.load_trace(first_step), 1));
+    return log;
+  }
+
+  // The plan of the first step, before it; nothing was measured earlier.
+  Expected<void> start(const Json& plan, int accumulation) {
+    DYNMO_ASSIGN(const plan::Plan first, plan::parse_plan(plan, "plan"));
+    if (load_trace_) {
+      load_trace_->start(
+          {.plan = first, .measured_under = first, .measured = {}, .accumulation = accumulation});
+    }
+    return {};
+  }
+  void event(const std::string& kind, std::int64_t step, const Json& more) {
+    if (events_) events_->add(kind, step, more);
+  }
+  void decision(std::int64_t step, const Decisions& decisions) {
+    event("decision", step, decisions.newest());
+  }
+  Expected<void> moved(std::int64_t step, int layers, std::int64_t bytes, double seconds,
+                       const Json& plan) {
+    DYNMO_ASSIGN(const plan::Plan next, plan::parse_plan(plan, "plan"));
+    event("move", step, observe::move_event(layers, Bytes{bytes}, seconds, next));
+    return {};
+  }
+  Expected<void> record(const Json& json) {
+    DYNMO_ASSIGN(const observe::StepRecord record, observe::parse_record(json, "record"));
+    records_->write(record);
+    return {};
+  }
+  void load(std::int64_t step, int frozen_layers, const Decisions& decisions) {
+    if (!load_trace_) return;
+    const control::Decisions& told = decisions.decisions();
+    load_trace_->add({.step = step,
+                      .frozen_layers = frozen_layers,
+                      .announced = told.announced(),
+                      .profiler = told.profiler(),
+                      .observed = told.observed()});
+  }
+  // Writes what `dynmo report` reads beside the records: the summary of the run, whose fields are
+  // those of "dynmo-summary-1", and its layers' costs.
+  Expected<void> finish(const Json& summary, const Json& profile) {
+    if (!events_) return {};
+    DYNMO_ASSIGN(const observe::Summary read, observe::parse_summary(summary, "summary"));
+    DYNMO_ASSIGN(const cost::ModelCost costs, cost::parse_profile(profile, "profile"));
+    DYNMO_TRY(write_file_durably(folder_.profile(), cost::profile_json(costs).dump(2) + "\n"));
+    return write_file_durably(folder_.summary(), observe::summary_json(read).dump(2) + "\n");
+  }
+  // Says what could not be written, once a file; training goes on.
+  std::vector<std::string> failures() {
+    std::vector<std::string> lines;
+    if (const auto failure = records_->take_failure()) lines.push_back(failure->message);
+    if (!events_) return lines;
+    if (const auto failure = events_->take_failure()) lines.push_back(*failure);
+    return lines;
+  }
+  Expected<void> close() {
+    const auto records = records_->close();
+    if (load_trace_) DYNMO_TRY(load_trace_->close());
+    events_.reset();
+    return records;
+  }
+
+ private:
+  explicit RunLog(const std::string& path) : folder_(path) {}
+
+  observe::RunFolder folder_;
+  std::unique_ptr<observe::RecordWriter> records_;
+  std::optional<observe::EventLog> events_;
+  std::unique_ptr<observe::LoadTraceWriter> load_trace_;
+};
+
+// An action as Schedule.rows spells it, its start and end in nanoseconds since the start of the
+// step.
+using Row = std::tuple<std::string, std::int64_t, std::int64_t>;
+
+// One process of a trace; `steps` by number, of each the rows of every rank.
+std::string trace(
+    const std::string& name,
+    const std::vector<std::tuple<std::int64_t, std::vector<std::vector<Row>>>>& steps) {
+  observe::TraceProcess process{.name = name, .steps = {}};
+  for (const auto& [number, ranks] : steps) {
+    observe::TracedStep& step = process.steps.emplace_back();
+    step.step = number;
+    for (const std::vector<Row>& rows : ranks) {
+      auto& timed = step.timeline.ranks.emplace_back();
+      for (const auto& [action, start, end] : rows) {
+        timed.push_back({.action = value_or_raise(schedule::parse_action(action)),
+                         .start = Nanoseconds{start},
+                         .end = Nanoseconds{end}});
+      }
+    }
+  }
+  const nb::gil_scoped_release release;
+  return observe::trace_json({&process, 1});
+}
+
+}  // namespace
+
+void bind_run_log(nb::module_& module) {
+  nb::class_<RunLog>(module, "RunLog", "The files of a rank in the folder of a run.")
+      .def(nb::new_([](const std::string& folder, int rank, std::int64_t first_step) {
+             return value_or_raise(RunLog::open(folder, rank, first_step));
+           }),
+           nb::arg("folder"), nb::arg("rank"), nb::arg("first_step") = 0)
+      .def(
+          "start",
+          [](RunLog& self, const nb::dict& plan, int accumulation) {
+            raise_if_error(self.start(to_json(plan), accumulation));
+          },
+          nb::arg("plan"), nb::arg("accumulation") = 1,
+          nb::sig("def start(self, plan: dict[str, typing.Any], accumulation: int = 1) -> None"))
+      .def(
+          "event",
+          [](RunLog& self, const std::string& kind, std::int64_t step, const nb::object& more) {
+            self.event(kind, step, to_json(more));
+          },
+          nb::arg("kind"), nb::arg("step"), nb::arg("more") = nb::none(),
+          nb::sig(
+              "def event(self, kind: str, step: int, more: dict[str, typing.Any] | None = None) "
+              "-> None"))
+      .def(
+          "record",
+          [](RunLog& self, const nb::dict& record) {
+            raise_if_error(self.record(to_json(record)));
+          },
+          nb::arg("record"), nb::sig("def record(self, record: dict[str, typing.Any]) -> None"))
+      .def("decision", &RunLog::decision, nb::arg("step"), nb::arg("decisions"))
+      .def(
+          "moved",
+          [](RunLog& self, std::int64_t step, int layers, std::int64_t bytes, double seconds,
+             const nb::dict& plan) {
+            raise_if_error(self.moved(step, layers, bytes, seconds, to_json(plan)));
+          },
+          nb::arg("step"), nb::arg("layers"), nb::arg("bytes"), nb::arg("seconds"), nb::arg("plan"),
+          nb::sig("def moved(self, step: int, layers: int, bytes: int, seconds: float, plan: "
+                  "dict[str, typing.Any]) -> None"))
+      .def(
+          "finish",
+          [](RunLog& self, const nb::dict& summary, const nb::dict& profile) {
+            raise_if_error(self.finish(to_json(summary), to_json(profile)));
+          },
+          nb::arg("summary"), nb::arg("profile"),
+          nb::sig("def finish(self, summary: dict[str, typing.Any], profile: dict[str, "
+                  "typing.Any]) -> None"))
+      .def("load", &RunLog::load, nb::arg("step"), nb::arg("frozen_layers"), nb::arg("decisions"))
+      .def("failures", &RunLog::failures)
+      .def("close", [](RunLog& self) { raise_if_error(self.close()); });
+  module.def("trace", trace, nb::arg("name"), nb::arg("steps"));
+}
+
+}  // namespace dynmo::python

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller of a live pipeline, and the files that a run leaves: `dynmo simulate` and `dynmo report` read them."""
+import json
+import random
+import unittest
+
+import dynmo
+import numpy
+from dynmo import _core
+from support import Case, profile
+
+LAYERS, STEPS, MICRO_BATCHES, FROZEN = 12, 40, 4, 6
+OPTIONS = {"micro_batches": MICRO_BATCHES, "steps": STEPS, "balancer": "optimal"}
+
+
+def known(frozen=0):
+    document = profile([0.0] * LAYERS)
+    for index, layer in enumerate(document["layers"]):
+        layer["frozen"] = index < frozen
+    return document
+
+
+def plan_of(cut, generation=0):
+    stages = [{"stage": rank, "rank": rank, "first_layer": sum(cut[:rank]), "layers": count} for rank, count in enumerate(cut)]
+    return {"format": "dynmo-plan-1", "ranks": len(cut), "generation": generation, "schedule": "1f1b", "stages": stages}
+
+
+class Training:
+    """Steps whose layers take given times with noise; half of them freeze at step 20."""
+
+    def __init__(self, log=None):
+        self.decisions = _core.Decisions(known(), 2, OPTIONS)
+        self.plan, self.log, self.said = plan_of([6, 6]), log, []
+        draw = random.Random(7)
+        if log:
+            log.start(self.plan)
+            log.event("start", 0, {"plan": self.plan, "ranks": 2, "steps": STEPS})
+        for step in range(STEPS):
+            frozen = FROZEN if step >= 20 else 0
+            if step > 0:
+                self.decide(step, frozen)
+            self.observe(step, frozen, draw)
+
+    def decide(self, step, frozen):
+        self.decisions.announce("known" if step == 20 else "nothing", step)
+        decision = self.decisions.decide(self.plan, step, frozen)
+        if decision is None:
+            return
+        self.said.append(decision)
+        if self.log:
+            self.log.decision(step, self.decisions)
+        if decision["migrate"]:
+            self.plan = decision["plan"]
+            self.decisions.moved(decision["moved_bytes"])
+            if self.log:
+                self.log.moved(step, len(decision["moves"]), decision["moved_bytes"], 0.01, self.plan)
+
+    def observe(self, step, frozen, draw):
+        times = [1e-3 * draw.uniform(0.98, 1.02) for _ in range(LAYERS)]
+        layers = [{"forward_s": t, "input_gradient_s": t * (i >= frozen), "weight_gradient_s": t * (i >= frozen), "update_s": 1e-5,
+                   "stash_bytes": 65536.0} for i, t in enumerate(times)]
+        self.decisions.observe({"layers": layers, "beside": {"overhead_s": 1e-4}, "plan_s": 1e-4}, self.plan, frozen)
+        if self.log:
+            self.log.load(step, frozen, self.decisions)
+            for rank in range(2):
+                self.log.record({"format": "dynmo-step-1", "step": step, "rank": rank, "loss": 1.0, "step_s": 0.02})
+
+
+class Decisions(Case):
+    def test_move_when_half_the_layers_freeze(self):
+        training = Training()
+        taken = [decision for decision in training.said if decision["migrate"]]
+        self.assertEqual([decision["cause"].split(":")[0] for decision in taken], [taken[0]["cause"]], taken)
+        counts = [stage["layers"] for stage in training.plan["stages"]]
+        self.assertGreater(counts[0], 6)
+        self.assertEqual({(move["from"], move["to"]) for move in taken[0]["moves"]}, {(1, 0)})
+        self.assertEqual(len(taken[0]["moves"]), counts[0] - 6)
+        self.assertLess(taken[0]["planned_step_s"], taken[0]["current_step_s"])
+        predicted = training.decisions.predicted_step_s(training.plan, STEPS, FROZEN)
+        self.assertAlmostEqual(predicted, taken[0]["planned_step_s"], delta=0.05 * predicted)
+
+    def test_are_the_same_on_every_rank(self):
+        self.assertEqual(Training().said, Training().said)
+
+    def test_have_the_costs_as_a_profile(self):
+        decisions = _core.Decisions(known(), 2, OPTIONS)
+        self.assertIsNone(decisions.costs(0))
+        costs = Training().decisions.costs(FROZEN)
+        self.assertEqual([layer.get("frozen", False) for layer in costs["layers"]], [True] * FROZEN + [False] * (LAYERS - FROZEN))
+        self.assertEqual(dynmo.plan(costs, 2, micro_batches=4, balancer="optimal", schedule="1f1b").ranks, 2)
+
+    def test_are_made_again_by_the_simulator(self):
+        log = _core.RunLog(str(self.folder), 0)
+        training = Training(log)
+        log.close()
+        policy = {"window": 5, "minimum_gain": 0.01, "noise_factor": 5}
+        scenario = {
+            "cluster": {"pipeline_ranks": 2, "data_parallel": 1}, "policy": policy,
+            "dynamism": {"trace": str(self.folder / "load-trace.jsonl")},
+            "training": {"steps": STEPS, "micro_batches": MICRO_BATCHES, "schedule": "1f1b"}}
+        simulated = dynmo.simulate(scenario, compare=["optimal"]).runs["optimal"]["decisions"]
+        events = [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+        made = [event for event in events if event["event"] == "decision"]
+        self.assertTrue(any(event["taken"] for event in made))
+        self.assertEqual(
+            [(event["step"], event["taken"], event["cause"], event["reason"]) for event in made],
+            [(decision["step"], decision["moved"], decision["why"], decision["reason"]) for decision in simulated])
+        self.assertEqual(len(made), len(training.said))
+
+    def test_refuse_what_does_not_fit(self):
+        decisions = _core.Decisions(known(), 2, OPTIONS)
+        layers = [dict.fromkeys(("forward_s",), 1e-3)] * LAYERS
+        self.assert_refused(dynmo.BadInputError, "wanted nothing, work, predicted or known", decisions.announce, "news", 1)
+        self.assert_refused(dynmo.BadInputError, "1 layers, wanted 12", decisions.observe, {"layers": layers[:1]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "/layers/0/forward_s", decisions.observe,
+                            {"layers": [{"forward_s": -1.0}, *layers[1:]]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "plan", decisions.decide, plan_of([6, 5]), 1, 0)
+        self.assert_refused(dynmo.BadInputError, "balancer", _core.Decisions, known(), 2, {"balancer": "best"})
+        self.assert_refused(dynmo.BadInputError, "ranks=0", _core.Decisions, known(), 0, OPTIONS)
+
+
+class Files(Case):
+    def test_are_those_of_the_formats(self):
+        log = _core.RunLog(str(self.folder), 0)
+        Training(log)
+        self.assertEqual(log.failures(), [])
+        log.close()
+        events = [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+        self.assertEqual({event["format"] for event in events}, {"dynmo-event-1"})
+        self.assertEqual([event["event"] for event in events if event["event"] != "decision"], ["start", "move"])
+        records = (self.folder / "records" / "rank-0.jsonl").read_text().splitlines()
+        self.assertEqual(len(records), 2 * STEPS)
+        self.assert_refused(dynmo.BadInputError, "record", _core.RunLog(str(self.folder), 1).record, {"format": "dynmo-step-1"})
+
+    def test_are_reported(self):
+        log = _core.RunLog(str(self.folder), 0)
+        training = Training(log)
+        run = {"name": "mine", "tokens_per_s": 100.0, "step_time_s": 0.02, "loss_first": 1.0, "loss_last": 1.0, "loss_digest": "",
+               "bubble": 0.1, "imbalance": 0.2, "ranks": 2, "steps": STEPS, "seconds": 0.8}
+        summary = {"format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": 1,
+                   "overhead": {"profile": 0, "plan": 0, "migrate": 0}, "predicted_step_time_s": 0.02, "measured_step_time_s": 0.02}
+        self.assert_refused(dynmo.BadInputError, "summary: /runs", log.finish, {**summary, "runs": None}, training.decisions.costs(0))
+        log.finish(summary, training.decisions.costs(FROZEN))
+        log.close()
+        self.assertIn("layers of mine", self.program("report", self.folder))
+
+    def test_of_a_rank_beside_the_first_are_its_records(self):
+        log = _core.RunLog(str(self.folder), 1)
+        log.event("start", 0)
+        log.close()
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"records"})
+
+    def test_that_cannot_be_made_are_named(self):
+        self.assert_refused(dynmo.BadInputError, "file/records", _core.RunLog, str(self.write("file", "x")), 0)
+
+    def test_a_trace_shows_measured_steps(self):
+        rows = [[("0F0", 0, 1000), ("0B0", 3000, 5000)], [("1F0", 1000, 2000), ("1B0", 2000, 3000)]]
+        events = json.loads(_core.trace("measured", [(3, rows)]))["traceEvents"]
+        self.assertEqual({event["name"] for event in events if event["ph"] == "X"}, {"step 3", "0F0", "0B0", "1F0", "1B0"})
+        self.assert_refused(dynmo.BadInputError, "0Q0", _core.trace, "measured", [(0, [[("0Q0", 0, 1)]])])
+
+
+class Digest(Case):
+    def test_of_an_array_is_that_of_its_bytes(self):
+        array = numpy.arange(1000, dtype=numpy.float32)
+        self.assertEqual(_core.digest(array), _core.digest(array.tobytes()))
+        self.assertNotEqual(_core.digest(array), _core.digest(array[1:]))
+        self.assertEqual(_core.digest(b""), "99aa06d3014798d86001c324468d497f")
+
+    def test_of_a_plan_knows_its_generation(self):
+        self.assertEqual(_core.digest_of_plan(plan_of([6, 6])), _core.digest_of_plan(plan_of([6, 6])))
+        self.assertNotEqual(_core.digest_of_plan(plan_of([6, 6])), _core.digest_of_plan(plan_of([6, 6], 1)))
+
+
+if __name__ == "__main__":
+    unittest.main()
