@@ -174,7 +174,7 @@ class Comparison:
         return len(self.plans)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for balancer, one in self.plans.items():
             if one is None:
                 rows.append((balancer, "", "does not fit", "", ""))
