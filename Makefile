@@ -14,7 +14,7 @@ export CCACHE_MAXSIZE ?= 2G
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers install clean
+.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers reproduce install clean
 
 help:
 	@echo 'make demo      train a small model twice, static and balanced, and compare'
@@ -29,6 +29,7 @@ help:
 	@echo 'make fuzz      feed every reader EXECUTIONS=1000000 damaged inputs, under ASan and UBSan'
 	@echo 'make bench     time data, planner, schedules and simulator (the others: docs/performance.md)'
 	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PRECISION=bf16, PEERS=FLAGS)'
+	@echo 'make reproduce  regenerate the figures of docs/reproduce.md (PART=NAME; CHECK=1 compares with those recorded)'
 	@echo 'make install   install to PREFIX=/usr/local'
 	@echo 'make clean     remove the builds'
 
@@ -93,6 +94,10 @@ bench:
 # Against a Python with PyTorch; the script says how to get one.
 bench-peers: build
 	@bench/peers/compare.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --precision $(PRECISION) --out build/bench-peers.json $(PEERS)
+
+# PART=NAME: one part of bench/reproduce/rows.json.
+reproduce: build
+	@bench/reproduce/reproduce.py --dynmo build/$(PRESET)/apps/dynmo/dynmo $(addprefix --part ,$(PART)) $(if $(CHECK),--check)
 
 install: build
 	@scripts/build $(PRESET)
