@@ -14,7 +14,7 @@ export CCACHE_MAXSIZE ?= 2G
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers reproduce install clean
+.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers bench-torch reproduce install clean
 
 help:
 	@echo 'make demo      train a small model twice, static and balanced, and compare'
@@ -30,6 +30,7 @@ help:
 	@echo 'make bench     time data, planner, schedules and simulator (the others: docs/performance.md)'
 	@echo 'make bench-peers  speed and memory beside torch.distributed.pipelining (PRECISION=bf16, PEERS=FLAGS)'
 	@echo 'make reproduce  regenerate the figures of docs/reproduce.md (PART=NAME; CHECK=1 compares with those recorded)'
+	@echo 'make bench-torch  what balancing gains and costs on a PyTorch model of which half freezes'
 	@echo 'make install   install to PREFIX=/usr/local'
 	@echo 'make clean     remove the builds'
 
@@ -98,6 +99,11 @@ bench-peers: build
 # PART=NAME: one part of bench/reproduce/rows.json.
 reproduce: build
 	@bench/reproduce/reproduce.py --dynmo build/$(PRESET)/apps/dynmo/dynmo $(addprefix --part ,$(PART)) $(if $(CHECK),--check)
+bench-torch: setup
+	@cmake --preset $(PRESET) >/dev/null
+	@scripts/build $(PRESET) --target dynmo_python_package
+	@LD_LIBRARY_PATH=$(DYNMO_CACHE)/python-torch/stand-ins OMP_NUM_THREADS=1 PYTHONPATH=build/$(PRESET)/python \
+	  $(DYNMO_CACHE)/python-torch/bin/python bench/torch/gain.py
 
 install: build
 	@scripts/build $(PRESET)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a model of transformers on a pipeline; half of it freezes.
+"""Trains a model of transformers on a pipeline whose layers move when half of it freezes.
 
 torchrun --nproc-per-node=2 examples/torch/train.py [--steps N] [--model FOLDER] [--out FOLDER]
 Without --model a small random Llama. The lines marked with "dynmo" are all that a loop of one process lacks.
@@ -39,7 +39,7 @@ def main() -> None:
     model = make_model(options.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
-    pipe = dt.Pipeline(model, optimizer, micro_batches=8)  # dynmo
+    pipe = dt.Pipeline(model, optimizer, micro_batches=8, steps=options.steps)  # dynmo
     tokens = torch.Generator().manual_seed(1)
     for step in range(options.steps):
         if step == options.freeze_at:
@@ -52,8 +52,9 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        if dist.get_rank() == 0 and step % 10 == 0:
-            print(f"step {step:4}  loss {loss.item():.4f}", flush=True)
+        move = pipe.balance()  # dynmo
+        if dist.get_rank() == 0 and (move or step % 10 == 0):
+            print(f"step {step:4}  loss {loss.item():.4f}" + (f"  {move}" if move else ""), flush=True)
     if options.out:
         pipe.save_pretrained(options.out)  # dynmo: instead of model.save_pretrained
     dist.destroy_process_group()

@@ -47,7 +47,7 @@ def main():
     model = torch_cases.make_model(CASE)
     optimizer = torch_cases.make_optimizer(CASE, model.parameters())
     objects = dict(model.named_parameters())
-    pipe = dt.Pipeline(model, optimizer, micro_batches=2, plan=cut(3))
+    pipe = dt.Pipeline(model, optimizer, micro_batches=2, plan=cut(3), balance=False)
     counts, seconds = [], 0.0
     for number in range(moves):
         if number % 100 == 0:

@@ -5,7 +5,8 @@ try:
 except ImportError as _error:
     raise ImportError("dynmo.torch: PyTorch is missing, wanted 2.11 or newer: pip install torch") from _error
 
+from .live import Move
 from .move import Moved
 from .pipeline import Pipeline
 
-__all__ = ["Moved", "Pipeline"]
+__all__ = ["Move", "Moved", "Pipeline"]

@@ -2,6 +2,7 @@
 """What a pipeline asks of a model: an ordered list of layers that it can run one by one."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
@@ -42,6 +43,10 @@ class Context:
     notes: Any = None  # what the blocks are given beside the hidden tensor
     shape: tuple[int, ...] = ()  # of the tensor between two layers
     dtype: torch.dtype = torch.float32
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize if self.shape else 0
 
 
 class Split(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Optional, Union
 
 import torch
@@ -13,11 +14,14 @@ from .. import Plan as CorePlan
 from ..errors import BadInputError
 from . import checks, saving, start
 from .gradients import Clip, add_ties
-from .layers import Split, frozen_prefix
+from .exchange import Told, exchange
+from .layers import Context, Split, frozen_prefix
+from .live import Balancer, Move
 from .marks import Marks
 from .move import Moved, Mover, release_others
 from .program import Plan, Program, make_program, read_plan
 from .ranks import Ranks
+from .record import Record
 from .sequence import INPUT, TARGET, Sequential
 from .step import Step
 
@@ -42,6 +46,10 @@ class Pipeline:
         accumulation: int = 1,
         plan: Optional[PlanLike] = None,
         schedule: str = "1f1b",
+        balance: bool = True,
+        balancer: str = "optimal",
+        steps: int = 0,
+        run: Optional[saving.Path] = None,
         seed: Optional[int] = None,
         timeout_s: float = 1800,
     ) -> None:
@@ -61,6 +69,15 @@ class Pipeline:
         self._programs: dict[Any, Program] = {}
         self._rounds = 0  # of this step
         self._versions: dict[str, int] = {}
+        self._schedule_s = 0.0
+        self._balancer: Optional[Balancer] = None
+        if balance and (self._ranks.size > 1 or run is not None):
+            self._balancer = Balancer(
+                self._split, self._ranks.size,
+                {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer},
+            )
+        self._record = Record(run, self.rank, self.ranks, self.plan, accumulation, steps) if run is not None else None
+        self._tokens, self._predicted_s = 0, 0.0
         self.steps = 0
         self.losses: list[float] = []
         start.untie_optimizer(self._split, optimizer)
@@ -94,6 +111,9 @@ class Pipeline:
             raise BadInputError(
                 f"step: {self._rounds} calls of accumulate() before it, wanted {self._accumulation - 1} (accumulation={self._accumulation})"
             )
+        if self._balancer is not None:
+            self._balancer.times.begin_step()
+            self._predicted_s = self.predicted_step_s() if self._record is not None else 0.0
         loss = self._round(self._batch(pair, batch))
         add_ties(self._split, self._ranks, self.plan.owners)
         self._rounds = 0
@@ -126,8 +146,52 @@ class Pipeline:
         self._note_versions()
         return total
 
+    # --- Balancing. ---
+
+    def balance(self) -> Optional[Move]:
+        """At the boundary between two steps, after zero_grad(): asks the controller, and moves layers where that pays."""
+        if self._balancer is None:
+            return None
+        self._mirror_ties()
+        self._ranks.agree_on_flags(self._flags())
+        decision = self._balancer.decide(self.plan, self.steps)
+        if decision is not None and self._record is not None:
+            self._record.decision(self.steps, self._balancer.decisions)
+        if decision is None or not decision["migrate"]:
+            return None
+        plan = read_plan(decision["plan"], self.ranks, len(self._split.layers))
+        before = self.plan.cut
+        moved = self._move(plan)
+        self._balancer.moved(moved)
+        if not moved.done:
+            return None
+        if self._record is not None:
+            self._record.moved(self.steps, len(moved.layers), moved.bytes, moved.seconds, plan)
+        return Move(
+            before, plan.cut, decision["current_step_s"], decision["planned_step_s"], moved.bytes, moved.seconds, decision["reason"]
+        )
+
+    def close(self) -> None:
+        """Ends the files of run="folder"; the pipeline goes on without them."""
+        if self._record is not None:
+            self._record.close(self.steps, self.profile())
+            self._record = None
+
+    def profile(self) -> Optional[dict[str, Any]]:
+        """The layers' measured costs, for `dynmo.plan`; None before the first step, or with balance=False."""
+        return self._balancer.profile() if self._balancer is not None else None
+
+    def predicted_step_s(self) -> float:
+        """Of the next step, by replay of the plan; 0 before the first one, or with balance=False."""
+        return self._balancer.predicted_step_s(self.plan, self.steps) if self._balancer is not None else 0.0
+
+    def changed(self, why: str) -> None:
+        """The work of layers has changed in a way that no flag shows; on every rank alike."""
+        if self._balancer is not None:
+            self._balancer.changed(why)
+
     def move_to(self, plan: PlanLike) -> Moved:
-        """Moves the layers to another plan, at a boundary between two steps."""
+        """Moves the layers to another plan, at a boundary between two steps. `balance` does so by itself."""
         return self._move(read_plan(_document(plan), self.ranks, len(self._split.layers)))
 
     # --- In and out. ---
@@ -174,8 +238,10 @@ class Pipeline:
 
     def _pass(self, batch: dict[str, Any], frozen: int, marks: Marks) -> Tensor:
         micro_batches = self._slices(batch)
+        self._tokens = checks.count_tokens(batch)
         whole = "num_items_in_batch" in batch  # the loss is a sum over the micro-batch, already divided
-        divisor = 1 if whole else self.micro_batches * (self._accumulation if marks is self.marks else 1)
+        training = marks is self.marks
+        divisor = 1 if whole else self.micro_batches * (self._accumulation if training else 1)
         program = self._program(frozen)
         contexts = [self._split.begin(micro_batch, self.steps) for micro_batch in micro_batches]
         number = self.steps * self._accumulation + self._rounds
@@ -183,11 +249,30 @@ class Pipeline:
             self._split, self._ranks, program, contexts, marks, lambda loss: loss / divisor if divisor != 1 else loss,
             number, self._seed if self.module.training else None, self._begin_agreement(batch, frozen),
         )
+        begun = perf_counter()
         step.run()
-        cells = torch.zeros(self.micro_batches, dtype=torch.float64)
-        for micro_batch, loss in step.losses.items():
-            cells[micro_batch] = loss.double()
-        return self._total(self._ranks.sum(cells).tolist(), divisor)
+        self._schedule_s = perf_counter() - begun + (self._schedule_s if self._rounds else 0.0)
+        losses = {micro_batch: float(loss) for micro_batch, loss in step.losses.items()}
+        last = training and self._rounds == self._accumulation - 1
+        return self._total(self._exchange(losses, frozen, last, contexts[0]), divisor)
+
+    def _exchange(self, losses: dict[int, float], frozen: int, last: bool, context: Context) -> list[float]:
+        """The losses of all micro-batches; at the end of a step also what layers took."""
+        balancer = self._balancer if last else None
+        own = Told(losses)
+        if balancer is not None:
+            balancer.times.add_schedule(self._schedule_s)
+            own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, context.bytes)
+        told = exchange(self._ranks, self.micro_batches, len(self._split.layers), own, whole=balancer is not None)
+        if balancer is not None:
+            balancer.observe(told, self.plan, frozen)
+            if self._record is not None:
+                facts = {
+                    **balancer.facts, "loss": sum(told.losses.values()) / len(told.losses), "tokens": self._tokens,
+                    "busy_s": told.ranks[self.rank]["busy_s"], "predicted_s": self._predicted_s,
+                }
+                self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions)
+        return list(told.losses.values())
 
     def _slices(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         size = checks.batch_size(batch, self.micro_batches) // self.micro_batches
@@ -278,9 +363,17 @@ class Pipeline:
             if pipeline is not None:
                 pipeline._before_update()
 
+        def after(*_: Any) -> None:
+            pipeline = own()
+            if pipeline is not None and pipeline._balancer is not None:
+                pipeline._balancer.times.end_update()
+
         optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
 
     def _before_update(self) -> None:
+        if self._balancer is not None:
+            self._balancer.times.begin_update()
         if self.ranks == 1:
             return
         for layer in self._split.layers:

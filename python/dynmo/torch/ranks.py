@@ -79,6 +79,14 @@ class Ranks:
                 given = f": {other} on rank {rank}, {values[0]} on rank 0" if isinstance(other, (int, str, list)) else ""
                 raise BadInputError(f"rank {rank} has {what} other than rank 0{given}, wanted the same on all ranks")
 
+    def agree_on_flags(self, flags: int) -> None:
+        """Refuses flags in which a rank differs from rank 0."""
+        cells = torch.zeros(self.size, dtype=torch.float64)
+        cells[self.rank] = flags
+        for rank, other in enumerate(self.sum(cells).tolist()):
+            if other != cells[0]:
+                raise BadInputError(f"rank {rank} has another requires_grad flags than rank 0, wanted the same on all ranks")
+
     # --- Loss of a rank. ---
 
     def guard(self, call: Callable[[], Result], peer: Optional[int] = None) -> Result:

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Balancing while training runs: tells the core's controller what the ranks measured, and asks it at each boundary.
+
+No decision is taken here. Every rank asks a controller of its own, which is told the same and says the same.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Optional
+
+from .._core import Decisions
+from ..errors import BadInputError
+from .exchange import Told
+from .layers import Split, frozen_prefix
+from .marks import Marks
+from .move import Moved
+from .program import Plan
+from .start import profile_of
+
+BALANCERS = ("optimal", "uniform", "parameters", "time", "diffusion-parameters", "diffusion-time")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move that `balance` made: cuts, predicted step times, bytes and seconds."""
+
+    before: str
+    after: str
+    current_step_s: float
+    planned_step_s: float
+    bytes: int
+    seconds: float
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.before} -> {self.after}, {self.current_step_s * 1e3:.1f} -> {self.planned_step_s * 1e3:.1f} ms a step, "
+            f"{self.bytes / 2**20:.1f} MiB in {self.seconds * 1e3:.0f} ms"
+        )
+
+
+class Times:
+    """This rank's times around the schedule: the optimizer's update, and what else a step takes."""
+
+    def __init__(self) -> None:
+        self._begun: Optional[float] = None
+        self._schedule_s = 0.0
+        self._updating: Optional[float] = None
+        self._excluded = False
+        self.update_s = 0.0
+        self.overhead_s = 0.0
+        self.plan_s = 0.0
+        self.migrate_s = 0.0
+
+    def begin_step(self) -> None:
+        now = perf_counter()
+        if self._begun is not None:
+            rest = now - self._begun - self._schedule_s - self.update_s
+            self.overhead_s = 0.0 if self._excluded else max(rest, 1e-9)
+        self._begun, self._schedule_s, self._excluded = now, 0.0, False
+
+    def add_schedule(self, seconds: float) -> None:
+        self._schedule_s += seconds
+
+    def begin_update(self) -> None:
+        self._updating = perf_counter()
+
+    def end_update(self) -> None:
+        if self._updating is not None:
+            self.update_s = perf_counter() - self._updating
+            self._updating = None
+
+    def exclude(self) -> None:
+        """A move fell into this step."""
+        self._excluded = True
+
+
+
+class Balancer:
+    """One rank's side of the controller."""
+
+    def __init__(self, split: Split, ranks: int, options: dict[str, Any]) -> None:
+        if options["balancer"] not in BALANCERS:
+            raise BadInputError(f"balancer: {options['balancer']}, wanted {', '.join(BALANCERS)} (others plan orders with I and W apart)")
+        self._split = split
+        self.decisions = Decisions(profile_of(split, [(0.0, 0.0)] * len(split.layers)), ranks, options)
+        self._frozen = frozen_prefix(split.layers)
+        self._flags = flags_of(split)
+        self._changed = ""
+        self.times = Times()
+        self._observed_at = perf_counter()
+        self._plan_s = 0.0  # since the step before
+        self.facts: dict[str, float] = {}
+
+    def changed(self, why: str) -> None:
+        self._changed = why
+
+    def own_part(self, plan: Plan, rank: int, marks: Marks, losses: dict[int, float], schedule_s: float, boundary: int) -> Told:
+        """What this rank tells at the end of a step."""
+        told = Told(losses)
+        owned = [index for index, owner in enumerate(plan.owners) if owner == rank]
+        layers = [self._split.layers[index] for index in owned]
+        trained = [sum(p.numel() for p in layer.parameters.values() if p.requires_grad) for layer in layers]
+        for index, count in zip(owned, trained):
+            backward = marks.backward_s[index] / max(1, marks.backwards[index])
+            told.layers[index] = {
+                "forward_s": marks.forward_s[index] / max(1, marks.forwards[index]),
+                "input_gradient_s": backward / 2,
+                "weight_gradient_s": backward / 2,
+                "update_s": self.times.update_s * count / max(1, sum(trained)),
+                "boundary_bytes": float(boundary if index + 1 < len(plan.owners) else 0),
+            }
+        stages = [stage for stage in plan.stages if stage.rank == rank]
+        told.ranks[rank] = {
+            "overhead_s": self.times.overhead_s,
+            "beside_s": max(0.0, schedule_s - marks.wait_s - sum(marks.forward_s) - sum(marks.backward_s)),
+            "actions": float(sum(marks.forwards[stage.first] + marks.backwards[stage.layers[-1]] for stage in stages)),
+            "plan_s": self.times.plan_s,
+            "migrate_s": self.times.migrate_s,
+            "busy_s": sum(marks.forward_s) + sum(marks.backward_s) + self.times.update_s,
+        }
+        self.times.migrate_s = 0.0
+        return told
+
+    def observe(self, told: Told, plan: Plan, frozen: int) -> None:
+        """One more step, as all ranks told of it."""
+        ranks = list(told.ranks.values())
+        overheads = [rank["overhead_s"] for rank in ranks if rank["overhead_s"] > 0]
+        actions = sum(rank["actions"] for rank in ranks)
+        beside = {}
+        if overheads:
+            beside["overhead_s"] = min(overheads)  # that of the others has their waiting in it
+        if actions > 0:
+            beside["action_s"] = sum(rank["beside_s"] for rank in ranks) / actions
+        step = {
+            "layers": [{**told.layers[index], "boundary_bytes": int(told.layers[index]["boundary_bytes"])} for index in sorted(told.layers)],
+            "beside": beside,
+            "plan_s": max(rank["plan_s"] for rank in ranks),
+            "migrate_s": max(rank["migrate_s"] for rank in ranks),
+        }
+        self._facts(ranks, [rank["busy_s"] for rank in ranks])
+        self.decisions.observe(step, plan.document(), frozen)
+
+    def _facts(self, ranks: list[dict[str, float]], busy: list[float]) -> None:
+        """What a step's record has of all ranks."""
+        now = perf_counter()
+        step_s = max(now - self._observed_at - self._plan_s - max(rank["migrate_s"] for rank in ranks), max(busy))
+        self._observed_at = now
+        mean = sum(busy) / len(busy)
+        self.facts = {
+            "step_s": step_s,
+            "plan_s": self._plan_s,
+            "migrate_s": max(rank["migrate_s"] for rank in ranks),
+            "update_s": self.times.update_s,
+            "imbalance": max(busy) / mean - 1 if mean > 0 else 0.0,
+            "bubble": max(0.0, 1 - mean / step_s),
+        }
+        self._plan_s = 0.0
+
+    def decide(self, plan: Plan, step: int) -> Optional[dict[str, Any]]:
+        """The controller's decision before this step; None where there is nothing to plan for."""
+        flags, frozen = flags_of(self._split), frozen_prefix(self._split.layers)
+        what = "nothing"
+        if frozen != self._frozen:
+            what = "known"  # a frozen prefix runs forward only
+        elif flags != self._flags:
+            what = "work"
+        if self._changed:
+            what, self._changed = "work", ""
+        self._flags, self._frozen = flags, frozen
+        self.decisions.announce(what, step)
+        decision = self.decisions.decide(plan.document(), step, frozen)
+        if decision is not None:
+            self.times.plan_s = self._plan_s = self.decisions.plan_s
+        return decision
+
+    def predicted_step_s(self, plan: Plan, step: int) -> float:
+        return self.decisions.predicted_step_s(plan.document(), step, self._frozen)
+
+    def profile(self) -> Optional[dict[str, Any]]:
+        """The measured costs, a "dynmo-profile-1"; None before the first step."""
+        return self.decisions.costs(self._frozen)
+
+    def moved(self, moved: Moved) -> None:
+        if moved.done:
+            self.decisions.moved(moved.bytes)
+            self.times.migrate_s = moved.seconds
+            self.times.exclude()
+        else:
+            self.decisions.not_moved()
+
+
+def flags_of(split: Split) -> list[list[bool]]:
+    """Which parameters are trained, by layer."""
+    return [[parameter.requires_grad for parameter in layer.parameters.values()] for layer in split.layers]
