@@ -33,7 +33,7 @@ def train(case):
     scheduler = torch_cases.make_scheduler(optimizer)
     objects = dict(model.named_parameters())
     rng = random.Random(case.get("seed", 0))
-    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], accumulation=case.get("accumulation", 1))
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], accumulation=case.get("accumulation", 1), balance=False)
     losses = []
     for step in range(case["steps"]):
         if case.get("freeze") and step == torch_cases.FREEZE_AT:
