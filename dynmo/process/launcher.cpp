@@ -107,22 +107,6 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-// The ranks that our lines in it name first, as each that tells of a loss does.
-std::vector<int> ranks_named(std::string_view output) {
-  std::vector<int> ranks;
-  for (const std::string_view prefix : {"dynmo: rank ", "dynmo: error: rank "}) {
-    for (std::size_t at = output.find(prefix); at != std::string_view::npos;
-         at = output.find(prefix, at + 1)) {
-      const std::string_view rest = output.substr(at + prefix.size());
-      int rank = 0;
-      if (std::from_chars(rest.data(), rest.data() + rest.size(), rank).ec == std::errc()) {
-        ranks.push_back(rank);
-      }
-    }
-  }
-  return ranks;
-}
-
 bool is_stopped(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
@@ -393,7 +377,9 @@ void Launch::note_end(Child& child) {
   if (child.code != 0 && !stopped && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
   }
-  if (child.counts) begin_ending(options_.grace);
+  const bool is_event =
+      options_.survives && (child.signal != 0 || child.code == exit_code(ErrorCode::kInternal));
+  if (child.counts && !is_event) begin_ending(options_.grace);
 }
 
 void Launch::handle_signals() {
@@ -467,16 +453,20 @@ void Launch::reap() {
 
 int Launch::result() const {
   if (interrupted_) return 130;
+  // Where losses are survived, those that ended last, and of them who was done.
+  int last = 0;
+  for (const Child& child : children_) {
+    if (options_.survives && child.counts && !child.signalled) last = std::max(last, child.turn);
+  }
   // Whoever failed on its own account before those who failed because of it; then the first.
-  const auto worse = [](const Child& a, const Child& b) {
-    const auto order = [](const Child& child) {
+  const auto worse = [last](const Child& a, const Child& b) {
+    const auto order = [last](const Child& child) {
       const bool is_failure = !child.signalled && (child.code != 0 || child.signal != 0);
       const bool is_cause = is_failure && child.code != kLostExit;
-      return std::tuple(!child.counts,
-                        is_cause     ? 0
-                        : is_failure ? 1
-                                     : 2,
-                        child.turn, child.signal == 0);
+      const bool survives = last > 0;
+      const int kind = is_cause ? 0 : is_failure ? 1 : 2;
+      return std::tuple(!child.counts || (survives && child.signalled), child.turn < last,
+                        survives && is_failure, kind, child.turn, child.signal == 0);
     };
     return order(a) < order(b);
   };

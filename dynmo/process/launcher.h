@@ -30,6 +30,9 @@ struct LaunchOptions {
   // The command of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It
   // finds nothing of a place in its environment.
   std::vector<std::string> late_command = {};
+  // The others go on where one is killed by a signal or ends with 1, a defect: they end by
+  // themselves where they cannot. The exit code is then that of those that end last.
+  bool survives = false;
   bool all_report = false;     // the output below is that of all ranks, as any may come to speak
   int output = STDOUT_FILENO;  // becomes rank 0's own stdout
   int errors = STDERR_FILENO;  // what else the ranks print, in whole lines, "[rank 2] " in front

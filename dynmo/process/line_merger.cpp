@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 
 #include "dynmo/process/line_merger_impl.h"
 
@@ -75,6 +76,21 @@ bool LineMerger::is_repeated(WorldRank rank, std::string_view line) {
   if (found != first_.end()) return found->second != rank;
   if (first_.size() < kMaxRemembered) first_.emplace(reason, rank);
   return false;
+}
+
+std::vector<int> ranks_named(std::string_view output) {
+  std::vector<int> ranks;
+  for (const std::string_view prefix : {"dynmo: rank ", "dynmo: error: rank "}) {
+    for (std::size_t at = output.find(prefix); at != std::string_view::npos;
+         at = output.find(prefix, at + 1)) {
+      const std::string_view rest = output.substr(at + prefix.size());
+      int rank = 0;
+      if (std::from_chars(rest.data(), rest.data() + rest.size(), rank).ec == std::errc()) {
+        ranks.push_back(rank);
+      }
+    }
+  }
+  return ranks;
 }
 
 }  // namespace dynmo::process

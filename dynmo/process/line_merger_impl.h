@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dynmo/core/ids.h"
 
@@ -35,5 +36,8 @@ class LineMerger {
   std::set<WorldRank> gone_;
   std::set<WorldRank> explained_;
 };
+
+// The ranks that our lines in the output name first, as each that tells of a loss does.
+[[nodiscard]] std::vector<int> ranks_named(std::string_view output);
 
 }  // namespace dynmo::process

@@ -2,10 +2,12 @@
 // The launcher with shells as ranks. Ranks that talk to each other are in ranks_test.cpp.
 #include "dynmo/process/launcher.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 
 #include "dynmo/process/late_ranks.h"
 #include "dynmo/process/processors.h"
@@ -27,6 +29,7 @@ class Shells : public Process {
     milliseconds grace{5000};
     std::string late = {};  // script of ranks that come later
     std::string address = LaunchOptions().address;
+    bool survives = false;
   };
   Shells(int ranks, const std::string& script) : Shells(ranks, script, How()) {}
   Shells(int ranks, const std::string& script, const How& how)
@@ -40,6 +43,7 @@ class Shells : public Process {
           options.cores = how.cores;
           options.address = how.address;
           options.grace = how.grace;
+          options.survives = how.survives;
           options.interrupt_grace = how.grace;
           if (!how.late.empty()) options.late_command = {"sh", "-c", kHelpers + how.late};
           const auto code = launch_ranks(options);
@@ -253,6 +257,25 @@ TEST(Launcher, EndsTheStubbornAndWhatTheyStarted) {
     EXPECT_FALSE(is_running(std::atoi(run.output().c_str() + at + 4))) << run.output();
   }
   EXPECT_EQ(pids, 2) << run.output();
+}
+
+// The code is that of the ranks that end last.
+TEST(Launcher, LetsTheOthersGoOnWhereTheySurviveALoss) {
+  for (const auto& [loss, others, code] :
+       {std::tuple("kill -9 $$", "exit 0", 0), std::tuple("exit 1", "exit 0", 0),
+        std::tuple("kill -9 $$", "exit 4", 4), std::tuple("kill -9 $$", "exit 5", 5)}) {
+    Shells run(3,
+               fmt::format("enter; if [ $RANK = 0 ]; then {}; fi; await_end 0; sleep 0.1; "
+                           "echo on >&2; {}",
+                           loss, others),
+               {.survives = true});
+    EXPECT_EQ(run.wait(), code) << run.output();
+    EXPECT_NE(run.output().find("[rank 2] on\n"), std::string::npos) << run.output();
+  }
+  // A decision of all ends all.
+  Shells ended(2, "enter; if [ $RANK = 0 ]; then exit 2; fi; sleep 1000",
+               {.grace = milliseconds(1), .survives = true});
+  EXPECT_EQ(ended.wait(), 2) << ended.output();
 }
 
 TEST(Launcher, AFinishedRankDoesNotEndTheOthers) {
