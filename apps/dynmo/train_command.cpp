@@ -187,11 +187,11 @@ Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> argum
   return arguments;
 }
 
-[[noreturn]] void join_as_rank(const TrainFlags& flags) {
+[[noreturn]] void join_as_rank(const TrainFlags& flags, const std::string& run) {
   train::RankProcess process;
   process.reporter = terminal_reporter();
-  const auto done = train::join_run(
-      {.run = flags.join, .secret_file = flags.secret, .data = flags.data}, process);
+  const auto done =
+      train::join_run({.run = run, .secret_file = flags.secret, .data = flags.data}, process);
   if (done.has_value()) c10d::quit(0);
   if (done.error().code == ErrorCode::kInterrupted) {
     print_note("{}", done.error().message);
@@ -211,7 +211,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
                         "--join takes the settings of the run: wanted no other flags with it than "
                         "--data and --secret");
     }
-    join_as_rank(flags);
+    join_as_rank(flags, flags.join);
   }
   std::string config_text;
   if (!flags.config.empty()) {
@@ -228,6 +228,12 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     return make_error(ErrorCode::kBadInput,
                       "--restarts for ranks that somebody else has started (RANK is set): wanted "
                       "torchrun --max-restarts, or a restart by the scheduler, with --resume auto");
+  }
+  // A scheduler may start a rank again whose run goes on without it.
+  const std::string& folder = options.config.run.directory;
+  const bool starts_alone = rank && std::getenv(train::kLockedByLauncher) == nullptr;
+  if (starts_alone && flags.resume == "auto" && train::run_goes_on(folder)) {
+    join_as_rank(flags, folder);
   }
   if (rank) run_as_rank(std::move(options));
   if (flags.restarts != 0 && !flags.compare.empty()) {

@@ -8,6 +8,7 @@
 // that the next one works: until then whatever goes wrong with it, such as a newcomer that dies,
 // is no loss of the run (docs/decisions/016-the-old-group-decides.md).
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -19,6 +20,15 @@
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::elastic {
+
+// The loss of a rank, as one of those that are left finds it.
+struct Loss {
+  const View& before;         // the members of the group that was in force
+  Generation generation = 0;  // of the newest plan
+  int replicas = 1;           // as many members go on as they divide; the last others leave
+  std::filesystem::path run;  // its folder
+  Error why;
+};
 
 class Groups {
  public:
@@ -46,6 +56,14 @@ class Groups {
   // At all ranks of the group in force: it ends, and the next one is in force. False: this process
   // is not in it, and has left. kPeerLost where a rank is lost meanwhile.
   [[nodiscard]] virtual Expected<bool> take() = 0;
+
+  // Why the group in force has failed, if it has.
+  [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
+  // After a loss, called by every member of the group that is left: it ends, with what there is of
+  // the next one, and the members that are left form another, which is in force when this returns.
+  // The same view at all of them, with their numbers; one without this process: it has left. An
+  // error where they cannot go on.
+  [[nodiscard]] virtual Expected<View> survive(const Loss& loss) { return loss.why; }
 };
 
 }  // namespace dynmo::elastic

@@ -27,7 +27,9 @@ constexpr std::string_view kJobFormat = "dynmo-job-1";
 constexpr std::size_t kMaxJobFile = 64 << 10;
 constexpr std::size_t kSecretDigits = 32;
 
-// Nobody else can read the file at any moment: it is made anew with its rights, then named.
+}  // namespace
+
+// It is made anew with its rights, then named.
 Expected<void> write_private(const fs::path& path, std::string_view text) {
   const fs::path made = path.string() + ".new";
   ::unlink(made.c_str());
@@ -40,8 +42,6 @@ Expected<void> write_private(const fs::path& path, std::string_view text) {
   return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
                     std::strerror(written ? errno : fault));
 }
-
-}  // namespace
 
 fs::path job_path(const fs::path& run) { return run / "job.json"; }
 fs::path secret_path(const fs::path& run) { return run / "secret"; }

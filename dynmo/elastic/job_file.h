@@ -35,6 +35,11 @@ void remove_job(const std::filesystem::path& run);
 // removing them.
 void remove_job_of_ended(const std::filesystem::path& run);
 
+// Writes a file that nobody else can read at any moment, anew or in the place of one that is there.
+// kBadInput as above.
+[[nodiscard]] Expected<void> write_private(const std::filesystem::path& path,
+                                           std::string_view text);
+
 [[nodiscard]] Json to_json(const JobFile& job);
 [[nodiscard]] Expected<JobFile> parse_job(JsonObject& object);
 [[nodiscard]] Expected<JobFile> parse_job(std::string_view text, std::string_view origin);

@@ -116,6 +116,11 @@ void add_checkpoints(Lines& lines, const RunSummary& run) {
 }
 
 void add_size(Lines& lines, const RunSummary& run) {
+  if (run.size && run.size->losses > 0) {
+    lines.push_back(fmt::format("losses     {}, survived; {} run again",
+                                format_count(run.size->losses, "rank"),
+                                format_count(run.size->repeated_steps, "step")));
+  }
   if (!run.size || run.size->changes == 0) return;
   const SizeSummary& size = *run.size;
   const double all = size.working_s + size.idle_s + size.changing_s;

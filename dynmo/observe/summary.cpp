@@ -68,6 +68,8 @@ Json size_json(const SizeSummary& size) {
           {"working_s", measured(size.working_s)},
           {"idle_s", measured(size.idle_s)},
           {"changing_s", measured(size.changing_s)},
+          {"losses", size.losses},
+          {"repeated_steps", size.repeated_steps},
           {"saved_s", measured(size.saved_s)}};
 }
 
@@ -82,6 +84,8 @@ Expected<std::optional<SizeSummary>> read_size(JsonObject& run, const Json& json
   size.working_s = read_measured(*object, inner, "working_s");
   size.idle_s = read_measured(*object, inner, "idle_s");
   size.changing_s = read_measured(*object, inner, "changing_s");
+  size.losses = count(*object, "losses", 0);
+  size.repeated_steps = count(*object, "repeated_steps", 0);
   size.saved_s = read_measured(*object, inner, "saved_s");
   DYNMO_TRY(object->finish());
   return std::optional(size);

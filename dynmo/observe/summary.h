@@ -33,12 +33,14 @@ struct TrafficRow {
 // included.
 struct SizeSummary {
   std::int64_t changes = 0;
-  int members = 0;        // all that were ever in it: their numbers are below
-  double mean_ranks = 0;  // over the time of the steps
-  double working_s = 0;   // steps of ranks with layers
-  double idle_s = 0;      // steps of ranks without
-  double changing_s = 0;  // between a group and the next one
-  double saved_s = 0;     // steps of ranks that it began with and had released
+  int members = 0;                  // all that were ever in it: their numbers are below
+  double mean_ranks = 0;            // over the time of the steps
+  double working_s = 0;             // steps of ranks with layers
+  double idle_s = 0;                // steps of ranks without
+  double changing_s = 0;            // between a group and the next one
+  std::int64_t losses = 0;          // of ranks, that the run has survived
+  std::int64_t repeated_steps = 0;  // because of them
+  double saved_s = 0;               // steps of ranks that it began with and had released
   friend bool operator==(const SizeSummary&, const SizeSummary&) = default;
 };
 

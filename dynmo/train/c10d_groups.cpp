@@ -8,6 +8,7 @@
 #include <csignal>
 #include <random>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,12 +16,17 @@
 #include "dynmo/core/exception_error.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/process/sockets.h"
+#include "dynmo/train/survivors.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
 namespace {
 
 // A change of groups among ranks that are there; the first group waits longer for its ranks.
 constexpr std::chrono::milliseconds kChangeTime{20000};
+constexpr std::chrono::seconds kSurviveTime{60};   // for all that are left to meet again
+constexpr std::chrono::milliseconds kLookTime{2};  // between two looks at who is there
 
 std::atomic<bool> sigterm{false};
 
@@ -72,6 +78,7 @@ Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const c10d::GroupOptions&
                                                        Decorate decorate) {
   std::unique_ptr<C10dGroups> groups(new C10dGroups(options, self, std::move(decorate)));
   DYNMO_ASSIGN(groups->now_, groups->join(options));
+  groups->address_ = groups->now_.group->address();
   return groups;
 }
 
@@ -86,8 +93,7 @@ Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options)
 bool C10dGroups::asked_to_leave() const { return sigterm.load(std::memory_order_relaxed); }
 
 std::string C10dGroups::address() const {
-  const std::string& known = now_.group->address();
-  return known.empty() ? options_.address : known;  // it was alone from the start
+  return address_.empty() ? options_.address : address_;  // it was alone from the start
 }
 
 // Requires that this rank is in it.
@@ -98,8 +104,8 @@ c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   options.generation = next.generation;
   for (const elastic::Member& member : next.members) options.names.push_back(member.number);
   options.address = options_.address;
-  options.own_address = now_.group->address();
-  options.beside = now_.group->size();
+  options.own_address = address_;
+  options.beside = now_.group == nullptr ? 0 : now_.group->size();
   options.join_timeout = kChangeTime;
   options.message_timeout = options_.message_timeout;
   options.silence = options_.silence;
@@ -139,7 +145,63 @@ Expected<bool> C10dGroups::take() {
   // The transport goes before its group.
   now_.transport.reset();
   now_ = std::exchange(next_, Joined());
+  if (now_.group != nullptr && !now_.group->address().empty()) address_ = now_.group->address();
   return now_.group != nullptr;
+}
+
+std::optional<Error> C10dGroups::failure() const {
+  return now_.group == nullptr ? std::nullopt : now_.group->failure();
+}
+
+Expected<void> C10dGroups::meet_again(const elastic::View& next, const elastic::Place& place) {
+  // Whoever has ended never comes.
+  const GiveUp give_up = [&next]() -> std::optional<Error> {
+    for (const elastic::Member& member : next.members) {
+      if (lives(member)) continue;
+      return make_error(ErrorCode::kPeerLost, "rank {} was lost: its process has ended",
+                        member.number);
+    }
+    return std::nullopt;
+  };
+  DYNMO_ASSIGN(transport::Transport * transport, form(next, place, give_up));
+  const std::byte here{1};  // nobody begins before all are there
+  DYNMO_TRY(transport::all_gather(*transport, transport::control_tag(transport::Control::kBarrier),
+                                  std::span(&here, 1)));
+  now_ = std::exchange(next_, Joined());
+  return {};
+}
+
+Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
+  drop(loss.why);
+  if (now_.group != nullptr) now_.group->abort(loss.why);
+  now_.transport.reset();
+  now_.group.reset();
+  if (!are_on_host(loss.before, self_.host)) return loss.why;
+  Survivors survivors(loss, self_.id);
+  const auto until = std::chrono::steady_clock::now() + kSurviveTime;
+  while (std::chrono::steady_clock::now() < until) {
+    std::optional<MeetingCall> call = survivors.heard();
+    if (survivors.calls()) {
+      call = MeetingCall{.next = survivors.next()};
+      if (call->next.members.empty()) return loss.why;
+      DYNMO_ASSIGN(call->place, open(call->next));
+      DYNMO_TRY(survivors.tell(*call));
+    }
+    if (!call) {
+      std::this_thread::sleep_for(kLookTime);
+      continue;
+    }
+    if (!call->next.has(self_.id)) return call->next;
+    const Expected<void> met = meet_again(call->next, call->place);
+    if (!met) {
+      drop(met.error());
+      continue;
+    }
+    survivors.met();
+    return call->next;
+  }
+  return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {} s",
+                    loss.why.message, kSurviveTime.count());
 }
 
 c10d::MeetingPlace meeting_place(const elastic::Place& place) {

@@ -41,6 +41,10 @@ class C10dGroups final : public elastic::Groups {
                                                      const GiveUp& give_up) override;
   void drop(const Error& why) override;
   [[nodiscard]] Expected<bool> take() override;
+  [[nodiscard]] std::optional<Error> failure() const override;
+  // Where all members are processes of one host: which of them have ended is certain there. Those
+  // that are left meet by a file in the run's folder (survivors.h).
+  [[nodiscard]] Expected<elastic::View> survive(const elastic::Loss& loss) override;
 
   // The group in force as c10d has it; null once this process has left.
   [[nodiscard]] c10d::Group* in_force() const { return now_.group.get(); }
@@ -54,11 +58,15 @@ class C10dGroups final : public elastic::Groups {
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
   [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options) const;
   [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
+  // Forms a group of those that are left, and makes it the one in force. An error: another one is
+  // to be tried.
+  [[nodiscard]] Expected<void> meet_again(const elastic::View& next, const elastic::Place& place);
 
   c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
   Decorate decorate_;
   Joined now_;
+  std::string address_;  // of this process, in the newest group
   Joined next_;
   std::shared_ptr<c10d::Meeting> meeting_;  // for the next one, at its first rank
 };

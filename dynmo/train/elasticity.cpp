@@ -48,6 +48,29 @@ elastic::BoundaryEvents Elasticity::take_events() {
   return std::exchange(events_, {});
 }
 
+Expected<void> Elasticity::begin_again(const elastic::View& survivors,
+                                       std::unique_ptr<elastic::Leader> led, int next_member) {
+  regrouping_.begin(survivors);
+  if (group().rank() != transport::Member(0)) return {};
+  Json handover;
+  if (led != nullptr) {
+    handover = led->handover();
+  } else {
+    const auto secret = elastic::read_secret(elastic::secret_path(config_.run.directory));
+    // No release of the leader before has a number above its generation.
+    handover = {{"secret", secret ? *secret : elastic::make_secret()},
+                {"next_member", next_member},
+                {"last_release", survivors.generation},
+                {"releases", Json::array()}};
+  }
+  DYNMO_ASSIGN(leader_,
+               elastic::Leader::open(leader_options(groups_, self(), config_, inputs_), handover));
+  // Where the files cannot be written, poll() tries again.
+  static_cast<void>(leader_->publish());
+  if (led != nullptr) led->retire(leader_->endpoint());
+  return {};
+}
+
 Expected<void> Elasticity::begin() {
   DYNMO_TRY(regrouping_.begin());
   if (group().rank() != transport::Member(0)) return {};

@@ -35,6 +35,13 @@ class Elasticity {
 
   // Called by a run's first ranks. The first of them leads: it opens the control endpoint.
   [[nodiscard]] Expected<void> begin();
+  // Called by those that have survived a loss, in the group that they have formed. `led`: of a rank
+  // that has led before the loss; its clients are told to ask again. `next_member`: the lowest
+  // number that no rank had.
+  [[nodiscard]] Expected<void> begin_again(const elastic::View& survivors,
+                                           std::unique_ptr<elastic::Leader> led, int next_member);
+  // The leader outlives a loss, where this rank leads.
+  [[nodiscard]] std::unique_ptr<elastic::Leader> take_leader() { return std::move(leader_); }
   // Called by a process that joins: opens its part of the group in which it was given a place. It
   // is a rank of the run once join() has returned.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
@@ -64,6 +71,8 @@ class Elasticity {
   // Returns the events since the last call. Clients have been answered.
   [[nodiscard]] elastic::BoundaryEvents take_events();
 
+  // Whether a loss now leaves it unclear which ranks are in the run.
+  [[nodiscard]] bool is_changing() const { return regrouping_.is_taking(); }
   [[nodiscard]] bool leads() const { return leader_ != nullptr; }
   [[nodiscard]] transport::Transport& group() { return groups_.group(); }
   // The members of the group in force.

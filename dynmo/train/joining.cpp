@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -27,6 +28,8 @@ constexpr std::chrono::milliseconds kConnect{5000};
 constexpr std::chrono::milliseconds kAnswer{60000};  // it may have to read its data first
 // A place comes when the run takes the newcomer in, which may be never.
 constexpr std::chrono::hours kStandby{24 * 365};
+constexpr std::chrono::seconds kNextLeader{10};  // to lead, after the one before was killed
+constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::milliseconds kJoinTime{20000};
 constexpr int kTries = 3;
 
@@ -88,11 +91,13 @@ Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
                                   const Reporter& reporter, elastic::ControlEndpoint& where,
                                   LineClient& leader) {
+  auto until = std::chrono::steady_clock::now() + kNextLeader;
   while (true) {
     auto said = ask(where, request, leader);
     if (said && said->done) {
       reporter.line(said->text);
       said = hear(leader, kStandby);
+      until = std::chrono::steady_clock::now() + kNextLeader;
     }
     if (said && said->place) return *said->place;
     if (said && said->done) {
@@ -102,7 +107,10 @@ Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Reques
     // A leader that leaves says where the next one is, which has written it before.
     const auto now = said && said->leader ? elastic::endpoint_of(*said->leader, where.secret)
                                           : elastic::find_leader(join.run, join.secret_file);
-    if (!now || now->is_at(where)) return why;
+    // The files of one that was killed name it until the next one leads.
+    const bool may_come = now && !said && std::chrono::steady_clock::now() < until;
+    if (!may_come && (!now || now->is_at(where))) return why;
+    if (now->is_at(where)) std::this_thread::sleep_for(kLook);
     where = *now;
   }
 }
@@ -163,6 +171,13 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
 }
 
 }  // namespace
+
+bool run_goes_on(const std::string& run) {
+  const auto where = elastic::find_leader(run, "");
+  LineClient leader;
+  return where &&
+         ask(*where, {.kind = elastic::RequestKind::kStatus, .secret = where->secret}, leader);
+}
 
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
   bool taken = false;

@@ -25,4 +25,7 @@ struct JoinOptions {
 // it, in one line. kPeerLost: the run ended first.
 [[nodiscard]] Expected<void> join_run(const JoinOptions& join, const RankProcess& process);
 
+// Whether the leader of an elastic run answers whose folder on this host is `run`.
+[[nodiscard]] bool run_goes_on(const std::string& run);
+
 }  // namespace dynmo::train

@@ -141,6 +141,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   if (!meeting_address.empty()) launch_options.address = meeting_address;
   if (options.config.elastic.enabled) {
     launch_options.late_command = late_command;
+    launch_options.survives = true;
     launch_options.all_report = true;  // any may come to lead
   }
   if (options.config.pipeline.pin) {

@@ -93,7 +93,7 @@ Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const R
               .next_leader = nullptr};
   attempt.plan = plan::with_more_ranks(plan::without_others(attempt.before, change.kept),
                                        attempt.view.size() / replicas);
-  tried_ = std::max(attempt.before.generation, tried_) + 1;
+  tried_ = std::max({attempt.before.generation, view_.generation, tried_}) + 1;
   attempt.plan.generation = attempt.view.generation = tried_;
   attempt.moves_lead = attempt.view.members.front().id != view_.members.front().id;
   return attempt;
@@ -221,7 +221,9 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   // The files name the next leader before the one that leaves stops to listen.
   const Expected<void> published =
       attempt.next_leader ? attempt.next_leader->publish() : Expected<void>();
+  taking_ = true;
   DYNMO_ASSIGN(const bool stays, groups_.take());
+  taking_ = false;
   result.pause_s = seconds_since(attempt.begin) - result.moves.seconds;
   const auto replicas = config_.pipeline.replicas;
   const std::string line = fmt::format(

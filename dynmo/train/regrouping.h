@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
@@ -57,6 +58,8 @@ class Regrouping {
 
   // Called by a run's first ranks: they learn who they are.
   [[nodiscard]] Expected<void> begin();
+  // Instead, by those that have survived a loss: they know who they are.
+  void begin(elastic::View survivors) { view_ = std::move(survivors); }
   // Called by a process that joins: opens its part of the group in which it was given a place.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
   // Then it gets layers, where that pays, and is a rank when this returns.
@@ -71,6 +74,8 @@ class Regrouping {
 
   // The members of the group in force.
   [[nodiscard]] const elastic::View& view() const { return view_; }
+  // From when this rank says that it takes the next group until it knows that all do.
+  [[nodiscard]] bool is_taking() const { return taking_; }
 
  private:
   // The values that a rank takes from one group to the next.
@@ -125,6 +130,7 @@ class Regrouping {
   const Inputs& inputs_;
   elastic::SizeChanges& changes_;
   elastic::View view_;
+  bool taking_ = false;
   Generation tried_ = 0;  // the highest of a group that was to be
   // Between two groups this rank's layers are in one of these, also after an error.
   Held held_;

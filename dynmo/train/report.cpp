@@ -87,6 +87,8 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
         .working_s = run.working_rank_s,
         .idle_s = run.idle_rank_s,
         .changing_s = run.changing_rank_s,
+        .losses = run.losses,
+        .repeated_steps = run.repeated_steps,
         .saved_s = run.saved_rank_s};
   }
   return summary;

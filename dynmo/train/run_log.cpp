@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -45,7 +46,9 @@ RunLog::RunLog(const config::Config& config, std::string name, observe::RunFolde
     : emulated_(emulates(config)),
       trace_steps_(config.run.trace_steps),
       folder_(std::move(folder)),
-      series_(std::move(name), kept) {
+      series_(std::move(name), kept),
+      // The oldest is where the run began. One may be under way.
+      max_kept_(static_cast<std::size_t>(config.checkpoint.keep) + 2) {
   series_.replicas = static_cast<int>(config.pipeline.replicas);
   series_.tokens_per_step =
       step_micro_batches(config) * config.batch.micro_batch_size * config.model.shape.sequence;
@@ -58,9 +61,7 @@ Expected<RunLog> RunLog::open(const config::Config& config, std::string name,
   log.rank_ = rank;
   DYNMO_TRY(make_directories(log.folder_.records()));
   using Records = observe::RecordWriterOptions;
-  const auto start = first_step > 0 ? Records::Start::kAppend : Records::Start::kEmpty;
-  DYNMO_ASSIGN(log.records_,
-               observe::RecordWriter::open(log.folder_.records_of(rank), {.start = start}));
+  DYNMO_TRY(log.open_records(first_step > 0 ? Records::Start::kAppend : Records::Start::kEmpty));
   if (rank != WorldRank(0)) return log;
   using Events = observe::EventLog;
   DYNMO_ASSIGN(log.events_,
@@ -72,6 +73,12 @@ Expected<RunLog> RunLog::open(const config::Config& config, std::string name,
                                     log.folder_.load_trace(first_step), config.run.load_trace,
                                     log.emulated_ ? Device::kEmulated : Device::kReal));
   return log;
+}
+
+Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
+  DYNMO_ASSIGN(records_, observe::RecordWriter::open(folder_.records_of(rank_), {.start = start}));
+  closed_ = false;
+  return {};
 }
 
 Expected<void> RunLog::lead() {
@@ -158,6 +165,29 @@ void RunLog::begin_group() {
   recorded_pause_s_ = 0;
 }
 
+void RunLog::keep(std::int64_t step) {
+  kept_.insert_or_assign(step, series_);
+  if (kept_.size() > max_kept_ + 1) kept_.erase(std::next(kept_.begin()));
+}
+
+Expected<void> RunLog::roll_back(std::int64_t step) {
+  begin_group();
+  load_trace_.reset();
+  kept_.erase(kept_.upper_bound(step), kept_.end());
+  // A rank that came later does not know all that was before.
+  if (const auto known = kept_.find(step); known != kept_.end()) {
+    const RunSeries now = std::exchange(series_, known->second);
+    series_.members = now.members;
+    series_.size_changes = now.size_changes;
+    series_.changing_rank_s = now.changing_rank_s;
+    series_.traffic = now.traffic;
+    series_.losses = now.losses;
+    series_.repeated_steps = now.repeated_steps;
+    series_.checkpoints_failed = now.checkpoints_failed;
+  }
+  return closed_ ? open_records(observe::RecordWriterOptions::Start::kAppend) : Expected<void>();
+}
+
 void RunLog::add_span(SpanKind kind, std::int64_t begin_ns) {
   if (!traces_.empty()) traces_.back().spans.push_back({kind, begin_ns, now_ns()});
 }
@@ -170,6 +200,7 @@ void RunLog::add_checkpoints(const CheckpointTotals& totals) {
 
 RunLog::Closed RunLog::close() {
   Closed closed;
+  closed_ = true;
   if (const auto done = records_->close(); !done) closed.records = done.error().message;
   if (!load_trace_) return closed;
   if (const auto done = load_trace_->close(); !done) closed.load_trace = done.error().message;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,11 @@ class RunLog {
   // The run goes on in another group: what compares steps of one group begins anew, and the trace
   // has that group's steps alone.
   void begin_group();
+  // From now on roll_back() may come back to what is known before step `step`.
+  void keep(std::int64_t step);
+  // The run goes on from step `step`, which it has been at before: what was kept then, but for what
+  // tells of groups and losses. Records and events go on; the load trace ends.
+  [[nodiscard]] Expected<void> roll_back(std::int64_t step);
   // Work of this kind has taken from `begin_ns` until now.
   void add_span(SpanKind kind, std::int64_t begin_ns);
   void add_checkpoints(const CheckpointTotals& totals);
@@ -78,6 +84,7 @@ class RunLog {
 
  private:
   RunLog(const config::Config& config, std::string name, observe::RunFolder folder, Kept kept);
+  [[nodiscard]] Expected<void> open_records(observe::RecordWriterOptions::Start start);
   void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
 
@@ -87,6 +94,9 @@ class RunLog {
   observe::RunFolder folder_;
   std::unique_ptr<observe::RecordWriter> records_;
   RunSeries series_;  // on every rank alike, but for the times of its own clock
+  std::size_t max_kept_;
+  std::map<std::int64_t, RunSeries> kept_;  // by step, of the newest checkpoints
+  bool closed_ = false;
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;
   MoveLog moves_;

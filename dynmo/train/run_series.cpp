@@ -99,7 +99,9 @@ Json RunSeries::to_json() const {
       {"losses", losses_.hex()},
       {"sums", observe::fact_values(sums)},
       {"times", {working_rank_s, idle_rank_s, saved_rank_s, changing_rank_s}},
-      {"counts", {checkpoints_written, checkpoints_failed, size_changes, first_ranks, members}},
+      {"counts",
+       {checkpoints_written, checkpoints_failed, size_changes, first_ranks, members, losses}},
+      {"repeated_steps", repeated_steps},
       {"validation", validation},
       {"generation_loss", generation_loss ? Json(*generation_loss) : Json()},
       {"sources", sources},
@@ -116,11 +118,11 @@ Json RunSeries::to_json() const {
 
 Expected<void> RunSeries::restore(const Json& json) {
   try {
-    const auto losses = parse_digest(json.at("losses").get<std::string>());
-    if (!losses) {
+    const auto digest = parse_digest(json.at("losses").get<std::string>());
+    if (!digest) {
       return make_error(ErrorCode::kInternal, "the digest of the losses of another rank is none");
     }
-    losses_ = *losses;
+    losses_ = *digest;
     json.at("stride").get_to(stride_);
     json.at("count").get_to(count_);
     json.at("seconds").get_to(seconds_);
@@ -134,10 +136,11 @@ Expected<void> RunSeries::restore(const Json& json) {
     }
     const Json& counts = json.at("counts");
     at = 0;
-    for (int* count :
-         {&checkpoints_written, &checkpoints_failed, &size_changes, &first_ranks, &members}) {
+    for (int* count : {&checkpoints_written, &checkpoints_failed, &size_changes, &first_ranks,
+                       &members, &losses}) {
       counts.at(at++).get_to(*count);
     }
+    json.at("repeated_steps").get_to(repeated_steps);
     validation.clear();
     for (const Json& one : json.at("validation")) {
       const Json& loss = one.at(1);  // JSON has no NaN

@@ -73,8 +73,10 @@ class RunSeries {
   double saved_rank_s = 0;    // steps of ranks that the run began with and has released
   double changing_rank_s = 0;
   int size_changes = 0;
-  int first_ranks = 0;  // of the first group
-  int members = 0;      // numbers of all ranks are below it; 0: they do not change
+  int first_ranks = 0;              // of the first group
+  int losses = 0;                   // of ranks, that the run has survived
+  std::int64_t repeated_steps = 0;  // because of them
+  int members = 0;                  // numbers of all ranks are below it; 0: they do not change
 
   // Adds moves that no step's report tells of.
   void add_move(int moves, int layers, Bytes bytes, double seconds) {

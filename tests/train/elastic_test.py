@@ -176,8 +176,9 @@ class Elastic(ElasticCase):
         self.done("grown", "grow", "1")
         pids = [rank["pid"] for rank in self.status("grown")["ranks"]]
         os.kill(pids[1], signal.SIGKILL)  # a loss like any other
-        output = self.ended(process, code=5)
-        self.assertIn("rank 4 was killed by signal 9", output)
+        self.until(process, lambda: events(self.folder / "grown", "loss"))
+        self.done("grown", "stop")
+        self.assertIn("rank 4 was killed by signal 9", self.ended(process, code=130))
         self.assertEqual(rank_processes(str(self.folder / "grown")), [])
 
     def test_commands(self):
@@ -295,7 +296,9 @@ class Elastic(ElasticCase):
         self.assertEqual(sum("change" in event for event in events(run, "refused")), survived)
         self.assertEqual(len(events(run, "size")), 1)
         number = events(run, "size")[0]["ranks"][-1]
-        output = self.ended(process, code=5)
+        self.until(process, lambda: events(run, "recovery"))
+        self.done("fragile", "stop")
+        output = self.ended(process, code=130)
         self.assertIn(f"rank {number} was lost", output)
         self.assertNotRegex(output, "(?m)^(\\[rank \\d+\\] )?\\[[IWEF]")  # what libtorch logs
         twin = self.folder / "unshaken"

@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A training run as one rank sees it: it begins, trains and finishes, and after a loss begins again
+// with the ranks that are left.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/files.h"
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/train/earlier_run.h"
+#include "dynmo/train/elasticity.h"
+#include "dynmo/train/emulation.h"
+#include "dynmo/train/first_plan.h"
+#include "dynmo/train/generation.h"
+#include "dynmo/train/last_files.h"
+#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/report.h"
+#include "dynmo/train/run_log.h"
+#include "dynmo/train/start.h"
+#include "dynmo/train/traces.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/grid.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+
+inline Expected<void> wait_for_all(transport::Transport& transport) {
+  const std::byte nothing{};
+  DYNMO_TRY(transport::all_gather(transport, transport::control_tag(transport::Control::kBarrier),
+                                  std::span(&nothing, 1)));
+  return {};
+}
+
+class Run {
+ public:
+  // `groups`: null where nobody asks a process to leave.
+  Run(transport::Transport& group, elastic::Groups* groups, const TrainOptions& options,
+      const Reporter& reporter, Inputs inputs)
+      : options_(options),
+        config_(options.config),
+        reporter_(reporter),
+        groups_(groups),
+        folder_(config_.run.directory),
+        inputs_(std::move(inputs)),
+        group_(&group),
+        grid_(std::in_place, group, static_cast<int>(config_.pipeline.replicas)),
+        leads_(group.rank() == transport::Member(0)) {
+    if (groups != nullptr && config_.elastic.enabled) {
+      elasticity_.emplace(*groups, config_, inputs_);
+    }
+  }
+
+  Expected<void> run() {
+    if (elasticity_) DYNMO_TRY(elasticity_->begin());
+    return through_losses(begin());
+  }
+
+  // Called by a process that joins a run, in the group in which it was given a place. What may go
+  // wrong with it alone comes before the others count on it.
+  Expected<void> join(const std::function<void()>& taken) {
+    lanes_.push_back({.name = "", .settings = settings_of("", 0), .log = {}, .group = nullptr});
+    Lane& lane = lanes_.back();
+    DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
+    first_step_ = lane.group->pipeline().next_step();
+    DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
+    DYNMO_TRY(elasticity_->join(*lane.group));
+    taken();
+    lane.log->keep(first_step_);
+    return through_losses(advance_all());
+  }
+
+ private:
+  // One of the runs that advance in turn: what lives as long as it, and its part of the group.
+  struct Lane {
+    std::string name;
+    RunLane settings;
+    std::optional<RunLog> log;
+    std::unique_ptr<GroupRun> group;
+  };
+
+  bool first_rank() const { return leads_; }
+
+  Expected<void> begin() {
+    DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
+    for (const std::string& note : begin.notes) say(note);
+    first_step_ = begin.step();
+    if (first_step_ >= config_.train.steps) {
+      say(fmt::format("finished all {} steps of the run are done; train.steps may grow",
+                      config_.train.steps));
+      return {};
+    }
+    for (std::size_t i = 0; i < names().size(); ++i) {
+      DYNMO_TRY(add_lane(names()[i], static_cast<int>(i), begin));
+    }
+    DYNMO_TRY(write_config());
+    say_start();
+    return advance_all();
+  }
+  void say_start() const {
+    const runtime::Pipeline& pipeline = lanes_.front().group->pipeline();
+    for (const std::string& line : start_lines(config_, inputs_, *grid_, pipeline)) say(line);
+  }
+
+  // surviving.cpp: what all ranks decide alike ends the run, and so does an error of this rank
+  // alone. A loss before the first plan has nothing to go on from.
+  bool may_survive(const Error& why) const;
+  // Goes on after each loss that the run survives.
+  Expected<void> through_losses(Expected<void> done);
+  // False: this rank has left the run.
+  Expected<bool> survive(const Error& why);
+  Expected<elastic::View> meet_survivors(const elastic::View& before, const Error& why);
+  // From the newest checkpoint, or where there is none from the beginning.
+  Expected<void> begin_again(Lane& lane, Generation generation);
+  struct LossTimes {
+    double meet_s = 0;
+    double all_s = 0;
+  };
+  void note_loss(Lane& lane, const elastic::View& before, const Error& why, std::int64_t reached,
+                 LossTimes times);
+
+  Expected<void> advance_all() {
+    for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {
+      bool asked = false;
+      for (Lane& lane : lanes_) {
+        DYNMO_ASSIGN(const bool one, advance(lane));
+        asked = asked || one;
+      }
+      reached_ = step + 1;
+      newest_generation_ = lanes_.front().group->pipeline().plan().generation;
+      report_progress(step);
+      if (step + 1 == config_.train.steps) continue;
+      if (!elasticity_ && asked) return stop(step + 1);
+      if (!elasticity_) continue;
+      DYNMO_ASSIGN(const bool stays, change_size(lanes_.front(), asked));
+      if (!stays) return {};
+    }
+    return finish();
+  }
+  // A signal has asked a rank of a group that stays as it is. The runs of a comparison are not
+  // continued.
+  Expected<void> stop(std::int64_t step) {
+    if (options_.compare.empty()) DYNMO_TRY(checkpoint(lanes_.front(), /*due=*/true));
+    for (Lane& lane : lanes_) lane.log->event("stop", step, {{"why", "a signal"}});
+    DYNMO_TRY(finish());
+    return say_stopped(make_error(ErrorCode::kInterrupted, "stopped before step {} of {}: a signal",
+                                  step, config_.train.steps));
+  }
+  // The rank that speaks for the run says it; the others end with the same error.
+  Error say_stopped(Error why) const {
+    if (why.code == ErrorCode::kInterrupted) say(why.message);
+    return why;
+  }
+  // From now on this rank speaks for the run, and knows of it what the one before knew.
+  Expected<void> lead(const Json& known) {
+    leads_ = true;
+    if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
+    RunLog& log = *lanes_.front().log;
+    wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
+    // The run goes on without the file, as it does where it cannot be written later.
+    if (const auto opened = log.lead(); !opened) {
+      say(fmt::format("events   {}; training goes on", opened.error().message));
+    }
+    return known.is_null() ? Expected<void>() : log.series().restore(known);
+  }
+  // Those of a rank that has led before are free when its process has ended.
+  void take_locks() {
+    auto locks = lock_run(options_);
+    if (!locks) return;
+    locks_ = *std::move(locks);
+    wants_locks_ = false;
+  }
+  void say(std::string_view text) const {
+    if (first_rank()) reporter_.line(text);
+  }
+  std::vector<std::string> names() const {
+    return options_.compare.empty() ? std::vector<std::string>{""} : options_.compare;
+  }
+  std::vector<const RunSeries*> all_series() const {
+    std::vector<const RunSeries*> series;
+    for (const Lane& lane : lanes_) series.push_back(&lane.log->series());
+    return series;
+  }
+
+  RunLane settings_of(const std::string& name, int number) const {
+    const bool balanced = name.empty() ? config_.balance.enabled : name == "balanced";
+    return {.number = number,
+            .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
+            .directory = folder_.of(name).root(),
+            // With two runs in turn, neither is to be disturbed by what the other leaves to a
+            // thread.
+            .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
+            .asks = [this] {
+              if (elasticity_) return elasticity_->asks();
+              return groups_ != nullptr && groups_->asked_to_leave();
+            }};
+  }
+
+  Expected<RunLog> open_log(const std::string& name, Kept kept) const {
+    const WorldRank number = elasticity_ ? WorldRank(elasticity_->self().number) : grid_->rank();
+    return RunLog::open(config_, name.empty() ? "run" : name, folder_.of(name), number, first_step_,
+                        kept);
+  }
+
+  Expected<std::unique_ptr<GroupRun>> open_group(const RunLane& settings, const Start& begin) {
+    DYNMO_ASSIGN(runtime::LayerStates states,
+                 first_states(begin, inputs_, config_, grid_->position()));
+    auto group = std::make_unique<GroupRun>(
+        *group_, config_, inputs_, settings,
+        runtime::RankState{
+            .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
+    if (begin.restored) {
+      DYNMO_TRY(dynamism::restore(group->pipeline().sources(), begin.restored->sources));
+    }
+    if (begin.first.profiler) DYNMO_TRY(group->pipeline().use(*begin.first.profiler));
+    return group;
+  }
+
+  Expected<void> add_lane(const std::string& name, int number, const Start& begin) {
+    const RunLane settings = settings_of(name, number);
+    DYNMO_ASSIGN(auto group, open_group(settings, begin));
+    // Rank 0 says at the end what was possible, from what the layers cost in every step.
+    const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
+    DYNMO_ASSIGN(RunLog log, open_log(name, kept));
+    log.start(load_trace_start(begin.first, config_));
+    log.event("start", first_step_,
+              {{"plan", plan::to_json(begin.first.plan)},
+               {"ranks", group_->size()},
+               {"steps", config_.train.steps}});
+    if (elasticity_) log.series().members = elasticity_->view().size();
+    log.keep(first_step_);
+    lanes_.push_back({name, settings, std::move(log), std::move(group)});
+    return {};
+  }
+
+  Expected<void> write_config() const {
+    // A run that cannot be continued with other settings keeps those it had.
+    DYNMO_TRY(wait_for_all(*group_));
+    if (!first_rank()) return {};
+    return write_file_durably(folder_.config(), to_toml(config_));
+  }
+
+  // One step of one run, with what hangs on it: whether a rank has something to tell all before the
+  // next one. The barrier charges every run its own time only.
+  Expected<bool> advance(Lane& lane) {
+    if (lanes_.size() > 1) DYNMO_TRY(wait_for_all(*group_));
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
+    for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+    if (elasticity_) elasticity_->observe(report, *lane.group);
+    const std::int64_t done = report.step + 1;
+    const bool last = done == config_.train.steps;
+    if (inputs_.batches.validates() && (done % config_.train.validation_every == 0 || last)) {
+      DYNMO_TRY(traced(lane, SpanKind::kValidation, [&] { return validate(lane); }));
+    }
+    if (Checkpointer* checkpoints = lane.group->checkpoints()) {
+      const std::int64_t every = config_.checkpoint.every;
+      const bool due = every > 0 && (done % every == 0 || last);
+      if (due || checkpoints->active()) DYNMO_TRY(checkpoint(lane, due));
+    }
+    return report.asked;
+  }
+
+  Expected<void> checkpoint(Lane& lane, bool due) {
+    DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
+    if (due) lane.log->event("checkpoint", lane.group->pipeline().next_step());
+    if (due && elasticity_) lane.log->keep(lane.group->pipeline().next_step());
+    for (const std::string& note : lane.group->checkpoints()->take_notes()) say(note);
+    return {};
+  }
+
+  Expected<void> finish_checkpoint(Lane& lane) {
+    Checkpointer* checkpoints = lane.group->checkpoints();
+    DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
+    for (const std::string& note : checkpoints->take_notes()) say(note);
+    return {};
+  }
+
+  // Prints and logs what has happened between two steps.
+  void note_events(Lane& lane, std::int64_t step) {
+    for (const elastic::BoundaryEvent& event : elasticity_->take_events()) {
+      if (!event.line.empty()) say(fmt::format("step {:5}  {}", step, event.line));
+      if (!event.kind.empty()) lane.log->event(event.kind, step, event.json);
+    }
+  }
+
+  // Does what clients and signals ask for between two steps. False: this rank has left the run.
+  Expected<bool> change_size(Lane& lane, bool asked) {
+    if (wants_locks_) take_locks();
+    const std::int64_t step = lane.group->pipeline().next_step();
+    DYNMO_ASSIGN(elastic::BoundaryDecision decision, elasticity_->next(*lane.group, asked));
+    note_events(lane, step);
+    if (decision.checkpoint || decision.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
+    if (decision.stop) {
+      const Error why = elasticity_->stop(decision, *lane.group, finish());
+      note_events(lane, step);
+      return say_stopped(why);
+    }
+    if (!decision.change) return true;
+    DYNMO_ASSIGN(const bool waits, waits_for_checkpoint(lane, *decision.change));
+    if (waits) return true;
+    elasticity_->answer_checkpoints(*lane.group);  // another rank would not know who asked
+    DYNMO_ASSIGN(const bool possible, elasticity_->prepare(*decision.change, *lane.group));
+    note_events(lane, step);
+    return possible ? change_group(lane, *decision.change) : true;
+  }
+
+  // A change waits for the disk, but not for one checkpoint after the other.
+  Expected<bool> waits_for_checkpoint(Lane& lane, const elastic::SizeChange& change) {
+    if (!lane.group->checkpoints()->active()) return false;
+    const std::int64_t every = config_.checkpoint.every;
+    if (every == 0 || change.waited < every) {
+      elasticity_->defer(change);
+      return true;
+    }
+    DYNMO_TRY(finish_checkpoint(lane));
+    return false;
+  }
+
+  // From one group to the next. False: this rank has left the run.
+  Expected<bool> change_group(Lane& lane, const elastic::SizeChange& change) {
+    DYNMO_TRY(end_group(lane));
+    grid_.reset();
+    const int ranks = group_->size();
+    const std::int64_t step = lane.group->pipeline().next_step();
+    const Json known = leads_ ? lane.log->series().to_json() : Json();
+    DYNMO_ASSIGN(Regrouped next,
+                 elasticity_->change(change, std::move(lane.group), lane.settings, known));
+    lane.group = std::move(next.group);
+    if (!next.run.is_null()) DYNMO_TRY(lead(next.run));
+    note_events(lane, step);
+    if (lane.group == nullptr) {  // records are no reason to end with an error
+      static_cast<void>(lane.log->close());
+      return false;
+    }
+    group_ = &elasticity_->group();
+    grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
+    lane.log->begin_group();
+    RunSeries& series = lane.log->series();
+    series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
+    if (!next.done) return true;
+    series.changing_rank_s += ranks * next.pause_s;
+    ++series.size_changes;
+    for (const int number : elastic::numbers_of(elasticity_->view())) {
+      series.members = std::max(series.members, number + 1);
+    }
+    return true;
+  }
+
+  // Collects the state of the run from the group that ends.
+  Expected<void> end_group(Lane& lane) {
+    lane.log->add_checkpoints(lane.group->checkpoints()->totals());
+    return gather_traffic(lane);
+  }
+
+  Expected<void> gather_traffic(Lane& lane) {
+    DYNMO_ASSIGN(
+        const transport::Traffic traffic,
+        transport::gather_traffic(*group_, transport::control_tag(transport::Control::kTraffic),
+                                  lane.group->transport().sent()));
+    lane.log->series().add_traffic(
+        traffic, elasticity_ ? elastic::numbers_of(elasticity_->view()) : std::vector<int>());
+    return {};
+  }
+
+  // Where in the trace it was.
+  template <typename Work>
+  Expected<void> traced(Lane& lane, SpanKind kind, Work work) {
+    const std::int64_t begin_ns = now_ns();
+    DYNMO_TRY(work());
+    lane.log->add_span(kind, begin_ns);
+    return {};
+  }
+
+  Expected<void> validate(Lane& lane) {
+    DYNMO_ASSIGN(const double loss, lane.group->validate());
+    const std::int64_t step = lane.group->pipeline().next_step();
+    lane.log->series().validation.emplace_back(step, loss);
+    Json event = {{"loss", loss}};
+    const dynamism::Sources& sources = lane.group->pipeline().sources();
+    if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
+      DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
+      lane.log->series().generation_loss = generated;
+      event["generation_loss"] = generated;
+    }
+    lane.log->event("validation", step, std::move(event));
+    return {};
+  }
+
+  void report_progress(std::int64_t step) const {
+    if (!first_rank()) return;
+    const runtime::Pipeline& newest = lanes_.back().group->pipeline();
+    const std::string text = progress_line(step, config_.train.steps, all_series(), newest.plan()) +
+                             dynamism::progress(newest.sources()) +
+                             (emulates(config_) ? "  EMULATED" : "");
+    reporter_.progress({.done = step + 1, .steps = config_.train.steps, .text = text});
+  }
+
+  Expected<void> finish() {
+    for (Lane& lane : lanes_) {
+      DYNMO_TRY(finish(lane));
+      const std::int64_t step = lane.group->pipeline().next_step();
+      if (step == config_.train.steps) lane.log->event("end", step);
+    }
+    if (elasticity_) {
+      DYNMO_TRY(elasticity_->finish());
+      note_events(lanes_.back(), lanes_.back().group->pipeline().next_step());
+    }
+    if (first_rank()) DYNMO_TRY(report());
+    // A rank that ends with an error takes the others with it, also one that is still telling.
+    DYNMO_TRY(wait_for_all(*group_));
+    for (const Lane& lane : lanes_) {
+      const Checkpointer* checkpoints = lane.group->checkpoints();
+      if (checkpoints == nullptr || !checkpoints->failure()) continue;
+      return make_error(ErrorCode::kNoCheckpoint,
+                        "the run is done, but its last checkpoint could not be written: {}",
+                        checkpoints->failure()->message);
+    }
+    return {};
+  }
+
+  Expected<void> finish(Lane& lane) {
+    if (Checkpointer* checkpoints = lane.group->checkpoints()) {
+      if (config_.checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
+      if (elasticity_) elasticity_->answer_checkpoints(*lane.group);
+      lane.log->add_checkpoints(checkpoints->totals());
+    }
+    const RunLog::Closed closed = lane.log->close();
+    DYNMO_ASSIGN(const std::string missing, missing_records(*group_, *lane.log, closed.records));
+    if (!missing.empty()) say(missing);
+    DYNMO_TRY(gather_traffic(lane));
+    if (!closed.load_trace.empty()) say(closed.load_trace);
+    DYNMO_ASSIGN(const auto lines, write_last_files(*group_, *lane.group, *lane.log, config_));
+    for (const std::string& line : lines) say(line);
+    return {};
+  }
+
+  Expected<void> report() const {
+    DYNMO_ASSIGN(const Report report,
+                 make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
+                             inputs_.model.given_costs, config_, grid_->positions()));
+    DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
+    for (const std::string& line : report.lines) reporter_.line(line);
+    return {};
+  }
+
+  const TrainOptions& options_;
+  const config::Config& config_;
+  const Reporter& reporter_;
+  elastic::Groups* groups_;
+  const observe::RunFolder folder_;
+  Inputs inputs_;
+  transport::Transport* group_;  // in force
+  std::optional<transport::Grid> grid_;
+  bool leads_;                // rank 0 of the group in force
+  bool wants_locks_ = false;  // of the run's folder
+  RunLocks locks_;
+  std::int64_t first_step_ = 0;
+  std::int64_t reached_ = 0;          // steps done
+  Generation newest_generation_ = 0;  // of the plan
+  std::int64_t lost_at_ = -1;         // the steps done at the newest loss, and how many losses
+  int times_lost_ = 0;                // there were before a step more was done
+  bool alone_ = false;                // has no group: it did not meet the others again
+  std::optional<Elasticity> elasticity_;
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace dynmo::train

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/survivors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <system_error>
+
+#include "dynmo/core/files.h"
+#include "dynmo/elastic/job_file.h"
+
+namespace dynmo::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMaxCall = std::size_t{1} << 20;
+
+}  // namespace
+
+bool lives(const elastic::Member& member) {
+  std::ifstream file(fmt::format("/proc/{}/stat", member.pid));
+  std::string text;
+  if (!std::getline(file, text)) return false;
+  const std::size_t name_end = text.rfind(") ");
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
+  const char state = text[name_end + 2];
+  return state != 'Z' && state != 'X' && state != 'x';
+}
+
+bool are_on_host(const elastic::View& view, const std::string& host) {
+  return std::ranges::all_of(view.members,
+                             [&](const elastic::Member& member) { return member.host == host; });
+}
+
+Survivors::Survivors(const elastic::Loss& loss, elastic::MemberId self)
+    : before_(loss.before),
+      self_(self),
+      replicas_(loss.replicas),
+      newest_(std::max(loss.before.generation, loss.generation)),
+      heard_(loss.before.generation),
+      file_(loss.run / "survivors.json") {}
+
+elastic::View Survivors::living() const {
+  elastic::View living;
+  for (const elastic::Member& member : before_.members) {
+    if (member.id == self_ || lives(member)) living.members.push_back(member);
+  }
+  return living;
+}
+
+bool Survivors::calls() const { return living().members.front().id == self_; }
+
+elastic::View Survivors::next() {
+  elastic::View next = living();
+  next.members.resize(next.members.size() -
+                      next.members.size() % static_cast<std::size_t>(replicas_));
+  newest_ = std::max(newest_, heard_) + 1;
+  heard_ = newest_;  // our own
+  next.generation = newest_;
+  return next;
+}
+
+Expected<void> Survivors::tell(const MeetingCall& call) {
+  called_ = true;
+  const Json json = {{"view", elastic::to_json(call.next)},
+                     {"place", elastic::to_json(call.place)}};
+  return elastic::write_private(file_, json.dump() + "\n");
+}
+
+std::optional<MeetingCall> Survivors::heard() {
+  std::error_code fault;
+  if (!fs::exists(file_, fault)) return std::nullopt;
+  const auto text = read_file(file_, kMaxCall);
+  if (!text) return std::nullopt;  // it is over just now
+  const auto json = parse_json(*text, file_.string());
+  if (!json || !json->is_object() || !json->contains("view") || !json->contains("place")) {
+    return std::nullopt;
+  }
+  auto next = elastic::parse_view((*json)["view"], file_.string());
+  if (!next || next->members.empty() || next->generation <= heard_) return std::nullopt;
+  JsonObject object((*json)["place"], file_.string());
+  auto place = elastic::parse_place(object);
+  // A call of an earlier loss, or of one that has ended meanwhile.
+  if (!place || next->members.front().id == self_ || !lives(next->members.front()) ||
+      !before_.has(next->members.front().id)) {
+    return std::nullopt;
+  }
+  heard_ = next->generation;
+  called_ = false;
+  return MeetingCall{.next = *std::move(next), .place = *std::move(place)};
+}
+
+void Survivors::met() const {
+  if (!called_) return;  // the next call may be there already
+  std::error_code fault;
+  fs::remove(file_, fault);
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An elastic run loses ranks and goes on: its losses and checkpoints are those of a run that nobody disturbs."""
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import time
+import unittest
+
+from elastic_test import LIMIT, ElasticCase, events, manifests
+from run_case import rank_processes
+
+SEED = 22
+
+
+class Survival(ElasticCase):
+    STEPS = 400
+    SETTINGS = ("elastic.enabled=true", "train.steps=400", "checkpoint.every=10", "checkpoint.keep=1000", "freezing.enabled=true",
+                "freezing.start=0.0001", "freezing.end=0.002", "pruning.enabled=true", "pruning.start=5", "pruning.end=85",
+                "pruning.every=20", "pruning.sparse_above=0.7", "model.blocks=4")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.draw = random.Random(SEED)
+
+    def losses_of(self, run):
+        """By step, from whichever rank wrote the last line of it; ranks that repeat a step have the same loss."""
+        found = {}
+        for path in sorted((self.folder / run / "records").glob("rank-*.jsonl")):
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # a killed rank may leave half a line
+                    record = json.loads(line)
+                    self.assertEqual(found.setdefault(record["step"], record["loss"]), record["loss"], (path, record["step"]))
+        return found
+
+    def twin(self, name, ranks, *extra):
+        if not (self.folder / name).exists():
+            done = self.run_command(self.command("-n", str(ranks), run=name, extra=(*self.SETTINGS, *extra)))
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def assert_as_twin(self, run, twin):
+        self.assertEqual(self.losses_of(run), self.losses_of(twin))
+        self.assertEqual(sorted(self.losses_of(run)), list(range(self.STEPS)))
+        self.assertEqual(manifests(self.folder / run), manifests(self.folder / twin))
+        summaries = [json.loads((self.folder / name / "summary.json").read_text()) for name in (run, twin)]
+        self.assertEqual(summaries[0]["runs"][0]["loss_digest"], summaries[1]["runs"][0]["loss_digest"])
+        self.assertEqual(rank_processes(str(self.folder / run)), [])
+        for name in ("job.json", "secret", "survivors.json"):
+            self.assertFalse((self.folder / run / name).exists(), name)
+
+    def steps_done(self, run):
+        paths = (self.folder / run / "records").glob("rank-*.jsonl")
+        return max((path.read_text().count("\n") for path in paths), default=0)
+
+    def processes(self, run, process):
+        """By the number that the launcher gave them."""
+        found = {}
+        for pid, _ in rank_processes(str(self.folder / run)):
+            with contextlib.suppress(OSError):
+                words = (pathlib.Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+                found.update({int(word[5:]): pid for word in words if word.startswith(b"RANK=") and pid != process.pid})
+        return found
+
+    def kill(self, run, process, number, at, how=signal.SIGKILL):
+        """When that many steps are done, and not before the loss is noted."""
+        deadline = time.monotonic() + LIMIT
+        pid = None
+        while pid is None or self.steps_done(run) <= at:
+            self.assertLess(time.monotonic(), deadline, "no step")
+            self.assertIsNone(process.poll(), f"ended before rank {number} was lost at {at}, seed {SEED}")
+            pid = pid or self.processes(run, process).get(number)
+            time.sleep(0.001)
+        os.kill(pid, how)
+        while not any(number in event["lost"] for event in events(self.folder / run, "loss")):
+            self.assertLess(time.monotonic(), deadline, "no recovery")
+            if process.poll() is not None:
+                self.fail(f"ended when rank {number} was lost at {at}, seed {SEED}: {process.stdout.read()}")
+            time.sleep(0.001)
+
+    def hunted(self, run, ranks, kills, *extra, how=signal.SIGKILL):
+        """A run of which these ranks are killed at drawn steps. Its output."""
+        process = self.spawn(self.command("-n", str(ranks), run=run, extra=(*self.SETTINGS, *extra)))
+        for turn, number in enumerate(kills):
+            self.kill(run, process, number, 60 * turn + self.draw.randrange(2, 60), how)
+        return self.ended(process)
+
+    def test_any_rank_may_be_killed(self):
+        self.twin("twin", 3)
+        for number in range(3):
+            with self.subTest(number):
+                run = f"lost-{number}"
+                output = self.hunted(run, 3, [number])
+                self.assertIn(f"rank {number} was killed by signal 9", output)
+                self.assertRegex(output, r"on with ranks \d, \d from step \d+ \(\d+ steps? again\), in ")
+                self.assert_as_twin(run, "twin")
+
+    def test_a_rank_may_crash(self):
+        self.twin("twin", 3)
+        self.assertIn("was killed by signal 11", self.hunted("crashed", 3, [1], how=signal.SIGSEGV))
+        self.assert_as_twin("crashed", "twin")
+
+    def test_one_after_the_other_until_one_is_left(self):
+        self.twin("twin", 3)
+        output = self.hunted("last", 3, [0, 1])
+        self.assertIn("on with rank 2 from step", output)
+        self.assert_as_twin("last", "twin")
+
+    def test_without_a_checkpoint_from_the_beginning(self):
+        self.twin("bare-twin", 2, "checkpoint.every=0")
+        self.hunted("bare", 2, [1], "checkpoint.every=0")
+        self.assertEqual([event["from"] for event in events(self.folder / "bare", "recovery")], ["initial values"])
+        self.assert_as_twin("bare", "bare-twin")
+
+    def test_one_of_two_replicas(self):
+        extra = ("pipeline.replicas=2",)
+        self.twin("grid-twin", 2, *extra)
+        for number in (0, 3):
+            with self.subTest(number):
+                self.hunted(f"grid-{number}", 2, [number], *extra)
+                self.assert_as_twin(f"grid-{number}", "grid-twin")
+
+    def test_ranks_join_after_the_leader_was_killed(self):
+        """One by --join, and one that a scheduler starts again."""
+        endless = ("train.steps=100000",)
+        process = self.spawn(self.command("-n", "3", run="grown", extra=(*self.SETTINGS, *endless)))
+        self.kill("grown", process, 0, 5)
+        joiner = self.join("grown")
+        self.until(process, lambda: len(events(self.folder / "grown", "size")) == 1)
+        rank = {**os.environ, "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        again = self.spawn(self.command("-n", "3", "--resume=auto", run="grown", extra=(*self.SETTINGS, *endless)), env=rank)
+        self.until(process, lambda: len(events(self.folder / "grown", "size")) == 2)
+        self.assertEqual([event["ranks"] for event in events(self.folder / "grown", "size")], [[1, 2, 3], [1, 2, 3, 4]])
+        self.done("grown", "stop")
+        self.ended(process, code=130)
+        for number, each in ((3, joiner), (4, again)):
+            self.assertIn(f"joined as rank {number}", self.ended(each, code=130))
+        ours = self.losses_of("grown")
+        twin = self.spawn(self.command("-n", "2", run="grown-twin", extra=(*self.SETTINGS, *endless)))
+        self.until(twin, lambda: self.steps_done("grown-twin") > len(ours))
+        self.done("grown-twin", "stop")
+        self.ended(twin, code=130)
+        theirs = self.losses_of("grown-twin")
+        self.assertEqual(ours, {step: theirs[step] for step in ours})
+        both = set(manifests(self.folder / "grown")) & set(manifests(self.folder / "grown-twin"))
+        self.assertGreaterEqual(len(both), 1)
+        for step in both:
+            self.assertEqual(manifests(self.folder / "grown")[step], manifests(self.folder / "grown-twin")[step])
+
+
+if __name__ == "__main__":
+    unittest.main()
