@@ -62,8 +62,4 @@ class Sampler {
   std::int64_t windows_ = 0;
 };
 
-// The image of `index` under the permutation of [0, size) that `key` names. Requires 0 <= index <
-// size. Under a microsecond.
-[[nodiscard]] std::uint64_t permute(std::uint64_t index, std::uint64_t size, std::uint64_t key);
-
 }  // namespace dynmo::data
