@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "apps/dynmo/trace_features.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/files.h"
@@ -79,9 +80,11 @@ void add_import_command(CLI::App& trace, Command& chosen) {
 }  // namespace
 
 void add_trace_command(CLI::App& app, Command& chosen) {
-  CLI::App* trace = app.add_subcommand("trace", "Turn traces of other tools into profiles");
+  CLI::App* trace =
+      app.add_subcommand("trace", "Profiles from traces of other tools, features of loads");
   trace->require_subcommand(1);
   add_import_command(*trace, chosen);
+  add_features_commands(*trace, chosen);
 }
 
 }  // namespace dynmo::app

@@ -232,6 +232,12 @@ class Replay final : public LoadModel {
 
   const Recording* recording() const override { return recording_ ? &*recording_ : nullptr; }
 
+  std::vector<std::int64_t> recorded_steps() const override {
+    std::vector<std::int64_t> steps;
+    for (const TraceStep& recorded : steps_) steps.push_back(recorded.step);
+    return steps;
+  }
+
  private:
   static bool is_before(std::int64_t step, const TraceStep& recorded) {
     return step < recorded.step;

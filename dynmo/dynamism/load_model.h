@@ -5,6 +5,7 @@
 // the simulator: a function from the step to the cost of every layer.
 
 #include <cstdint>
+#include <vector>
 
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/layer_sample.h"
@@ -27,6 +28,8 @@ class LoadModel {
   // Returns the measurements of the training run that had this load (recording.h); null: it is from
   // no run, or from one that did not write down every step.
   [[nodiscard]] virtual const Recording* recording() const { return nullptr; }
+  // Returns the steps that a file has lines of, ascending; none: the load is computed.
+  [[nodiscard]] virtual std::vector<std::int64_t> recorded_steps() const { return {}; }
 };
 
 }  // namespace dynmo::dynamism

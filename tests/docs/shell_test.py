@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell blocks of docs/scenarios.md and docs/elasticity.md, as they stand there. DYNMO is the program."""
+"""The shell blocks of docs/scenarios.md, docs/features.md and docs/elasticity.md, as they stand there. DYNMO is the program."""
 import json
 import os
 import pathlib
@@ -32,6 +32,13 @@ class Scenarios(ShellCase):
         self.assertIn("1 x 16 ranks", output)
         self.assertIn('"format": "dynmo-simulation-1"', output)
         self.assertTrue(json.loads((self.folder / "run.json").read_text())["traceEvents"])
+
+
+class Features(ShellCase):
+    def test_are_found_and_generated(self):
+        stats, made = self.run_blocks("docs/features.md")
+        self.assertIn("autocorrelation with the next step", stats)
+        self.assertIn("400 steps, 48 blocks, 16 experts, 4096 tokens a block in a step", made)
 
 
 class Hook(ShellCase):

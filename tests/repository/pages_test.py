@@ -12,6 +12,7 @@ MAX_WORDS = 32000  # of docs/*.md, as wc -w counts
 RUN_BY = {
     "README.md": "tests/docs/readme_test.py",
     "docs/elasticity.md": "tests/docs/shell_test.py",
+    "docs/features.md": "tests/docs/shell_test.py",
     "docs/own-source.md": "tests/repository/install_test.py",
     "docs/scenarios.md": "tests/docs/shell_test.py",
     "docs/training.md": "tests/docs/training_test.py",

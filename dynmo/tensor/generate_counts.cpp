@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/tensor/generate.h"
+
+// The popularity of an expert is exp(lasting u + drifting y(t)): u is drawn once, and y is a series
+// of first order, y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of a block in a step are
+// its tokens times the shares of these. What the three parameters are is found by making a part of
+// the counts, measuring them, and correcting.
+namespace dynmo::tensor {
+namespace {
+
+constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit looks at
+constexpr int kMaxCorrections = 60;
+constexpr double kClose = 2e-3;  // relative
+constexpr double kFits = 2e-2;
+
+struct Popularity {
+  double lasting = 0;
+  double drifting = 0;
+  double rho = 0;
+};
+
+struct Measures {
+  double cv = 0;
+  double lasting_cv = 0;
+  double autocorrelation = 0;
+};
+
+Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert) {
+  return Rng(mix_key({request.seed, 0x7e5, static_cast<std::uint64_t>(block),
+                      static_cast<std::uint64_t>(expert)}));
+}
+
+// Whole numbers with the sum `total` and shares in proportion to exp of what they replace.
+void apportion(std::vector<double>& weights, double total) {
+  const double max = *std::ranges::max_element(weights);
+  double sum = 0;
+  for (double& weight : weights) sum += weight = std::exp(weight - max);
+  double exact = 0;
+  double given = 0;
+  for (double& weight : weights) {
+    exact += weight / sum * total;
+    weight = std::min(std::floor(exact + 0.5), total) - given;
+    given += weight;
+  }
+  weights.back() += total - given;
+}
+
+// The draws of some blocks, made once: for each series u, then e(0), e(1), ...
+struct Draws {
+  std::int64_t blocks = 0;
+  std::vector<float> normals;
+};
+
+Draws draw_of(const CountsRequest& request) {
+  const std::int64_t cells = request.steps * request.experts;
+  const auto max = static_cast<std::int64_t>(kMaxSample);
+  Draws draws{.blocks = std::clamp<std::int64_t>(max / cells, 1, request.blocks), .normals = {}};
+  draws.normals.reserve(static_cast<std::size_t>(draws.blocks * (cells + request.experts)));
+  for (std::int64_t block = 0; block < draws.blocks; ++block) {
+    for (std::int64_t expert = 0; expert < request.experts; ++expert) {
+      Rng rng = series_of(request, block, expert);
+      for (std::int64_t i = 0; i <= request.steps; ++i) {
+        draws.normals.push_back(static_cast<float>(rng.normal()));
+      }
+    }
+  }
+  return draws;
+}
+
+// Sums that the measures follow from.
+class SeriesSums {
+ public:
+  void add_series(const double* counts, std::int64_t steps, std::int64_t stride, double mean) {
+    double sum = 0;
+    for (std::int64_t t = 0; t < steps; ++t) sum += counts[t * stride];
+    const double own = sum / static_cast<double>(steps);
+    for (std::int64_t t = 0; t < steps; ++t) {
+      const double off = counts[t * stride] - own;
+      inside_ += off * off;
+      if (t + 1 < steps) lagged_ += off * (counts[(t + 1) * stride] - own);
+      cells_ += (counts[t * stride] - mean) * (counts[t * stride] - mean);
+    }
+    lasting_ += (own - mean) * (own - mean);
+    ++series_;
+    steps_ = steps;
+  }
+  [[nodiscard]] Measures measures(double mean) const {
+    const auto steps = static_cast<double>(steps_);
+    return {
+        .cv = std::sqrt(cells_ / (series_ * steps)) / mean,
+        .lasting_cv = std::sqrt(lasting_ / series_) / mean,
+        .autocorrelation = inside_ > 0 && steps > 1 ? lagged_ / inside_ * steps / (steps - 1) : 0};
+  }
+
+ private:
+  double cells_ = 0;
+  double lasting_ = 0;
+  double inside_ = 0;
+  double lagged_ = 0;
+  double series_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+Measures measure(const CountsRequest& request, const Draws& draws, const Popularity& popularity) {
+  const auto tokens = static_cast<double>(request.tokens);
+  const double mean = tokens / static_cast<double>(request.experts);
+  const double fresh = std::sqrt(1 - popularity.rho * popularity.rho);
+  std::vector<double> state(static_cast<std::size_t>(request.experts));
+  std::vector<double> row(state.size());
+  std::vector<double> counts(static_cast<std::size_t>(request.steps) * row.size());
+  SeriesSums sums;
+  for (std::int64_t block = 0; block < draws.blocks; ++block) {
+    const float* normals = draws.normals.data() + block * request.experts * (request.steps + 1);
+    for (std::int64_t t = 0; t < request.steps; ++t) {
+      for (std::size_t e = 0; e < row.size(); ++e) {
+        const float* own = normals + static_cast<std::int64_t>(e) * (request.steps + 1);
+        state[e] = t == 0 ? own[1] : popularity.rho * state[e] + fresh * own[t + 1];
+        row[e] = popularity.lasting * own[0] + popularity.drifting * state[e];
+      }
+      apportion(row, tokens);
+      std::ranges::copy(row, counts.begin() + t * request.experts);
+    }
+    for (std::int64_t e = 0; e < request.experts; ++e) {
+      sums.add_series(counts.data() + e, request.steps, request.experts, mean);
+    }
+  }
+  return sums.measures(mean);
+}
+
+// The factor by which a parameter changes, bounded so that corrections do not swing.
+double correction(double wanted, double measured) {
+  if (wanted <= 0) return 0;
+  return std::clamp(wanted / std::max(measured, 1e-9), 0.5, 2.0);
+}
+
+Expected<Popularity> fit(const CountsRequest& request) {
+  const Draws draws = draw_of(request);
+  const double lasting_cv = request.lasting_cv.value_or(0);
+  const auto inside = [](double cv, double lasting) {
+    return std::sqrt(std::max(cv * cv - lasting * lasting, 0.0));
+  };
+  Popularity popularity{.lasting = std::sqrt(std::log1p(lasting_cv * lasting_cv)),
+                        .drifting = std::sqrt(std::log1p(request.cv * request.cv)),
+                        .rho = request.autocorrelation};
+  Measures found;
+  for (int i = 0; i < kMaxCorrections; ++i) {
+    found = measure(request, draws, popularity);
+    const bool close =
+        std::abs(found.cv - request.cv) <= kClose * request.cv &&
+        std::abs(found.autocorrelation - request.autocorrelation) <= kClose &&
+        (!request.lasting_cv || std::abs(found.lasting_cv - lasting_cv) <= kClose * lasting_cv);
+    if (close) return popularity;
+    if (request.lasting_cv) {
+      popularity.lasting *= correction(lasting_cv, found.lasting_cv);
+      popularity.drifting *=
+          correction(inside(request.cv, lasting_cv), inside(found.cv, found.lasting_cv));
+    } else {
+      popularity.drifting *= correction(request.cv, found.cv);
+    }
+    const double away =
+        (1 - popularity.rho) * correction(1 - request.autocorrelation, 1 - found.autocorrelation);
+    popularity.rho = std::clamp(1 - away, 0.0, 1 - 1e-7);
+  }
+  const auto differs = [](double a, double b) { return std::abs(a - b) > kFits * b; };
+  if (differs(found.cv, request.cv)) {
+    return make_error(ErrorCode::kBadInput,
+                      "a coefficient of variation of {:.4g} contradicts {} experts: counts reach "
+                      "{:.4g}",
+                      request.cv, request.experts, found.cv);
+  }
+  if (request.lasting_cv && differs(found.lasting_cv, lasting_cv)) {
+    return make_error(ErrorCode::kBadInput,
+                      "a lasting coefficient of variation of {:.4g} contradicts an "
+                      "autocorrelation of {:.4g} over {} steps, which leaves {:.4g}",
+                      lasting_cv, request.autocorrelation, request.steps, found.lasting_cv);
+  }
+  if (std::abs(found.autocorrelation - request.autocorrelation) > 0.03) {
+    return make_error(ErrorCode::kBadInput,
+                      "an autocorrelation of {:.4g} contradicts {} steps, which give {:.4g}",
+                      request.autocorrelation, request.steps, found.autocorrelation);
+  }
+  return popularity;
+}
+
+Expected<void> check_counts(const CountsRequest& request) {
+  const auto bad = [](std::string_view what, double value, std::string_view wanted) {
+    return make_error(ErrorCode::kBadInput, "{} is {}, wanted {}", what, value, wanted);
+  };
+  if (request.steps < 1 || request.steps > std::int64_t{1} << 31) {
+    return bad("the number of steps", static_cast<double>(request.steps), "1 to 2^31");
+  }
+  if (request.blocks < 1 || request.blocks > 1 << 16) {
+    return bad("the number of blocks", static_cast<double>(request.blocks), "1 to 65536");
+  }
+  if (request.experts < 2 || request.experts > 1 << 16) {
+    return bad("the number of experts", static_cast<double>(request.experts), "2 to 65536");
+  }
+  if (request.tokens < 1 || request.tokens > std::uint64_t{1} << 49) {
+    return bad("the number of tokens", static_cast<double>(request.tokens), "1 to 2^49");
+  }
+  if (!(request.cv >= 0 && std::isfinite(request.cv))) {
+    return bad("the coefficient of variation", request.cv, "at least 0");
+  }
+  if (!(request.autocorrelation >= 0 && request.autocorrelation < 1)) {
+    return bad("the autocorrelation", request.autocorrelation, "at least 0 and below 1");
+  }
+  if (request.lasting_cv && !(*request.lasting_cv >= 0 && *request.lasting_cv <= request.cv)) {
+    return bad("the lasting coefficient of variation", *request.lasting_cv,
+               fmt::format("0 to that of all counts, {}", request.cv));
+  }
+  return {};
+}
+
+}  // namespace
+
+Expected<void> generate_counts(const CountsRequest& request, const Writer& write) {
+  DYNMO_TRY(check_counts(request));
+  DYNMO_ASSIGN(const Popularity popularity, fit(request));
+  const double fresh = std::sqrt(1 - popularity.rho * popularity.rho);
+  struct Series {
+    Rng rng;
+    double lasting;
+    double drifting = 0;
+  };
+  std::vector<Series> series;
+  for (std::int64_t block = 0; block < request.blocks; ++block) {
+    for (std::int64_t expert = 0; expert < request.experts; ++expert) {
+      Rng rng = series_of(request, block, expert);
+      const double lasting = rng.normal();
+      series.push_back({.rng = rng, .lasting = lasting});
+    }
+  }
+  std::vector<double> row(static_cast<std::size_t>(request.experts));
+  std::string text;
+  for (std::int64_t t = 0; t < request.steps; ++t) {
+    text += fmt::format(R"({{"step": {}, "sources": {{"moe": {{"counts": [)", t);
+    for (std::size_t block = 0; block < static_cast<std::size_t>(request.blocks); ++block) {
+      for (std::size_t e = 0; e < row.size(); ++e) {
+        Series& own = series[block * row.size() + e];
+        const double draw = own.rng.normal();
+        own.drifting = t == 0 ? draw : popularity.rho * own.drifting + fresh * draw;
+        row[e] = popularity.lasting * own.lasting + popularity.drifting * own.drifting;
+      }
+      apportion(row, static_cast<double>(request.tokens));
+      text += fmt::format("{}[{:.0f}]", block == 0 ? "" : ", ", fmt::join(row, ", "));
+    }
+    text += "]}}}\n";
+    if (text.size() >= std::size_t{1} << 20) {
+      DYNMO_TRY(write(text));
+      text.clear();
+    }
+  }
+  return write(text);
+}
+
+Expected<CountsRequest> counts_request_like(const Features& features) {
+  const std::vector<std::string> names = {"step", "block", "expert"};
+  const bool are_counts = features.names == names && features.values && features.along &&
+                          features.along->mode == 0 && features.fibers.size() == 3 &&
+                          features.fibers.front().values;
+  if (!are_counts) {
+    return make_error(ErrorCode::kBadInput,
+                      "these are no features of counts by step, block and expert with their "
+                      "persistence along the steps, as `dynmo trace stats RUN` gives them");
+  }
+  const double rows =
+      static_cast<double>(features.sizes[0]) * static_cast<double>(features.sizes[1]);
+  return CountsRequest{
+      .steps = static_cast<std::int64_t>(features.sizes[0]),
+      .blocks = static_cast<std::int64_t>(features.sizes[1]),
+      .experts = static_cast<std::int64_t>(features.sizes[2]),
+      .tokens = static_cast<std::uint64_t>(std::llround(features.values->sum / rows)),
+      .cv = features.values->all.cv,
+      .lasting_cv = features.fibers.front().values->all.cv,
+      .autocorrelation = std::clamp(features.along->autocorrelation, 0.0, 0.999999)};
+}
+
+}  // namespace dynmo::tensor

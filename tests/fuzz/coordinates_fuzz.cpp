@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coordinates that are taken lie inside the sizes, and have features of as many entries.
+#include "dynmo/tensor/coordinates.h"
+#include "dynmo/tensor/features.h"
+#include "tests/fuzz/target.h"
+
+namespace dynmo::fuzz {
+
+Outcome run_target(std::string_view text) {
+  const auto read = tensor::parse_coordinates(text, "a.tns", tensor::Values::kKept);
+  if (!read) return refused(read.error());
+  DYNMO_CHECK(read->values.size() == read->entries(), "a value an entry");
+  for (std::size_t mode = 0; mode < read->sizes.size(); ++mode) {
+    DYNMO_CHECK(read->indices[mode].size() == read->entries(), "an index of each mode an entry");
+    for (const std::uint32_t index : read->indices[mode]) {
+      DYNMO_CHECK(index < read->sizes[mode], "index {} below {}", index, read->sizes[mode]);
+    }
+  }
+  const auto features = tensor::features_of(*read);
+  if (!features) return refused(features.error());
+  const auto again = tensor::parse_features(tensor::to_json(*features), "features.json");
+  DYNMO_CHECK(again.has_value(), "features that read back");
+  return Outcome::kTaken;
+}
+
+std::vector<std::string> seeds() {
+  return {"# a comment\n3\n4 5 6\n1 2 3 0.5\n4 5 6 1\n", "1 2 3 0.5\n4 5 6 1\n1 1 1 -2e3\n",
+          "9 9\n1 1 1\n9 9 1\n", "7 0.5\n1 2\n"};
+}
+
+}  // namespace dynmo::fuzz

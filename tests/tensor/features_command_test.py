@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dynmo trace stats` and `gen` as users meet them. Usage: features_command_test.py PATH_OF_DYNMO"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+DYNMO = pathlib.Path(sys.argv.pop(1)).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Features(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_program(self, *words):
+        done = subprocess.run([DYNMO, *map(str, words)], cwd=self.folder, capture_output=True, text=True, timeout=100)
+        self.assertEqual(done.returncode, 0, (words, done.stderr))
+        return done.stdout
+
+    def stats(self, *words):
+        return json.loads(self.run_program("trace", "stats", *words, "--json"))
+
+    def test_of_coordinates_count_entries(self):
+        (self.folder / "t.tns").write_text("# three entries\n1 1 1 0.5\n1 2 1 1\n2 2 3 -1\n")
+        features = self.stats("t.tns")
+        self.assertEqual((features["sizes"], features["entries"], features["density"]), ([2, 2, 3], 3, 0.25))
+        along_first = features["fibers"][0]["entries"]
+        self.assertEqual((along_first["groups"], along_first["nonempty"], along_first["max"]), (6, 3, 1))
+        self.assertIn("3 entries, density 0.25", self.run_program("trace", "stats", "t.tns"))
+
+    def test_of_what_was_generated_are_what_was_asked(self):
+        said = self.run_program("trace", "gen", "--out", "a.tns", "--sizes", 50, 60, 70, "--density", 0.01, "--fiber-density", 0.2,
+                                "--fibers-cv", 0.5, "--entries-cv", 0.8)
+        self.assertIn("2100 entries in 600 fibers of 50 slices", said)
+        features = self.stats("a.tns")
+        self.assertEqual(features["entries"], 2100)
+        fibers, slices = features["fibers"][-1]["entries"], features["slices"][-1]
+        self.assertEqual((fibers["nonempty"], slices["entries"]["nonempty"]), (600, 50))
+        self.assertAlmostEqual(fibers["of_nonempty"]["cv"], 0.8, delta=0.016)
+        (self.folder / "f.json").write_text(json.dumps(features))
+        self.run_program("trace", "gen", "--out", "b.tns", "--like", "f.json", "--seed", 2)
+        like = self.stats("b.tns")
+        self.assertEqual(like["entries"], 2100)
+        self.assertEqual(like["fibers"][-1]["entries"]["max"], fibers["max"])
+        self.assertAlmostEqual(like["fibers"][-1]["entries"]["of_nonempty"]["cv"], fibers["of_nonempty"]["cv"], delta=0.02)
+
+    def test_counts_are_taken_by_a_scenario_and_scaled(self):
+        self.run_program("trace", "gen", "--out", "c.jsonl", "--counts", "--sizes", 200, 24, 8, "--tokens", 4096, "--cv", 0.8,
+                         "--autocorrelation", 0.95)
+        features = self.stats("c.jsonl")
+        self.assertEqual((features["names"], features["sizes"]), (["step", "block", "expert"], [200, 24, 8]))
+        self.assertAlmostEqual(features["values"]["all"]["cv"], 0.8, delta=0.016)
+        self.assertAlmostEqual(features["along"]["autocorrelation"], 0.95, delta=0.03)
+        (self.folder / "f.json").write_text(json.dumps(features))
+        self.run_program("trace", "gen", "--out", "d.jsonl", "--counts", "--like", "f.json", "--scale", "steps=100", "blocks=48")
+        scaled = self.stats("d.jsonl")
+        self.assertEqual(scaled["sizes"], [100, 48, 8])
+        self.assertAlmostEqual(scaled["values"]["all"]["cv"], features["values"]["all"]["cv"], delta=0.02)
+        scenario = ROOT / "examples" / "scenarios" / "moe.toml"
+        said = self.run_program("simulate", scenario, "--set", "training.steps=50", "--set", f"moe.counts={self.folder / 'c.jsonl'}")
+        self.assertIn("uniform", said)
+
+    def test_of_a_recorded_load_say_how_long_it_lasts(self):
+        scenario = ROOT / "examples" / "scenarios" / "freezing.toml"
+        self.run_program("simulate", scenario, "--set", "training.steps=400", "--load-trace", "t.jsonl")
+        features = self.stats("t.jsonl")
+        self.assertEqual(features["names"], ["step", "layer"])
+        self.assertIn("along", features)
+        self.assertIn("autocorrelation with the next step", self.run_program("trace", "stats", "t.jsonl"))
+
+
+if __name__ == "__main__":
+    unittest.main()
