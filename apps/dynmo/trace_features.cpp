@@ -331,6 +331,8 @@ Expected<tensor::CountsRequest> counts_request(const GenFlags& flags) {
       return make_error(ErrorCode::kBadInput,
                         "--scale has '{}', wanted steps=N, blocks=N or experts=N", scale);
     }
+    // The sums over another number of steps are spread otherwise.
+    if (field == &request.steps && number != request.steps) request.lasting_cv.reset();
     *field = number;
   }
   request.seed = flags.seed;

@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that are read at once
 constexpr std::size_t kMaxLine = 4096;                // bytes
+constexpr double kMaxValue = 1e100;
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == ','; }
 
@@ -153,9 +154,9 @@ class Lines {
     std::string_view rest = line;
     rest.remove_prefix(static_cast<std::size_t>(end - line.data()));
     while (!rest.empty() && is_blank(rest.front())) rest.remove_prefix(1);
-    if (error != std::errc() || !rest.empty() || !std::isfinite(value)) {
+    if (error != std::errc() || !rest.empty() || !(std::abs(value) <= kMaxValue)) {
       if (count_columns(whole) != columns_) return wrong_columns(whole, number);
-      return fault(number, fmt::format("the value '{}' is no finite number", line));
+      return fault(number, fmt::format("the value '{}' is not a number up to 1e100", line));
     }
     if (values_ == Values::kKept) tensor_.values.push_back(value);
     return {};

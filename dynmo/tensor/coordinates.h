@@ -17,8 +17,8 @@ namespace dynmo::tensor {
 enum class Values { kDropped, kKept };
 
 // Takes any bytes. kBadInput names `origin`, the line and the fault: not as many numbers as in the
-// lines before, an index that is 0, beyond its declared size or above kMaxSize, a value that is not
-// finite, more than kMaxOrder modes, no entry at all.
+// lines before, an index that is 0, beyond its declared size or above kMaxSize, a value above 1e100
+// or NaN, more than kMaxOrder modes, no entry at all.
 [[nodiscard]] Expected<SparseTensor> parse_coordinates(std::string_view text,
                                                        std::string_view origin,
                                                        Values values = Values::kDropped);

@@ -75,6 +75,12 @@ class Counted {
   std::uint64_t max_ = 0;
 };
 
+// part / mean; 0 where the mean is 0, or too small for the quotient to be a number.
+double relative(double part, double mean) {
+  const double quotient = mean != 0 ? part / mean : 0;
+  return std::isfinite(quotient) ? quotient : 0;
+}
+
 // Moments of numbers that are not whole, in one pass (Welford's).
 class Measured {
  public:
@@ -107,8 +113,8 @@ class Measured {
     return {.min = min,
             .mean = mean,
             .std = std,
-            .cv = mean != 0 ? std / mean : 0,
-            .imbalance = mean != 0 ? max_ / mean - 1 : 0};
+            .cv = relative(std, mean),
+            .imbalance = relative(max_ - mean, mean)};
   }
 
   std::uint64_t groups_ = 0;
