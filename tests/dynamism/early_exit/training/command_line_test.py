@@ -107,20 +107,20 @@ compare = ["uniform", "optimal"]
 
     def test_heads_in_slices(self):
         sliced = ("model.head_slices=2",)
-        shown = self.train("two", 2, *sliced)
+        shown = self.train("sliced-two", 2, *sliced)
         self.assertIn("head.1 of 2", shown.stdout + shown.stderr)
-        self.train("one", 1, *sliced)
-        self.assert_same_run("one", "two")
-        self.assertEqual(self.figures("one"), self.figures("two"))
-        self.train("whole", 1)
-        for step, loss in losses(self.folder / "whole").items():
-            self.assertAlmostEqual(loss, losses(self.folder / "two")[step], delta=0.05)
-        text = self.generate("two")
+        self.train("sliced-one", 1, *sliced)
+        self.assert_same_run("sliced-one", "sliced-two")
+        self.assertEqual(self.figures("sliced-one"), self.figures("sliced-two"))
+        self.train("sliced-whole", 1)
+        for step, loss in losses(self.folder / "sliced-whole").items():
+            self.assertAlmostEqual(loss, losses(self.folder / "sliced-two")[step], delta=0.05)
+        text = self.generate("sliced-two")
         self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-        self.assertEqual(self.generate("one").stdout, text.stdout)
-        self.assert_resumes("two", "three", 3, *sliced)
+        self.assertEqual(self.generate("sliced-one").stdout, text.stdout)
+        self.assert_resumes("sliced-two", "sliced-three", 3, *sliced)
         # A checkpoint of two slices goes on in one, and the other way round.
-        for run, reference, slices in (("joined", "two", 1), ("cut", "whole", 2)):
+        for run, reference, slices in (("joined", "sliced-two", 1), ("cut", "sliced-whole", 2)):
             shutil.copytree(self.folder / reference, self.folder / run)
             shutil.rmtree(self.folder / run / "checkpoints" / f"step-{self.STEPS:08d}")
             shown = self.train(run, 2, f"model.head_slices={slices}", words=("--resume",))
