@@ -156,7 +156,7 @@ class Lines {
     while (!rest.empty() && is_blank(rest.front())) rest.remove_prefix(1);
     if (error != std::errc() || !rest.empty() || !(std::abs(value) <= kMaxValue)) {
       if (count_columns(whole) != columns_) return wrong_columns(whole, number);
-      return fault(number, fmt::format("the value '{}' is not a number up to 1e100", line));
+      return fault(number, fmt::format("the value '{}' is unreadable, NaN or above 1e100", line));
     }
     if (values_ == Values::kKept) tensor_.values.push_back(value);
     return {};
