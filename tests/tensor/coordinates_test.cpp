@@ -52,7 +52,8 @@ TEST(Coordinates, AFaultNamesFileAndLine) {
             "a.tns:4: 4 numbers, wanted 3: the indices of 2 modes and a value");
   EXPECT_EQ(fault_of(good + "1 x 3\n"), "a.tns:4: the index of mode 2 is no whole number");
   EXPECT_EQ(fault_of(good + "1 -1 3\n"), "a.tns:4: the index of mode 2 is no whole number");
-  EXPECT_EQ(fault_of(good + "1 2 nan\n"), "a.tns:4: the value 'nan' is unreadable, NaN or above 1e100");
+  EXPECT_EQ(fault_of(good + "1 2 nan\n"),
+            "a.tns:4: the value 'nan' is unreadable, NaN or above 1e100");
   EXPECT_EQ(fault_of("2\n3 3\n1 1 1\n4 1 1\n"),
             "a.tns:4: the index of mode 1 is 4, beyond its size 3");
   EXPECT_EQ(fault_of("4\n3 3\n1 1 1\n"), "a.tns:1: '4' modes, but the next line has 2 sizes");
