@@ -10,7 +10,7 @@
 #include <unordered_set>
 
 #include "dynmo/core/check.h"
-#include "dynmo/data/sampler.h"
+#include "dynmo/core/permute.h"
 #include "dynmo/data/utf8.h"
 
 namespace dynmo::data {

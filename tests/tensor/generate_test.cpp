@@ -133,7 +133,7 @@ TEST(Generate, NamesTheRequestsThatContradictEachOther) {
                      .fibers_cv = 0.5,
                      .entries_max = 20,
                      .entries_cv = 0.8};
-  const auto fault = [](Request request) {
+  const auto fault = [](const Request& request) {
     const auto text = text_of(request);
     return text ? "" : text.error().message;
   };
