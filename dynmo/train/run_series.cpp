@@ -45,12 +45,12 @@ void RunSeries::add_traffic(const transport::Traffic& group, const std::vector<i
   };
   for (int from = 0; from < group.ranks(); ++from) {
     for (int to = 0; to < group.ranks(); ++to) {
-      for (const transport::Purpose purpose : transport::kPurposes) {
-        const transport::MessageCount& count = group.at(WorldRank(from), WorldRank(to), purpose);
+      for (const Purpose purpose : kPurposes) {
+        const MessageCount& count = group.at(WorldRank(from), WorldRank(to), purpose);
         if (count.messages == 0) continue;
         const observe::TrafficRow row{.from = number(from),
                                       .to = number(to),
-                                      .purpose = std::string(transport::name(purpose)),
+                                      .purpose = std::string(dynmo::name(purpose)),
                                       .messages = count.messages,
                                       .bytes = count.bytes};
         const auto same = std::find_if(traffic.begin(), traffic.end(), [&](const auto& other) {

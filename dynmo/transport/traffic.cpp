@@ -8,12 +8,6 @@
 
 namespace dynmo::transport {
 
-std::string_view name(Purpose purpose) {
-  constexpr std::array<std::string_view, kPurposes.size()> kNames = {
-      "activation", "gradient", "reduction", "migration", "control"};
-  return kNames[static_cast<std::size_t>(purpose)];
-}
-
 Purpose purpose_of(Tag tag) {
   DYNMO_CHECK(tag >= 0, "a tag of at least 0, got {}", tag);
   if (tag < kFirstMigrationTag) return Purpose::kControl;

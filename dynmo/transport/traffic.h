@@ -4,31 +4,17 @@
 // Who sends how much to whom, and what for: a decorator that counts what its rank sends, and the
 // matrix of all ranks.
 
-#include <array>
-#include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/traffic.h"
 #include "dynmo/core/units.h"
 #include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::transport {
 
-// The purpose of a message, as its tag says (transport/tags.h).
-enum class Purpose { kActivation, kGradient, kReduction, kMigration, kControl };
-inline constexpr std::array kPurposes = {Purpose::kActivation, Purpose::kGradient,
-                                         Purpose::kReduction, Purpose::kMigration,
-                                         Purpose::kControl};
-[[nodiscard]] std::string_view name(Purpose purpose);  // "activation"
-[[nodiscard]] Purpose purpose_of(Tag tag);             // requires a tag of transport/tags.h
-
-struct MessageCount {
-  std::int64_t messages = 0;
-  Bytes bytes;
-  friend bool operator==(const MessageCount&, const MessageCount&) = default;
-};
+[[nodiscard]] Purpose purpose_of(Tag tag);  // requires a tag of transport/tags.h
 
 // Messages by sender, receiver and purpose. A value.
 class Traffic {

@@ -47,8 +47,8 @@ void add_sent(const plan::Plan& plan, const cost::ModelCost& costs, int micro_ba
     const WorldRank to(plan.stages[s + 1].rank.value);
     if (from == to) continue;
     const Bytes each = sent_behind(costs, plan.stages[s].layers.end() - 1);
-    traffic.at(from, to, transport::Purpose::kActivation).bytes += each * micro_batches;
-    traffic.at(to, from, transport::Purpose::kGradient).bytes += each * micro_batches;
+    traffic.at(from, to, Purpose::kActivation).bytes += each * micro_batches;
+    traffic.at(to, from, Purpose::kGradient).bytes += each * micro_batches;
   }
 }
 
@@ -85,8 +85,7 @@ TEST(OutputShapes, OfEmulatedLayersAreTheBytesThatAreSentAndPlannedWith) {
             }
           }
           for (int to = 0; to < kRanks; ++to) {
-            for (const auto purpose :
-                 {transport::Purpose::kActivation, transport::Purpose::kGradient}) {
+            for (const auto purpose : {Purpose::kActivation, Purpose::kGradient}) {
               EXPECT_EQ(counting.sent().at(WorldRank(rank.value), WorldRank(to), purpose).bytes,
                         expected.at(WorldRank(rank.value), WorldRank(to), purpose).bytes)
                   << "seed " << seed << ", " << rank.value << " to " << to;

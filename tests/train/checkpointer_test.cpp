@@ -279,7 +279,6 @@ TEST(Checkpointer, SourcesGoOnWithTheirBuffersAndTheirState) {
 TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
   using schedule::ActionKind;
   using schedule::ScheduleKind;
-  using transport::Purpose;
   const model::LlamaConfig llama = small_model();
   const model::Model layers = model::make_llama(llama);
   constexpr int kMicroBatches = 6;

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/core/traffic.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace dynmo {
+namespace {
+
+constexpr std::array<std::string_view, kPurposes.size()> kNames = {
+    "activation", "gradient", "reduction", "migration", "control"};
+
+auto key(const TrafficRow& row) { return std::tuple(row.from, row.to, row.purpose); }
+
+}  // namespace
+
+std::string_view name(Purpose purpose) { return kNames[static_cast<std::size_t>(purpose)]; }
+
+Expected<Purpose> parse_purpose(std::string_view text) {
+  for (const Purpose purpose : kPurposes) {
+    if (text == name(purpose)) return purpose;
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "purpose is '{}', wanted activation, gradient, reduction, migration or control",
+                    text);
+}
+
+TrafficRows sums_of(std::vector<TrafficRow> rows) {
+  std::erase_if(rows, [](const TrafficRow& row) { return row.count.messages == 0; });
+  std::sort(rows.begin(), rows.end(),
+            [](const TrafficRow& a, const TrafficRow& b) { return key(a) < key(b); });
+  TrafficRows sums;
+  for (const TrafficRow& row : rows) {
+    if (sums.empty() || key(sums.back()) != key(row)) {
+      sums.push_back(row);
+    } else {
+      sums.back().count.messages += row.count.messages;
+      sums.back().count.bytes += row.count.bytes;
+    }
+  }
+  return sums;
+}
+
+Json traffic_json(const TrafficRows& rows) {
+  Json json = Json::array();
+  for (const TrafficRow& row : rows) {
+    json.push_back({{"from", row.from.value},
+                    {"to", row.to.value},
+                    {"purpose", name(row.purpose)},
+                    {"messages", row.count.messages},
+                    {"bytes", row.count.bytes.value}});
+  }
+  return json;
+}
+
+}  // namespace dynmo

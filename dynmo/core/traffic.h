@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Who sends how much to whom, and what for, as rows of a sparse matrix: counted in a run
+// (transport/traffic.h) or predicted for a plan (plan/traffic.h).
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
+
+namespace dynmo {
+
+enum class Purpose { kActivation, kGradient, kReduction, kMigration, kControl };
+inline constexpr std::array kPurposes = {Purpose::kActivation, Purpose::kGradient,
+                                         Purpose::kReduction, Purpose::kMigration,
+                                         Purpose::kControl};
+[[nodiscard]] std::string_view name(Purpose purpose);                  // "activation"
+[[nodiscard]] Expected<Purpose> parse_purpose(std::string_view text);  // kBadInput
+
+struct MessageCount {
+  std::int64_t messages = 0;
+  Bytes bytes;
+  friend bool operator==(const MessageCount&, const MessageCount&) = default;
+};
+
+struct TrafficRow {
+  WorldRank from;
+  WorldRank to;
+  Purpose purpose = Purpose::kControl;
+  MessageCount count;
+  friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
+};
+// Ascending by from, to and purpose; no two rows of the same.
+using TrafficRows = std::vector<TrafficRow>;
+
+// Rows in any order, some of them of the same ranks and purpose, as sums; rows of no message are
+// left out.
+[[nodiscard]] TrafficRows sums_of(std::vector<TrafficRow> rows);
+
+// An array of objects `from, to, purpose, messages, bytes`.
+[[nodiscard]] Json traffic_json(const TrafficRows& rows);
+
+}  // namespace dynmo
