@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/diffusion.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/place.h"
+#include "dynmo/plan/traffic.h"
 #include "tests/plan/baselines.h"
 
 namespace dynmo::plan {
@@ -116,6 +119,31 @@ void heavy_layer(benchmark::State& state) {
   }
 }
 
+// Equal ranks on nodes of up to 8 in a random order: the time to place them, and the message time
+// that is left over that of the given order.
+void placing(benchmark::State& state) {
+  const int ranks = static_cast<int>(state.range(0));
+  cost::ModelCost model = random_model(2 * ranks);
+  for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{1 << 20};
+  const int of_node = std::min(8, ranks / 4);
+  cost::Cluster cluster = cost::equal_nodes(ranks / of_node, of_node);
+  Rng rng(mix_key({18, static_cast<std::uint64_t>(ranks)}));
+  for (std::size_t r = cluster.ranks.size(); r-- > 1;) {
+    std::swap(cluster.ranks[r], cluster.ranks[rng.below(r + 1)]);
+  }
+  cluster.between_nodes = {.latency_s = 1e-5, .bandwidth_bytes_per_s = 1e10};
+  const Plan plan = make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 2),
+                              schedule::ScheduleKind::k1F1B);
+  const BalanceProblem problem{model, cluster, kMicroBatches};
+  Plan placed;
+  for (auto _ : state) placed = place(plan, problem).value();
+  const auto messages = [&](const Plan& one) {
+    return message_time_s(traffic_of(one, model, kMicroBatches), cluster);
+  };
+  DYNMO_CHECK(messages(placed) <= messages(plan), "a better order than the given one");
+  state.counters["messages/given"] = messages(placed) / messages(plan);
+}
+
 void shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->Args({32, 8})->Args({128, 16})->Args({1024, 64})->Unit(benchmark::kMicrosecond);
 }
@@ -125,6 +153,7 @@ BENCHMARK_CAPTURE(balance_chain, parameters, Balancer::kParameters)->Apply(shape
 BENCHMARK_CAPTURE(balance_chain, optimal, Balancer::kOptimal)->Apply(shapes);
 BENCHMARK(heavy_layer)->Unit(benchmark::kMicrosecond);
 BENCHMARK(diffusion)->Apply(shapes);
+BENCHMARK(placing)->Arg(8)->Arg(64)->Arg(256)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(baseline_chain, deepspeed, baseline::deepspeed)
     ->Args({32, 8})
     ->Args({128, 16})

@@ -149,6 +149,9 @@ void add_plan_options(CLI::App& command, PlanFlags& flags) {
       ->default_str(kRecompute);
   command.add_option("--from", flags.from, "The plan in force: what moves, and what it gains")
       ->option_text("PLAN.json");
+  command.add_flag("--place", flags.place,
+                   "Let ranks take any position, so that neighbours share nodes and the step is "
+                   "shortest; without it they keep the order of the cluster");
   command.add_flag("--pack", flags.pack, "Use as few ranks as the step time allows");
   command.add_option("--slack", flags.slack,
                      "With --pack: how much longer a step may take, 0.05 for 5 %; default 0");

@@ -217,6 +217,7 @@ Expected<plan::Question> read_question(const PlanFlags& given) {
   }
   question.recompute = *recompute;
   question.micro_batches = static_cast<int>(flags.micro_batches.value_or(kMicroBatches));
+  question.place = flags.place;
   question.pack = flags.pack;
   question.slack = flags.slack.value_or(0);
   if (flags.evaluations) question.evaluations = *flags.evaluations;

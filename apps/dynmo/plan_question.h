@@ -35,6 +35,7 @@ struct PlanFlags {
   std::optional<std::string> schedule;
   std::optional<std::string> recompute;
   std::optional<std::string> from;
+  bool place = false;
   bool pack = false;
   std::optional<double> slack;
   std::optional<std::int64_t> evaluations;

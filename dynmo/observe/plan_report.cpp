@@ -165,6 +165,46 @@ std::string idle_ranks_line(const plan::Plan& plan) {
   return idle == 0 ? "" : fmt::format("{:<16}{} of {}\n", "idle ranks", idle, plan.ranks);
 }
 
+bool has_nodes(const cost::Cluster& cluster) {
+  return std::any_of(cluster.ranks.begin(), cluster.ranks.end(),
+                     [&](const auto& rank) { return rank.node != cluster.ranks.front().node; });
+}
+
+// "12.0 MiB a step between stages, 4.0 MiB of them between nodes; 8.0 MiB of gradients to other
+// replicas; 1.0 MiB of the moves between nodes".
+std::string traffic_line(const PlanReport& report) {
+  TrafficRows stages;
+  TrafficRows moves;
+  Bytes between_stages;
+  Bytes reduction;
+  for (const TrafficRow& row : report.traffic) {
+    if (row.purpose == Purpose::kReduction) {
+      reduction += row.count.bytes;
+    } else if (row.purpose == Purpose::kMigration) {
+      moves.push_back(row);
+    } else {
+      between_stages += row.count.bytes;
+      stages.push_back(row);
+    }
+  }
+  if (report.traffic.empty()) return "";
+  std::string text =
+      fmt::format("{:<16}{} a step between stages", "traffic", format_bytes(between_stages));
+  if (has_nodes(report.cluster)) {
+    const MessageCount crossing = plan::between_nodes(stages, report.cluster);
+    text += fmt::format(", {} of them in {} between nodes", format_bytes(crossing.bytes),
+                        format_count(crossing.messages, "message"));
+  }
+  if (reduction > Bytes{0}) {
+    text += fmt::format("; {} of gradients to other replicas", format_bytes(reduction));
+  }
+  if (has_nodes(report.cluster) && !moves.empty()) {
+    text += fmt::format("; {} of the moves between nodes",
+                        format_bytes(plan::between_nodes(moves, report.cluster).bytes));
+  }
+  return text + '\n';
+}
+
 std::string made_by(const plan::Proposal& proposal, const plan::Question& question) {
   const std::string balancer(plan::name(question.balancer));
   std::string text = proposal.winner;
@@ -231,7 +271,7 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
   text += step_lines(report) + speed_line(report) + bubble_line(report.evaluation) +
           imbalance_line(report);
   text += memory_line(report) + assumed_lines(report) + recompute_line(report);
-  text += idle_ranks_line(report.plan);
+  text += idle_ranks_line(report.plan) + traffic_line(report);
   if (report.migration) {
     text += fmt::format("{:<16}{} of {} layers, {}\n", "moves", report.migration->moves.size(),
                         report.model.size(), format_bytes(report.migration->bytes()));
@@ -253,7 +293,8 @@ PlanReport report_of(const plan::Question& question, const plan::Answer& answer)
                     .head_room = question.head_room,
                     .links = question.links,
                     .costs = question.costs,
-                    .tokens = question.tokens};
+                    .tokens = question.tokens,
+                    .traffic = answer.traffic};
   if (question.from) report.migration = answer.migration;
   return report;
 }

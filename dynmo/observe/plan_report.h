@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/core/traffic.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/observe/picture.h"
@@ -36,10 +37,11 @@ struct PlanReport {
   std::vector<Compared> compared;      // the first is what imbalance is compared with
   std::optional<plan::Migration> migration;
   plan::LayerSet recomputed = {};  // layers; `model` has their costs so
-  double head_room = 0;    // share of the memory that the cluster does not have, to stay free
-  std::string links = {};  // where the cluster's come from, "those of h100 inside a node"
-  std::string costs = {};  // where the model's come from, where they are not a profile's
-  double tokens = 0;       // of a micro-batch; 0: not known
+  double head_room = 0;      // share of the memory that the cluster does not have, to stay free
+  std::string links = {};    // where the cluster's come from, "those of h100 inside a node"
+  std::string costs = {};    // where the model's come from, where they are not a profile's
+  double tokens = 0;         // of a micro-batch; 0: not known
+  TrafficRows traffic = {};  // messages of the first replica's ranks, those of the moves included
 };
 
 // The cut by the names of its layers, as `dynmo plan` and `dynmo train` say it; where blocks have

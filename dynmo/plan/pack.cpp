@@ -94,7 +94,7 @@ class Packer {
                                problem_.stages_per_rank};
     DYNMO_ASSIGN(Proposal proposal, propose(balancer_, fewer, options_.propose));
     proposal.plan = spread(proposal.plan, kept, problem_.cluster.size());
-    if (problem_.current != nullptr && options_.propose.rank_order == RankOrder::kPermuteEqual) {
+    if (problem_.current != nullptr && options_.propose.rank_order != RankOrder::kKeep) {
       proposal.plan = align(proposal.plan, *problem_.current, problem_.cluster, problem_.model);
     }
     set_generation(proposal.plan, problem_.current);

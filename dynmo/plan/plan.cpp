@@ -63,6 +63,17 @@ Plan make_plan(const std::vector<int>& counts, const std::vector<Rank>& placemen
   return plan;
 }
 
+Plan renamed(const Plan& plan, std::span<const Rank> name) {
+  DYNMO_CHECK(std::cmp_equal(name.size(), plan.ranks), "names of {} ranks, got {}", plan.ranks,
+              name.size());
+  Plan result = plan;
+  for (PlanStage& stage : result.stages) stage.rank = name[stage.rank.index()];
+  for (std::size_t r = 0; r < plan.order.size(); ++r) {
+    result.order[name[r].index()] = plan.order[r];
+  }
+  return result;
+}
+
 Expected<void> validate(const Plan& plan, int layers) {
   if (plan.ranks < 1) {
     return make_error(ErrorCode::kBadInput, "the plan has {} ranks, wanted at least one",
@@ -307,7 +318,7 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   for (const char* derived :
        {"step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble",
         "imbalance", "balancer", "micro_batches", "migration", "order", "recomputed_layers",
-        "costs", "tokens_per_s"}) {
+        "costs", "tokens_per_s", "traffic"}) {
     root.ignore(derived);
   }
   DYNMO_TRY(root.finish());

@@ -59,6 +59,10 @@ struct Plan {
 [[nodiscard]] Plan make_plan(const std::vector<int>& counts, const std::vector<Rank>& placement,
                              int ranks, schedule::ScheduleKind schedule, Generation generation = 0);
 
+// The plan with rank r called name[r]; an adaptive order goes with its rank. Requires a permutation
+// of the ranks.
+[[nodiscard]] Plan renamed(const Plan& plan, std::span<const Rank> name);
+
 // kBadInput: gaps, overlaps, empty stages, a rank out of range, not all of `layers` covered.
 [[nodiscard]] Expected<void> validate(const Plan& plan, int layers);
 

@@ -8,6 +8,7 @@
 #include "dynmo/plan/balance_impl.h"
 #include "dynmo/plan/diffusion.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/plan/place.h"
 #include "dynmo/plan/refine.h"
 #include "dynmo/schedule/adaptive.h"
 
@@ -134,6 +135,67 @@ Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions
   return proposal;
 }
 
+Expected<Proposal> in_given_order(Balancer balancer, const BalanceProblem& problem,
+                                  const ProposeOptions& options) {
+  if (balancer == Balancer::kSearch) return by_search(problem, options);
+  if (options.schedules == ScheduleChoice::kBest) return best_kind(balancer, problem);
+  return of_cut(balancer, problem);
+}
+
+// A proposal for the same ranks, those of a node together, under their names in the cluster.
+Expected<Proposal> grouped_by_node(Balancer balancer, const BalanceProblem& problem,
+                                   const ProposeOptions& options) {
+  const std::vector<Rank> order = node_by_node(problem.cluster);
+  if (std::is_sorted(order.begin(), order.end())) {
+    return in_given_order(balancer, problem, options);
+  }
+  cost::Cluster cluster = problem.cluster;
+  std::vector<Rank> place(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    cluster.ranks[i] = problem.cluster.ranks[order[i].index()];
+    place[order[i].index()] = Rank{static_cast<std::int32_t>(i)};
+  }
+  std::optional<Plan> current;
+  if (problem.current != nullptr) current = renamed(*problem.current, place);
+  const BalanceProblem sorted{problem.model,           cluster,
+                              problem.micro_batches,   problem.schedule,
+                              problem.stages_per_rank, current ? &*current : nullptr};
+  DYNMO_ASSIGN(Proposal proposal, in_given_order(balancer, sorted, options));
+  proposal.plan = renamed(proposal.plan, order);
+  DYNMO_ASSIGN(proposal.evaluation,
+               evaluate(proposal.plan, problem.model, problem.cluster, problem.micro_batches));
+  return proposal;
+}
+
+// The evaluation of a plan, if it fits the memory of every rank.
+Expected<std::optional<Evaluation>> fitting(const Plan& plan, const BalanceProblem& problem) {
+  DYNMO_ASSIGN(Evaluation evaluation,
+               evaluate(plan, problem.model, problem.cluster, problem.micro_batches));
+  if (!fits_memory(evaluation.result, problem.cluster)) return std::optional<Evaluation>();
+  return std::optional(std::move(evaluation));
+}
+
+// Gives every rank the position that makes the step shortest, unless it is hardly longer where most
+// layers stay.
+Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
+  DYNMO_ASSIGN(Plan placed, place(proposal.plan, problem));
+  DYNMO_ASSIGN(auto evaluation, fitting(placed, problem));
+  if (!evaluation) return {};
+  if (problem.current != nullptr) {
+    cost::Cluster one_node = problem.cluster;
+    for (cost::ClusterRank& rank : one_node.ranks) rank.node = 0;
+    Plan stay = align(placed, *problem.current, one_node, problem.model);
+    DYNMO_ASSIGN(auto unmoved, fitting(stay, problem));
+    if (unmoved && evaluation->step_time_s >= (1 - kPlaceGain) * unmoved->step_time_s) {
+      placed = std::move(stay);
+      evaluation = std::move(unmoved);
+    }
+  }
+  proposal.plan = std::move(placed);
+  proposal.evaluation = std::move(*evaluation);
+  return {};
+}
+
 }  // namespace
 
 Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
@@ -165,12 +227,13 @@ void set_generation(Plan& plan, const Plan* current) {
 
 Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                            const ProposeOptions& options) {
-  const bool best = options.schedules == ScheduleChoice::kBest;
-  auto proposal = balancer == Balancer::kSearch ? by_search(problem, options)
-                  : best                        ? best_kind(balancer, problem)
-                                                : of_cut(balancer, problem);
+  const bool places = options.rank_order == RankOrder::kBest;
+  auto proposal = places ? grouped_by_node(balancer, problem, options)
+                         : in_given_order(balancer, problem, options);
   if (!proposal) return proposal;
-  if (problem.current != nullptr && options.rank_order == RankOrder::kPermuteEqual) {
+  if (places && place_matters(problem.cluster)) {
+    DYNMO_TRY(place_ranks(*proposal, problem));
+  } else if (problem.current != nullptr && options.rank_order != RankOrder::kKeep) {
     proposal->plan = align(proposal->plan, *problem.current, problem.cluster, problem.model);
     DYNMO_ASSIGN(proposal->evaluation,
                  evaluate(proposal->plan, problem.model, problem.cluster, problem.micro_batches));

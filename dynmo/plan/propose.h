@@ -23,7 +23,12 @@ enum class ScheduleChoice {
 enum class RankOrder {
   kKeep,          // as the balancer places
   kPermuteEqual,  // equal ranks may swap, so that fewest bytes move from the current plan (align)
+  // The balancer sees the ranks of each node together, and its plan is placed (place.h), so that
+  // the step is shortest. Where there is a current plan, equally fast ranks stay where the fewest
+  // bytes move unless the step becomes shorter by kPlaceGain: places do not change by noise.
+  kBest,
 };
+inline constexpr double kPlaceGain = 0.01;
 
 struct ProposeOptions {
   ScheduleChoice schedules = ScheduleChoice::kAsGiven;

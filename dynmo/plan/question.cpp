@@ -22,7 +22,7 @@ Expected<RecomputeProposal> find_proposal(const Question& question) {
       .current = question.from ? &*question.from : nullptr};
   ProposeOptions options;
   options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
-  options.rank_order = RankOrder::kPermuteEqual;
+  options.rank_order = question.place ? RankOrder::kBest : RankOrder::kPermuteEqual;
   options.evaluations = question.evaluations;
   if (!question.pack) return propose(question.balancer, problem, options, question.recompute);
   DYNMO_ASSIGN(Packing packed,
@@ -37,11 +37,23 @@ Json document_of(const Question& question, const Answer& answer) {
     Json& layers = json["recomputed_layers"] = Json::array();
     for (const LayerId id : answer.recomputed) layers.push_back(id.value);
   }
+  json["traffic"] = traffic_json(answer.traffic);
   if (!question.costs.empty()) {
     json["costs"] = question.costs;
     json["tokens_per_s"] = question.tokens * question.micro_batches / answer.evaluation.step_time_s;
   }
   return json;
+}
+
+// All replicas send alike, so the first one's ranks stand for all.
+TrafficRows traffic_of(const Question& question, const Answer& answer) {
+  const Plan& plan = answer.proposal.plan;
+  TrafficRows rows =
+      traffic_of(plan, answer.costs, question.micro_batches, question.cluster.replicas);
+  std::erase_if(rows, [&](const TrafficRow& row) { return row.from.value >= plan.ranks; });
+  const TrafficRows moves = traffic_of(answer.migration, plan.ranks);
+  rows.insert(rows.end(), moves.begin(), moves.end());
+  return sums_of(std::move(rows));
 }
 
 Expected<void> check_count(std::string_view what, std::int64_t value, std::int64_t max) {
@@ -147,6 +159,7 @@ Expected<Answer> answer(const Question& question) {
                .costs = {},
                .evaluation = {},
                .migration = {},
+               .traffic = {},
                .document = {}};
   given.costs = recomputed(question.model, given.recomputed);
   DYNMO_ASSIGN(given.evaluation,
@@ -155,6 +168,7 @@ Expected<Answer> answer(const Question& question) {
   if (question.from) {
     given.migration = difference(*question.from, given.proposal.plan, question.model);
   }
+  given.traffic = traffic_of(question, given);
   given.document = document_of(question, given);
   return given;
 }

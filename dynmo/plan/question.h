@@ -12,6 +12,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
+#include "dynmo/core/traffic.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/layer_cost.h"
@@ -22,6 +23,7 @@
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/plan/recompute.h"
+#include "dynmo/plan/traffic.h"
 
 namespace dynmo::plan {
 
@@ -39,6 +41,7 @@ struct Question {
   std::optional<Plan> from;  // the plan in force
   bool pack = false;         // onto as few ranks as `slack` allows
   double slack = 0;
+  bool place = false;  // ranks may take any position, so that the step is shortest
   std::int64_t evaluations = ProposeOptions{}.evaluations;
 };
 
@@ -76,6 +79,7 @@ struct Answer {
   cost::ModelCost costs;  // with those layers recomputed
   Evaluation evaluation;  // with its timeline
   Migration migration;    // from the plan in force
+  TrafficRows traffic;    // messages that the first replica's ranks send in a step and to move
   Json document;          // "dynmo-plan-1" (docs/formats.md)
 };
 

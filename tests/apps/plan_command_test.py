@@ -205,6 +205,23 @@ class Answers(Case):
         self.assertIn("plan in force", text)
         self.assertIn(f"moves           {moved['migration']['layers']} of 8 layers", text)
 
+    def test_traffic_is_told_and_places_are_found(self):
+        ranks = [{"node": node} for node in (0, 1, 0, 1)]
+        links = {"between_nodes": {"latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7}}
+        self.write("mixed.json", {"format": "dynmo-cluster-1", "ranks": ranks, "links": links})
+        words = ["even.json", "--cluster", "mixed.json", "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 8]
+        given, placed = self.plan(*words), self.plan(*words, "--place")
+        self.assertEqual(len(given["traffic"]), 6)
+        self.assertEqual(given["traffic"][0], {"from": 0, "to": 1, "purpose": "activation", "messages": 8, "bytes": 8 * 4096})
+        self.assertLess(placed["step_time_s"], 0.9 * given["step_time_s"])
+        self.assertEqual([stage["rank"] % 2 for stage in placed["stages"]], [0, 0, 1, 1])
+        self.assertIn("traffic         192.0 KiB a step between stages, 192.0 KiB of them in 48 messages between nodes\n",
+                      self.run_plan(*words).stdout)
+        self.assertIn("64.0 KiB of them in 16 messages between nodes\n", self.run_plan(*words, "--place").stdout)
+        self.plan(*words, "--out", "plan.json")
+        moved = self.run_plan(*words, "--place", "--from", "plan.json")
+        self.assertIn("of the moves between nodes\n", moved.stdout)
+
     def test_out_is_what_json_prints(self):
         result = self.run_plan("uneven.json", "--ranks", 4, "--balancer", "time", "--out", "plan.json", "--json")
         self.assertEqual((self.folder / "plan.json").read_text(), result.stdout)

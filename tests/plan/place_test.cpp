@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/place.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/migration.h"
+#include "dynmo/plan/propose.h"
+#include "dynmo/plan/traffic.h"
+#include "tests/plan/cuts.h"
+
+namespace dynmo::plan {
+namespace {
+
+using schedule::ScheduleKind;
+
+cost::ModelCost model_with_messages(Rng& rng, int layers) {
+  cost::ModelCost model = random_model(rng, layers);
+  for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{pick(rng, 1, 1000)};
+  return model;
+}
+
+// Ranks of few kinds on nodes in any order.
+cost::Cluster mixed_cluster(Rng& rng, int ranks) {
+  cost::Cluster cluster = cost::equal_ranks(ranks);
+  const int nodes = pick(rng, 1, 3);
+  const bool unequal = pick(rng, 0, 3) == 0;
+  for (cost::ClusterRank& rank : cluster.ranks) {
+    rank.node = 7 * pick(rng, 0, nodes - 1);
+    if (unequal && pick(rng, 0, 2) == 0) rank.speed = 0.5;
+    if (unequal && pick(rng, 0, 3) == 0) rank.memory = Bytes{500};
+  }
+  cluster.between_nodes = {.latency_s = 1e-4 * rng.uniform(), .bandwidth_bytes_per_s = 1e6};
+  if (pick(rng, 0, 2) == 0) cluster.inside_node.latency_s = 1e-5;
+  return cluster;
+}
+
+std::vector<Rank> identity(int ranks) {
+  std::vector<Rank> order;
+  for (std::int32_t r = 0; r < ranks; ++r) order.emplace_back(r);
+  return order;
+}
+
+std::optional<Nanoseconds> step_of(const Plan& plan, const BalanceProblem& problem) {
+  const auto evaluation =
+      evaluate(plan, problem.model, problem.cluster, problem.micro_batches).value();
+  if (!fits_memory(evaluation.result, problem.cluster)) return std::nullopt;
+  return evaluation.result.step_time;
+}
+
+TEST(Place, IsTheBestOfAllOrders) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(mix_key({0x914CE, seed}));
+    // All orders of 8 ranks are 40,320 replays here: few of them.
+    const int ranks = seed % 100 == 0 ? 8 : seed % 20 == 0 ? 7 : pick(rng, 1, 5);
+    const cost::ModelCost model = model_with_messages(rng, 2 * ranks + pick(rng, 0, 4));
+    const cost::Cluster cluster = mixed_cluster(rng, ranks);
+    const ScheduleKind kinds[] = {ScheduleKind::k1F1B, ScheduleKind::kGpipe, ScheduleKind::kZbV,
+                                  ScheduleKind::kInterleaved};
+    const ScheduleKind kind = kinds[pick(rng, 0, 3)];
+    const int micro_batches = ranks > 6 ? ranks : ranks * pick(rng, 1, 2);
+    const cost::Cluster roomy = cost::equal_ranks(ranks);
+    const auto cut = propose(Balancer::kTime, {model, roomy, micro_batches, kind});
+    if (!cut) continue;
+    const Plan& plan = cut->plan;
+    const Plan current = renamed(plan, [&] {
+      std::vector<Rank> order = identity(ranks);
+      std::reverse(order.begin(), order.end());
+      return order;
+    }());
+    const BalanceProblem problem{model, cluster, micro_batches, kind, 2, &current};
+    std::optional<std::pair<Nanoseconds, Bytes>> best;
+    std::vector<Rank> order = identity(ranks);
+    do {
+      const Plan other = renamed(plan, order);
+      const auto step = step_of(other, problem);
+      if (!step) continue;
+      const std::pair found(*step, difference(current, other, model).bytes());
+      if (!best || found < *best) best = found;
+    } while (std::next_permutation(order.begin(), order.end()));
+    const Plan placed = place(plan, problem).value();
+    if (!best) {
+      EXPECT_EQ(placed, plan) << "seed " << seed;
+      continue;
+    }
+    ASSERT_EQ(step_of(placed, problem), best->first) << "seed " << seed << ", ranks " << ranks;
+    ASSERT_EQ(difference(current, placed, model).bytes(), best->second) << "seed " << seed;
+    EXPECT_EQ(place(plan, problem).value(), placed);
+  }
+}
+
+TEST(Place, ManyRanksAreNeverWorseThanInTheirGivenOrder) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Rng rng(mix_key({0x914CF, seed}));
+    const int ranks = seed % 10 == 0 ? 64 : pick(rng, 9, 24);
+    const cost::ModelCost model = model_with_messages(rng, 2 * ranks + pick(rng, 0, 9));
+    cost::Cluster cluster = mixed_cluster(rng, ranks);
+    for (cost::ClusterRank& rank : cluster.ranks) rank.node = pick(rng, 0, ranks / 4);
+    const ScheduleKind kind = seed % 2 == 0 ? ScheduleKind::k1F1B : ScheduleKind::kZbV;
+    const cost::Cluster roomy = cost::equal_ranks(ranks);
+    const Plan plan = propose(Balancer::kTime, {model, roomy, ranks, kind}).value().plan;
+    const BalanceProblem problem{model, cluster, ranks, kind};
+    const Plan placed = place(plan, problem).value();
+    const auto given = step_of(plan, problem);
+    const auto step = step_of(placed, problem);
+    if (given) {
+      ASSERT_TRUE(step) << "seed " << seed;
+      ASSERT_LE(*step, *given) << "seed " << seed;
+    }
+    for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+      ASSERT_EQ(placed.stages[s].layers, plan.stages[s].layers);
+      ASSERT_EQ(cluster.ranks[placed.stages[s].rank.index()].speed,
+                cluster.ranks[plan.stages[s].rank.index()].speed);
+    }
+  }
+}
+
+// Ranks on nodes A B C .. A B C ..: a chain of stages need leave each node once only.
+TEST(Place, AChainCrossesEveryNodeOnce) {
+  for (const int nodes : {2, 4, 16}) {
+    const int ranks = 4 * nodes;
+    cost::ModelCost model = equal_model(ranks, 1e-3);
+    for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{1000};
+    cost::Cluster cluster = cost::equal_ranks(ranks);
+    for (int r = 0; r < ranks; ++r) cluster.ranks[static_cast<std::size_t>(r)].node = r % nodes;
+    cluster.between_nodes = {.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e7};
+    const Plan plan =
+        make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 1), ScheduleKind::k1F1B);
+    const Plan placed = place(plan, {model, cluster, 8, ScheduleKind::k1F1B}).value();
+    // An activation and a gradient a micro-batch.
+    EXPECT_EQ(between_nodes(traffic_of(placed, model, 8), cluster).messages, 16 * (nodes - 1));
+    EXPECT_EQ(between_nodes(traffic_of(plan, model, 8), cluster).messages, 16 * (ranks - 1));
+  }
+}
+
+TEST(Place, OfEquallyGoodOrdersThatInForceStays) {
+  for (const int ranks : {8, 16}) {
+    const cost::ModelCost model = equal_model(2 * ranks, 1e-3);
+    cost::Cluster cluster = cost::equal_nodes(ranks / 4, 4);
+    cluster.between_nodes.latency_s = 1e-4;
+    const Plan plan =
+        make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 2), ScheduleKind::k1F1B);
+    std::vector<Rank> order;  // the last node first, each from behind
+    for (std::int32_t r = ranks; r-- > 0;) order.emplace_back(r);
+    const Plan current = renamed(plan, order);
+    const BalanceProblem problem{model, cluster, 8, ScheduleKind::k1F1B, 2, &current};
+    EXPECT_EQ(place(plan, problem).value(), current);
+    const Proposal again =
+        propose(Balancer::kUniform, problem, {.rank_order = RankOrder::kBest}).value();
+    EXPECT_EQ(again.plan, current);
+  }
+}
+
+TEST(Place, ABalancerSeesTheRanksOfANodeTogether) {
+  for (const Balancer balancer :
+       {Balancer::kUniform, Balancer::kOptimal, Balancer::kDiffusionTime, Balancer::kSearch}) {
+    cost::ModelCost model = equal_model(12, 1e-3);
+    for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{4000};
+    cost::Cluster together = cost::equal_nodes(2, 2);
+    together.between_nodes = {.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e6};
+    cost::Cluster mixed = together;  // A B A B
+    std::swap(mixed.ranks[1], mixed.ranks[2]);
+    const ProposeOptions best{
+        .schedules = ScheduleChoice::kBest, .rank_order = RankOrder::kBest, .evaluations = 200};
+    const Proposal ordered = propose(balancer, {model, together, 8}, best).value();
+    const Proposal placed = propose(balancer, {model, mixed, 8}, best).value();
+    EXPECT_EQ(placed.evaluation.result.step_time, ordered.evaluation.result.step_time)
+        << name(balancer);
+    const Proposal given = propose(balancer, {model, mixed, 8},
+                                   {.schedules = ScheduleChoice::kBest, .evaluations = 200})
+                               .value();
+    EXPECT_LT(placed.evaluation.step_time_s, given.evaluation.step_time_s) << name(balancer);
+  }
+}
+
+TEST(Place, ARankDoesNotChangePlacesForLittle) {
+  const cost::ModelCost model = equal_model(8, 1e-3);
+  cost::Cluster cluster = cost::equal_ranks(4);
+  cluster.ranks[1].node = cluster.ranks[3].node = 1;
+  cluster.between_nodes.latency_s = 1e-6;  // of steps of milliseconds
+  const Plan current = make_plan({2, 2, 2, 2}, ScheduleKind::k1F1B);
+  const BalanceProblem problem{model, cluster, 8, ScheduleKind::k1F1B, 2, &current};
+  EXPECT_NE(place(current, problem).value(), current);
+  EXPECT_EQ(propose(Balancer::kSearch, problem, {.rank_order = RankOrder::kBest, .evaluations = 20})
+                .value()
+                .plan.stages,
+            current.stages);
+}
+
+}  // namespace
+}  // namespace dynmo::plan
