@@ -23,7 +23,6 @@
 #include "dynmo/core/check.h"
 #include "dynmo/process/descriptors.h"
 #include "dynmo/process/sockets.h"
-#include "dynmo/process/watchdog.h"
 
 namespace dynmo::c10d {
 
@@ -39,46 +38,52 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kJoinPoll{10};
-constexpr milliseconds kConnectTime{10000};     // to the watchdog of rank 0, which is there
+constexpr milliseconds kConnectTime{10000};     // to the plane of rank 0, which is there
 constexpr const char* kUnknown = "-";           // address
 constexpr milliseconds kAcknowledgeTime{1000};  // for the others to read why joining failed
 
 std::string key_of(int rank) { return fmt::format("rank/{}", rank); }
 
-process::WatchdogOptions watchdog_options(const GroupOptions& options) {
-  return {.rank = options.rank,
+// Not the state goes with the verdict: its destructor must not run on the plane's own thread.
+elastic::WatchOptions watch_options(const GroupOptions& options, const GroupState& state) {
+  return {.generation = options.generation,
+          .rank = options.rank,
           .size = options.size,
           .names = options.names,
-          .silence = options.silence};
+          .on_verdict = [outstanding = state.outstanding](const Error& why) {
+            outstanding->fail(why);
+          }};
 }
 
-// Makes rank 0's watchdog listen, and returns the address. Not the state goes with the verdict: its
-// destructor must not run on the watchdog's own thread.
+// Lets the others find rank 0.
 Expected<MeetingPlace> listen(const GroupOptions& options, GroupState& state) {
-  process::WatchdogOptions how = watchdog_options(options);
-  std::random_device random;
-  how.secret = (std::uint64_t{random()} << 32) | random();
-  DYNMO_ASSIGN(state.watchdog,
-               process::Watchdog::listen(how, state.address,
-                                         [outstanding = state.outstanding](const Error& why) {
-                                           outstanding->fail(why);
-                                         }));
-  return MeetingPlace{
-      .address = state.address, .port = state.watchdog->port(), .secret = how.secret};
+  DYNMO_TRY(options.plane->listen(state.address));
+  state.watch = options.plane->open(watch_options(options, state));
+  MeetingPlace place = options.plane->place();
+  place.address = state.address;
+  return place;
+}
+
+// With a plane.
+GroupOptions completed(GroupOptions options) {
+  if (options.plane == nullptr && options.size > 1) {
+    options.plane = elastic::ControlPlane::start({.silence = options.silence});
+  }
+  return options;
 }
 
 // Joining, one object a call. Errors of c10d leave it as exceptions; join_group turns them.
 class Joining {
  public:
   explicit Joining(const GroupOptions& options)
-      : options_(options), deadline_(Clock::now() + options.join_timeout) {}
+      : options_(completed(options)), deadline_(Clock::now() + options.join_timeout) {}
   Expected<std::unique_ptr<Group>> run();
 
  private:
   Expected<void> open_store();
   Expected<void> claim_rank();
-  Expected<void> find_watchdog();
-  Expected<void> connect_watchdog(const MeetingPlace& place);
+  Expected<void> find_rank_0();
+  Expected<void> connect_to_rank_0(const MeetingPlace& place);
   Expected<void> wait_for_all();
   void note_address(const std::string& own, const std::string& met_at);
   void choose_address();
@@ -147,10 +152,10 @@ void Joining::note_address(const std::string& own, const std::string& met_at) {
   state_->address = found_by_name_ ? met_at : own;
 }
 
-// The error that another rank has reported, the watchdog's, or a reason to give up.
+// The error that another rank has reported, the plane's verdict, or a reason to give up.
 std::optional<Error> Joining::failure() {
-  if (state_->watchdog != nullptr) {
-    if (auto verdict = state_->watchdog->verdict()) return verdict;
+  if (state_->watch != nullptr) {
+    if (auto verdict = state_->watch->verdict()) return verdict;
   }
   if (options_.give_up) {
     if (auto why = options_.give_up()) return why;
@@ -162,7 +167,7 @@ std::optional<Error> Joining::failure() {
 
 // Tells the ranks that are there already; rank 0, with whom the store goes, waits until they know.
 void Joining::report(const Error& error) {
-  if (state_->watchdog != nullptr) state_->watchdog->announce(error);
+  if (state_->watch != nullptr) state_->watch->announce(error);
   if (keys_ == nullptr) return;
   try {
     const std::string text = fmt::format("{} {}", static_cast<int>(error.code), error.message);
@@ -210,48 +215,41 @@ Expected<void> Joining::claim_rank() {
 }
 
 // Through the store.
-Expected<void> Joining::find_watchdog() {
+Expected<void> Joining::find_rank_0() {
   state_->address = store_->address;
   if (options_.rank == WorldRank(0)) {
     DYNMO_ASSIGN(const MeetingPlace place, listen(options_, *state_));
-    keys_->set("watchdog", fmt::format("{} {} {}", place.secret, place.port, place.address));
+    keys_->set("plane", fmt::format("{} {} {}", place.secret, place.port, place.address));
     return {};
   }
-  DYNMO_ASSIGN(const std::string text, wait_for("watchdog", "rank 0"));
+  DYNMO_ASSIGN(const std::string text, wait_for("plane", "rank 0"));
   MeetingPlace place;
   std::size_t used = 0;
   place.secret = std::stoull(text, &used);
   const std::string rest = text.substr(used + 1);
   place.port = static_cast<std::uint16_t>(std::stoi(rest, &used));
   place.address = rest.substr(used + 1);
-  return connect_watchdog(place);
+  return connect_to_rank_0(place);
 }
 
-Expected<void> Joining::connect_watchdog(const MeetingPlace& place) {
-  process::WatchdogOptions how = watchdog_options(options_);
-  how.secret = place.secret;
+Expected<void> Joining::connect_to_rank_0(const MeetingPlace& place) {
   const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
-  DYNMO_ASSIGN(state_->watchdog, process::Watchdog::connect(
-                                     how, place.address, place.port,
-                                     [outstanding = state_->outstanding](const Error& why) {
-                                       outstanding->fail(why);
-                                     },
-                                     std::min(kConnectTime, left)));
+  DYNMO_ASSIGN(state_->watch, options_.plane->join(watch_options(options_, *state_), place,
+                                                   std::min(kConnectTime, left)));
   return {};
 }
 
 Expected<void> Joining::wait_for_all() {
-  state_->watchdog->tell(key_of(options_.rank.value),
-                         found_by_name_ ? std::string(kUnknown) : state_->address);
+  state_->watch->tell(key_of(options_.rank.value),
+                      found_by_name_ ? std::string(kUnknown) : state_->address);
   std::vector<int> missing;
   for (int rank = 0; rank < options_.size; ++rank) missing.push_back(rank);
   while (true) {
-    std::erase_if(missing,
-                  [&](int rank) { return state_->watchdog->told(key_of(rank)).has_value(); });
+    std::erase_if(missing, [&](int rank) { return state_->watch->told(key_of(rank)).has_value(); });
     if (missing.empty()) return {};
     if (auto error = failure()) return *error;
     if (Clock::now() > deadline_) break;
-    DYNMO_TRY(state_->watchdog->wait_for({key_of(missing.front())}, kJoinPoll));
+    DYNMO_TRY(state_->watch->wait_for({key_of(missing.front())}, kJoinPoll));
   }
   return make_error(
       ErrorCode::kPeerLost, "{} of {} ranks did not join at {} within {:.0f} s: {}{}",
@@ -268,7 +266,7 @@ Expected<void> Joining::wait_for_all() {
 void Joining::choose_address() {
   if (!found_by_name_) return;
   for (int rank = 0; rank < options_.size; ++rank) {
-    const std::string other = *state_->watchdog->told(key_of(rank));
+    const std::string other = *state_->watch->told(key_of(rank));
     if (other == kUnknown) continue;
     const std::string own = process::address_towards(other);
     if (!own.empty()) {
@@ -292,7 +290,7 @@ Expected<void> Joining::connect_gloo() {
   auto shared = std::make_shared<Shared>();
   auto how = ::c10d::ProcessGroupGloo::Options::create(options_.join_timeout);
   how->devices.push_back(::c10d::ProcessGroupGloo::createDeviceForHostname(state_->address));
-  auto relay = c10::make_intrusive<RelayStore>(state_->watchdog, options_.join_timeout);
+  auto relay = c10::make_intrusive<RelayStore>(state_->watch, options_.join_timeout);
   std::thread([shared, how, relay, rank = options_.rank.value, size = options_.size] {
     c10::intrusive_ptr<::c10d::Backend> gloo;
     std::exception_ptr exception;
@@ -318,7 +316,7 @@ Expected<void> Joining::connect_gloo() {
     }
   }
   if (shared->exception) {
-    if (auto verdict = state_->watchdog->verdict_within(kVerdictTime)) return *verdict;
+    if (auto verdict = state_->watch->verdict_within(kVerdictTime)) return *verdict;
     std::rethrow_exception(shared->exception);
   }
   state_->gloo = std::move(shared->gloo);
@@ -329,15 +327,15 @@ Expected<void> Joining::join() {
   if (options_.meeting_place) {
     DYNMO_CHECK((options_.rank == WorldRank(0)) == (options_.meeting != nullptr),
                 "rank 0 of a meeting listens, and no other rank, got rank {}", options_.rank);
-    if (options_.meeting == nullptr) DYNMO_TRY(connect_watchdog(*options_.meeting_place));
-    if (state_->address.empty()) state_->address = state_->watchdog->local_address();
+    if (options_.meeting == nullptr) DYNMO_TRY(connect_to_rank_0(*options_.meeting_place));
+    if (state_->address.empty()) state_->address = state_->watch->local_address();
     note_address(state_->address, options_.meeting_place->address);
   } else {
     DYNMO_TRY(open_store());
     keys_ = c10::make_intrusive<::c10d::PrefixStore>(
         fmt::format("dynmo/{}/{}", options_.attempt, options_.generation), store_->keys);
     DYNMO_TRY(claim_rank());
-    DYNMO_TRY(find_watchdog());
+    DYNMO_TRY(find_rank_0());
   }
   DYNMO_TRY(wait_for_all());
   choose_address();
@@ -359,7 +357,7 @@ Expected<std::unique_ptr<Group>> Joining::run() {
       joined = join();
     } catch (const std::exception& exception) {
       // Only the store and Gloo throw here, and both mean that somebody has gone.
-      const auto verdict = state_->watchdog ? state_->watchdog->verdict() : std::nullopt;
+      const auto verdict = state_->watch ? state_->watch->verdict() : std::nullopt;
       joined = verdict.value_or(make_error(ErrorCode::kPeerLost, "rank {} could not join at {}: {}",
                                            options_.rank, where(), first_line_of(exception)));
     }
@@ -406,7 +404,7 @@ Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options) {
   meeting->state = std::make_shared<GroupState>(GroupState{transport::Member(0), options.size});
   meeting->state->address = options.own_address.empty() ? options.address : options.own_address;
   if (options.size == 1) return meeting;  // needs nobody
-  DYNMO_ASSIGN(meeting->place, listen(options, *meeting->state));
+  DYNMO_ASSIGN(meeting->place, listen(completed(options), *meeting->state));
   return meeting;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Ranks as processes: a Transport over c10d's store and Gloo, with a watchdog (watchdog.h) beside
-// it. The only file that knows Gloo; no libtorch header is needed to use it.
+// Ranks as processes: a Transport over c10d's store and Gloo, with the control plane
+// (elastic/control_plane.h) beside it. The only file that knows Gloo; no libtorch header is needed
+// to use it.
 //
 // A user must know: Agree on sizes before.
 //  - A group that has failed is finished; the survivors join one of the next generation. Their new
@@ -22,6 +23,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/elastic/control_plane.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/transport/transport.h"
 
@@ -31,11 +33,7 @@ class Store;    // through which the ranks of a run find each other; outlives gr
 class Meeting;  // rank 0's end of a group that is to be: it listens
 
 // Where the ranks of a group meet that have agreed on it: it needs no store.
-struct MeetingPlace {
-  std::string address;
-  std::uint16_t port = 0;
-  std::uint64_t secret = 0;
-};
+using MeetingPlace = elastic::PlanePlace;
 
 struct GroupOptions {
   WorldRank rank;
@@ -50,6 +48,8 @@ struct GroupOptions {
   std::optional<int> store_fd = {};   // rank 0: a listening socket to be taken over
   std::string attempt = {};           // tells restarts that share one store apart
   std::shared_ptr<Store> store = {};  // of an earlier generation: address and port are not used
+  // Serves all groups of this process; none: the group starts one of its own.
+  std::shared_ptr<elastic::ControlPlane> plane = {};
   std::optional<MeetingPlace> meeting_place = {};  // instead of a store
   std::shared_ptr<Meeting> meeting = {};           // of rank 0: who listens there (open_meeting)
   int beside = 0;                // ranks of a group of this process that stays meanwhile
@@ -57,10 +57,11 @@ struct GroupOptions {
   // Asked now and then while the group forms; an error ends the joining of all with it.
   std::function<std::optional<Error>()> give_up = {};
   std::chrono::milliseconds join_timeout{60000};  // for all ranks to be there
-  // Longest wait for one message. No detector of losses, that is the watchdog: a rank may have a
-  // reason to be busy for long. It ends what would hang forever for a bug.
+  // Longest wait for one message. No detector of losses, that is the control plane: a rank may have
+  // a reason to be busy for long. It ends what would hang forever for a bug.
   std::chrono::milliseconds message_timeout{1800000};
-  std::chrono::milliseconds silence{3000};  // a rank not heard of for longer is lost
+  // A rank not heard of for longer is lost; of a plane of the group's own.
+  std::chrono::milliseconds silence{3000};
 };
 
 // Returns the options of a process that was started as a rank; the first generation.
@@ -68,7 +69,7 @@ struct GroupOptions {
 
 // A Transport whose waits fail with kPeerLost and "rank 2 was lost: its connection closed", or with
 // the reason that a rank gave to abort(), "rank 1: " in front where it is none of a loss. A Gloo
-// error that comes before the watchdog's verdict waits for it, about 4 s at most.
+// error that comes before the plane's verdict waits for it, about 4 s at most.
 class Group : public transport::Transport {
  public:
   // Ends the group for all ranks, not for this one only. Returns when the others have been told, so

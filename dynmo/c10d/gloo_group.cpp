@@ -19,7 +19,7 @@ using transport::Tag;
 // always the cause: it may have ended because of another.
 Error resolve(const GroupState& state, Member peer, const std::string& what) {
   if (auto failure = state.failure()) return *failure;
-  if (const auto verdict = state.watchdog->verdict_within(kVerdictTime)) {
+  if (const auto verdict = state.watch->verdict_within(kVerdictTime)) {
     state.outstanding->fail(*verdict);
   } else {
     state.abort(make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", peer, what));
@@ -93,7 +93,7 @@ class GlooGroup final : public Group {
   GlooGroup(std::shared_ptr<GroupState> state, std::shared_ptr<Store> store, milliseconds timeout)
       : state_(std::move(state)), store_(std::move(store)), timeout_(timeout) {}
   ~GlooGroup() override {
-    if (state_->watchdog == nullptr) return;
+    if (state_->watch == nullptr) return;
     if (!left_ && !state_->failure()) {
       abort(make_error(ErrorCode::kPeerLost, "rank {} has left the group", state_->rank));
     }
@@ -148,8 +148,8 @@ std::unique_ptr<Operation> GlooGroup::post(Member peer, Tag tag, std::span<std::
 Expected<void> GlooGroup::leave() {
   DYNMO_CHECK(!left_, "a group is left once");
   if (const auto failure = state_->failure()) return *failure;
-  if (state_->watchdog != nullptr) {
-    const auto done = state_->watchdog->leave(timeout_);
+  if (state_->watch != nullptr) {
+    const auto done = state_->watch->leave(timeout_);
     if (!done) {
       abort(done.error());
       return *state_->failure();

@@ -18,11 +18,11 @@
 #include <utility>
 
 #include "dynmo/c10d/c10d_transport.h"
-#include "dynmo/process/watchdog.h"
+#include "dynmo/elastic/control_plane.h"
 
 namespace dynmo::c10d {
 
-constexpr std::chrono::milliseconds kVerdictTime{4000};  // longer than the watchdog's silence
+constexpr std::chrono::milliseconds kVerdictTime{4000};  // longer than the plane's silence
 
 // The first line of what c10d or Gloo says; they add stack traces and places in their sources.
 [[nodiscard]] std::string first_line_of(const std::exception& exception);
@@ -67,17 +67,17 @@ class Outstanding {
 struct GroupState {
   transport::Member rank;
   int size;
-  std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watchdog
+  std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watch
   c10::intrusive_ptr<::c10d::Backend> gloo = {};
-  std::string address = {};                          // of this rank, as the others reach it
-  std::shared_ptr<process::Watchdog> watchdog = {};  // gone first, with its thread
+  std::string address = {};                         // of this rank, as the others reach it
+  std::shared_ptr<elastic::GroupWatch> watch = {};  // gone first
 
   [[nodiscard]] std::optional<Error> failure() const { return outstanding->failure(); }
   // Fails the group here and everywhere.
   void abort(const Error& why) const {
-    if (watchdog == nullptr) return outstanding->fail(why);
-    watchdog->announce(why);
-    outstanding->fail(watchdog->verdict().value_or(why));  // an earlier one stays
+    if (watch == nullptr) return outstanding->fail(why);
+    watch->announce(why);
+    outstanding->fail(watch->verdict().value_or(why));  // an earlier one stays
   }
 };
 

@@ -5,30 +5,30 @@
 
 namespace dynmo::c10d {
 
-std::shared_ptr<process::Watchdog> RelayStore::watchdog() const {
-  auto watchdog = watchdog_.lock();
-  TORCH_CHECK(watchdog != nullptr, "the group is gone");
-  return watchdog;
+std::shared_ptr<elastic::GroupWatch> RelayStore::watch() const {
+  auto watch = watch_.lock();
+  TORCH_CHECK(watch != nullptr, "the group is gone");
+  return watch;
 }
 
 void RelayStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
-  watchdog()->tell(key, std::string(value.begin(), value.end()));
+  watch()->tell(key, std::string(value.begin(), value.end()));
 }
 
 std::vector<std::uint8_t> RelayStore::get(const std::string& key) {
   wait({key}, timeout_);
-  const std::string value = watchdog()->told(key).value_or("");
+  const std::string value = watch()->told(key).value_or("");
   return {value.begin(), value.end()};
 }
 
 bool RelayStore::check(const std::vector<std::string>& keys) {
-  const auto found = watchdog()->wait_for(keys, std::chrono::milliseconds(0));
+  const auto found = watch()->wait_for(keys, std::chrono::milliseconds(0));
   return found && *found;
 }
 
 void RelayStore::wait(const std::vector<std::string>& keys,
                       const std::chrono::milliseconds& timeout) {
-  const auto found = watchdog()->wait_for(keys, timeout);
+  const auto found = watch()->wait_for(keys, timeout);
   TORCH_CHECK(found.has_value(), found.error().message);
   TORCH_CHECK(*found, "not all ranks have said where they are");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A store of c10d for the forming of one group: what a rank sets goes over the watchdog's
+// A store of c10d for the forming of one group: what a rank sets goes over the control plane's
 // connections to all, and who waits for a key hears of a lost rank instead of waiting for it to
 // the end of its time. It needs no server, and nothing of it is left when the group is.
 
@@ -10,19 +10,19 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "dynmo/process/watchdog.h"
+#include "dynmo/elastic/control_plane.h"
 
 namespace dynmo::c10d {
 
 // Can what Gloo's constructor asks for; throws where it cannot. Any thread may call. It does not
-// keep the watchdog: without it every call throws.
+// keep the watch: without it every call throws.
 class RelayStore final : public ::c10d::Store {
  public:
-  explicit RelayStore(std::weak_ptr<process::Watchdog> watchdog, std::chrono::milliseconds timeout)
-      : Store(timeout), watchdog_(std::move(watchdog)) {}
+  explicit RelayStore(std::weak_ptr<elastic::GroupWatch> watch, std::chrono::milliseconds timeout)
+      : Store(timeout), watch_(std::move(watch)) {}
 
   c10::intrusive_ptr<::c10d::Store> clone() override {
-    return c10::make_intrusive<RelayStore>(watchdog_, timeout_);
+    return c10::make_intrusive<RelayStore>(watch_, timeout_);
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
   std::vector<std::uint8_t> get(const std::string& key) override;
@@ -36,9 +36,9 @@ class RelayStore final : public ::c10d::Store {
   std::int64_t getNumKeys() override;
 
  private:
-  [[nodiscard]] std::shared_ptr<process::Watchdog> watchdog() const;
+  [[nodiscard]] std::shared_ptr<elastic::GroupWatch> watch() const;
 
-  std::weak_ptr<process::Watchdog> watchdog_;
+  std::weak_ptr<elastic::GroupWatch> watch_;
 };
 
 }  // namespace dynmo::c10d

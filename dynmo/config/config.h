@@ -85,7 +85,7 @@ struct Config {
     bool pin = true;                 // each rank to a core of its own, where there are enough
     std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs
     Bytes memory;                    // of a rank, for plans; 0: unlimited
-    double timeout_s = 300;  // of one message; a lost rank is noticed in seconds by the watchdog
+    double timeout_s = 300;          // of one message; a lost rank is noticed in seconds
   } pipeline;
   struct Balance {
     bool enabled = true;

@@ -10,7 +10,7 @@
 namespace dynmo::process {
 
 // Descriptors that a rank of `ranks` may need: a connection of Gloo to every other, on rank 0 also
-// of the store and the watchdog, and as much again while joining; and what any rank has open.
+// of the store and the control plane, and as much again while joining; and what any rank has open.
 [[nodiscard]] constexpr int descriptors_of_rank(int ranks) { return 4 * ranks + 64; }
 
 // Returns the descriptors of a process that starts `ranks` ranks: two pipes or processes each.

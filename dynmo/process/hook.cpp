@@ -24,6 +24,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/process/late_ranks.h"
+#include "dynmo/process/signals_blocked.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/process/spawn_impl.h"
 

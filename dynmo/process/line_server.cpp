@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/process/spawn_impl.h"
+#include "dynmo/process/signals_blocked.h"
 
 namespace dynmo::process {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "dynmo/process/peer_connection.h"
+
 #include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
-
-#include "dynmo/process/peer_connection_impl.h"
 
 namespace dynmo::process {
 namespace {
@@ -40,29 +40,55 @@ std::string encode(FrameType type, std::string_view rest) {
 std::string encode(const Hello& hello) {
   std::string rest;
   append(rest, hello.secret);
-  append(rest, hello.rank.value);
+  append(rest, hello.member);
   return encode(FrameType::kHello, rest);
 }
 
-std::string encode(const Word& word) {
+std::string encode(FrameType type, const OfGroup& of_group) {
+  std::string rest;
+  append(rest, of_group.channel);
+  rest += of_group.rest;
+  return encode(type, rest);
+}
+
+std::string text_of(const Join& join) {
+  std::string rest;
+  append(rest, join.generation);
+  append(rest, join.rank.value);
+  return rest;
+}
+
+std::string text_of(const Word& word) {
   std::string rest;
   append(rest, static_cast<std::uint32_t>(word.key.size()));
   rest += word.key;
   rest += word.value;
-  return encode(FrameType::kWord, rest);
+  return rest;
 }
 
-std::string encode_verdict(const Error& verdict) {
+std::string text_of(const Error& verdict) {
   std::string rest;
   append(rest, static_cast<std::int32_t>(verdict.code));
   rest.append(verdict.message, 0, kMaxVerdictText);
-  return encode(FrameType::kVerdict, rest);
+  return rest;
 }
 
 std::optional<Hello> parse_hello(std::string_view rest) {
-  if (rest.size() != sizeof(Hello::secret) + sizeof(Hello::rank.value)) return std::nullopt;
+  if (rest.size() != sizeof(Hello::secret) + sizeof(Hello::member)) return std::nullopt;
   const auto secret = take<std::uint64_t>(rest);
-  return Hello{.secret = secret, .rank = WorldRank(take<std::int32_t>(rest))};
+  return Hello{.secret = secret, .member = take<std::uint64_t>(rest)};
+}
+
+std::optional<OfGroup> parse_of_group(std::string_view rest) {
+  if (rest.size() < sizeof(OfGroup::channel)) return std::nullopt;
+  const auto channel = take<std::uint32_t>(rest);
+  return OfGroup{.channel = channel, .rest = rest};
+}
+
+std::optional<Join> parse_join(std::string_view rest) {
+  if (rest.size() != sizeof(Join::generation) + sizeof(Join::rank.value)) return std::nullopt;
+  const auto generation = take<Generation>(rest);
+  return Join{.generation = generation, .rank = WorldRank(take<std::int32_t>(rest))};
 }
 
 std::optional<Error> parse_verdict(std::string_view rest) {
@@ -109,7 +135,7 @@ std::optional<std::size_t> PeerConnection::first_frame() const {
   std::string_view bytes = in;
   if (bytes.size() < sizeof(std::uint32_t)) return 0;
   const auto length = take<std::uint32_t>(bytes);
-  if (length == 0 || length > (is_known() ? kMaxKnownFrame : kMaxFrame)) return std::nullopt;
+  if (length == 0 || length > (known ? kMaxKnownFrame : kMaxFrame)) return std::nullopt;
   return bytes.size() < length ? 0 : length;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The few calls on TCP sockets that the watchdog, the launcher and the c10d transport share. All
-// sockets are closed on exec.
+// The few calls on TCP sockets that the control plane, the launcher and the c10d transport share.
+// All sockets are closed on exec.
 
 #include <chrono>
 #include <cstdint>

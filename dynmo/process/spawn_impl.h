@@ -2,7 +2,7 @@
 #pragma once
 
 // One child process that runs a program and does not outlive its parent; and what all share that
-// start processes or threads.
+// start processes.
 
 #include <csignal>
 #include <optional>
@@ -39,22 +39,5 @@ struct ChildOptions {
 
 // The texts as exec and posix_spawn take them, which do not write; they outlive it.
 [[nodiscard]] std::vector<char*> c_strings(const std::vector<std::string>& texts);
-
-// While it lives, threads begin with all signals blocked: signals are for the thread that the
-// program expects them in.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace dynmo::process

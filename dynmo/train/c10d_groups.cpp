@@ -82,12 +82,22 @@ Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const c10d::GroupOptions&
   return groups;
 }
 
-Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options) const {
+Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options) {
+  c10d::GroupOptions here = options;
+  here.plane = plane_for(options.size);
   Joined joined;
-  DYNMO_ASSIGN(joined.group, c10d::join_group(options));
+  DYNMO_ASSIGN(joined.group, c10d::join_group(here));
   joined.transport = std::make_unique<Borrowed>(*joined.group);
   if (decorate_) joined.transport = decorate_(std::move(joined.transport));
   return joined;
+}
+
+// One for all groups of this process, from the first that is not of this rank alone.
+std::shared_ptr<elastic::ControlPlane> C10dGroups::plane_for(int size) {
+  if (plane_ == nullptr && size > 1) {
+    plane_ = elastic::ControlPlane::start({.id = self_.id, .silence = options_.silence});
+  }
+  return plane_;
 }
 
 bool C10dGroups::asked_to_leave() const { return sigterm.load(std::memory_order_relaxed); }
@@ -108,12 +118,13 @@ c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   options.beside = now_.group == nullptr ? 0 : now_.group->size();
   options.join_timeout = kChangeTime;
   options.message_timeout = options_.message_timeout;
-  options.silence = options_.silence;
   return options;
 }
 
 Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
-  DYNMO_ASSIGN(meeting_, c10d::open_meeting(options_for(next)));
+  c10d::GroupOptions options = options_for(next);
+  options.plane = plane_for(next.size());
+  DYNMO_ASSIGN(meeting_, c10d::open_meeting(options));
   const c10d::MeetingPlace& place = c10d::place_of(*meeting_);
   return elastic::Place{.generation = next.generation,
                         .size = next.size(),

@@ -10,6 +10,7 @@
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/control_messages.h"
+#include "dynmo/elastic/control_plane.h"
 #include "dynmo/elastic/groups.h"
 #include "dynmo/transport/transport.h"
 
@@ -56,7 +57,8 @@ class C10dGroups final : public elastic::Groups {
   };
   C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate)
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
-  [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options) const;
+  [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options);
+  [[nodiscard]] std::shared_ptr<elastic::ControlPlane> plane_for(int size);
   [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
   // Forms a group of those that are left, and makes it the one in force. An error: another one is
   // to be tried.
@@ -65,6 +67,7 @@ class C10dGroups final : public elastic::Groups {
   c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
   Decorate decorate_;
+  std::shared_ptr<elastic::ControlPlane> plane_;
   Joined now_;
   std::string address_;  // of this process, in the newest group
   Joined next_;

@@ -16,7 +16,7 @@ dynmo::c10d::NameCudaDevice dynmo_name_cuda_device;
 
 void dynmo_connect_nccl(const dynmo::c10d::NcclPair& pair,
                         c10::intrusive_ptr<::c10d::Backend>& group) {
-  // Our watchdog deals with a lost rank. c10d's own would end the process, and a second one
+  // Our control plane deals with a lost rank. c10d's own would end the process, and a second one
   // watch the first.
   [[maybe_unused]] static const bool once = [] {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/1);

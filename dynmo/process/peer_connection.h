@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Defines the frames between the watchdogs of two ranks, and one end of their connection. A
-// connection belongs to the watchdog's thread and never blocks it.
+// Defines the frames between the control planes of two processes, and one end of their connection.
+// A connection serves all groups that the two share; a group has a channel on it, whose number the
+// end that connected chooses. It belongs to the plane's thread and never blocks it.
 
 #include <chrono>
 #include <cstdint>
@@ -19,12 +20,15 @@ namespace dynmo::process {
 // On the wire: length of the rest (4 bytes), type (1), what follows depends on the type. Numbers as
 // the machine has them; the ranks of a group are of one kind.
 enum class FrameType : char {
-  kHello,    // to rank 0: secret (8), rank (4)
-  kBeat,     // nothing
+  kHello,  // the first of either end: secret (8), member (8)
+  kBeat,   // nothing
+  // These carry a group's channel (4), then
+  kJoin,     // to rank 0: generation (8), rank (4)
   kDone,     // to rank 0: nothing
   kAllDone,  // from rank 0: nothing
   kVerdict,  // code (4), text
   kWord,     // length of the key (4), key, value
+  kGone,     // nothing; the sender's end of the group is no more
 };
 
 struct Frame {
@@ -34,6 +38,11 @@ struct Frame {
 
 struct Hello {
   std::uint64_t secret = 0;
+  std::uint64_t member = 0;
+};
+
+struct Join {
+  Generation generation = 0;
   WorldRank rank;
 };
 
@@ -42,13 +51,26 @@ struct Word {
   std::string value;
 };
 
+// A group's frame: its channel and the bytes that follow it.
+struct OfGroup {
+  std::uint32_t channel = 0;
+  std::string_view rest;
+};
+
+// The whole frame.
 [[nodiscard]] std::string encode(FrameType type, std::string_view rest = {});
 [[nodiscard]] std::string encode(const Hello& hello);
-[[nodiscard]] std::string encode(const Word& word);
-[[nodiscard]] std::string encode_verdict(const Error& verdict);
+[[nodiscard]] std::string encode(FrameType type, const OfGroup& of_group);
+
+// Encodes the bytes that follow the channel.
+[[nodiscard]] std::string text_of(const Join& join);
+[[nodiscard]] std::string text_of(const Word& word);
+[[nodiscard]] std::string text_of(const Error& verdict);
 
 // Parses the rest of such a frame; nullopt if it is malformed.
 [[nodiscard]] std::optional<Hello> parse_hello(std::string_view rest);
+[[nodiscard]] std::optional<OfGroup> parse_of_group(std::string_view rest);
+[[nodiscard]] std::optional<Join> parse_join(std::string_view rest);
 [[nodiscard]] std::optional<Error> parse_verdict(std::string_view rest);
 [[nodiscard]] std::optional<Word> parse_word(std::string_view rest);
 
@@ -65,14 +87,11 @@ struct PeerConnection {
   template <typename Handle>
   [[nodiscard]] State take_frames(const Handle& handle);
 
-  [[nodiscard]] bool is_known() const { return rank >= 0; }
-
   UniqueFd socket;
-  int rank = -1;  // unknown before its hello
+  bool known = false;  // it has said hello, or this end has connected to it
   std::string in;
   std::string out;
   Clock::time_point last_received = Clock::now();
-  bool done = false;  // has finished its work: its end is no loss
 
  private:
   // The length of the first frame's part behind the length field; 0: not there yet.
