@@ -6,6 +6,8 @@
 // number stands follows from plan and model, which all ranks have.
 
 #include <map>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/control/decisions.h"
@@ -56,6 +58,7 @@ struct Exchange {
   double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
   bool asked = false;  // by any rank
+  friend bool operator==(const Exchange&, const Exchange&) = default;
 };
 
 // Called by all ranks with the plan of the step; `micro_batches` of a replica. Numbers that a layer
@@ -63,6 +66,15 @@ struct Exchange {
 [[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
                                           const plan::Plan& plan, const model::Model& model,
                                           int micro_batches, const RankStats& own);
+
+// Whether it has the numbers of every layer of the model and every rank.
+[[nodiscard]] bool fits(const Exchange& exchanged, const model::Model& model,
+                        const transport::Axes& axes);
+
+// The exchange as bytes, bit for bit, for a rank that did not get it.
+[[nodiscard]] std::string pack(const Exchange& exchanged);
+// kBadInput: other bytes.
+[[nodiscard]] Expected<Exchange> parse_exchange(std::string_view bytes);
 
 // Returns the values that the controller decides by.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {

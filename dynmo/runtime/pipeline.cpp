@@ -118,6 +118,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
 }
 
 RankState Pipeline::take_state() {
+  begun_.reset();
   for (auto& [id, layer] : state_.layers) {
     if (!layer.frozen) model::zero_gradients(layer);
   }
@@ -205,7 +206,9 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
   return true;
 }
 
-Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
+Expected<Exchange> Pipeline::exchange_figures() {
+  DYNMO_CHECK(gradients_complete(), "a step that was begun");
+  const StepOutput& output = begun_->output;
   RankStats own = own_figures(state_.layers, output, times_, program_.recomputed, options_.ties);
   const model::OutputShapes shapes =
       model::output_shapes(model_, state_.step, options_.boundary_shape, options_.boundary_type);
@@ -229,8 +232,6 @@ Expected<Exchange> Pipeline::exchange_figures(const StepOutput& output) {
     if (!has_own(i) || (!room_.empty() && room_[i] > 0)) continue;
     exchanged.layers[i].boundary_bytes = bytes_of_shape(shapes[i], options_.boundary_type);
   }
-  state_.spares.clear();  // as above
-  make_room(exchanged);
   return exchanged;
 }
 
@@ -246,11 +247,10 @@ void Pipeline::make_room(const Exchange& exchanged) {
 }
 
 // Every rank has the same loss and norms, so all stop or skip alike.
-Expected<void> Pipeline::check_numbers(StepReport& report,
-                                       const std::vector<double>& squared_norms) const {
-  if (std::isfinite(report.loss) && std::isfinite(report.gradient_norm)) return {};
+void Pipeline::check_numbers(StepReport& report, const std::vector<double>& squared_norms) const {
+  if (std::isfinite(report.loss) && std::isfinite(report.gradient_norm)) return;
   report.skipped = options_.on_nan == OnNan::kSkip;
-  if (report.skipped) return {};
+  if (report.skipped) return;
   std::string where;
   for (std::size_t i = 0; i < squared_norms.size(); ++i) {
     if (std::isfinite(squared_norms[i])) continue;
@@ -259,10 +259,11 @@ Expected<void> Pipeline::check_numbers(StepReport& report,
                         model_[i]->name(), grid_.name_of(state_.plan.owner(layer)));
     break;
   }
-  return make_error(ErrorCode::kBadInput,
-                    "step {}: loss is {} and gradient norm {}{}: lower optimizer.learning_rate, or "
-                    "pass over such steps with train.on_nan = skip",
-                    report.step, std::abs(report.loss), report.gradient_norm, where);
+  report.stop = make_error(ErrorCode::kBadInput,
+                           "step {}: loss is {} and gradient norm {}{}: lower "
+                           "optimizer.learning_rate, or pass over such steps with train.on_nan = "
+                           "skip",
+                           report.step, std::abs(report.loss), report.gradient_norm, where);
 }
 
 void Pipeline::update(const StepReport& report) {
@@ -338,26 +339,45 @@ Expected<void> Pipeline::prepare(StepReport& report) {
 }
 
 Expected<StepReport> Pipeline::step(const Batches& batches) {
-  check_context() = {grid_.rank().value, state_.step};
-  const auto start = Clock::now();
-  StepReport report;
-  DYNMO_TRY(prepare(report));
-  const auto ready = Clock::now();
+  DYNMO_TRY(begin_step(batches));
+  DYNMO_ASSIGN(const Exchange exchanged, exchange_figures());
+  return finish_step(exchanged);
+}
 
-  DYNMO_ASSIGN(StepOutput output, accumulate(batches));
-  DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
+Expected<void> Pipeline::begin_step(const Batches& batches) {
+  check_context() = {grid_.rank().value, state_.step};
+  begun_.emplace();
+  begun_->start = Clock::now();
+  DYNMO_TRY(prepare(begun_->report));
+  begun_->ready = Clock::now();
+  DYNMO_ASSIGN(begun_->output, accumulate(batches));
+  begun_->complete = true;
+  return {};
+}
+
+Expected<StepReport> Pipeline::finish_step(const Exchange& exchanged) {
+  DYNMO_CHECK(gradients_complete(), "a step that was begun");
+  if (!fits(exchanged, model_, grid_.axes())) {
+    return make_error(ErrorCode::kInternal, "step {}: the exchange is of another model or group",
+                      state_.step);
+  }
   const auto met = Clock::now();
+  BegunStep begun = *std::exchange(begun_, std::nullopt);
+  StepReport& report = begun.report;
+  state_.spares.clear();  // as in apply()
   take(exchanged, grid_, state_.plan, report);
   report.learning_rate = config::learning_rate(options_.learning_rate, state_.step);
-  DYNMO_TRY(check_numbers(report, exchanged.squared_norms));
+  check_numbers(report, exchanged.squared_norms);
+  if (report.stop) return std::move(report);
+  make_room(exchanged);
   update(report);
   DYNMO_TRY(dynamism::after_update(
       state_.sources, boundary(),
       {.figures = exchanged.figures, .squared_norms = exchanged.squared_norms}));
 
-  report.step_s = seconds_since(start);
+  report.step_s = seconds_since(begun.start);
   report.idle_s = std::max(0.0, report.step_s - report.busy_s);
-  times_.overhead_s = seconds_since(ready) - times_.schedule_s - times_.update_total_s;
+  times_.overhead_s = seconds_since(begun.ready) - times_.schedule_s - times_.update_total_s;
   // The replay knows the reduction, once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
   const auto profiling = Clock::now();
@@ -368,14 +388,15 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
   // The whole of which busy_s is a part: the time between two exchanges, where all ranks meet. The
   // update before the schedule lies in it, that behind it does not.
   const double between_s =
-      times_.after_exchange_s + std::chrono::duration<double>(met - start).count();
+      times_.after_exchange_s + std::chrono::duration<double>(met - begun.start).count();
   times_.after_exchange_s = seconds_since(met);
   report.bubble = 1 - mean(report.busy_by_rank) / between_s;
-  report.actions = std::move(output.actions);
-  report.messages = std::move(output.messages);
-  report.start_ns = output.start_ns;
+  report.actions = std::move(begun.output.actions);
+  report.messages = std::move(begun.output.messages);
+  report.start_ns = begun.output.start_ns;
+  last_exchange_ = exchanged;
   ++state_.step;
-  return report;
+  return std::move(report);
 }
 
 }  // namespace dynmo::runtime

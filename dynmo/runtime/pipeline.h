@@ -10,6 +10,7 @@
 // layers together and add up their gradients (runtime/reduction.h). A step has replicas x
 // accumulation x micro_batches micro-batches, numbered in this order, the last one fastest.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -59,9 +60,22 @@ class Pipeline {
   [[nodiscard]] Expected<void> use(const control::Profiler& measured);
   // In a group that follows another: measures its links, and chooses with the costs known.
   [[nodiscard]] Expected<void> go_on();
-  // Runs one training step: ask the sources, plan and move if it pays, run the schedule, clip,
-  // update.
+  // Runs one training step, which is the three calls below.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
+  // Asks the sources, plans and moves if it pays, and runs the schedule. Afterwards the step's
+  // gradients are complete on this rank.
+  [[nodiscard]] Expected<void> begin_step(const Batches& batches);
+  // Tells the other ranks this rank's figures of the step, and returns those of all.
+  [[nodiscard]] Expected<Exchange> exchange_figures();
+  // Clips, updates, and tells sources and controller the outcome. It sends nothing and needs no
+  // group, so a rank whose group was lost in the exchange can finish the step with the value that
+  // another rank has got. Requires gradients_complete(). Where the report says to stop, nothing has
+  // changed and the step is not done. kInternal: the exchange is of another model or group.
+  [[nodiscard]] Expected<StepReport> finish_step(const Exchange& exchanged);
+  // Whether finish_step() is all that next_step() lacks.
+  [[nodiscard]] bool gradients_complete() const { return begun_ && begun_->complete; }
+  // The exchange of step next_step() - 1; none before this pipeline's first.
+  [[nodiscard]] const std::optional<Exchange>& last_exchange() const { return last_exchange_; }
   // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
   // the replicas like those of a step.
   // kGeneration: with the decisions that layers take while a text is made.
@@ -109,6 +123,14 @@ class Pipeline {
   [[nodiscard]] const MigrationReport& last_migration() const { return migration_; }
 
  private:
+  // A step that was begun and not finished.
+  struct BegunStep {
+    StepReport report;
+    StepOutput output = {};
+    std::chrono::steady_clock::time_point start = {};
+    std::chrono::steady_clock::time_point ready = {};  // to run the schedule
+    bool complete = false;                             // its gradients
+  };
   [[nodiscard]] transport::Tag control(transport::Control use) const;
   [[nodiscard]] control::Decisions::Now now() const;
   // Makes the input that the rounds of a step have in common with those of validation.
@@ -128,10 +150,8 @@ class Pipeline {
   [[nodiscard]] Expected<void> prepare(StepReport& report);
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report);
-  [[nodiscard]] Expected<Exchange> exchange_figures(const StepOutput& output);
   [[nodiscard]] Expected<void> measure_links();
-  [[nodiscard]] Expected<void> check_numbers(StepReport& report,
-                                             const std::vector<double>& squared_norms) const;
+  void check_numbers(StepReport& report, const std::vector<double>& squared_norms) const;
   void update(const StepReport& report);
 
   transport::Grid grid_;
@@ -144,6 +164,8 @@ class Pipeline {
   DeviceMessages device_messages_;
   RankTimes times_;  // newest step
   MigrationReport migration_;
+  std::optional<BegunStep> begun_;
+  std::optional<Exchange> last_exchange_;
   std::vector<std::int64_t> room_;  // StepInput::room
   std::int64_t asked_for_ = -1;     // step before which the sources were asked last
 };

@@ -32,13 +32,20 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
     // The first one warms up caches and allocators: it is metered, not timed.
     StepInput input = round_input(program_.training, batches, 0);
     input.meter_stashes = i == 0;
-    DYNMO_ASSIGN(const StepOutput output, run_round(input));
+    DYNMO_ASSIGN(StepOutput output, run_round(input));
     DYNMO_TRY(measure_links());
     measure_updates(state_.layers, options_.optimizer, options_.staging.device, times_);
     const auto begin = std::chrono::steady_clock::now();
-    DYNMO_ASSIGN(const Exchange exchanged, exchange_figures(output));
+    begun_.emplace();
+    begun_->output = std::move(output);
+    begun_->complete = true;
+    const auto exchanged = exchange_figures();
+    begun_.reset();  // an error, too, leaves no step to finish
+    if (!exchanged) return exchanged.error();
+    state_.spares.clear();
+    make_room(*exchanged);
     times_.overhead_s = seconds_since(begin);
-    decisions_.observe(step_of(exchanged), state_.plan, state_.frozen_layers);
+    decisions_.observe(step_of(*exchanged), state_.plan, state_.frozen_layers);
     if (i == 0) decisions_.forget_times();
   }
   return choose_recomputed();

@@ -30,7 +30,7 @@ enum class Balancing { kNever, kAutomatic };
 
 // The reaction to a step whose loss or gradient norm is NaN or Inf.
 enum class OnNan {
-  kStop,  // an error that names step, layer and rank
+  kStop,  // StepReport::stop, which names step, layer and rank
   kSkip,  // no update; training goes on with the next step
 };
 

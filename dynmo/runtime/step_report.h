@@ -9,6 +9,7 @@
 
 #include "dynmo/control/policy.h"
 #include "dynmo/control/profiler.h"
+#include "dynmo/core/expected.h"
 #include "dynmo/observe/step_facts.h"
 #include "dynmo/schedule/timeline.h"
 
@@ -24,6 +25,7 @@ struct StepReport : observe::StepFacts {
   std::vector<double> busy_by_rank;
   std::optional<control::Decision> decision;  // what the policy said this step, where it was asked
   bool skipped = false;                   // no update: loss or norm were NaN or Inf (OnNan::kSkip)
+  std::optional<Error> stop = {};         // all end the run: the same with OnNan::kStop
   bool asked = false;                     // a rank has something to tell all before the next step
   std::vector<cost::LayerSample> layers;  // by LayerId, as measured in this step
   std::vector<schedule::TimedAction> actions;   // this rank's, compute

@@ -257,6 +257,7 @@ class Run {
     if (lanes_.size() > 1) DYNMO_TRY(wait_for_all(*group_));
     const std::int64_t begin_ns = now_ns();
     DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
+    if (report.stop) return *report.stop;  // at all ranks
     for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
     if (elasticity_) elasticity_->observe(report, *lane.group);
     const std::int64_t done = report.step + 1;

@@ -20,7 +20,8 @@ Axes axes_of(const Transport& world, int replicas) {
 
 }  // namespace
 
-Grid::Grid(Transport& world, int replicas) : world_(world), axes_(axes_of(world, replicas)) {
+Grid::Grid(Transport& world, int replicas)
+    : world_(world), rank_(world.rank().value), axes_(axes_of(world, replicas)) {
   std::vector<WorldRank> peers;
   for (int i = 0; i < replicas; ++i) peers.push_back(world_rank({i, position()}));
   peers_ = subset(world, std::move(peers));

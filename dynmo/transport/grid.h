@@ -23,7 +23,7 @@ class Grid {
   [[nodiscard]] int replicas() const { return axes_.replicas; }
   [[nodiscard]] int positions() const { return axes_.positions; }
   // The coordinates of this rank.
-  [[nodiscard]] WorldRank rank() const { return WorldRank(world_.rank().value); }
+  [[nodiscard]] WorldRank rank() const { return rank_; }
   [[nodiscard]] int replica() const { return axes_.place(rank()).replica; }
   [[nodiscard]] Rank position() const { return axes_.place(rank()).position; }
   [[nodiscard]] WorldRank world_rank(const Place& place) const { return axes_.world_rank(place); }
@@ -39,6 +39,7 @@ class Grid {
 
  private:
   Transport& world_;
+  WorldRank rank_;  // known when the transport is gone
   Axes axes_;
   std::unique_ptr<Transport> pipeline_;  // none: the group is one pipeline
   std::unique_ptr<Transport> peers_;

@@ -260,6 +260,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
         for (auto step = static_cast<int>(begin.step); step < run.steps; ++step) {
           if (run.before_step) DYNMO_TRY(run.before_step(pipeline, step));
           DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
+          if (report.stop) return *report.stop;
           if (transport->rank() == transport::Member(0)) {
             const std::lock_guard lock(mutex);
             result.losses.push_back(report.loss);

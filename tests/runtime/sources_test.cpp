@@ -12,174 +12,18 @@
 #include <string>
 #include <string_view>
 
-#include "blinking_source.h"
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/early_exit/training/source.h"
-#include "dynmo/dynamism/mixture_of_depths/training/source.h"
-#include "dynmo/dynamism/moe/training/source.h"
-#include "dynmo/dynamism/pruning/training/source.h"
-#include "dynmo/dynamism/sparse_attention/training/source.h"
 #include "dynmo/train/checkpointer.h"
+#include "named_sources.h"
 #include "pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::runtime::testing {
 namespace {
 
-constexpr int kSourcesSteps = 60;
-
-dynamism::PruningOptions pruned_within_sixty_steps() {
-  dynamism::PruningOptions options;
-  options.start = 4;
-  options.end = 44;
-  options.every = 8;
-  options.sparse_above = 0.6;
-  return options;
-}
-
-dynamism::MoeOptions few_experts(dynamism::MoeRouting router = dynamism::MoeRouting::kTopK) {
-  dynamism::MoeOptions options;
-  options.experts = 4;
-  options.router = router;
-  options.bias_rate = 0.01;
-  options.expert_hidden = 24;
-  options.capacity_factor = 1.1;
-  options.z_loss = 0.001;
-  return options;
-}
-
-dynamism::EarlyExitOptions exits_within_sixty_steps() {
-  dynamism::EarlyExitOptions options;
-  options.survivors = 0.3;
-  options.exit_every = 1;
-  options.warm_up = 5;
-  options.ramp_steps = 10;
-  return options;
-}
-
 std::string tensor_name(LayerId layer, std::string_view parameter) {
   return fmt::format("{}.{}", layer.value, parameter);
 }
-
-struct NamedSources {
-  const char* name;
-  dynamism::Sources (*make)(std::int64_t steps);
-  int blocks = 3;  // that make kLayers layers
-  bool imported = false;
-};
-
-template <typename... One>
-dynamism::Sources sources_of(One... one) {
-  dynamism::Sources sources;
-  (sources.push_back(std::move(one)), ...);
-  return sources;
-}
-
-const std::vector<NamedSources> kSources = {
-    {"freezing by schedule",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_freezing_source({.schedule = freezing()}, steps));
-     }},
-    {"freezing by norm",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_freezing_source(norm_rule(), steps));
-     }},
-    {"freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_freezing_source(plasticity_rule(), steps));
-     }},
-    {"pruning",
-     [](std::int64_t) {
-       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()));
-     }},
-    {"pruning of an imported model",
-     [](std::int64_t) {
-       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()));
-     },
-     3, true},
-    {"pruning and freezing",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source({.schedule = freezing()}, steps));
-     }},
-    {"sparse attention by hashes",
-     [](std::int64_t) {
-       return sources_of(dynamism::make_sparse_attention_source({.buckets = 4}));
-     }},
-    {"sparse attention by drops",
-     [](std::int64_t) {
-       return sources_of(
-           dynamism::make_sparse_attention_source({.rule = dynamism::SparseRule::kDrop}));
-     }},
-    {"early exit",
-     [](std::int64_t) {
-       return sources_of(dynamism::make_early_exit_source(exits_within_sixty_steps()));
-     }},
-    {"early exit, pruning and freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source(plasticity_rule(), steps),
-                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
-     }},
-    {"sparse attention, pruning and freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source(plasticity_rule(), steps),
-                         dynamism::make_sparse_attention_source({.buckets = 4}));
-     }},
-    {"mixture of depths",
-     [](std::int64_t) {
-       return sources_of(dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
-     },
-     4},
-    {"mixture of depths, pruning and freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source(plasticity_rule(), steps),
-                         dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
-     },
-     4},
-    {"early exit of experts by scores, with drops",
-     [](std::int64_t) {
-       return sources_of(dynamism::make_moe_source(few_experts()),
-                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
-     }},
-    {"early exit of experts by a bias, pruning and freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBias)),
-                         dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source(plasticity_rule(), steps),
-                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
-     }},
-    {"early exit of experts that choose",
-     [](std::int64_t) {
-       return sources_of(
-           dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kExpertChoice)),
-           dynamism::make_early_exit_source(exits_within_sixty_steps()));
-     }},
-    {"mixture of depths of experts by a bias, pruning and freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBias)),
-                         dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source(plasticity_rule(), steps),
-                         dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
-     },
-     4},
-    {"experts by scores, with drops",
-     [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
-    {"balanced experts, pruning and freezing by plasticity",
-     [](std::int64_t steps) {
-       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBalanced)),
-                         dynamism::make_pruning_source(pruned_within_sixty_steps()),
-                         dynamism::make_freezing_source(plasticity_rule(), steps));
-     }},
-    {"experts by a bias, freezing by schedule and sparse attention", [](std::int64_t steps) {
-       dynamism::MoeOptions options = few_experts(dynamism::MoeRouting::kBias);
-       options.capacity_factor = 0;
-       return sources_of(dynamism::make_moe_source(options),
-                         dynamism::make_freezing_source({.schedule = freezing()}, steps),
-                         dynamism::make_sparse_attention_source({.buckets = 4}));
-     }}};
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
 constexpr std::array<int, kChoices> kValues = {20, 6, 4, 3, 2, 2};
