@@ -124,6 +124,8 @@ std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
       {"elastic.pack_ranks", &e.pack_ranks, between(0, 4096, "(0: as elastic.pack says)")},
       {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
       {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
+      {"elastic.snapshots", &e.snapshots, Names{"never", "auto"}},
+      {"elastic.snapshot_cost", &e.snapshot_cost, between(0.0001, 1)},
       {"elastic.release_command", &e.release_command},
       {"elastic.release_timeout_s", &e.release_timeout_s, between(0.1, 1e6, "seconds")},
       {"elastic.listen", &e.listen},

@@ -43,6 +43,7 @@ class Decisions {
   // `ranks` are those of a replica.
   Decisions(Controller controller, int ranks, DecisionsOptions options);
 
+  [[nodiscard]] const Controller& controller() const { return controller_; }
   // The controller, for the next group; this object is done with.
   [[nodiscard]] Controller take_controller() { return std::move(controller_); }
 

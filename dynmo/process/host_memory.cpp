@@ -3,8 +3,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 namespace dynmo::process {
 
@@ -17,18 +20,26 @@ Bytes resident_memory() {
   return Bytes{resident * ::sysconf(_SC_PAGESIZE)};
 }
 
-Bytes host_memory() {
-  // Lines such as "MemTotal:  16384 kB" (proc(5)).
+namespace {
+
+// The sum of lines such as "MemTotal:  16384 kB" (proc(5)).
+Bytes sum_of(std::initializer_list<std::string_view> names) {
   std::ifstream file("/proc/meminfo");
   std::string word;
   std::int64_t kibibytes = 0;
   Bytes total;
   while (file >> word) {
-    if ((word == "MemTotal:" || word == "SwapTotal:") && file >> kibibytes) {
+    if (std::ranges::find(names, word) != names.end() && file >> kibibytes) {
       total += Bytes{1024 * kibibytes};
     }
   }
   return total;
 }
+
+}  // namespace
+
+Bytes host_memory() { return sum_of({"MemTotal:", "SwapTotal:"}); }
+
+Bytes available_memory() { return sum_of({"MemAvailable:"}); }
 
 }  // namespace dynmo::process

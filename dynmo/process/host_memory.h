@@ -13,4 +13,7 @@ namespace dynmo::process {
 // Returns the memory of this host, with its swap; 0 where the system does not report it.
 [[nodiscard]] Bytes host_memory();
 
+// Returns what programs may still take on this host; 0 where the system does not report it.
+[[nodiscard]] Bytes available_memory();
+
 }  // namespace dynmo::process

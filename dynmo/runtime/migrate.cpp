@@ -60,11 +60,7 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
                    const Staging& staging, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
   transfer.copy = state;
-  for (model::Parameter& parameter : transfer.copy.parameters) {
-    parameter.gradient.reset();      // zero
-    parameter.compute_copy.reset();  // derived
-    parameter.pattern.reset();
-  }
+  strip(transfer.copy);
   transfer.copy = staging.to_host(transfer.copy);
   transfer.pieces = layer_pieces(transfer.copy);
   transfer.header = model::pack(model::header(transfer.copy));
@@ -83,9 +79,10 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
 
 // Posts everything; new memory is gone through while the first pieces arrive.
 void start_receiving(Transport& transport, const model::Layer& layer,
-                     const model::StateShape& shape, Transfer& transfer) {
+                     const model::StateShape& shape, Arrival arrival, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
   transfer.copy = model::allocate_tensors_like(layer, transfer.layer, shape);
+  if (arrival == Arrival::kStays) strip(transfer.copy);
   transfer.pieces = layer_pieces(transfer.copy);
   auto& operations = transfer.operations;
   operations.push_back(transport.receive(Member(transfer.from.value), tag, transfer.header));
@@ -112,7 +109,8 @@ std::string take_header(std::span<const std::byte> bytes, model::LayerState& sta
 }
 
 // Waits until all has arrived; the refusal, "" if what arrived is what was sent.
-Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& transfer) {
+Expected<std::string> finish_receiving(const model::Layer& layer, Arrival arrival,
+                                       Transfer& transfer) {
   // The digest is that of the final memory, taken piece by piece as they arrive.
   Digester digester;
   DYNMO_TRY(transfer.operations.front()->wait());
@@ -130,7 +128,7 @@ Expected<std::string> finish_receiving(const model::Layer& layer, Transfer& tran
     why = fmt::format("checksum {} where {} was sent", digester.digest().hex(), sent.hex());
   }
   if (why.empty()) {
-    model::derive(layer, transfer.copy);
+    if (arrival == Arrival::kTrains) model::derive(layer, transfer.copy);
     return why;
   }
   return fmt::format("layer {} from rank {}: {}", transfer.layer, transfer.from, why);
@@ -158,8 +156,14 @@ Expected<std::string> vote(Transport& transport, Tag tag, const std::string& ref
 // All transfers of one rank, a few at a time.
 class Mover {
  public:
-  Mover(Transport& group, const model::Model& model, RankState& state, const Staging& staging)
-      : group_(group), model_(model), state_(state), staging_(staging) {}
+  Mover(Transport& group, const model::Model& model, const LayerStates& from, LayerStates& arrived,
+        Arrival arrival, const Staging& staging)
+      : group_(group),
+        model_(model),
+        from_(from),
+        arrived_(arrived),
+        arrival_(arrival),
+        staging_(staging) {}
 
   // All ranks go through the moves in one order, and wait for those they have begun in that order:
   // both ends of the earliest that is not finished have begun it, so no two wait for each other.
@@ -183,10 +187,10 @@ class Mover {
     Transfer& transfer = under_way_.emplace_back(
         Transfer{.layer = move.layer, .from = move.from, .receives = !sends});
     if (sends) {
-      start_sending(group_, move.to, state_.layers.at(move.layer), staging_, transfer);
+      start_sending(group_, move.to, from_.at(move.layer), staging_, transfer);
       sent_ += model::tensor_bytes(transfer.copy);
     } else {
-      start_receiving(group_, *model_[move.layer.index()], move.shape, transfer);
+      start_receiving(group_, *model_[move.layer.index()], move.shape, arrival_, transfer);
       received_ += model::tensor_bytes(transfer.copy);
     }
   }
@@ -194,9 +198,12 @@ class Mover {
   Expected<void> finish_first() {
     Transfer& transfer = under_way_.front();
     if (transfer.receives) {
-      DYNMO_ASSIGN(std::string why, finish_receiving(*model_[transfer.layer.index()], transfer));
+      DYNMO_ASSIGN(std::string why,
+                   finish_receiving(*model_[transfer.layer.index()], arrival_, transfer));
       if (why.empty()) {
-        state_.spares.insert_or_assign(transfer.layer, staging_.to_device(transfer.copy));
+        arrived_.insert_or_assign(transfer.layer, arrival_ == Arrival::kTrains
+                                                      ? staging_.to_device(transfer.copy)
+                                                      : std::move(transfer.copy));
       } else if (refusal_.empty()) {
         refusal_ = std::move(why);
       }
@@ -209,7 +216,9 @@ class Mover {
 
   Transport& group_;
   const model::Model& model_;
-  RankState& state_;
+  const LayerStates& from_;
+  LayerStates& arrived_;
+  const Arrival arrival_;
   const Staging& staging_;
   std::list<Transfer> under_way_;
   std::string refusal_;
@@ -233,23 +242,33 @@ std::vector<LayerTransfer> transfers(const plan::Migration& migration, const tra
   return all;
 }
 
-Expected<MigrationReport> migrate(Transport& group, Tag vote_tag, const model::Model& model,
-                                  const std::vector<LayerTransfer>& moves, RankState& state,
-                                  const Staging& staging) {
+Expected<MigrationReport> copy_layers(Transport& group, Tag vote_tag, const model::Model& model,
+                                      const std::vector<LayerTransfer>& moves,
+                                      const LayerStates& from, LayerStates& arrived,
+                                      Arrival arrival, const Staging& staging) {
   const auto start = std::chrono::steady_clock::now();
-  Mover mover(group, model, state, staging);
+  Mover mover(group, model, from, arrived, arrival, staging);
   DYNMO_TRY(mover.run(moves));
   MigrationReport report{.sent = mover.sent(), .received = mover.received()};
   DYNMO_ASSIGN(report.refusal, vote(group, vote_tag, mover.refusal()));
   report.committed = report.refusal.empty();
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+Expected<MigrationReport> migrate(Transport& group, Tag vote_tag, const model::Model& model,
+                                  const std::vector<LayerTransfer>& moves, RankState& state,
+                                  const Staging& staging) {
+  DYNMO_ASSIGN(const MigrationReport report,
+               copy_layers(group, vote_tag, model, moves, state.layers, state.spares,
+                           Arrival::kTrains, staging));
   for (const LayerTransfer& move : moves) {
-    if (move.to != mover.self()) continue;
+    if (move.to != WorldRank(group.rank().value)) continue;
     auto arrived = state.spares.extract(move.layer);
     if (!report.committed) continue;
     const auto placed = state.layers.insert(std::move(arrived));
     DYNMO_CHECK(placed.inserted, "layer {} that is not already here", move.layer);
   }
-  report.seconds = seconds_since(start);
   return report;
 }
 

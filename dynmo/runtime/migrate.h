@@ -41,6 +41,20 @@ struct LayerTransfer {
                                                    const transport::Axes& axes,
                                                    const RankState& state);
 
+// How a copy stays where it has arrived.
+enum class Arrival {
+  kTrains,  // as a rank trains it, on its device
+  kStays,   // in host memory, stripped (rank_state.h)
+};
+// Called by all ranks of the group with equal transfers, each with the layers that it sends `from`.
+// Verified copies are in `arrived`, after an error and a refusal, too.
+[[nodiscard]] Expected<MigrationReport> copy_layers(transport::Transport& group,
+                                                    transport::Tag vote_tag,
+                                                    const model::Model& model,
+                                                    const std::vector<LayerTransfer>& moves,
+                                                    const LayerStates& from, LayerStates& arrived,
+                                                    Arrival arrival, const Staging& staging = {});
+
 // Called by all ranks of the group with equal transfers at a step boundary: gradients are zero,
 // nothing is in flight. All commit, or none does: on commit the moved layers are in the `layers` of
 // their new owners, and of the old ones until set_aside (rank_state.h) under the new plan.

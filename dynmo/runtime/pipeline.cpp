@@ -19,6 +19,7 @@
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/rounds.h"
 #include "dynmo/runtime/row_messages.h"
+#include "dynmo/runtime/snapshot.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/runtime/update.h"
 
@@ -235,6 +236,12 @@ Expected<Exchange> Pipeline::exchange_figures() {
   return exchanged;
 }
 
+Expected<MigrationReport> Pipeline::take_snapshot(std::span<const WorldRank> keepers) {
+  DYNMO_TRY(ask_sources_first());
+  return runtime::take_snapshot(grid_, control(transport::Control::kSnapshot), model_, keepers,
+                                decisions_.controller(), state_, options_.staging);
+}
+
 // As many as crossed in this step, at `row_room` 1: all ranks know the same.
 void Pipeline::make_room(const Exchange& exchanged) {
   if (room_.empty()) return;
@@ -364,7 +371,9 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& exchanged) {
   const auto met = Clock::now();
   BegunStep begun = *std::exchange(begun_, std::nullopt);
   StepReport& report = begun.report;
-  state_.spares.clear();  // as in apply()
+  // All ranks have met, as in apply().
+  state_.spares.clear();
+  state_.arriving.clear();
   take(exchanged, grid_, state_.plan, report);
   report.learning_rate = config::learning_rate(options_.learning_rate, state_.step);
   check_numbers(report, exchanged.squared_norms);
@@ -394,7 +403,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& exchanged) {
   report.actions = std::move(begun.output.actions);
   report.messages = std::move(begun.output.messages);
   report.start_ns = begun.output.start_ns;
-  last_exchange_ = exchanged;
+  state_.last_exchange = exchanged;
   ++state_.step;
   return std::move(report);
 }

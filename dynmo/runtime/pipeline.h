@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "dynmo/control/decisions.h"
@@ -74,8 +75,6 @@ class Pipeline {
   [[nodiscard]] Expected<StepReport> finish_step(const Exchange& exchanged);
   // Whether finish_step() is all that next_step() lacks.
   [[nodiscard]] bool gradients_complete() const { return begun_ && begun_->complete; }
-  // The exchange of step next_step() - 1; none before this pipeline's first.
-  [[nodiscard]] const std::optional<Exchange>& last_exchange() const { return last_exchange_; }
   // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
   // the replicas like those of a step.
   // kGeneration: with the decisions that layers take while a text is made.
@@ -94,6 +93,8 @@ class Pipeline {
   }
   // Moves to `plan` now. False where a copy was refused and the old plan runs on.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
+  // Takes a snapshot before the next step (snapshot.h); not committed where a copy was refused.
+  [[nodiscard]] Expected<MigrationReport> take_snapshot(std::span<const WorldRank> keepers);
 
   // The rank's state, for a pipeline of the next group. After an error, too: a step that was not
   // finished is forgotten, as nothing but its gradients was there. The pipeline is done with.
@@ -113,6 +114,8 @@ class Pipeline {
   // Layers that keep their input only, under the plan in force: chosen anew with every plan, every
   // other frozen prefix and the first costs, alike on all ranks.
   [[nodiscard]] const plan::LayerSet& recomputed() const { return program_.recomputed; }
+  // All that take_state() gives back, but for the controller.
+  [[nodiscard]] const RankState& state() const { return state_; }
   [[nodiscard]] const LayerStates& states() const { return state_.layers; }
   [[nodiscard]] LayerStates& states() { return state_.layers; }
   [[nodiscard]] const Staging& staging() const { return options_.staging; }  // of the states
@@ -165,7 +168,6 @@ class Pipeline {
   RankTimes times_;  // newest step
   MigrationReport migration_;
   std::optional<BegunStep> begun_;
-  std::optional<Exchange> last_exchange_;
   std::vector<std::int64_t> room_;  // StepInput::room
   std::int64_t asked_for_ = -1;     // step before which the sources were asked last
 };

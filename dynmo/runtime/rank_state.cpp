@@ -17,16 +17,46 @@ model::StateShape shape_of(const RankState& state, LayerId layer) {
   return shape;
 }
 
+void strip(model::LayerState& layer) {
+  for (model::Parameter& parameter : layer.parameters) {
+    parameter.gradient.reset();
+    parameter.compute_copy.reset();
+    parameter.pattern.reset();
+  }
+}
+
+void roll_back(RankState& state, std::int64_t step) {
+  const bool there = state.step == step;
+  if (!there) {
+    state = {.plan = std::move(state.plan),
+             .layers = {},
+             .step = step,
+             .snapshot = std::exchange(state.snapshot, std::nullopt)};
+  }
+  state.spares.merge(state.arriving);
+  state.arriving.clear();
+  if (state.snapshot && state.snapshot->step == step) {
+    Snapshot snapshot = *std::exchange(state.snapshot, std::nullopt);
+    if (!there) {
+      state.layers = std::exchange(snapshot.own, {});
+      state.frozen_layers = snapshot.frozen_layers;
+      state.source_state = std::move(snapshot.source_state);
+      state.controller = std::move(snapshot.controller);
+    }
+    // Layers may have moved since.
+    state.spares.merge(snapshot.own);
+    state.spares.merge(snapshot.neighbours);
+  }
+  std::erase_if(state.spares,
+                [&](const auto& spare) { return state.layers.contains(spare.first); });
+}
+
 void set_aside(RankState& state, Rank position) {
   for (auto at = state.layers.begin(); at != state.layers.end();) {
     const auto place = at++;
     if (state.plan.owner(place->first) == position) continue;
     auto left = state.layers.extract(place);
-    for (model::Parameter& parameter : left.mapped().parameters) {
-      parameter.gradient.reset();      // zero
-      parameter.compute_copy.reset();  // derived
-      parameter.pattern.reset();
-    }
+    strip(left.mapped());
     state.spares.insert_or_assign(left.key(), std::move(left.mapped()));
   }
 }

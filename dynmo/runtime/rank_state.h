@@ -18,9 +18,22 @@
 #include "dynmo/model/tie.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/engine.h"
+#include "dynmo/runtime/exchange.h"
 #include "dynmo/transport/place.h"
 
 namespace dynmo::runtime {
+
+// A run goes back to a snapshot when it has lost a rank: copies of layers as they were before
+// `step` ran, and what all ranks knew alike then. The layers are without gradients and compute
+// copies.
+struct Snapshot {
+  std::int64_t step = 0;
+  int frozen_layers = 0;
+  Json source_state = nullptr;
+  std::optional<control::Controller> controller = {};
+  LayerStates own = {};         // this rank's layers
+  LayerStates neighbours = {};  // another rank's, which this one keeps (runtime/snapshot.h)
+};
 
 struct RankState {
   plan::Plan plan;        // that the layers lie under
@@ -40,16 +53,30 @@ struct RankState {
   // Copies of layers that the last migration took away, or brought while it is not known whether
   // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.
   LayerStates spares = {};
+  // The newest that all ranks have.
+  std::optional<Snapshot> snapshot = {};
+  // Another rank's layers before `step`, for a snapshot that perhaps not all ranks have. Empty once
+  // all ranks have met again.
+  LayerStates arriving = {};
+  // That of step `step` - 1, for a rank that lacks only this; none where this rank has not run it.
+  std::optional<Exchange> last_exchange = {};
 };
 
 // Returns the shape of the layer's state, whichever rank has it.
 [[nodiscard]] model::StateShape shape_of(const RankState& state, LayerId layer);
 
+// Frees what a state that no step uses can do without: gradients, which are zero, and what is
+// derived from the values.
+void strip(model::LayerState& layer);
 // Makes spares of the layers that the state's plan gives to others.
 void set_aside(RankState& state, Rank position);
 // Undoes what was moved under other plans since `plan` was in force, which nobody has agreed on:
 // the state has all layers that `plan` gives to this position, some of them as spares.
 void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position);
+// Takes the state back to `step`: `layers` and `spares` are all copies of that step which this rank
+// has anywhere, sources and controller those of the snapshot where the rank was at another step.
+// Without a copy of that step it is like a rank that comes new.
+void roll_back(RankState& state, std::int64_t step);
 // Layers that were spares get back what they were kept without.
 void make_whole(const model::Model& model, LayerStates& layers);
 

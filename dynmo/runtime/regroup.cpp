@@ -2,9 +2,10 @@
 #include "dynmo/runtime/regroup.h"
 
 #include <algorithm>
-#include <iterator>
+#include <array>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -16,33 +17,40 @@
 namespace dynmo::runtime {
 namespace {
 
+using elastic::CopyKind;
 using Holders = std::map<WorldRank, model::StateShape>;
 
-std::vector<Holders> holders_of(const std::vector<Holdings>& by_rank, int layers) {
+constexpr std::array<std::string_view, 4> kKinds = {"live", "shadow", "own", "neighbour"};
+
+// Training goes on from it as it is.
+bool is_live(const Holdings::Layer& held) {
+  return held.copy.kind == CopyKind::kLive || held.copy.kind == CopyKind::kShadow;
+}
+bool serves(const Holdings::Layer& held, std::int64_t step) {
+  return is_live(held) && held.copy.step == step;
+}
+bool brings(const Holdings& theirs, std::int64_t step) {
+  return std::ranges::any_of(theirs.layers, [&](const auto& held) { return serves(held, step); });
+}
+
+// The first rank with layers of that step.
+Expected<std::size_t> first_that_brings(const std::vector<Holdings>& by_rank, std::int64_t step) {
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (brings(by_rank[rank], step)) return rank;
+  }
+  return make_error(ErrorCode::kNoCheckpoint, "no rank of the new group has layers");
+}
+
+std::vector<Holders> holders_of(const std::vector<Holdings>& by_rank, std::int64_t step,
+                                int layers) {
   std::vector<Holders> all(static_cast<std::size_t>(layers));
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const Holdings::Layer& held : by_rank[rank].layers) {
-      all[held.layer.index()].emplace(WorldRank(static_cast<int>(rank)), held.shape);
+      if (!serves(held, step)) continue;
+      all[held.copy.layer.index()].emplace(WorldRank(static_cast<int>(rank)), held.shape);
     }
   }
   return all;
-}
-
-// The first rank that brings anything; all that do agree with it on the step.
-Expected<Holdings> newest(const std::vector<Holdings>& by_rank) {
-  std::optional<Holdings> found;
-  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const Holdings& theirs = by_rank[rank];
-    if (theirs.layers.empty()) continue;
-    if (!found) found = theirs;
-    if (theirs.step != found->step) {
-      return make_error(ErrorCode::kInternal, "rank {} brings layers of step {}, others of step {}",
-                        rank, theirs.step, found->step);
-    }
-    found->generation = std::max(found->generation, theirs.generation);
-  }
-  if (!found) return make_error(ErrorCode::kNoCheckpoint, "no rank of the new group has layers");
-  return *found;
 }
 
 Expected<std::vector<Holdings>> gather_holdings(transport::Transport& group,
@@ -58,93 +66,172 @@ Expected<std::vector<Holdings>> gather_holdings(transport::Transport& group,
   return all;
 }
 
-// A new rank learns what the sources of dynamism remember.
-Expected<void> share_sources(transport::Transport& group, RankState& mine) {
-  const Json own = mine.layers.empty() ? Json() : dynamism::state(mine.sources);
+enum class Sharing {
+  kNewRanks,  // learn what the others know
+  kAllRanks,  // take what the first knows
+};
+
+// Shares what the sources of dynamism remember, and what the controller has measured and is about
+// to do, from `first`.
+Expected<void> share_memory(transport::Transport& group, RankState& mine,
+                            const std::vector<Holdings>& all, std::size_t first, Sharing sharing) {
+  const bool sends = group.rank().index() == first;
+  Json own;
+  if (sends) own = mine.sources.empty() ? mine.source_state : dynamism::state(mine.sources);
   DYNMO_ASSIGN(Json theirs,
                transport::first_json(group, transport::control_tag(transport::Control::kHoldings),
                                      own, "sources of another rank"));
-  if (mine.sources.empty() && !theirs.is_null()) mine.source_state = std::move(theirs);
+  if (!sends && !theirs.is_null() && (sharing == Sharing::kAllRanks || mine.sources.empty())) {
+    mine.sources.clear();
+    mine.source_state = std::move(theirs);
+  }
+  // The controller's memory is long, so it is sent only where a rank may need it.
+  const auto is_new = [](const Holdings& held) { return held.layers.empty(); };
+  if (sharing == Sharing::kNewRanks && std::ranges::none_of(all, is_new)) return {};
+  DYNMO_ASSIGN(theirs,
+               transport::first_json(group, transport::control_tag(transport::Control::kCosts),
+                                     sends && mine.controller ? mine.controller->state() : Json(),
+                                     "controller of another rank"));
+  if (!sends && (sharing == Sharing::kAllRanks || !mine.controller)) {
+    mine.controller.reset();
+    mine.controller_state = std::move(theirs);
+  }
   return {};
 }
 
-// ... and what the controller has measured and is about to do. It is long, so it is sent only where
-// a rank may need it, by the first that holds layers.
-Expected<void> share_controller(transport::Transport& group, RankState& mine,
-                                const std::vector<Holdings>& all) {
-  const auto is_empty = [](const Holdings& theirs) { return theirs.layers.empty(); };
-  if (std::ranges::none_of(all, is_empty)) return {};
-  const auto first = std::ranges::find_if_not(all, is_empty);
-  const bool sends = std::distance(all.begin(), first) == group.rank().value && mine.controller;
-  DYNMO_ASSIGN(Json theirs,
-               transport::first_json(group, transport::control_tag(transport::Control::kCosts),
-                                     sends ? mine.controller->state() : Json(),
-                                     "controller of another rank"));
-  if (!mine.controller) mine.controller_state = std::move(theirs);
+// Brings the layers of a step to where `plan` wants them. `step`: absent: that of the live ones.
+Expected<void> bring_together(std::optional<std::int64_t> wanted, const transport::Grid& grid,
+                              const model::Model& model, const plan::Plan& plan, RankState& mine,
+                              const Staging& staging) {
+  DYNMO_ASSIGN(const std::vector<Holdings> all, gather_holdings(grid.world(), mine));
+  std::int64_t step = wanted.value_or(0);
+  if (!wanted) {
+    DYNMO_ASSIGN(step, step_of(all));
+  }
+  DYNMO_ASSIGN(const std::size_t first, first_that_brings(all, step));
+  DYNMO_TRY(share_memory(grid.world(), mine, all, first,
+                         wanted ? Sharing::kAllRanks : Sharing::kNewRanks));
+  for (const Holdings& theirs : all) {
+    DYNMO_CHECK(plan.generation > theirs.generation || theirs.layers.empty(),
+                "a generation after {}, got {}", theirs.generation, plan.generation);
+  }
+  DYNMO_ASSIGN(const std::vector<LayerTransfer> moves,
+               choose_sources(all, step, plan, grid.axes()));
+  mine.layers.merge(mine.spares);
+  mine.layers.merge(mine.arriving);
+  DYNMO_ASSIGN(const MigrationReport report,
+               migrate(grid.world(), transport::control_tag(transport::Control::kHandover), model,
+                       moves, mine, staging));
+  if (!report.committed) return make_error(ErrorCode::kInternal, "{}", report.refusal);
+  mine.plan = plan;
+  mine.step = step;
+  mine.frozen_layers = all[first].frozen_layers;
+  mine.pruned.clear();
+  for (const Holdings& theirs : all) {
+    for (const Holdings::Layer& held : theirs.layers) {
+      if (serves(held, step) && !held.shape.pruned.empty()) {
+        mine.pruned[held.copy.layer] = held.shape;
+      }
+    }
+  }
+  set_aside(mine, grid.position());
+  make_whole(model, mine.layers);
   return {};
 }
 
 }  // namespace
 
 Holdings holdings_of(const RankState& state) {
-  std::map<LayerId, model::StateShape> layers;
-  for (const LayerStates* some : {&state.layers, &state.spares}) {
-    for (const auto& [id, layer] : *some) {
-      layers.emplace(id, model::shape_of(layer));
+  std::map<std::pair<LayerId, CopyKind>, Holdings::Layer> found;
+  const auto add = [&](const LayerStates& layers, std::int64_t step, CopyKind kind) {
+    for (const auto& [id, layer] : layers) {
+      found.emplace(std::pair(id, kind),
+                    Holdings::Layer{.copy = {.layer = id, .step = step, .kind = kind},
+                                    .shape = model::shape_of(layer)});
     }
+  };
+  add(state.layers, state.step, CopyKind::kLive);
+  add(state.spares, state.step, CopyKind::kShadow);
+  if (state.snapshot) {
+    add(state.snapshot->own, state.snapshot->step, CopyKind::kOwn);
+    add(state.snapshot->neighbours, state.snapshot->step, CopyKind::kNeighbour);
   }
-  Holdings holdings{.step = state.step,
-                    .frozen_layers = state.frozen_layers,
-                    .generation = state.plan.generation};
-  for (const auto& [id, shape] : layers) holdings.layers.push_back({id, shape});
+  // These are of a later step than a neighbour's of the snapshot, which keeps its place.
+  add(state.arriving, state.step, CopyKind::kShadow);
+  Holdings holdings{.frozen_layers = state.frozen_layers, .generation = state.plan.generation};
+  for (auto& [place, held] : found) holdings.layers.push_back(std::move(held));
   return holdings;
 }
 
 Json to_json(const Holdings& holdings) {
   Json layers = Json::array();
   for (const Holdings::Layer& held : holdings.layers) {
-    layers.push_back({{"layer", held.layer.value}, {"shape", to_text(held.shape)}});
+    layers.push_back({{"layer", held.copy.layer.value},
+                      {"step", held.copy.step},
+                      {"kind", kKinds[static_cast<std::size_t>(held.copy.kind)]},
+                      {"shape", to_text(held.shape)}});
   }
-  return {{"step", holdings.step},
-          {"frozen_layers", holdings.frozen_layers},
+  return {{"frozen_layers", holdings.frozen_layers},
           {"generation", holdings.generation},
           {"layers", std::move(layers)}};
 }
 
 Expected<Holdings> parse_holdings(const Json& json) {
   JsonObject object(json, "what a rank holds");
-  Holdings holdings{.step = object.integer("step"),
-                    .frozen_layers = static_cast<int>(object.integer("frozen_layers")),
+  Holdings holdings{.frozen_layers = static_cast<int>(object.integer("frozen_layers")),
                     .generation = object.integer("generation")};
   for (JsonObject& each : object.objects("layers")) {
     const auto id = static_cast<int>(each.integer("layer"));
+    const std::int64_t step = each.integer("step");
+    const auto kind = std::ranges::find(kKinds, each.string("kind"));
     auto shape = model::parse_shape(each.string("shape"));
     if (!shape) each.fail("shape", shape.error().message);
-    if (id < 0 || (!holdings.layers.empty() && holdings.layers.back().layer.value >= id)) {
+    if (kind == kKinds.end()) each.fail("kind", "is none of live, shadow, own, neighbour");
+    const elastic::Holding copy{
+        .layer = LayerId(id), .step = step, .kind = static_cast<CopyKind>(kind - kKinds.begin())};
+    const auto place = [](const elastic::Holding& held) {
+      return std::tuple(held.layer, held.kind);
+    };
+    if (id < 0 || (!holdings.layers.empty() && place(holdings.layers.back().copy) >= place(copy))) {
       each.fail("layer", "is not above the one before");
     }
     DYNMO_TRY(each.finish());
-    holdings.layers.push_back({LayerId(id), *std::move(shape)});
+    holdings.layers.push_back({copy, *std::move(shape)});
   }
   DYNMO_TRY(object.finish());
   return holdings;
 }
 
+Expected<std::int64_t> step_of(const std::vector<Holdings>& by_rank) {
+  std::optional<std::int64_t> found;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    for (const Holdings::Layer& held : by_rank[rank].layers) {
+      if (!is_live(held)) continue;
+      if (!found) found = held.copy.step;
+      if (held.copy.step == *found) continue;
+      return make_error(ErrorCode::kInternal, "rank {} brings layers of step {}, others of step {}",
+                        rank, held.copy.step, *found);
+    }
+  }
+  if (!found) return make_error(ErrorCode::kNoCheckpoint, "no rank of the new group has layers");
+  return *found;
+}
+
 Expected<std::vector<LayerTransfer>> choose_sources(const std::vector<Holdings>& by_rank,
-                                                    const plan::Plan& plan,
+                                                    std::int64_t step, const plan::Plan& plan,
                                                     const transport::Axes& axes) {
   DYNMO_CHECK(plan.ranks == axes.positions && std::ssize(by_rank) == axes.ranks(),
               "a plan and holdings of {} x {} ranks, got {} and {}", axes.replicas, axes.positions,
               plan.ranks, by_rank.size());
-  DYNMO_TRY(newest(by_rank));
-  const std::vector<Holders> holders = holders_of(by_rank, plan.layers());
+  const std::vector<Holders> holders = holders_of(by_rank, step, plan.layers());
   std::vector<LayerTransfer> moves;
   std::map<WorldRank, int> sends;
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId layer(i);
     const Holders& having = holders[layer.index()];
     if (having.empty()) {
-      return make_error(ErrorCode::kNoCheckpoint, "no rank of the new group has layer {}", layer);
+      return make_error(ErrorCode::kNoCheckpoint,
+                        "no rank of the new group has layer {} of step {}", layer, step);
     }
     for (int replica = 0; replica < axes.replicas; ++replica) {
       const WorldRank to = axes.world_rank({replica, plan.owner(layer)});
@@ -165,30 +252,13 @@ Expected<std::vector<LayerTransfer>> choose_sources(const std::vector<Holdings>&
 
 Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
                        const plan::Plan& plan, RankState& mine, const Staging& staging) {
-  mine.layers.merge(mine.spares);
-  DYNMO_ASSIGN(const std::vector<Holdings> all, gather_holdings(grid.world(), mine));
-  DYNMO_ASSIGN(const Holdings known, newest(all));
-  DYNMO_TRY(share_sources(grid.world(), mine));
-  DYNMO_TRY(share_controller(grid.world(), mine, all));
-  DYNMO_CHECK(plan.generation > known.generation, "a generation after {}, got {}", known.generation,
-              plan.generation);
-  DYNMO_ASSIGN(const std::vector<LayerTransfer> moves, choose_sources(all, plan, grid.axes()));
-  DYNMO_ASSIGN(const MigrationReport report,
-               migrate(grid.world(), transport::control_tag(transport::Control::kHandover), model,
-                       moves, mine, staging));
-  if (!report.committed) return make_error(ErrorCode::kInternal, "{}", report.refusal);
-  mine.plan = plan;
-  mine.step = known.step;
-  mine.frozen_layers = known.frozen_layers;
-  mine.pruned.clear();
-  for (const Holdings& theirs : all) {
-    for (const Holdings::Layer& held : theirs.layers) {
-      if (!held.shape.pruned.empty()) mine.pruned[held.layer] = held.shape;
-    }
-  }
-  set_aside(mine, grid.position());
-  make_whole(model, mine.layers);
-  return {};
+  return bring_together(std::nullopt, grid, model, plan, mine, staging);
+}
+
+Expected<void> regroup_at(std::int64_t step, const transport::Grid& grid, const model::Model& model,
+                          const plan::Plan& plan, RankState& mine, const Staging& staging) {
+  roll_back(mine, step);
+  return bring_together(step, grid, model, plan, mine, staging);
 }
 
 }  // namespace dynmo::runtime

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <typeinfo>
 #include <utility>
@@ -75,17 +74,6 @@ void take_times(cost::LayerCost& layer, const cost::LayerCost& from) {
   layer.activation_bytes = from.activation_bytes;
 }
 
-// Bytes that programs may still take on this host; 0 where the system does not tell.
-double free_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  double kibibytes = 0;
-  while (file >> word) {
-    if (word == "MemAvailable:" && file >> kibibytes) return 1024 * kibibytes;
-  }
-  return 0;
-}
-
 // A model of one layer a kind, in their order, trained for a few steps on one rank.
 Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost known,
                                          const std::vector<std::size_t>& kinds) {
@@ -152,7 +140,7 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
                              (layer.forward_s + layer.backward_input_s + layer.backward_weight_s) +
                          layer.update_s);
   }
-  const double room = free_memory() / 2;
+  const auto room = static_cast<double>(process::available_memory().value) / 2;
   if (!comparable || uses_cuda(config) ||
       (seconds < kMaxMeasuring && (room == 0 || bytes < room))) {
     DYNMO_ASSIGN(cost::ModelCost measured, measured_costs(dry_run, std::move(known), kinds));

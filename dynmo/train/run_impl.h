@@ -28,6 +28,7 @@
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_log.h"
+#include "dynmo/train/snapshots.h"
 #include "dynmo/train/start.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/gather.h"
@@ -73,7 +74,7 @@ class Run {
     lanes_.push_back({.name = "", .settings = settings_of("", 0), .log = {}, .group = nullptr});
     Lane& lane = lanes_.back();
     DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
-    first_step_ = lane.group->pipeline().next_step();
+    first_step_ = reached_ = lane.group->pipeline().next_step();
     DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
     DYNMO_TRY(elasticity_->join(*lane.group));
     taken();
@@ -95,7 +96,7 @@ class Run {
   Expected<void> begin() {
     DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
     for (const std::string& note : begin.notes) say(note);
-    first_step_ = begin.step();
+    first_step_ = reached_ = begin.step();
     if (first_step_ >= config_.train.steps) {
       say(fmt::format("finished all {} steps of the run are done; train.steps may grow",
                       config_.train.steps));
@@ -121,18 +122,32 @@ class Run {
   // False: this rank has left the run.
   Expected<bool> survive(const Error& why);
   Expected<elastic::View> meet_survivors(const elastic::View& before, const Error& why);
-  // From the newest checkpoint, or where there is none from the beginning.
-  Expected<void> begin_again(Lane& lane, Generation generation);
-  struct LossTimes {
-    double meet_s = 0;
+  struct Recovery {
+    std::string_view from = {};  // for people
+    std::int64_t reached = 0;    // steps done before the loss, by any rank that is left
+    double meet_s = 0;           // from the loss until they had met
     double all_s = 0;
   };
-  void note_loss(Lane& lane, const elastic::View& before, const Error& why, std::int64_t reached,
-                 LossTimes times);
+  Expected<void> take_snapshot(Lane& lane, std::int64_t step);
+  const runtime::RankState& state_of(const Lane& lane) const {
+    return lane.group == nullptr ? held_ : lane.group->pipeline().state();
+  }
+  // Goes on from the newest step that the ranks have all layers of, whether as they are, in
+  // snapshots or in a checkpoint; or from the beginning.
+  Expected<void> recover(Lane& lane, const elastic::View& before, Recovery& recovery);
+  Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
+  Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step);
+  Expected<void> share_series(Lane& lane, bool has_it);
+  Expected<void> after_step_again(Lane& lane);
+  // From the newest checkpoint, or where there is none from the beginning.
+  Expected<void> begin_again(Lane& lane, Generation generation);
+  void note_loss(Lane& lane, const elastic::View& before, const Error& why,
+                 const Recovery& recovery);
 
   Expected<void> advance_all() {
     for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {
       bool asked = false;
+      if (elasticity_) DYNMO_TRY(take_snapshot(lanes_.front(), step));
       for (Lane& lane : lanes_) {
         DYNMO_ASSIGN(const bool one, advance(lane));
         asked = asked || one;
@@ -163,24 +178,9 @@ class Run {
     return why;
   }
   // From now on this rank speaks for the run, and knows of it what the one before knew.
-  Expected<void> lead(const Json& known) {
-    leads_ = true;
-    if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
-    RunLog& log = *lanes_.front().log;
-    wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
-    // The run goes on without the file, as it does where it cannot be written later.
-    if (const auto opened = log.lead(); !opened) {
-      say(fmt::format("events   {}; training goes on", opened.error().message));
-    }
-    return known.is_null() ? Expected<void>() : log.series().restore(known);
-  }
+  Expected<void> lead(const Json& known);
   // Those of a rank that has led before are free when its process has ended.
-  void take_locks() {
-    auto locks = lock_run(options_);
-    if (!locks) return;
-    locks_ = *std::move(locks);
-    wants_locks_ = false;
-  }
+  void take_locks();
   void say(std::string_view text) const {
     if (first_rank()) reporter_.line(text);
   }
@@ -260,17 +260,23 @@ class Run {
     if (report.stop) return *report.stop;  // at all ranks
     for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
     if (elasticity_) elasticity_->observe(report, *lane.group);
-    const std::int64_t done = report.step + 1;
+    snapshots_.observe(report.step_s);
+    DYNMO_TRY(after_step(lane));
+    return report.asked;
+  }
+  // Does what is due before the next step.
+  Expected<void> after_step(Lane& lane, bool has_checkpoint = false) {
+    const std::int64_t done = lane.group->pipeline().next_step();
     const bool last = done == config_.train.steps;
     if (inputs_.batches.validates() && (done % config_.train.validation_every == 0 || last)) {
       DYNMO_TRY(traced(lane, SpanKind::kValidation, [&] { return validate(lane); }));
     }
     if (Checkpointer* checkpoints = lane.group->checkpoints()) {
       const std::int64_t every = config_.checkpoint.every;
-      const bool due = every > 0 && (done % every == 0 || last);
+      const bool due = every > 0 && (done % every == 0 || last) && !has_checkpoint;
       if (due || checkpoints->active()) DYNMO_TRY(checkpoint(lane, due));
     }
-    return report.asked;
+    return {};
   }
 
   Expected<void> checkpoint(Lane& lane, bool due) {
@@ -348,6 +354,7 @@ class Run {
     group_ = &elasticity_->group();
     grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
     lane.log->begin_group();
+    snapshots_.begin_group();
     RunSeries& series = lane.log->series();
     series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
     if (!next.done) return true;
@@ -473,6 +480,8 @@ class Run {
   std::int64_t lost_at_ = -1;         // the steps done at the newest loss, and how many losses
   int times_lost_ = 0;                // there were before a step more was done
   bool alone_ = false;                // has no group: it did not meet the others again
+  Snapshots snapshots_{config_};
+  runtime::RankState held_;  // between two groups, after a loss
   std::optional<Elasticity> elasticity_;
   std::vector<Lane> lanes_;
 };

@@ -170,13 +170,22 @@ void RunLog::keep(std::int64_t step) {
   if (kept_.size() > max_kept_ + 1) kept_.erase(std::next(kept_.begin()));
 }
 
+void RunLog::keep_snapshot(std::int64_t step) {
+  kept_snapshots_.insert_or_assign(step, series_);
+  if (kept_snapshots_.size() > 2) kept_snapshots_.erase(kept_snapshots_.begin());
+}
+
 Expected<void> RunLog::roll_back(std::int64_t step) {
   begin_group();
   load_trace_.reset();
   kept_.erase(kept_.upper_bound(step), kept_.end());
+  kept_snapshots_.erase(kept_snapshots_.upper_bound(step), kept_snapshots_.end());
   // A rank that came later does not know all that was before.
-  if (const auto known = kept_.find(step); known != kept_.end()) {
-    const RunSeries now = std::exchange(series_, known->second);
+  const RunSeries* known = nullptr;
+  if (const auto at = kept_.find(step); at != kept_.end()) known = &at->second;
+  if (const auto at = kept_snapshots_.find(step); at != kept_snapshots_.end()) known = &at->second;
+  if (known != nullptr) {
+    const RunSeries now = std::exchange(series_, *known);
     series_.members = now.members;
     series_.size_changes = now.size_changes;
     series_.changing_rank_s = now.changing_rank_s;

@@ -58,8 +58,10 @@ class RunLog {
   // The run goes on in another group: what compares steps of one group begins anew, and the trace
   // has that group's steps alone.
   void begin_group();
-  // From now on roll_back() may come back to what is known before step `step`.
+  // From now on roll_back() may come back to what is known before step `step`, at which there is a
+  // checkpoint, or a snapshot: of these the newest two are kept.
   void keep(std::int64_t step);
+  void keep_snapshot(std::int64_t step);
   // The run goes on from step `step`, which it has been at before: what was kept then, but for what
   // tells of groups and losses. Records and events go on; the load trace ends.
   [[nodiscard]] Expected<void> roll_back(std::int64_t step);
@@ -96,6 +98,7 @@ class RunLog {
   RunSeries series_;  // on every rank alike, but for the times of its own clock
   std::size_t max_kept_;
   std::map<std::int64_t, RunSeries> kept_;  // by step, of the newest checkpoints
+  std::map<std::int64_t, RunSeries> kept_snapshots_;
   bool closed_ = false;
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;

@@ -9,7 +9,11 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/elastic/recovery.h"
 #include "dynmo/observe/table.h"
+#include "dynmo/plan/balance.h"
+#include "dynmo/runtime/regroup.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
@@ -18,6 +22,87 @@ namespace dynmo::train {
 namespace {
 
 constexpr int kMaxLosses = 3;  // of one step
+
+transport::Tag tag() { return transport::control_tag(transport::Control::kSize); }
+
+// The position before the loss of each position of those that are left.
+std::vector<std::optional<Rank>> positions_before(const elastic::View& before,
+                                                  const elastic::View& view, int replicas) {
+  const transport::Axes axes{.replicas = replicas, .positions = before.size() / replicas};
+  std::vector<std::optional<Rank>> found;
+  for (int i = 0; i < view.size() / replicas; ++i) {
+    const auto rank = before.rank_of(view.members[static_cast<std::size_t>(i)].id);
+    found.push_back(rank ? std::optional(axes.place(*rank).position) : std::nullopt);
+  }
+  for (auto at = found.begin(); at != found.end(); ++at) {  // two of one position, in two replicas
+    if (std::find(found.begin(), at, *at) != at) at->reset();
+  }
+  return found;
+}
+
+// From what the layers cost, an even cut where nothing was measured. Made at once: the controller
+// looks for a better one while steps run.
+Expected<plan::Plan> plan_again(const config::Config& config, const runtime::RankState& state,
+                                int ranks, int layers) {
+  const auto costs =
+      state.controller ? state.controller->profiler().costs(state.frozen_layers) : std::nullopt;
+  if (costs) {
+    config::Config quick = config;
+    quick.pipeline.balancer = "optimal";
+    if (quick.pipeline.schedule == "auto") quick.pipeline.schedule = "1f1b";
+    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(quick, *costs, ranks));
+    return std::move(proposed.proposal.plan);
+  }
+  const cost::ModelCost even{std::vector<cost::LayerCost>(static_cast<std::size_t>(layers))};
+  DYNMO_ASSIGN(const std::vector<int> cut,
+               plan::balance(plan::Balancer::kUniform,
+                             {.model = even,
+                              .cluster = cost::equal_ranks(ranks, rank_memory(config)),
+                              .micro_batches = static_cast<int>(config.batch.micro_batches)}));
+  return plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
+}
+
+struct Reports {
+  std::vector<elastic::Report> all;
+  Generation generation = 0;  // of the newest plan
+
+  [[nodiscard]] std::int64_t reached() const {
+    return std::ranges::max(all, {}, &elastic::Report::step).step;
+  }
+  // Whether the rank has done all steps before the decision's, or lacks an update only.
+  [[nodiscard]] bool has_done(std::size_t rank, const elastic::Decision& decision) const {
+    const elastic::Report& report = all[rank];
+    return report.step >= decision.step ||
+           (decision.finish && report.gradients_complete && report.step == decision.finish->step);
+  }
+};
+
+Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
+                                 bool complete, std::int64_t checkpoint) {
+  const Json mine = {{"step", state.step},
+                     {"complete", complete},
+                     {"updated", state.last_exchange.has_value()},
+                     {"holds", runtime::to_json(runtime::holdings_of(state))},
+                     {"checkpoint", checkpoint}};
+  const std::string origin = "what a rank has after a loss";
+  DYNMO_ASSIGN(const auto values, transport::gather_json(group, tag(), mine, origin));
+  Reports reports;
+  for (const Json& json : values) {
+    JsonObject object(json, origin);
+    object.ignore("holds");
+    elastic::Report report{.step = object.integer("step"),
+                           .gradients_complete = object.boolean("complete")};
+    if (object.boolean("updated")) report.updated = {.step = report.step - 1};
+    if (const auto at = object.integer("checkpoint"); at >= 0) report.checkpoint = at;
+    DYNMO_ASSIGN(const runtime::Holdings holdings,
+                 runtime::parse_holdings(json.value("holds", Json())));
+    for (const auto& layer : holdings.layers) report.holdings.push_back(layer.copy);
+    reports.generation = std::max(reports.generation, holdings.generation);
+    DYNMO_TRY(object.finish());
+    reports.all.push_back(std::move(report));
+  }
+  return reports;
+}
 
 }  // namespace
 
@@ -51,34 +136,145 @@ Expected<bool> Run::survive(const Error& why) {
   const auto start = std::chrono::steady_clock::now();
   Lane& lane = lanes_.front();
   RunSeries& series = lane.log->series();
-  const std::int64_t reached = reached_;
-  if (reached == lost_at_ && ++times_lost_ == kMaxLosses) {
-    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", reached,
+  if (reached_ == lost_at_ && ++times_lost_ == kMaxLosses) {
+    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", reached_,
                       kMaxLosses, why.message);
   }
-  if (reached != lost_at_) times_lost_ = 1;
-  lost_at_ = reached;
+  if (reached_ != lost_at_) times_lost_ = 1;
+  lost_at_ = reached_;
   const elastic::View before = elasticity_->view();
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
+  // Nothing of the group that has ended writes into tensors any more when this returns.
   DYNMO_ASSIGN(const elastic::View view, meet_survivors(before, why));
-  // Nothing of the group that has ended writes into its tensors any more.
-  lane.group.reset();
   grid_.reset();
   elasticity_.emplace(*groups_, config_, inputs_);
   if (!view.has(groups_->self().id)) {
+    lane.group.reset();
     static_cast<void>(lane.log->close());
     return false;
   }
-  const double meeting_s = seconds_since(start);
+  Recovery recovery{.meet_s = seconds_since(start)};
   group_ = &groups_->group();
   grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
   const int next_member = std::max(series.members, before.members.back().number + 1);
   series.members = next_member;
   DYNMO_TRY(elasticity_->begin_again(view, std::move(led), next_member));
   if (group_->rank() == transport::Member(0) && !leads_) DYNMO_TRY(lead(nullptr));
-  DYNMO_TRY(begin_again(lane, view.generation));
-  note_loss(lane, before, why, reached, {.meet_s = meeting_s, .all_s = seconds_since(start)});
+  snapshots_.begin_group();
+  DYNMO_TRY(recover(lane, before, recovery));
+  recovery.all_s = seconds_since(start);
+  note_loss(lane, before, why, recovery);
   return true;
+}
+
+Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& recovery) {
+  const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
+  const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
+  const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
+  DYNMO_ASSIGN(const Reports reports, gather_reports(*group_, state_of(lane), complete, newest));
+  const int layers = static_cast<int>(inputs_.model.layers.size());
+  DYNMO_ASSIGN(const elastic::Decision decision, elastic::recover({.layers = layers}, reports.all));
+  recovery.reached = reports.reached();
+  if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
+  if (lane.group != nullptr) {
+    held_ = lane.group->close();
+    lane.group.reset();
+  }
+  const elastic::View& view = elasticity_->view();
+  const Generation generation = std::max(view.generation, reports.generation + 1);
+  if (decision.origin != elastic::Origin::kMemory) {
+    held_ = {};
+    DYNMO_TRY(begin_again(lane, generation));
+    recovery.from = first_step_ > 0 ? "checkpoint" : "initial values";
+    return {};
+  }
+  recovery.from = decision.step == recovery.reached ? "live layers" : "snapshot";
+  runtime::roll_back(held_, decision.step);
+  if (held_.controller) {
+    held_.controller->ranks_changed(positions_before(before, view, grid_->replicas()));
+  }
+  Json mine;
+  if (group_->rank() == transport::Member(0)) {
+    DYNMO_ASSIGN(plan::Plan plan, plan_again(config_, held_, grid_->positions(), layers));
+    plan.generation = generation;
+    mine = plan::to_json(plan);
+  }
+  const std::string origin = "the plan after a loss";
+  DYNMO_ASSIGN(const Json said, transport::first_json(*group_, tag(), mine, origin));
+  DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said, origin));
+  DYNMO_TRY(regroup_at(lane, plan, decision.step));
+  bool all_have_done = true;
+  for (std::size_t rank = 0; rank < reports.all.size(); ++rank) {
+    all_have_done = all_have_done && reports.has_done(rank, decision);
+  }
+  const bool has_done = reports.has_done(group_->rank().index(), decision);
+  if (reached_ != decision.step && has_done) DYNMO_TRY(lane.log->roll_back(decision.step));
+  if (reached_ == decision.step) lane.log->begin_group();
+  if (!all_have_done) DYNMO_TRY(share_series(lane, has_done));
+  first_step_ = reached_ = decision.step;
+  return after_step_again(lane);
+}
+
+// A rank that lacks only the update of the last step makes it, from what another one has got.
+Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record) {
+  const runtime::RankState& state = state_of(lane);
+  const bool has_it = state.last_exchange && state.step == record.step + 1;
+  DYNMO_ASSIGN(
+      const std::vector<std::string> texts,
+      transport::gather_texts(*group_, tag(), has_it ? runtime::pack(*state.last_exchange) : ""));
+  if (lane.group == nullptr || !lane.group->pipeline().gradients_complete()) return {};
+  if (state.step != record.step) return {};
+  const auto text = std::ranges::find_if(texts, [](const auto& each) { return !each.empty(); });
+  if (text == texts.end()) return make_error(ErrorCode::kInternal, "no rank has the last exchange");
+  DYNMO_ASSIGN(const runtime::Exchange exchanged, runtime::parse_exchange(*text));
+  const std::int64_t begin_ns = now_ns();
+  DYNMO_ASSIGN(const runtime::StepReport report, lane.group->pipeline().finish_step(exchanged));
+  for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+  reached_ = report.step + 1;
+  return {};
+}
+
+// The rank's state stays in its place until the new group has all of it: the next loss may come at
+// any time.
+Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step) {
+  DYNMO_TRY(runtime::regroup_at(step, *grid_, inputs_.model.layers, plan, held_,
+                                {.device = inputs_.model.device.device}));
+  lane.group = std::make_unique<GroupRun>(*group_, config_, inputs_, lane.settings,
+                                          std::exchange(held_, {}));
+  if (!lane.group->pipeline().costs()) return {};
+  return lane.group->pipeline().go_on();
+}
+
+// A rank that came into the last step and no further learns of it what the others know.
+Expected<void> Run::share_series(Lane& lane, bool has_it) {
+  RunSeries& series = lane.log->series();
+  DYNMO_ASSIGN(const Json theirs,
+               transport::first_json(*group_, tag(), has_it ? series.to_json() : Json(),
+                                     "what the run has done"));
+  if (has_it) return {};
+  lane.log->begin_group();
+  return series.restore(theirs);
+}
+
+// The loss may have come before all of it was done.
+Expected<void> Run::after_step_again(Lane& lane) {
+  const std::int64_t step = lane.group->pipeline().next_step();
+  if (step == 0) return {};
+  auto& validation = lane.log->series().validation;
+  if (!validation.empty() && validation.back().first == step) validation.pop_back();
+  const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
+  const bool there = found && std::ranges::count(*found, step, &checkpoint::CheckpointFolder::step);
+  DYNMO_ASSIGN(const Json is_there,
+               transport::first_json(*group_, tag(), Json(there), "whether a checkpoint is there"));
+  return after_step(lane, is_there == Json(true));
+}
+
+Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
+  if (!snapshots_.due(step, group_->size()) || lane.group->checkpoints()->active()) return {};
+  DYNMO_ASSIGN(const std::string line, snapshots_.take(*lane.group, elasticity_->view(), *group_));
+  if (!line.empty()) say(line);
+  if (lane.group->pipeline().state().snapshot) lane.log->keep_snapshot(step);
+  return {};
 }
 
 Expected<void> Run::begin_again(Lane& lane, Generation generation) {
@@ -99,28 +295,48 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   return lane.log->roll_back(first_step_);
 }
 
-void Run::note_loss(Lane& lane, const elastic::View& before, const Error& why, std::int64_t reached,
-                    LossTimes times) {
+void Run::note_loss(Lane& lane, const elastic::View& before, const Error& why,
+                    const Recovery& recovery) {
   std::vector<int> lost;
   for (const elastic::Member& member : before.members) {
     if (!elasticity_->view().has(member.id)) lost.push_back(member.number);
   }
   const std::vector<int> ranks = elastic::numbers_of(elasticity_->view());
-  const std::int64_t again = reached - first_step_;
+  const std::int64_t again = recovery.reached - first_step_;
   RunSeries& series = lane.log->series();
   series.losses += static_cast<int>(lost.size());
   series.repeated_steps += again;
-  lane.log->event("loss", reached, {{"lost", lost}, {"why", why.message}});
+  lane.log->event("loss", recovery.reached, {{"lost", lost}, {"why", why.message}});
   lane.log->event("recovery", first_step_,
                   {{"ranks", ranks},
-                   {"from", first_step_ > 0 ? "checkpoint" : "initial values"},
+                   {"from", recovery.from},
                    {"steps_again", again},
-                   {"ms", {{"meet", 1e3 * times.meet_s}, {"all", 1e3 * times.all_s}}},
+                   {"ms", {{"meet", 1e3 * recovery.meet_s}, {"all", 1e3 * recovery.all_s}}},
                    {"plan", plan::to_json(lane.group->pipeline().plan())}});
-  say(fmt::format("step {:5}  {}: on with {} {} from step {} ({} again), in {}", reached,
+  say(fmt::format("step {:5}  {}: on with {} {} from step {} ({} again), in {}", recovery.reached,
                   why.message, ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "),
-                  first_step_, observe::format_count(again, "step"), format_seconds(times.all_s)));
+                  first_step_, observe::format_count(again, "step"),
+                  format_seconds(recovery.all_s)));
   say_start();
+}
+
+Expected<void> Run::lead(const Json& known) {
+  leads_ = true;
+  if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
+  RunLog& log = *lanes_.front().log;
+  wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
+  // The run goes on without the file, as it does where it cannot be written later.
+  if (const auto opened = log.lead(); !opened) {
+    say(fmt::format("events   {}; training goes on", opened.error().message));
+  }
+  return known.is_null() ? Expected<void>() : log.series().restore(known);
+}
+
+void Run::take_locks() {
+  auto locks = lock_run(options_);
+  if (!locks) return;
+  locks_ = *std::move(locks);
+  wants_locks_ = false;
 }
 
 }  // namespace dynmo::train

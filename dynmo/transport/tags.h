@@ -47,6 +47,7 @@ enum class Control {
   kPlan,
   kLoss,
   kVote,
+  kSnapshot,
   kSources,
   kPing,
   kUser,  // programs of the user's own, tests, benchmarks

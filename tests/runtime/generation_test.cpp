@@ -208,8 +208,10 @@ TEST(Generation, AVoteThatFailsAtOneRankLosesNoLayer) {
 }
 
 Holdings of_step(std::int64_t step, std::initializer_list<int> layers) {
-  Holdings holdings{.step = step};
-  for (const int layer : layers) holdings.layers.push_back({LayerId(layer)});
+  Holdings holdings;
+  for (const int layer : layers) {
+    holdings.layers.push_back({.copy = {.layer = LayerId(layer), .step = step}});
+  }
   return holdings;
 }
 
@@ -218,7 +220,7 @@ TEST(Generation, SourcesAreInTheReplicaAndShareTheWork) {
   const transport::Axes axes{.replicas = 2, .positions = 2};
   // Rank 3 is new; layers 1 to 3 are wanted there.
   const auto moves = choose_sources(
-      {of_step(5, {0, 1, 2, 3}), of_step(5, {1, 2, 3}), of_step(5, {0, 2}), Holdings()}, plan,
+      {of_step(5, {0, 1, 2, 3}), of_step(5, {1, 2, 3}), of_step(5, {0, 2}), Holdings()}, 5, plan,
       axes);
   ASSERT_TRUE(moves) << moves.error().message;
   std::vector<std::array<int, 3>> found;
@@ -231,34 +233,42 @@ TEST(Generation, SourcesAreInTheReplicaAndShareTheWork) {
 TEST(Generation, ALayerThatNobodyHasOrAnotherStepIsRefused) {
   const plan::Plan plan = plan::make_plan({1, 1}, schedule::ScheduleKind::k1F1B);
   const transport::Axes axes{.replicas = 1, .positions = 2};
-  EXPECT_EQ(choose_sources({of_step(5, {0}), Holdings()}, plan, axes).error().code,
+  EXPECT_EQ(choose_sources({of_step(5, {0}), Holdings()}, 5, plan, axes).error().code,
             ErrorCode::kNoCheckpoint);
-  EXPECT_EQ(choose_sources({Holdings(), Holdings()}, plan, axes).error().code,
+  EXPECT_EQ(choose_sources({of_step(5, {0}), of_step(6, {1})}, 5, plan, axes).error().code,
             ErrorCode::kNoCheckpoint);
-  EXPECT_EQ(choose_sources({of_step(5, {0}), of_step(6, {1})}, plan, axes).error().code,
-            ErrorCode::kInternal);
+  EXPECT_EQ(step_of({Holdings(), Holdings()}).error().code, ErrorCode::kNoCheckpoint);
+  EXPECT_EQ(step_of({of_step(5, {0}), of_step(6, {1})}).error().code, ErrorCode::kInternal);
+  EXPECT_EQ(step_of({Holdings(), of_step(6, {1})}).value(), 6);
 }
 
 TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
-  const Holdings some{.step = 12,
-                      .frozen_layers = 1,
-                      .generation = 7,
-                      .layers = {{LayerId(0), {.frozen = true, .pruned = {}}},
-                                 {LayerId(2), {.frozen = false, .pruned = {{1, {9, true}}}}},
-                                 {LayerId(3), {}}}};
+  using elastic::CopyKind;
+  const Holdings some{
+      .frozen_layers = 1,
+      .generation = 7,
+      .layers = {
+          {{LayerId(0), 12, CopyKind::kLive}, {.frozen = true, .pruned = {}}},
+          {{LayerId(0), 8, CopyKind::kNeighbour}, {}},
+          {{LayerId(2), 12, CopyKind::kShadow}, {.frozen = false, .pruned = {{1, {9, true}}}}},
+          {{LayerId(3), 8, CopyKind::kOwn}, {}}}};
   for (const Holdings& holdings : {some, Holdings()}) {
     const auto read = parse_holdings(to_json(holdings));
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(*read, holdings);
   }
   const auto with = [](const char* layers) {
-    return fmt::format(R"({{"step":1,"frozen_layers":0,"generation":0,"layers":{}}})", layers);
+    return fmt::format(R"({{"frozen_layers":0,"generation":0,"layers":{}}})", layers);
   };
+  const std::string live = R"({"layer":3,"step":1,"kind":"live","shape":"t"})";
   EXPECT_TRUE(parse_holdings(Json::parse(with("[]"))));
+  EXPECT_TRUE(parse_holdings(Json::parse(with(("[" + live + "]").c_str()))));
   for (const std::string& text :
        {std::string("1"), std::string("{}"), with("1"), with("[3]"), with(R"([{"layer":3}])"),
-        with(R"([{"layer":-1,"shape":"t"}])"), with(R"([{"layer":3,"shape":"q"}])"),
-        with(R"([{"layer":3,"shape":"t"},{"layer":3,"shape":"t"}])")}) {
+        with(R"([{"layer":-1,"step":1,"kind":"live","shape":"t"}])"),
+        with(R"([{"layer":3,"step":1,"kind":"live","shape":"q"}])"),
+        with(R"([{"layer":3,"step":1,"kind":"dead","shape":"t"}])"),
+        with(("[" + live + "," + live + "]").c_str())}) {
     EXPECT_FALSE(parse_holdings(Json::parse(text))) << text;
   }
 }

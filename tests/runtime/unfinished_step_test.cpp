@@ -95,7 +95,7 @@ RunResult finished_from_rank_0(const RunOptions& run, int ranks, Rng& rng) {
       DYNMO_ASSIGN(const Exchange theirs, parse_exchange(all.front()));
       EXPECT_EQ(theirs, mine);
       DYNMO_ASSIGN(const StepReport report, pipeline.finish_step(theirs));
-      EXPECT_EQ(*pipeline.last_exchange(), theirs);
+      EXPECT_EQ(*pipeline.state().last_exchange, theirs);
       EXPECT_EQ(pipeline.next_step(), step + 1);
       if (inner.rank() != transport::Member(0)) continue;
       result.losses.push_back(report.loss);

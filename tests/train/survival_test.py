@@ -41,6 +41,9 @@ class Survival(ElasticCase):
             done = self.run_command(self.command("-n", str(ranks), run=name, extra=(*self.SETTINGS, *extra)))
             self.assertEqual(done.returncode, 0, done.stderr)
 
+    def recoveries(self, run, key):
+        return [event[key] for event in events(self.folder / run, "recovery")]
+
     def assert_as_twin(self, run, twin):
         self.assertEqual(self.losses_of(run), self.losses_of(twin))
         self.assertEqual(sorted(self.losses_of(run)), list(range(self.STEPS)))
@@ -95,7 +98,23 @@ class Survival(ElasticCase):
                 output = self.hunted(run, 3, [number])
                 self.assertIn(f"rank {number} was killed by signal 9", output)
                 self.assertRegex(output, r"on with ranks \d, \d from step \d+ \(\d+ steps? again\), in ")
+                self.assertIn(self.recoveries(run, "from"), (["snapshot"], ["checkpoint"]))
                 self.assert_as_twin(run, "twin")
+
+    def test_from_checkpoints_where_there_are_no_snapshots(self):
+        self.twin("twin", 3)
+        self.hunted("old", 3, [1], "elastic.snapshots=never")
+        self.assertEqual(self.recoveries("old", "from"), ["checkpoint"])
+        self.assert_as_twin("old", "twin")
+
+    def test_without_a_checkpoint_from_a_snapshot(self):
+        self.twin("never-written-twin", 2, "checkpoint.every=0")
+        for number in range(2):
+            with self.subTest(number):
+                run = f"never-written-{number}"
+                self.hunted(run, 2, [number], "checkpoint.every=0")
+                self.assertEqual(self.recoveries(run, "from"), ["snapshot"])
+                self.assert_as_twin(run, "never-written-twin")
 
     def test_a_rank_may_crash(self):
         self.twin("twin", 3)
@@ -110,8 +129,8 @@ class Survival(ElasticCase):
 
     def test_without_a_checkpoint_from_the_beginning(self):
         self.twin("bare-twin", 2, "checkpoint.every=0")
-        self.hunted("bare", 2, [1], "checkpoint.every=0")
-        self.assertEqual([event["from"] for event in events(self.folder / "bare", "recovery")], ["initial values"])
+        self.hunted("bare", 2, [1], "checkpoint.every=0", "elastic.snapshots=never")
+        self.assertEqual(self.recoveries("bare", "from"), ["initial values"])
         self.assert_as_twin("bare", "bare-twin")
 
     def test_one_of_two_replicas(self):
@@ -120,6 +139,8 @@ class Survival(ElasticCase):
         for number in (0, 3):
             with self.subTest(number):
                 self.hunted(f"grid-{number}", 2, [number], *extra)
+                self.assertEqual(self.recoveries(f"grid-{number}", "from"), ["live layers"])
+                self.assertEqual(self.recoveries(f"grid-{number}", "steps_again"), [0])
                 self.assert_as_twin(f"grid-{number}", "grid-twin")
 
     def test_ranks_join_after_the_leader_was_killed(self):

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/snapshots.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "dynmo/model/state_bytes.h"
+#include "dynmo/process/host_memory.h"
+#include "dynmo/runtime/snapshot.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr double kMaxSteps = 1e6;  // from one to the next
+
+transport::Tag snapshot_tag() { return transport::control_tag(transport::Control::kSnapshot); }
+
+// Returns a number a rank, equal ones for ranks of one host.
+std::vector<int> hosts_of(const elastic::View& members) {
+  std::map<std::string, int> numbers;
+  std::vector<int> hosts;
+  for (const elastic::Member& member : members.members) {
+    hosts.push_back(
+        numbers.try_emplace(member.host, static_cast<int>(numbers.size())).first->second);
+  }
+  return hosts;
+}
+
+}  // namespace
+
+// The layers of a rank, those that it keeps for another, and those that arrive for the next.
+Expected<std::string> Snapshots::missing_memory(const GroupRun& group, const elastic::View& members,
+                                                transport::Transport& transport) const {
+  Bytes layers;
+  for (const auto& [id, layer] : group.pipeline().states()) {
+    for (const model::ConstNamedTensor& tensor : model::tensors(layer)) {
+      layers += Bytes{static_cast<std::int64_t>(tensor.bytes.size())};
+    }
+  }
+  const bool has_some = group.pipeline().state().snapshot.has_value();
+  const std::array mine = {static_cast<double>(layers.value),
+                           static_cast<double>(process::available_memory().value),
+                           has_some ? 1.0 : 0.0};
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(transport, snapshot_tag(), mine));
+  double largest = 0;
+  for (const auto& rank : all) largest = std::max(largest, rank[0]);
+  const std::vector<int> hosts = hosts_of(members);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto on_host = static_cast<double>(std::ranges::count(hosts, hosts[rank]));
+    const double wanted = on_host * (all[rank][0] + 2 * largest);
+    if (all[rank][1] == 0 || all[rank][2] > 0 || wanted <= all[rank][1]) continue;
+    return fmt::format(
+        "snapshots  none: the ranks on {} would take {} more, and {} are free there; a lost rank "
+        "costs the steps since the last checkpoint",
+        members.members[rank].host, format_bytes(Bytes{static_cast<std::int64_t>(wanted)}),
+        format_bytes(Bytes{static_cast<std::int64_t>(all[rank][1])}));
+  }
+  return std::string();
+}
+
+Expected<std::string> Snapshots::take(GroupRun& group, const elastic::View& members,
+                                      transport::Transport& transport) {
+  if (!next_) {
+    DYNMO_ASSIGN(std::string missing, missing_memory(group, members, transport));
+    wanted_ = missing.empty();
+    if (!wanted_) return missing;
+  }
+  const std::vector<WorldRank> keepers = runtime::keepers(hosts_of(members));
+  DYNMO_ASSIGN(const runtime::MigrationReport report, group.pipeline().take_snapshot(keepers));
+  const std::array mine = {report.seconds, steps_ > 0 ? step_s_ / static_cast<double>(steps_) : 0};
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(transport, snapshot_tag(), mine));
+  double seconds = 0;
+  double step_s = 0;
+  for (const auto& rank : all) {
+    seconds = std::max(seconds, rank[0]);
+    step_s = std::max(step_s, rank[1]);
+  }
+  // Before the first step nobody knows how long one is.
+  const double steps = step_s > 0 ? seconds / (cost_ * step_s) : 1;
+  next_ = group.pipeline().next_step() +
+          static_cast<std::int64_t>(std::ceil(std::clamp(steps, 1.0, kMaxSteps)));
+  step_s_ = 0;
+  steps_ = 0;
+  return report.committed ? "" : fmt::format("snapshot  not taken: {}", report.refusal);
+}
+
+}  // namespace dynmo::train
