@@ -167,6 +167,7 @@ std::optional<Error> C10dGroups::failure() const {
 Expected<void> C10dGroups::meet_again(const elastic::View& next, const elastic::Place& place) {
   // Whoever has ended never comes.
   const GiveUp give_up = [&next]() -> std::optional<Error> {
+    end_stopped(next);
     for (const elastic::Member& member : next.members) {
       if (lives(member)) continue;
       return make_error(ErrorCode::kPeerLost, "rank {} was lost: its process has ended",
@@ -191,6 +192,7 @@ Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
   Survivors survivors(loss, self_.id);
   const auto until = std::chrono::steady_clock::now() + kSurviveTime;
   while (std::chrono::steady_clock::now() < until) {
+    end_stopped(loss.before);
     std::optional<MeetingCall> call = survivors.heard();
     if (survivors.calls()) {
       call = MeetingCall{.next = survivors.next()};

@@ -2,8 +2,10 @@
 #include "dynmo/train/survivors.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <string>
 #include <system_error>
@@ -17,17 +19,33 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxCall = std::size_t{1} << 20;
+constexpr char kNone = ' ';
+
+// The letter that the system gives a process's state (proc(5)); kNone: there is no such process.
+char state_of(std::int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  if (!std::getline(file, text)) return kNone;
+  const std::size_t name_end = text.rfind(") ");
+  return name_end == std::string::npos || name_end + 2 >= text.size() ? kNone : text[name_end + 2];
+}
 
 }  // namespace
 
 bool lives(const elastic::Member& member) {
-  std::ifstream file(fmt::format("/proc/{}/stat", member.pid));
-  std::string text;
-  if (!std::getline(file, text)) return false;
-  const std::size_t name_end = text.rfind(") ");
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
-  const char state = text[name_end + 2];
-  return state != 'Z' && state != 'X' && state != 'x';
+  const char state = state_of(member.pid);
+  return state != kNone && state != 'Z' && state != 'X' && state != 'x';
+}
+
+void end_stopped(const elastic::View& members) {
+  std::error_code fault;
+  for (const elastic::Member& member : members.members) {
+    if (state_of(member.pid) != 'T') continue;
+    // The number may be another process's by now.
+    const fs::path theirs = fs::read_symlink(fmt::format("/proc/{}/exe", member.pid), fault);
+    if (fault || theirs != fs::read_symlink("/proc/self/exe", fault) || fault) continue;
+    ::kill(static_cast<pid_t>(member.pid), SIGKILL);
+  }
 }
 
 bool are_on_host(const elastic::View& view, const std::string& host) {

@@ -20,6 +20,9 @@ namespace dynmo::train {
 
 // Whether the process of a member on this host has not ended.
 [[nodiscard]] bool lives(const elastic::Member& member);
+// Kills the processes of these members on this host that somebody has stopped (SIGSTOP): nobody
+// knows for how long, and the others do not wait. (One that a debugger holds is left alone.)
+void end_stopped(const elastic::View& members);
 [[nodiscard]] bool are_on_host(const elastic::View& view, const std::string& host);
 
 // The members that go on, and where their first one listens.

@@ -121,6 +121,14 @@ class Survival(ElasticCase):
         self.assertIn("was killed by signal 11", self.hunted("crashed", 3, [1], how=signal.SIGSEGV))
         self.assert_as_twin("crashed", "twin")
 
+    def test_a_rank_that_is_stopped_is_ended(self):
+        self.twin("twin", 3)
+        for number in (0, 1):
+            with self.subTest(number):
+                output = self.hunted(f"stopped-{number}", 3, [number], how=signal.SIGSTOP)
+                self.assertIn(f"rank {number} was killed by signal 9", output)
+                self.assert_as_twin(f"stopped-{number}", "twin")
+
     def test_one_after_the_other_until_one_is_left(self):
         self.twin("twin", 3)
         output = self.hunted("last", 3, [0, 1])
