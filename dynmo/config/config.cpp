@@ -124,6 +124,7 @@ std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
       {"elastic.pack_ranks", &e.pack_ranks, between(0, 4096, "(0: as elastic.pack says)")},
       {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
       {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
+      {"elastic.respawn", &e.respawn},
       {"elastic.snapshots", &e.snapshots, Names{"never", "auto"}},
       {"elastic.snapshot_cost", &e.snapshot_cost, between(0.0001, 1)},
       {"elastic.release_command", &e.release_command},
@@ -202,6 +203,8 @@ Expected<void> check_elasticity(const Config& c) {
                     "false with run.device = cuda: groups of devices do not change yet"));
   DYNMO_TRY(require(e.enabled || e.release_command.empty(), "elastic.release_command",
                     fmt::format("'{}'", e.release_command), "none without elastic.enabled = true"));
+  DYNMO_TRY(require(e.enabled || !e.respawn, "elastic.respawn", "true",
+                    "false without elastic.enabled = true"));
   DYNMO_TRY(require(!e.listen.empty(), "elastic.listen", "''",
                     "auto, loopback or an address of this host"));
   DYNMO_TRY(require(e.enabled || e.listen == "auto", "elastic.listen", e.listen,

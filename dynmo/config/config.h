@@ -117,8 +117,9 @@ struct Config {
     std::int64_t pack_ranks = 0;      // of a replica: onto so many once costs are known; 0: none
     std::int64_t release_after = 10;  // steps that a rank has no layers before it is released
     std::int64_t ranks_min = 1;       // of a replica: none leaves below it
-    std::string snapshots =
-        "auto";                     // or never: a lost rank then costs the steps since a checkpoint
+    bool respawn = false;             // `dynmo train` starts a rank for each that is lost
+    // Or never: a lost rank then costs the steps since a checkpoint.
+    std::string snapshots = "auto";
     double snapshot_cost = 0.01;    // auto: share of a step's time that they may take
     std::string release_command;    // told of released ranks once they have ended; empty: none
     double release_timeout_s = 60;  // for one call of it

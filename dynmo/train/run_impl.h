@@ -64,6 +64,7 @@ class Run {
   }
 
   Expected<void> run() {
+    DYNMO_TRY(check_respawn());
     if (elasticity_) DYNMO_TRY(elasticity_->begin());
     return through_losses(begin());
   }
@@ -139,6 +140,10 @@ class Run {
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step);
   Expected<void> share_series(Lane& lane, bool has_it);
   Expected<void> after_step_again(Lane& lane);
+  // elastic.respawn: later, the more losses there were lately.
+  Expected<void> check_respawn() const;
+  void will_respawn(int ranks);
+  void respawn();
   // From the newest checkpoint, or where there is none from the beginning.
   Expected<void> begin_again(Lane& lane, Generation generation);
   void note_loss(Lane& lane, const elastic::View& before, const Error& why,
@@ -305,6 +310,7 @@ class Run {
   // Does what clients and signals ask for between two steps. False: this rank has left the run.
   Expected<bool> change_size(Lane& lane, bool asked) {
     if (wants_locks_) take_locks();
+    respawn();
     const std::int64_t step = lane.group->pipeline().next_step();
     DYNMO_ASSIGN(elastic::BoundaryDecision decision, elasticity_->next(*lane.group, asked));
     note_events(lane, step);
@@ -480,6 +486,10 @@ class Run {
   std::int64_t lost_at_ = -1;         // the steps done at the newest loss, and how many losses
   int times_lost_ = 0;                // there were before a step more was done
   bool alone_ = false;                // has no group: it did not meet the others again
+  int missing_ = 0;                   // ranks that are to be started for lost ones
+  int losses_lately_ = 0;
+  std::chrono::steady_clock::time_point lost_ = {};        // the newest
+  std::chrono::steady_clock::time_point respawn_at_ = {};  // the missing ranks
   Snapshots snapshots_{config_};
   runtime::RankState held_;  // between two groups, after a loss
   std::optional<Elasticity> elasticity_;

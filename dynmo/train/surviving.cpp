@@ -13,6 +13,7 @@
 #include "dynmo/elastic/recovery.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/transport/gather.h"
@@ -22,6 +23,8 @@ namespace dynmo::train {
 namespace {
 
 constexpr int kMaxLosses = 3;  // of one step
+constexpr std::chrono::seconds kLately{60};
+constexpr int kMaxLately = 6;  // losses that delay the start of others: 63 s
 
 transport::Tag tag() { return transport::control_tag(transport::Control::kSize); }
 
@@ -164,6 +167,7 @@ Expected<bool> Run::survive(const Error& why) {
   DYNMO_TRY(recover(lane, before, recovery));
   recovery.all_s = seconds_since(start);
   note_loss(lane, before, why, recovery);
+  if (config_.elastic.respawn) will_respawn(before.size() - view.size());
   return true;
 }
 
@@ -318,6 +322,31 @@ void Run::note_loss(Lane& lane, const elastic::View& before, const Error& why,
                   first_step_, observe::format_count(again, "step"),
                   format_seconds(recovery.all_s)));
   say_start();
+}
+
+Expected<void> Run::check_respawn() const {
+  if (!config_.elastic.respawn || process::has_launcher()) return {};
+  return make_error(
+      ErrorCode::kBadInput,
+      "elastic.respawn is true, wanted false where `dynmo train` has not started the "
+      "ranks: whoever has (torchrun, srun) starts others with --join or --resume auto");
+}
+
+void Run::will_respawn(int ranks) {
+  const auto now = std::chrono::steady_clock::now();
+  losses_lately_ = now - lost_ < kLately ? std::min(losses_lately_ + 1, kMaxLately) : 0;
+  lost_ = now;
+  missing_ += ranks;
+  respawn_at_ = now + std::chrono::seconds((1 << losses_lately_) - 1);
+}
+
+void Run::respawn() {
+  if (missing_ == 0 || std::chrono::steady_clock::now() < respawn_at_) return;
+  const int ranks = std::exchange(missing_, 0);
+  if (!leads_) return;
+  const auto asked = process::ask_for_ranks(ranks);
+  say(fmt::format("respawn  {}", asked ? observe::format_count(ranks, "rank") + " started"
+                                       : asked.error().message));
 }
 
 Expected<void> Run::lead(const Json& known) {
