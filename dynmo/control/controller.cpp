@@ -68,13 +68,13 @@ double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan&
 
 }  // namespace
 
-cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& beside, int replicas,
+cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead, int replicas,
                           int accumulation) {
-  cluster.action_s = beside.action_s.value_or(0);
-  cluster.inside_node.latency_s = beside.message_s.value_or(0);
-  if (!beside.reduction_bytes_per_s) return cluster;
+  cluster.action_s = overhead.action_s.value_or(0);
+  cluster.inside_node.latency_s = overhead.message_s.value_or(0);
+  if (!overhead.reduction_bytes_per_s) return cluster;
   cluster.replicas = replicas;
-  cluster.between_replicas.bandwidth_bytes_per_s = accumulation * *beside.reduction_bytes_per_s;
+  cluster.between_replicas.bandwidth_bytes_per_s = accumulation * *overhead.reduction_bytes_per_s;
   return cluster;
 }
 
@@ -90,7 +90,7 @@ void Controller::observe(const cost::Observation& step, const plan::Plan& plan, 
   forgone_.sum_s += forgone_.a_step_s;
   ++observed_;
   budget_.trained_s += busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
-  if (auto found = profiler_.add(step.layers, plan::owners(plan), step.beside, frozen_layers)) {
+  if (auto found = profiler_.add(step.layers, plan::owners(plan), step.overhead, frozen_layers)) {
     pending_.found = found;
   }
 }

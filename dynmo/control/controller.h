@@ -240,7 +240,7 @@ class Controller {
 // `cluster` as the measurements beside the layers have it: overhead of an action, latency of a
 // message, and of several replicas the bandwidth of their reduction, of which `accumulation`
 // replays have one.
-[[nodiscard]] cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& beside,
+[[nodiscard]] cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead,
                                         int replicas, int accumulation);
 
 }  // namespace dynmo::control

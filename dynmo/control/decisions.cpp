@@ -17,7 +17,7 @@ Decisions::Decisions(Controller controller, int ranks, DecisionsOptions options)
 
 void Decisions::observe(const ExchangedStep& step, const plan::Plan& plan, int frozen_layers) {
   observed_.layers = step.layers;
-  observed_.beside = step.beside;
+  observed_.overhead = step.overhead;
   observed_.charges.plan_s = step.plan_s;
   if (step.migrate_s > 0) {
     observed_.charges.bytes_per_s = static_cast<double>(moved_.value) / step.migrate_s;
@@ -31,12 +31,12 @@ void Decisions::announce(cost::Announced what, std::int64_t step) {
 }
 
 cost::Cluster Decisions::cluster() const {
-  return as_measured(cost::equal_ranks(ranks_, options_.memory), profiler().beside(),
+  return as_measured(cost::equal_ranks(ranks_, options_.memory), profiler().overhead(),
                      options_.replicas, options_.controller.accumulation);
 }
 
 bool Decisions::knows_reduction() const {
-  return options_.replicas > 1 && profiler().beside().reduction_bytes_per_s.has_value();
+  return options_.replicas > 1 && profiler().overhead().reduction_bytes_per_s.has_value();
 }
 
 Expected<std::optional<Decision>> Decisions::decide(const Now& now) {
@@ -80,7 +80,7 @@ double Decisions::predicted_step_s(const Now& now) const {
       plan::evaluate(now.plan, *costs, cluster(), options_.controller.micro_batches);
   if (!evaluation) return 0;
   return options_.controller.accumulation * evaluation->step_time_s +
-         profiler().beside().overhead_s.value_or(0);
+         profiler().overhead().overhead_s.value_or(0);
 }
 
 }  // namespace dynmo::control

@@ -33,7 +33,7 @@ struct DecisionsOptions {
 // One step, as all ranks exchanged it.
 struct ExchangedStep {
   std::vector<cost::LayerSample> layers;  // by LayerId
-  cost::StepSample beside = {};
+  cost::StepSample overhead = {};
   double plan_s = 0;     // of the newest decision
   double migrate_s = 0;  // of the newest move; 0: there was none in this group
 };

@@ -83,7 +83,7 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
   DYNMO_CHECK(layers.size() == known_.layers.size() && owners.size() == layers.size(),
               "{} layers and their ranks, got {} and {}", known_.layers.size(), layers.size(),
               owners.size());
-  Sample sample{.layers = layers, .owners = owners, .beside = step};
+  Sample sample{.layers = layers, .owners = owners, .overhead = step};
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].stash_bytes > Bytes{0}) known_.layers[i].activation_bytes = layers[i].stash_bytes;
     if (layers[i].boundary_bytes > Bytes{0}) {
@@ -109,7 +109,7 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
   }
   window_.push_back(std::move(sample));
   if (window_.size() > kLongest * least_) window_.pop_front();
-  note_beside();
+  note_overhead();
   return find(frozen_layers);
 }
 
@@ -162,15 +162,15 @@ void Profiler::fill_in(Sample& sample, int frozen_layers) const {
   }
 }
 
-void Profiler::note_beside() {
+void Profiler::note_overhead() {
   for (const auto field :
        {&cost::StepSample::overhead_s, &cost::StepSample::action_s, &cost::StepSample::message_s,
         &cost::StepSample::reduction_bytes_per_s}) {
     std::vector<double> measured;
     for (std::size_t i = first_of_newest(window_, least_); i < window_.size(); ++i) {
-      if (window_[i].beside.*field) measured.push_back(*(window_[i].beside.*field));
+      if (window_[i].overhead.*field) measured.push_back(*(window_[i].overhead.*field));
     }
-    if (!measured.empty()) beside_.*field = median(std::move(measured));
+    if (!measured.empty()) overhead_.*field = median(std::move(measured));
   }
 }
 
@@ -359,7 +359,7 @@ std::optional<cost::ModelCost> Profiler::costs(cost::ModelCost known) const {
 std::vector<cost::Observation> Profiler::observations() const {
   std::vector<cost::Observation> steps;
   for (const Sample& sample : window_) {
-    steps.push_back({.layers = sample.layers, .beside = sample.beside});
+    steps.push_back({.layers = sample.layers, .overhead = sample.overhead});
   }
   return steps;
 }

@@ -70,7 +70,7 @@ class Profiler {
   }
   // Medians over the newest steps, the least window's, that measured it, else of the last one that
   // did.
-  [[nodiscard]] const cost::StepSample& beside() const { return beside_; }
+  [[nodiscard]] const cost::StepSample& overhead() const { return overhead_; }
   // Standard deviation of what a layer's cost as `costs` gives it has of its own, relative, mean
   // over the layers: from how its share of its rank's forward time changes from one step to the
   // next under the same plan. A slowdown common to all layers moves no decision.
@@ -91,14 +91,14 @@ class Profiler {
   struct Sample {
     std::vector<cost::LayerSample> layers;
     std::vector<Rank> owners;
-    cost::StepSample beside;
+    cost::StepSample overhead;
     double forward_s = 0;  // of all layers
 
     template <typename Self, typename Visit>
     static void fields(Self& self, Visit visit) {
       visit("layers", self.layers);
       visit("owners", self.owners);
-      visit("beside", self.beside);
+      visit("overhead", self.overhead);
       visit("forward_s", self.forward_s);
     }
   };
@@ -133,7 +133,7 @@ class Profiler {
   [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
   [[nodiscard]] std::deque<Sample> predicted(const cost::ModelCost& known) const;
   void note_noise(const Sample& sample);
-  void note_beside();
+  void note_overhead();
   void note_trained(int frozen_layers);
   void fill_in(Sample& sample, int frozen_layers) const;
   [[nodiscard]] std::deque<LayerTimes> times(int frozen_layers) const;
@@ -152,7 +152,7 @@ class Profiler {
   bool outdated_ = false;           // the whole window
   std::vector<Products> products_;  // by layer
   std::vector<FoundChange> found_;  // lately; their steps grow
-  cost::StepSample beside_;
+  cost::StepSample overhead_;
   int frozen_layers_ = 0;                // of the newest step
   std::map<std::size_t, Trained> last_;  // by layer that has trained and been frozen since
   // The owners in the newest step, to compare the next one with.

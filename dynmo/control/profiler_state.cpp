@@ -43,7 +43,7 @@ void Profiler::fields(Self& self, Visit visit) {
   visit("outdated", self.outdated_);
   visit("products", self.products_);
   visit("found", self.found_);
-  visit("beside", self.beside_);
+  visit("overhead", self.overhead_);
   visit("frozen_layers", self.frozen_layers_);
   visit("last", self.last_);
   visit("owners", self.owners_);

@@ -60,7 +60,7 @@ struct Charges {
 // One step, as all ranks have it alike.
 struct Observation {
   std::vector<LayerSample> layers;  // by LayerId
-  StepSample beside = {};
+  StepSample overhead = {};
   Charges charges = {};
   friend bool operator==(const Observation&, const Observation&) = default;
 };

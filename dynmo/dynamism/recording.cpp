@@ -31,12 +31,12 @@ constexpr std::array<LayerColumn, 4> kColumns = {{
      [](cost::LayerSample& s, double v) { s.update_s = v; }},
 }};
 
-struct Beside {
+struct OverheadKey {
   const char* key;
   std::optional<double> cost::StepSample::*field;
   double maximum;
 };
-constexpr std::array<Beside, 4> kBeside = {{
+constexpr std::array<OverheadKey, 4> kOverheads = {{
     {"overhead_s", &cost::StepSample::overhead_s, cost::kMaxSeconds},
     {"action_s", &cost::StepSample::action_s, cost::kMaxSeconds},
     {"message_s", &cost::StepSample::message_s, cost::kMaxSeconds},
@@ -137,8 +137,8 @@ Json to_json(const cost::Observation& observation) {
       values.push_back(layer.boundary_bytes.value);
     }
   }
-  for (const Beside& beside : kBeside) {
-    if (const auto& value = observation.beside.*beside.field) json[beside.key] = *value;
+  for (const OverheadKey& overhead : kOverheads) {
+    if (const auto& value = observation.overhead.*overhead.field) json[overhead.key] = *value;
   }
   for (const Charge& charge : kCharges) json[charge.key] = observation.charges.*charge.field;
   return json;
@@ -164,10 +164,10 @@ Expected<cost::Observation> parse_observation(const Json& json, const std::strin
       read_column(object, json, column, observation.layers);
     }
     read_boundaries(object, json, observation.layers);
-    for (const Beside& beside : kBeside) {
-      if (!json.contains(beside.key)) continue;
-      observation.beside.*beside.field =
-          limited(object, beside.key, object.number(beside.key), beside.maximum);
+    for (const OverheadKey& overhead : kOverheads) {
+      if (!json.contains(overhead.key)) continue;
+      observation.overhead.*overhead.field =
+          limited(object, overhead.key, object.number(overhead.key), overhead.maximum);
     }
     for (const Charge& charge : kCharges) {
       observation.charges.*charge.field =

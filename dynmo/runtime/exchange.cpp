@@ -18,10 +18,14 @@ namespace dynmo::runtime {
 namespace {
 
 // A rank's own figures, at the end of its numbers.
-constexpr std::array kOwn = {&RankStats::busy_s,    &RankStats::overhead_s,
-                             &RankStats::plan_s,    &RankStats::migrate_s,
-                             &RankStats::beside_s,  &RankStats::actions,
-                             &RankStats::message_s, &RankStats::reduction_bytes_per_s,
+constexpr std::array kOwn = {&RankStats::busy_s,
+                             &RankStats::overhead_s,
+                             &RankStats::plan_s,
+                             &RankStats::migrate_s,
+                             &RankStats::action_overhead_s,
+                             &RankStats::actions,
+                             &RankStats::message_s,
+                             &RankStats::reduction_bytes_per_s,
                              &RankStats::asks};
 
 // The numbers that every layer has, at the start of its own.
@@ -75,7 +79,7 @@ cost::StepSample step_sample(const std::vector<RankStats>& ranks) {
   double messages_s = 0;
   int measured = 0;
   for (const RankStats& own : ranks) {
-    seconds += own.beside_s;
+    seconds += own.action_overhead_s;
     actions += own.actions;
     messages_s += own.message_s;
     measured += own.message_s > 0 ? 1 : 0;
@@ -226,7 +230,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
     whole.migrate_s = std::max(whole.migrate_s, theirs.migrate_s);
     whole.asked = whole.asked || theirs.asks != 0;
   }
-  whole.beside = step_sample(ranks);
+  whole.overhead = step_sample(ranks);
   return whole;
 }
 

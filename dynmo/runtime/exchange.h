@@ -35,7 +35,7 @@ struct RankStats {
   double overhead_s = 0;  // of the step before, beside its schedule and update
   double plan_s = 0;
   double migrate_s = 0;
-  double beside_s = 0;  // of its actions, beside layers and waiting
+  double action_overhead_s = 0;  // of its actions, beside layers and waiting
   double actions = 0;
   double message_s = 0;  // here and below 0: not measured by this rank
   double reduction_bytes_per_s = 0;
@@ -54,7 +54,7 @@ struct Exchange {
   // rows.
   std::vector<double> rows;
   std::vector<double> busy_s;  // by rank of the group
-  cost::StepSample beside;
+  cost::StepSample overhead;
   double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
   bool asked = false;  // by any rank
@@ -79,7 +79,7 @@ struct Exchange {
 // Returns the values that the controller decides by.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {
   return {.layers = exchanged.layers,
-          .beside = exchanged.beside,
+          .overhead = exchanged.overhead,
           .plan_s = exchanged.plan_s,
           .migrate_s = exchanged.migrate_s};
 }

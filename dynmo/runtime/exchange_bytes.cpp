@@ -21,10 +21,10 @@ void all_fields(Archive& archive, Self& exchanged) {
   archive(exchanged.losses);
   archive(exchanged.rows);
   archive(exchanged.busy_s);
-  archive(exchanged.beside.overhead_s);
-  archive(exchanged.beside.action_s);
-  archive(exchanged.beside.message_s);
-  archive(exchanged.beside.reduction_bytes_per_s);
+  archive(exchanged.overhead.overhead_s);
+  archive(exchanged.overhead.action_s);
+  archive(exchanged.overhead.message_s);
+  archive(exchanged.overhead.reduction_bytes_per_s);
   archive(exchanged.plan_s);
   archive(exchanged.migrate_s);
   archive(exchanged.asked);

@@ -16,7 +16,7 @@ double busy_time(const std::vector<schedule::TimedAction>& actions) {
 }
 
 // Seconds of a rank's actions that no layer took, nor waiting.
-double beside_layers_s(const StepOutput& output) {
+double action_overhead_s(const StepOutput& output) {
   double layers = 0;
   for (const auto& [layer, times] : output.layer_times) {
     for (const cost::LayerTime& time : times) {
@@ -63,7 +63,7 @@ RankStats own_figures(const LayerStates& states, const StepOutput& output, const
   }
   own.busy_s = busy_time(output.actions) - times.reducing_s + times.update_total_s;
   own.overhead_s = times.overhead_s;
-  own.beside_s = std::max(0.0, beside_layers_s(output) - times.reducing_s);
+  own.action_overhead_s = std::max(0.0, action_overhead_s(output) - times.reducing_s);
   own.actions = static_cast<double>(output.actions.size());
   own.message_s = times.message_s;
   own.reduction_bytes_per_s = times.reduction_bytes_per_s;

@@ -118,10 +118,10 @@ const dynamism::Recording* recording_of(const dynamism::LoadModel& load, const S
 }
 
 cost::Cluster recorded_cluster(const dynamism::Recording& recording, const Scenario& scenario,
-                               std::size_t ranks, const cost::StepSample& beside) {
+                               std::size_t ranks, const cost::StepSample& overhead) {
   const Bytes memory =
       scenario.cluster.memory > Bytes{0} ? scenario.cluster.memory : cost::kUnlimitedMemory;
-  return control::as_measured(cost::equal_ranks(static_cast<int>(ranks), memory), beside,
+  return control::as_measured(cost::equal_ranks(static_cast<int>(ranks), memory), overhead,
                               recording.start.replicas, recording.start.accumulation);
 }
 
@@ -131,7 +131,7 @@ control::Profiler recorded_profiler(const dynamism::Recording& recording,
   control::Profiler profiler(known, options.window, options.policy.minimum_gain);
   const std::vector<Rank> owners = plan::owners(recording.start.measured_under);
   for (const cost::Observation& step : recording.start.measured) {
-    profiler.add(step.layers, owners, step.beside);
+    profiler.add(step.layers, owners, step.overhead);
   }
   return profiler;
 }

@@ -44,7 +44,7 @@ namespace dynmo::scenario {
 // So many ranks as such a run's controller knows them.
 [[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
                                              const Scenario& scenario, std::size_t ranks,
-                                             const cost::StepSample& beside);
+                                             const cost::StepSample& overhead);
 // Makes the profiler with the measurements before the first step of the recorded run.
 [[nodiscard]] control::Profiler recorded_profiler(const dynamism::Recording& recording,
                                                   const cost::ModelCost& known,

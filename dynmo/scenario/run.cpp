@@ -100,7 +100,7 @@ class Run {
   [[nodiscard]] cost::Cluster planned_ranks() const {
     if (recording_ == nullptr) return subset(cluster(), present_);
     return recorded_cluster(*recording_, scenario_, present_.size(),
-                            controller_.profiler().beside());
+                            controller_.profiler().overhead());
   }
 
   // Time passes for the ranks there and the ranks in use.

@@ -60,8 +60,8 @@ Expected<cost::LayerSample> read_layer(JsonObject& object) {
   return layer;
 }
 
-Expected<cost::StepSample> read_beside(JsonObject& object) {
-  cost::StepSample beside;
+Expected<cost::StepSample> read_overhead(JsonObject& object) {
+  cost::StepSample overhead;
   const std::array<std::pair<const char*, std::optional<double> cost::StepSample::*>, 4> fields = {
       {{"overhead_s", &cost::StepSample::overhead_s},
        {"action_s", &cost::StepSample::action_s},
@@ -69,10 +69,10 @@ Expected<cost::StepSample> read_beside(JsonObject& object) {
        {"reduction_bytes_per_s", &cost::StepSample::reduction_bytes_per_s}}};
   for (const auto& [key, field] : fields) {
     const double value = object.number(key, -1.0);
-    if (value >= 0) beside.*field = value;
+    if (value >= 0) overhead.*field = value;
   }
   DYNMO_TRY(object.finish());
-  return beside;
+  return overhead;
 }
 
 Expected<control::ExchangedStep> read_step(const Json& json) {
@@ -81,8 +81,8 @@ Expected<control::ExchangedStep> read_step(const Json& json) {
   for (JsonObject& object : root.objects("layers")) {
     DYNMO_ASSIGN(step.layers.emplace_back(), read_layer(object));
   }
-  if (auto beside = root.object("beside")) {
-    DYNMO_ASSIGN(step.beside, read_beside(*beside));
+  if (auto overhead = root.object("overhead")) {
+    DYNMO_ASSIGN(step.overhead, read_overhead(*overhead));
   }
   step.plan_s = seconds(root, "plan_s");
   step.migrate_s = seconds(root, "migrate_s");

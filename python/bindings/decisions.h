@@ -21,8 +21,8 @@ class Decisions {
   [[nodiscard]] static Expected<Decisions> make(const Json& known, int ranks, const Json& options,
                                                 std::int64_t first_step);
 
-  // A step as the ranks exchanged it: `layers` with the fields of cost::LayerSample, `beside` with
-  // those of cost::StepSample, `plan_s`, `migrate_s`.
+  // A step as the ranks exchanged it: `layers` with the fields of cost::LayerSample, `overhead`
+  // with those of cost::StepSample, `plan_s`, `migrate_s`.
   [[nodiscard]] Expected<void> observe(const Json& step, const Json& plan, int frozen_layers);
   [[nodiscard]] Expected<void> announce(std::string_view what, std::int64_t step);
   // Whether to `migrate`; the fields of the event "decision" but `taken`; `moved_bytes` and `moves`

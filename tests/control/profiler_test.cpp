@@ -102,10 +102,10 @@ TEST(Profiler, PrunedLayersCostWhatTheirProductsNowTake) {
     Rng rng(seed);
     cost::ModelCost known = named(6);
     std::vector<double> products;
-    std::vector<double> beside;
+    std::vector<double> overhead;
     for (cost::LayerCost& layer : known.layers) {
       products.push_back(1e-3 * (0.1 + rng.uniform()));
-      beside.push_back(1e-3 * rng.uniform());
+      overhead.push_back(1e-3 * rng.uniform());
       layer.gradient_bytes = Bytes{1000};
       layer.product_time = 0.2 + 0.8 * rng.uniform();
     }
@@ -114,8 +114,8 @@ TEST(Profiler, PrunedLayersCostWhatTheirProductsNowTake) {
       for (std::size_t i = 0; i < known.layers.size(); ++i) {
         const double product = products[i] * known.layers[i].product_time;
         layers.push_back(
-            {.time = {.forward_s = product + beside[i],
-                      .input_gradient_s = product + 2 * beside[i],
+            {.time = {.forward_s = product + overhead[i],
+                      .input_gradient_s = product + 2 * overhead[i],
                       .weight_gradient_s = product},
              .update_s = 1e-6 * static_cast<double>(known.layers[i].gradient_bytes.value),
              .stash_bytes = {}});

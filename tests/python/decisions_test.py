@@ -59,7 +59,7 @@ class Training:
         times = [1e-3 * draw.uniform(0.98, 1.02) for _ in range(LAYERS)]
         layers = [{"forward_s": t, "input_gradient_s": t * (i >= frozen), "weight_gradient_s": t * (i >= frozen), "update_s": 1e-5,
                    "stash_bytes": 65536.0} for i, t in enumerate(times)]
-        self.decisions.observe({"layers": layers, "beside": {"overhead_s": 1e-4}, "plan_s": 1e-4}, self.plan, frozen)
+        self.decisions.observe({"layers": layers, "overhead": {"overhead_s": 1e-4}, "plan_s": 1e-4}, self.plan, frozen)
         if self.log:
             self.log.load(step, frozen, self.decisions)
             for rank in range(2):

@@ -62,7 +62,7 @@ struct SlowRun {
 
   struct Result {
     double error = 0;  // |predicted - measured| / measured step time, the median over the steps
-    cost::StepSample beside;
+    cost::StepSample overhead;
   };
   [[nodiscard]] Result result() const {
     const auto costs = [](std::int64_t) {
@@ -117,7 +117,7 @@ struct SlowRun {
             if (inner.rank() != transport::Member(0)) continue;
             const double measured = report.step_s - report.plan_s;
             errors.push_back(std::abs(report.predicted_s - measured) / measured);
-            result.beside = pipeline.profiler().beside();
+            result.overhead = pipeline.profiler().overhead();
           }
           return {};
         });
@@ -151,12 +151,12 @@ TEST(Prediction, KnowsWhatAStepTakesBesideItsLayers) {
 // A round trip takes the delay once: the answer was posted for before the question.
 TEST(Prediction, MessagesAreMeasuredThereAndBack) {
   EXPECT_TRUE(in_one_of_twenty_runs([] {
-    const cost::StepSample beside =
-        SlowRun{.receives = std::chrono::milliseconds(20)}.result().beside;
-    EXPECT_TRUE(beside.message_s && beside.action_s && beside.overhead_s);
-    EXPECT_FALSE(beside.reduction_bytes_per_s);
-    EXPECT_GE(beside.message_s.value_or(0), 0.0095);
-    return beside.message_s.value_or(1) < 0.02 && beside.action_s.value_or(1) < 0.005;
+    const cost::StepSample overhead =
+        SlowRun{.receives = std::chrono::milliseconds(20)}.result().overhead;
+    EXPECT_TRUE(overhead.message_s && overhead.action_s && overhead.overhead_s);
+    EXPECT_FALSE(overhead.reduction_bytes_per_s);
+    EXPECT_GE(overhead.message_s.value_or(0), 0.0095);
+    return overhead.message_s.value_or(1) < 0.02 && overhead.action_s.value_or(1) < 0.005;
   }));
 }
 

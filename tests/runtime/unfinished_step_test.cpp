@@ -27,8 +27,8 @@ Exchange some_exchange() {
   exchanged.losses = {3.5, 4.5};
   exchanged.rows = {7, 8};
   exchanged.busy_s = {0.5, 0.25, 0.125};
-  exchanged.beside.overhead_s = 1.5;
-  exchanged.beside.message_s = 2.5;
+  exchanged.overhead.overhead_s = 1.5;
+  exchanged.overhead.message_s = 2.5;
   exchanged.plan_s = 9;
   exchanged.migrate_s = 10;
   exchanged.asked = true;

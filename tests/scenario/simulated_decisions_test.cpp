@@ -220,11 +220,11 @@ class Drawn {
                              .update_s = frozen ? 0 : 0.1 * time,
                              .stash_bytes = {}});
     }
-    step.beside = {.overhead_s = 1e-4 * rng_.uniform(),
-                   .action_s = 1e-6 * rng_.uniform(),
-                   .message_s = 1e-6 * rng_.uniform(),
-                   .reduction_bytes_per_s = {}};
-    if (options_.replicas > 1) step.beside.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
+    step.overhead = {.overhead_s = 1e-4 * rng_.uniform(),
+                     .action_s = 1e-6 * rng_.uniform(),
+                     .message_s = 1e-6 * rng_.uniform(),
+                     .reduction_bytes_per_s = {}};
+    if (options_.replicas > 1) step.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
     step.plan_s = 1e-4 * rng_.uniform();
     step.migrate_s = 1e-3 * rng_.uniform();
     return step;

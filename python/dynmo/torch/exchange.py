@@ -10,7 +10,7 @@ from torch import Tensor
 from .ranks import Ranks
 
 LAYER_CELLS = ("forward_s", "input_gradient_s", "weight_gradient_s", "update_s", "boundary_bytes")
-RANK_CELLS = ("overhead_s", "beside_s", "actions", "plan_s", "migrate_s", "busy_s")
+RANK_CELLS = ("overhead_s", "action_overhead_s", "actions", "plan_s", "migrate_s", "busy_s")
 
 
 @dataclass

@@ -114,7 +114,7 @@ class Balancer:
         stages = [stage for stage in plan.stages if stage.rank == rank]
         told.ranks[rank] = {
             "overhead_s": self.times.overhead_s,
-            "beside_s": max(0.0, schedule_s - marks.wait_s - sum(marks.forward_s) - sum(marks.backward_s)),
+            "action_overhead_s": max(0.0, schedule_s - marks.wait_s - sum(marks.forward_s) - sum(marks.backward_s)),
             "actions": float(sum(marks.forwards[stage.first] + marks.backwards[stage.layers[-1]] for stage in stages)),
             "plan_s": self.times.plan_s,
             "migrate_s": self.times.migrate_s,
@@ -128,14 +128,14 @@ class Balancer:
         ranks = list(told.ranks.values())
         overheads = [rank["overhead_s"] for rank in ranks if rank["overhead_s"] > 0]
         actions = sum(rank["actions"] for rank in ranks)
-        beside = {}
+        overhead = {}
         if overheads:
-            beside["overhead_s"] = min(overheads)  # that of the others has their waiting in it
+            overhead["overhead_s"] = min(overheads)  # that of the others has their waiting in it
         if actions > 0:
-            beside["action_s"] = sum(rank["beside_s"] for rank in ranks) / actions
+            overhead["action_s"] = sum(rank["action_overhead_s"] for rank in ranks) / actions
         step = {
             "layers": [{**told.layers[index], "boundary_bytes": int(told.layers[index]["boundary_bytes"])} for index in sorted(told.layers)],
-            "beside": beside,
+            "overhead": overhead,
             "plan_s": max(rank["plan_s"] for rank in ranks),
             "migrate_s": max(rank["migrate_s"] for rank in ranks),
         }
