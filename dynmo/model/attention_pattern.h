@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,8 +43,14 @@ class TakesPattern {
 // Figures of a layer with a pattern: pairs (query, key) of all heads and sequences that it looked
 // at, and those that causal attention has.
 enum PatternFigure { kPairs, kCausalPairs, kPatternFigures };
-[[nodiscard]] std::vector<std::string> pattern_figures();
-[[nodiscard]] std::vector<double> pattern_figures_of(const at::Tensor& q_BTHK,
-                                                     const kernels::Selection& selection);
+[[nodiscard]] inline std::vector<std::string> pattern_figures() {
+  return {"pairs", "causal_pairs"};
+}
+[[nodiscard]] inline std::vector<double> pattern_figures_of(const at::Tensor& q_BTHK,
+                                                            const kernels::Selection& selection) {
+  const std::int64_t tokens = q_BTHK.size(1);
+  return {static_cast<double>(kernels::pairs_of(q_BTHK, selection)),
+          static_cast<double>(q_BTHK.size(0) * q_BTHK.size(2) * (tokens * (tokens + 1) / 2))};
+}
 
 }  // namespace dynmo::model

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "dynmo/kernels/operations.h"
-#include "dynmo/model/gpt2_impl.h"
+#include "dynmo/model/family_layers_impl.h"
 #include "dynmo/model/hand_written.h"
 #include "dynmo/model/head_slice_impl.h"
 

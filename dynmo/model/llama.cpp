@@ -5,7 +5,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/family_impl.h"
-#include "dynmo/model/llama_impl.h"
+#include "dynmo/model/family_layers_impl.h"
 
 namespace dynmo::model {
 namespace {

@@ -3,11 +3,10 @@
 
 #include <utility>
 
+#include "dynmo/model/family_layers_impl.h"
 #include "dynmo/model/hand_written.h"
 #include "dynmo/model/head_slice_impl.h"
-#include "dynmo/model/llama_impl.h"
-#include "dynmo/model/moe_layer_impl.h"
-#include "dynmo/model/positions.h"
+#include "dynmo/model/ragged_rows.h"
 
 namespace dynmo::model {
 namespace {

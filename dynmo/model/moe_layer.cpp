@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "dynmo/model/expert_rows_impl.h"
+#include "dynmo/model/family_layers_impl.h"
 #include "dynmo/model/hand_written.h"
-#include "dynmo/model/moe_layer_impl.h"
 
 namespace dynmo::model {
 namespace {

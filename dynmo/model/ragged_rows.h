@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention layers use this where rows of a micro-batch have left (Hidden::rows): they attend among
-// those that are still here, each at its place in its sequence. N such rows lie as one sequence,
-// 1NHK, so that layers are written once.
+// Tokens that are no whole sequences, but some of them: they keep the positions that they had.
+//
+// Attention layers use RowsLeft where rows of a micro-batch have left (Hidden::rows): they attend
+// among those that are still here, each at its place in its sequence. N such rows lie as one
+// sequence, 1NHK, so that layers are written once.
 
 #include <ATen/ATen.h>
 
@@ -18,6 +20,27 @@
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
+
+// A layer derives from this class too, if its arithmetic depends on the positions of its tokens.
+class TakesPositions {
+ public:
+  virtual ~TakesPositions() = default;
+  // Layer::forward of tokens at these positions of their sequences, int64, ascending in each. Its
+  // stash is one of the layer's own.
+  [[nodiscard]] virtual Output forward_at(const LayerState& state, const Hidden& input,
+                                          const at::Tensor& positions_BT,
+                                          const LayerContext& context,
+                                          std::unique_ptr<Stash>* stash) const = 0;
+};
+
+// Runs any layer: those that take no positions do not depend on them.
+[[nodiscard]] inline Output forward_at(const Layer& layer, const LayerState& state,
+                                       const Hidden& input, const at::Tensor& positions_BT,
+                                       const LayerContext& context, std::unique_ptr<Stash>* stash) {
+  const auto* takes = dynamic_cast<const TakesPositions*>(&layer);
+  return takes == nullptr ? layer.forward(state, input, context, stash)
+                          : takes->forward_at(state, input, positions_BT, context, stash);
+}
 
 // The sections of an attention among the rows that are left; null: all tokens are here.
 using RowsLeft = std::shared_ptr<const kernels::Ragged>;

@@ -8,8 +8,8 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/kernels/tensor_memory.h"
 #include "dynmo/model/pruned.h"
-#include "dynmo/model/state_memory.h"
 
 namespace dynmo::model {
 namespace {
@@ -241,7 +241,7 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShap
   const std::size_t count = sizes.size();
   const std::size_t kinds = state.frozen ? 1 : 4;
   for (std::size_t i = count; i < kinds * count; ++i) sizes.push_back(sizes[i - count]);
-  std::vector<at::Tensor> all = allocate_together(sizes, state.frozen ? 0 : count);
+  std::vector<at::Tensor> all = kernels::allocate_together(sizes, state.frozen ? 0 : count);
   for (std::size_t i = 0; i < count; ++i) {
     Parameter& parameter = state.parameters[i];
     parameter.value = std::move(all[i]);
@@ -261,7 +261,7 @@ void complete_memory(const LayerState& state) {
   for (at::Tensor Parameter::*tensor : {&Parameter::value, &Parameter::first_moment,
                                         &Parameter::second_moment, &Parameter::gradient}) {
     for (const Parameter& parameter : state.parameters) {
-      if ((parameter.*tensor).defined()) back_memory(parameter.*tensor);
+      if ((parameter.*tensor).defined()) kernels::back_memory(parameter.*tensor);
     }
   }
 }

@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/model/memory.h"
 #include "dynmo/model/precision.h"
 #include "helpers.h"
+#include "stash_bytes.h"
 
 namespace dynmo::model {
 namespace {

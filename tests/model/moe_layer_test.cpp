@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "dynmo/model/memory.h"
 #include "dynmo/model/moe.h"
 #include "dynmo/model/precision.h"
 #include "dynmo/model/pruned.h"
@@ -15,6 +14,7 @@
 #include "experts_formula.h"
 #include "gradients.h"
 #include "helpers.h"
+#include "stash_bytes.h"
 
 namespace dynmo::model {
 namespace {

@@ -14,10 +14,10 @@
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/gpt2.h"
-#include "dynmo/model/memory.h"
 #include "dynmo/model/state_bytes.h"
 #include "gradients.h"
 #include "helpers.h"
+#include "stash_bytes.h"
 
 namespace dynmo::model {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "dynmo/model/memory.h"
 #include "dynmo/model/precision.h"
 #include "helpers.h"
+#include "stash_bytes.h"
 
 namespace dynmo::model {
 namespace {

@@ -8,10 +8,10 @@
 
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/autograd_layer.h"
-#include "dynmo/model/memory.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
 #include "helpers.h"
+#include "stash_bytes.h"
 
 namespace dynmo::model {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/model/memory.h"
 #include "pipeline_fixture.h"
+#include "tests/model/stash_bytes.h"
 
 namespace dynmo::runtime::testing {
 namespace {

@@ -16,7 +16,7 @@
 #include "dynmo/dynamism/mixture_of_depths/options.h"
 #include "dynmo/kernels/select_top.h"
 #include "dynmo/model/key_value_cache.h"
-#include "dynmo/model/positions.h"
+#include "dynmo/model/ragged_rows.h"
 
 namespace dynmo::dynamism {
 namespace {

@@ -15,12 +15,12 @@
 #include "dynmo/dynamism/mixture_of_depths/training/routed_block.h"
 #include "dynmo/dynamism/mixture_of_depths/training/source.h"
 #include "dynmo/kernels/select_top.h"
-#include "dynmo/model/memory.h"
 #include "dynmo/model/moe.h"
 #include "tests/dynamism/shapes.h"
 #include "tests/model/experts_formula.h"
 #include "tests/model/gradients.h"
 #include "tests/model/helpers.h"
+#include "tests/model/stash_bytes.h"
 #include "tests/runtime/pipeline_fixture.h"
 
 namespace dynmo::runtime::testing {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/state_memory.h"
+#include "dynmo/kernels/tensor_memory.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace dynmo::model {
+namespace dynmo::kernels {
 namespace {
 
 using Shapes = std::vector<std::vector<std::int64_t>>;
@@ -88,4 +88,4 @@ TEST(StateMemory, ALargeTensorGivesItsPagesBackBeforeTheOthersGo) {
 }
 
 }  // namespace
-}  // namespace dynmo::model
+}  // namespace dynmo::kernels

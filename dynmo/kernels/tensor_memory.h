@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace dynmo::model {
+namespace dynmo::kernels {
 
 // fp32 tensors of these shapes, in this order in memory, each at a multiple of 64 bytes. Nothing
 // lies between two of them where the bytes of the first are such a multiple. Values are
@@ -23,4 +23,4 @@ namespace dynmo::model {
 // Has the system back the tensor's memory now, and leaves what is in it; best effort.
 void back_memory(const at::Tensor& tensor);
 
-}  // namespace dynmo::model
+}  // namespace dynmo::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/state_memory.h"
+#include "dynmo/kernels/tensor_memory.h"
 
 #include <ATen/ATen.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-namespace dynmo::model {
+namespace dynmo::kernels {
 namespace {
 
 constexpr std::size_t kAlignment = 64;  // as libtorch aligns
@@ -103,4 +103,4 @@ void back_memory(const at::Tensor& tensor) {
   advise({static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}, MADV_POPULATE_WRITE);
 }
 
-}  // namespace dynmo::model
+}  // namespace dynmo::kernels
