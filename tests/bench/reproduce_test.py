@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/reproduce: the simulated figures of 24 blocks are those recorded; one that differs is named, and what ran is not run again.
 
-DYNMO is the program.
+DYNMO is the program; the ids of the rows to check have DYNMO_REPRODUCE_ONLY in them.
 """
 import json
 import os
@@ -13,6 +13,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench/reproduce"
+ONLY = os.environ.get("DYNMO_REPRODUCE_ONLY", "/24/")
 ROW = "end/mixture-of-depths/24/A-search"
 
 
@@ -23,7 +24,7 @@ class Reproduce(unittest.TestCase):
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name)
 
-    def reproduce(self, *words, only="/24/"):
+    def reproduce(self, *words, only=ONLY):
         return subprocess.run([sys.executable, FOLDER / "reproduce.py", "--dynmo", os.environ["DYNMO"], "--part", "simulated", "--only", only,
                                "--out", self.folder / "out", "--check", *words], capture_output=True, text=True, check=False)
 
