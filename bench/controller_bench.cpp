@@ -35,10 +35,10 @@
 #include "dynmo/core/median.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/cost/device.h"
-#include "dynmo/dynamism/registry.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/propose.h"
+#include "tests/dynamism/default_loads.h"
 
 namespace dynmo::control {
 namespace {

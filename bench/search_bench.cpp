@@ -17,10 +17,10 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
-#include "dynmo/dynamism/registry.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/search.h"
+#include "tests/dynamism/default_loads.h"
 
 namespace dynmo::plan {
 namespace {

@@ -36,28 +36,4 @@ struct LoadOptions {
 // The same costs in every step. kBadInput where cost::validate refuses them.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_static_load(cost::ModelCost model);
 
-// GPT of 32 blocks, hidden 1024, sequence 2048, a vocabulary of 50304; with `source` "moe" 8
-// experts, 2 a token.
-[[nodiscard]] cost::TransformerShape default_shape(std::string_view source);
-
-// Whether embedding and head, and the heads of early exits, are part of a model. A head of 50304
-// words is worth 3.5 dense blocks of hidden size 1024 and is one layer here, so where the blocks
-// get cheap it alone bounds the step: over 8 ranks at 1.3 to 1.5 x work / ranks for pruning,
-// freezing and mixture of depths.
-enum class Ends { kKept, kLeftOut };
-
-struct NamedLoad {
-  std::string name;
-  std::unique_ptr<LoadModel> load;
-};
-
-// The six sources at their defaults on default_shape and `device`, for benchmarks; but freezing by
-// plasticity, whose steps differ between seeds, and exits by similarity and without a loss of the
-// tokens that stay, so that their heads do one head's work together. At step 6000
-// of 10000 every one of them is in force, and all differ between seeds. kBadInput for a device that
-// makes no sense.
-[[nodiscard]] Expected<std::vector<NamedLoad>> default_loads(const cost::Device& device,
-                                                             std::uint64_t seed,
-                                                             Ends ends = Ends::kKept);
-
 }  // namespace dynmo::dynamism

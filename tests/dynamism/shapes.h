@@ -5,7 +5,7 @@
 // operations.
 
 #include "dynmo/dynamism/load_inputs.h"
-#include "dynmo/dynamism/registry.h"
+#include "tests/dynamism/default_loads.h"
 
 namespace dynmo::dynamism {
 
