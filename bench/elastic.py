@@ -226,9 +226,9 @@ def measure_changes(options, folder, data):
     return result
 
 
-def tokens_per_s(options, folder, data, enabled):
+def tokens_per_s(options, folder, data, enabled, *settings):
     run = Run(options, folder, data)
-    run.start(f"elastic.enabled={'true' if enabled else 'false'}", f"train.steps={options.steps}")
+    run.start(f"elastic.enabled={'true' if enabled else 'false'}", f"train.steps={options.steps}", *settings)
     if run.process.wait() != 0:
         sys.exit(f"a run failed: see {run.log.name}")
     return json.loads((run.folder / "summary.json").read_text())["runs"][0]["tokens_per_s"]

@@ -48,6 +48,7 @@ class Blocks(unittest.TestCase):
         lines = (self.folder / "runs/elastic/events.jsonl").read_text().splitlines()
         sizes = [event["ranks"] for event in map(json.loads, lines) if event["event"] == "size"]
         self.assertEqual(sizes, [[0, 1], [0, 1, 4]])
+        self.assertEqual([event["ranks"] for event in map(json.loads, lines) if event["event"] == "recovery"], [[1, 4]], told)
 
     def test_of_ones_own_text_lead_to_an_exported_model(self):
         self.assertIn("memory", self.output("--dry-run"))

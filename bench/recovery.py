@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the loss of a rank costs, and the price of being ready for it.
+
+Kills: a run of --ranks processes, of which a drawn one, the leader too, is killed again and again; another joins after
+each (`dynmo ctl RUN grow 1`). For each loss:
+  noticed   from the kill to the ranks' having met without it, less what the meeting took (clocks of one host)
+  meet      from the loss to the new group (event "recovery", ms.meet)
+  ready     from the kill until the others are ready for their next step
+  again     steps that run again, and where the layers came from
+Ready: pairs of undisturbed runs with snapshots and without, in turn, who begins alternating: the paired ratio of their
+tokens/s.
+
+    bench/recovery.py --dynmo build/release/apps/dynmo/dynmo --out build/bench-recovery.json
+"""
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from elastic import Run, WAIT_S, quantiles, say, tokens_per_s, write_data
+
+
+def members(run):
+    done = subprocess.run([run.options.dynmo, "ctl", run.folder, "status", "--json"], capture_output=True, text=True)
+    found = json.loads(done.stdout) if done.returncode == 0 else {}
+    return {rank["rank"]: rank["pid"] for rank in found.get("ranks", [])}
+
+
+def measure_kills(options, folder, data):
+    draw = random.Random(options.seed)
+    run = Run(options, folder / "kills", data)
+    ready, noticed = [], []
+    run.start("elastic.enabled=true", "train.steps=1000000")
+    try:
+        run.wait_for("the first step", lambda: len(members(run)) == options.ranks)
+        for number in range(options.kills):
+            run.wait_for("the run of all ranks", lambda: len(members(run)) == options.ranks)
+            time.sleep(draw.uniform(0, 1))
+            victim = draw.choice(sorted(members(run)))
+            pid = members(run)[victim]
+            killed_at = time.time()
+            os.kill(pid, signal.SIGKILL)
+            run.wait_for("a recovery", lambda: len(run.events("recovery")) > number)
+            event = run.events("recovery")[number]
+            ready.append(event["time_s"] - killed_at)
+            noticed.append(ready[-1] - event["ms"]["all"] / 1000)
+            run.control("grow", "1")
+            if number % 10 == 9:
+                say(f"{number + 1} of {options.kills} kills")
+        run.control("stop")
+        run.process.wait(WAIT_S)
+    finally:
+        run.end()
+    events = run.events("recovery")
+    return {"kills": len(events), "seed": options.seed, "noticed_s": quantiles(noticed),
+            "meet_s": quantiles([event["ms"]["meet"] / 1000 for event in events]), "ready_s": quantiles(ready),
+            "steps_again": quantiles([event["steps_again"] for event in events]),
+            "from": dict(collections.Counter(event["from"] for event in events))}
+
+
+def measure_ready(options, folder, data):
+    ratios = []
+    for number in range(options.rounds):
+        found = {}
+        for snapshots in (("auto", "never") if number % 2 else ("never", "auto")):
+            found[snapshots] = tokens_per_s(options, folder / f"ready-{number}-{snapshots}", data, True,
+                                            f"elastic.snapshots={snapshots}")
+        ratios.append(found["auto"] / found["never"])
+        say(f"round {number + 1}: {found['auto']:.0f} tokens/s with snapshots, {found['never']:.0f} without")
+    return {"rounds": len(ratios), "ratio": ratios, "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dynmo", default="build/release/apps/dynmo/dynmo")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=10, help="pairs with snapshots and without")
+    parser.add_argument("--steps", type=int, default=200, help="of each run of a pair")
+    parser.add_argument("--seed", type=int, default=22)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run's settings")
+    parser.add_argument("--out", type=Path, help="where the result goes as JSON")
+    options = parser.parse_args()
+    result = {}
+    with tempfile.TemporaryDirectory(prefix="dynmo-bench-") as name:
+        folder = Path(name)
+        data = write_data(folder)
+        subprocess.run([options.dynmo, "data", "prepare", folder / "text", "--out", data], check=True, stdout=subprocess.DEVNULL)
+        if options.kills:
+            result["kills"] = measure_kills(options, folder, data)
+        if options.rounds:
+            result["ready"] = measure_ready(options, folder, data)
+    for name in ("noticed_s", "meet_s", "ready_s"):
+        if options.kills:
+            found = result["kills"][name]
+            say(f"{name:10} {found['count']:4}   p50 {1e3 * found['p50']:8.1f}   p99 {1e3 * found['p99']:8.1f} ms")
+    if options.kills:
+        again = result["kills"]["steps_again"]
+        say(f"again      p50 {again['p50']}, max {again['max']} steps; from {result['kills']['from']}")
+    if options.rounds:
+        ready = result["ready"]
+        say(f"snapshots  {ready['median']:.3f} of the tokens/s without ({ready['min']:.3f} to {ready['max']:.3f})")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
