@@ -8,6 +8,7 @@
 #include <csignal>
 #include <random>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -121,6 +122,11 @@ c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   return options;
 }
 
+C10dGroups::~C10dGroups() {
+  std::error_code fault;
+  if (!call_.empty()) std::filesystem::remove(call_, fault);
+}
+
 Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
   c10d::GroupOptions options = options_for(next);
   options.plane = plane_for(next.size());
@@ -210,7 +216,7 @@ Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
       drop(met.error());
       continue;
     }
-    survivors.met();
+    call_ = survivors.met();
     return call->next;
   }
   return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {} s",

@@ -3,6 +3,7 @@
 
 // The groups of a run whose ranks are processes: each joined through the store of the first.
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,6 +32,9 @@ class C10dGroups final : public elastic::Groups {
   [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(const c10d::GroupOptions& options,
                                                                   const elastic::Member& self,
                                                                   Decorate decorate);
+  C10dGroups(const C10dGroups&) = delete;
+  C10dGroups& operator=(const C10dGroups&) = delete;
+  ~C10dGroups() override;
 
   [[nodiscard]] transport::Transport& group() override { return *now_.transport; }
   [[nodiscard]] const elastic::Member& self() const override { return self_; }
@@ -72,6 +76,7 @@ class C10dGroups final : public elastic::Groups {
   std::string address_;  // of this process, in the newest group
   Joined next_;
   std::shared_ptr<c10d::Meeting> meeting_;  // for the next one, at its first rank
+  std::filesystem::path call_;              // a file of this process's (Survivors::met)
 };
 
 // Runs this process's part of a training, and then leaves the last group; an error ends the group

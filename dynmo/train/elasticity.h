@@ -68,6 +68,8 @@ class Elasticity {
   // The run ends: releases that no hook was called for yet are called for, in bounded time.
   [[nodiscard]] Expected<void> finish();
 
+  // A loss has ended a change: what the rank had in it; nothing where none was under way.
+  [[nodiscard]] runtime::RankState take_state() { return regrouping_.take_state(); }
   // Returns the events since the last call. Clients have been answered.
   [[nodiscard]] elastic::BoundaryEvents take_events();
 

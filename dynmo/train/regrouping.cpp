@@ -194,6 +194,12 @@ void Regrouping::take_back() {
   forming_.reset();
 }
 
+runtime::RankState Regrouping::take_state() {
+  take_back();
+  if (held_.controller) held_.state.controller = std::exchange(held_.controller, std::nullopt);
+  return std::exchange(held_.state, {});
+}
+
 Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   take_back();
   groups_.drop(make_error(ErrorCode::kPeerLost, "the run goes on without: {}", why));
@@ -202,7 +208,13 @@ Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   held_.state.controller = std::exchange(held_.controller, std::nullopt);
   Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), config_, inputs_,
                                                        attempt.lane, std::move(held_.state))};
-  if (result.group->pipeline().costs()) DYNMO_TRY(result.group->pipeline().go_on());
+  if (result.group->pipeline().costs()) {
+    const Expected<void> going = result.group->pipeline().go_on();
+    if (!going) {
+      held_.state = result.group->close();
+      return going.error();
+    }
+  }
   if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
   const std::string line = fmt::format("no change ({}): {}", attempt.change.why, why);
   result.events.push_back(
@@ -224,6 +236,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   taking_ = true;
   DYNMO_ASSIGN(const bool stays, groups_.take());
   taking_ = false;
+  held_.controller.reset();  // the next group is in force
   result.pause_s = seconds_since(attempt.begin) - result.moves.seconds;
   const auto replicas = config_.pipeline.replicas;
   const std::string line = fmt::format(

@@ -72,6 +72,10 @@ class Regrouping {
                                            std::unique_ptr<elastic::Leader>& leader,
                                            const Json& run);
 
+  // A loss has ended a change, and its groups: what this rank has taken into it; nothing where none
+  // was under way.
+  [[nodiscard]] runtime::RankState take_state();
+
   // The members of the group in force.
   [[nodiscard]] const elastic::View& view() const { return view_; }
   // From when this rank says that it takes the next group until it knows that all do.

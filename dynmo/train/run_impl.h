@@ -124,6 +124,7 @@ class Run {
   Expected<bool> survive(const Error& why);
   Expected<elastic::View> meet_survivors(const elastic::View& before, const Error& why);
   struct Recovery {
+    Error why;
     std::string_view from = {};  // for people
     std::int64_t reached = 0;    // steps done before the loss, by any rank that is left
     double meet_s = 0;           // from the loss until they had met
@@ -146,8 +147,7 @@ class Run {
   void respawn();
   // From the newest checkpoint, or where there is none from the beginning.
   Expected<void> begin_again(Lane& lane, Generation generation);
-  void note_loss(Lane& lane, const elastic::View& before, const Error& why,
-                 const Recovery& recovery);
+  void note_loss(Lane& lane, const elastic::View& before, const Recovery& recovery);
 
   Expected<void> advance_all() {
     for (std::int64_t step = first_step_; step < config_.train.steps; ++step) {

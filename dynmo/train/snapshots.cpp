@@ -20,6 +20,7 @@ namespace dynmo::train {
 namespace {
 
 constexpr double kMaxSteps = 1e6;  // from one to the next
+constexpr double kMaxStepsAfterFirst = 10;
 
 transport::Tag snapshot_tag() { return transport::control_tag(transport::Control::kSnapshot); }
 
@@ -68,7 +69,8 @@ Expected<std::string> Snapshots::missing_memory(const GroupRun& group, const ela
 
 Expected<std::string> Snapshots::take(GroupRun& group, const elastic::View& members,
                                       transport::Transport& transport) {
-  if (!next_) {
+  const bool first = !next_;
+  if (first) {
     DYNMO_ASSIGN(std::string missing, missing_memory(group, members, transport));
     wanted_ = missing.empty();
     if (!wanted_) return missing;
@@ -83,10 +85,12 @@ Expected<std::string> Snapshots::take(GroupRun& group, const elastic::View& memb
     seconds = std::max(seconds, rank[0]);
     step_s = std::max(step_s, rank[1]);
   }
-  // Before the first step nobody knows how long one is.
+  // Before the first step nobody knows how long one is; a group's first snapshot takes longer, as
+  // its memory is new.
   const double steps = step_s > 0 ? seconds / (cost_ * step_s) : 1;
+  const double most = first ? kMaxStepsAfterFirst : kMaxSteps;
   next_ = group.pipeline().next_step() +
-          static_cast<std::int64_t>(std::ceil(std::clamp(steps, 1.0, kMaxSteps)));
+          static_cast<std::int64_t>(std::ceil(std::clamp(steps, 1.0, most)));
   step_s_ = 0;
   steps_ = 0;
   return report.committed ? "" : fmt::format("snapshot  not taken: {}", report.refusal);

@@ -53,8 +53,14 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
     config::Config quick = config;
     quick.pipeline.balancer = "optimal";
     if (quick.pipeline.schedule == "auto") quick.pipeline.schedule = "1f1b";
-    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(quick, *costs, ranks));
-    return std::move(proposed.proposal.plan);
+    auto proposed = propose_first_plan(quick, *costs, ranks);
+    if (!proposed && quick.pipeline.schedule != "1f1b") {  // not for so few ranks
+      quick.pipeline.schedule = "1f1b";
+      quick.pipeline.stages_per_rank = 1;
+      proposed = propose_first_plan(quick, *costs, ranks);
+    }
+    if (!proposed) return proposed.error();
+    return std::move(proposed->proposal.plan);
   }
   const cost::ModelCost even{std::vector<cost::LayerCost>(static_cast<std::size_t>(layers))};
   DYNMO_ASSIGN(const std::vector<int> cut,
@@ -139,24 +145,21 @@ Expected<bool> Run::survive(const Error& why) {
   const auto start = std::chrono::steady_clock::now();
   Lane& lane = lanes_.front();
   RunSeries& series = lane.log->series();
-  if (reached_ == lost_at_ && ++times_lost_ == kMaxLosses) {
-    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", reached_,
-                      kMaxLosses, why.message);
-  }
-  if (reached_ != lost_at_) times_lost_ = 1;
-  lost_at_ = reached_;
   const elastic::View before = elasticity_->view();
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
   // Nothing of the group that has ended writes into tensors any more when this returns.
   DYNMO_ASSIGN(const elastic::View view, meet_survivors(before, why));
   grid_.reset();
+  if (runtime::RankState state = elasticity_->take_state(); !state.plan.stages.empty()) {
+    held_ = std::move(state);
+  }
   elasticity_.emplace(*groups_, config_, inputs_);
   if (!view.has(groups_->self().id)) {
     lane.group.reset();
     static_cast<void>(lane.log->close());
     return false;
   }
-  Recovery recovery{.meet_s = seconds_since(start)};
+  Recovery recovery{.why = why, .meet_s = seconds_since(start)};
   group_ = &groups_->group();
   grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
   const int next_member = std::max(series.members, before.members.back().number + 1);
@@ -166,7 +169,7 @@ Expected<bool> Run::survive(const Error& why) {
   snapshots_.begin_group();
   DYNMO_TRY(recover(lane, before, recovery));
   recovery.all_s = seconds_since(start);
-  note_loss(lane, before, why, recovery);
+  note_loss(lane, before, recovery);
   if (config_.elastic.respawn) will_respawn(before.size() - view.size());
   return true;
 }
@@ -179,6 +182,12 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   const int layers = static_cast<int>(inputs_.model.layers.size());
   DYNMO_ASSIGN(const elastic::Decision decision, elastic::recover({.layers = layers}, reports.all));
   recovery.reached = reports.reached();
+  times_lost_ = recovery.reached == lost_at_ ? times_lost_ + 1 : 1;
+  lost_at_ = recovery.reached;
+  if (times_lost_ == kMaxLosses) {
+    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", lost_at_,
+                      kMaxLosses, recovery.why.message);
+  }
   if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
   if (lane.group != nullptr) {
     held_ = lane.group->close();
@@ -199,12 +208,16 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   }
   Json mine;
   if (group_->rank() == transport::Member(0)) {
-    DYNMO_ASSIGN(plan::Plan plan, plan_again(config_, held_, grid_->positions(), layers));
-    plan.generation = generation;
-    mine = plan::to_json(plan);
+    auto plan = plan_again(config_, held_, grid_->positions(), layers);
+    if (plan) plan->generation = generation;
+    mine = plan ? plan::to_json(*plan) : Json{{"fault", plan.error().message}};
   }
   const std::string origin = "the plan after a loss";
   DYNMO_ASSIGN(const Json said, transport::first_json(*group_, tag(), mine, origin));
+  if (said.contains("fault")) {  // of all alike
+    return make_error(ErrorCode::kInfeasible, "{}: {}", recovery.why.message,
+                      said["fault"].get<std::string>());
+  }
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said, origin));
   DYNMO_TRY(regroup_at(lane, plan, decision.step));
   bool all_have_done = true;
@@ -299,8 +312,7 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   return lane.log->roll_back(first_step_);
 }
 
-void Run::note_loss(Lane& lane, const elastic::View& before, const Error& why,
-                    const Recovery& recovery) {
+void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& recovery) {
   std::vector<int> lost;
   for (const elastic::Member& member : before.members) {
     if (!elasticity_->view().has(member.id)) lost.push_back(member.number);
@@ -310,7 +322,7 @@ void Run::note_loss(Lane& lane, const elastic::View& before, const Error& why,
   RunSeries& series = lane.log->series();
   series.losses += static_cast<int>(lost.size());
   series.repeated_steps += again;
-  lane.log->event("loss", recovery.reached, {{"lost", lost}, {"why", why.message}});
+  lane.log->event("loss", recovery.reached, {{"lost", lost}, {"why", recovery.why.message}});
   lane.log->event("recovery", first_step_,
                   {{"ranks", ranks},
                    {"from", recovery.from},
@@ -318,8 +330,8 @@ void Run::note_loss(Lane& lane, const elastic::View& before, const Error& why,
                    {"ms", {{"meet", 1e3 * recovery.meet_s}, {"all", 1e3 * recovery.all_s}}},
                    {"plan", plan::to_json(lane.group->pipeline().plan())}});
   say(fmt::format("step {:5}  {}: on with {} {} from step {} ({} again), in {}", recovery.reached,
-                  why.message, ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "),
-                  first_step_, observe::format_count(again, "step"),
+                  recovery.why.message, ranks.size() == 1 ? "rank" : "ranks",
+                  fmt::join(ranks, ", "), first_step_, observe::format_count(again, "step"),
                   format_seconds(recovery.all_s)));
   say_start();
 }

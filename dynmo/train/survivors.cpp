@@ -48,6 +48,21 @@ void end_stopped(const elastic::View& members) {
   }
 }
 
+elastic::View as_many_as_divide(elastic::View living, const elastic::View& before, int replicas) {
+  const int positions = before.size() / replicas;
+  const auto position = [&](const elastic::Member& member) {
+    return before.rank_of(member.id)->value % positions;
+  };
+  std::vector<elastic::Member>& members = living.members;
+  while (living.size() % replicas != 0) {
+    const auto spare = std::find_if(members.rbegin(), members.rend(), [&](const auto& member) {
+      return std::ranges::count(members, position(member), position) > 1;
+    });
+    members.erase(spare == members.rend() ? members.end() - 1 : spare.base() - 1);
+  }
+  return living;
+}
+
 bool are_on_host(const elastic::View& view, const std::string& host) {
   return std::ranges::all_of(view.members,
                              [&](const elastic::Member& member) { return member.host == host; });
@@ -72,9 +87,9 @@ elastic::View Survivors::living() const {
 bool Survivors::calls() const { return living().members.front().id == self_; }
 
 elastic::View Survivors::next() {
-  elastic::View next = living();
-  next.members.resize(next.members.size() -
-                      next.members.size() % static_cast<std::size_t>(replicas_));
+  const elastic::View all = living();
+  elastic::View next = as_many_as_divide(all, before_, replicas_);
+  leaves_some_ = next.size() < all.size();
   newest_ = std::max(newest_, heard_) + 1;
   heard_ = newest_;  // our own
   next.generation = newest_;
@@ -111,10 +126,12 @@ std::optional<MeetingCall> Survivors::heard() {
   return MeetingCall{.next = *std::move(next), .place = *std::move(place)};
 }
 
-void Survivors::met() const {
-  if (!called_) return;  // the next call may be there already
+fs::path Survivors::met() const {
+  if (!called_) return {};  // the next call may be there already
+  if (leaves_some_) return file_;
   std::error_code fault;
   fs::remove(file_, fault);
+  return {};
 }
 
 }  // namespace dynmo::train

@@ -25,6 +25,11 @@ namespace dynmo::train {
 void end_stopped(const elastic::View& members);
 [[nodiscard]] bool are_on_host(const elastic::View& view, const std::string& host);
 
+// Those of the living that go on: as many as the replicas divide. Who leaves is one whose position
+// in the pipeline another one of them has, so that their layers are there, else the last.
+[[nodiscard]] elastic::View as_many_as_divide(elastic::View living, const elastic::View& before,
+                                              int replicas);
+
 // The members that go on, and where their first one listens.
 struct MeetingCall {
   elastic::View next = {};
@@ -45,8 +50,9 @@ class Survivors {
   [[nodiscard]] Expected<void> tell(const MeetingCall& call);
   // The call of another process, each once.
   [[nodiscard]] std::optional<MeetingCall> heard();
-  // All have met: the call is over.
-  void met() const;
+  // All that go on have met: the call is over. Returns its file where others have still to hear in
+  // it that they are to leave; whoever has called removes it at the end.
+  [[nodiscard]] std::filesystem::path met() const;
 
  private:
   [[nodiscard]] elastic::View living() const;
@@ -57,6 +63,7 @@ class Survivors {
   Generation newest_;  // of views and plans that this process knows
   Generation heard_;
   bool called_ = false;  // the newest call
+  bool leaves_some_ = false;
   std::filesystem::path file_;
 };
 
