@@ -99,6 +99,7 @@ bench-peers: build
 # PART=NAME: one part of bench/reproduce/rows.json.
 reproduce: build
 	@bench/reproduce/reproduce.py --dynmo build/$(PRESET)/apps/dynmo/dynmo $(addprefix --part ,$(PART)) $(if $(CHECK),--check)
+
 bench-torch: setup
 	@cmake --preset $(PRESET) >/dev/null
 	@scripts/build $(PRESET) --target dynmo_python_package
