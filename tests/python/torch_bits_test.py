@@ -16,6 +16,14 @@ class Bits(RankCase):
         ]
         self.compare(cases, 4)
 
+    def test_balancing_on_changes_no_bit(self):
+        blocks = {"config": {"num_hidden_layers": 6}}  # two stages for each of 4 ranks, also in the controller's plans
+        cases = [
+            {**blocks, "family": family, "steps": 18, "micro_batches": 4, "seed": 30 + index, "clip": 1.0, "freeze": True, "balance": True}
+            for index, family in enumerate(("llama", "qwen2", "mixtral"))
+        ]
+        self.compare(cases, 4)
+
     def test_other_numbers_of_ranks_and_ways_to_train(self):
         llama = {"family": "llama", "steps": 12, "micro_batches": 4, "clip": 0.5, "freeze": True}
         cases = [

@@ -33,11 +33,14 @@ def train(case):
     scheduler = torch_cases.make_scheduler(optimizer)
     objects = dict(model.named_parameters())
     rng = random.Random(case.get("seed", 0))
-    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], accumulation=case.get("accumulation", 1), balance=False)
+    options = {"accumulation": case.get("accumulation", 1), "balance": case.get("balance", False)}
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], **options)
     losses = []
     for step in range(case["steps"]):
         if case.get("freeze") and step == torch_cases.FREEZE_AT:
             torch_cases.freeze(model)
+        if case.get("balance"):
+            pipe.balance()
         if step % 3 == 0:
             assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"])).done
         batch = torch_cases.batch_of(case, step)
