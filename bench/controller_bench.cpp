@@ -68,10 +68,12 @@ struct Truth {
   std::vector<cost::ModelCost> costs;    // by step
   std::vector<cost::Announced> changes;  // by step
   bool hidden = false;                   // they are not announced
+  bool counted = false;                  // training counts the work of layers
 };
 
 Truth truth_of(const dynamism::NamedLoad& named) {
   Truth truth{.name = named.name, .costs = {}, .changes = {}};
+  truth.counted = named.load->counts_work();
   std::int64_t before = 0;
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const std::int64_t now = step * kLoadSteps / kSteps;
@@ -167,7 +169,7 @@ class Measuring {
  public:
   Measuring(const Noise& noise, std::uint64_t seed) : noise_(noise), rng_(seed) {}
 
-  cost::Observation step(const cost::ModelCost& truth, const plan::Plan& plan) {
+  cost::Observation step(const cost::ModelCost& truth, const plan::Plan& plan, bool counted) {
     if (noise_.bursts && --pause_ < 0 && rng_.uniform() < 1.0 / 15) {
       left_ = 3;
       pause_ = 13;  // ten steps of peace
@@ -185,6 +187,10 @@ class Measuring {
       const double factor = of_rank[plan.owner(LayerId(i)).index()] *
                             std::max(0.1, 1 + noise_.of_layers * rng_.normal());
       seen.layers.push_back(cost::sample_of(layer, factor));
+      if (counted) {
+        seen.layers.back().work =
+            layer.forward_s + layer.backward_input_s + layer.backward_weight_s;
+      }
     }
     return seen;
   }
@@ -221,7 +227,7 @@ Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bo
       }
     }
     course.total_s += step_s(plan, costs);
-    controller.observe(measuring.step(costs, plan), plan, costs.frozen_layers());
+    controller.observe(measuring.step(costs, plan, truth.counted), plan, costs.frozen_layers());
   }
   return course;
 }

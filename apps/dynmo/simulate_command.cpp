@@ -27,6 +27,7 @@ struct SimulateFlags {
   std::string load_trace;
   bool json = false;
   bool decisions = false;
+  bool shares = false;
 };
 
 // On standard error: a bar on a terminal, and a line for each policy once it is done, so that one
@@ -78,6 +79,7 @@ Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
   auto compared = scenario::compare(
       job, asked.policy.compare,
       {.trace_steps = flags.trace.empty() ? 0 : kTraceSteps,
+       .shares = flags.shares,
        .progress = [&](const scenario::ComparisonProgress& progress) { shown.show(progress); }});
   if (compared) shown.finish();
   return compared;
@@ -132,6 +134,8 @@ void add_simulate_command(CLI::App& app, Command& chosen) {
   command->add_flag("--json", flags->json, "Print the comparison as JSON and nothing else");
   command->add_flag("--decisions", flags->decisions,
                     "Print each decision with its reason, moves and refusals");
+  command->add_flag("--shares", flags->shares,
+                    "Print what re-planning has gained of what it can; makes a plan a step");
   run_when_parsed(command, chosen, flags, run_simulate_command);
 }
 

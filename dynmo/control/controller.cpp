@@ -17,38 +17,53 @@ constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
 // To the next known change, before there were two; in steps, as the next one.
 constexpr std::int64_t kFirstInterval = 100;
 constexpr std::int64_t kMinHorizon = 10;
-constexpr int kMinSteps = 7;          // in the window, before drift is looked for: bursts have 3
-constexpr double kFruitless = 0.005;  // share of the time of training
+constexpr int kMinSteps = 7;            // in the window, before drift is looked for: bursts have 3
+constexpr double kFruitless = 0.005;    // share of the time of training
+constexpr double kCountedGrowth = 0.3;  // of the least gain
+constexpr int kMaxDoublings = 3;
 
 }  // namespace
 
-// Work of a plan's stages.
-struct Controller::StageWork {
-  double total_s = 0;         // of the model, for a micro-batch
-  std::vector<double> share;  // of the model's work
-  std::vector<double> noise;  // std of a share for layers of relative std 1
+// A rank's part of the work of a plan.
+struct Controller::RankWork {
+  double share = 0;   // of the model's work
+  double before = 0;  // the same at the last plan
+  double noise = 0;   // std of the share for layers of relative std 1
 };
 
-Controller::StageWork Controller::stage_work(const plan::Plan& plan, const cost::ModelCost& costs,
-                                             int micro_batches) {
-  const std::vector<double> work = cost::layer_work_s(costs, micro_batches);
-  const double total = std::accumulate(work.begin(), work.end(), 0.0);
-  StageWork result{.total_s = total, .share = {}, .noise = {}};
-  for (const plan::PlanStage& stage : plan.stages) {
-    double sum = 0;
-    double squares = 0;
-    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
-      const double layer = work[static_cast<std::size_t>(i)];
-      sum += layer;
-      squares += layer * layer;
-    }
-    result.share.push_back(total > 0 ? sum / total : 0);
-    result.noise.push_back(total > 0 ? std::sqrt(squares) / total : 0);
-  }
-  return result;
+namespace {
+
+double sum_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
-namespace {
+// Shares of the work, by stage.
+std::vector<double> stage_shares(const plan::Plan& plan, const std::vector<double>& work) {
+  const double total = sum_of(work);
+  std::vector<double> shares;
+  for (const plan::PlanStage& stage : plan.stages) {
+    double sum = 0;
+    for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
+      sum += work[static_cast<std::size_t>(i)];
+    }
+    shares.push_back(total > 0 ? sum / total : 0);
+  }
+  return shares;
+}
+
+// Adds up by rank what `values` gives the stages.
+std::map<Rank, double> by_rank(const std::vector<plan::PlanStage>& stages,
+                               const std::vector<double>& values) {
+  std::map<Rank, double> sums;
+  for (std::size_t s = 0; s < stages.size(); ++s) sums[stages[s].rank] += values[s];
+  return sums;
+}
+
+double largest(const std::map<Rank, double>& values) {
+  double result = 0;
+  for (const auto& [rank, value] : values) result = std::max(result, value);
+  return result;
+}
 
 // The time of the busiest rank: a step is not shorter.
 double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan& plan,
@@ -83,16 +98,23 @@ Controller::Controller(cost::ModelCost known, ControllerOptions options, std::in
       profiler_(std::move(known), options.window, options.policy.minimum_gain),
       lasting_{.changed_step = first_step, .since = first_step} {}
 
+void Controller::use(const Profiler& measured) {
+  profiler_ = measured;
+  pending_.known = pending_.measured_anew = pending_.first = profiler_.steps() > 0;
+}
+
 void Controller::observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers) {
   charges_ = step.charges;
   if (budget_.planned && !budget_.moved) budget_.fruitless_s += charges_.plan_s;
   budget_.planned = budget_.moved = pending_.waiting = false;
-  forgone_.sum_s += forgone_.a_step_s;
-  ++observed_;
-  budget_.trained_s += busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
+  forgone_.sum_s += static_cast<double>(step.steps) * forgone_.a_step_s;
+  observed_ += step.steps;
+  budget_.trained_s += static_cast<double>(step.steps) *
+                       busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
   if (auto found = profiler_.add(step.layers, plan::owners(plan), step.overhead, frozen_layers)) {
     pending_.found = found;
   }
+  if (drift_.work.empty()) drift_.work = profiler_.work();
 }
 
 void Controller::announce(cost::Announced what, std::int64_t step) {
@@ -103,11 +125,11 @@ void Controller::announce(cost::Announced what, std::int64_t step) {
   }
   if (what != cost::Announced::kKnown) pending_.measured_anew = true;
   pending_.known = true;
-  pending_.ranks = false;
+  pending_.first = pending_.ranks = false;
   pending_.found.reset();
   pending_.confirm_at.reset();
   if (step > lasting_.changed_step) lasting_.interval = step - lasting_.changed_step;
-  lasting_.changed_step = lasting_.since = step;
+  lasting_.changed_step = step;
   lasting_.known = true;
 }
 
@@ -119,64 +141,115 @@ std::optional<cost::ModelCost> Controller::costs(const cost::ModelCost& known,
   return plan::recomputed(*std::move(model), recomputed);
 }
 
-std::optional<Cause> Controller::cause() const {
+std::optional<Cause> Controller::cause(std::int64_t step) const {
   if (profiler_.steps() == 0 || pending_.waiting) return std::nullopt;
   if (pending_.known) return Cause::kKnown;
   if (pending_.confirm_at && observed_ >= *pending_.confirm_at) return Cause::kConfirmed;
-  if (forgone_.a_step_s > 0 && forgone_.sum_s > forgone_.limit_s) return Cause::kWaited;
+  const double expected_s = forgone_.a_step_s * horizon_steps(Cause::kWaited, step);
+  if (forgone_.a_step_s > 0 && forgone_.sum_s + expected_s > forgone_.cost_s) {
+    return Cause::kWaited;
+  }
   if (observed_ == drift_.decided_at) return std::nullopt;
   if (pending_.found) return Cause::kFound;
   if (observed_ >= drift_.look_at && profiler_.steps() >= kMinSteps) return Cause::kDrift;
   return std::nullopt;
 }
 
+// The work of the ranks under the plan in force, now and at the last plan, which was the same one.
+std::map<Rank, Controller::RankWork> Controller::rank_work(const Boundary& now,
+                                                           const std::vector<double>& work) const {
+  const double total = sum_of(work);
+  std::map<Rank, RankWork> ranks;
+  for (const auto& [rank, share] : by_rank(now.plan.stages, stage_shares(now.plan, work))) {
+    ranks[rank].share = share;
+  }
+  for (const auto& [rank, share] : by_rank(drift_.stages, drift_.shares)) {
+    ranks[rank].before = share;
+  }
+  const std::vector<Rank> owners = plan::owners(now.plan);
+  for (std::size_t i = 0; i < work.size() && total > 0; ++i) {
+    double& noise = ranks[owners[i]].noise;
+    noise = std::hypot(noise, work[i] / total);
+  }
+  return ranks;
+}
+
 // Whether another plan may be made although the last ones led to no move: within their share of
-// the time of training; or where what the busiest stage has gained in work since the last plan,
+// the time of training; or where what the busiest rank has gained in work since the last plan,
 // beyond noise, costs more over the horizon than a plan does.
 bool Controller::affords(Cause cause, const Boundary& now, const cost::ModelCost& costs) const {
   if (cause != Cause::kFound && cause != Cause::kDrift) return true;
   if (budget_.fruitless_s <= kFruitless * budget_.trained_s) return true;
   if (drift_.shares.empty() || drift_.stages != now.plan.stages) return false;
-  const StageWork work = stage_work(now.plan, costs, options_.micro_batches);
+  const std::vector<double> work = cost::layer_work_s(costs, options_.micro_batches);
   double before = 0;
   double after = 0;
-  for (std::size_t s = 0; s < work.share.size(); ++s) {
-    before = std::max(before, drift_.shares[s]);
-    after = std::max(after, work.share[s] - noise_of(work, s));
+  for (const auto& [rank, of_rank] : rank_work(now, work)) {
+    before = std::max(before, of_rank.before);
+    after = std::max(after, of_rank.share - noise_of(of_rank));
   }
-  const double step_s = work.total_s * options_.micro_batches * options_.accumulation;
+  const double step_s = sum_of(work) * options_.micro_batches * options_.accumulation;
   return (after - before) * step_s * horizon_steps(cause, now.step) > charges_.plan_s;
 }
 
-// Noise of the difference of two measured shares of a stage.
-double Controller::noise_of(const StageWork& work, std::size_t stage) const {
-  return std::sqrt(2.0) * std::hypot(profiler_.relative_noise() * work.noise[stage],
-                                     profiler_.rank_noise() * work.share[stage]);
+// Whether the busiest rank has gained work since the last plan, as sources count it, so that a move
+// may pay now. Both times by the same rates, so that noise adds nothing. No plan gains more than
+// the last one promised and what the busiest rank has gained since; plans that gained too little
+// ask for twice the growth each.
+bool Controller::counted(const Boundary& now, const cost::ModelCost& costs) const {
+  const std::vector<double>& count = profiler_.work();
+  if (drift_.work.size() != count.size() || observed_ == drift_.decided_at) return false;
+  const std::vector<double> work = cost::layer_work_s(costs, options_.micro_batches);
+  std::vector<double> before = work;
+  for (std::size_t i = 0; i < count.size(); ++i) {
+    if (count[i] > 0 && drift_.work[i] > 0) before[i] *= drift_.work[i] / count[i];
+  }
+  if (before == work) return false;
+  const auto busiest = [&](const std::vector<double>& of_layers) {
+    return largest(by_rank(now.plan.stages, stage_shares(now.plan, of_layers)));
+  };
+  const double after = busiest(work);
+  const double growth = after - busiest(before);
+  const double wanted = std::ldexp(kCountedGrowth, std::min(drift_.fruitless, kMaxDoublings));
+  if (!(growth > wanted * options_.policy.minimum_gain * after)) return false;
+  const double step_s = sum_of(work) * options_.micro_batches * options_.accumulation;
+  const double horizon = horizon_steps(Cause::kCounted, now.step);
+  const double move_s = forgone_.a_step_s > 0 ? forgone_.cost_s : charges_.move_fixed_s;
+  return growth * step_s * horizon > charges_.plan_s &&
+         (drift_.gain_s + growth * step_s) * horizon + forgone_.sum_s > move_s + charges_.plan_s;
 }
 
-// Whether a stage's share of the work has changed since the last plan, by more than the least gain
+// Noise of the difference of two measured shares of a rank.
+double Controller::noise_of(const RankWork& work) const {
+  return std::sqrt(2.0) *
+         std::hypot(profiler_.relative_noise() * work.noise, profiler_.rank_noise() * work.share);
+}
+
+// Whether a rank's share of the work has changed since the last plan, by more than the least gain
 // and noise. Where noise forbade a move, a window of twice the length may allow it.
 bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) const {
   if (drift_.shares.empty() || drift_.stages != now.plan.stages) return true;
   if (drift_.noisy_window > 0 && profiler_.steps() >= 2 * drift_.noisy_window) return true;
-  const StageWork work = stage_work(now.plan, costs, options_.micro_batches);
-  for (std::size_t s = 0; s < work.share.size(); ++s) {
-    const double change = std::abs(work.share[s] - drift_.shares[s]);
-    if (change > options_.policy.minimum_gain * work.share[s] && change > noise_of(work, s)) {
+  const std::vector<double> work = cost::layer_work_s(costs, options_.micro_batches);
+  for (const auto& [rank, of_rank] : rank_work(now, work)) {
+    const double change = std::abs(of_rank.share - of_rank.before);
+    if (change > options_.policy.minimum_gain * of_rank.share && change > noise_of(of_rank)) {
       return true;
     }
   }
   return false;
 }
 
-// As long as the loads before it did: after known changes as long as the last two were apart, else
-// as long as the newest of them, or of the moves, is ago. Never beyond the end of the run.
+// As long as the plan in force has lasted: what a move gains is mostly what the next ones of its
+// kind will keep. After a known change at least as long as the last two were apart. Never beyond
+// the end of the run.
 double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   std::int64_t horizon = options_.horizon_steps;
-  if (horizon == 0 && (cause == Cause::kKnown || (cause == Cause::kConfirmed && lasting_.known))) {
-    horizon = lasting_.interval > 0 ? lasting_.interval : kFirstInterval;
-  }
   if (horizon == 0) horizon = step - lasting_.since;
+  const bool known = cause == Cause::kKnown || (cause == Cause::kConfirmed && lasting_.known);
+  if (options_.horizon_steps == 0 && known) {
+    horizon = std::max(horizon, lasting_.interval > 0 ? lasting_.interval : kFirstInterval);
+  }
   horizon = std::max(horizon, kMinHorizon);
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
@@ -191,7 +264,7 @@ PolicyInput Controller::input(Cause cause, const Boundary& now,
                               const cost::ModelCost& costs) const {
   return {.current = now.plan,
           .model = costs,
-          .relative_noise = profiler_.relative_noise(),
+          .relative_noise = std::hypot(profiler_.relative_noise(), profiler_.work_noise()),
           .cluster = now.cluster,
           .micro_batches = options_.micro_batches,
           .horizon_steps = options_.accumulation * horizon_steps(cause, now.step),
@@ -203,9 +276,15 @@ PolicyInput Controller::input(Cause cause, const Boundary& now,
 }
 
 Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
-  const std::optional<Cause> cause = this->cause();
-  if (!cause) return std::optional<Decision>();
+  std::optional<Cause> cause = this->cause(now.step);
+  const bool counts = profiler_.steps() > 0 && !pending_.waiting && !profiler_.work().empty() &&
+                      profiler_.work() != drift_.work;
+  if (!cause && !counts) return std::optional<Decision>();
   const cost::ModelCost costs = *this->costs(now.known, now.recomputed);
+  if ((!cause || *cause == Cause::kDrift) && counts && counted(now, costs)) {
+    cause = Cause::kCounted;
+  }
+  if (!cause) return std::optional<Decision>();
   if (!affords(*cause, now, costs)) return std::optional<Decision>();
   if (*cause == Cause::kDrift && !drifted(now, costs)) {
     drift_.wait = std::min(2 * drift_.wait, kLongestWait);
@@ -228,13 +307,17 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   drift_.decided_at = observed_;
   if (decision.too_expensive) {
     forgone_.a_step_s = decision.current_step_s - decision.planned_step_s;
-    forgone_.limit_s = decision.cost_s - decision.gain_s;
+    forgone_.cost_s = decision.cost_s;
   } else {
     forgone_.a_step_s = forgone_.sum_s = 0;
   }
+  drift_.gain_s =
+      decision.migrate ? 0 : std::max(0.0, decision.current_step_s - decision.planned_step_s);
+  drift_.fruitless = decision.migrate ? 0 : drift_.fruitless + (decision.too_expensive ? 0 : 1);
   drift_.noisy_window = decision.within_noise ? profiler_.steps() : 0;
   drift_.stages = decision.plan.stages;
-  drift_.shares = stage_work(decision.plan, costs, options_.micro_batches).share;
+  drift_.shares = stage_shares(decision.plan, cost::layer_work_s(costs, options_.micro_batches));
+  drift_.work = profiler_.work();
   const bool drift = cause == Cause::kDrift;
   drift_.wait = drift && !decision.migrate ? std::min(2 * drift_.wait, kLongestWait) : 1;
   drift_.look_at = observed_ + drift_.wait;
@@ -244,13 +327,14 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   }
   if (cause == Cause::kFound) lasting_.known = false;
   if (decision.migrate) lasting_.since = now.step;
-  pending_.known = pending_.measured_anew = pending_.ranks = false;
+  pending_.known = pending_.measured_anew = pending_.first = pending_.ranks = false;
   pending_.found.reset();
 }
 
 std::string Controller::why(Cause cause, const Boundary& now) const {
   switch (cause) {
     case Cause::kKnown:
+      if (pending_.first) return "the first costs were measured";
       return pending_.ranks ? "ranks have come or gone" : "the work has changed";
     case Cause::kConfirmed:
       return "measured again since the change";
@@ -264,6 +348,8 @@ std::string Controller::why(Cause cause, const Boundary& now) const {
                          pending_.found->factor);
     case Cause::kWaited:
       return "the gain has persisted";
+    case Cause::kCounted:
+      return "the work has changed, as counted";
     case Cause::kDrift:
       return "the work has drifted";
   }

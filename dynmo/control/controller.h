@@ -5,7 +5,7 @@
 // every rank, `dynmo simulate` on loads; window, noise, gates, horizon and the costs of deciding
 // and moving are here and nowhere else. Deterministic: ranks that are fed alike decide alike.
 //
-// It plans for one of five causes (Cause in policy.h):
+// It plans for one of six causes (Cause in policy.h):
 //   known      the work has changed and training says so: once its new costs are known, which is
 //              at once where they follow from `Boundary::known` and after one step otherwise;
 //              predicted ones are not certain: they need as much evidence as confirmed ones. Ranks
@@ -13,15 +13,19 @@
 //   confirmed  three steps later, of a change whose costs had to be measured
 //   found      the newest steps are of other work than the older ones (find_change.h)
 //   waited     a move was too expensive, and the time lost since then now exceeds its cost
-//   drift      looks 1, 2, 4, ... steps apart, where a stage's share of the work has changed since
+//   counted    sources count other work (LayerSample::work) than at the last plan, and what the
+//              busiest rank has gained by it costs more over the horizon than a plan
+//   drift      looks 1, 2, 4, ... steps apart, where a rank's share of the work has changed since
 //              the last plan
 // Found changes and drift may spend a two-hundredth of the time of training on plans that lead to
-// no move; more where the busiest stage's growth since the last plan costs more than another plan.
+// no move; more where the busiest rank's growth since the last plan costs more than another plan.
+// All counts are of steps, also where only every so many are observed (Observation::steps).
 //
 // It outlives the group of ranks that it decides for: ranks_changed() renumbers what it remembers,
 // and a rank that comes new restores the state() of one that was there.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,7 +76,8 @@ class Controller {
   Controller(cost::ModelCost known, ControllerOptions options, std::int64_t first_step = 0);
 
   // Goes on from what another one has measured, of the same model.
-  void use(const Profiler& measured) { profiler_ = measured; }
+  // The plan in force need not follow from it, so that one is made at the next boundary.
+  void use(const Profiler& measured);
   // Names and bytes of the layers are others now.
   void know(const cost::ModelCost& known) { profiler_.know(known); }
   // One more step under `plan`, with so many frozen layers.
@@ -118,6 +123,7 @@ class Controller {
     bool known = false;          // a change that training has announced, and ...
     bool measured_anew = false;  // ... that has to be measured, ...
     bool waiting = false;        // ... before a plan is made for it
+    bool first = false;          // the change is that costs are known for the first time
     bool ranks = false;          // the change is that ranks have come or gone
     std::optional<FoundChange> found = {};
     std::optional<std::int64_t> confirm_at = {};  // as observed_ counts
@@ -127,6 +133,7 @@ class Controller {
       visit("known", self.known);
       visit("measured_anew", self.measured_anew);
       visit("waiting", self.waiting);
+      visit("first", self.first);
       visit("ranks", self.ranks);
       visit("found", self.found);
       visit("confirm_at", self.confirm_at);
@@ -136,7 +143,7 @@ class Controller {
   struct Lasting {
     std::int64_t changed_step = 0;  // of the newest change that was known ...
     std::int64_t interval = 0;      // ... and steps since the one before; 0: there was none
-    std::int64_t since = 0;         // the same, or the newest move
+    std::int64_t since = 0;         // of the newest move, or the first step
     bool known = false;             // the newest change was, not found
 
     template <typename Self, typename Visit>
@@ -155,7 +162,10 @@ class Controller {
     std::int64_t decided_at = 0;
     std::vector<double> shares = {};           // of the work, by stage; empty: no plan yet
     std::vector<plan::PlanStage> stages = {};  // of that plan
+    std::vector<double> work = {};             // counted then, by layer; before it, at first
     int noisy_window = 0;  // its steps where the noise forbade a move; 0: it did not
+    double gain_s = 0;     // that the plan promised and that was not taken, a step
+    int fruitless = 0;     // plans since the newest move that would have gained too little
 
     template <typename Self, typename Visit>
     static void fields(Self& self, Visit visit) {
@@ -164,20 +174,23 @@ class Controller {
       visit("decided_at", self.decided_at);
       visit("shares", self.shares);
       visit("stages", self.stages);
+      visit("work", self.work);
       visit("noisy_window", self.noisy_window);
+      visit("gain_s", self.gain_s);
+      visit("fruitless", self.fruitless);
     }
   };
   // A move that was too expensive.
   struct Forgone {
     double a_step_s = 0;  // lost in a step, for want of it; 0: there is none
     double sum_s = 0;     // in all steps since
-    double limit_s = 0;   // its cost, less what it was expected to gain
+    double cost_s = 0;    // of the move
 
     template <typename Self, typename Visit>
     static void fields(Self& self, Visit visit) {
       visit("a_step_s", self.a_step_s);
       visit("sum_s", self.sum_s);
-      visit("limit_s", self.limit_s);
+      visit("cost_s", self.cost_s);
     }
   };
   // Plans that led to no move, against the time of training.
@@ -210,12 +223,13 @@ class Controller {
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit);
 
-  [[nodiscard]] std::optional<Cause> cause() const;
-  struct StageWork;
-  [[nodiscard]] static StageWork stage_work(const plan::Plan& plan, const cost::ModelCost& costs,
-                                            int micro_batches);
-  [[nodiscard]] double noise_of(const StageWork& work, std::size_t stage) const;
+  [[nodiscard]] std::optional<Cause> cause(std::int64_t step) const;
+  struct RankWork;
+  [[nodiscard]] std::map<Rank, RankWork> rank_work(const Boundary& now,
+                                                   const std::vector<double>& work) const;
+  [[nodiscard]] double noise_of(const RankWork& work) const;
   [[nodiscard]] bool affords(Cause cause, const Boundary& now, const cost::ModelCost& costs) const;
+  [[nodiscard]] bool counted(const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] bool drifted(const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] Cause evidence(Cause cause) const;
   [[nodiscard]] double horizon_steps(Cause cause, std::int64_t step) const;

@@ -148,6 +148,7 @@ double noise_factor(Cause cause, const PolicyOptions& options) {
   switch (cause) {
     case Cause::kKnown:
     case Cause::kConfirmed:
+    case Cause::kCounted:
       return options.noise_factor / 5;
     case Cause::kFound:
     case Cause::kWaited:
@@ -156,6 +157,12 @@ double noise_factor(Cause cause, const PolicyOptions& options) {
       return options.noise_factor;
   }
   DYNMO_CHECK(false, "a cause, got {}", static_cast<int>(cause));
+}
+
+// Where counts say how the work has changed, a small gain is no artefact of measuring.
+double minimum_gain(Cause cause, const PolicyOptions& options) {
+  constexpr double kOfCounted = 0.3;
+  return cause == Cause::kCounted ? kOfCounted * options.minimum_gain : options.minimum_gain;
 }
 
 Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& input,
@@ -172,8 +179,9 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
     return keep(decision, fmt::format("keep {}: {} would give {}, {}", to_string(input.current),
                                       to_string(proposal.plan), gain_text(decision), why));
   };
-  if (!(gain > options.minimum_gain * decision.current_step_s)) {
-    return refuse(fmt::format("wanted more than {:.1f} %", percent(options.minimum_gain)));
+  const double least = minimum_gain(input.cause, options);
+  if (!(gain > least * decision.current_step_s)) {
+    return refuse(fmt::format("wanted more than {:.1f} %", percent(least)));
   }
   const double factor = noise_factor(input.cause, options);
   const double noise = factor * decision.noise_s + chance_gain_s(input, decision);

@@ -24,6 +24,7 @@ enum class Cause {
   kKnown,      // the work has changed as training says, and new costs follow from those before
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
+  kCounted,    // sources count other work than at the last plan
   kWaited,     // the gain that was forgone since a move was too expensive has come to its cost
   kDrift,      // if anything has changed, it was slowly
 };
@@ -47,10 +48,11 @@ enum class RankUse {
 // the gain is less likely an artefact of the noise, and there is one decision a change.
 struct PolicyOptions {
   plan::Balancer balancer = plan::Balancer::kOptimal;
-  double minimum_gain = 0.01;  // least relative gain of step time worth a move
+  double minimum_gain = 0.01;  // least relative gain of step time worth a move; of counted work
+                               // 3/10 of it
   double noise_factor = 5;     // least gain in stds of the predicted difference, for drift;
                                // 3/5 of it where a change was found, or a gain has lasted; 1/5
-                               // where a change is known
+                               // where a change is known or counted
   RankUse rank_use = RankUse::kAll;
   double pack_slack = 0;  // kFewest: growth of step time that is accepted for fewer ranks
   plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may swap

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numbers>
 #include <ranges>
 
 #include "dynmo/core/check.h"
@@ -74,6 +75,8 @@ void Profiler::forget_times() {
   own_changes_.clear();
   rank_changes_.clear();
   own_deviation_ = rank_deviation_ = 0;
+  work_.clear();
+  work_changes_.clear();
   last_.clear();
 }
 
@@ -92,6 +95,7 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
     }
     sample.forward_s += layers[i].time.forward_s;
   }
+  note_work(layers);
   note_noise(sample);
   note_trained(frozen_layers);
   fill_in(sample, frozen_layers);
@@ -172,6 +176,55 @@ void Profiler::note_overhead() {
     }
     if (!measured.empty()) overhead_.*field = median(std::move(measured));
   }
+}
+
+// Takes the window to the work of the step that comes into it.
+void Profiler::note_work(const std::vector<cost::LayerSample>& layers) {
+  work_.resize(layers.size());
+  std::vector<double> factors(layers.size(), 1.0);
+  double change = 0;
+  int counted = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (!(layers[i].work > 0)) continue;
+    if (work_[i] > 0) {
+      factors[i] = layers[i].work / work_[i];
+      change += std::abs(factors[i] - 1);
+      ++counted;
+    }
+    work_[i] = layers[i].work;
+  }
+  if (counted == 0) return;
+  work_changes_.push_back(change / counted);
+  if (work_changes_.size() > kLongest * least_) work_changes_.pop_front();
+  if (change == 0) return;
+  for (Sample& step : window_) {
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      cost::LayerTime& time = step.layers[i].time;
+      step.forward_s += (factors[i] - 1) * time.forward_s;
+      time = {factors[i] * time.forward_s, factors[i] * time.input_gradient_s,
+              factors[i] * time.weight_gradient_s};
+    }
+  }
+  scale_noise(factors);
+}
+
+// The same for what the newest step is compared with: a count that changes is no noise.
+void Profiler::scale_noise(const std::vector<double>& factors) {
+  std::map<Rank, double> sums;  // of the scaled shares, by rank
+  for (std::size_t i = 0; i < owners_.size(); ++i) {
+    own_shares_[i] *= factors[i];
+    sums[owners_[i]] += own_shares_[i];
+  }
+  for (std::size_t i = 0; i < owners_.size(); ++i) {
+    own_shares_[i] = share(own_shares_[i], sums[owners_[i]]);
+  }
+  double total = 0;
+  std::size_t rank = 0;
+  for (const auto& [owner, sum] : sums) {
+    rank_levels_[rank] += std::log(std::max(sum, 1e-12));
+    total += rank_levels_[rank++];
+  }
+  for (double& level : rank_levels_) level -= total / static_cast<double>(rank_levels_.size());
 }
 
 // How the layers' shares and the ranks' sums differ from those of the step before, under the same
@@ -379,6 +432,12 @@ double Profiler::median_error(bool of_ranks) const {
 }
 
 double Profiler::relative_noise() const { return median_error(false) * own_deviation_; }
+
+// Of two normal numbers of std 1 the difference is 2 / sqrt(pi) on average.
+double Profiler::work_noise() const {
+  if (work_changes_.empty()) return 0;
+  return std::sqrt(std::numbers::pi) / 2 * median({work_changes_.begin(), work_changes_.end()});
+}
 
 double Profiler::rank_noise() const { return median_error(true) * rank_deviation_; }
 

@@ -16,6 +16,10 @@
 // Where weights were pruned, costs that were measured before follow for what is left
 // (LayerCost::product_time) until the next step has measured them.
 //
+// Where sources count the work of layers (LayerSample::work), what is estimated is the time of a
+// unit of work: the older steps of the window are scaled to the work of the newest one, so that a
+// count that changes needs no new measurement.
+//
 // A frozen layer has no backward pass to measure. It counts with the one that it last had, so that
 // its costs are known when it trains again.
 
@@ -78,6 +82,11 @@ class Profiler {
   // The same of what the layers of a rank have in common (a processor that others use, too): from
   // how the ranks' sums change. 0 of one rank.
   [[nodiscard]] double rank_noise() const;
+  // The newest counted work of each layer, 0 where nobody counts it; empty before the first step.
+  [[nodiscard]] const std::vector<double>& work() const { return work_; }
+  // Standard deviation of what a layer's counted work differs from that of the step before,
+  // relative, mean over the layers that have one.
+  [[nodiscard]] double work_noise() const;
 
   // Ranks have come or gone: rank i of the next steps was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
@@ -132,6 +141,8 @@ class Profiler {
   static void fields(Self& self, Visit visit);
   [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
   [[nodiscard]] std::deque<Sample> predicted(const cost::ModelCost& known) const;
+  void note_work(const std::vector<cost::LayerSample>& layers);
+  void scale_noise(const std::vector<double>& factors);
   void note_noise(const Sample& sample);
   void note_overhead();
   void note_trained(int frozen_layers);
@@ -162,7 +173,9 @@ class Profiler {
   // Absolute differences of one step to the next.
   std::deque<std::vector<double>> own_changes_;  // by layer
   std::deque<double> rank_changes_;
-  double own_deviation_ = 0;  // of one step's value, mean over the layers; and of a rank's
+  std::vector<double> work_;         // by layer, as counted in the newest step
+  std::deque<double> work_changes_;  // from one step to the next, relative, mean over the layers
+  double own_deviation_ = 0;         // of one step's value, mean over the layers; and of a rank's
   double rank_deviation_ = 0;
 };
 

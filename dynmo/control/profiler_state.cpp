@@ -51,6 +51,8 @@ void Profiler::fields(Self& self, Visit visit) {
   visit("rank_levels", self.rank_levels_);
   visit("own_changes", self.own_changes_);
   visit("rank_changes", self.rank_changes_);
+  visit("work", self.work_);
+  visit("work_changes", self.work_changes_);
   visit("own_deviation", self.own_deviation_);
   visit("rank_deviation", self.rank_deviation_);
 }
@@ -72,7 +74,7 @@ Expected<void> Profiler::restore(const Json& state) {
   const auto of_layers = [&](const auto& values) {
     return values.empty() || values.size() == layers;
   };
-  bool fits = of_layers(owners_) && own_shares_.size() == owners_.size() &&
+  bool fits = of_layers(owners_) && of_layers(work_) && own_shares_.size() == owners_.size() &&
               std::ranges::all_of(own_changes_, of_layers) &&
               (products_.size() == layers || window_.empty());
   for (const Sample& step : window_) {

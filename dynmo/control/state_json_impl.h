@@ -27,6 +27,7 @@ void fields_of(Self& self, Visit visit) {
     visit("u", self.update_s);
     visit("s", self.stash_bytes);
     visit("b", self.boundary_bytes);
+    visit("n", self.work);
   } else if constexpr (std::is_same_v<T, cost::StepSample>) {
     visit("overhead_s", self.overhead_s);
     visit("action_s", self.action_s);

@@ -4,6 +4,7 @@
 // A sample holds the measurements of one training step, as all ranks agree on them; the profiler
 // (control/) turns samples into costs.
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct LayerSample {
   double update_s = 0;        // of the step before (the update comes after the exchange)
   Bytes stash_bytes;          // of one micro-batch; 0: not metered in this step
   Bytes boundary_bytes = {};  // that it sends where it ends a stage, mean; 0: as known before
+  // Work of the step as the layer's source counts it, in any unit; 0: nobody counts it.
+  double work = 0;
   friend bool operator==(const LayerSample&, const LayerSample&) = default;
 };
 
@@ -62,6 +65,7 @@ struct Observation {
   std::vector<LayerSample> layers;  // by LayerId
   StepSample overhead = {};
   Charges charges = {};
+  std::int64_t steps = 1;  // that it stands for, itself included: not every one may be measured
   friend bool operator==(const Observation&, const Observation&) = default;
 };
 

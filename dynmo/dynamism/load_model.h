@@ -25,6 +25,8 @@ class LoadModel {
   // Returns the change that training itself makes between `step` - 1 and `step`, so that a
   // controller is told; kNothing where only the costs drift.
   [[nodiscard]] virtual cost::Announced announced_at(std::int64_t step) const = 0;
+  // Whether training counts the work of its layers in every step: rows, pairs, tokens an expert.
+  [[nodiscard]] virtual bool counts_work() const { return false; }
   // Returns the measurements of the training run that had this load (recording.h); null: it is from
   // no run, or from one that did not write down every step.
   [[nodiscard]] virtual const Recording* recording() const { return nullptr; }

@@ -87,6 +87,31 @@ void read_boundaries(JsonObject& object, const Json& json, std::vector<cost::Lay
   }
 }
 
+// The work of layers, where sources have counted it.
+constexpr const char* kWork = "work";
+constexpr double kMaxWork = 1e18;
+
+void read_work(JsonObject& object, const Json& json, std::vector<cost::LayerSample>& layers) {
+  object.ignore(kWork);
+  const auto found = json.find(kWork);
+  if (found == json.end()) return;
+  if (!found->is_array() || found->size() != layers.size()) {
+    object.fail(kWork, fmt::format("is not an array of {} elements, one a layer", layers.size()));
+    return;
+  }
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const Json& value = (*found)[i];
+    const bool valid =
+        value.is_number() && value.get<double>() >= 0 && value.get<double>() <= kMaxWork;
+    if (!valid) {
+      object.fail(fmt::format("{}/{}", kWork, i),
+                  fmt::format("is {}, wanted a number from 0 to {:g}", value.dump(), kMaxWork));
+      return;
+    }
+    layers[i].work = value.get<double>();
+  }
+}
+
 void read_column(JsonObject& object, const Json& json, const LayerColumn& column,
                  std::vector<cost::LayerSample>& layers) {
   object.ignore(column.key);
@@ -137,6 +162,11 @@ Json to_json(const cost::Observation& observation) {
       values.push_back(layer.boundary_bytes.value);
     }
   }
+  const auto counted = [](const cost::LayerSample& layer) { return layer.work > 0; };
+  if (std::ranges::any_of(observation.layers, counted)) {
+    Json& values = json[kWork] = Json::array();
+    for (const cost::LayerSample& layer : observation.layers) values.push_back(layer.work);
+  }
   for (const OverheadKey& overhead : kOverheads) {
     if (const auto& value = observation.overhead.*overhead.field) json[overhead.key] = *value;
   }
@@ -164,6 +194,7 @@ Expected<cost::Observation> parse_observation(const Json& json, const std::strin
       read_column(object, json, column, observation.layers);
     }
     read_boundaries(object, json, observation.layers);
+    read_work(object, json, observation.layers);
     for (const OverheadKey& overhead : kOverheads) {
       if (!json.contains(overhead.key)) continue;
       observation.overhead.*overhead.field =

@@ -362,9 +362,9 @@ Expected<void> Pipeline::begin_step(const Batches& batches) {
   return {};
 }
 
-Expected<StepReport> Pipeline::finish_step(const Exchange& exchanged) {
+Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   DYNMO_CHECK(gradients_complete(), "a step that was begun");
-  if (!fits(exchanged, model_, grid_.axes())) {
+  if (!fits(given, model_, grid_.axes())) {
     return make_error(ErrorCode::kInternal, "step {}: the exchange is of another model or group",
                       state_.step);
   }
@@ -374,15 +374,17 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& exchanged) {
   // All ranks have met, as in apply().
   state_.spares.clear();
   state_.arriving.clear();
+  Exchange exchanged = given;
+  const dynamism::Outcome outcome{.figures = exchanged.figures,
+                                  .squared_norms = exchanged.squared_norms};
+  count_work(outcome, exchanged.layers);
   take(exchanged, grid_, state_.plan, report);
   report.learning_rate = config::learning_rate(options_.learning_rate, state_.step);
   check_numbers(report, exchanged.squared_norms);
   if (report.stop) return std::move(report);
   make_room(exchanged);
   update(report);
-  DYNMO_TRY(dynamism::after_update(
-      state_.sources, boundary(),
-      {.figures = exchanged.figures, .squared_norms = exchanged.squared_norms}));
+  DYNMO_TRY(dynamism::after_update(state_.sources, boundary(), outcome));
 
   report.step_s = seconds_since(begun.start);
   report.idle_s = std::max(0.0, report.step_s - report.busy_s);
@@ -403,7 +405,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& exchanged) {
   report.actions = std::move(begun.output.actions);
   report.messages = std::move(begun.output.messages);
   report.start_ns = begun.output.start_ns;
-  state_.last_exchange = exchanged;
+  state_.last_exchange = given;
   ++state_.step;
   return std::move(report);
 }

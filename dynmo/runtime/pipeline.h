@@ -153,6 +153,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> prepare(StepReport& report);
   [[nodiscard]] Expected<void> balance(StepReport& report);
   [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report);
+  void count_work(const dynamism::Outcome& outcome, std::vector<cost::LayerSample>& layers);
   [[nodiscard]] Expected<void> measure_links();
   void check_numbers(StepReport& report, const std::vector<double>& squared_norms) const;
   void update(const StepReport& report);

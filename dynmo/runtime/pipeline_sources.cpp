@@ -85,6 +85,13 @@ Expected<void> Pipeline::share_sizes() {
   return {};
 }
 
+// What sources count of the step just done, as all ranks know it alike.
+void Pipeline::count_work(const dynamism::Outcome& outcome,
+                          std::vector<cost::LayerSample>& layers) {
+  const std::vector<double> work = dynamism::work(state_.sources, boundary(), outcome);
+  for (std::size_t i = 0; i < work.size(); ++i) layers[i].work = work[i];
+}
+
 // Once before each step.
 Expected<void> Pipeline::ask_sources() {
   if (asked_for_ == state_.step) return {};

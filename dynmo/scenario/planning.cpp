@@ -96,6 +96,11 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
   return to_all(plan, present, cluster.size());
 }
 
+double plan_s(const Scenario& scenario, const Policy& policy) {
+  return policy.balancer == plan::Balancer::kSearch ? scenario.policy.search_s
+                                                    : scenario.policy.plan_s;
+}
+
 std::vector<int> first_ranks(const Scenario& scenario) {
   std::set<int> there;
   for (int rank = 0; rank < scenario.cluster.pipeline_ranks; ++rank) there.insert(rank);
@@ -137,18 +142,22 @@ control::Profiler recorded_profiler(const dynamism::Recording& recording,
 }
 
 // A layer's times of one step share their noise: it comes from the machine's clock and neighbours.
-cost::Observation measured(const Scenario& scenario, std::int64_t step,
-                           const cost::ModelCost& truth) {
+cost::Observation measured(const Measuring& how, std::int64_t step, const cost::ModelCost& truth) {
+  const Scenario& scenario = how.scenario;
   const Scenario::Policy& p = scenario.policy;
-  cost::Observation seen{
-      .layers = {},
-      .charges = {
-          .plan_s = p.plan_s, .move_fixed_s = p.move_fixed_s, .bytes_per_s = p.move_bandwidth}};
+  cost::Observation seen{.layers = {},
+                         .charges = {.plan_s = plan_s(scenario, how.policy),
+                                     .move_fixed_s = p.move_fixed_s,
+                                     .bytes_per_s = p.move_bandwidth}};
   for (std::size_t i = 0; i < truth.layers.size(); ++i) {
     Rng rng(mix_key({static_cast<std::uint64_t>(scenario.training.seed), 0x70726f66,
                      static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(step)}));
     const double factor = std::max(0.0, 1 + p.noise * rng.normal());
-    seen.layers.push_back(cost::sample_of(truth.layers[i], factor));
+    const cost::LayerCost& layer = truth.layers[i];
+    seen.layers.push_back(cost::sample_of(layer, factor));
+    if (how.counts_work) {
+      seen.layers.back().work = layer.forward_s + layer.backward_input_s + layer.backward_weight_s;
+    }
   }
   return seen;
 }

@@ -50,8 +50,16 @@ namespace dynmo::scenario {
                                                   const cost::ModelCost& known,
                                                   const control::ControllerOptions& options);
 
+// Seconds that a plan of the policy takes.
+[[nodiscard]] double plan_s(const Scenario& scenario, const Policy& policy);
+
+struct Measuring {
+  const Scenario& scenario;
+  const Policy& policy;
+  bool counts_work = false;  // LoadModel::counts_work
+};
 // Step `step`, whose costs are `truth`, with the scenario's noise of measuring and charges.
-[[nodiscard]] cost::Observation measured(const Scenario& scenario, std::int64_t step,
+[[nodiscard]] cost::Observation measured(const Measuring& how, std::int64_t step,
                                          const cost::ModelCost& truth);
 
 }  // namespace dynmo::scenario

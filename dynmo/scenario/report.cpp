@@ -98,6 +98,9 @@ Json run_json(const RunResult& run, const Comparison& comparison) {
   json["bytes_moved"] = run.bytes_moved;
   json["steps_lost"] = run.steps_lost;
   json["steps_over_memory"] = run.steps_over_memory;
+  if (const auto shares = shares_of(run)) {
+    json["shares"] = {{"cuts", shares->cuts}, {"whole", shares->whole}, {"past", shares->past}};
+  }
   json["decisions"] = Json::array();
   for (const DecisionAt& at : run.decisions) {
     json["decisions"].push_back({{"step", at.step},
@@ -133,6 +136,12 @@ std::string report(const Scenario& scenario, const Comparison& comparison) {
   std::string notes;
   for (const RunResult* run : runs_of(comparison)) {
     rows.push_back(row_of(*run, comparison));
+    if (const auto shares = shares_of(*run)) {
+      notes += fmt::format(
+          "{}: of what re-planning can gain its steps took {:.3f}, with all overheads {:.3f}; of "
+          "what the step before can tell {:.3f}\n",
+          run->name, shares->cuts, shares->whole, shares->past);
+    }
     if (run->steps_over_memory == 0) continue;
     notes += fmt::format("{}: in {} steps a rank needs more memory than it has\n", run->name,
                          run->steps_over_memory);

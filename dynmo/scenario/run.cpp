@@ -11,6 +11,7 @@
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/replay_impl.h"
+#include "dynmo/scenario/shares_impl.h"
 
 namespace dynmo::scenario {
 namespace {
@@ -62,6 +63,9 @@ class Run {
       DYNMO_ASSIGN(plan_, proposed(present_, 0));
     }
     if (autonomous()) charge_plan();
+    if (autonomous() && options_.shares) {
+      others_.emplace(job_, policy_, replayer_.grid(), plan_);
+    }
     while (step_ < scenario_.training.steps) {
       const auto applied = apply_events();
       if (!applied) return named(applied.error(), "events of ");
@@ -116,7 +120,7 @@ class Run {
   }
 
   void charge_plan() {
-    spend(result_.time.plan_s, scenario_.policy.plan_s);
+    spend(result_.time.plan_s, plan_s(scenario_, policy_));
     ++result_.plans;
   }
 
@@ -277,6 +281,7 @@ class Run {
     DYNMO_ASSIGN(const StepMeasure* measure,
                  replayer_.step(plan_, model_, traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
+    if (others_) DYNMO_TRY(others_->add(model_));
     if (traced) {
       result_.trace.push_back({.step = step_,
                                .timeline = measure->timeline,
@@ -318,8 +323,14 @@ class Run {
     controller_.observe(observed(), to_present(plan_, present_), model_.frozen_layers());
   }
 
-  cost::Observation observed() const {
-    if (recording_ == nullptr) return measured(scenario_, step_, model_);
+  cost::Observation observed() {
+    if (recording_ == nullptr) {
+      cost::Observation seen =
+          measured({.scenario = scenario_, .policy = policy_, .counts_work = load_.counts_work()},
+                   step_, model_);
+      seen.steps = std::max<std::int64_t>(step_ - std::exchange(observed_step_, step_), 1);
+      return seen;
+    }
     const auto found = recording_->steps.find(step_);
     // Beyond its end the load stays as it was.
     return found != recording_->steps.end() ? found->second : recording_->steps.rbegin()->second;
@@ -348,6 +359,7 @@ class Run {
     result_.end = {.step_time_s = sums_.end_step_time / end_steps,
                    .ideal_step_time_s = sums_.end_ideal / end_steps};
     result_.average_ranks = total > 0 ? sums_.rank_seconds / total : 0;
+    if (others_) result_.others = others_->times();
     result_.gpu_hours_saved = (sums_.offered_seconds - sums_.held_seconds) / 3600;
     return std::move(result_);
   }
@@ -365,9 +377,11 @@ class Run {
   std::size_t offered_ = 0;   // there, or given back
   plan::Plan plan_;
   std::int64_t step_ = 0;
-  bool fresh_ = true;  // costs of the next step are not known
+  bool fresh_ = true;                // costs of the next step are not known
+  std::int64_t observed_step_ = -1;  // the newest
   std::size_t event_ = 0;
   Sums sums_;
+  std::optional<OtherPlans> others_;
   RunResult result_;
 };
 
@@ -380,13 +394,30 @@ Expected<RunResult> run(const Job& job, const dynamism::LoadModel& load, const P
   return Run(job, load, policy, options, std::move(grid)).all();
 }
 
+std::optional<Shares> shares_of(const RunResult& run) {
+  if (!run.others || !(run.others->kept_s > run.others->best_s)) return std::nullopt;
+  const auto [kept, best, past] = *run.others;
+  const auto share = [kept = kept](double seconds, double bound) {
+    return kept > bound ? (kept - seconds) / (kept - bound) : 0;
+  };
+  return Shares{.cuts = share(run.time.train_s, best),
+                .whole = share(run.time.total_s(), best),
+                .past = share(run.time.train_s, past)};
+}
+
 Expected<Comparison> compare(const Job& job, const std::vector<std::string>& policies,
                              const ComparisonOptions& options) {
+  if (options.shares && !job.scenario.events.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "--shares: the scenario has {} events, wanted one whose ranks stay; leave "
+                      "--shares or the events out",
+                      job.scenario.events.size());
+  }
   const Policy even{.name = "uniform"};
   const int runs = static_cast<int>(policies.size()) + 2;
   const auto one = [&](const dynamism::LoadModel& load, const Policy& policy, std::string name,
                        int number) {
-    RunOptions run_options{.trace_steps = options.trace_steps};
+    RunOptions run_options{.trace_steps = options.trace_steps, .shares = options.shares};
     if (options.progress) {
       run_options.progress = [&, number](std::int64_t step) {
         options.progress({.run = name,

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,13 @@ struct DecisionAt {
   control::Decision decision;
 };
 
+// Seconds that all steps of a run take under other plans, where moves are free and costs known.
+struct OtherTimes {
+  double kept_s = 0;  // the first plan, kept
+  double best_s = 0;  // the balancer's plan for the costs of each step
+  double past_s = 0;  // its plan for those of the step before
+};
+
 struct RunResult {
   std::string name;
   TimeSpent time;
@@ -61,14 +69,26 @@ struct RunResult {
   std::int64_t steps_over_memory = 0;  // a rank's memory would not have sufficed
   std::vector<observe::TracedStep> trace;
   std::vector<DecisionAt> decisions;  // for which a plan was made, in their order
+  std::optional<OtherTimes> others;   // of a re-planning run, where asked for
 
   // Micro-batches (of a token count that is not known) or tokens a second of the whole time.
   [[nodiscard]] double micro_batches_per_s() const { return micro_batches / time.total_s(); }
   [[nodiscard]] double tokens_per_s() const { return tokens / time.total_s(); }
 };
 
+// Shares of what re-planning can gain over keeping the first plan, that a run has gained.
+struct Shares {
+  double cuts = 0;   // its steps, of what the best plan of every step gains
+  double whole = 0;  // its whole time, of the same
+  double past = 0;   // its steps, of what the best plans for the steps before gain
+};
+// nullopt where others were not asked for, or have nothing to gain.
+[[nodiscard]] std::optional<Shares> shares_of(const RunResult& run);
+
 struct RunOptions {
   std::int64_t trace_steps = 0;  // last steps whose timelines are kept
+  // RunResult::others of re-planning runs: a plan more for each step whose costs are new.
+  bool shares = false;
   std::function<void(std::int64_t step)> progress = {};
 };
 
@@ -101,6 +121,7 @@ struct ComparisonProgress {
 
 struct ComparisonOptions {
   std::int64_t trace_steps = 0;
+  bool shares = false;  // RunOptions::shares; kBadInput with events
   std::function<void(const ComparisonProgress&)> progress = {};
 };
 

@@ -96,6 +96,7 @@ std::vector<TomlKey> policy_keys(Scenario::Policy& p) {
       {"policy.window", &p.window, between(1, 1000)},
       {"policy.profile_share", &p.profile_share, between(0, 10)},
       {"policy.plan", TomlSeconds{&p.plan_s}, between(0, 1e6, "seconds")},
+      {"policy.search", TomlSeconds{&p.search_s}, between(0, 1e6, "seconds")},
       {"policy.move_bandwidth", TomlBandwidth{&p.move_bandwidth}, above_to(0, largest)},
       {"policy.move_fixed", TomlSeconds{&p.move_fixed_s}, between(0, 1e6, "seconds")},
       {"policy.minimum_gain", &p.minimum_gain, between(0, 1)},

@@ -74,12 +74,14 @@ struct Scenario {
   } training;
   struct Policy {
     std::vector<std::string> compare = {"uniform", "time", "optimal"};
-    double noise = 0.02;           // relative std of a measured layer
-    int window = 5;                // measurements whose median is a layer's cost
-    double profile_share = 0.001;  // by which measuring lengthens a step
-    double plan_s = 0.02;          // of a plan
+    double noise = 0.02;  // relative std of a measured layer
+    int window = 5;       // measurements whose median is a layer's cost
+    // As measured on CPUs (docs/scenarios.md).
+    double profile_share = 0.0003;  // by which measuring lengthens a step
+    double plan_s = 0.002;          // of a plan ...
+    double search_s = 0.3;          // ... and of one of balancer search
     double move_bandwidth = 1e10;
-    double move_fixed_s = 0.1;  // of a move of no bytes: agreeing, new groups
+    double move_fixed_s = 0.005;  // of a move of no bytes: agreeing on it, new schedules
     double minimum_gain = 0.01;
     double noise_factor = 5;
     std::int64_t horizon_steps = 0;   // a gain is expected to last; 0: as long as loads did so far

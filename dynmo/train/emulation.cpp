@@ -54,6 +54,15 @@ class TraceSource final : public dynamism::Source {
   Expected<dynamism::Change> before_step(const dynamism::Boundary& boundary) override {
     return dynamism::Change{.work = load_->changes_at(boundary.step)};
   }
+  // How long layers sleep is the work.
+  std::vector<double> work(const dynamism::Boundary& boundary,
+                           const dynamism::Outcome& /*outcome*/) const override {
+    std::vector<double> seconds;
+    for (const cost::LayerCost& layer : load_->at(boundary.step).layers) {
+      seconds.push_back(layer.forward_s + layer.backward_input_s + layer.backward_weight_s);
+    }
+    return seconds;
+  }
 
  private:
   std::shared_ptr<const SharedLoad> load_;

@@ -23,8 +23,8 @@ TEST(Controller, NothingChangesSoNothingMoves) {
   EXPECT_LE(training.plans, 2);
 }
 
-// A window of seven steps outlives a burst, wherever they were measured: a run that begins with a
-// poor cut does not wait for as many steps again.
+// A plan that no measurement made is a known change where steps were measured before the first one.
+// Otherwise a window of seven steps outlives a burst.
 TEST(Controller, StepsMeasuredBeforeTheFirstOneCount) {
   for (const int before : {0, 4}) {
     Training training;
@@ -38,7 +38,7 @@ TEST(Controller, StepsMeasuredBeforeTheFirstOneCount) {
     training.controller.use(measured);
     training.run(20);
     ASSERT_FALSE(training.moves.empty()) << before;
-    EXPECT_EQ(training.moves.front(), 7 - before);
+    EXPECT_EQ(training.moves.front(), before == 0 ? 7 : 0);
   }
 }
 
@@ -195,6 +195,59 @@ TEST(Controller, AnExhaustedBudgetIsExceededWhereGrowthCostsMoreThanAPlan) {
     EXPECT_FALSE(growing.moves.empty()) << "noise " << noise;
     EXPECT_LE(growing.plans, 6) << "noise " << noise;
   }
+}
+
+// Sources count that the work of some layers grows a little in every step: no noise of measuring
+// hides it, and no look has to come.
+TEST(Controller, AnswersCountedWorkWithoutMeasuringItAnew) {
+  for (const double noise : {0.0, 0.1}) {
+    Training training(5);
+    training.noise = noise;
+    training.counted = true;
+    training.run(60);
+    EXPECT_TRUE(training.moves.empty()) << "noise " << noise;
+    const std::int64_t plans = training.plans;
+    for (int i = 0; i < 3; ++i) {
+      training.scale(0, 4, 1.2);
+      training.run(1);
+    }
+    training.run(1);
+    ASSERT_FALSE(training.moves.empty()) << "noise " << noise;
+    EXPECT_LE(training.moves.front(), 63) << "noise " << noise;
+    EXPECT_GT(training.plans, plans);
+  }
+}
+
+// Counts that jitter around a mean are no growth that pays.
+TEST(Controller, CountedWorkThatJittersMovesLittle) {
+  Training training(6);
+  training.counted = true;
+  training.charges.move_fixed_s = 0.02;
+  Rng rng(7);
+  const cost::ModelCost mean = training.costs;
+  for (int step = 0; step < 200; ++step) {
+    training.costs = mean;
+    for (int i = 0; i < 16; ++i) training.scale(i, 1, 1 + 0.05 * rng.normal());
+    training.run(1);
+  }
+  EXPECT_LE(training.moves.size(), 3U);
+  EXPECT_LE(training.plans, 60);
+}
+
+// An observation stands for as many steps as it says: a loss is the loss of all of them.
+TEST(Controller, AnObservationStandsForTheStepsThatItSays) {
+  std::vector<std::int64_t> moved;
+  for (const std::int64_t every : {1, 10}) {
+    Training training;
+    training.every = every;
+    training.run(200 / every);
+    training.scale(0, 6, 0.3);
+    training.charges.move_fixed_s = 5;
+    training.run(600 / every);
+    ASSERT_EQ(training.moves.size(), 1U) << every;
+    moved.push_back(training.moves.front() - 200);
+  }
+  EXPECT_NEAR(static_cast<double>(moved[1]), static_cast<double>(moved[0]), 20);
 }
 
 TEST(Controller, AMoveThatDidNotHappenIsAPlanThatLedToNothing) {

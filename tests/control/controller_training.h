@@ -60,10 +60,12 @@ struct Training {
       const double rank = plan.owner(LayerId(i)) == burst ? 2 : 1;
       const double factor = rank * std::max(0.1, 1 + noise * rng.normal());
       seen.layers.push_back(cost::sample_of(layer, factor));
+      if (counted) seen.layers.back().work = layer.forward_s;
     }
+    seen.steps = every;
     controller.observe(seen, plan, costs.frozen_layers());
     trained_s += evaluate(plan, costs, cluster, kMicroBatches)->step_time_s;
-    ++step;
+    step += every;
   }
 
   void run(std::int64_t steps) {
@@ -80,6 +82,8 @@ struct Training {
   cost::Charges charges = {.plan_s = 1e-4, .move_fixed_s = 1e-4, .bytes_per_s = 1e9};
   Controller controller{costs, {.micro_batches = kMicroBatches, .steps = 1000}};
   double noise = 0;
+  bool counted = false;    // sources count the work
+  std::int64_t every = 1;  // steps that an observation stands for
   std::optional<Rank> burst;
   std::int64_t step = 0;
   std::int64_t plans = 0;

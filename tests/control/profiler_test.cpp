@@ -184,6 +184,34 @@ TEST(Profiler, ABackwardThatChangesAloneIsSeenToo) {
 }
 
 // The whole machine slower: the newest steps say how long, all steps in what shares.
+// What is noisy is the time of a unit of work, over the whole window.
+TEST(Profiler, CountedWorkChangesCostsInOneStep) {
+  Profiler profiler(named(4), kWindow);
+  Rng rng(11);
+  const std::vector<Rank> owners = {Rank(0), Rank(0), Rank(1), Rank(1)};
+  const auto step = [&](double work) {
+    std::vector<cost::LayerSample> layers(4);
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const double own = i == 3 ? work : 1;
+      const double time = own * (1 + 0.05 * rng.normal());
+      layers[i].time = {.forward_s = time, .input_gradient_s = time, .weight_gradient_s = time};
+      layers[i].work = 100 * own;
+    }
+    profiler.add(layers, owners);
+  };
+  for (int i = 0; i < kLongest; ++i) step(1);
+  const double noise = profiler.relative_noise();
+  EXPECT_NEAR(profiler.work_noise(), 0, 1e-12);
+  double work = 1;
+  for (int i = 0; i < 10; ++i) step(work *= 0.8);
+  const cost::ModelCost costs = *profiler.costs(named(4));
+  EXPECT_NEAR(costs.layers[3].forward_s / costs.layers[2].forward_s, work, 0.1 * work);
+  EXPECT_EQ(profiler.steps(), kLongest);
+  EXPECT_NEAR(profiler.relative_noise(), noise, 0.5 * noise) << "a count that changes is no noise";
+  for (int i = 0; i < kLongest; ++i) step(i % 2 == 0 ? work : 1.2 * work);
+  EXPECT_NEAR(profiler.work_noise(), 0.2 / 4, 0.02) << "of four layers one";
+}
+
 TEST(Profiler, AMachineThatIsSlowerChangesNoShare) {
   Profiler profiler(named(2), kWindow);
   Machine machine{.forward_s = {1, 3}, .owners = ranks({0, 1})};

@@ -43,6 +43,7 @@ class WithoutEnds final : public LoadModel {
     model.layers.erase(model.layers.begin());
     return model;
   }
+  bool counts_work() const override { return whole_->counts_work(); }
   cost::Announced announced_at(std::int64_t step) const override {
     return whole_->announced_at(step);
   }

@@ -164,6 +164,38 @@ TEST(Run, TheEndAndTheLeastOfAStepAreMeans) {
 }
 
 // The same job, charged: what moving costs is bytes / bandwidth + fixed, and too much is refused.
+// Keeping the first plan gains nothing, and the best plan of every step gains all: a re-planning
+// run that answers a known change at once takes all of it with its steps, and less with its
+// charges.
+TEST(Run, SharesSayWhatReplanningGainedOfWhatItCan) {
+  Scenario s = free_scenario();
+  s.training.steps = 200;
+  s.policy.noise = 0;
+  s.policy.plan_s = 0.01;
+  const Job job = job_of(s, {.layers = 16, .frozen_from = 50, .frozen = 8});
+  const auto asked =
+      run(job, *job.load, parse_policy("optimal").value(), RunOptions{.shares = true});
+  ASSERT_TRUE(asked) << asked.error().message;
+  ASSERT_TRUE(asked->others);
+  EXPECT_NEAR(asked->others->kept_s, result_of(job, "static:optimal").time.train_s, 1e-9);
+  const auto shares = shares_of(*asked);
+  ASSERT_TRUE(shares);
+  EXPECT_NEAR(shares->cuts, 1, 1e-9);
+  EXPECT_LT(shares->whole, shares->cuts);
+  EXPECT_GT(shares->past, 1) << "it knew of the change one step earlier";
+  EXPECT_FALSE(shares_of(result_of(job, "optimal"))) << "nobody asked";
+  const auto compared = compare(job, {"optimal"}, {.shares = true});
+  ASSERT_TRUE(compared);
+  EXPECT_NE(report(s, *compared).find("optimal: of what re-planning can gain its steps took 1.000"),
+            std::string::npos);
+  EXPECT_EQ(comparison_json(s, *compared)["runs"][2]["shares"]["cuts"], shares->cuts);
+  Job with_events = job_of(s);
+  with_events.scenario.events.push_back({.step = 5, .leave = {3}});
+  const auto refused = compare(with_events, {"optimal"}, {.shares = true});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
+}
+
 TEST(Run, ChargesMovesAndRefusesThoseThatDoNotPay) {
   Scenario s = free_scenario();
   s.training.steps = 200;

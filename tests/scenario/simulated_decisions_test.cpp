@@ -61,6 +61,7 @@ class Drawn {
       seconds_.push_back(1e-3 * (0.2 + rng_.uniform()));
     }
     noise_ = 0.1 * rng_.uniform();
+    counted_ = seed % 4 == 0;
     std::vector<int> cut(static_cast<std::size_t>(ranks), 1);
     for (int i = ranks; i < layers; ++i) ++cut[rng_.below(cut.size())];
     plan_ = plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
@@ -219,6 +220,7 @@ class Drawn {
       step.layers.push_back({.time = {time, frozen ? 0 : time, frozen ? 0 : time},
                              .update_s = frozen ? 0 : 0.1 * time,
                              .stash_bytes = {}});
+      if (counted_) step.layers.back().work = 100 * seconds_[i];
     }
     step.overhead = {.overhead_s = 1e-4 * rng_.uniform(),
                      .action_s = 1e-6 * rng_.uniform(),
@@ -262,6 +264,7 @@ class Drawn {
   cost::ModelCost known_;
   std::vector<double> seconds_;
   double noise_ = 0;
+  bool counted_ = false;  // sources count the work of layers
   plan::Plan plan_;
   int frozen_layers_ = 0;
   plan::LayerSet none_;

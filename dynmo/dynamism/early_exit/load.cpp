@@ -72,6 +72,7 @@ class EarlyExit final : public LoadModel {
     return model;
   }
 
+  bool counts_work() const override { return true; }
   cost::Announced announced_at(std::int64_t /*step*/) const override {
     return cost::Announced::kNothing;
   }

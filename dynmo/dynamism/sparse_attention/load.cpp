@@ -35,6 +35,7 @@ class SparseAttention final : public LoadModel {
     return model;
   }
 
+  bool counts_work() const override { return true; }
   cost::Announced announced_at(std::int64_t /*step*/) const override {
     return cost::Announced::kNothing;
   }

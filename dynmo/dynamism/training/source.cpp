@@ -96,6 +96,19 @@ Expected<void> after_update(const Sources& sources, const Boundary& boundary,
   return {};
 }
 
+std::vector<double> work(const Sources& sources, const Boundary& boundary, const Outcome& outcome) {
+  std::vector<double> all;
+  for (const auto& source : sources) {
+    const std::vector<double> own = source->work(boundary, outcome);
+    if (own.empty()) continue;
+    all.resize(own.size(), 0.0);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (own[i] > 0) all[i] = all[i] > 0 ? all[i] * own[i] : own[i];
+    }
+  }
+  return all;
+}
+
 Json figures(const Sources& sources) {
   return by_name(sources, [](const Source& source) { return source.figures(); });
 }

@@ -104,6 +104,14 @@ class Source {
   // After the update of a step, of a skipped one, too. What later steps need of the outcome belongs
   // into the layers' states or into the source's own.
   [[nodiscard]] virtual Expected<void> after_update(const Boundary&, const Outcome&) { return {}; }
+  // Returns the work of each layer in the step that `boundary` comes before the update of, in any
+  // unit that stays the same, counted from what all ranks know alike; 0 of a layer whose work the
+  // source does not change. Empty: it counts nothing. So the controller need not measure a change
+  // of work, but only the time of a unit (control/profiler.h).
+  [[nodiscard]] virtual std::vector<double> work(const Boundary& /*boundary*/,
+                                                 const Outcome& /*outcome*/) const {
+    return {};
+  }
   // Returns the state besides the layers' states that a run continues from: in the manifest of a
   // checkpoint. null: nothing.
   [[nodiscard]] virtual Json state() const { return nullptr; }
@@ -130,6 +138,9 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 [[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);
 [[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
                                           const Outcome& outcome);
+// The product of what the sources count, by layer; empty: none does.
+[[nodiscard]] std::vector<double> work(const Sources& sources, const Boundary& boundary,
+                                       const Outcome& outcome);
 // Collects the figures of the sources by name. kBadInput where the state is of other sources.
 [[nodiscard]] Json figures(const Sources& sources);
 [[nodiscard]] std::string progress(const Sources& sources);  // each after two blanks

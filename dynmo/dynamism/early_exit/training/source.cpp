@@ -100,6 +100,21 @@ class EarlyExitSource final : public Source {
     return set(boundary);
   }
 
+  // A layer's work goes by the rows that come to it: those that the next exit sees.
+  std::vector<double> work(const Boundary& boundary, const Outcome& outcome) const override {
+    const std::vector<LayerId> exits = exits_of(boundary.model);
+    std::vector<double> rows(boundary.model.size(), 0.0);
+    std::size_t next = 0;
+    for (std::size_t i = 1; i < rows.size(); ++i) {  // the embedding sees all
+      while (next < exits.size() && exits[next].index() < i) ++next;
+      const std::size_t exit = std::min(next, exits.size() - 1);
+      const std::vector<double>& all = outcome.figures[exits[exit].index()];
+      const auto* own = all.data() + all.size() - kExitFigures;
+      rows[i] = own[kExitRows] - (next == exits.size() ? own[kExitLeft] : 0);
+    }
+    return rows;
+  }
+
   Json state() const override {
     return thresholds_.empty() ? Json() : Json{{"thresholds", thresholds_}};
   }

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the steps of a run would have taken under other plans: the first one kept, and the best one
+// of every step. Moves between them are free, and costs are known without measuring.
+
+#include <optional>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/scenario/job.h"
+#include "dynmo/scenario/policy_name.h"
+#include "dynmo/scenario/replay_impl.h"
+#include "dynmo/scenario/run.h"
+
+namespace dynmo::scenario {
+
+class OtherPlans {
+ public:
+  OtherPlans(const Job& job, const Policy& policy, const Grid& grid, plan::Plan first);
+
+  // One more step of costs `model`. kInfeasible where the balancer finds no cut for them.
+  [[nodiscard]] Expected<void> add(const cost::ModelCost& model);
+  [[nodiscard]] const OtherTimes& times() const { return times_; }
+
+ private:
+  const Job& job_;
+  const Policy& policy_;
+  StepReplayer kept_;
+  StepReplayer newest_;
+  StepReplayer past_;
+  plan::Plan first_;
+  std::optional<plan::Plan> best_ = {};  // of the newest step
+  cost::ModelCost model_ = {};           // that it is for
+  OtherTimes times_ = {};
+};
+
+}  // namespace dynmo::scenario
