@@ -112,9 +112,8 @@ plan::BalanceProblem problem_of(const PolicyInput& input) {
   return problem;
 }
 
-// The balancer's plan, on few ranks where asked.
-Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
-  const plan::BalanceProblem problem = problem_of(input);
+Expected<plan::Proposal> proposed(const plan::BalanceProblem& problem,
+                                  const PolicyOptions& options) {
   if (options.rank_use == RankUse::kAll) {
     return propose(options.balancer, problem, options.propose);
   }
@@ -122,6 +121,17 @@ Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions&
       plan::Packing packing,
       pack(options.balancer, problem, {.slack = options.pack_slack, .propose = options.propose}));
   return std::move(packing.proposal);
+}
+
+// The balancer's plan, on few ranks where asked; in 1F1B where there are more ranks than the
+// schedule in force can have for these layers.
+Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
+  plan::BalanceProblem problem = problem_of(input);
+  auto found = proposed(problem, options);
+  if (found || found.error().code != ErrorCode::kBadInput) return found;
+  problem.schedule = schedule::ScheduleKind::k1F1B;
+  problem.stages_per_rank = 1;
+  return proposed(problem, options);
 }
 
 struct Rivals {
@@ -241,7 +251,8 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
                evaluate(input.current, input.model, input.cluster, input.micro_batches));
   Decision decision = keeping(input, rivals.current);
   auto found = proposed(input, options);
-  if (!found && found.error().code == ErrorCode::kInfeasible) {
+  if (!found && (found.error().code == ErrorCode::kInfeasible ||
+                 found.error().code == ErrorCode::kBadInput)) {
     return keep(std::move(decision),
                 fmt::format("keep {}: {}", to_string(input.current), found.error().message));
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/pack.h"
 #include "tests/plan/cuts.h"
 
 namespace dynmo::control {
@@ -235,6 +236,24 @@ TEST(Policy, KeepsThePlanWhereNoCutFits) {
   EXPECT_FALSE(decision->migrate);
   EXPECT_EQ(decision->plan, plan);
   EXPECT_NE(decision->reason.find("bytes"), std::string::npos) << decision->reason;
+}
+
+// Two of four ranks have two stages each, and four ranks would need eight stages of six layers.
+TEST(Policy, LeavesAScheduleThatAllRanksCannotHave) {
+  const plan::Plan plan = plan::make_plan({2, 1, 2, 1}, {Rank(0), Rank(1), Rank(0), Rank(1)}, 4,
+                                          ScheduleKind::kInterleaved);
+  const cost::Cluster cluster = cost::equal_ranks(4);
+  const auto decision = decide({plan, plan::equal_model(6, 1e-3), 0.02, cluster, 8, 1000, 1e9});
+  ASSERT_TRUE(decision) << decision.error().message;
+  EXPECT_TRUE(decision->migrate) << decision->reason;
+  EXPECT_EQ(decision->plan.schedule, ScheduleKind::k1F1B);
+  EXPECT_EQ(decision->ranks_after, 4);
+  // Seven ranks for six layers: no cut of any schedule.
+  const auto none = decide({plan::with_more_ranks(plan, 7), plan::equal_model(6, 1e-3), 0.02,
+                            cost::equal_ranks(7), 8, 1000, 1e9});
+  ASSERT_TRUE(none) << none.error().message;
+  EXPECT_FALSE(none->migrate);
+  EXPECT_NE(none->reason.find("keep "), std::string::npos) << none->reason;
 }
 
 TEST(Policy, LeavesAPlanThatNoLongerFitsWhateverItGains) {
