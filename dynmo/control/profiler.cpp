@@ -433,7 +433,7 @@ double Profiler::median_error(bool of_ranks) const {
 
 double Profiler::relative_noise() const { return median_error(false) * own_deviation_; }
 
-// Of two normal numbers of std 1 the difference is 2 / sqrt(pi) on average.
+// Two normal numbers of std 1 differ by 2 / sqrt(pi) on average.
 double Profiler::work_noise() const {
   if (work_changes_.empty()) return 0;
   return std::sqrt(std::numbers::pi) / 2 * median({work_changes_.begin(), work_changes_.end()});

@@ -85,7 +85,7 @@ Expected<void> Pipeline::share_sizes() {
   return {};
 }
 
-// What sources count of the step just done, as all ranks know it alike.
+// Takes in what sources count of the step just done, as all ranks know it alike.
 void Pipeline::count_work(const dynamism::Outcome& outcome,
                           std::vector<cost::LayerSample>& layers) {
   const std::vector<double> work = dynamism::work(state_.sources, boundary(), outcome);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the steps of a run would have taken under other plans: the first one kept, and the best one
-// of every step. Moves between them are free, and costs are known without measuring.
+// The time that the steps of a run would have taken under other plans: the first one kept, and the
+// best one of every step. Moves between them are free, and costs are known without measuring.
 
 #include <optional>
 
