@@ -22,7 +22,7 @@
 
 namespace dynmo::transport {
 
-inline constexpr Tag kControlTags = 1 << 10;
+inline constexpr Tag kControlTags = 1 << 11;
 inline constexpr Tag kLayerTags = 1 << 19;    // layers a group can have
 inline constexpr Tag kChannelTags = 1 << 14;  // of a lane: for half as many schedule channels
 inline constexpr Tag kFirstMigrationTag = kControlTags;
