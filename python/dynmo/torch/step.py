@@ -52,9 +52,10 @@ class Step:
         }
         for action in self._program.actions:
             perform[action.kind](action)
-        self._agreed()
-        for message in self._sends:
-            message.wait()
+        with self._marks.waiting():  # for others, which is no work of this rank
+            self._agreed()
+            for message in self._sends:
+                message.wait()
         assert not self._outputs and not self._receives
 
     # --- Messages. ---
@@ -80,8 +81,8 @@ class Step:
         message = self._receives.pop((kind, action.stage, action.micro_batch), None)
         if message is None:
             return None
-        self._agreed()
         with self._marks.waiting():
+            self._agreed()
             return message.wait()
 
     def _send(self, action: Action, tensor: Tensor, other: int) -> None:
