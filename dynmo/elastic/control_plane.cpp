@@ -9,6 +9,8 @@
 namespace dynmo::elastic {
 namespace {
 
+using process::FrameType;
+using State = process::PeerConnection::State;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFlushTime{5000};  // not reached but where a thread gets no time
@@ -96,6 +98,41 @@ Expected<std::unique_ptr<GroupWatch>> ControlPlane::join(const WatchOptions& opt
   ends->loop = loop_;
   DYNMO_ASSIGN(ends->star, loop_->join(options, place, time, ends->own_address));
   return std::unique_ptr<GroupWatch>(new GroupWatch(std::move(ends)));
+}
+
+void ControlPlane::post(const std::string& notice) { loop_->post(notice); }
+
+Answer ControlPlane::ask(const PlanePlace& place, MemberId member, milliseconds time) const {
+  const auto deadline = std::chrono::steady_clock::now() + time;
+  process::Dialled dialled = process::dial(place.address, place.port, deadline);
+  if (dialled.refused) return {.fate = Fate::kDead};
+  if (!dialled.socket) return {};
+  process::PeerConnection peer;
+  peer.socket = std::move(dialled.socket);
+  peer.known = true;
+  process::make_prompt(peer.socket);
+  peer.out = loop_->hello() + process::encode(FrameType::kAsk);
+  Answer answer;
+  const auto take = [&](const process::Frame& frame) {
+    if (frame.type == FrameType::kHello) {
+      const auto hello = process::parse_hello(frame.rest);
+      if (!hello) return State::kClosed;
+      answer.fate = hello->member == member.value ? Fate::kAlive : Fate::kDead;
+      return answer.fate == Fate::kAlive ? State::kOpen : State::kClosed;
+    }
+    if (frame.type != FrameType::kNotice) return State::kOpen;
+    answer.notice = frame.rest;
+    return State::kClosed;
+  };
+  while (true) {
+    peer.flush();
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= milliseconds(0)) return {};
+    pollfd event{.fd = peer.socket.get(), .events = POLLIN, .revents = 0};
+    poll(&event, 1, static_cast<int>(std::chrono::ceil<milliseconds>(left).count()));
+    const State received = peer.receive();
+    if (peer.take_frames(take) == State::kClosed || received == State::kClosed) return answer;
+  }
 }
 
 }  // namespace dynmo::elastic

@@ -91,6 +91,14 @@ struct PlanePlace {
   std::uint64_t secret = 0;  // the run's own; whoever does not know it is ignored
 };
 
+// The state of another process. Dead is one where its host says that nobody listens at its port any
+// more, or somebody else; silent one that did not answer: it may be stopped or slow, or the way
+// cut.
+struct Answer {
+  Fate fate = Fate::kSilent;
+  std::string notice = {};  // of one that is alive
+};
+
 struct PlaneOptions {
   MemberId id = {};                         // this process
   std::chrono::milliseconds period{100};    // from one heartbeat to the next
@@ -118,6 +126,13 @@ class ControlPlane {
   [[nodiscard]] Expected<std::unique_ptr<GroupWatch>> join(const WatchOptions& options,
                                                            const PlanePlace& place,
                                                            std::chrono::milliseconds time);
+
+  // Those that ask this process's plane get this answer from now on.
+  void post(const std::string& notice);
+  // Asks the plane that the process `member` listened with at `place`, and waits for the answer, at
+  // most so long. Whoever has that port by now is another member, or nobody.
+  [[nodiscard]] Answer ask(const PlanePlace& place, MemberId member,
+                           std::chrono::milliseconds time) const;
 
  private:
   explicit ControlPlane(std::shared_ptr<PlaneLoop> loop);

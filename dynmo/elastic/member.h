@@ -53,6 +53,13 @@ struct View {
   friend bool operator==(const View&, const View&) = default;
 };
 
+// One process knows this of another one of the run, which may be on another host.
+enum class Fate : std::uint8_t {
+  kAlive,
+  kSilent,  // for longer than the limit: it may be alive
+  kDead,    // for certain, and for ever
+};
+
 // One try to change the view. Its number becomes the generation of the view, so it is above every
 // generation that its proposer has seen, of plans as well.
 struct Ballot {

@@ -33,12 +33,6 @@
 
 namespace dynmo::elastic {
 
-enum class Fate : std::uint8_t {
-  kAlive,
-  kSilent,  // for longer than the limit: it may be alive
-  kDead,    // for certain, and for ever
-};
-
 // All hold in a run. The explorer takes one away to see that it is needed.
 struct Rules {
   bool attempts = true;   // a quorum is wanted of views that were tried, too

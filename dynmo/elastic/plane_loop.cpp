@@ -112,7 +112,7 @@ Expected<std::shared_ptr<GroupStar>> PlaneLoop::join(const WatchOptions& options
       peer->socket = std::move(socket);
       peer->known = true;
       peer->dialled_at = where;
-      peer->out = process::encode(process::Hello{.secret = secret_, .member = options_.id.value});
+      peer->out = own_hello();
     }
     if (peer == nullptr) return false;  // it has closed just now
     const std::uint32_t channel = ++peer->last_channel;
@@ -126,6 +126,19 @@ Expected<std::shared_ptr<GroupStar>> PlaneLoop::join(const WatchOptions& options
   });
   if (!connected) return star->lost(0, "its connection closed");
   return star;
+}
+
+std::string PlaneLoop::own_hello() const {
+  return process::encode(process::Hello{.secret = secret_, .member = options_.id.value});
+}
+
+std::string PlaneLoop::hello() const {
+  return look([this] { return own_hello(); });
+}
+
+void PlaneLoop::post(const std::string& notice) {
+  const std::lock_guard lock(mutex_);
+  notice_ = notice;
 }
 
 void PlaneLoop::end(GroupStar& star) {
@@ -208,7 +221,8 @@ void PlaneLoop::read_peers() {
 PlaneLoop::State PlaneLoop::handle(PlanePeer& peer, const Frame& frame) {
   if (frame.type == FrameType::kHello) return handle_hello(peer, frame.rest);
   if (!peer.known) return State::kClosed;
-  if (frame.type == FrameType::kBeat) return State::kOpen;
+  if (frame.type == FrameType::kAsk) peer.out += process::encode(FrameType::kNotice, notice_);
+  if (frame.type == FrameType::kAsk || frame.type == FrameType::kBeat) return State::kOpen;
   return handle_of_group(peer, frame);
 }
 
@@ -217,7 +231,7 @@ PlaneLoop::State PlaneLoop::handle_hello(PlanePeer& peer, std::string_view rest)
   if (!hello || hello->secret != secret_ || peer.id != MemberId{}) return State::kClosed;
   peer.id = {hello->member};
   if (!std::exchange(peer.known, true)) {
-    peer.out += process::encode(process::Hello{.secret = secret_, .member = options_.id.value});
+    peer.out += own_hello();
   }
   return State::kOpen;
 }

@@ -39,6 +39,8 @@ class PlaneLoop {
                                                           std::chrono::milliseconds time,
                                                           std::string& own_address);
   void end(GroupStar& star);
+  void post(const std::string& notice);
+  [[nodiscard]] std::string hello() const;  // this end's first frame
 
   // Changes something under the mutex and wakes the thread.
   template <typename Change>
@@ -64,6 +66,7 @@ class PlaneLoop {
   using State = process::PeerConnection::State;
   using Lock = std::unique_lock<std::mutex>;
 
+  [[nodiscard]] std::string own_hello() const;
   void wake();
   void run();
   void wait_for_events(Lock& lock, Clock::time_point until);
@@ -91,6 +94,7 @@ class PlaneLoop {
   std::list<PlanePeer> peers_;  // only the thread closes and removes them
   std::vector<std::shared_ptr<GroupStar>> stars_;
   std::map<Generation, Error> ended_;  // groups of this rank 0 that others may still want to join
+  std::string notice_;                 // for whoever asks
   bool stop_ = false;
 
   std::thread thread_;

@@ -29,6 +29,9 @@ enum class FrameType : char {
   kVerdict,  // code (4), text
   kWord,     // length of the key (4), key, value
   kGone,     // nothing; the sender's end of the group is no more
+  // These carry no channel.
+  kAsk,     // nothing; wants a notice
+  kNotice,  // text
 };
 
 struct Frame {

@@ -185,6 +185,19 @@ Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
   }
 }
 
+Dialled dial(const std::string& address, std::uint16_t port, Clock::time_point deadline) {
+  Dialled dialled;
+  const auto addresses = resolve(address, port);
+  if (!addresses) return dialled;
+  dialled.refused = true;  // at each address of the name
+  for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
+    const int error = try_connect(*one, deadline, dialled.socket);
+    dialled.refused = dialled.refused && error == ECONNREFUSED;
+    if (error == 0) break;
+  }
+  return dialled;
+}
+
 std::string local_address(const UniqueFd& socket) {
   const sockaddr_storage name = own_name(socket);
   return text_of(reinterpret_cast<const sockaddr&>(name));

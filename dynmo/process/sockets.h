@@ -49,6 +49,14 @@ class UniqueFd {
 [[nodiscard]] Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
                                             std::chrono::steady_clock::time_point deadline);
 
+// One try to connect, at most until the deadline.
+struct Dialled {
+  UniqueFd socket;       // none: nobody answered
+  bool refused = false;  // the host says that nobody listens there
+};
+[[nodiscard]] Dialled dial(const std::string& address, std::uint16_t port,
+                           std::chrono::steady_clock::time_point deadline);
+
 // The socket's own address, numeric, without the port.
 [[nodiscard]] std::string local_address(const UniqueFd& socket);
 [[nodiscard]] std::uint16_t local_port(const UniqueFd& socket);

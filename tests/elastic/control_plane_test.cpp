@@ -286,6 +286,36 @@ TEST(ControlPlane, DoesNotListenToStrangers) {
   EXPECT_FALSE(watch.watches[1]->verdict());
 }
 
+TEST(ControlPlane, AnswersWhoAsksForItsMember) {
+  Watch watch(2);
+  ASSERT_TRUE(watch.plane(1).listen("127.0.0.1"));
+  const PlanePlace place = watch.plane(1).place();
+  const auto ask = [&](const PlanePlace& where, int rank, milliseconds time = kPlaneTime) {
+    return watch.plane(0).ask(where, MemberId{static_cast<std::uint64_t>(rank) + 1}, time);
+  };
+  EXPECT_EQ(ask(place, 1).fate, Fate::kAlive);
+  EXPECT_EQ(ask(place, 1).notice, "");
+  const std::string notice(std::size_t{1} << 20, 'n');  // above what an unknown process may send
+  watch.plane(1).post(notice);
+  EXPECT_EQ(ask(place, 1).fate, Fate::kAlive);
+  EXPECT_EQ(ask(place, 1).notice, notice);
+  EXPECT_EQ(ask(place, 7).fate, Fate::kDead) << "another member listens there";
+  EXPECT_FALSE(watch.watches[0]->verdict()) << "who asks is no rank";
+
+  watch.kill(1);
+  EXPECT_EQ(ask(place, 1).fate, Fate::kDead);
+  // A stopped process: its host takes the connection, and nobody answers.
+  const auto silent = process::listen_on("127.0.0.1", 0);
+  ASSERT_TRUE(silent);
+  const PlanePlace stopped{
+      .address = "127.0.0.1", .port = process::local_port(*silent), .secret = place.secret};
+  EXPECT_EQ(ask(stopped, 1, milliseconds(50)).fate, Fate::kSilent);
+  // Another run's plane: it does not say who it is.
+  const auto other = plane_of(1);
+  ASSERT_TRUE(other->listen("127.0.0.1"));
+  EXPECT_EQ(ask(other->place(), 1, milliseconds(500)).fate, Fate::kSilent);
+}
+
 TEST(ControlPlane, NobodyListeningIsALossOfRank0) {
   PlanePlace place{.address = "127.0.0.1"};
   {

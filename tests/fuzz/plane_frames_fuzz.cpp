@@ -40,7 +40,10 @@ bool group_frame_taken(FrameType type, std::string_view text) {
 
 bool taken(const Frame& frame) {
   const std::string again = process::encode(frame.type, frame.rest);
-  if (frame.type == FrameType::kBeat) return true;
+  if (frame.type == FrameType::kBeat || frame.type == FrameType::kAsk ||
+      frame.type == FrameType::kNotice) {
+    return true;
+  }
   if (frame.type == FrameType::kHello) {
     const auto hello = process::parse_hello(frame.rest);
     DYNMO_CHECK(!hello || process::encode(*hello) == again, "a hello that is written again");
@@ -88,6 +91,8 @@ std::vector<std::string> seeds() {
                process::text_of(Error{.code = ErrorCode::kPeerLost, .message = "rank 2 was lost"}));
   const std::string done = of_group(FrameType::kDone, "");
   return {hello,
+          hello + process::encode(FrameType::kAsk),
+          hello + process::encode(FrameType::kNotice, "{}"),
           join,
           word,
           verdict,
