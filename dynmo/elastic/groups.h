@@ -8,7 +8,6 @@
 // that the next one works: until then whatever goes wrong with it, such as a newcomer that dies,
 // is no loss of the run (docs/decisions/016-the-old-group-decides.md).
 
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -26,7 +25,6 @@ struct Loss {
   const View& before;         // the members of the group that was in force
   Generation generation = 0;  // of the newest plan
   int replicas = 1;           // as many members go on as they divide; the last others leave
-  std::filesystem::path run;  // its folder
   Error why;
 };
 

@@ -8,7 +8,6 @@
 #include <csignal>
 #include <random>
 #include <span>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,7 +16,6 @@
 #include "dynmo/core/exception_error.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/process/sockets.h"
-#include "dynmo/train/survivors.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 
@@ -26,8 +24,10 @@ namespace {
 
 // A change of groups among ranks that are there; the first group waits longer for its ranks.
 constexpr std::chrono::milliseconds kChangeTime{20000};
-constexpr std::chrono::seconds kSurviveTime{60};   // for all that are left to meet again
-constexpr std::chrono::milliseconds kLookTime{2};  // between two looks at who is there
+constexpr std::chrono::seconds kSurviveTime{60};     // for all that are left to meet again
+constexpr std::chrono::milliseconds kLookTime{2};    // between two looks at who is there
+constexpr std::chrono::milliseconds kAskTime{1000};  // for the answer of one process
+constexpr std::chrono::milliseconds kAskAgain{200};  // those that were there
 
 std::atomic<bool> sigterm{false};
 
@@ -90,7 +90,29 @@ Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options)
   DYNMO_ASSIGN(joined.group, c10d::join_group(here));
   joined.transport = std::make_unique<Borrowed>(*joined.group);
   if (decorate_) joined.transport = decorate_(std::move(joined.transport));
+  if (plane_ != nullptr && options.size > 1) {
+    DYNMO_ASSIGN(joined.planes, planes_of(*joined.group));
+  }
   return joined;
+}
+
+Expected<std::vector<elastic::PlanePlace>> C10dGroups::planes_of(c10d::Group& group) {
+  DYNMO_TRY(plane_->listen(group.address()));
+  const elastic::PlanePlace own = plane_->place();
+  const Json mine = {{"address", group.address()}, {"port", own.port}};
+  const std::string origin = "where a rank's control plane listens";
+  DYNMO_ASSIGN(const std::vector<Json> all,
+               transport::gather_json(group, transport::control_tag(transport::Control::kBarrier),
+                                      mine, origin));
+  std::vector<elastic::PlanePlace> places;
+  for (const Json& json : all) {
+    JsonObject object(json, origin);
+    places.push_back({.address = object.string("address"),
+                      .port = static_cast<std::uint16_t>(object.integer("port")),
+                      .secret = own.secret});
+    DYNMO_TRY(object.finish());
+  }
+  return places;
 }
 
 // One for all groups of this process, from the first that is not of this rank alone.
@@ -120,11 +142,6 @@ c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   options.join_timeout = kChangeTime;
   options.message_timeout = options_.message_timeout;
   return options;
-}
-
-C10dGroups::~C10dGroups() {
-  std::error_code fault;
-  if (!call_.empty()) std::filesystem::remove(call_, fault);
 }
 
 Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
@@ -170,21 +187,23 @@ std::optional<Error> C10dGroups::failure() const {
   return now_.group == nullptr ? std::nullopt : now_.group->failure();
 }
 
-Expected<void> C10dGroups::meet_again(const elastic::View& next, const elastic::Place& place) {
+Expected<void> C10dGroups::meet_again(const Survivors& survivors, const MeetingCall& call) {
   // Whoever has ended never comes.
-  const GiveUp give_up = [&next]() -> std::optional<Error> {
-    end_stopped(next);
-    for (const elastic::Member& member : next.members) {
-      if (lives(member)) continue;
+  auto asked = std::chrono::steady_clock::now();
+  const GiveUp give_up = [&]() -> std::optional<Error> {
+    end_stopped(call.next, self_.host);
+    const bool asks = std::chrono::steady_clock::now() - asked > kAskAgain;
+    if (asks) asked = std::chrono::steady_clock::now();
+    for (const elastic::Member& member : call.next.members) {
+      if (member.host != self_.host && !asks) continue;
+      if (survivors.fate_of(member) != elastic::Fate::kDead) continue;
       return make_error(ErrorCode::kPeerLost, "rank {} was lost: its process has ended",
                         member.number);
     }
     return std::nullopt;
   };
-  DYNMO_ASSIGN(transport::Transport * transport, form(next, place, give_up));
-  const std::byte here{1};  // nobody begins before all are there
-  DYNMO_TRY(transport::all_gather(*transport, transport::control_tag(transport::Control::kBarrier),
-                                  std::span(&here, 1)));
+  // (Nobody has joined before all are there.)
+  DYNMO_TRY(form(call.next, call.place, give_up));
   now_ = std::exchange(next_, Joined());
   return {};
 }
@@ -194,33 +213,41 @@ Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
   if (now_.group != nullptr) now_.group->abort(loss.why);
   now_.transport.reset();
   now_.group.reset();
-  if (!are_on_host(loss.before, self_.host)) return loss.why;
-  Survivors survivors(loss, self_.id);
+  const std::vector<elastic::PlanePlace> planes = std::move(now_.planes);
+  Survivors survivors(loss, self_, [&](const elastic::Member& member) {
+    const std::size_t rank = loss.before.rank_of(member.id)->index();
+    return rank < planes.size() ? plane_->ask(planes[rank], member.id, kAskTime)
+                                : elastic::Answer();
+  });
   const auto until = std::chrono::steady_clock::now() + kSurviveTime;
   while (std::chrono::steady_clock::now() < until) {
-    end_stopped(loss.before);
+    end_stopped(loss.before, self_.host);
     std::optional<MeetingCall> call = survivors.heard();
-    if (survivors.calls()) {
-      call = MeetingCall{.next = survivors.next()};
-      if (call->next.members.empty()) return loss.why;
-      DYNMO_ASSIGN(call->place, open(call->next));
-      DYNMO_TRY(survivors.tell(*call));
+    if (!call && survivors.calls()) {
+      if (const auto next = survivors.next()) {
+        if (next->members.empty()) return loss.why;
+        call = MeetingCall{.next = *next};
+        DYNMO_ASSIGN(call->place, open(*next));
+        plane_->post(text_of(*call));
+      }
     }
     if (!call) {
       std::this_thread::sleep_for(kLookTime);
       continue;
     }
     if (!call->next.has(self_.id)) return call->next;
-    const Expected<void> met = meet_again(call->next, call->place);
-    if (!met) {
-      drop(met.error());
-      continue;
-    }
-    call_ = survivors.met();
-    return call->next;
+    const Expected<void> met = meet_again(survivors, *call);
+    if (met) return call->next;
+    drop(met.error());
   }
-  return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {} s",
-                    loss.why.message, kSurviveTime.count());
+  const std::string unknown = survivors.unknown();
+  if (unknown.empty()) {
+    return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {} s",
+                      loss.why.message, kSurviveTime.count());
+  }
+  return make_error(ErrorCode::kPeerLost,
+                    "{}; {} did not answer for {} s, and may still live: nobody goes on without it",
+                    loss.why.message, unknown, kSurviveTime.count());
 }
 
 c10d::MeetingPlace meeting_place(const elastic::Place& place) {

@@ -3,16 +3,18 @@
 
 // The groups of a run whose ranks are processes: each joined through the store of the first.
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/control_plane.h"
 #include "dynmo/elastic/groups.h"
+#include "dynmo/train/survivors.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -34,7 +36,7 @@ class C10dGroups final : public elastic::Groups {
                                                                   Decorate decorate);
   C10dGroups(const C10dGroups&) = delete;
   C10dGroups& operator=(const C10dGroups&) = delete;
-  ~C10dGroups() override;
+  ~C10dGroups() override = default;
 
   [[nodiscard]] transport::Transport& group() override { return *now_.transport; }
   [[nodiscard]] const elastic::Member& self() const override { return self_; }
@@ -47,8 +49,8 @@ class C10dGroups final : public elastic::Groups {
   void drop(const Error& why) override;
   [[nodiscard]] Expected<bool> take() override;
   [[nodiscard]] std::optional<Error> failure() const override;
-  // Where all members are processes of one host: which of them have ended is certain there. Those
-  // that are left meet by a file in the run's folder (survivors.h).
+  // Those that are left find each other by their control planes (survivors.h). kPeerLost where it
+  // stays unknown whether one of them lives.
   [[nodiscard]] Expected<elastic::View> survive(const elastic::Loss& loss) override;
 
   // The group in force as c10d has it; null once this process has left.
@@ -58,15 +60,18 @@ class C10dGroups final : public elastic::Groups {
   struct Joined {
     std::unique_ptr<c10d::Group> group;
     std::unique_ptr<transport::Transport> transport;  // over the group
+    std::vector<elastic::PlanePlace> planes;          // of its ranks
   };
   C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate)
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
   [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options);
+  // Where the control planes of a group's ranks listen.
+  [[nodiscard]] Expected<std::vector<elastic::PlanePlace>> planes_of(c10d::Group& group);
   [[nodiscard]] std::shared_ptr<elastic::ControlPlane> plane_for(int size);
   [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
   // Forms a group of those that are left, and makes it the one in force. An error: another one is
   // to be tried.
-  [[nodiscard]] Expected<void> meet_again(const elastic::View& next, const elastic::Place& place);
+  [[nodiscard]] Expected<void> meet_again(const Survivors& survivors, const MeetingCall& call);
 
   c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
@@ -76,7 +81,6 @@ class C10dGroups final : public elastic::Groups {
   std::string address_;  // of this process, in the newest group
   Joined next_;
   std::shared_ptr<c10d::Meeting> meeting_;  // for the next one, at its first rank
-  std::filesystem::path call_;              // a file of this process's (Survivors::met)
 };
 
 // Runs this process's part of a training, and then leaves the last group; an error ends the group

@@ -135,7 +135,6 @@ Expected<elastic::View> Run::meet_survivors(const elastic::View& before, const E
   auto view = groups_->survive({.before = before,
                                 .generation = newest_generation_,
                                 .replicas = static_cast<int>(config_.pipeline.replicas),
-                                .run = config_.run.directory,
                                 .why = why});
   alone_ = !view;
   return view;

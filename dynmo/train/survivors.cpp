@@ -2,23 +2,25 @@
 #include "dynmo/train/survivors.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
-#include "dynmo/core/files.h"
-#include "dynmo/elastic/job_file.h"
+#include "dynmo/core/json.h"
 
 namespace dynmo::train {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMaxCall = std::size_t{1} << 20;
 constexpr char kNone = ' ';
 
 // The letter that the system gives a process's state (proc(5)); kNone: there is no such process.
@@ -30,17 +32,17 @@ char state_of(std::int64_t pid) {
   return name_end == std::string::npos || name_end + 2 >= text.size() ? kNone : text[name_end + 2];
 }
 
-}  // namespace
-
-bool lives(const elastic::Member& member) {
-  const char state = state_of(member.pid);
+bool lives(std::int64_t pid) {
+  const char state = state_of(pid);
   return state != kNone && state != 'Z' && state != 'X' && state != 'x';
 }
 
-void end_stopped(const elastic::View& members) {
+}  // namespace
+
+void end_stopped(const elastic::View& members, const std::string& host) {
   std::error_code fault;
   for (const elastic::Member& member : members.members) {
-    if (state_of(member.pid) != 'T') continue;
+    if (member.host != host || state_of(member.pid) != 'T') continue;
     // The number may be another process's by now.
     const fs::path theirs = fs::read_symlink(fmt::format("/proc/{}/exe", member.pid), fault);
     if (fault || theirs != fs::read_symlink("/proc/self/exe", fault) || fault) continue;
@@ -63,75 +65,79 @@ elastic::View as_many_as_divide(elastic::View living, const elastic::View& befor
   return living;
 }
 
-bool are_on_host(const elastic::View& view, const std::string& host) {
-  return std::ranges::all_of(view.members,
-                             [&](const elastic::Member& member) { return member.host == host; });
+std::string text_of(const MeetingCall& call) {
+  return Json{{"view", elastic::to_json(call.next)}, {"place", elastic::to_json(call.place)}}
+      .dump();
 }
 
-Survivors::Survivors(const elastic::Loss& loss, elastic::MemberId self)
+Survivors::Survivors(const elastic::Loss& loss, elastic::Member self, Ask ask)
     : before_(loss.before),
-      self_(self),
+      self_(std::move(self)),
+      ask_(std::move(ask)),
       replicas_(loss.replicas),
       newest_(std::max(loss.before.generation, loss.generation)),
-      heard_(loss.before.generation),
-      file_(loss.run / "survivors.json") {}
+      heard_(loss.before.generation) {}
 
-elastic::View Survivors::living() const {
-  elastic::View living;
-  for (const elastic::Member& member : before_.members) {
-    if (member.id == self_ || lives(member)) living.members.push_back(member);
-  }
-  return living;
+elastic::Fate Survivors::fate_of(const elastic::Member& member) const {
+  if (member.id == self_.id) return elastic::Fate::kAlive;
+  if (member.host != self_.host) return ask_(member).fate;
+  return lives(member.pid) ? elastic::Fate::kAlive : elastic::Fate::kDead;
 }
 
-bool Survivors::calls() const { return living().members.front().id == self_; }
+std::optional<MeetingCall> Survivors::heard() {
+  for (const elastic::Member& member : before_.members) {
+    if (member.id == self_.id) break;  // who is above this process does not call it
+    if (member.host == self_.host && !lives(member.pid)) continue;
+    const elastic::Answer answer = ask_(member);
+    if (answer.fate != elastic::Fate::kAlive || answer.notice.empty()) continue;
+    const std::string origin = fmt::format("the call of rank {}", member.number);
+    const auto json = parse_json(answer.notice, origin);
+    if (!json || !json->is_object() || !json->contains("view") || !json->contains("place")) {
+      continue;
+    }
+    auto next = elastic::parse_view((*json)["view"], origin);
+    JsonObject object((*json)["place"], origin);
+    auto place = elastic::parse_place(object);
+    // It may be the call of an earlier loss.
+    if (!next || !place || next->members.empty() || next->generation <= heard_ ||
+        next->members.front().id != member.id) {
+      continue;
+    }
+    heard_ = next->generation;
+    return MeetingCall{.next = *std::move(next), .place = *std::move(place)};
+  }
+  return std::nullopt;
+}
 
-elastic::View Survivors::next() {
-  const elastic::View all = living();
-  elastic::View next = as_many_as_divide(all, before_, replicas_);
-  leaves_some_ = next.size() < all.size();
+bool Survivors::calls() const {
+  for (const elastic::Member& member : before_.members) {
+    if (member.id == self_.id) return true;
+    if (fate_of(member) != elastic::Fate::kDead) return false;
+  }
+  return false;
+}
+
+std::optional<elastic::View> Survivors::next() {
+  elastic::View living;
+  for (const elastic::Member& member : before_.members) {
+    const elastic::Fate fate = fate_of(member);
+    if (fate == elastic::Fate::kSilent) return std::nullopt;
+    if (fate == elastic::Fate::kAlive) living.members.push_back(member);
+  }
+  elastic::View next = as_many_as_divide(std::move(living), before_, replicas_);
   newest_ = std::max(newest_, heard_) + 1;
   heard_ = newest_;  // our own
   next.generation = newest_;
   return next;
 }
 
-Expected<void> Survivors::tell(const MeetingCall& call) {
-  called_ = true;
-  const Json json = {{"view", elastic::to_json(call.next)},
-                     {"place", elastic::to_json(call.place)}};
-  return elastic::write_private(file_, json.dump() + "\n");
-}
-
-std::optional<MeetingCall> Survivors::heard() {
-  std::error_code fault;
-  if (!fs::exists(file_, fault)) return std::nullopt;
-  const auto text = read_file(file_, kMaxCall);
-  if (!text) return std::nullopt;  // it is over just now
-  const auto json = parse_json(*text, file_.string());
-  if (!json || !json->is_object() || !json->contains("view") || !json->contains("place")) {
-    return std::nullopt;
+std::string Survivors::unknown() const {
+  std::vector<std::string> all;
+  for (const elastic::Member& member : before_.members) {
+    if (fate_of(member) != elastic::Fate::kSilent) continue;
+    all.push_back(fmt::format("rank {} on host '{}'", member.number, member.host));
   }
-  auto next = elastic::parse_view((*json)["view"], file_.string());
-  if (!next || next->members.empty() || next->generation <= heard_) return std::nullopt;
-  JsonObject object((*json)["place"], file_.string());
-  auto place = elastic::parse_place(object);
-  // A call of an earlier loss, or of one that has ended meanwhile.
-  if (!place || next->members.front().id == self_ || !lives(next->members.front()) ||
-      !before_.has(next->members.front().id)) {
-    return std::nullopt;
-  }
-  heard_ = next->generation;
-  called_ = false;
-  return MeetingCall{.next = *std::move(next), .place = *std::move(place)};
-}
-
-fs::path Survivors::met() const {
-  if (!called_) return {};  // the next call may be there already
-  if (leaves_some_) return file_;
-  std::error_code fault;
-  fs::remove(file_, fault);
-  return {};
+  return fmt::format("{}", fmt::join(all, ", "));
 }
 
 }  // namespace dynmo::train

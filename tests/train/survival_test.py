@@ -55,7 +55,7 @@ class Survival(ElasticCase):
         summaries = [json.loads((self.folder / name / "summary.json").read_text()) for name in (run, twin)]
         self.assertEqual(summaries[0]["runs"][0]["loss_digest"], summaries[1]["runs"][0]["loss_digest"])
         self.assertEqual(rank_processes(str(self.folder / run)), [])
-        for name in ("job.json", "secret", "survivors.json"):
+        for name in ("job.json", "secret"):
             self.assertFalse((self.folder / run / name).exists(), name)
 
     def assert_as_endless_twin(self, run):
