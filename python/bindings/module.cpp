@@ -5,6 +5,7 @@
 
 NB_MODULE(_core, module) {
   module.doc() = "dynmo::core for Python; the package `dynmo` is the way to it.";
+  module.attr("version") = DYNMO_VERSION;
   dynmo::python::bind_decisions(module);
   dynmo::python::bind_digest(module);
   dynmo::python::bind_plan(module);

@@ -3,7 +3,7 @@
 
 The command line and this package are two ways to the same code: the same question has the same answer.
 """
-from ._core import Schedule, balancers, devices, schedule_kinds
+from ._core import Schedule, balancers, devices, schedule_kinds, version as __version__
 from ._plan import Comparison, Plan, compare, model_costs, plan
 from ._simulate import Simulation, simulate
 from .errors import BadInputError, DynmoError, InfeasibleError, RankLostError
@@ -17,6 +17,7 @@ __all__ = [
     "RankLostError",
     "Schedule",
     "Simulation",
+    "__version__",
     "balancers",
     "compare",
     "devices",

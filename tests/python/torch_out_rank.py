@@ -58,15 +58,8 @@ def check_evaluate(pipe, case):
 
 
 def check_differences(rank):
-    """What ranks have otherwise is named, on every rank."""
+    """What ranks are given otherwise in a step is named, on every rank."""
     case = CASES["llama"]
-    for text, seed, micro_batches in (("rank 1 has weights", rank, 4), ("rank 1 has settings", 0, 4 + rank)):
-        model = torch_cases.make_model({**case, "seed": seed})
-        try:
-            dt.Pipeline(model, torch_cases.make_optimizer(case, model.parameters()), micro_batches=micro_batches)
-            raise AssertionError(text)
-        except dynmo.BadInputError as error:
-            assert str(error).startswith(text), error
     for text in ("batch", "requires_grad flags", "clip"):
         model = torch_cases.make_model(case)
         optimizer = torch_cases.make_optimizer(case, model.parameters())

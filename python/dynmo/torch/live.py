@@ -96,6 +96,10 @@ class Balancer:
     def changed(self, why: str) -> None:
         self._changed = why
 
+    @property
+    def work_changed(self) -> bool:
+        return self._changed != ""
+
     def own_part(self, plan: Plan, rank: int, marks: Marks, losses: dict[int, float], schedule_s: float, boundary: int) -> Told:
         """What this rank tells at the end of a step."""
         told = Told(losses)

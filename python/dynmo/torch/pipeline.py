@@ -53,15 +53,17 @@ class Pipeline:
         seed: Optional[int] = None,
         timeout_s: float = 1800,
     ) -> None:
-        if micro_batches < 1 or accumulation < 1:
-            raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
         self.optimizer = optimizer
         self._ranks = Ranks(timeout_s)
-        self._split = start.split_of(model, layers, loss_fn, hidden, optimizer)
-        self._ranks.agree("weights, or a model,", start.fingerprint(self._split))
-        self._ranks.agree("settings", [micro_batches, accumulation, *start.describe_optimizer(optimizer)])
+        self._ranks.agree({
+            **start.versions(), "micro_batches": micro_batches, "accumulation": accumulation, "schedule": schedule, "balance": balance,
+            "balancer": balancer, "steps": steps, "seed": seed, "plan": start.describe_plan(plan), **start.describe_optimizer(optimizer),
+        })
+        if micro_batches < 1 or accumulation < 1:
+            raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
+        self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, optimizer))
         self.micro_batches, self._accumulation = micro_batches, accumulation
-        self._seed = start.seed_of(self._split, seed, self._ranks)
+        self._seed = start.seed_of(draws, seed, self._ranks)
         self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, plan)
         self.marks = Marks(len(self._split.layers))
         self._clip = Clip(self._split, self._ranks)
@@ -153,7 +155,7 @@ class Pipeline:
         if self._balancer is None:
             return None
         self._mirror_ties()
-        self._ranks.agree_on_flags(self._flags())
+        self._ranks.agree_on_work(self._flags(), self._balancer.work_changed)
         decision = self._balancer.decide(self.plan, self.steps)
         if decision is not None and self._record is not None:
             self._record.decision(self.steps, self._balancer.decisions)

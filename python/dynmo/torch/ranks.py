@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Optional, TypeVar
 
@@ -17,6 +17,7 @@ from ..errors import BadInputError, RankLostError
 
 Result = TypeVar("Result")
 LOST_KEY = "dynmo/lost"
+MAX_GIVEN = 120  # longer values are not printed
 
 
 def _ended(pid: int) -> bool:
@@ -72,20 +73,31 @@ class Ranks:
         self.guard(lambda: dist.all_gather_object(values, value, group=self._group))
         return values
 
-    def agree(self, what: str, value: Any) -> None:
-        """Refuses a value in which a rank differs from rank 0."""
-        for rank, other in enumerate(values := self.gather(value)):
-            if other != values[0]:
-                given = f": {other} on rank {rank}, {values[0]} on rank 0" if isinstance(other, (int, str, list)) else ""
-                raise BadInputError(f"rank {rank} has {what} other than rank 0{given}, wanted the same on all ranks")
+    def agree(self, own: Mapping[str, Any], problem: str = "") -> None:
+        """Refuses what a rank found wrong, then the first of the named values in which a rank differs from rank 0."""
+        told = self.gather((problem, dict(own)))
+        problems = [trouble for trouble, _ in told]
+        for rank, trouble in enumerate(problems):
+            if trouble:
+                raise BadInputError(trouble if len(set(problems)) == 1 else f"rank {rank}: {trouble}")
+        first = told[0][1]
+        for rank, (_, values) in enumerate(told):
+            for what in [*first, *values]:
+                if values.get(what) != first.get(what):
+                    given = f": {values.get(what)}, on rank 0 {first.get(what)}"
+                    raise BadInputError(
+                        f"rank {rank} has another {what} than rank 0{given if len(given) <= MAX_GIVEN else ''}, wanted the same on all ranks"
+                    )
 
-    def agree_on_flags(self, flags: int) -> None:
-        """Refuses flags in which a rank differs from rank 0."""
-        cells = torch.zeros(self.size, dtype=torch.float64)
-        cells[self.rank] = flags
-        for rank, other in enumerate(self.sum(cells).tolist()):
-            if other != cells[0]:
-                raise BadInputError(f"rank {rank} has another requires_grad flags than rank 0, wanted the same on all ranks")
+    def agree_on_work(self, flags: int, changed: bool) -> None:
+        """Refuses flags, or a call of changed(), in which a rank differs from rank 0."""
+        cells = torch.zeros(self.size, 2, dtype=torch.float64)
+        cells[self.rank] = torch.tensor([flags, changed], dtype=torch.float64)
+        for rank, (other_flags, other_changed) in enumerate(told := self.sum(cells).tolist()):
+            if other_flags != told[0][0]:
+                raise BadInputError(f"rank {rank} has other requires_grad flags than rank 0, wanted the same on all ranks")
+            if other_changed != told[0][1]:
+                raise BadInputError(f"rank {rank} has called changed() otherwise than rank 0, wanted the same on all ranks")
 
     # --- Loss of a rank. ---
 

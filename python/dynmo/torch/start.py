@@ -2,6 +2,8 @@
 """What happens once: splitting, comparing ranks, the first plan, ties in the optimizer."""
 from __future__ import annotations
 
+import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -9,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .. import Plan as CorePlan, plan as make_plan
+from .. import Plan as CorePlan, __version__ as dynmo_version, plan as make_plan
 from ..errors import BadInputError
 from . import checks, selfcheck
 from .decoder import Decoder
@@ -44,41 +46,73 @@ def split_of(
         checks.check_model(model)
     if optimizer is not None:
         checks.check_optimizer(optimizer, model)
+    _check_versions()
     if layers is None:
-        _check_versions()
         split = selfcheck.split_decoder(model)
     return split
 
 
-def _check_versions() -> None:
-    import transformers
+def versions() -> dict[str, str]:
+    """Those of the programs that ranks must have alike."""
+    found = {"version of dynmo": dynmo_version, "version of torch": str(torch.__version__)}
+    transformers = sys.modules.get("transformers")
+    return found if transformers is None else {**found, "version of transformers": transformers.__version__}
 
-    for name, version, tested in (
-        ("torch", torch.__version__, checks.TESTED_TORCH),
-        ("transformers", transformers.__version__, checks.TESTED_TRANSFORMERS),
-    ):
-        if not version.startswith(tuple(series + "." for series in tested)):
+
+def _check_versions() -> None:
+    found = versions()
+    for name, tested in (("torch", checks.TESTED_TORCH), ("transformers", checks.TESTED_TRANSFORMERS)):
+        version = found.get(f"version of {name}")
+        if version is not None and not version.startswith(tuple(series + "." for series in tested)):
             warnings.warn(f"dynmo.torch is tested with {name} {', '.join(tested)}, here is {version}; the split is checked, so it goes on")
 
 
-def fingerprint(split: Split) -> list[str]:
-    """A digest of each layer with its flags."""
-    return [
-        f"{layer.name} {checks.digest({name: (p.detach(), p.requires_grad) for name, p in layer.parameters.items()}):012x}"
+def agreed_split(ranks: Ranks, make: Callable[[], Split]) -> tuple[Split, bool]:
+    """The split, and whether training draws random numbers. Every rank refuses what one cannot split or has otherwise."""
+    facts: dict[str, Any] = {}
+    split: Optional[Split] = None
+    draws, problem = False, ""
+    try:
+        split = make()
+        draws = selfcheck.draws_random_numbers(split) if isinstance(split, Decoder) else _has_dropout(split.module)
+        facts = {"model": [layer.name for layer in split.layers], "dropout": draws, **_fingerprint(split)}
+    except BadInputError as error:
+        problem = str(error)
+    ranks.agree(facts, problem)
+    assert split is not None
+    return split, draws
+
+
+def _fingerprint(split: Split) -> dict[str, str]:
+    """A digest of each layer's weights and flags."""
+    return {
+        f"initial value or requires_grad flag in layer {layer.name}":
+            f"{checks.digest({name: (p.detach(), p.requires_grad) for name, p in layer.parameters.items()}):012x}"
         for layer in split.layers
-    ]
+    }
 
 
-def describe_optimizer(optimizer: Optional[torch.optim.Optimizer]) -> list[str]:
+def describe_optimizer(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
     if optimizer is None:
-        return []
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return [torch.__version__, type(optimizer).__name__, repr([(len(g["params"]), o) for g, o in zip(optimizer.param_groups, groups)])]
+        return {"optimizer": "None"}
+    found: dict[str, Any] = {"optimizer": type(optimizer).__name__, "number of optimizer groups": len(optimizer.param_groups)}
+    for number, group in enumerate(optimizer.param_groups):
+        found[f"number of parameters in optimizer group {number}"] = len(group["params"])
+        found.update({f"{key} of optimizer group {number}": repr(value) for key, value in group.items() if key != "params"})
+    return found
 
 
-def seed_of(split: Split, seed: Optional[int], ranks: Ranks) -> Optional[int]:
+def describe_plan(given: Any) -> Any:
+    """A plan as ranks compare it."""
+    return json.dumps(_document(given), sort_keys=True, default=repr)
+
+
+def _document(given: Any) -> Any:
+    return given.document if isinstance(given, CorePlan) else given
+
+
+def seed_of(draws: bool, seed: Optional[int], ranks: Ranks) -> Optional[int]:
     """The seed of keyed random numbers; None where training draws none."""
-    draws = selfcheck.draws_random_numbers(split) if isinstance(split, Decoder) else _has_dropout(split.module)
     if not draws:
         return None
     chosen = int(ranks.gather(torch.initial_seed())[0]) if seed is None else seed
@@ -165,13 +199,13 @@ def first_plan(
 ) -> Plan:
     """The user's plan, or the planner's for times that rank 0 measures."""
     if given is not None:
-        document = given.document if isinstance(given, CorePlan) else given
-        ranks.agree("a plan", repr(document))
-        return read_plan(document, ranks.size, len(split.layers))
+        return read_plan(_document(given), ranks.size, len(split.layers))
     if schedule not in KINDS:
         raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)} (others need input and weight gradients apart)")
     times = _times(split) if ranks.rank == 0 else []
     costs = profile_of(split, ranks.gather(times)[0])
     used = min(ranks.size, len(split.layers))
     planned = make_plan(costs, ranks=used, micro_batches=micro_batches, balancer="optimal", schedule=schedule)
-    return read_plan({**planned.document, "ranks": ranks.size}, ranks.size, len(split.layers))
+    plan = read_plan({**planned.document, "ranks": ranks.size}, ranks.size, len(split.layers))
+    ranks.agree({"first plan": plan.cut})  # processors may differ in a last bit
+    return plan
