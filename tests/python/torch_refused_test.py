@@ -33,6 +33,14 @@ class Shrinks(nn.Module):
         return self.block(*arguments, **named)[:, 1:]
 
 
+class Grows(Shrinks):
+    """A block that gives more tokens than it takes."""
+
+    def forward(self, *arguments, **named):
+        hidden = self.block(*arguments, **named)
+        return torch.cat([hidden, hidden[:, :1]], 1)
+
+
 class Refused(Case):
     def refuse(self, text, *arguments, **options):
         self.assert_refused(dynmo.BadInputError, text, dt.Pipeline, *arguments, **{"micro_batches": 2, **options})
@@ -52,6 +60,14 @@ class Refused(Case):
             sharded = llama()
             fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
             self.refuse("FSDP2", sharded)
+            from torch.distributed.fsdp import FullyShardedDataParallel
+            from torch.distributed.tensor import DTensor, Replicate
+
+            self.refuse("wrapped by FSDP,", FullyShardedDataParallel(llama(), device_id=torch.device("cpu")))
+            split, mesh = llama(), torch.distributed.init_device_mesh("cpu", (1,))
+            weight = DTensor.from_local(split.lm_head.weight.detach(), mesh, [Replicate()])
+            split.lm_head.weight = nn.Parameter(weight)
+            self.refuse("parameter lm_head.weight is a DTensor", split)
         self.refuse("torch.compile", torch.compile(model))
         compiled = llama()
         compiled.compile()
@@ -59,6 +75,10 @@ class Refused(Case):
         staged = llama()
         staged._pp_stage = 0
         self.refuse("pp_size", staged)
+        for mark, value in (("_tp_size", 2), ("_device_mesh", object())):
+            parallel = llama()
+            setattr(parallel, mark, value)
+            self.refuse("tp_size", parallel)
 
         class DeepSpeedEngine(nn.Module):
             pass
@@ -72,6 +92,9 @@ class Refused(Case):
         model = llama()
         model.lm_head.weight = nn.Parameter(torch.zeros(96, 32, dtype=torch.int8), requires_grad=False)
         self.refuse("lm_head.weight is torch.int8", model)
+        model = llama()
+        model.is_quantized = True
+        self.refuse("it is quantized", model)
 
         class Own(nn.Parameter):
             pass
@@ -112,7 +135,13 @@ class Refused(Case):
 
     def test_blocks_that_change_the_shape(self):
         model = llama()
-        pipe = dt.Pipeline(model, micro_batches=2)
+        blocks = model.model.layers
+        blocks[1], blocks[2] = Shrinks(blocks[1]), Grows(blocks[2])
+        self.refuse("block 1 takes (2, 8, 32) in torch.float32 and gives (2, 7, 32)", model)
+        model = llama()
+        model.model.layers[3] = Shrinks(model.model.layers[3])  # the model's own loss cannot be made of it
+        self.refuse("block 3 takes (2, 8, 32) in torch.float32 and gives (2, 7, 32)", model)
+        pipe = dt.Pipeline(llama(), micro_batches=2)
         pipe._split._real[1] = Shrinks(pipe._split._real[1])
         self.assert_refused(
             dynmo.BadInputError, "block 1 takes (1, 9, 32) in torch.float32 and gives (1, 8, 32)", pipe.step, **torch_cases.batch_of(LLAMA, 0)
@@ -173,11 +202,32 @@ class Refused(Case):
         self.assert_refused(dynmo.BadInputError, "layer one gives (1, 2)", pipe.step, torch.zeros(2, 2), torch.zeros(2, 2))
         self.assert_refused(dynmo.BadInputError, "input and target", pipe.step, torch.zeros(2, 2))
 
-    def test_an_untested_version_is_said_and_goes_on(self):
-        with mock.patch.object(checks, "TESTED_TRANSFORMERS", ("4.0",)), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            self.pipe()
-        self.assertEqual([str(one.message).split(", here")[0] for one in said], ["dynmo.torch is tested with transformers 4.0"])
+    def test_a_grad_scaler(self):
+        for options in ({"fused": True}, {"foreach": True}):  # the first divides by the scale itself
+            model = llama()
+            optimizer = torch.optim.AdamW(model.parameters(), **options)
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # wraps step()
+            pipe = dt.Pipeline(model, optimizer, micro_batches=2)
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            scaler = torch.amp.GradScaler("cpu")
+            scaler.scale(pipe.step(**torch_cases.batch_of(LLAMA, 0)))
+            self.assert_refused(dynmo.BadInputError, "a GradScaler steps it", scaler.step, optimizer)
+            self.assertTrue(all(map(torch.equal, before, model.parameters())))
+            torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
+            self.assertFalse(all(map(torch.equal, before, model.parameters())))
+
+    def test_an_untested_version_is_said_once_and_goes_on(self):
+        own = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        layers = {"layers": [("one", own[0]), ("two", own[1])], "loss_fn": nn.functional.mse_loss, "hidden": lambda x: x}
+        for name, make in (
+            ("TRANSFORMERS", self.pipe), ("TORCH", self.pipe), ("TORCH", lambda: dt.Pipeline(micro_batches=2, **layers)),
+        ):
+            with mock.patch.object(checks, f"TESTED_{name}", ("4.0",)), warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("default")
+                for _ in range(2):
+                    make()
+            told = [str(one.message).split(", here")[0] for one in said]
+            self.assertEqual(told, [f"dynmo.torch is tested with {name.lower()} 4.0"])
 
     def test_dropout_is_said(self):
         with self.assertWarnsRegex(UserWarning, "draws random numbers"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..errors import BadInputError
 
 TESTED_TORCH = ("2.11",)
 TESTED_TRANSFORMERS = ("5.23",)
+MAX_WRAPPERS = 16  # calls around an optimizer's step, such as a scheduler's
 
 
 def digest(value: Any) -> int:
@@ -60,7 +62,7 @@ def check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise BadInputError(f"model: {name or 'the model'} is compiled by torch.compile, wanted it eager; leave compile() out")
-        if getattr(module, "_pp_stage", None) is not None or getattr(module, "_tp_plan_applied", None):
+        if any(getattr(module, mark, None) is not None for mark in ("_pp_stage", "_tp_size", "_device_mesh")):
             raise BadInputError("model: transformers has split it (pp_size or tp_size), wanted the whole model on every rank")
     if getattr(model, "is_quantized", False):
         raise BadInputError("model: it is quantized, wanted floating-point parameters")
@@ -130,6 +132,19 @@ def _has_other_owner(parameter: Tensor) -> bool:
     uses = int(held._use_count())
     del node
     return uses != 2
+
+
+def called_by_scaler() -> bool:
+    """Whether a GradScaler calls the optimizer. It leaves no trace: gradients that it divides keep their version."""
+    frame = inspect.currentframe()
+    for _ in range(MAX_WRAPPERS):
+        if frame is None:
+            break
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.amp.GradScaler) and caller.is_enabled():
+            return True
+        frame = frame.f_back
+    return False
 
 
 def count_tokens(batch: dict[str, Any]) -> int:

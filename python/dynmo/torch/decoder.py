@@ -101,6 +101,14 @@ def _given(arguments: tuple[Any, ...], named: dict[str, Any], hidden: Any) -> Gi
     return (), {**named, "hidden_states": hidden}
 
 
+def _check_shape(index: int, hidden: Tensor, result: Tensor) -> None:
+    if result.shape != hidden.shape or result.dtype != hidden.dtype:
+        raise BadInputError(
+            f"block {index} takes {tuple(hidden.shape)} in {hidden.dtype} and gives {tuple(result.shape)} in {result.dtype}, "
+            "wanted blocks that keep shape and type"
+        )
+
+
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     """The list of blocks, and its name."""
     config = getattr(model, "config", None)
@@ -157,9 +165,10 @@ class Decoder:
                 widths[id(module)] = (output.shape[-1], output.dtype)
 
         def block_leaves(index: int) -> Callable[..., None]:
-            def note(_: nn.Module, __: Any, output: Any) -> None:
+            def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
                 phase[0] = "behind"
                 self._outputs[index] = len(output) if isinstance(output, tuple) else 0
+                _check_shape(index, _hidden_of(arguments, named), output[0] if isinstance(output, tuple) else output)
 
             return note
 
@@ -168,7 +177,7 @@ class Decoder:
                 handles.append(module.register_forward_pre_hook(enter))
                 handles.append(module.register_forward_hook(leave))
         for index, block in enumerate(self._real):
-            handles.append(block.register_forward_hook(block_leaves(index)))
+            handles.append(block.register_forward_hook(block_leaves(index), with_kwargs=True))
         try:
             with torch.no_grad():
                 self.module(**self._arguments(batch))
@@ -184,6 +193,9 @@ class Decoder:
         self._zeros = [_FrontStandIn(module, *widths[id(module)]) for module in self._front]
         self._behind = [module for module in self.module.modules() if id(module) in owners and id(module) not in inside]
         self._behind = [module for module in self._behind if module not in self._front]
+
+    def collect(self) -> None:
+        """Makes the layers of what `probe` has found; ties become two parameters."""
         self._untie()
         self._collect()
 
@@ -307,12 +319,8 @@ class Decoder:
         arguments, named = _given(noted[0], noted[1], hidden)
         output = self._real[index](*arguments, **named)
         result = output[0] if isinstance(output, tuple) else output
-        if result.shape != hidden.shape or result.dtype != hidden.dtype:
-            raise BadInputError(
-                f"block {index} takes {tuple(hidden.shape)} in {hidden.dtype} and gives {tuple(result.shape)} in {result.dtype}, "
-                "wanted blocks that keep shape and type"
-            )
         assert isinstance(result, Tensor)
+        _check_shape(index, hidden, result)
         return result
 
     def _run_behind(self, hidden: Tensor, context: Context) -> Tensor:

@@ -376,14 +376,16 @@ class Pipeline:
     def _before_update(self) -> None:
         if self._balancer is not None:
             self._balancer.times.begin_update()
+        if checks.called_by_scaler():
+            raise BadInputError("optimizer: a GradScaler steps it, but step() scales no loss, wanted none; train in bfloat16 or float32")
         if self.ranks == 1:
             return
         for layer in self._split.layers:
             for name, parameter in layer.parameters.items():
                 if parameter.grad is not None and self._versions.get(name, parameter.grad._version) != parameter.grad._version:
                     raise BadInputError(
-                        f"the gradient of {name} has changed since step(): torch's clip_grad_norm_ or a GradScaler sees this rank's part "
-                        "of the model only; call pipe.clip_grad_norm_() instead"
+                        f"the gradient of {name} has changed since step(): torch's clip_grad_norm_ sees this rank's part of the "
+                        "model only; call pipe.clip_grad_norm_() instead"
                     )
 
 

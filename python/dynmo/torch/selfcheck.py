@@ -73,9 +73,10 @@ def split_decoder(model: nn.Module) -> Decoder:
     model.eval()
     try:
         decoder = Decoder(model)
+        decoder.probe(batch)
         whole_loss = model(**batch, use_cache=False)["loss"]
         whole = _gradients(model, whole_loss)
-        decoder.probe(batch)
+        decoder.collect()
         _compare(decoder, batch, whole_loss, whole)
         contexts = []
         for seed in (0, 1):

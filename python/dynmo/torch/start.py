@@ -75,6 +75,8 @@ def agreed_split(ranks: Ranks, make: Callable[[], Split]) -> tuple[Split, bool]:
     try:
         split = make()
         draws = selfcheck.draws_random_numbers(split) if isinstance(split, Decoder) else _has_dropout(split.module)
+        if ranks.size > 1 and (trouble := checks.check_free(pair for layer in split.layers for pair in layer.parameters.items())):
+            raise BadInputError(f"model: {trouble}")
         facts = {"model": [layer.name for layer in split.layers], "dropout": draws, **_fingerprint(split)}
     except BadInputError as error:
         problem = str(error)
