@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from .._core import digest as content_hash
 from ..errors import BadInputError
@@ -141,7 +142,7 @@ def called_by_scaler() -> bool:
         if frame is None:
             break
         caller = frame.f_locals.get("self")
-        if isinstance(caller, torch.amp.GradScaler) and caller.is_enabled():
+        if isinstance(caller, GradScaler) and caller.is_enabled():
             return True
         frame = frame.f_back
     return False
