@@ -281,8 +281,10 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
   command->add_option("--out", flags->out,
                       "Folder of the run: records, trace, checkpoints, summary");
   command
-      ->add_option("--compare", flags->compare,
-                   "Advance several runs in turn: static (the first plan, kept), balanced")
+      ->add_option(
+          "--compare", flags->compare,
+          "Advance several runs in turn: dense (without what makes the model dynamic), static "
+          "(the first plan, kept), balanced")
       ->delimiter(',');
   command
       ->add_option("--resume", flags->resume,

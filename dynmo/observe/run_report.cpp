@@ -41,14 +41,22 @@ void add_run(Lines& lines, const RunSummary& run) {
       run.imbalance, 100 * run.bubble));
 }
 
-void add_comparison(Lines& lines, const Summary& summary) {
-  const std::string& first = summary.runs[0].loss_digest;
-  const std::string& second = summary.runs[1].loss_digest;
+// "1.609 x (2.21 x in the last ten steps)"
+std::string times_as_fast(double ratio, const RunSummary& run, const RunSummary& than) {
+  if (!(than.end_tokens_per_s > 0) || run.steps <= 10) return fmt::format("{:.3f} x", ratio);
+  return fmt::format("{:.3f} x ({:.2f} x in the last ten steps)", ratio,
+                     run.end_tokens_per_s / than.end_tokens_per_s);
+}
+
+void add_comparison(Lines& lines, const Summary& summary, const RunSummary& baseline,
+                    const RunSummary& balanced) {
+  const std::string& first = baseline.loss_digest;
+  const std::string& second = balanced.loss_digest;
   lines.push_back(
       fmt::format("losses     {} (digest {} and {})",
                   first == second ? "the same numbers, bit for bit" : "NOT THE SAME NUMBERS",
                   first.substr(0, 12), second.substr(0, 12)));
-  std::string line = fmt::format("speed-up   {:.3f} x", summary.speedup);
+  std::string line = "speed-up   " + times_as_fast(summary.speedup, balanced, baseline);
   const std::string_view costs =
       summary.best_costs == CostsAre::kGiven ? "given costs" : "measured costs";
   if (std::isfinite(summary.best_speedup) && summary.best_is_bound) {
@@ -66,6 +74,12 @@ void add_comparison(Lines& lines, const Summary& summary) {
     line += fmt::format("; its cuts alone, simulated: {:.3f} x", summary.cuts_speedup);
   }
   lines.push_back(std::move(line));
+}
+
+void add_over_dense(Lines& lines, const RunSummary& dense, const RunSummary& run) {
+  if (!(dense.tokens_per_s > 0)) return;
+  lines.push_back("over dense " + times_as_fast(run.tokens_per_s / dense.tokens_per_s, run, dense) +
+                  ": the work that is saved, and layers moved for it");
 }
 
 void add_decisions(Lines& lines, const RunSummary& run) {
@@ -208,6 +222,8 @@ void add_legend(Lines& lines, const Summary& summary) {
   lines.emplace_back(
       "           digest: of the losses of all steps; static: the first plan, kept; balanced: "
       "layers move when it pays");
+  if (summary.runs[0].name != "dense") return;
+  lines.emplace_back("           dense: the model without what makes it dynamic");
 }
 
 }  // namespace
@@ -227,7 +243,12 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
     lines.emplace_back("nothing left to do: the run had finished");
     return lines;
   }
-  if (summary.runs.size() == 2) add_comparison(lines, summary);
+  if (const auto pair = compared(summary)) {
+    add_comparison(lines, summary, summary.runs[pair->first], summary.runs[pair->second]);
+  }
+  if (summary.runs.size() > 1 && summary.runs[0].name == "dense") {
+    add_over_dense(lines, summary.runs[0], last);
+  }
   add_decisions(lines, last);
   add_facts_of(lines, last);
   add_size(lines, last);

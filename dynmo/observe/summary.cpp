@@ -94,6 +94,7 @@ Expected<std::optional<SizeSummary>> read_size(JsonObject& run, const Json& json
 Json run_json(const RunSummary& run) {
   Json json = {{"name", run.name},
                {"tokens_per_s", measured(run.tokens_per_s)},
+               {"end_tokens_per_s", measured(run.end_tokens_per_s)},
                {"step_time_s", measured(run.step_time_s)},
                {"loss_first", measured(run.loss_first)},
                {"loss_last", measured(run.loss_last)},
@@ -122,6 +123,7 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   RunSummary run;
   run.name = object.string("name");
   run.tokens_per_s = read_measured(object, json, "tokens_per_s");
+  run.end_tokens_per_s = read_measured(object, json, "end_tokens_per_s", 0);
   run.step_time_s = read_measured(object, json, "step_time_s");
   run.loss_first = read_measured(object, json, "loss_first");
   run.loss_last = read_measured(object, json, "loss_last");
@@ -176,6 +178,12 @@ Expected<Overhead> read_overhead(JsonObject& root, const Json& json) {
 }
 
 }  // namespace
+
+std::optional<std::pair<std::size_t, std::size_t>> compared(const Summary& summary) {
+  const std::size_t first = !summary.runs.empty() && summary.runs[0].name == "dense" ? 1 : 0;
+  if (summary.runs.size() != first + 2) return std::nullopt;
+  return std::pair(first, first + 1);
+}
 
 Json summary_json(const Summary& summary) {
   Json runs = Json::array();

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -49,8 +50,9 @@ struct SizeSummary {
 struct RunSummary : StepFacts {
   std::string name;  // "static", "dynmo"
   double tokens_per_s = 0;
-  double step_time_s = 0;  // median
-  double loss_first = 0;   // NaN (null in JSON) if it diverged
+  double end_tokens_per_s = 0;  // over the last ten steps
+  double step_time_s = 0;       // median
+  double loss_first = 0;        // NaN (null in JSON) if it diverged
   double loss_last = 0;
   std::string loss_digest;  // of the losses of all steps, bit by bit
   int ranks = 0;
@@ -105,6 +107,10 @@ struct Summary {
   double measured_step_time_s = 0;
   friend bool operator==(const Summary&, const Summary&) = default;
 };
+
+// The places of the baseline and of the run that is compared with it: of the dense run, which is
+// first, losses and layers are others. nullopt: there are no two.
+[[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> compared(const Summary& summary);
 
 [[nodiscard]] Json summary_json(const Summary& summary);
 // kBadInput with file and JSON pointer.

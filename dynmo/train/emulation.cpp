@@ -76,7 +76,8 @@ cost::ModelCost as_slept(cost::ModelCost model) {
   return model;
 }
 
-Expected<std::shared_ptr<const SharedLoad>> load_of(const config::Config::Emulated& emulated) {
+Expected<std::shared_ptr<const SharedLoad>> load_of(const config::Config::Emulated& emulated,
+                                                    bool dense) {
   std::unique_ptr<dynamism::LoadModel> load;
   if (emulated.profile.empty()) {
     DYNMO_ASSIGN(load, dynamism::read_trace(emulated.trace));
@@ -84,13 +85,16 @@ Expected<std::shared_ptr<const SharedLoad>> load_of(const config::Config::Emulat
     DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(emulated.profile));
     DYNMO_ASSIGN(load, dynamism::make_static_load(std::move(model)));
   }
+  if (dense) {
+    DYNMO_ASSIGN(load, dynamism::make_static_load(load->at(0)));
+  }
   return std::make_shared<const SharedLoad>(std::move(load), emulated.time_scale);
 }
 
 }  // namespace
 
-Expected<EmulatedModel> emulated_model(const config::Config& config) {
-  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated));
+Expected<EmulatedModel> emulated_model(const config::Config& config, bool dense) {
+  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated, dense));
   EmulatedModel emulated;
   emulated.boundary_shape = model::emulated_boundary(load->at(0));
   DYNMO_ASSIGN(emulated.layers,
@@ -106,7 +110,8 @@ Expected<EmulatedModel> emulated_model(const config::Config& config) {
 }
 
 Expected<cost::ModelCost> emulated_costs(const config::Config& config) {
-  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated));
+  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load,
+               load_of(config.emulated, /*dense=*/false));
   return load->at(0);
 }
 

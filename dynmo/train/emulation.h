@@ -23,8 +23,9 @@ struct EmulatedModel {
   GivenCosts costs;
 };
 
-// kBadInput: the profile or trace cannot be read or is none (file and place are named).
-[[nodiscard]] Expected<EmulatedModel> emulated_model(const config::Config& config);
+// `dense`: as in the first step of the trace, in all steps. kBadInput: the profile or trace cannot
+// be read or is none (file and place are named).
+[[nodiscard]] Expected<EmulatedModel> emulated_model(const config::Config& config, bool dense);
 
 // Returns the costs of its layers in the first step.
 [[nodiscard]] Expected<cost::ModelCost> emulated_costs(const config::Config& config);

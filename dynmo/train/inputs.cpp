@@ -18,7 +18,7 @@
 namespace dynmo::train {
 namespace {
 
-const std::vector<std::string> kComparable = {"static", "balanced"};
+const std::vector<std::string> kComparable = {"dense", "static", "balanced"};
 
 Expected<void> check_compared(const TrainOptions& options) {
   const std::vector<std::string>& names = options.compare;
@@ -31,6 +31,10 @@ Expected<void> check_compared(const TrainOptions& options) {
     if (std::find(names.begin(), name, *name) == name) continue;
     return make_error(ErrorCode::kBadInput, "{} names '{}' twice: wanted each run once",
                       options.names.compare, *name);
+  }
+  if (std::count(names.begin(), names.end(), "dense") > 0 && names.front() != "dense") {
+    return make_error(ErrorCode::kBadInput, "{} names dense behind {}: wanted it first",
+                      options.names.compare, names.front());
   }
   if (!names.empty() && options.config.elastic.enabled) {
     return make_error(ErrorCode::kBadInput,
@@ -45,6 +49,14 @@ Expected<void> check_compared(const TrainOptions& options) {
 }
 
 }  // namespace
+
+TrainOptions dense_of(const TrainOptions& options) {
+  TrainOptions dense = options;
+  dense.dense = true;
+  dense.config.sources = dynamism::SourceOptions();
+  dense.make_sources = nullptr;
+  return dense;
+}
 
 Expected<Inputs> open_inputs(const TrainOptions& options) {
   DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));

@@ -23,6 +23,9 @@ struct Inputs {
   }
 };
 
+// The same training without its sources of dynamism.
+[[nodiscard]] TrainOptions dense_of(const TrainOptions& options);
+
 // Requires a valid config. kBadInput: as TokenBatches::open and make_model say.
 [[nodiscard]] Expected<Inputs> open_inputs(const TrainOptions& options);
 

@@ -33,9 +33,12 @@ struct Reporter {
 
 struct TrainOptions {
   config::Config config;  // valid
-  // Names among "static" (the first plan, never changed) and "balanced"; empty: one run as the
-  // config says. The first is the baseline.
+  // Names among "dense" (the model without its sources of dynamism under its first plan), "static"
+  // (the first plan, never changed) and "balanced", the dense one first; empty: one run as the
+  // config says. The first that is not dense is the baseline.
   std::vector<std::string> compare;
+  // No source of dynamism is there; emulated layers keep the costs of their first step.
+  bool dense = false;
   bool resume = false;     // continue from the newest checkpoint that verifies, in run.directory
   bool overwrite = false;  // an earlier run in run.directory is removed first
   // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.

@@ -56,6 +56,7 @@ observe::RunSummary summarize(const RunSeries& run, int ranks) {
   static_cast<observe::StepFacts&>(summary) = run.over_steps();
   summary.name = run.name;
   summary.tokens_per_s = run.tokens_per_s();
+  summary.end_tokens_per_s = recent_tokens_per_s(run);
   std::vector<double> times = values_of(run, &StepEntry::step_s);
   summary.step_time_s = median(std::move(times));
   summary.loss_first = run.sample().empty() ? 0 : run.sample().front().loss;
@@ -107,9 +108,10 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
   }
   const RunSeries& last = *runs.back();
   const observe::RunSummary& end = summary.runs.back();
-  if (runs.size() == 2 && last.count() > 0) {
+  if (const auto pair = observe::compared(summary); pair && last.count() > 0) {
     DYNMO_ASSIGN(const Comparison comparison,
-                 compare(*runs[0], last, known, static_cast<int>(config.batch.micro_batches),
+                 compare(*runs[pair->first], *runs[pair->second], known,
+                         static_cast<int>(config.batch.micro_batches),
                          static_cast<int>(config.batch.accumulation), ranks, given));
     summary.speedup = comparison.speedup;
     summary.best_speedup = comparison.best_speedup;

@@ -84,9 +84,15 @@ class Run {
   }
 
  private:
+  struct OtherModel {
+    TrainOptions options;
+    Inputs inputs;
+  };
   // One of the runs that advance in turn: what lives as long as it, and its part of the group.
   struct Lane {
     std::string name;
+    // Null where the model is that of the options.
+    std::unique_ptr<const OtherModel> other = {};
     RunLane settings;
     std::optional<RunLog> log;
     std::unique_ptr<GroupRun> group;
@@ -95,6 +101,13 @@ class Run {
   bool first_rank() const { return leads_; }
 
   Expected<void> begin() {
+    if (!options_.compare.empty() && options_.compare.front() == "dense") {
+      TrainOptions options = dense_of(options_);
+      DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
+      auto other = std::make_unique<OtherModel>(OtherModel{std::move(options), std::move(inputs)});
+      DYNMO_ASSIGN(const Start begin, begin_run(*group_, other->options, other->inputs));
+      DYNMO_TRY(add_lane("dense", begin, std::move(other)));
+    }
     DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
     for (const std::string& note : begin.notes) say(note);
     first_step_ = reached_ = begin.step();
@@ -103,16 +116,20 @@ class Run {
                       config_.train.steps));
       return {};
     }
-    for (std::size_t i = 0; i < names().size(); ++i) {
-      DYNMO_TRY(add_lane(names()[i], static_cast<int>(i), begin));
+    for (const std::string& name : names()) {
+      if (name != "dense") DYNMO_TRY(add_lane(name, begin, nullptr));
     }
     DYNMO_TRY(write_config());
     say_start();
     return advance_all();
   }
   void say_start() const {
-    const runtime::Pipeline& pipeline = lanes_.front().group->pipeline();
-    for (const std::string& line : start_lines(config_, inputs_, *grid_, pipeline)) say(line);
+    const Lane& lane = lanes_.back();
+    const runtime::Pipeline& pipeline = lane.group->pipeline();
+    for (const std::string& line :
+         start_lines(config_of(lane), inputs_of(lane), *grid_, pipeline)) {
+      say(line);
+    }
   }
 
   // surviving.cpp: what all ranks decide alike ends the run, and so does an error of this rank
@@ -212,17 +229,24 @@ class Run {
             }};
   }
 
+  const config::Config& config_of(const Lane& lane) const {
+    return lane.other ? lane.other->options.config : config_;
+  }
+  const Inputs& inputs_of(const Lane& lane) const {
+    return lane.other ? lane.other->inputs : inputs_;
+  }
+
   Expected<RunLog> open_log(const std::string& name, Kept kept) const {
     const WorldRank number = elasticity_ ? WorldRank(elasticity_->self().number) : grid_->rank();
     return RunLog::open(config_, name.empty() ? "run" : name, folder_.of(name), number, first_step_,
                         kept);
   }
 
-  Expected<std::unique_ptr<GroupRun>> open_group(const RunLane& settings, const Start& begin) {
+  Expected<std::unique_ptr<GroupRun>> open_group(const Lane& lane, const Start& begin) {
     DYNMO_ASSIGN(runtime::LayerStates states,
-                 first_states(begin, inputs_, config_, grid_->position()));
+                 first_states(begin, inputs_of(lane), config_of(lane), grid_->position()));
     auto group = std::make_unique<GroupRun>(
-        *group_, config_, inputs_, settings,
+        *group_, config_of(lane), inputs_of(lane), lane.settings,
         runtime::RankState{
             .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
     if (begin.restored) {
@@ -232,20 +256,27 @@ class Run {
     return group;
   }
 
-  Expected<void> add_lane(const std::string& name, int number, const Start& begin) {
-    const RunLane settings = settings_of(name, number);
-    DYNMO_ASSIGN(auto group, open_group(settings, begin));
+  Expected<void> add_lane(const std::string& name, const Start& begin,
+                          std::unique_ptr<const OtherModel> other) {
+    const int number = static_cast<int>(lanes_.size());
+    Lane lane{.name = name,
+              .other = std::move(other),
+              .settings = settings_of(name, number),
+              .log = {},
+              .group = nullptr};
+    DYNMO_ASSIGN(lane.group, open_group(lane, begin));
     // Rank 0 says at the end what was possible, from what the layers cost in every step.
     const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
-    DYNMO_ASSIGN(RunLog log, open_log(name, kept));
-    log.start(load_trace_start(begin.first, config_));
+    DYNMO_ASSIGN(lane.log, open_log(name, kept));
+    RunLog& log = *lane.log;
+    log.start(load_trace_start(begin.first, config_of(lane)));
     log.event("start", first_step_,
               {{"plan", plan::to_json(begin.first.plan)},
                {"ranks", group_->size()},
                {"steps", config_.train.steps}});
     if (elasticity_) log.series().members = elasticity_->view().size();
     log.keep(first_step_);
-    lanes_.push_back({name, settings, std::move(log), std::move(group)});
+    lanes_.push_back(std::move(lane));
     return {};
   }
 
@@ -455,15 +486,17 @@ class Run {
     if (!missing.empty()) say(missing);
     DYNMO_TRY(gather_traffic(lane));
     if (!closed.load_trace.empty()) say(closed.load_trace);
-    DYNMO_ASSIGN(const auto lines, write_last_files(*group_, *lane.group, *lane.log, config_));
+    DYNMO_ASSIGN(const auto lines,
+                 write_last_files(*group_, *lane.group, *lane.log, config_of(lane)));
     for (const std::string& line : lines) say(line);
     return {};
   }
 
   Expected<void> report() const {
-    DYNMO_ASSIGN(const Report report,
-                 make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
-                             inputs_.model.given_costs, config_, grid_->positions()));
+    DYNMO_ASSIGN(
+        const Report report,
+        make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
+                    inputs_of(lanes_.back()).model.given_costs, config_, grid_->positions()));
     DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
     for (const std::string& line : report.lines) reporter_.line(line);
     return {};

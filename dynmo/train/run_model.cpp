@@ -33,7 +33,7 @@ Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabula
   RunModel made;
   made.make_sources = both(dynamism::make_sources(c.sources), options.make_sources);
   if (emulates(c)) {
-    DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c));
+    DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c, options.dense));
     made.layers = std::move(emulated.layers);
     made.make_sources = both(made.make_sources, emulated.make_sources);
     made.boundary_shape = std::move(emulated.boundary_shape);

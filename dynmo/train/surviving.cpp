@@ -307,7 +307,7 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
   first_step_ = reached_ = begin.step();
-  DYNMO_ASSIGN(lane.group, open_group(lane.settings, begin));
+  DYNMO_ASSIGN(lane.group, open_group(lane, begin));
   return lane.log->roll_back(first_step_);
 }
 

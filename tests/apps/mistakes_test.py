@@ -186,6 +186,7 @@ TRAIN = [
     ("train --data data --out run --resume --overwrite", 2, "--overwrite with --resume"),
     ("train --data data --compare static,dynamic", 2, "'dynamic'"),
     ("train --data data --compare static,static", 2, "'static' twice"),
+    ("train --data data --compare static,dense", 2, "names dense behind static"),
     ("train --data data --out run-3 --compare static,balanced --resume", 2, "--resume with --compare"),
     ("train --data data --resume --dry-run", 2, "--resume with a dry run"),
     ("train --data data --pipeline.memory 1KiB --dry-run -n 2 TINY", 3, "memory"),

@@ -134,6 +134,30 @@ TEST(RunReport, OfTwoRunsFitsAScreenAndExplainsItsWords) {
   }
 }
 
+TEST(RunReport, TheDenseRunIsComparedWithTheLastOne) {
+  Summary summary;
+  summary.runs = {run_summary("dense"), run_summary("static"), run_summary("balanced")};
+  EXPECT_EQ(compared(summary), std::pair(std::size_t{1}, std::size_t{2}));
+  for (RunSummary& run : summary.runs) run.steps = 20;
+  summary.runs[0].loss_digest = "of another model";
+  summary.runs[0].tokens_per_s = summary.runs[0].end_tokens_per_s = 1000;
+  summary.runs[1].end_tokens_per_s = 2000;
+  summary.runs[2].tokens_per_s = 2500;
+  summary.runs[2].end_tokens_per_s = 5000;
+  summary.speedup = 1.25;
+  const std::vector<RunCurves> curves(3, {std::vector<double>(160, 0.5), {0.25, 0.5, 0.25}});
+  const auto text = fmt::format("{}", fmt::join(report_lines(summary, curves, "a"), "\n"));
+  EXPECT_NE(text.find("the same numbers, bit for bit"), std::string::npos) << text;
+  EXPECT_NE(text.find("speed-up   1.250 x (2.50 x in the last ten steps)"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("over dense 2.500 x (5.00 x in the last ten steps)"), std::string::npos)
+      << text;
+  summary.runs.erase(summary.runs.begin());
+  EXPECT_EQ(compared(summary), std::pair(std::size_t{0}, std::size_t{1}));
+  summary.runs.pop_back();
+  EXPECT_FALSE(compared(summary));
+}
+
 TEST(RunReport, SaysWhichCheckpointsFailed) {
   Summary summary = one_run();
   summary.runs[0].checkpoints_written = 3;

@@ -15,6 +15,7 @@ RunSummary run(const std::string& name, double step_time_s) {
   RunSummary summary;
   summary.name = name;
   summary.tokens_per_s = 1.0 / step_time_s;
+  summary.end_tokens_per_s = 2.0 / step_time_s;
   summary.step_time_s = step_time_s;
   summary.loss_first = 5.1;
   summary.loss_last = 3.3333333333333335;

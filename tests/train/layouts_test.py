@@ -95,6 +95,25 @@ class Schedules(RunCase):
             self.assertEqual(len(found[schedule]), 4)
             self.assertEqual(found[schedule], found["1f1b"], schedule)
 
+    def test_the_dense_run_of_a_comparison_is_that_without_sources(self):
+        """Pruning changes the losses, exits and experts the layers too; the dense run in the same process has none of them."""
+        sources = ("pruning.enabled=true", "pruning.start=1", "pruning.end=4", "pruning.every=1", "early_exit.enabled=true",
+                   "early_exit.exit_every=1", "early_exit.warm_up=1")
+        alone = self.run_command(self.command("-n", "2", "--steps", "8", run="plain"))
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        result = self.run_command(self.command("-n", "2", "--steps", "8", "--compare", "dense,static,balanced", run="against-dense",
+                                               extra=sources))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        runs = {run["name"]: run for run in json.loads((self.folder / "against-dense/summary.json").read_text())["runs"]}
+        plain = json.loads((self.folder / "plain/summary.json").read_text())["runs"][0]
+        self.assertEqual(list(runs), ["dense", "static", "balanced"])
+        self.assertEqual(runs["dense"]["loss_digest"], plain["loss_digest"])
+        self.assertEqual(runs["static"]["loss_digest"], runs["balanced"]["loss_digest"])
+        self.assertNotEqual(runs["dense"]["loss_digest"], runs["static"]["loss_digest"])
+        self.assertNotIn("sources", runs["dense"])
+        self.assertEqual(set(runs["balanced"]["sources"]), {"pruning", "early_exit"})
+        self.assertRegex(result.stdout, r"\nlosses     the same numbers, bit for bit .*\nspeed-up .*\nover dense [0-9.]+ x")
+
     def test_one_that_does_not_exist(self):
         self.assert_error(self.run_command(self.command("--set", "pipeline.schedule=zbv")), 2, "pipeline.schedule", "zb-v")
 
@@ -170,6 +189,19 @@ class Emulated(RunCase):
         # Whatever the noise of the steps.
         for speedup in best:
             self.assertAlmostEqual(speedup, 61 / 54, places=5)
+
+    def test_the_dense_run_keeps_the_costs_of_the_first_step(self):
+        layer = {"forward_s": 0.004, "backward_input_s": 0.004, "backward_weight_s": 0.004, "parameter_bytes": 1 << 10}
+        trace = self.folder / "exits.jsonl"
+        trace.write_text("".join(json.dumps(line) + "\n" for line in (
+            {"format": "dynmo-load-trace-1", "layers": [{"name": f"layer{i}", **layer} for i in range(4)]},
+            {"step": 0}, {"step": 2, **{key: [0.001] * 4 for key in ("forward_s", "backward_input_s", "backward_weight_s")}})))
+        result = self.run_command(self.command("--compare", "dense,static", extra=[
+            f"emulated.trace={trace}", "pipeline.cut=[1,1,1,1]", "batch.micro_batches=4"]))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        for line in (self.folder / "emulated/dense/records/rank-0.jsonl").read_text().splitlines():
+            self.assertGreaterEqual(json.loads(line)["step_s"], 4 * 0.012)
+        self.assertRegex(result.stdout, r"\nover dense [0-9.]+ x")
 
     def test_a_rank_that_becomes_slow_is_named_once(self):
         layer = {"forward_s": 0.002, "backward_input_s": 0.001, "backward_weight_s": 0.001, "parameter_bytes": 1 << 10}
