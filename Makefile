@@ -17,7 +17,7 @@ export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 .PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers bench-torch reproduce install clean
 
 help:
-	@echo 'make demo      train a small model twice, static and balanced, and compare'
+	@echo 'make demo      show what balancing gives: eight ranks that sleep, then a training on this machine'
 	@echo 'make test      build everything and run every test'
 	@echo 'make test-peers  compare with the full PyTorch, transformers, torchrun, mpirun (6 GB, on demand)'
 	@echo 'make unit      build and test dynmo::core alone, without libtorch'

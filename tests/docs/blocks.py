@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # `make` in a folder with a built program: it has the target, and what the target does is done with that program. As far as pages name them.
 MAKE = """#!/bin/sh
 case $1 in
-  demo) "$REAL_MAKE" -n demo > /dev/null && exec scripts/demo "$DYNMO" --set train.steps=12 --set freezing.every=1 ;;
+  demo) "$REAL_MAKE" -n demo > /dev/null && exec scripts/demo "$DYNMO" --emulated-steps 3 --set train.steps=12 --set freezing.every=1 ;;
   test) exec "$REAL_MAKE" -n test ;;
   install) exec cmake --install "$DYNMO_BUILD_DIR" --prefix "${2#PREFIX=}" ;;
   *) exec "$REAL_MAKE" "$@" ;;

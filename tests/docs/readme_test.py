@@ -36,7 +36,9 @@ class Blocks(unittest.TestCase):
         return found[0]
 
     def test_of_two_commands_show_the_demo(self):
-        self.assertIn("the same numbers, bit for bit", self.output("make demo   "))
+        output = self.output("make demo   ")
+        self.assertEqual(output.count("the same numbers, bit for bit"), 2)
+        self.assertRegex(output, r"\nover dense [0-9.]+ x: the work that is saved")
 
     def test_of_a_run_that_changes_its_size(self):
         output = self.output("dynmo ctl")
