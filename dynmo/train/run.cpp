@@ -38,6 +38,133 @@ Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups
 
 }  // namespace
 
+Expected<void> Run::begin() {
+  if (!options_.compare.empty() && options_.compare.front() == "dense") {
+    TrainOptions options = dense_of(options_);
+    DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
+    auto other = std::make_unique<OtherModel>(OtherModel{std::move(options), std::move(inputs)});
+    DYNMO_ASSIGN(const Start begin, begin_run(*group_, other->options, other->inputs));
+    DYNMO_TRY(add_lane("dense", begin, std::move(other)));
+  }
+  DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
+  for (const std::string& note : begin.notes) say(note);
+  first_step_ = reached_ = begin.step();
+  if (first_step_ >= config_.train.steps) {
+    say(fmt::format("finished all {} steps of the run are done; train.steps may grow",
+                    config_.train.steps));
+    return {};
+  }
+  for (const std::string& name : names()) {
+    if (name != "dense") DYNMO_TRY(add_lane(name, begin, nullptr));
+  }
+  DYNMO_TRY(write_config());
+  say_start();
+  return advance_all();
+}
+
+Expected<void> Run::add_lane(const std::string& name, const Start& begin,
+                             std::unique_ptr<const OtherModel> other) {
+  const int number = static_cast<int>(lanes_.size());
+  Lane lane{.name = name,
+            .other = std::move(other),
+            .settings = settings_of(name, number),
+            .log = {},
+            .group = nullptr};
+  DYNMO_ASSIGN(lane.group, open_group(lane, begin));
+  // Rank 0 says at the end what was possible, from what the layers cost in every step.
+  const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
+  DYNMO_ASSIGN(lane.log, open_log(name, kept));
+  RunLog& log = *lane.log;
+  log.start(load_trace_start(begin.first, config_of(lane)));
+  log.event("start", first_step_,
+            {{"plan", plan::to_json(begin.first.plan)},
+             {"ranks", group_->size()},
+             {"steps", config_.train.steps}});
+  if (elasticity_) log.series().members = elasticity_->view().size();
+  log.keep(first_step_);
+  lanes_.push_back(std::move(lane));
+  return {};
+}
+
+Expected<void> Run::finish() {
+  for (Lane& lane : lanes_) {
+    DYNMO_TRY(finish(lane));
+    const std::int64_t step = lane.group->pipeline().next_step();
+    if (step == config_.train.steps) lane.log->event("end", step);
+  }
+  if (elasticity_) {
+    DYNMO_TRY(elasticity_->finish());
+    note_events(lanes_.back(), lanes_.back().group->pipeline().next_step());
+  }
+  if (first_rank()) DYNMO_TRY(report());
+  // A rank that ends with an error takes the others with it, also one that is still telling.
+  DYNMO_TRY(wait_for_all(*group_));
+  for (const Lane& lane : lanes_) {
+    const Checkpointer* checkpoints = lane.group->checkpoints();
+    if (checkpoints == nullptr || !checkpoints->failure()) continue;
+    return make_error(ErrorCode::kNoCheckpoint,
+                      "the run is done, but its last checkpoint could not be written: {}",
+                      checkpoints->failure()->message);
+  }
+  return {};
+}
+
+Expected<void> Run::finish(Lane& lane) {
+  if (Checkpointer* checkpoints = lane.group->checkpoints()) {
+    if (config_.checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
+    if (elasticity_) elasticity_->answer_checkpoints(*lane.group);
+    lane.log->add_checkpoints(checkpoints->totals());
+  }
+  const RunLog::Closed closed = lane.log->close();
+  DYNMO_ASSIGN(const std::string missing, missing_records(*group_, *lane.log, closed.records));
+  if (!missing.empty()) say(missing);
+  DYNMO_TRY(gather_traffic(lane));
+  if (!closed.load_trace.empty()) say(closed.load_trace);
+  DYNMO_ASSIGN(const auto lines,
+               write_last_files(*group_, *lane.group, *lane.log, config_of(lane)));
+  for (const std::string& line : lines) say(line);
+  return {};
+}
+
+Expected<void> Run::report() const {
+  DYNMO_ASSIGN(
+      const Report report,
+      make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
+                  inputs_of(lanes_.back()).model.given_costs, config_, grid_->positions()));
+  DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
+  for (const std::string& line : report.lines) reporter_.line(line);
+  return {};
+}
+
+Expected<void> Run::validate(Lane& lane) {
+  DYNMO_ASSIGN(const double loss, lane.group->validate());
+  const std::int64_t step = lane.group->pipeline().next_step();
+  lane.log->series().validation.emplace_back(step, loss);
+  Json event = {{"loss", loss}};
+  const dynamism::Sources& sources = lane.group->pipeline().sources();
+  if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
+    DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
+    lane.log->series().generation_loss = generated;
+    event["generation_loss"] = generated;
+  }
+  lane.log->event("validation", step, std::move(event));
+  return {};
+}
+
+Expected<std::unique_ptr<GroupRun>> Run::open_group(const Lane& lane, const Start& begin) {
+  DYNMO_ASSIGN(runtime::LayerStates states,
+               first_states(begin, inputs_of(lane), config_of(lane), grid_->position()));
+  auto group = std::make_unique<GroupRun>(
+      *group_, config_of(lane), inputs_of(lane), lane.settings,
+      runtime::RankState{
+          .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
+  if (begin.restored) {
+    DYNMO_TRY(dynamism::restore(group->pipeline().sources(), begin.restored->sources));
+  }
+  if (begin.first.profiler) DYNMO_TRY(group->pipeline().use(*begin.first.profiler));
+  return group;
+}
+
 Expected<void> train(transport::Transport& transport, const TrainOptions& options,
                      const Reporter& reporter) {
   return train_in(transport, nullptr, options, reporter);
