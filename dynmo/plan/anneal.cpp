@@ -59,6 +59,14 @@ std::int64_t cooled(std::int64_t first, int halvings, std::int64_t step, std::in
   return first / (2 * kWhole) * (2 * kWhole - x % kWhole) >> (x / kWhole);
 }
 
+void delay_gradients(DuePolicy& policy, int delay) {
+  for (DuePolicy::Offset& offset : policy.offsets) {
+    for (int* value : {&offset.input_gradient, &offset.weight_gradient}) {
+      *value = std::clamp(*value + delay, -kMaxOffset, kMaxOffset);
+    }
+  }
+}
+
 }  // namespace
 
 Prefixes::Prefixes(const cost::ModelCost& model) : frozen_layers(model.frozen_layers()) {
@@ -83,12 +91,13 @@ Prefixes::Prefixes(const cost::ModelCost& model) : frozen_layers(model.frozen_la
 }
 
 Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster,
-                   int micro_batches, std::vector<Rank> placement, std::uint64_t seed,
-                   std::int64_t actions)
+                   int micro_batches, std::vector<Rank> placement, Starts starts,
+                   std::uint64_t seed, std::int64_t actions)
     : name_(std::move(name)),
       model_(model),
       cluster_(cluster),
       micro_batches_(micro_batches),
+      starts_(starts),
       rng_(seed) {
   const auto stages = static_cast<int>(placement.size());
   now_.placement = std::move(placement);
@@ -107,17 +116,61 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
   }
   const std::vector<int> even = now_.bounds;
   try_grid(actions);
-  for (const int evenness : {100, 30, 3}) {
+  const auto attempt = [&](Balance balance) {
     if (spent_ > actions && best_time_ != kInfeasible) return;
     now_.bounds = even;
-    balance_cut(evenness);
+    balance_cut(balance);
     try_grid(actions);
+  };
+  if (starts_ == Starts::kFilled) {
+    for (const int evenness : {100, 30, 10, 3}) attempt({evenness, true});
+  }
+  for (const int evenness : {100, 30, 3}) attempt({evenness, false});
+}
+
+// Adds to the load of every rank, a share of a micro-batch, how long it has nothing to do before
+// the first micro-batch arrives, and after its last input gradient, if its weight gradients are not
+// enough to fill that.
+void Annealer::add_filling(const std::vector<int>& bounds) {
+  filler_.assign(static_cast<std::size_t>(cluster_.size()), -1);
+  const auto layers_of = [&](std::size_t s, const std::vector<std::int64_t>& sums) {
+    return slowed(
+        sums[static_cast<std::size_t>(bounds[s + 1])] - sums[static_cast<std::size_t>(bounds[s])],
+        cluster_.ranks[now_.placement[s].index()].speed);
+  };
+  for (std::size_t s = 0; s < now_.placement.size(); ++s) {
+    std::int64_t& filler = filler_[now_.placement[s].index()];
+    if (bounds[s] < bounds[s + 1]) {
+      filler = std::max<std::int64_t>(filler, 0) + layers_of(s, model_.weight_gradient);
+    }
+  }
+  std::int64_t reach = 0;  // of the first F
+  std::int64_t back = 0;   // of the last I, to the first stage
+  int before = -1;         // rank
+  for (std::size_t s = 0; s < now_.placement.size(); ++s) {
+    if (bounds[s] == bounds[s + 1]) continue;
+    const std::size_t rank = now_.placement[s].index();
+    if (before >= 0) {
+      const Bytes bytes = model_.boundary[static_cast<std::size_t>(bounds[s]) - 1];
+      const std::int64_t message =
+          transfer(cluster_, before, now_.placement[s].value, bytes).count();
+      reach += message;
+      back += message;
+    }
+    if (filler_[rank] >= 0) {
+      const std::int64_t drain = std::max<std::int64_t>(0, back - filler_[rank] * micro_batches_);
+      load_[rank] += (reach + drain) / micro_batches_;
+      filler_[rank] = -1;
+    }
+    before = now_.placement[s].value;
+    reach += layers_of(s, model_.forward);
+    back += layers_of(s, model_.input_gradient);
   }
 }
 
-// The largest load of a rank, plus `evenness` percent of a mean load for a relative variance of 1
-// of the stages, plus a lot for memory that overflows. In nanoseconds.
-std::int64_t Annealer::balance_score(const std::vector<int>& bounds, int evenness) {
+// The largest load of a rank, plus balance.evenness percent of a mean load for a relative variance
+// of 1 of the stages, plus a lot for memory that overflows. In nanoseconds.
+std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance balance) {
   const auto ranks = static_cast<std::size_t>(cluster_.size());
   load_.assign(ranks, 0);
   need_.assign(ranks, 0);
@@ -137,10 +190,11 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, int evennes
     total += work;
     squares += SignedWide{work} * work;
   }
+  if (balance.filled) add_filling(bounds);
   SignedWide score = *std::max_element(load_.begin(), load_.end());
   if (total > 0) {
     const SignedWide mean_load = total / static_cast<std::int64_t>(ranks);
-    score += evenness * mean_load * (squares * stages / total - total) / total / 100;
+    score += balance.evenness * mean_load * (squares * stages / total - total) / total / 100;
   }
   SignedWide overflow = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
@@ -153,19 +207,19 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, int evennes
   return static_cast<std::int64_t>(std::min<SignedWide>(score, kInfeasible / 4));
 }
 
-void Annealer::balance_cut(int evenness) {
+void Annealer::balance_cut(Balance balance) {
   constexpr int kSteps = 8000;
   if (now_.placement.size() < 2) return;
   const Exponential exponential;
   std::vector<int> bounds = now_.bounds;
-  std::int64_t score = balance_score(bounds, evenness);
+  std::int64_t score = balance_score(bounds, balance);
   std::int64_t best = score;
   const std::int64_t mean = score;
   for (int i = 0; i < kSteps; ++i) {
     std::vector<int> trial = bounds;
     move_bounds(trial);
     const std::int64_t heat = cooled(mean / 32, 10, i, kSteps);
-    const std::int64_t next = balance_score(trial, evenness);
+    const std::int64_t next = balance_score(trial, balance);
     if (next - score >
         static_cast<std::int64_t>(SignedWide{heat} * exponential.draw(rng_) / kWhole)) {
       continue;
@@ -265,28 +319,52 @@ std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {
   return done_.time;
 }
 
+void Annealer::try_policy(const DuePolicy& policy, std::int64_t actions) {
+  if (spent_ > actions && best_time_ != kInfeasible) return;
+  now_.policy = policy;
+  const std::int64_t bound = best_time_ == kInfeasible ? best_time_ : best_time_ - 1;
+  const std::int64_t time = time_of(now_, bound);
+  if (time >= best_time_) return;
+  best_time_ = time;
+  best_ = now_;
+}
+
 void Annealer::try_grid(std::int64_t actions) {
-  const auto attempt = [&](int forward, int gradient, int delay, int wait, int wait_for_others) {
-    if (spent_ > actions && best_time_ != kInfeasible) return;
-    now_.policy.forward = forward;
-    now_.policy.gradient = gradient;
-    now_.policy.weight_delay = delay * kWhole;
-    now_.policy.wait_for_weight = wait;
-    now_.policy.wait_for_others = wait_for_others;
-    const std::int64_t bound = best_time_ == kInfeasible ? best_time_ : best_time_ - 1;
-    const std::int64_t time = time_of(now_, bound);
-    if (time >= best_time_) return;
-    best_time_ = time;
-    best_ = now_;
-  };
   constexpr int kShort = 3 * kWhole / 10;
   constexpr int kLong = 9 * kWhole / 10;
+  DuePolicy policy{.offsets = std::vector<DuePolicy::Offset>(now_.placement.size())};
+  const auto attempt = [&](int wait, int wait_for_others) {
+    policy.wait_for_weight = wait;
+    policy.wait_for_others = wait_for_others;
+    try_policy(policy, actions);
+  };
+  if (starts_ == Starts::kFilled) {
+    for (const int delay : {0, micro_batches_ / 4 * kWhole}) {
+      policy.offsets.assign(policy.offsets.size(), {});
+      delay_gradients(policy, delay);
+      for (const int forward : {kWhole / 2, 18 * kWhole / 10}) {
+        for (const int gradient : {0, kWhole}) {
+          for (const int weight_delay : {100, 1}) {
+            policy.forward = forward;
+            policy.gradient = gradient;
+            policy.weight_delay = weight_delay * kWhole;
+            attempt(kLong, kShort);
+            attempt(kShort, 0);
+          }
+        }
+      }
+    }
+    return;
+  }
   for (const int forward : {kWhole / 2, 0, kWhole, 18 * kWhole / 10}) {
     for (const int gradient : {0, kWhole}) {
-      for (const int delay : {1, 0, 3, 100}) {
-        attempt(forward, gradient, delay, kShort, kShort);
-        attempt(forward, gradient, delay, kLong, kShort);
-        attempt(forward, gradient, delay, kShort, 0);
+      for (const int weight_delay : {1, 0, 3, 100}) {
+        policy.forward = forward;
+        policy.gradient = gradient;
+        policy.weight_delay = weight_delay * kWhole;
+        attempt(kShort, kShort);
+        attempt(kLong, kShort);
+        attempt(kShort, 0);
       }
     }
   }
@@ -309,6 +387,10 @@ void Annealer::move_bounds(std::vector<int>& bounds) {
 }
 
 void Annealer::move_policy(DuePolicy& policy) {
+  if (starts_ == Starts::kFilled && pick(0, 4) == 0) {
+    delay_gradients(policy, pick(-2 * kWhole, 2 * kWhole));
+    return;
+  }
   switch (pick(0, 4)) {
     case 0:
       policy.forward = std::clamp(policy.forward + pick(-300, 300), -kWhole, 4 * kWhole);

@@ -42,6 +42,14 @@ struct Layout {
   schedule::DuePolicy policy;  // with an offset for every stage
 };
 
+// Which cuts and orders annealing starts from.
+//   kLevel   Ranks of equal work, under many due policies.
+//   kFilled  Also ranks that have less work the longer they wait for the first micro-batch and for
+//            the last gradients, under few due policies, with and without gradients that wait until
+//            a part of all micro-batches has passed. For pipelines that are long beside the number
+//            of micro-batches, and for problems that few runs are affordable of.
+enum class Starts { kLevel, kFilled };
+
 class Annealer {
  public:
   static constexpr std::int64_t kInfeasible = schedule::ListScheduler::kStopped;
@@ -49,7 +57,7 @@ class Annealer {
   // Starts from the best of a few cuts balanced without simulation, each under a grid of due
   // policies, as far as `actions` placed actions go.
   Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
-           std::vector<Rank> placement, std::uint64_t seed, std::int64_t actions);
+           std::vector<Rank> placement, Starts starts, std::uint64_t seed, std::int64_t actions);
 
   // Spends `actions` placed actions: anneals from the best so far, `heat` / 2^20 of its step time
   // warm at first.
@@ -79,9 +87,16 @@ class Annealer {
     std::int64_t actions = 0;
   };
 
-  void balance_cut(int evenness);
-  [[nodiscard]] std::int64_t balance_score(const std::vector<int>& bounds, int evenness);
+  struct Balance {
+    int evenness = 0;     // percent
+    bool filled = false;  // the time of filling and draining counts as work
+  };
+
+  void balance_cut(Balance balance);
+  [[nodiscard]] std::int64_t balance_score(const std::vector<int>& bounds, Balance balance);
+  void add_filling(const std::vector<int>& bounds);
   void try_grid(std::int64_t actions);
+  void try_policy(const schedule::DuePolicy& policy, std::int64_t actions);
   [[nodiscard]] std::int64_t time_of(const Layout& layout, std::int64_t bound);
   [[nodiscard]] bool load(const Layout& layout);
   void move_bounds(std::vector<int>& bounds);
@@ -95,6 +110,7 @@ class Annealer {
   const Prefixes& model_;
   const cost::Cluster& cluster_;
   int micro_batches_;
+  Starts starts_;
   Rng rng_;
   schedule::ListScheduler scheduler_;
   Layout now_;
@@ -113,6 +129,7 @@ class Annealer {
   std::vector<std::int64_t> state_;
   std::vector<std::int64_t> need_;
   std::vector<std::int64_t> load_;
+  std::vector<std::int64_t> filler_;
 };
 
 }  // namespace dynmo::plan::internal

@@ -16,6 +16,7 @@ namespace dynmo::plan {
 namespace {
 
 using internal::Annealer;
+using internal::Starts;
 using schedule::ScheduleKind;
 
 constexpr std::int64_t kActionsAnEvaluation = 1536;
@@ -138,7 +139,16 @@ bool countable(const SearchProblem& problem) {
          std::min(1e6, 4e9 / problem.cluster.size());
 }
 
-// A short anneal of every start, a longer one of the best third, and of the best third of those.
+// Whether filling and draining the pipeline takes much of a step, and a run so many actions that
+// few are affordable.
+bool large(const SearchProblem& problem) {
+  return problem.cluster.size() > 8 &&
+         std::int64_t{6} * problem.cluster.size() * problem.micro_batches > kActionsAnEvaluation;
+}
+
+// A short anneal of every start, a longer one of the best third, and of the best third of those. A
+// large problem anneals only the best third of the starts at all: with a share for each, none would
+// get far.
 void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options,
                       Candidates& candidates, SearchResult& result) {
   if (!countable(problem)) return;
@@ -147,20 +157,28 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
   std::vector<std::unique_ptr<Annealer>> running;
   // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
   const auto starts = std::clamp<std::int64_t>(options.evaluations / kEvaluationsAStart, 1, 8);
-  const std::int64_t start_share = options.evaluations * kActionsAnEvaluation * 3 / 4 / starts /
-                                   static_cast<std::int64_t>(placements.size());
+  const bool few_runs = large(problem);
+  const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
+  const std::int64_t start_share =
+      budget * (few_runs ? 1 : 3) / 4 / starts / static_cast<std::int64_t>(placements.size());
   std::uint64_t index = 0;
   for (std::int64_t start = 0; start < starts; ++start) {
     for (const Placement& one : placements) {
-      running.push_back(std::make_unique<Annealer>(
-          one.name, model, problem.cluster, problem.micro_batches, one.ranks,
-          mix_key({0x5EA2C4, options.seed, index++}), start_share));
+      running.push_back(
+          std::make_unique<Annealer>(one.name, model, problem.cluster, problem.micro_batches,
+                                     one.ranks, few_runs ? Starts::kFilled : Starts::kLevel,
+                                     mix_key({0x5EA2C4, options.seed, index++}), start_share));
     }
   }
-  const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
   std::int64_t spent = 0;
   for (const auto& annealer : running) spent += annealer->spent();
   std::size_t left = running.size();
+  const auto keep_best_third = [&] {
+    std::stable_sort(running.begin(), running.begin() + static_cast<std::ptrdiff_t>(left),
+                     [](const auto& a, const auto& b) { return a->best() < b->best(); });
+    left = std::max<std::size_t>(1, left / 3);
+  };
+  if (few_runs) keep_best_third();
   for (int rounds = 3; rounds > 0; --rounds) {
     const std::int64_t share =
         std::max<std::int64_t>(0, budget - spent) / rounds / static_cast<std::int64_t>(left);
@@ -169,9 +187,7 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
       running[i]->anneal(share, 8000);
       spent += running[i]->spent() - before;
     }
-    std::stable_sort(running.begin(), running.begin() + static_cast<std::ptrdiff_t>(left),
-                     [](const auto& a, const auto& b) { return a->best() < b->best(); });
-    left = std::max<std::size_t>(1, left / 3);
+    keep_best_third();
   }
   result.evaluations = spent / kActionsAnEvaluation;
   // The best of every placement, which stands before the others of its placement.
