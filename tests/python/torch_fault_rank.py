@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 
+import dynmo
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import move, ranks, step
@@ -42,6 +44,21 @@ def cut(first, kind="1f1b"):
     return {"format": "dynmo-plan-1", "ranks": world, "schedule": kind, "stages": stages}
 
 
+def wait_until_all_have_noticed():
+    """No rank ends before every other has noticed, so that none does because its neighbour has ended. Rank 0 has the store."""
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        count, deadline = store.add("noticed", 1), time.monotonic() + 100
+        while count < dist.get_world_size() - 1:
+            if time.monotonic() > deadline:
+                print(f"{count} ranks have noticed")
+                os._exit(3)
+            time.sleep(0.01)
+            count = store.add("noticed", 0)
+    except RuntimeError:
+        pass  # rank 0 has ended: it is the victim, or has seen that all have noticed
+
+
 def main():
     place, victim = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo")
@@ -54,6 +71,15 @@ def main():
         kill_in(*PLACES[place], lambda: now[0] == 2)
     if place == "damage":
         move.Mover._damage = lambda self, layer, packed: packed[5].add_(1) if now[0] == 2 and pipe.rank == victim else None
+    try:
+        train(pipe, optimizer, case, place, now)
+    except dynmo.RankLostError as error:
+        print(f"RankLostError: {error}", flush=True)
+        wait_until_all_have_noticed()
+        sys.exit(1)
+
+
+def train(pipe, optimizer, case, place, now):
     for number in range(5):
         now[0] = number
         pipe.step(**torch_cases.batch_of(case, number))

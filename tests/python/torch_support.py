@@ -10,6 +10,7 @@ import unittest
 
 import torch
 
+ALL = os.environ.get("DYNMO_SAMPLES") == "all"  # `make soak`
 HERE = pathlib.Path(__file__).resolve().parent
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Optional, TypeVar
@@ -36,6 +38,8 @@ class Ranks:
         self._group: Optional[dist.ProcessGroup] = None
         self.rank, self.size = 0, 1
         self._places: list[tuple[str, int]] = []
+        self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
+        self._lost = ""
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("gloo")
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -61,9 +65,7 @@ class Ranks:
         """Begins to add up; the call that it returns waits for the end."""
         if self.size == 1:
             return lambda: None
-        work = self.guard(lambda: dist.all_reduce(cells, group=self._group, async_op=True))
-        assert work is not None
-        return lambda: self.guard(lambda: (work.wait(), None)[1])
+        return _Work(self, lambda: dist.all_reduce(cells, group=self._group, async_op=True), None).wait
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
@@ -103,16 +105,32 @@ class Ranks:
 
     def guard(self, call: Callable[[], Result], peer: Optional[int] = None) -> Result:
         """Calls; an error of the transport becomes the loss of a rank, by name."""
+        if self._lost:
+            raise RankLostError(self._lost)
         try:
             return call()
         except RuntimeError as error:
             lost = self._find_lost(peer)
             why = str(error).replace("\n", " ")[:200]
-            raise RankLostError(
+            self._lost = (
                 f"rank {self.rank}: rank {lost} is lost ({why}); start again from the newest checkpoint"
                 if lost is not None
                 else f"rank {self.rank}: a message failed, and no rank is known to be lost ({why})"
-            ) from error
+            )
+            self._disconnect(error)
+            raise RankLostError(self._lost) from error
+
+    def _disconnect(self, error: RuntimeError) -> None:
+        """Closes this rank's connections, so that ranks which wait for this one notice the loss now, and not when this process ends.
+
+        Gloo has no call for it: connections are closed when nothing holds the group, its requests, or a frame with one of them.
+        """
+        traceback.clear_frames(error.__traceback__)
+        for work in list(self._works):
+            work.drop()
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
 
     def _find_lost(self, peer: Optional[int]) -> Optional[int]:
         """The rank that went first: one whose process has ended, or that another rank names, else the peer of the failed message."""
@@ -143,13 +161,27 @@ def _read(store: Any) -> Optional[int]:
         return None
 
 
+class _Work:
+    """A request on its way, which is given up with the connections."""
+
+    def __init__(self, ranks: Ranks, post: Callable[[], Any], peer: Optional[int]) -> None:
+        self._ranks, self._peer = ranks, peer
+        self._work = ranks.guard(post, peer)
+        ranks._works.add(self)
+
+    def wait(self) -> None:
+        self._ranks.guard(lambda: self._work.wait(), self._peer)
+
+    def drop(self) -> None:
+        self._work = None
+
+
 class Message:
     """One tensor on its way; it is held until the wait is over."""
 
     def __init__(self, ranks: Ranks, post: Callable[[], Any], peer: int, tensor: Tensor) -> None:
-        self.tensor, self._ranks, self._peer = tensor, ranks, peer
-        self._work = ranks.guard(post, peer)
+        self.tensor, self._work = tensor, _Work(ranks, post, peer)
 
     def wait(self) -> Tensor:
-        self._ranks.guard(self._work.wait, self._peer)
+        self._work.wait()
         return self.tensor
