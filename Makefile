@@ -76,6 +76,7 @@ soak: setup
 	@scripts/build $(PRESET)
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -L sources
+	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R '^python.torch_(bits|faults)$$'
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R 'Explorer|Spaces|Mutants|ElasticThreads|ElasticProcesses'
 	@DYNMO_SAMPLES=all scripts/check asan tsan
 

@@ -3,9 +3,10 @@
 import unittest
 
 from torch_cases import FAMILIES
-from torch_support import RankCase
+from torch_support import ALL, RankCase
 
 OPTIMIZERS = ("fused", "foreach", "sgd", "loop")
+SIX = {"num_hidden_layers": 6}  # blocks: two stages for each of 4 ranks, also in the controller's plans
 
 
 class Bits(RankCase):
@@ -17,10 +18,10 @@ class Bits(RankCase):
         self.compare(cases, 4)
 
     def test_balancing_on_changes_no_bit(self):
-        blocks = {"config": {"num_hidden_layers": 6}}  # two stages for each of 4 ranks, also in the controller's plans
+        common = {"steps": 30 if ALL else 18, "micro_batches": 4, "clip": 1.0, "freeze": True, "balance": True}
         cases = [
-            {**blocks, "family": family, "steps": 18, "micro_batches": 4, "seed": 30 + index, "clip": 1.0, "freeze": True, "balance": True}
-            for index, family in enumerate(("llama", "qwen2", "mixtral"))
+            {**common, "family": family, "config": SIX, "seed": 30 + index, "optimizer": OPTIMIZERS[index % 4]}
+            for index, family in enumerate(FAMILIES if ALL else ("llama", "qwen2", "mixtral"))
         ]
         self.compare(cases, 4)
 

@@ -34,6 +34,7 @@ FREEZE_AT = 10
 def make_model(case):
     torch.manual_seed(case.get("seed", 0))
     config = AutoConfig.for_model(case["family"], **{**FAMILIES[case["family"]], **case.get("config", {})})
+    assert config.num_hidden_layers == case.get("config", {}).get("num_hidden_layers", 4)
     model = AutoModelForCausalLM.from_config(config)
     if case.get("checkpointing"):
         model.gradient_checkpointing_enable()

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import dynmo.torch as dt
 import torch_cases
+from torch_live_rank import even_clock
 
 
 def random_plan(rng, layers, ranks, micro_batches):
@@ -35,12 +36,12 @@ def train(case):
     rng = random.Random(case.get("seed", 0))
     options = {"accumulation": case.get("accumulation", 1), "balance": case.get("balance", False)}
     pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], **options)
-    losses = []
+    losses, moves = [], 0
     for step in range(case["steps"]):
         if case.get("freeze") and step == torch_cases.FREEZE_AT:
             torch_cases.freeze(model)
-        if case.get("balance"):
-            pipe.balance()
+        if case.get("balance") and pipe.balance():
+            moves += 1
         if step % 3 == 0:
             assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"])).done
         batch = torch_cases.batch_of(case, step)
@@ -55,6 +56,7 @@ def train(case):
         scheduler.step()
         optimizer.zero_grad()
         losses.append(total.item())
+    assert moves > 0 or not case.get("balance"), case  # the random plans are worse than the controller's
     for name, parameter in model.named_parameters():
         assert name not in objects or parameter is objects[name], name
     return torch_cases.result_of(model, optimizer, losses)
@@ -65,7 +67,10 @@ def main():
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     rank = int(os.environ.get("RANK", "0"))
-    for index, case in enumerate(torch.load(os.path.join(folder, "cases.pt"))):
+    cases = torch.load(os.path.join(folder, "cases.pt"))
+    if any(case.get("balance") for case in cases):
+        even_clock()
+    for index, case in enumerate(cases):
         torch.save(train(case), os.path.join(folder, f"rank-{rank}-{index}.pt"))
     if dist.is_initialized():
         dist.destroy_process_group()
