@@ -104,8 +104,8 @@ reproduce: build
 bench-torch: setup
 	@cmake --preset $(PRESET) >/dev/null
 	@scripts/build $(PRESET) --target dynmo_python_package
-	@LD_LIBRARY_PATH=$(DYNMO_CACHE)/python-torch/stand-ins OMP_NUM_THREADS=1 PYTHONPATH=build/$(PRESET)/python \
-	  $(DYNMO_CACHE)/python-torch/bin/python bench/torch/gain.py
+	@for script in gain cost; do LD_LIBRARY_PATH=$(DYNMO_CACHE)/python-torch/stand-ins OMP_NUM_THREADS=1 PYTHONPATH=build/$(PRESET)/python \
+	  $(DYNMO_CACHE)/python-torch/bin/python bench/torch/$$script.py || exit 1; done
 
 install: build
 	@scripts/build $(PRESET)

@@ -102,7 +102,6 @@ def report(found: list[tuple[Figures, Figures]], static: Side, balanced: Side, b
         predicted = side.pipe.predicted_step_s()
         measured = statistics.median(pair[index]["step_s"] for pair in found)
         print(f"step, {name:9}             predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms ({predicted / measured - 1:+.1%})")
-    print(f"balance() without a move    {statistics.median(balanced.balance_cpu_s) * 1e3:.2f} ms of CPU a step")
     print(f"backwards of frozen layers  {backwards}")
 
 

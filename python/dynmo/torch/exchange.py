@@ -37,11 +37,10 @@ def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bo
 
 
 def _fill(part: Tensor, names: tuple[str, ...], rows: dict[int, dict[str, float]]) -> None:
-    if part.numel() == 0:
+    if part.numel() == 0 or not rows:
         return
-    table = part.view(-1, len(names))
-    for row, values in rows.items():
-        table[row] = torch.tensor([values.get(name, 0.0) for name in names], dtype=torch.float64)
+    values = [[row.get(name, 0.0) for name in names] for row in rows.values()]
+    part.view(-1, len(names))[list(rows)] = torch.tensor(values, dtype=torch.float64)
 
 
 def _read(part: Tensor, names: tuple[str, ...]) -> dict[int, dict[str, float]]:

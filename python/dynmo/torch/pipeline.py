@@ -295,7 +295,7 @@ class Pipeline:
         return self._programs[key]
 
     def _flags(self) -> int:
-        return checks.digest([[p.requires_grad for p in layer.parameters.values()] for layer in self._split.layers])
+        return checks.digest(bytes(p.requires_grad for layer in self._split.layers for p in layer.parameters.values()))
 
     def _begin_agreement(self, batch: dict[str, Any], frozen: int) -> Callable[[], None]:
         """Compares what ranks must have alike. It is on its way while the first micro-batches run."""
