@@ -4,7 +4,7 @@
 // whole run. Pruning comes twice: one that training announces and one (hidden) that has to be
 // found.
 //
-//   controller_bench [SEEDS]     (20)
+//   controller_bench [SEEDS [FIRST]]     (20 seeds from 1 on)
 //
 // It is compared with an oracle that knows the true costs of all steps, past and to come, pays the
 // same for moving and nothing for planning: the best sequence, by dynamic programming, of plans of
@@ -14,6 +14,7 @@
 //   regret    time of all steps, moves and plans over the oracle's, less 1
 //   never     the same over that of never moving, largest of any run
 //   moves     of all runs of the line; and over the oracle's
+//   layers    that a move of the controller's takes along, mean; there are 64
 //   reaction  median steps from a change, announced or hidden, to the first move behind it, of the
 //             changes that the oracle answers before the next one; no move: the steps to the next
 //             change. Loads that only drift have none.
@@ -108,6 +109,7 @@ double move_s(const plan::Plan& from, const plan::Plan& to, const cost::ModelCos
 
 struct Course {
   double total_s = 0;
+  std::size_t layers = 0;                // moved, in all moves
   std::vector<std::int64_t> moves = {};  // steps before which layers moved
 };
 
@@ -223,6 +225,7 @@ Course controlled(const Truth& truth, const Noise& noise, std::uint64_t seed, bo
       if ((*decision)->migrate) {
         course.total_s += move_s(plan, (*decision)->plan, costs);
         course.moves.push_back(step);
+        course.layers += plan::difference(plan, (*decision)->plan, costs).moves.size();
         plan = std::move((*decision)->plan);
       }
     }
@@ -266,6 +269,7 @@ struct Line {
   std::vector<double> regrets;
   double never = -1;
   double moves = 0;
+  double layers = 0;
   double oracle_moves = 0;
   std::vector<double> reactions;
   std::vector<double> lags;
@@ -275,6 +279,7 @@ struct Line {
     regrets.push_back(course.total_s / best.total_s - 1);
     never = std::max(never, course.total_s / never_moving.total_s - 1);
     moves += static_cast<double>(course.moves.size());
+    layers += static_cast<double>(course.layers);
     oracle_moves += static_cast<double>(best.moves.size());
     append(reactions, control::reactions(truth, best, course));
     append(lags, control::lags(best, course));
@@ -285,6 +290,7 @@ struct Line {
     append(lags, other.lags);
     never = std::max(never, other.never);
     moves += other.moves;
+    layers += other.layers;
     oracle_moves += other.oracle_moves;
   }
   static void append(std::vector<double>& to, const std::vector<double>& more) {
@@ -299,10 +305,12 @@ struct Line {
     const auto steps = [](const std::vector<double>& values) {
       return values.empty() ? std::string("-") : fmt::format("{:.1f}", median(values));
     };
-    fmt::print("{:<12} {:<18} {:>7.2f} %  {:>7.2f} %  {:>7.2f} %  {:>5}  {:>6.2f}  {:>8}  {:>6}\n",
-               noise, load, 100 * regret(), 100 * *std::max_element(regrets.begin(), regrets.end()),
-               100 * never, moves, oracle_moves > 0 ? moves / oracle_moves : moves,
-               steps(reactions), steps(lags));
+    fmt::print(
+        "{:<12} {:<18} {:>7.2f} %  {:>7.2f} %  {:>7.2f} %  {:>5}  {:>6.2f}  {:>6.1f}  {:>8}  "
+        "{:>6}\n",
+        noise, load, 100 * regret(), 100 * *std::max_element(regrets.begin(), regrets.end()),
+        100 * never, moves, oracle_moves > 0 ? moves / oracle_moves : moves,
+        moves > 0 ? layers / moves : 0, steps(reactions), steps(lags));
   }
 };
 
@@ -321,9 +329,9 @@ std::vector<Truth> truths(std::uint64_t seed) {
   return result;
 }
 
-void run(std::uint64_t seeds, bool verbose) {
+void run(std::uint64_t seeds, std::uint64_t first, bool verbose) {
   std::map<std::string, std::map<std::string, Line>> table;  // noise, load
-  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+  for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     for (const Truth& truth : truths(seed)) {
       const Course stays = never(truth);
       const Course best = oracle(truth);
@@ -334,8 +342,8 @@ void run(std::uint64_t seeds, bool verbose) {
       }
     }
   }
-  fmt::print("{:<12} {:<18} {:>9}  {:>9}  {:>9}  {:>5}  {:>6}  {:>8}  {:>6}\n", "noise", "load",
-             "regret", "worst", "never", "moves", "oracle", "reaction", "lag");
+  fmt::print("{:<12} {:<18} {:>9}  {:>9}  {:>9}  {:>5}  {:>6}  {:>6}  {:>8}  {:>6}\n", "noise",
+             "load", "regret", "worst", "never", "moves", "oracle", "layers", "reaction", "lag");
   Line whole;
   for (const Noise& noise : kNoises) {
     Line all;
@@ -354,6 +362,7 @@ void run(std::uint64_t seeds, bool verbose) {
 
 int main(int argc, char** argv) {
   const std::uint64_t seeds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20;
-  dynmo::control::run(std::max<std::uint64_t>(seeds, 1), argc > 2);
+  const std::uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  dynmo::control::run(std::max<std::uint64_t>(seeds, 1), first, argc > 3);
   return 0;
 }
