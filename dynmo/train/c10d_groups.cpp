@@ -257,7 +257,12 @@ c10d::MeetingPlace meeting_place(const elastic::Place& place) {
 Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>()>& work) {
   const Expected<void> done = guarded(work);
   if (groups.in_force() == nullptr) return done;  // has left already
-  if (done.has_value()) return groups.in_force()->leave();
+  if (done.has_value()) {
+    const Expected<void> left = groups.in_force()->leave();
+    // The run is done: all have done their parts, and one was lost on its way out.
+    if (!left && left.error().code != ErrorCode::kPeerLost) return left;
+    return {};
+  }
   if (done.error().code == ErrorCode::kInterrupted) {  // all stop alike, between two steps
     DYNMO_TRY(groups.in_force()->leave());
     return done.error();

@@ -44,8 +44,9 @@ Expected<void> Run::begin() {
     DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
     auto other = std::make_unique<OtherModel>(OtherModel{std::move(options), std::move(inputs)});
     DYNMO_ASSIGN(const Start begin, begin_run(*group_, other->options, other->inputs));
-    DYNMO_TRY(add_lane("dense", begin, std::move(other)));
+    DYNMO_TRY(open_lane(add_lane("dense", std::move(other)), begin));
   }
+  if (elasticity_) add_lane("", nullptr);  // a loss may come before it is open
   DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
   for (const std::string& note : begin.notes) say(note);
   first_step_ = reached_ = begin.step();
@@ -55,26 +56,31 @@ Expected<void> Run::begin() {
     return {};
   }
   for (const std::string& name : names()) {
-    if (name != "dense") DYNMO_TRY(add_lane(name, begin, nullptr));
+    if (name == "dense") continue;
+    DYNMO_TRY(open_lane(elasticity_ ? lanes_.front() : add_lane(name, nullptr), begin));
   }
   DYNMO_TRY(write_config());
   say_start();
   return advance_all();
 }
 
-Expected<void> Run::add_lane(const std::string& name, const Start& begin,
-                             std::unique_ptr<const OtherModel> other) {
+Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherModel> other) {
   const int number = static_cast<int>(lanes_.size());
-  Lane lane{.name = name,
-            .other = std::move(other),
-            .settings = settings_of(name, number),
-            .log = {},
-            .group = nullptr};
+  lanes_.push_back({.name = name,
+                    .other = std::move(other),
+                    .settings = settings_of(name, number),
+                    .log = {},
+                    .group = nullptr});
+  return lanes_.back();
+}
+
+Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   DYNMO_ASSIGN(lane.group, open_group(lane, begin));
   // Rank 0 says at the end what was possible, from what the layers cost in every step.
   const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
-  DYNMO_ASSIGN(lane.log, open_log(name, kept));
+  DYNMO_ASSIGN(lane.log, open_log(lane.name, kept));
   RunLog& log = *lane.log;
+  if (leads_ && elasticity_ && elasticity_->self().number > 0) DYNMO_TRY(log.lead());
   log.start(load_trace_start(begin.first, config_of(lane)));
   log.event("start", first_step_,
             {{"plan", plan::to_json(begin.first.plan)},
@@ -82,7 +88,6 @@ Expected<void> Run::add_lane(const std::string& name, const Start& begin,
              {"steps", config_.train.steps}});
   if (elasticity_) log.series().members = elasticity_->view().size();
   log.keep(first_step_);
-  lanes_.push_back(std::move(lane));
   return {};
 }
 

@@ -72,8 +72,7 @@ class Run {
   // Called by a process that joins a run, in the group in which it was given a place. What may go
   // wrong with it alone comes before the others count on it.
   Expected<void> join(const std::function<void()>& taken) {
-    lanes_.push_back({.name = "", .settings = settings_of("", 0), .log = {}, .group = nullptr});
-    Lane& lane = lanes_.back();
+    Lane& lane = add_lane("", nullptr);
     DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
     first_step_ = reached_ = lane.group->pipeline().next_step();
     DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
@@ -111,16 +110,21 @@ class Run {
   }
 
   // surviving.cpp: what all ranks decide alike ends the run, and so does an error of this rank
-  // alone. A loss before the first plan has nothing to go on from.
+  // alone. A loss before the ranks know each other has nothing to go on from.
   bool may_survive(const Error& why) const;
   // Goes on after each loss that the run survives.
   Expected<void> through_losses(Expected<void> done);
-  // False: this rank has left the run.
+  // False: this rank has left the run, or all is done.
   Expected<bool> survive(const Error& why);
+  // All steps are done, and the first rank has written its last file, the summary: who is lost now
+  // is not missed. (Where this rank has not found it, the first one may be writing it: it has when
+  // its process has ended.)
+  bool is_whole() const;
   Expected<elastic::View> meet_survivors(const elastic::View& before, const Error& why);
   struct Recovery {
     Error why;
     std::string_view from = {};  // for people
+    bool whole = false;          // all is done
     std::int64_t reached = 0;    // steps done before the loss, by any rank that is left
     double meet_s = 0;           // from the loss until they had met
     double all_s = 0;
@@ -222,8 +226,8 @@ class Run {
 
   Expected<std::unique_ptr<GroupRun>> open_group(const Lane& lane, const Start& begin);
 
-  Expected<void> add_lane(const std::string& name, const Start& begin,
-                          std::unique_ptr<const OtherModel> other);
+  Lane& add_lane(const std::string& name, std::unique_ptr<const OtherModel> other);
+  Expected<void> open_lane(Lane& lane, const Start& begin);
 
   Expected<void> write_config() const {
     // A run that cannot be continued with other settings keeps those it had.

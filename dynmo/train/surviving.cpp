@@ -74,6 +74,8 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
 struct Reports {
   std::vector<elastic::Report> all;
   Generation generation = 0;  // of the newest plan
+  bool have_begun = true;     // all of them: each has a plan, layers and a log
+  bool whole = false;         // one has found all that the run leaves
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
@@ -87,8 +89,11 @@ struct Reports {
 };
 
 Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
-                                 bool complete, std::int64_t checkpoint) {
-  const Json mine = {{"step", state.step},
+                                 bool has_begun, bool whole, bool complete,
+                                 std::int64_t checkpoint) {
+  const Json mine = {{"begun", has_begun},
+                     {"whole", whole},
+                     {"step", state.step},
                      {"complete", complete},
                      {"updated", state.last_exchange.has_value()},
                      {"holds", runtime::to_json(runtime::holdings_of(state))},
@@ -99,6 +104,8 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
   for (const Json& json : values) {
     JsonObject object(json, origin);
     object.ignore("holds");
+    reports.have_begun = object.boolean("begun") && reports.have_begun;
+    reports.whole = object.boolean("whole") || reports.whole;
     elastic::Report report{.step = object.integer("step"),
                            .gradients_complete = object.boolean("complete")};
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
@@ -123,11 +130,20 @@ bool Run::may_survive(const Error& why) const {
 
 Expected<void> Run::through_losses(Expected<void> done) {
   while (!done && may_survive(done.error())) {
+    if (is_whole()) return {};
     const auto stays = survive(done.error());
     if (stays && !*stays) return {};
     done = stays ? advance_all() : Expected<void>(stays.error());
   }
   return done;
+}
+
+bool Run::is_whole() const {
+  const Lane& lane = lanes_.front();
+  if (!lane.log || reached_ != config_.train.steps) return false;
+  const auto summary = read_json(folder_.summary());
+  if (!summary || !summary->contains("runs") || (*summary)["runs"].size() != 1) return false;
+  return (*summary)["runs"][0].value("loss_digest", "") == lane.log->series().loss_digest();
 }
 
 Expected<elastic::View> Run::meet_survivors(const elastic::View& before, const Error& why) {
@@ -143,7 +159,6 @@ Expected<elastic::View> Run::meet_survivors(const elastic::View& before, const E
 Expected<bool> Run::survive(const Error& why) {
   const auto start = std::chrono::steady_clock::now();
   Lane& lane = lanes_.front();
-  RunSeries& series = lane.log->series();
   const elastic::View before = elasticity_->view();
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
   // Nothing of the group that has ended writes into tensors any more when this returns.
@@ -155,18 +170,20 @@ Expected<bool> Run::survive(const Error& why) {
   elasticity_.emplace(*groups_, config_, inputs_);
   if (!view.has(groups_->self().id)) {
     lane.group.reset();
-    static_cast<void>(lane.log->close());
+    if (lane.log) static_cast<void>(lane.log->close());
     return false;
   }
   Recovery recovery{.why = why, .meet_s = seconds_since(start)};
   group_ = &groups_->group();
   grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
-  const int next_member = std::max(series.members, before.members.back().number + 1);
-  series.members = next_member;
+  const int next_member =
+      std::max(lane.log ? lane.log->series().members : 0, before.members.back().number + 1);
   DYNMO_TRY(elasticity_->begin_again(view, std::move(led), next_member));
   if (group_->rank() == transport::Member(0) && !leads_) DYNMO_TRY(lead(nullptr));
   snapshots_.begin_group();
   DYNMO_TRY(recover(lane, before, recovery));
+  if (recovery.whole) return false;
+  lane.log->series().members = next_member;
   recovery.all_s = seconds_since(start);
   note_loss(lane, before, recovery);
   if (config_.elastic.respawn) will_respawn(before.size() - view.size());
@@ -177,9 +194,16 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
-  DYNMO_ASSIGN(const Reports reports, gather_reports(*group_, state_of(lane), complete, newest));
+  DYNMO_ASSIGN(const Reports reports, gather_reports(*group_, state_of(lane),
+                                                     lane.log.has_value(), is_whole(), complete,
+                                                     newest));
+  recovery.whole = reports.whole;
+  if (recovery.whole) return {};
   const int layers = static_cast<int>(inputs_.model.layers.size());
-  DYNMO_ASSIGN(const elastic::Decision decision, elastic::recover({.layers = layers}, reports.all));
+  elastic::Decision decision{.origin = elastic::Origin::kInitial};
+  if (reports.have_begun) {
+    DYNMO_ASSIGN(decision, elastic::recover({.layers = layers}, reports.all));
+  }
   recovery.reached = reports.reached();
   times_lost_ = recovery.reached == lost_at_ ? times_lost_ + 1 : 1;
   lost_at_ = recovery.reached;
@@ -197,6 +221,7 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   if (decision.origin != elastic::Origin::kMemory) {
     held_ = {};
     DYNMO_TRY(begin_again(lane, generation));
+    recovery.reached = std::max(recovery.reached, first_step_);  // of a resumed run
     recovery.from = first_step_ > 0 ? "checkpoint" : "initial values";
     return {};
   }
@@ -307,8 +332,16 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
   first_step_ = reached_ = begin.step();
-  DYNMO_ASSIGN(lane.group, open_group(lane, begin));
-  return lane.log->roll_back(first_step_);
+  if (lane.log) {
+    DYNMO_ASSIGN(lane.group, open_group(lane, begin));
+    DYNMO_TRY(lane.log->roll_back(first_step_));
+  } else {
+    for (const std::string& note : begin.notes) say(note);
+    DYNMO_TRY(open_lane(lane, begin));
+  }
+  std::error_code fault;
+  if (!leads_ || std::filesystem::exists(folder_.config(), fault)) return {};
+  return write_file_durably(folder_.config(), to_toml(config_));
 }
 
 void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& recovery) {
@@ -363,8 +396,9 @@ void Run::respawn() {
 Expected<void> Run::lead(const Json& known) {
   leads_ = true;
   if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
-  RunLog& log = *lanes_.front().log;
   wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
+  if (!lanes_.front().log) return {};  // not begun as yet
+  RunLog& log = *lanes_.front().log;
   // The run goes on without the file, as it does where it cannot be written later.
   if (const auto opened = log.lead(); !opened) {
     say(fmt::format("events   {}; training goes on", opened.error().message));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preloaded into `dynmo train`, this kills a process in the middle of a checkpoint: before its
 // KILL_AT_WRITE-th operation (open, write, fsync, rename) on a file of a checkpoint that is not
-// committed yet, a path with "/checkpoints/" and ".tmp". So a test names the moment and need not
-// find one.
+// committed yet, a path with "/checkpoints/" and ".tmp", or on one whose path has
+// KILL_AT_PATH in it. So a test names the moment and need not find one. With KILL_ONCE, the path of
+// a file that is not there, one process alone does this: it makes the file.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,6 +18,8 @@
 namespace {
 
 bool is_pending(const char* path) {
+  static const char* const wanted = std::getenv("KILL_AT_PATH");
+  if (wanted != nullptr) return std::strstr(path, wanted) != nullptr;
   return std::strstr(path, "/checkpoints/") != nullptr && std::strstr(path, ".tmp") != nullptr;
 }
 
@@ -30,15 +33,26 @@ bool is_pending(int descriptor) {
   return is_pending(path);
 }
 
-void count() {
-  static std::atomic<int> operations{0};
-  static const char* const at = std::getenv("KILL_AT_WRITE");
-  if (at != nullptr && ++operations == std::atoi(at)) std::raise(SIGKILL);
-}
-
 template <typename Function>
 Function next(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
+}
+
+bool is_the_one() {
+  static const auto real = next<int (*)(const char*, int, ...)>("open");
+  static const char* const mark = std::getenv("KILL_ONCE");
+  return mark == nullptr || real(mark, O_CREAT | O_EXCL | O_WRONLY, 0600) >= 0;
+}
+
+void count() {
+  static std::atomic<int> operations{0};
+  static const char* const kills = std::getenv("KILL_AT_WRITE");
+  if (kills != nullptr && ++operations == std::atoi(kills) && is_the_one()) std::raise(SIGKILL);
+}
+
+// With EXIT_AT_SIGUSR2 a process that gets SIGUSR2 ends with 1.
+[[gnu::constructor]] void exit_at_signal() {
+  if (std::getenv("EXIT_AT_SIGUSR2") != nullptr) std::signal(SIGUSR2, [](int) { ::_exit(1); });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import time
 import unittest
@@ -14,6 +15,7 @@ from program import DYNMO
 from run_case import rank_processes
 
 SEED = 22
+KILL_AT_WRITE = os.environ.get("KILL_AT_WRITE_LIBRARY", "")
 
 
 class Survival(ElasticCase):
@@ -76,6 +78,10 @@ class Survival(ElasticCase):
         paths = (self.folder / run / "records").glob("rank-*.jsonl")
         return max((path.read_text().count("\n") for path in paths), default=0)
 
+    def look(self, process, holds):
+        while process.poll() is None and not holds():
+            time.sleep(0.0005)
+
     def processes(self, run, process):
         """By the number that the launcher gave them."""
         found = {}
@@ -108,6 +114,56 @@ class Survival(ElasticCase):
             self.kill(run, process, number, 60 * turn + self.draw.randrange(2, 60), how)
         return self.ended(process)
 
+    def test_before_the_first_plan(self):
+        """The first rank or another is lost while layers are measured: once for all, and again."""
+        self.twin("twin", 3)
+        for lost in ([0], [2], [1, 0]):
+            with self.subTest(lost):
+                run = "early-" + "-".join(map(str, lost))
+                extra = (*self.SETTINGS, "pipeline.measure_steps=100")
+                process = self.spawn(self.command("-n", "3", run=run, extra=extra))
+                self.until(process, (self.folder / run / "job.json").exists)
+                for number in lost:
+                    os.kill(self.processes(run, process)[number], signal.SIGKILL)
+                output = self.ended(process)
+                self.assertRegex(output, r"rank \d was lost.*: on with ranks? [\d, ]+ from step 0 \(0 steps again\)")
+                self.assertTrue((self.folder / run / "config.toml").exists())
+                self.assert_as_twin(run, "twin")
+
+    def test_before_the_first_plan_of_a_resumed_run(self):
+        extra = (*self.SETTINGS, "pipeline.measure_steps=100")
+        self.twin("twin", 3)
+        shutil.copytree(self.folder / "twin", self.folder / "resumed")
+        for folder in (self.folder / "resumed" / "checkpoints").glob("step-*"):
+            if int(folder.name.split("-")[1]) > 200:
+                shutil.rmtree(folder)
+        process = self.spawn(self.command("-n", "2", "--resume", run="resumed", extra=extra))
+        self.until(process, (self.folder / "resumed" / "job.json").exists)
+        os.kill(self.processes("resumed", process)[0], signal.SIGKILL)
+        self.assertIn("on with rank 1 from step 200 (0 steps again)", self.ended(process))
+        self.assertEqual(manifests(self.folder / "resumed"), manifests(self.folder / "twin"))
+
+    def test_while_the_run_ends(self):
+        """The first rank before each operation on its summary, the last file; another one when that is there."""
+        self.twin("twin", 3)
+        for operation in (1, 2, 3, 4):
+            with self.subTest(operation):
+                run = f"ending-{operation}"
+                env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "KILL_AT_WRITE": str(operation), "KILL_AT_PATH": f"{run}/summary.json",
+                       "KILL_ONCE": str(self.folder / f"{run}-once")}
+                process = self.spawn(self.command("-n", "3", run=run, extra=self.SETTINGS), env=env)
+                self.assertIn("rank 0 was killed by signal 9", self.ended(process))
+                self.assertTrue((self.folder / f"{run}-once").exists())
+                self.assert_as_twin(run, "twin")
+        process = self.spawn(self.command("-n", "3", run="ended", extra=self.SETTINGS))
+        self.until(process, lambda: self.steps_done("ended") > 350)
+        ranks = self.processes("ended", process)
+        self.look(process, (self.folder / "ended" / "summary.json").exists)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended
+            os.kill(ranks[1], signal.SIGKILL)
+        self.ended(process)
+        self.assert_as_twin("ended", "twin")
+
     def test_any_rank_may_be_killed(self):
         self.twin("twin", 3)
         for number in range(3):
@@ -117,6 +173,8 @@ class Survival(ElasticCase):
                 self.assertIn(f"rank {number} was killed by signal 9", output)
                 self.assertRegex(output, r"on with ranks \d, \d from step \d+ \(\d+ steps? again\), in ")
                 self.assertIn(self.recoveries(run, "from"), (["snapshot"], ["checkpoint"]))
+                spent = self.recoveries(run, "ms")[0]
+                self.assertGreaterEqual(spent.pop("all") + 1e-3, sum(spent.values()))
                 self.assert_as_twin(run, "twin")
 
     def test_from_checkpoints_where_there_are_no_snapshots(self):
