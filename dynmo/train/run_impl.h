@@ -126,8 +126,13 @@ class Run {
     std::string_view from = {};  // for people
     bool whole = false;          // all is done
     std::int64_t reached = 0;    // steps done before the loss, by any rank that is left
-    double meet_s = 0;           // from the loss until they had met
-    double all_s = 0;
+    Json ms = {};                // by phase
+    std::chrono::steady_clock::time_point phase = std::chrono::steady_clock::now();
+
+    void end_phase(const char* name) {
+      ms[name] = 1e3 * seconds_since(phase);
+      phase = std::chrono::steady_clock::now();
+    }
   };
   Expected<void> take_snapshot(Lane& lane, std::int64_t step);
   const runtime::RankState& state_of(const Lane& lane) const {

@@ -157,7 +157,8 @@ Expected<elastic::View> Run::meet_survivors(const elastic::View& before, const E
 }
 
 Expected<bool> Run::survive(const Error& why) {
-  const auto start = std::chrono::steady_clock::now();
+  Recovery recovery{.why = why};
+  const auto start = recovery.phase;
   Lane& lane = lanes_.front();
   const elastic::View before = elasticity_->view();
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
@@ -173,7 +174,7 @@ Expected<bool> Run::survive(const Error& why) {
     if (lane.log) static_cast<void>(lane.log->close());
     return false;
   }
-  Recovery recovery{.why = why, .meet_s = seconds_since(start)};
+  recovery.end_phase("meet");
   group_ = &groups_->group();
   grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
   const int next_member =
@@ -184,7 +185,8 @@ Expected<bool> Run::survive(const Error& why) {
   DYNMO_TRY(recover(lane, before, recovery));
   if (recovery.whole) return false;
   lane.log->series().members = next_member;
-  recovery.all_s = seconds_since(start);
+  recovery.end_phase("commit");
+  recovery.ms["all"] = 1e3 * seconds_since(start);
   note_loss(lane, before, recovery);
   if (config_.elastic.respawn) will_respawn(before.size() - view.size());
   return true;
@@ -194,9 +196,9 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
-  DYNMO_ASSIGN(const Reports reports, gather_reports(*group_, state_of(lane),
-                                                     lane.log.has_value(), is_whole(), complete,
-                                                     newest));
+  DYNMO_ASSIGN(const Reports reports, gather_reports(*group_, state_of(lane), lane.log.has_value(),
+                                                     is_whole(), complete, newest));
+  recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
   const int layers = static_cast<int>(inputs_.model.layers.size());
@@ -222,6 +224,7 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
     held_ = {};
     DYNMO_TRY(begin_again(lane, generation));
     recovery.reached = std::max(recovery.reached, first_step_);  // of a resumed run
+    recovery.end_phase("read");
     recovery.from = first_step_ > 0 ? "checkpoint" : "initial values";
     return {};
   }
@@ -230,6 +233,7 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   if (held_.controller) {
     held_.controller->ranks_changed(positions_before(before, view, grid_->replicas()));
   }
+  recovery.end_phase("roll_back");
   Json mine;
   if (group_->rank() == transport::Member(0)) {
     auto plan = plan_again(config_, held_, grid_->positions(), layers);
@@ -244,6 +248,7 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   }
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said, origin));
   DYNMO_TRY(regroup_at(lane, plan, decision.step));
+  recovery.end_phase("regroup");
   bool all_have_done = true;
   for (std::size_t rank = 0; rank < reports.all.size(); ++rank) {
     all_have_done = all_have_done && reports.has_done(rank, decision);
@@ -359,12 +364,12 @@ void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& rec
                   {{"ranks", ranks},
                    {"from", recovery.from},
                    {"steps_again", again},
-                   {"ms", {{"meet", 1e3 * recovery.meet_s}, {"all", 1e3 * recovery.all_s}}},
+                   {"ms", recovery.ms},
                    {"plan", plan::to_json(lane.group->pipeline().plan())}});
   say(fmt::format("step {:5}  {}: on with {} {} from step {} ({} again), in {}", recovery.reached,
                   recovery.why.message, ranks.size() == 1 ? "rank" : "ranks",
                   fmt::join(ranks, ", "), first_step_, observe::format_count(again, "step"),
-                  format_seconds(recovery.all_s)));
+                  format_seconds(recovery.ms["all"].get<double>() / 1e3)));
   say_start();
 }
 
