@@ -17,16 +17,21 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "apps/dynmo/terminal.h"
+#include "dynmo/checkpoint/masks.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/load_tensor.h"
 #include "dynmo/dynamism/moe/load_counts.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/table.h"
+#include "dynmo/observe/traffic_log.h"
+#include "dynmo/observe/traffic_tensor.h"
 #include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
 #include "dynmo/tensor/generate.h"
@@ -60,6 +65,20 @@ Expected<std::vector<Named>> read_tensors(const std::filesystem::path& input) {
     found.push_back({"seconds of layers", dynamism::tensor_of(*load), true});
     return {};
   };
+  const auto add_masks = [&](const std::filesystem::path& folder) -> Expected<void> {
+    DYNMO_ASSIGN(auto masks, checkpoint::read_masks(folder));
+    for (checkpoint::Mask& mask : masks) {
+      found.push_back({mask.name, std::move(mask.places), false});
+    }
+    return {};
+  };
+  if (std::filesystem::exists(input / "manifest.json")) {
+    DYNMO_TRY(add_masks(input));
+    if (!found.empty()) return found;
+    return make_error(ErrorCode::kBadInput,
+                      "checkpoint '{}' has no masks, wanted one of a run with pruning",
+                      input.string());
+  }
   if (std::filesystem::is_directory(input)) {
     const observe::RunFolder run(input);
     if (std::filesystem::exists(run.load_trace(0))) DYNMO_TRY(add_trace(run.load_trace(0)));
@@ -69,10 +88,14 @@ Expected<std::vector<Named>> read_tensors(const std::filesystem::path& input) {
       const auto counts = dynamism::read_counts(records);
       if (counts) found.push_back({"tokens of experts", dynamism::tensor_of(*counts), true});
     }
+    if (std::filesystem::exists(run.traffic())) {
+      DYNMO_ASSIGN(const auto intervals, observe::read_traffic(run.traffic()));
+      if (!intervals.empty()) found.push_back({"bytes", observe::tensor_of(intervals), false});
+    }
     if (found.empty()) {
       return make_error(ErrorCode::kBadInput,
-                        "'{}' has neither a load trace nor counts of experts, wanted a run with "
-                        "run.load_trace above 0 or with experts",
+                        "'{}' has neither a load trace nor counts of experts nor traffic, wanted a "
+                        "run with run.load_trace above 0, with experts or with several ranks",
                         input.string());
     }
     return found;
@@ -192,6 +215,8 @@ struct GenFlags {
   std::optional<double> fibers_imbalance;
   std::optional<double> entries_imbalance;
   bool counts = false;
+  bool costs = false;
+  double step_s = 1;
   std::uint64_t tokens = 4096;
   double cv = 0.5;
   std::optional<double> lasting_cv;
@@ -247,9 +272,10 @@ Expected<tensor::Request> coordinates_request(const GenFlags& flags) {
                  tensor::parse_features(json, flags.like.string()));
     DYNMO_ASSIGN(tensor::Request request, tensor::request_like(features));
     if (!flags.scale.empty()) {
-      return make_error(ErrorCode::kBadInput,
-                        "--scale changes counts of experts; features of coordinates are generated "
-                        "at their own size");
+      return make_error(
+          ErrorCode::kBadInput,
+          "--scale changes --counts and --costs; features of coordinates are generated "
+          "at their own size");
     }
     request.seed = flags.seed;
     return request;
@@ -296,6 +322,38 @@ Expected<tensor::Request> coordinates_request(const GenFlags& flags) {
   return request;
 }
 
+// A number of --scale and where it goes.
+struct Scaled {
+  std::string_view name;
+  std::int64_t* number;
+};
+
+// Takes the sizes over that --scale names. Whether the number of steps has changed: sums over
+// another number of steps are spread otherwise.
+Expected<bool> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& sizes) {
+  bool steps_changed = false;
+  for (const std::string& scale : flags.scale) {
+    const std::size_t equals = scale.find('=');
+    const std::string name = scale.substr(0, equals);
+    std::int64_t number = 0;
+    const std::string text = equals == std::string::npos ? "" : scale.substr(equals + 1);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool good = error == std::errc() && end == text.data() + text.size() && number >= 1;
+    const auto found = std::ranges::find(sizes, name, &Scaled::name);
+    if (!good || found == sizes.end()) {
+      std::vector<std::string> wanted;
+      for (const Scaled& one : sizes) wanted.push_back(fmt::format("{}=N", one.name));
+      const std::string last = wanted.back();
+      wanted.pop_back();
+      return make_error(ErrorCode::kBadInput, "--scale has '{}', wanted {} or {}", scale,
+                        fmt::join(wanted, ", "), last);
+    }
+    steps_changed = steps_changed || (name == "steps" && *found->number != number);
+    *found->number = number;
+  }
+  return steps_changed;
+}
+
 Expected<tensor::CountsRequest> counts_request(const GenFlags& flags) {
   tensor::CountsRequest request{.tokens = flags.tokens,
                                 .cv = flags.cv,
@@ -316,25 +374,36 @@ Expected<tensor::CountsRequest> counts_request(const GenFlags& flags) {
                       "--like FEATURES.json",
                       flags.sizes.size());
   }
-  for (const std::string& scale : flags.scale) {
-    const std::size_t equals = scale.find('=');
-    const std::string name = scale.substr(0, equals);
-    std::int64_t number = 0;
-    const std::string text = equals == std::string::npos ? "" : scale.substr(equals + 1);
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool good = error == std::errc() && end == text.data() + text.size() && number >= 1;
-    std::int64_t* const field = name == "steps"     ? &request.steps
-                                : name == "blocks"  ? &request.blocks
-                                : name == "experts" ? &request.experts
-                                                    : nullptr;
-    if (!good || field == nullptr) {
-      return make_error(ErrorCode::kBadInput,
-                        "--scale has '{}', wanted steps=N, blocks=N or experts=N", scale);
-    }
-    // The sums over another number of steps are spread otherwise.
-    if (field == &request.steps && number != request.steps) request.lasting_cv.reset();
-    *field = number;
+  DYNMO_ASSIGN(const bool steps_changed, scale_sizes(flags, {{"steps", &request.steps},
+                                                             {"blocks", &request.blocks},
+                                                             {"experts", &request.experts}}));
+  if (steps_changed) request.lasting_cv.reset();
+  request.seed = flags.seed;
+  return request;
+}
+
+Expected<tensor::CostsRequest> costs_request(const GenFlags& flags) {
+  tensor::CostsRequest request{.step_s = flags.step_s,
+                               .cv = flags.cv,
+                               .lasting_cv = flags.lasting_cv,
+                               .autocorrelation = flags.autocorrelation};
+  if (!flags.like.empty()) {
+    DYNMO_ASSIGN(const Json json, read_json(flags.like));
+    DYNMO_ASSIGN(const tensor::Features features,
+                 tensor::parse_features(json, flags.like.string()));
+    DYNMO_ASSIGN(request, tensor::costs_request_like(features));
+  } else if (flags.sizes.size() == 2) {
+    request.steps = static_cast<std::int64_t>(flags.sizes[0]);
+    request.layers = static_cast<std::int64_t>(flags.sizes[1]);
+  } else {
+    return make_error(ErrorCode::kBadInput,
+                      "--sizes has {} numbers, wanted those of steps and layers, or --like "
+                      "FEATURES.json",
+                      flags.sizes.size());
   }
+  DYNMO_ASSIGN(const bool steps_changed,
+               scale_sizes(flags, {{"steps", &request.steps}, {"layers", &request.layers}}));
+  if (steps_changed) request.lasting_cv.reset();
   request.seed = flags.seed;
   return request;
 }
@@ -342,8 +411,11 @@ Expected<tensor::CountsRequest> counts_request(const GenFlags& flags) {
 Expected<int> run_gen(const GenFlags& flags) {
   // Both say what is wrong before a file is made.
   std::optional<tensor::CountsRequest> counts;
+  std::optional<tensor::CostsRequest> costs;
   std::optional<tensor::Request> request;
-  if (flags.counts) {
+  if (flags.costs) {
+    DYNMO_ASSIGN(costs, costs_request(flags));
+  } else if (flags.counts) {
     DYNMO_ASSIGN(counts, counts_request(flags));
   } else {
     DYNMO_ASSIGN(request, coordinates_request(flags));
@@ -358,8 +430,13 @@ Expected<int> run_gen(const GenFlags& flags) {
     return make_error(ErrorCode::kBadInput, "cannot write '{}': choose another --out or make room",
                       flags.out.string());
   };
-  DYNMO_TRY(counts ? tensor::generate_counts(*counts, write) : tensor::generate(*request, write));
-  if (counts) {
+  DYNMO_TRY(costs    ? tensor::generate_costs(*costs, write)
+            : counts ? tensor::generate_counts(*counts, write)
+                     : tensor::generate(*request, write));
+  if (costs) {
+    fmt::print("{} steps, {} layers, {} of a micro-batch in a step\n", costs->steps, costs->layers,
+               format_seconds(costs->step_s));
+  } else if (counts) {
     fmt::print("{} steps, {} blocks, {} experts, {} tokens a block in a step\n", counts->steps,
                counts->blocks, counts->experts, counts->tokens);
   } else {
@@ -375,8 +452,10 @@ void add_stats_command(CLI::App& trace, Command& chosen) {
       "stats", "Say how a load, the counts of experts or a sparse tensor is uneven");
   const auto flags = std::make_shared<StatsFlags>();
   stats
-      ->add_option("input", flags->input,
-                   "Folder of a run, load trace or step records (.jsonl), or coordinates (.tns)")
+      ->add_option(
+          "input", flags->input,
+          "Folder of a run or a checkpoint, load trace or step records (.jsonl), or coordinates "
+          "(.tns)")
       ->required();
   stats
       ->add_option("--along", flags->along,
@@ -389,8 +468,9 @@ void add_stats_command(CLI::App& trace, Command& chosen) {
 }
 
 void add_gen_command(CLI::App& trace, Command& chosen) {
-  CLI::App* gen = trace.add_subcommand(
-      "gen", "Write a sparse tensor, or counts of experts (--counts), of given features");
+  CLI::App* gen = trace.add_subcommand("gen",
+                                       "Write a sparse tensor, counts of experts (--counts) or a "
+                                       "load trace (--costs) of given features");
   const auto flags = std::make_shared<GenFlags>();
   const auto option = [&](const char* name, auto& value, const char* text) {
     return gen->add_option(name, value, text);
@@ -400,7 +480,8 @@ void add_gen_command(CLI::App& trace, Command& chosen) {
   option("--like", flags->like, "Features as `dynmo trace stats --json` prints them")
       ->option_text("FEATURES.json")
       ->excludes("--sizes");
-  option("--scale", flags->scale, "Other sizes than those of --like: steps=N blocks=N experts=N")
+  option("--scale", flags->scale,
+         "Other sizes than those of --like: steps=N blocks=N experts=N layers=N")
       ->expected(1, 3);
   option("--density", flags->density, "Share of places with an entry")->capture_default_str();
   option("--fiber-density", flags->fiber_density, "Share of fibers along the last mode with any")
@@ -417,14 +498,19 @@ void add_gen_command(CLI::App& trace, Command& chosen) {
          "max / mean - 1 of entries a fiber (absent: four standard deviations)");
   gen->add_flag("--counts", flags->counts,
                 "Write tokens by step, block and expert, which moe.counts reads");
+  gen->add_flag("--costs", flags->costs, "Write a load trace: seconds by step and layer")
+      ->excludes("--counts");
+  option("--step-s", flags->step_s,
+         "With --costs: seconds of all layers' F, I and W of a micro-batch")
+      ->capture_default_str();
   option("--tokens", flags->tokens, "With --counts: tokens of a block in a step")
       ->capture_default_str();
-  option("--cv", flags->cv, "With --counts: coefficient of variation of all counts")
+  option("--cv", flags->cv, "With --counts, --costs: coefficient of variation of all of them")
       ->capture_default_str();
   option("--lasting-cv", flags->lasting_cv,
-         "With --counts: that of the sums over all steps (absent: as drift leaves it)");
+         "With --counts, --costs: that of the sums over all steps (absent: as drift leaves it)");
   option("--autocorrelation", flags->autocorrelation,
-         "With --counts: of a count in one step and the next")
+         "With --counts, --costs: of one in a step and the next")
       ->capture_default_str();
   option("--seed", flags->seed, "Another seed, other draws")->capture_default_str();
   run_when_parsed(gen, chosen, flags, run_gen);

@@ -29,6 +29,8 @@ class RunFolder {
 
   [[nodiscard]] Path config() const { return root_ / "config.toml"; }
   [[nodiscard]] Path summary() const { return root_ / "summary.json"; }
+  [[nodiscard]] Path traffic() const { return root_ / "traffic.jsonl"; }
+  [[nodiscard]] Path cluster() const { return root_ / "cluster.json"; }
   [[nodiscard]] Path profile() const { return root_ / "profile.json"; }
   [[nodiscard]] Path events() const { return root_ / "events.jsonl"; }
   [[nodiscard]] Path trace() const { return root_ / "trace.json"; }

@@ -57,6 +57,24 @@ struct CountsRequest {
 // Writes lines that moe.counts reads. Errors as generate.
 [[nodiscard]] Expected<void> generate_counts(const CountsRequest& request, const Writer& write);
 
+// Seconds of layers by step, with values that change slowly.
+struct CostsRequest {
+  std::int64_t steps = 1;
+  std::int64_t layers = 2;
+  double step_s = 1;  // of F, I and W of a micro-batch, over all layers
+  double cv = 0;      // over all values; the next two as of counts
+  std::optional<double> lasting_cv = {};
+  double autocorrelation = 0;
+  std::uint64_t seed = 1;
+};
+
+// Writes a load trace ("dynmo-load-trace-1"); F, I and W of a layer take a third each. Errors as
+// generate.
+[[nodiscard]] Expected<void> generate_costs(const CostsRequest& request, const Writer& write);
+
+// kBadInput: features of something else than seconds by step and layer.
+[[nodiscard]] Expected<CostsRequest> costs_request_like(const Features& features);
+
 // kBadInput: features of something else than counts by step, block and expert.
 [[nodiscard]] Expected<CountsRequest> counts_request_like(const Features& features);
 

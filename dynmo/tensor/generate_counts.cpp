@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "dynmo/core/rng.h"
 #include "dynmo/tensor/generate.h"
@@ -19,6 +21,9 @@ constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit
 constexpr int kMaxCorrections = 60;
 constexpr double kClose = 2e-3;  // relative
 constexpr double kFits = 2e-2;
+constexpr std::size_t kTextPiece = std::size_t{1} << 20;  // of text
+constexpr std::uint64_t kTicks = std::uint64_t{1}
+                                 << 40;  // that the time of a step is shared out in
 
 struct Popularity {
   double lasting = 0;
@@ -140,7 +145,8 @@ double correction(double wanted, double measured) {
   return std::clamp(wanted / std::max(measured, 1e-9), 0.5, 2.0);
 }
 
-Expected<Popularity> fit(const CountsRequest& request) {
+// `series`: the noun for what the counts are of.
+Expected<Popularity> fit(const CountsRequest& request, std::string_view series) {
   const Draws draws = draw_of(request);
   const double lasting_cv = request.lasting_cv.value_or(0);
   const auto inside = [](double cv, double lasting) {
@@ -171,9 +177,8 @@ Expected<Popularity> fit(const CountsRequest& request) {
   const auto differs = [](double a, double b) { return std::abs(a - b) > kFits * b; };
   if (differs(found.cv, request.cv)) {
     return make_error(ErrorCode::kBadInput,
-                      "a coefficient of variation of {:.4g} contradicts {} experts: counts reach "
-                      "{:.4g}",
-                      request.cv, request.experts, found.cv);
+                      "a coefficient of variation of {:.4g} contradicts {} {}: it reaches {:.4g}",
+                      request.cv, request.experts, series, found.cv);
   }
   if (request.lasting_cv && differs(found.lasting_cv, lasting_cv)) {
     return make_error(ErrorCode::kBadInput,
@@ -187,6 +192,61 @@ Expected<Popularity> fit(const CountsRequest& request) {
                       request.autocorrelation, request.steps, found.autocorrelation);
   }
   return popularity;
+}
+
+// The counts of one block in one step after the other.
+class Drifting {
+ public:
+  Drifting(const CountsRequest& request, const Popularity& popularity)
+      : tokens_(static_cast<double>(request.tokens)),
+        popularity_(popularity),
+        fresh_(std::sqrt(1 - popularity.rho * popularity.rho)),
+        row_(static_cast<std::size_t>(request.experts)) {
+    for (std::int64_t block = 0; block < request.blocks; ++block) {
+      for (std::int64_t expert = 0; expert < request.experts; ++expert) {
+        Rng rng = series_of(request, block, expert);
+        const double lasting = rng.normal();
+        series_.push_back({.rng = rng, .lasting = lasting});
+      }
+    }
+  }
+
+  const std::vector<double>& next() {
+    for (double& count : row_) {
+      Series& own = series_[next_++];
+      const double draw = own.rng.normal();
+      own.drifting = is_first_ ? draw : popularity_.rho * own.drifting + fresh_ * draw;
+      count = popularity_.lasting * own.lasting + popularity_.drifting * own.drifting;
+    }
+    if (next_ == series_.size()) {
+      next_ = 0;
+      is_first_ = false;
+    }
+    apportion(row_, tokens_);
+    return row_;
+  }
+
+ private:
+  struct Series {
+    Rng rng;
+    double lasting;
+    double drifting = 0;
+  };
+  double tokens_;
+  Popularity popularity_;
+  double fresh_;
+  std::vector<double> row_;
+  std::vector<Series> series_;  // block by block
+  std::size_t next_ = 0;        // of the next block
+  bool is_first_ = true;        // step
+};
+
+// Writes what has gathered, once it is enough.
+Expected<void> flush(std::string& text, std::size_t enough, const Writer& write) {
+  if (text.size() < enough) return {};
+  DYNMO_TRY(write(text));
+  text.clear();
+  return {};
 }
 
 Expected<void> check_counts(const CountsRequest& request) {
@@ -222,42 +282,78 @@ Expected<void> check_counts(const CountsRequest& request) {
 
 Expected<void> generate_counts(const CountsRequest& request, const Writer& write) {
   DYNMO_TRY(check_counts(request));
-  DYNMO_ASSIGN(const Popularity popularity, fit(request));
-  const double fresh = std::sqrt(1 - popularity.rho * popularity.rho);
-  struct Series {
-    Rng rng;
-    double lasting;
-    double drifting = 0;
-  };
-  std::vector<Series> series;
-  for (std::int64_t block = 0; block < request.blocks; ++block) {
-    for (std::int64_t expert = 0; expert < request.experts; ++expert) {
-      Rng rng = series_of(request, block, expert);
-      const double lasting = rng.normal();
-      series.push_back({.rng = rng, .lasting = lasting});
-    }
-  }
-  std::vector<double> row(static_cast<std::size_t>(request.experts));
+  DYNMO_ASSIGN(const Popularity popularity, fit(request, "experts"));
+  Drifting drifting(request, popularity);
   std::string text;
   for (std::int64_t t = 0; t < request.steps; ++t) {
     text += fmt::format(R"({{"step": {}, "sources": {{"moe": {{"counts": [)", t);
-    for (std::size_t block = 0; block < static_cast<std::size_t>(request.blocks); ++block) {
-      for (std::size_t e = 0; e < row.size(); ++e) {
-        Series& own = series[block * row.size() + e];
-        const double draw = own.rng.normal();
-        own.drifting = t == 0 ? draw : popularity.rho * own.drifting + fresh * draw;
-        row[e] = popularity.lasting * own.lasting + popularity.drifting * own.drifting;
-      }
-      apportion(row, static_cast<double>(request.tokens));
-      text += fmt::format("{}[{:.0f}]", block == 0 ? "" : ", ", fmt::join(row, ", "));
+    for (std::int64_t block = 0; block < request.blocks; ++block) {
+      text += fmt::format("{}[{:.0f}]", block == 0 ? "" : ", ", fmt::join(drifting.next(), ", "));
     }
     text += "]}}}\n";
-    if (text.size() >= std::size_t{1} << 20) {
-      DYNMO_TRY(write(text));
-      text.clear();
-    }
+    DYNMO_TRY(flush(text, kTextPiece, write));
   }
   return write(text);
+}
+
+Expected<void> generate_costs(const CostsRequest& request, const Writer& write) {
+  if (!(request.step_s > 0 && request.step_s <= 1e6)) {
+    return make_error(ErrorCode::kBadInput, "the seconds of a step are {}, wanted above 0 to 1e6",
+                      request.step_s);
+  }
+  const CountsRequest ticks{.steps = request.steps,
+                            .blocks = 1,
+                            .experts = request.layers,
+                            .tokens = kTicks,
+                            .cv = request.cv,
+                            .lasting_cv = request.lasting_cv,
+                            .autocorrelation = request.autocorrelation,
+                            .seed = request.seed};
+  if (request.layers < 2 || request.layers > 1 << 16) {
+    return make_error(ErrorCode::kBadInput, "the number of layers is {}, wanted 2 to 65536",
+                      request.layers);
+  }
+  DYNMO_TRY(check_counts(ticks));
+  DYNMO_ASSIGN(const Popularity popularity, fit(ticks, "layers"));
+  Drifting drifting(ticks, popularity);
+  std::string text = R"({"format": "dynmo-load-trace-1", "layers": [)";
+  for (std::int64_t layer = 0; layer < request.layers; ++layer) {
+    text += fmt::format(
+        R"({}{{"name": "layer{}", "forward_s": 0, "backward_input_s": 0, "backward_weight_s": 0}})",
+        layer == 0 ? "" : ", ", layer);
+  }
+  text += "]}\n";
+  for (std::int64_t t = 0; t < request.steps; ++t) {
+    std::vector<double> row = drifting.next();
+    for (double& value : row) value *= request.step_s / static_cast<double>(kTicks) / 3;
+    const std::string third = fmt::format("[{:.9g}]", fmt::join(row, ", "));
+    text += fmt::format(
+        R"({{"step": {}, "forward_s": {}, "backward_input_s": {}, "backward_weight_s": {}}})", t,
+        third, third, third);
+    text += '\n';
+    DYNMO_TRY(flush(text, kTextPiece, write));
+  }
+  return write(text);
+}
+
+Expected<CostsRequest> costs_request_like(const Features& features) {
+  const std::vector<std::string> names = {"step", "layer"};
+  const auto along_steps = std::ranges::find_if(features.fibers, [](const GroupFeatures& group) {
+    return group.free == std::vector<int>{0} && group.values;
+  });
+  if (features.names != names || !features.values || !features.along ||
+      along_steps == features.fibers.end()) {
+    return make_error(ErrorCode::kBadInput,
+                      "these are no features of seconds by step and layer with their persistence "
+                      "along the steps, as `dynmo trace stats` gives them of a load trace");
+  }
+  return CostsRequest{
+      .steps = static_cast<std::int64_t>(features.sizes[0]),
+      .layers = static_cast<std::int64_t>(features.sizes[1]),
+      .step_s = features.values->sum / static_cast<double>(features.sizes[0]),
+      .cv = features.values->all.cv,
+      .lasting_cv = along_steps->values->all.cv,
+      .autocorrelation = std::clamp(features.along->autocorrelation, 0.0, 0.999999)};
 }
 
 Expected<CountsRequest> counts_request_like(const Features& features) {

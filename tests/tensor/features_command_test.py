@@ -65,6 +65,26 @@ class Features(unittest.TestCase):
         said = self.run_program("simulate", scenario, "--set", "training.steps=50", "--set", f"moe.counts={self.folder / 'c.jsonl'}")
         self.assertIn("uniform", said)
 
+    def test_a_load_trace_is_made_like_another(self):
+        self.run_program("trace", "gen", "--out", "c.jsonl", "--costs", "--sizes", 60, 24, "--step-s", 0.2, "--cv", 0.5, "--autocorrelation", 0.8)
+        features = self.stats("c.jsonl")
+        self.assertEqual((features["names"], features["sizes"]), (["step", "layer"], [60, 24]))
+        self.assertAlmostEqual(features["values"]["sum"], 60 * 0.2, places=6)
+        self.assertAlmostEqual(features["values"]["all"]["cv"], 0.5, delta=0.01)
+        (self.folder / "f.json").write_text(json.dumps(features))
+        said = self.run_program("trace", "gen", "--out", "d.jsonl", "--costs", "--like", "f.json", "--scale", "steps=80", "layers=48")
+        self.assertIn("80 steps, 48 layers, 200.00 ms of a micro-batch in a step", said)
+        self.assertEqual(self.stats("d.jsonl")["sizes"], [80, 48])
+
+    def test_of_traffic_say_who_sends_how_much(self):
+        rows = [{"from": a, "to": b, "purpose": "activation", "messages": 1, "bytes": 10 + a} for a, b in ((0, 1), (1, 2))]
+        (self.folder / "traffic.jsonl").write_text(json.dumps({
+            "format": "dynmo-traffic-1", "generation": 0, "first_step": 0, "steps": 1,
+            "ranks": [{"rank": rank, "node": 0} for rank in range(3)], "measured": rows, "predicted": rows}) + "\n")
+        features = self.stats(".")
+        self.assertEqual((features["names"], features["sizes"], features["entries"]), (["interval", "from", "to"], [1, 3, 3], 2))
+        self.assertEqual(features["values"]["sum"], 21)
+
     def test_of_a_recorded_load_say_how_long_it_lasts(self):
         scenario = ROOT / "examples" / "scenarios" / "freezing.toml"
         self.run_program("simulate", scenario, "--set", "training.steps=400", "--load-trace", "t.jsonl")

@@ -270,5 +270,66 @@ TEST(GenerateCounts, NamesTheRequestsThatContradictEachOther) {
   EXPECT_NE(cv.find("contradicts 4 experts"), std::string::npos) << cv;
 }
 
+// The text of a load trace as a tensor of its layers' seconds.
+Expected<Features> features_of_costs(const CostsRequest& request) {
+  std::string text;
+  DYNMO_TRY(generate_costs(request, [&](std::string_view piece) -> Expected<void> {
+    text += piece;
+    return {};
+  }));
+  SparseTensor tensor{.sizes = {static_cast<std::uint64_t>(request.steps),
+                                static_cast<std::uint64_t>(request.layers)},
+                      .names = {"step", "layer"},
+                      .indices = {{}, {}}};
+  std::uint32_t step = 0;
+  for (std::size_t at = text.find('\n') + 1; at < text.size(); ++step) {
+    const std::size_t end = text.find('\n', at);
+    const Json line = parse_json(std::string_view(text).substr(at, end - at), "a line").value();
+    at = end + 1;
+    EXPECT_EQ(line["step"], step);
+    for (std::uint32_t layer = 0; layer < line["forward_s"].size(); ++layer) {
+      tensor.indices[0].push_back(step);
+      tensor.indices[1].push_back(layer);
+      tensor.values.push_back(3 * line["forward_s"][layer].get<double>());
+    }
+  }
+  return features_of(tensor, {.along = 0});
+}
+
+TEST(GenerateCosts, HaveTheTimeTheSpreadAndTheAutocorrelationThatWereAsked) {
+  const CostsRequest request{.steps = 400,
+                             .layers = 48,
+                             .step_s = 0.25,
+                             .cv = 0.7,
+                             .lasting_cv = 0.4,
+                             .autocorrelation = 0.9};
+  const auto features = features_of_costs(request);
+  ASSERT_TRUE(features) << features.error().message;
+  EXPECT_NEAR(features->values->sum, 400 * 0.25, 1e-6);
+  EXPECT_NEAR(features->values->all.cv, 0.7, 0.02 * 0.7);
+  EXPECT_NEAR(features->along->autocorrelation, 0.9, 0.03);
+  auto like = costs_request_like(*features);
+  ASSERT_TRUE(like) << like.error().message;
+  EXPECT_NEAR(like->step_s, 0.25, 1e-8);
+  EXPECT_NEAR(*like->lasting_cv, 0.4, 0.02 * 0.4);
+  like->seed = 5;
+  const auto again = features_of_costs(*like);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_NEAR(again->values->all.cv, features->values->all.cv, 0.02 * 0.7);
+  EXPECT_NEAR(again->along->autocorrelation, features->along->autocorrelation, 0.03);
+}
+
+TEST(GenerateCosts, NamesWhatIsOutOfRange) {
+  const auto fault = [](const CostsRequest& request) {
+    const auto features = features_of_costs(request);
+    return features ? "" : features.error().message;
+  };
+  EXPECT_EQ(fault({.steps = 10, .layers = 1}), "the number of layers is 1, wanted 2 to 65536");
+  EXPECT_EQ(fault({.steps = 10, .layers = 4, .step_s = 0}),
+            "the seconds of a step are 0, wanted above 0 to 1e6");
+  const std::string cv = fault({.steps = 100, .layers = 4, .cv = 3});
+  EXPECT_NE(cv.find("contradicts 4 layers"), std::string::npos) << cv;
+}
+
 }  // namespace
 }  // namespace dynmo::tensor
