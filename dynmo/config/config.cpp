@@ -98,6 +98,7 @@ std::vector<TomlKey> pipeline_keys(Config::Pipeline& p) {
       {"pipeline.stages_per_rank", &p.stages_per_rank, between(1, kLarge)},
       {"pipeline.balancer", &p.balancer, readable_by(plan::parse_balancer)},
       {"pipeline.cut", &p.cut},
+      {"pipeline.place", &p.place, Names{"hosts", "given"}},
       {"pipeline.measure_steps", &p.measure_steps, between(2, kLarge)},
       {"pipeline.pin", &p.pin},
       {"pipeline.recompute", &p.recompute, readable_by(plan::parse_recompute)},

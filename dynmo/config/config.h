@@ -81,6 +81,7 @@ struct Config {
     std::int64_t stages_per_rank = 2;  // of interleaved
     std::string balancer = "optimal";  // of the first plan, on costs measured before the first step
     std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
+    std::string place = "hosts";     // or given: ranks keep the order in which they came
     std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
     bool pin = true;                 // each rank to a core of its own, where there are enough
     std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs

@@ -86,7 +86,11 @@ double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan&
 cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead, int replicas,
                           int accumulation) {
   cluster.action_s = overhead.action_s.value_or(0);
-  cluster.inside_node.latency_s = overhead.message_s.value_or(0);
+  // (The links of several nodes were measured by themselves, each at two sizes.)
+  const bool one_node =
+      std::all_of(cluster.ranks.begin(), cluster.ranks.end(),
+                  [&](const auto& rank) { return rank.node == cluster.ranks.front().node; });
+  if (one_node) cluster.inside_node.latency_s = overhead.message_s.value_or(0);
   if (!overhead.reduction_bytes_per_s) return cluster;
   cluster.replicas = replicas;
   cluster.between_replicas.bandwidth_bytes_per_s = accumulation * *overhead.reduction_bytes_per_s;

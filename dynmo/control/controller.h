@@ -251,9 +251,9 @@ class Controller {
   Idle idle_;
 };
 
-// `cluster` as the measurements beside the layers have it: overhead of an action, latency of a
-// message, and of several replicas the bandwidth of their reduction, of which `accumulation`
-// replays have one.
+// `cluster` as the measurements beside the layers have it: overhead of an action, where all ranks
+// share a node latency of a message, and of several replicas the bandwidth of their reduction, of
+// which `accumulation` replays have one.
 [[nodiscard]] cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead,
                                         int replicas, int accumulation);
 

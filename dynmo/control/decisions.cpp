@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/plan/evaluate.h"
 
@@ -12,6 +13,8 @@ namespace dynmo::control {
 
 Decisions::Decisions(Controller controller, int ranks, DecisionsOptions options)
     : options_(options), ranks_(ranks), controller_(std::move(controller)) {
+  DYNMO_CHECK(options_.cluster.size() == 0 || options_.cluster.size() == ranks,
+              "a cluster of {} ranks, got {}", ranks, options_.cluster.size());
   observed_.charges = controller_.charges();
 }
 
@@ -31,8 +34,10 @@ void Decisions::announce(cost::Announced what, std::int64_t step) {
 }
 
 cost::Cluster Decisions::cluster() const {
-  return as_measured(cost::equal_ranks(ranks_, options_.memory), profiler().overhead(),
-                     options_.replicas, options_.controller.accumulation);
+  cost::Cluster ranks =
+      options_.cluster.size() > 0 ? options_.cluster : cost::equal_ranks(ranks_, options_.memory);
+  return as_measured(std::move(ranks), profiler().overhead(), options_.replicas,
+                     options_.controller.accumulation);
 }
 
 bool Decisions::knows_reduction() const {

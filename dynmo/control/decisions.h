@@ -28,6 +28,7 @@ struct DecisionsOptions {
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank
   int replicas = 1;
+  cost::Cluster cluster = {};  // nodes and links of a replica's ranks; no ranks: all on one node
 };
 
 // One step, as all ranks exchanged it.
@@ -93,9 +94,10 @@ class Decisions {
   [[nodiscard]] bool knows_reduction() const;
   [[nodiscard]] double own_plan_s() const { return own_plan_s_; }  // this rank's last decision
 
- private:
+  // The ranks of a replica and their links, as measured so far: what plans are made for.
   [[nodiscard]] cost::Cluster cluster() const;
 
+ private:
   DecisionsOptions options_;
   int ranks_;
   Controller controller_;

@@ -11,6 +11,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/plan/pack.h"
+#include "dynmo/transport/hosts.h"
 
 namespace dynmo::elastic {
 namespace {
@@ -21,6 +22,16 @@ Reply refused(std::string why) {
 
 std::string on_already(int ranks) {
   return fmt::format("the run is on {} {} already", ranks, ranks == 1 ? "rank" : "ranks");
+}
+
+// A replica's positions; those whose ranks share their hosts are on one node.
+cost::Cluster hosts_of(const View& view, int positions) {
+  std::vector<std::string> hosts;
+  for (const Member& member : view.members) hosts.push_back(member.host);
+  cost::Cluster cluster = cost::equal_ranks(positions);
+  const std::vector<int> nodes = transport::nodes_of(hosts, positions);
+  for (std::size_t p = 0; p < nodes.size(); ++p) cluster.ranks[p].node = nodes[p];
+  return cluster;
 }
 
 std::vector<Rank> all_positions(const plan::Plan& plan) {
@@ -133,7 +144,7 @@ BoundaryDecision SizeChanges::next(const std::vector<RankRequest>& requests, con
   if (costs_known && !packed_ && options_.pack_ranks > 0) {
     packed_ = true;
     if (options_.pack_ranks < plan.ranks) {
-      pack(static_cast<int>(options_.pack_ranks), plan, decision, 0);
+      pack(static_cast<int>(options_.pack_ranks), view, plan, decision, 0);
       return decision;
     }
   }
@@ -152,7 +163,7 @@ void SizeChanges::add(const ClientRequest& request, const View& view, const plan
       decision.wait_for_checkpoint.push_back(request.client);
       return;
     case RequestKind::kPack:
-      return pack(request.ranks, plan, decision, request.client);
+      return pack(request.ranks, view, plan, decision, request.client);
     case RequestKind::kDrain: {
       const auto found =
           std::find_if(view.members.begin(), view.members.end(),
@@ -204,8 +215,8 @@ void SizeChanges::drain(int place, const View& view, const plan::Plan& plan,
   if (client != 0) change.client = client;
 }
 
-void SizeChanges::pack(int ranks, const plan::Plan& plan, BoundaryDecision& decision,
-                       process::ClientId client) {
+void SizeChanges::pack(int ranks, const View& view, const plan::Plan& plan,
+                       BoundaryDecision& decision, process::ClientId client) {
   const auto refuse = [&](std::string why) {
     decision.answers.push_back({client, refused(std::move(why))});
   };
@@ -222,7 +233,7 @@ void SizeChanges::pack(int ranks, const plan::Plan& plan, BoundaryDecision& deci
     return refuse(fmt::format("pack is {}, wanted elastic.ranks_min = {} or more", ranks,
                               options_.ranks_min));
   }
-  decision.change = SizeChange{.kept = plan::ranks_to_keep(cost::equal_ranks(plan.ranks), ranks),
+  decision.change = SizeChange{.kept = plan::ranks_to_keep(hosts_of(view, plan.ranks), ranks),
                                .why = fmt::format("packed onto {} ranks", ranks),
                                .client = client};
 }

@@ -108,7 +108,8 @@ class SizeChanges {
            BoundaryDecision& decision);
   void drain(int place, const View& view, const plan::Plan& plan, BoundaryDecision& decision,
              process::ClientId client);
-  void pack(int ranks, const plan::Plan& plan, BoundaryDecision& decision,
+  // Whole hosts are emptied first.
+  void pack(int ranks, const View& view, const plan::Plan& plan, BoundaryDecision& decision,
             process::ClientId client);
   // A rank that was asked to leave says so at every boundary until it does.
   [[nodiscard]] bool tries_again(MemberId member, std::int64_t step);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -68,6 +70,17 @@ cost::Cluster part_of(const cost::Cluster& cluster, const std::vector<Rank>& kep
   return part;
 }
 
+// Every other rank on a node of its own, so that no kept one takes its place.
+cost::Cluster apart_from_others(cost::Cluster cluster, const std::vector<Rank>& kept) {
+  int free = 0;
+  for (const cost::ClusterRank& rank : cluster.ranks) free = std::max(free, rank.node + 1);
+  for (std::int32_t r = 0; r < cluster.size(); ++r) {
+    if (std::binary_search(kept.begin(), kept.end(), Rank{r})) continue;
+    cluster.ranks[static_cast<std::size_t>(r)].node = free++;
+  }
+  return cluster;
+}
+
 // A plan of `kept` as one of the whole cluster.
 Plan spread(const Plan& plan, const std::vector<Rank>& kept, int ranks) {
   Plan whole = plan;
@@ -82,7 +95,9 @@ Plan spread(const Plan& plan, const std::vector<Rank>& kept, int ranks) {
 class Packer {
  public:
   Packer(Balancer balancer, const BalanceProblem& problem, const PackOptions& options)
-      : balancer_(balancer), problem_(problem), options_(options) {}
+      : balancer_(balancer), problem_(problem), options_(options) {
+    options_.propose.rank_order = rank_order_in(problem.cluster, options.propose.rank_order);
+  }
 
   // The balancer's plan on the kept ranks alone, as a plan of the whole cluster.
   [[nodiscard]] Expected<Proposal> on(const std::vector<Rank>& kept) const {
@@ -95,7 +110,8 @@ class Packer {
     DYNMO_ASSIGN(Proposal proposal, propose(balancer_, fewer, options_.propose));
     proposal.plan = spread(proposal.plan, kept, problem_.cluster.size());
     if (problem_.current != nullptr && options_.propose.rank_order != RankOrder::kKeep) {
-      proposal.plan = align(proposal.plan, *problem_.current, problem_.cluster, problem_.model);
+      proposal.plan = align(proposal.plan, *problem_.current,
+                            apart_from_others(problem_.cluster, kept), problem_.model);
     }
     set_generation(proposal.plan, problem_.current);
     DYNMO_ASSIGN(proposal.evaluation,
@@ -132,7 +148,7 @@ class Packer {
 
   Balancer balancer_;
   const BalanceProblem& problem_;
-  const PackOptions& options_;
+  PackOptions options_;
 };
 
 Packing packing_of(Proposal proposal, double reference_s) {
@@ -165,8 +181,12 @@ std::vector<Rank> ranks_to_keep(const cost::Cluster& cluster, int keep) {
       --left;
       --node_size[node_of(rank)];
     };
-    for (auto rank = ranks.rbegin(); rank != ranks.rend(); ++rank) {  // whole nodes
+    // Whole nodes, that of the lowest rank last: it leads.
+    for (auto rank = ranks.rbegin(); rank != ranks.rend(); ++rank) {
       const int node = node_of(*rank);
+      if (std::any_of(std::next(rank), ranks.rend(), [&](Rank r) { return node_of(r) == node; })) {
+        continue;
+      }
       const auto here =
           static_cast<std::size_t>(std::count_if(ranks.begin(), ranks.end(), [&](Rank other) {
             return node_of(other) == node && emptied.count(other) == 0;

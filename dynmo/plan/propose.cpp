@@ -225,15 +225,24 @@ void set_generation(Plan& plan, const Plan* current) {
   plan.generation = current->generation + (same_but_generation(plan, *current) ? 0 : 1);
 }
 
+RankOrder rank_order_in(const cost::Cluster& cluster, RankOrder order) {
+  if (order != RankOrder::kBestOfNodes) return order;
+  const bool one_node = std::ranges::all_of(cluster.ranks, [&](const cost::ClusterRank& rank) {
+    return rank.node == cluster.ranks.front().node;
+  });
+  return one_node ? RankOrder::kKeep : RankOrder::kBest;
+}
+
 Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                            const ProposeOptions& options) {
-  const bool places = options.rank_order == RankOrder::kBest;
+  const RankOrder order = rank_order_in(problem.cluster, options.rank_order);
+  const bool places = order == RankOrder::kBest;
   auto proposal = places ? grouped_by_node(balancer, problem, options)
                          : in_given_order(balancer, problem, options);
   if (!proposal) return proposal;
   if (places && place_matters(problem.cluster)) {
     DYNMO_TRY(place_ranks(*proposal, problem));
-  } else if (problem.current != nullptr && options.rank_order != RankOrder::kKeep) {
+  } else if (problem.current != nullptr && order != RankOrder::kKeep) {
     proposal->plan = align(proposal->plan, *problem.current, problem.cluster, problem.model);
     DYNMO_ASSIGN(proposal->evaluation,
                  evaluate(proposal->plan, problem.model, problem.cluster, problem.micro_batches));

@@ -27,7 +27,10 @@ enum class RankOrder {
   // the step is shortest. Where there is a current plan, equally fast ranks stay where the fewest
   // bytes move unless the step becomes shorter by kPlaceGain: places do not change by noise.
   kBest,
+  kBestOfNodes,  // kBest where the cluster has several nodes, else kKeep
 };
+// The one that stands for the other in this cluster.
+[[nodiscard]] RankOrder rank_order_in(const cost::Cluster& cluster, RankOrder order);
 inline constexpr double kPlaceGain = 0.01;
 
 struct ProposeOptions {

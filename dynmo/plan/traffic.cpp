@@ -19,6 +19,11 @@ std::int64_t messages_of(Bytes bytes) {
   return (bytes.value + kMaxMessage.value - 1) / kMaxMessage.value;
 }
 
+// One layer on its way.
+MessageCount count_of(Bytes state) {
+  return {2 + messages_of(state), state + kMoveHeader + kMoveDigest};
+}
+
 // Bytes of a layer's gradients that the `part`-th of `parts` replicas sums.
 Bytes part_of(Bytes gradients, int part, int parts) {
   const std::int64_t elements = gradients.value / kElementBytes;
@@ -87,14 +92,28 @@ TrafficRows traffic_of(const Plan& plan, const cost::ModelCost& model, int micro
   return sums_of(std::move(rows));
 }
 
+TrafficRows traffic_of_copies(const Plan& plan, const cost::ModelCost& model,
+                              std::span<const WorldRank> keepers) {
+  std::vector<TrafficRow> rows;
+  const std::vector<Rank> ranks = owners(plan);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const Bytes bytes = moved_bytes(model.layers[i]);
+    for (int replica = 0; replica < std::ssize(keepers) / plan.ranks; ++replica) {
+      const WorldRank owner = world_rank(ranks[i], replica, plan.ranks);
+      const WorldRank keeper = keepers[owner.index()];
+      if (keeper != owner) rows.push_back({owner, keeper, Purpose::kMigration, count_of(bytes)});
+    }
+  }
+  return sums_of(std::move(rows));
+}
+
 TrafficRows traffic_of(const Migration& migration, int positions, int replicas) {
   std::vector<TrafficRow> rows;
   for (const LayerMove& move : migration.moves) {
     for (int replica = 0; replica < replicas; ++replica) {
       rows.push_back({world_rank(move.from, replica, positions),
-                      world_rank(move.to, replica, positions),
-                      Purpose::kMigration,
-                      {2 + messages_of(move.bytes), move.bytes + kMoveHeader + kMoveDigest}});
+                      world_rank(move.to, replica, positions), Purpose::kMigration,
+                      count_of(move.bytes)});
     }
   }
   return sums_of(std::move(rows));

@@ -4,6 +4,9 @@
 // The messages that a plan makes its ranks send to each other, in a step and in a migration,
 // as the runtime counts them (transport/traffic.h).
 
+#include <span>
+
+#include "dynmo/core/ids.h"
 #include "dynmo/core/traffic.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
@@ -30,6 +33,11 @@ inline constexpr Bytes kMoveDigest{16};
 
 // Messages of a migration between two plans of `positions` ranks, which every replica carries out.
 [[nodiscard]] TrafficRows traffic_of(const Migration& migration, int positions, int replicas = 1);
+
+// Messages of copies of all layers, which each rank of the job sends to its keeper as in a
+// migration; `keepers` by world rank.
+[[nodiscard]] TrafficRows traffic_of_copies(const Plan& plan, const cost::ModelCost& model,
+                                            std::span<const WorldRank> keepers);
 
 // The sum of the rows between the nodes of `cluster`, whose ranks are those of the first replica;
 // rows to other replicas are left out.

@@ -38,7 +38,8 @@ control::DecisionsOptions decisions_options(const PipelineOptions& options) {
                          .min_ranks = options.min_ranks},
           .recompute = options.recompute,
           .memory = options.memory,
-          .replicas = options.replicas};
+          .replicas = options.replicas,
+          .cluster = options.cluster};
 }
 
 // The one that the state brings, or was given, else a new one.

@@ -105,6 +105,7 @@ class Pipeline {
   [[nodiscard]] std::optional<cost::ModelCost> costs() const {
     return decisions_.costs(state_.frozen_layers);
   }
+  [[nodiscard]] cost::Cluster cluster() const { return decisions_.cluster(); }
   [[nodiscard]] const control::Profiler& profiler() const { return decisions_.profiler(); }
   // The newest step, as its figures went into decisions, and what sources said before it.
   [[nodiscard]] const cost::Observation& observed() const { return decisions_.observed(); }

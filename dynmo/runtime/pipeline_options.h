@@ -58,7 +58,8 @@ struct PipelineOptions {
   control::PolicyOptions policy;
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
-  int profile_window = 5;                 // least steps, 3 or more
+  cost::Cluster cluster = {};  // ranks of a replica, nodes, links; no ranks: equal, on one node
+  int profile_window = 5;      // least steps, 3 or more
   // Steps that a rank of a replica has no layers before it is released, and how many stay.
   std::int64_t release_after = 10;
   int min_ranks = 1;

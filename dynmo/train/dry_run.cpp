@@ -165,7 +165,8 @@ struct Planned {
 
 Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& costs, int ranks) {
   if (config.pipeline.cut.empty()) {
-    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, ranks));
+    DYNMO_ASSIGN(plan::RecomputeProposal proposed,
+                 propose_first_plan(config, costs, cost::equal_ranks(ranks, rank_memory(config))));
     return Planned{std::move(proposed.proposal.plan), std::move(proposed.proposal.evaluation),
                    static_cast<int>(proposed.layers.size())};
   }

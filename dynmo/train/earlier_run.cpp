@@ -34,9 +34,9 @@ std::vector<fs::path> marks_of(const observe::RunFolder& folder) {
 }
 
 std::vector<fs::path> files_of(const observe::RunFolder& folder) {
-  std::vector<fs::path> files = {folder.config(),  folder.events(), folder.summary(),
-                                 folder.profile(), folder.trace(),  folder.checkpoints(),
-                                 folder.records()};
+  std::vector<fs::path> files = {folder.config(),  folder.events(),  folder.summary(),
+                                 folder.profile(), folder.trace(),   folder.checkpoints(),
+                                 folder.records(), folder.cluster(), folder.traffic()};
   std::error_code fault;
   for (fs::directory_iterator next(folder.root(), fault);
        !fault && next != fs::directory_iterator(); next.increment(fault)) {

@@ -10,6 +10,7 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/observe/plan_report.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/place.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/train/pipeline_options.h"
 #include "dynmo/transport/grid.h"
@@ -22,9 +23,9 @@ schedule::ScheduleKind first_schedule(const config::Config& config) {
 }
 
 Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& config,
-                                                     const cost::ModelCost& costs, int ranks) {
+                                                     const cost::ModelCost& costs,
+                                                     const cost::Cluster& cluster) {
   const bool best = config.pipeline.schedule == "auto";
-  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
   return plan::propose(
       plan::parse_balancer(config.pipeline.balancer).value(),
       {.model = costs,
@@ -32,8 +33,18 @@ Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& confi
        .micro_batches = static_cast<int>(config.batch.micro_batches),
        .schedule = first_schedule(config),
        .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
-      {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven},
+      {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven,
+       .rank_order = rank_order(config)},
       plan::parse_recompute(config.pipeline.recompute).value());
+}
+
+Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan, const config::Config& config,
+                                     const cost::ModelCost& costs, const cost::Cluster& cluster) {
+  if (plan::rank_order_in(cluster, rank_order(config)) == plan::RankOrder::kKeep) return plan;
+  return plan::place(plan, {.model = costs,
+                            .cluster = cluster,
+                            .micro_batches = static_cast<int>(config.batch.micro_batches),
+                            .schedule = plan.schedule});
 }
 
 Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
@@ -61,7 +72,7 @@ Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
 }
 
 Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
-                               const config::Config& config,
+                               const config::Config& config, const cost::Cluster& cluster,
                                const runtime::Pipeline::Batches& batches) {
   const int layers = static_cast<int>(made.layers.size());
   const transport::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
@@ -69,7 +80,6 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& 
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
   const bool given = !config.pipeline.cut.empty();
   std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
-  const cost::Cluster cluster = cost::equal_ranks(grid.positions(), rank_memory(config));
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -78,7 +88,8 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& 
                            {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
-  runtime::PipelineOptions options = pipeline_options(config, made, 0, runtime::Balancing::kNever);
+  runtime::PipelineOptions options =
+      pipeline_options(config, made, 0, runtime::Balancing::kNever, cluster);
   options.make_sources = {};
   options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
@@ -92,11 +103,12 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& 
   if (given) {
     first.plan.schedule = first_schedule(config);
     DYNMO_TRY(plan::schedule_of(first.plan, micro_batches, 0));
+    DYNMO_ASSIGN(first.plan,
+                 placed_by_hosts(first.plan, config, *measuring.costs(), measuring.cluster()));
     return first;
   }
-  const cost::ModelCost costs = *measuring.costs();
   DYNMO_ASSIGN(plan::RecomputeProposal proposed,
-               propose_first_plan(config, costs, grid.positions()));
+               propose_first_plan(config, *measuring.costs(), measuring.cluster()));
   first.plan = std::move(proposed.proposal.plan);
   return first;
 }

@@ -28,7 +28,13 @@ namespace dynmo::train {
 // recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
 [[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& config,
                                                                    const cost::ModelCost& costs,
-                                                                   int ranks);
+                                                                   const cost::Cluster& cluster);
+
+// A plan that was given, with its ranks placed as pipeline.place says. Its layers stay together.
+[[nodiscard]] Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan,
+                                                   const config::Config& config,
+                                                   const cost::ModelCost& costs,
+                                                   const cost::Cluster& cluster);
 
 // pipeline.cut against the ranks of a replica and the layers of the model. kBadInput.
 [[nodiscard]] Expected<void> check_cut(const config::Config& config, int ranks, int layers);
@@ -41,9 +47,11 @@ struct FirstPlan {
   plan::Plan measured_under = {};
 };
 
-// Called by all ranks of the group. kBadInput, kInfeasible; kPeerLost.
+// Called by all ranks of the group, whose replicas are `cluster`. kBadInput, kInfeasible;
+// kPeerLost.
 [[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
                                              const config::Config& config,
+                                             const cost::Cluster& cluster,
                                              const runtime::Pipeline::Batches& batches);
 
 // The plan's cut by the names of the layers, as the line below a run's plan says it.

@@ -11,9 +11,9 @@ namespace dynmo::train {
 namespace {
 
 runtime::PipelineOptions options_of(const config::Config& config, const Inputs& inputs,
-                                    const RunLane& lane) {
+                                    const RunLane& lane, const cost::Cluster& cluster) {
   runtime::PipelineOptions options =
-      pipeline_options(config, inputs.model, lane.number, lane.balancing);
+      pipeline_options(config, inputs.model, lane.number, lane.balancing, cluster);
   options.probed = [&inputs] { return inputs.batches.training(0, MicroBatchId(0)); };
   options.asks = lane.asks;
   return options;
@@ -22,12 +22,14 @@ runtime::PipelineOptions options_of(const config::Config& config, const Inputs& 
 }  // namespace
 
 GroupRun::GroupRun(transport::Transport& group, const config::Config& config, const Inputs& inputs,
-                   const RunLane& lane, runtime::RankState state)
+                   const RunLane& lane, cost::Cluster cluster, runtime::RankState state)
     : config_(config),
       inputs_(inputs),
+      cluster_(std::move(cluster)),
       transport_(std::make_unique<transport::CountingTransport>(group)),
-      pipeline_(std::make_unique<runtime::Pipeline>(
-          *transport_, inputs.model.layers, options_of(config, inputs, lane), std::move(state))) {
+      pipeline_(std::make_unique<runtime::Pipeline>(*transport_, inputs.model.layers,
+                                                    options_of(config, inputs, lane, cluster_),
+                                                    std::move(state))) {
   checkpointer_ = std::make_unique<Checkpointer>(
       *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory, config,
       inputs.tensor_name, lane.checkpoints_wait, inputs.batches.tokenizer());

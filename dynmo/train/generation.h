@@ -10,6 +10,7 @@
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
 #include "dynmo/train/inputs.h"
@@ -31,10 +32,10 @@ struct RunLane {
 // The same calls at the same points on all ranks of the group.
 class GroupRun {
  public:
-  // The group, config and inputs outlive it. `state` is this rank's under a plan of the group's
-  // ranks.
+  // The group, config and inputs outlive it. `cluster` is that of a replica; `state` is this rank's
+  // under a plan of the group's ranks.
   GroupRun(transport::Transport& group, const config::Config& config, const Inputs& inputs,
-           const RunLane& lane, runtime::RankState state);
+           const RunLane& lane, cost::Cluster cluster, runtime::RankState state);
 
   [[nodiscard]] Expected<runtime::StepReport> step();
   // Mean loss of the configured number of held-out steps.
@@ -46,12 +47,15 @@ class GroupRun {
 
   [[nodiscard]] runtime::Pipeline& pipeline() { return *pipeline_; }
   [[nodiscard]] const runtime::Pipeline& pipeline() const { return *pipeline_; }
+  // As it was when the group began; pipeline().cluster() is what decisions are made for.
+  [[nodiscard]] const cost::Cluster& cluster() const { return cluster_; }
   [[nodiscard]] Checkpointer* checkpoints() const { return checkpointer_.get(); }  // null: none
   [[nodiscard]] const transport::CountingTransport& transport() const { return *transport_; }
 
  private:
   const config::Config& config_;
   const Inputs& inputs_;
+  cost::Cluster cluster_;
   std::unique_ptr<transport::CountingTransport> transport_;  // outlives what uses it
   std::unique_ptr<runtime::Pipeline> pipeline_;
   std::unique_ptr<Checkpointer> checkpointer_;

@@ -14,8 +14,13 @@ Bytes rank_memory(const config::Config& config) {
   return config.pipeline.memory > Bytes{0} ? config.pipeline.memory : cost::kUnlimitedMemory;
 }
 
+plan::RankOrder rank_order(const config::Config& config) {
+  return config.pipeline.place == "hosts" ? plan::RankOrder::kBestOfNodes : plan::RankOrder::kKeep;
+}
+
 runtime::PipelineOptions pipeline_options(const config::Config& c, const RunModel& made, int lane,
-                                          runtime::Balancing balancing) {
+                                          runtime::Balancing balancing,
+                                          const cost::Cluster& cluster) {
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);
   options.steps = c.train.steps;
@@ -52,6 +57,8 @@ runtime::PipelineOptions pipeline_options(const config::Config& c, const RunMode
   if (options.policy.balancer == plan::Balancer::kSearch || c.pipeline.schedule == "auto") {
     options.policy.propose.schedules = plan::ScheduleChoice::kBest;
   }
+  options.policy.propose.rank_order = rank_order(c);
+  options.cluster = cluster;
   options.recompute = plan::parse_recompute(c.pipeline.recompute).value();
   options.memory = rank_memory(c);
   options.profile_window = static_cast<int>(c.balance.window);

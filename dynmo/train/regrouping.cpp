@@ -12,8 +12,10 @@
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/leader_options.h"
+#include "dynmo/train/pipeline_options.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/grid.h"
+#include "dynmo/transport/hosts.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -102,6 +104,7 @@ Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const R
 Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
                                        std::unique_ptr<GroupRun> group, const RunLane& lane,
                                        std::unique_ptr<elastic::Leader>& leader, const Json& run) {
+  cluster_ = group->cluster();
   held_.state = group->close();
   group.reset();
   held_.controller = held_.state.controller;
@@ -206,8 +209,9 @@ Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   const transport::Grid grid(groups_.group(), static_cast<int>(config_.pipeline.replicas));
   runtime::move_back(inputs_.model.layers, held_.state, attempt.before, grid.position());
   held_.state.controller = std::exchange(held_.controller, std::nullopt);
-  Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), config_, inputs_,
-                                                       attempt.lane, std::move(held_.state))};
+  Regrouped result{.group =
+                       std::make_unique<GroupRun>(groups_.group(), config_, inputs_, attempt.lane,
+                                                  cluster_, std::move(held_.state))};
   if (result.group->pipeline().costs()) {
     const Expected<void> going = result.group->pipeline().go_on();
     if (!going) {
@@ -341,7 +345,11 @@ Expected<void> Regrouping::open_group(transport::Transport& group, const RunLane
   const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
   DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
                              {.device = inputs_.model.device.device}));
-  forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(held_.state));
+  DYNMO_ASSIGN(cost::Cluster cluster,
+               transport::measured_cluster(group, groups_.self().host, grid.replicas(),
+                                           rank_memory(config_), cluster_));
+  forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(cluster),
+                                        std::move(held_.state));
   // Nothing may have been measured yet.
   return forming_->pipeline().costs() ? forming_->pipeline().go_on() : Expected<void>();
 }

@@ -138,6 +138,7 @@ class Regrouping {
   Generation tried_ = 0;  // the highest of a group that was to be
   // Between two groups this rank's layers are in one of these, also after an error.
   Held held_;
+  cost::Cluster cluster_;  // of the newest group that this rank has left; none: it has just come
   std::unique_ptr<GroupRun> forming_;
 };
 

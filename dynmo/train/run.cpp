@@ -39,15 +39,17 @@ Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups
 }  // namespace
 
 Expected<void> Run::begin() {
+  TrainOptions own = options_;
+  if (groups_ != nullptr) own.host = groups_->self().host;
   if (!options_.compare.empty() && options_.compare.front() == "dense") {
-    TrainOptions options = dense_of(options_);
+    TrainOptions options = dense_of(own);
     DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
     auto other = std::make_unique<OtherModel>(OtherModel{std::move(options), std::move(inputs)});
     DYNMO_ASSIGN(const Start begin, begin_run(*group_, other->options, other->inputs));
     DYNMO_TRY(open_lane(add_lane("dense", std::move(other)), begin));
   }
   if (elasticity_) add_lane("", nullptr);  // a loss may come before it is open
-  DYNMO_ASSIGN(const Start begin, begin_run(*group_, options_, inputs_));
+  DYNMO_ASSIGN(const Start begin, begin_run(*group_, own, inputs_));
   for (const std::string& note : begin.notes) say(note);
   first_step_ = reached_ = begin.step();
   if (first_step_ >= config_.train.steps) {
@@ -60,6 +62,7 @@ Expected<void> Run::begin() {
     DYNMO_TRY(open_lane(elasticity_ ? lanes_.front() : add_lane(name, nullptr), begin));
   }
   DYNMO_TRY(write_config());
+  DYNMO_TRY(write_cluster());
   say_start();
   return advance_all();
 }
@@ -70,7 +73,9 @@ Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherMod
                     .other = std::move(other),
                     .settings = settings_of(name, number),
                     .log = {},
-                    .group = nullptr});
+                    .group = nullptr,
+                    .traffic = {}});
+  lanes_.back().traffic.emplace(config_of(lanes_.back()));
   return lanes_.back();
 }
 
@@ -88,6 +93,7 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
              {"steps", config_.train.steps}});
   if (elasticity_) log.series().members = elasticity_->view().size();
   log.keep(first_step_);
+  lane.traffic->begin(*lane.group);
   return {};
 }
 
@@ -143,12 +149,14 @@ Expected<void> Run::report() const {
 
 Expected<void> Run::validate(Lane& lane) {
   DYNMO_ASSIGN(const double loss, lane.group->validate());
+  lane.traffic->validated();
   const std::int64_t step = lane.group->pipeline().next_step();
   lane.log->series().validation.emplace_back(step, loss);
   Json event = {{"loss", loss}};
   const dynamism::Sources& sources = lane.group->pipeline().sources();
   if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
     DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
+    lane.traffic->validated();
     lane.log->series().generation_loss = generated;
     event["generation_loss"] = generated;
   }
@@ -160,7 +168,7 @@ Expected<std::unique_ptr<GroupRun>> Run::open_group(const Lane& lane, const Star
   DYNMO_ASSIGN(runtime::LayerStates states,
                first_states(begin, inputs_of(lane), config_of(lane), grid_->position()));
   auto group = std::make_unique<GroupRun>(
-      *group_, config_of(lane), inputs_of(lane), lane.settings,
+      *group_, config_of(lane), inputs_of(lane), lane.settings, begin.cluster,
       runtime::RankState{
           .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
   if (begin.restored) {

@@ -18,6 +18,7 @@
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/cost/files.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/earlier_run.h"
 #include "dynmo/train/elasticity.h"
@@ -31,6 +32,7 @@
 #include "dynmo/train/snapshots.h"
 #include "dynmo/train/start.h"
 #include "dynmo/train/traces.h"
+#include "dynmo/train/traffic_intervals.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/grid.h"
 #include "dynmo/transport/tags.h"
@@ -77,6 +79,7 @@ class Run {
     first_step_ = reached_ = lane.group->pipeline().next_step();
     DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
     DYNMO_TRY(elasticity_->join(*lane.group));
+    lane.traffic->begin(*lane.group);
     taken();
     lane.log->keep(first_step_);
     return through_losses(advance_all());
@@ -95,6 +98,7 @@ class Run {
     RunLane settings;
     std::optional<RunLog> log;
     std::unique_ptr<GroupRun> group;
+    std::optional<TrafficIntervals> traffic;
   };
 
   bool first_rank() const { return leads_; }
@@ -142,7 +146,8 @@ class Run {
   // snapshots or in a checkpoint; or from the beginning.
   Expected<void> recover(Lane& lane, const elastic::View& before, Recovery& recovery);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
-  Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step);
+  Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
+                            const cost::Cluster& cluster);
   Expected<void> share_series(Lane& lane, bool has_it);
   Expected<void> after_step_again(Lane& lane);
   // elastic.respawn: later, the more losses there were lately.
@@ -241,13 +246,22 @@ class Run {
     return write_file_durably(folder_.config(), to_toml(config_));
   }
 
+  // The ranks of the group in force, for `dynmo plan --cluster`.
+  Expected<void> write_cluster() const {
+    if (!first_rank()) return {};
+    const Json cluster = cost::cluster_json(lanes_.front().group->pipeline().cluster());
+    return write_file_durably(folder_.cluster(), cluster.dump(1) + "\n");
+  }
+
   // One step of one run, with what hangs on it: whether a rank has something to tell all before the
   // next one. The barrier charges every run its own time only.
   Expected<bool> advance(Lane& lane) {
     if (lanes_.size() > 1) DYNMO_TRY(wait_for_all(*group_));
+    DYNMO_TRY(note_traffic(lane, lane.traffic->before_step(*group_, *lane.group)));
     const std::int64_t begin_ns = now_ns();
     DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
     if (report.stop) return *report.stop;  // at all ranks
+    DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(*group_, *lane.group, report)));
     for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
     if (elasticity_) elasticity_->observe(report, *lane.group);
     snapshots_.observe(report.step_s);
@@ -346,9 +360,11 @@ class Run {
     grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
     lane.log->begin_group();
     snapshots_.begin_group();
+    lane.traffic->begin(*lane.group);
     RunSeries& series = lane.log->series();
     series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
     if (!next.done) return true;
+    DYNMO_TRY(write_cluster());
     series.changing_rank_s += ranks * next.pause_s;
     ++series.size_changes;
     for (const int number : elastic::numbers_of(elasticity_->view())) {
@@ -363,7 +379,19 @@ class Run {
     return gather_traffic(lane);
   }
 
+  // Messages of one plan, once it is no longer in force. Ranks get their numbers for people.
+  Expected<void> note_traffic(Lane& lane, TrafficIntervals::Ended ended) const {
+    if (!ended) return ended.error();
+    if (!*ended || !first_rank()) return {};
+    observe::TrafficInterval interval = **std::move(ended);
+    if (elasticity_) renumber(interval, elastic::numbers_of(elasticity_->view()));
+    const auto written = observe::append_traffic(lane.log->folder().traffic(), interval);
+    if (!written) say(fmt::format("traffic  {}; training goes on", written.error().message));
+    return {};
+  }
+
   Expected<void> gather_traffic(Lane& lane) {
+    DYNMO_TRY(note_traffic(lane, lane.traffic->end(*group_, *lane.group)));
     DYNMO_ASSIGN(
         const transport::Traffic traffic,
         transport::gather_traffic(*group_, transport::control_tag(transport::Control::kTraffic),

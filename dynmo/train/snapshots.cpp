@@ -67,15 +67,15 @@ Expected<std::string> Snapshots::missing_memory(const GroupRun& group, const ela
   return std::string();
 }
 
-Expected<std::string> Snapshots::take(GroupRun& group, const elastic::View& members,
-                                      transport::Transport& transport) {
+Expected<Snapshots::Taken> Snapshots::take(GroupRun& group, const elastic::View& members,
+                                           transport::Transport& transport) {
   const bool first = !next_;
   if (first) {
     DYNMO_ASSIGN(std::string missing, missing_memory(group, members, transport));
     wanted_ = missing.empty();
-    if (!wanted_) return missing;
+    if (!wanted_) return Taken{.line = std::move(missing)};
   }
-  const std::vector<WorldRank> keepers = runtime::keepers(hosts_of(members));
+  std::vector<WorldRank> keepers = runtime::keepers(hosts_of(members));
   DYNMO_ASSIGN(const runtime::MigrationReport report, group.pipeline().take_snapshot(keepers));
   const std::array mine = {report.seconds, steps_ > 0 ? step_s_ / static_cast<double>(steps_) : 0};
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(transport, snapshot_tag(), mine));
@@ -93,7 +93,9 @@ Expected<std::string> Snapshots::take(GroupRun& group, const elastic::View& memb
           static_cast<std::int64_t>(std::ceil(std::clamp(steps, 1.0, most)));
   step_s_ = 0;
   steps_ = 0;
-  return report.committed ? "" : fmt::format("snapshot  not taken: {}", report.refusal);
+  return Taken{
+      .line = report.committed ? "" : fmt::format("snapshot  not taken: {}", report.refusal),
+      .keepers = std::move(keepers)};
 }
 
 }  // namespace dynmo::train

@@ -33,10 +33,14 @@ class Snapshots {
   [[nodiscard]] bool due(std::int64_t step, int ranks) const {
     return wanted_ && ranks > 1 && (!next_ || step >= *next_);
   }
-  // Takes it, in the group of these members. Returns a line for people, "" where there is nothing
-  // to say: no rank takes any more where one of them has too little memory.
-  [[nodiscard]] Expected<std::string> take(GroupRun& group, const elastic::View& members,
-                                           transport::Transport& transport);
+  struct Taken {
+    std::string line = {};                // for people; "": nothing is to be said
+    std::vector<WorldRank> keepers = {};  // that layers were sent to, by rank; empty: none were
+  };
+  // Takes it, in the group of these members. No rank takes any more where one of them has too
+  // little memory.
+  [[nodiscard]] Expected<Taken> take(GroupRun& group, const elastic::View& members,
+                                     transport::Transport& transport);
 
  private:
   [[nodiscard]] Expected<std::string> missing_memory(const GroupRun& group,

@@ -4,7 +4,11 @@
 #include <fmt/format.h>
 
 #include "dynmo/observe/table.h"
+#include "dynmo/process/sockets.h"
+#include "dynmo/runtime/known_costs.h"
 #include "dynmo/train/emulation.h"
+#include "dynmo/train/pipeline_options.h"
+#include "dynmo/transport/hosts.h"
 #include "dynmo/weights/weights.h"
 
 namespace dynmo::train {
@@ -35,11 +39,21 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   }
   // Otherwise layers are measured and cut anew.
   const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
+  DYNMO_ASSIGN(start.cluster, transport::measured_cluster(
+                                  group, options.host.empty() ? process::host_name() : options.host,
+                                  grid.replicas(), rank_memory(config)));
   if (start.restored &&
       continues_with(start.restored->plan, config, grid.positions(), inputs.model.layers.size())) {
+    // (A checkpoint holds no costs; messages alone say which ranks should be neighbours.)
+    const auto known = runtime::known_costs(
+        inputs.model.layers, pipeline_options(config, inputs.model, 0, runtime::Balancing::kNever),
+        {});
     start.first = FirstPlan{.plan = start.restored->plan, .profiler = {}};
+    DYNMO_ASSIGN(start.first.plan,
+                 placed_by_hosts(start.restored->plan, config, known, start.cluster));
   } else {
-    DYNMO_ASSIGN(start.first, first_plan(group, inputs.model, config, inputs.training()));
+    DYNMO_ASSIGN(start.first,
+                 first_plan(group, inputs.model, config, start.cluster, inputs.training()));
   }
   if (!inputs.batches.note().empty()) notes.push_back(inputs.batches.note());
   if (inputs.model.weights && !start.restored) {

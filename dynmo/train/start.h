@@ -24,6 +24,7 @@ namespace dynmo::train {
 struct Start {
   std::optional<Restored> restored;  // none: a new training
   FirstPlan first;
+  cost::Cluster cluster;           // a replica's ranks, nodes and links
   std::vector<std::string> notes;  // lines for people
 
   [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }

@@ -17,6 +17,7 @@
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/transport/gather.h"
+#include "dynmo/transport/hosts.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -46,18 +47,18 @@ std::vector<std::optional<Rank>> positions_before(const elastic::View& before,
 // From what the layers cost, an even cut where nothing was measured. Made at once: the controller
 // looks for a better one while steps run.
 Expected<plan::Plan> plan_again(const config::Config& config, const runtime::RankState& state,
-                                int ranks, int layers) {
+                                const cost::Cluster& cluster, int layers) {
   const auto costs =
       state.controller ? state.controller->profiler().costs(state.frozen_layers) : std::nullopt;
   if (costs) {
     config::Config quick = config;
     quick.pipeline.balancer = "optimal";
     if (quick.pipeline.schedule == "auto") quick.pipeline.schedule = "1f1b";
-    auto proposed = propose_first_plan(quick, *costs, ranks);
+    auto proposed = propose_first_plan(quick, *costs, cluster);
     if (!proposed && quick.pipeline.schedule != "1f1b") {  // not for so few ranks
       quick.pipeline.schedule = "1f1b";
       quick.pipeline.stages_per_rank = 1;
-      proposed = propose_first_plan(quick, *costs, ranks);
+      proposed = propose_first_plan(quick, *costs, cluster);
     }
     if (!proposed) return proposed.error();
     return std::move(proposed->proposal.plan);
@@ -66,7 +67,7 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
   DYNMO_ASSIGN(const std::vector<int> cut,
                plan::balance(plan::Balancer::kUniform,
                              {.model = even,
-                              .cluster = cost::equal_ranks(ranks, rank_memory(config)),
+                              .cluster = cluster,
                               .micro_batches = static_cast<int>(config.batch.micro_batches)}));
   return plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
 }
@@ -214,7 +215,9 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
                       kMaxLosses, recovery.why.message);
   }
   if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
+  cost::Cluster known;
   if (lane.group != nullptr) {
+    known = lane.group->cluster();
     held_ = lane.group->close();
     lane.group.reset();
   }
@@ -234,9 +237,12 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
     held_.controller->ranks_changed(positions_before(before, view, grid_->replicas()));
   }
   recovery.end_phase("roll_back");
+  DYNMO_ASSIGN(const cost::Cluster cluster,
+               transport::measured_cluster(*group_, groups_->self().host, grid_->replicas(),
+                                           rank_memory(config_), known));
   Json mine;
   if (group_->rank() == transport::Member(0)) {
-    auto plan = plan_again(config_, held_, grid_->positions(), layers);
+    auto plan = plan_again(config_, held_, cluster, layers);
     if (plan) plan->generation = generation;
     mine = plan ? plan::to_json(*plan) : Json{{"fault", plan.error().message}};
   }
@@ -247,7 +253,7 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
                       said["fault"].get<std::string>());
   }
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said, origin));
-  DYNMO_TRY(regroup_at(lane, plan, decision.step));
+  DYNMO_TRY(regroup_at(lane, plan, decision.step, cluster));
   recovery.end_phase("regroup");
   bool all_have_done = true;
   for (std::size_t rank = 0; rank < reports.all.size(); ++rank) {
@@ -282,11 +288,14 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
 
 // The rank's state stays in its place until the new group has all of it: the next loss may come at
 // any time.
-Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step) {
+Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
+                               const cost::Cluster& cluster) {
   DYNMO_TRY(runtime::regroup_at(step, *grid_, inputs_.model.layers, plan, held_,
                                 {.device = inputs_.model.device.device}));
-  lane.group = std::make_unique<GroupRun>(*group_, config_, inputs_, lane.settings,
+  lane.group = std::make_unique<GroupRun>(*group_, config_, inputs_, lane.settings, cluster,
                                           std::exchange(held_, {}));
+  lane.traffic->begin(*lane.group);
+  DYNMO_TRY(write_cluster());
   if (!lane.group->pipeline().costs()) return {};
   return lane.group->pipeline().go_on();
 }
@@ -317,14 +326,17 @@ Expected<void> Run::after_step_again(Lane& lane) {
 
 Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
   if (!snapshots_.due(step, group_->size()) || lane.group->checkpoints()->active()) return {};
-  DYNMO_ASSIGN(const std::string line, snapshots_.take(*lane.group, elasticity_->view(), *group_));
-  if (!line.empty()) say(line);
+  DYNMO_ASSIGN(const Snapshots::Taken taken,
+               snapshots_.take(*lane.group, elasticity_->view(), *group_));
+  if (!taken.line.empty()) say(taken.line);
+  if (!taken.keepers.empty()) lane.traffic->copied(*lane.group, taken.keepers);
   if (lane.group->pipeline().state().snapshot) lane.log->keep_snapshot(step);
   return {};
 }
 
 Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   TrainOptions options = options_;
+  options.host = groups_->self().host;
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   DYNMO_ASSIGN(const Json resumes,
                transport::first_json(*group_, transport::control_tag(transport::Control::kSize),
@@ -339,11 +351,13 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   first_step_ = reached_ = begin.step();
   if (lane.log) {
     DYNMO_ASSIGN(lane.group, open_group(lane, begin));
+    lane.traffic->begin(*lane.group);
     DYNMO_TRY(lane.log->roll_back(first_step_));
   } else {
     for (const std::string& note : begin.notes) say(note);
     DYNMO_TRY(open_lane(lane, begin));
   }
+  DYNMO_TRY(write_cluster());
   std::error_code fault;
   if (!leads_ || std::filesystem::exists(folder_.config(), fault)) return {};
   return write_file_durably(folder_.config(), to_toml(config_));

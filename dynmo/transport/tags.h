@@ -39,6 +39,7 @@ enum class Control {
   kCheckpoint,
   kTraffic,
   kTraces,
+  kHosts,     // a group begins: hosts of its ranks, links between them
   kHoldings,  // a group begins: who brings which layers
   kCosts,
   kSize,  // who is in it, and what a rank was asked for between two steps

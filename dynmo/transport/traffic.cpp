@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/transport/traffic.h"
 
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/transport/tags.h"
@@ -47,6 +50,42 @@ std::unique_ptr<Operation> CountingTransport::send(Member to, Tag tag,
   count.bytes += Bytes{static_cast<std::int64_t>(bytes.size())};
   bytes_ += Bytes{static_cast<std::int64_t>(bytes.size())};
   return inner_.send(to, tag, bytes);
+}
+
+std::vector<MessageCount> CountingTransport::row() const {
+  std::vector<MessageCount> counts;
+  for (int to = 0; to < sent_.ranks(); ++to) {
+    for (const Purpose purpose : kPurposes) {
+      counts.push_back(sent_.at(WorldRank(rank().value), WorldRank(to), purpose));
+    }
+  }
+  return counts;
+}
+
+Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
+                                  const std::vector<MessageCount>& mine) {
+  std::vector<std::int64_t> numbers;
+  for (const MessageCount& count : mine) {
+    numbers.push_back(count.messages);
+    numbers.push_back(count.bytes.value);
+  }
+  DYNMO_ASSIGN(const auto all, all_gather(transport, tag, std::as_bytes(std::span(numbers))));
+  std::vector<TrafficRow> rows;
+  for (std::size_t from = 0; from < all.size(); ++from) {
+    std::memcpy(numbers.data(), all[from].data(), numbers.size() * sizeof(numbers[0]));
+    auto next = numbers.begin();
+    for (int to = 0; to < transport.size(); ++to) {
+      for (const Purpose purpose : kPurposes) {
+        TrafficRow& row = rows.emplace_back();
+        row.from = WorldRank(static_cast<std::int32_t>(from));
+        row.to = WorldRank(to);
+        row.purpose = purpose;
+        row.count.messages = *next++;
+        row.count.bytes = Bytes{*next++};
+      }
+    }
+  }
+  return sums_of(std::move(rows));
 }
 
 Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& mine) {

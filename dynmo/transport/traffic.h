@@ -49,6 +49,8 @@ class CountingTransport final : public Transport {
   void abort(const Error& why) override { inner_.abort(why); }
 
   [[nodiscard]] const Traffic& sent() const { return sent_; }  // by this rank
+  // The same as a list: by receiver, then in the order of kPurposes.
+  [[nodiscard]] std::vector<MessageCount> row() const;
   [[nodiscard]] Bytes sent_bytes() const { return bytes_; }
 
  private:
@@ -59,5 +61,9 @@ class CountingTransport final : public Transport {
 
 // The sum of what all ranks give; called by all. Its own messages are in none of them.
 [[nodiscard]] Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& mine);
+
+// The rows of all ranks, each of which gives its own list (CountingTransport::row).
+[[nodiscard]] Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
+                                                const std::vector<MessageCount>& mine);
 
 }  // namespace dynmo::transport

@@ -43,18 +43,18 @@ class TwoHosts(unittest.TestCase):
         remove_hosts(cls.hosts)
         shutil.rmtree(cls.folder)
 
-    def command(self, run, steps):
+    def command(self, run, steps, settings=()):
         words = [self.dynmo, "train", "--data", str(self.folder / "data"), "--out", str(run), "--steps", str(steps)]
-        for setting in SETTINGS:
+        for setting in [*SETTINGS, *settings]:
             words += ["--set", setting]
         return words
 
-    def start(self, run, steps, master):
+    def start(self, run, steps, master, hosts=(0, 0, 1, 1), settings=()):
         processes = []
         for rank in range(RANKS):
-            env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "WORLD_SIZE": str(RANKS),
+            env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])), "WORLD_SIZE": str(RANKS),
                    "MASTER_ADDR": master, "MASTER_PORT": str(PORT)}
-            processes.append(subprocess.Popen(self.hosts[rank // 2].inside(*self.command(run, steps)), env=env, text=True,
+            processes.append(subprocess.Popen(self.hosts[hosts[rank]].inside(*self.command(run, steps, settings)), env=env, text=True,
                                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                               preexec_fn=die_with_parent))
         self.addCleanup(lambda: [process.kill() for process in processes])
@@ -79,6 +79,39 @@ class TwoHosts(unittest.TestCase):
                 records = [json.loads(line) for line in (run / "records" / "rank-0.jsonl").read_text().splitlines()]
                 for record in records:
                     self.assertGreater(record["step_s"], 0.9 * 8 * step_bytes / RATE_BITS_PER_S)
+
+    def test_ranks_that_came_in_any_order_are_placed_by_host(self):
+        """A B A B: with pipeline.place = "hosts" the pipeline crosses the link once, not three times, with the same losses."""
+        summaries = {}
+        for name, hosts, place in [("together", (0, 0, 1, 1), "given"), ("placed", (0, 1, 0, 1), "hosts"), ("mixed", (0, 1, 0, 1), "given")]:
+            run = self.folder / name
+            for rank, process in enumerate(self.start(run, 6, ADDRESSES[0], hosts, [f"pipeline.place={place}"])):
+                out, err = process.communicate(timeout=120)
+                self.assertEqual(process.returncode, 0, f"{name}, rank {rank}: {out}{err}")
+            start = json.loads((run / "events.jsonl").read_text().splitlines()[0])
+            nodes = [hosts[stage["rank"]] for stage in start["plan"]["stages"]]
+            crossings = sum(a != b for a, b in zip(nodes, nodes[1:]))
+            self.assertEqual(crossings, 3 if name == "mixed" else 1, nodes)
+            summaries[name] = json.loads((run / "summary.json").read_text())["runs"][0]
+            cluster = json.loads((run / "cluster.json").read_text())
+            self.assertEqual([rank["node"] for rank in cluster["ranks"]], list(hosts))
+            link = cluster["links"]["between_nodes"]
+            self.assertLess(link["bandwidth_bytes_per_s"], 2 * RATE_BITS_PER_S / 8)
+            records = [json.loads(line) for line in (run / "records" / "rank-0.jsonl").read_text().splitlines()]
+            times = sorted(record["step_s"] for record in records)
+            print(f"{name}: step {times[len(times) // 2]:.3f} s, predicted {records[-1]['predicted_s']:.3f} s, link {link}", flush=True)
+        self.assertEqual(len({summary["loss_digest"] for summary in summaries.values()}), 1)
+        # What crosses the link, by the counted messages between hosts.
+        crossed = {}
+        for name, hosts in [("together", (0, 0, 1, 1)), ("placed", (0, 1, 0, 1)), ("mixed", (0, 1, 0, 1))]:
+            crossed[name] = sum(row["bytes"] for row in summaries[name]["traffic"]
+                                if hosts[row["from"]] != hosts[row["to"]] and row["purpose"] in ("activation", "gradient"))
+        self.assertEqual(crossed["placed"], crossed["together"])
+        self.assertEqual(crossed["mixed"], 3 * crossed["together"])
+        # `dynmo plan` takes the measured cluster.
+        done = subprocess.run([self.dynmo, "plan", str(self.folder / "mixed" / "profile.json"), "--cluster", str(self.folder / "mixed" / "cluster.json"),
+                               "--place", "--balancer", "optimal", "--schedule", "1f1b"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_cut_link_ends_all_ranks(self):
         run = self.folder / "cut"

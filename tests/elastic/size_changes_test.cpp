@@ -106,6 +106,21 @@ TEST(SizeChanges, PackKeepsTheLowestPositions) {
   EXPECT_TRUE(decision.answers.empty()) << "the client hears when it is done";
 }
 
+TEST(SizeChanges, PackEmptiesWholeHostsFirst) {
+  Boundary at({2, 2, 2, 2});
+  for (const auto& [hosts, kept] : {std::pair{"abab", std::vector{0, 2}},
+                                    {"abba", std::vector{0, 3}},
+                                    {"aabb", std::vector{0, 1}},
+                                    {"abbb", std::vector{1, 2}}}) {
+    for (std::size_t i = 0; i < 4; ++i) at.view.members[i].host = hosts[i];
+    EXPECT_EQ(kept_of(at.ask(pack(2))), kept) << hosts;
+  }
+  // Each replica has hosts of its own.
+  Boundary replicas({2, 2, 2, 2}, 2);
+  for (std::size_t i = 0; i < 8; ++i) replicas.view.members[i].host = "ababcdcd"[i];
+  EXPECT_EQ(kept_of(replicas.ask(pack(2))), (std::vector{0, 2}));
+}
+
 TEST(SizeChanges, PackOntoMoreRanksThanItHasOrTooFewIsRefused) {
   const auto two_at_least = [](SizeOptions& options) { options.ranks_min = 2; };
   Boundary at({2, 2, 2}, 1, two_at_least);

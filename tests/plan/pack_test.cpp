@@ -161,6 +161,22 @@ TEST(ProposeOn, IsThePlanOfTheKeptRanksAlone) {
   EXPECT_GT(idle_between, 50);
 }
 
+TEST(ProposeOn, LeavesTheOthersIdleWhereTheyHoldWhatMoves) {
+  const cost::ModelCost model = equal_model(8, 1e-3);
+  cost::Cluster cluster = cost::equal_nodes(2, 2);
+  cluster.between_nodes.latency_s = 1e-4;
+  const Plan current = make_plan({5, 3, 0, 0}, ScheduleKind::k1F1B);
+  for (const RankOrder order : {RankOrder::kPermuteEqual, RankOrder::kBest}) {
+    const BalanceProblem problem{model, cluster, 4, ScheduleKind::k1F1B, 2, &current};
+    for (unsigned mask = 1; mask < 16; ++mask) {
+      const auto kept = ranks_of(mask);
+      const auto found = propose_on(kept, Balancer::kOptimal, problem, {.rank_order = order});
+      ASSERT_TRUE(found) << found.error().message;
+      EXPECT_TRUE(std::ranges::includes(kept, ranks_at_work(found->plan))) << mask;
+    }
+  }
+}
+
 TEST(ProposeOn, SucceedsTheCurrentPlan) {
   const cost::ModelCost model = [] {
     Rng rng(3);

@@ -176,6 +176,18 @@ TEST(Place, ABalancerSeesTheRanksOfANodeTogether) {
   }
 }
 
+TEST(Place, TheBestOfNodesIsTheGivenOrderOnOne) {
+  const cost::Cluster one = cost::equal_ranks(4);
+  cost::Cluster two = one;
+  two.ranks[2].node = 1;
+  for (const RankOrder order : {RankOrder::kKeep, RankOrder::kPermuteEqual, RankOrder::kBest}) {
+    EXPECT_EQ(rank_order_in(one, order), order);
+    EXPECT_EQ(rank_order_in(two, order), order);
+  }
+  EXPECT_EQ(rank_order_in(one, RankOrder::kBestOfNodes), RankOrder::kKeep);
+  EXPECT_EQ(rank_order_in(two, RankOrder::kBestOfNodes), RankOrder::kBest);
+}
+
 TEST(Place, ARankDoesNotChangePlacesForLittle) {
   const cost::ModelCost model = equal_model(8, 1e-3);
   cost::Cluster cluster = cost::equal_ranks(4);

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that changes its size over two hosts (support/two_hosts.py): who joins, asks and leads from where, and what a hook is told."""
+import json
+
 from elastic_case import events
 from hosts_case import A, B, HostsCase
 from program import DYNMO
@@ -56,6 +58,29 @@ class ElasticHosts(HostsCase):
             "host-b host-a|host-b"])
         ours = self.assert_same_as_alone("both")
         self.assertEqual(ours["size"]["members"], 10)
+
+    def test_packing_frees_a_whole_host(self):
+        """Of ranks that came in any order, and again after a drain and joins have mixed them anew."""
+        ranks = self.start_ranks("mixed", [A, B, A, B], ADDRESSES[A])
+        self.assertIn("packed onto 2 ranks", self.done("mixed", "pack", "2"))
+        for place in (1, 3):
+            self.ended(ranks[place])
+        self.assertEqual(self.hosts_of("mixed"), {0: "host-a", 2: "host-a"})
+        joiners = []
+        for number, host in enumerate((B, A, B), start=4):
+            joiners.append(self.join_at(host, "mixed"))
+            self.until(ranks[0], lambda: number in self.ranks("mixed"))
+        self.done("mixed", "drain", "2")
+        self.ended(ranks[2])
+        self.assertEqual(self.hosts_of("mixed"), {0: "host-a", 4: "host-b", 5: "host-a", 6: "host-b"})
+        cluster = json.loads((self.folder / "mixed" / "cluster.json").read_text())
+        self.assertEqual([rank["node"] for rank in cluster["ranks"]], [0, 1, 0, 1])
+        self.done("mixed", "pack", "2")
+        self.assertEqual(self.hosts_of("mixed"), {0: "host-a", 5: "host-a"})
+        self.done("mixed", "stop")
+        for process in (ranks[0], joiners[1]):
+            self.ended(process, code=130)
+        self.assert_same_as_alone("mixed")
 
     def test_a_run_of_one_host_is_reached_where_it_says(self):
         # By default nobody else reaches it, and nobody hears its secret.

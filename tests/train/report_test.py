@@ -36,6 +36,25 @@ class Report(RunCase):
         self.assertLessEqual(sent, of_rank_1)
         self.assertGreater(sent, 24 * 4 * boundary)
 
+        # The same in intervals, as predicted: validations run forward, too.
+        (interval,) = [json.loads(line) for line in (run / "traffic.jsonl").read_text().splitlines()]
+        self.assertEqual((interval["first_step"], interval["steps"]), (0, 24))
+        known = [row for row in interval["measured"] if row["purpose"] != "control"]
+        self.assertEqual(known, interval["predicted"])
+        self.assertEqual({(row["from"], row["to"], row["purpose"]): (row["messages"], row["bytes"]) for row in known},
+                         {key: value for key, value in traffic.items() if key[2] != "control"})
+        shown = self.run_command([DYNMO, "report", str(run), "--traffic"])
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertRegex(shown.stdout, r"^activation 416.0 KiB as predicted, gradient 384.0 KiB as predicted, control ")
+        for ending, begins in [("svg", "<svg "), ("csv", "generation,first_step,"), ("json", "[\n")]:
+            out = self.folder / f"told.{ending}"
+            result = self.run_command([DYNMO, "report", str(run), "--traffic", str(out)])
+            self.assertEqual((result.returncode, result.stdout), (0, ""), result.stderr)
+            self.assertTrue(out.read_text().startswith(begins))
+        wrong = self.run_command([DYNMO, "report", str(run), "--traffic", str(self.folder / "told.png")])
+        self.assertEqual(wrong.returncode, 2)
+        self.assertIn("wanted a file that ends with .svg, .csv or .json", wrong.stderr)
+
         # The trace ties every send to its receive; validation and checkpoint are in it.
         events = json.loads((run / "trace.json").read_text())["traceEvents"]
         slices = [event for event in events if event["ph"] == "X"]

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The messages of a group between two plans: counted by all ranks, and predicted from each step's
+// plan and costs.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "dynmo/config/config.h"
+#include "dynmo/core/expected.h"
+#include "dynmo/core/traffic.h"
+#include "dynmo/observe/traffic_log.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/runtime/step_report.h"
+#include "dynmo/train/generation.h"
+#include "dynmo/transport/transport.h"
+
+namespace dynmo::train {
+
+// The same calls at the same points on all ranks of a group. An interval is returned when it ends,
+// the same on all ranks, with the world ranks of the group. A move counts to the interval of the
+// plan that it leads to, unless ranks leave after it.
+class TrafficIntervals {
+ public:
+  using Ended = Expected<std::optional<observe::TrafficInterval>>;
+
+  explicit TrafficIntervals(const config::Config& config) : config_(config) {}
+
+  // A group begins; what it has sent so far is left out.
+  void begin(const GroupRun& run);
+  [[nodiscard]] Ended before_step(transport::Transport& group, const GroupRun& run);
+  [[nodiscard]] Ended after_step(transport::Transport& group, const GroupRun& run,
+                                 const runtime::StepReport& report);
+  // A snapshot has sent layers to their keepers, by world rank.
+  void copied(const GroupRun& run, std::span<const WorldRank> keepers);
+  // A validation has run forward on as many held-out batches as the config says.
+  void validated();
+  // The group ends. Nothing is returned where there was no step.
+  [[nodiscard]] Ended end(transport::Transport& group, const GroupRun& run);
+
+ private:
+  using Counts = std::vector<MessageCount>;  // CountingTransport::row
+
+  [[nodiscard]] Ended close(transport::Transport& group, const GroupRun& run, const Counts& until);
+  void add_steps();
+  void add_move(const GroupRun& run);
+
+  const config::Config& config_;
+  plan::Plan plan_;
+  std::int64_t first_step_ = 0;
+  std::int64_t steps_ = 0;
+  Counts begun_;
+  Counts newest_;  // before the newest step
+  TrafficRows predicted_;
+  // The messages of one step, which are not in `predicted_` yet this many times.
+  TrafficRows step_;
+  std::int64_t times_ = 0;
+  int frozen_layers_ = -1;  // of `step_`; -1: it is not known
+};
+
+}  // namespace dynmo::train
