@@ -12,7 +12,7 @@
 namespace dynmo::control {
 
 Decisions::Decisions(Controller controller, int ranks, DecisionsOptions options)
-    : options_(options), ranks_(ranks), controller_(std::move(controller)) {
+    : options_(std::move(options)), ranks_(ranks), controller_(std::move(controller)) {
   DYNMO_CHECK(options_.cluster.size() == 0 || options_.cluster.size() == ranks,
               "a cluster of {} ranks, got {}", ranks, options_.cluster.size());
   observed_.charges = controller_.charges();

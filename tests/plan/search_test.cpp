@@ -162,8 +162,10 @@ TEST(Search, KeepsLongPipelinesBusy) {
   add(3, 0, 5);
   model.layers.back().update_s = 640e-6;
   for (int block = 0; block < 48; ++block) {
-    add(33 + block / 12, 70, 4 + block / 12);
-    add(28 + block / 2, 38 + block / 2, 7 + block / 2);
+    const int twelfth = block / 12;
+    const int half = block / 2;
+    add(33 + twelfth, 70, 4 + twelfth);
+    add(28 + half, 38 + half, 7 + half);
   }
   for (int slice = 0; slice < 16; ++slice) add(38, 46, 22);
   cost::Cluster cluster = cost::equal_ranks(16);
