@@ -4,12 +4,18 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"
+#include "dynmo/observe/html_page.h"
+#include "dynmo/observe/run_data.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/run_report.h"
 #include "dynmo/observe/traffic_log.h"
@@ -19,7 +25,8 @@ namespace dynmo::app {
 namespace {
 
 struct ReportFlags {
-  std::string run;
+  std::vector<std::string> runs;
+  std::string html;
   std::vector<std::string> traffic;  // the file, where one is named
 };
 
@@ -39,7 +46,7 @@ Expected<std::string> traffic_file(const std::string& out,
 }
 
 Expected<void> report_traffic(const ReportFlags& flags) {
-  const auto path = observe::RunFolder(flags.run).traffic();
+  const auto path = observe::RunFolder(flags.runs.front()).traffic();
   DYNMO_ASSIGN(const auto intervals, observe::read_traffic(path));
   if (!flags.traffic.empty() && !flags.traffic.front().empty()) {
     DYNMO_ASSIGN(const std::string text, traffic_file(flags.traffic.front(), intervals));
@@ -50,13 +57,44 @@ Expected<void> report_traffic(const ReportFlags& flags) {
   return {};
 }
 
+// DYNMO_VEGA names it, else it is where `scripts/setup report` has put it.
+std::filesystem::path script_path() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  if (const auto named = variable("DYNMO_VEGA"); !named.empty()) return named;
+  std::filesystem::path cache = variable("DYNMO_CACHE");
+  if (cache.empty()) cache = variable("XDG_CACHE_HOME") / "dynmo";
+  if (!cache.is_absolute()) cache = variable("HOME") / ".cache/dynmo";
+  return cache / "report/vega.js";
+}
+
+Expected<void> report_html(const ReportFlags& flags) {
+  const std::filesystem::path path = script_path();
+  const auto script = read_file(path);
+  if (!script) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "--html draws with Vega, and its script is not there ({}): run `scripts/setup "
+        "report` once, or name the file in DYNMO_VEGA",
+        script.error().message);
+  }
+  std::vector<observe::RunData> runs;
+  for (const std::string& run : flags.runs) {
+    DYNMO_ASSIGN(std::vector<observe::RunData> own, observe::read_run_data(run));
+    std::ranges::move(own, std::back_inserter(runs));
+  }
+  return write_file_durably(flags.html, observe::html_page(observe::html_report(runs), *script));
+}
+
 }  // namespace
 
 void add_report_command(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand(
       "report", "Reprint the final report of a run, with a table of its layers and its traffic");
   const auto flags = std::make_shared<ReportFlags>();
-  command->add_option("run", flags->run, "Folder of a run")->required();
+  command->add_option("run", flags->runs, "Folder of a run; several with --html")->required();
   const CLI::Option* traffic =
       command
           ->add_option(
@@ -65,13 +103,27 @@ void add_report_command(CLI::App& app, Command& chosen) {
               "or table, where a file is named")
           ->option_text("[OUT.svg|OUT.csv|OUT.json]")
           ->expected(0, 1);
-  command->callback([flags, traffic, &chosen] {
-    chosen = [flags, asks = traffic->count() > 0]() -> Expected<int> {
+  const CLI::Option* html =
+      command->add_option("--html", flags->html,
+                          "Instead: charts of the runs as one file for a browser, without network");
+  command->callback([flags, traffic, html, &chosen] {
+    chosen = [flags, asks = traffic->count() > 0, draws = html->count() > 0]() -> Expected<int> {
+      if (asks && draws) {
+        return make_error(ErrorCode::kBadInput, "--html with --traffic: wanted one of them");
+      }
+      if (draws) {
+        DYNMO_TRY(report_html(*flags));
+        return 0;
+      }
+      if (flags->runs.size() > 1) {
+        return make_error(ErrorCode::kBadInput, "{} runs, wanted one without --html",
+                          flags->runs.size());
+      }
       if (asks) {
         DYNMO_TRY(report_traffic(*flags));
         return 0;
       }
-      DYNMO_ASSIGN(const std::string text, observe::read_report(flags->run));
+      DYNMO_ASSIGN(const std::string text, observe::read_report(flags->runs.front()));
       fmt::print("{}", for_terminal(text));
       return 0;
     };

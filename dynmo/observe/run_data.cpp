@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/run_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "dynmo/core/files.h"
+#include "dynmo/dynamism/load_log.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/step_record.h"
+#include "dynmo/observe/summary.h"
+#include "dynmo/plan/migration.h"
+#include "dynmo/plan/plan.h"
+
+namespace dynmo::observe {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Steps in columns of equal numbers of steps.
+struct Columns {
+  std::int64_t first = 0;
+  std::int64_t steps = 1;
+  std::int64_t width = 1;
+
+  static Columns of(std::int64_t first, std::int64_t steps) {
+    return {first, steps, std::max<std::int64_t>(1, (steps + kMaxColumns - 1) / kMaxColumns)};
+  }
+  [[nodiscard]] std::int64_t count() const { return (steps + width - 1) / width; }
+  [[nodiscard]] std::int64_t column(std::int64_t step) const { return (step - first) / width; }
+  [[nodiscard]] std::int64_t begin(std::int64_t column) const { return first + column * width; }
+  [[nodiscard]] std::int64_t end(std::int64_t column) const {
+    return std::min(begin(column + 1), first + steps);
+  }
+};
+
+// Means of values by column and key; what is not finite does not count.
+class Means {
+ public:
+  void add(std::int64_t column, const std::string& key, double value) {
+    if (!std::isfinite(value)) return;
+    Sum& sum = sums_[{column, key}];
+    sum.total += value;
+    ++sum.count;
+  }
+  [[nodiscard]] Json mean(std::int64_t column, const std::string& key) const {
+    const auto found = sums_.find({column, key});
+    if (found == sums_.end()) return nullptr;
+    return found->second.total / static_cast<double>(found->second.count);
+  }
+
+ private:
+  struct Sum {
+    double total = 0;
+    std::int64_t count = 0;
+  };
+  std::map<std::pair<std::int64_t, std::string>, Sum> sums_;
+};
+
+// Four digits are more than a colour can show.
+double rounded(double value) {
+  if (value == 0 || !std::isfinite(value)) return 0;
+  const double unit = std::pow(10.0, std::floor(std::log10(std::abs(value))) - 3);
+  return std::round(value / unit) * unit;
+}
+
+Json at_column(const Columns& columns, std::int64_t column) {
+  return {{"step", columns.begin(column)}, {"to_step", columns.end(column)}};
+}
+
+// The records of a rank by step; of a step that ran twice the last one.
+using Records = std::map<std::int64_t, StepRecord>;
+
+Expected<std::map<int, Records>> records_of(const RunFolder& folder) {
+  std::map<int, Records> all;
+  std::error_code fault;
+  for (fs::directory_iterator next(folder.records(), fault);
+       !fault && next != fs::directory_iterator(); next.increment(fault)) {
+    if (next->path().extension() != ".jsonl") continue;
+    DYNMO_ASSIGN(const std::vector<StepRecord> records, read_records(next->path()));
+    for (const StepRecord& record : records) all[record.rank][record.step] = record;
+  }
+  if (all.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has no records of steps, wanted the folder of a run",
+                      folder.root().string());
+  }
+  return all;
+}
+
+Columns columns_of(const std::map<int, Records>& ranks) {
+  std::int64_t first = ranks.begin()->second.begin()->first;
+  std::int64_t last = first;
+  for (const auto& [rank, records] : ranks) {
+    first = std::min(first, records.begin()->first);
+    last = std::max(last, records.rbegin()->first);
+  }
+  return Columns::of(first, last - first + 1);
+}
+
+// Facts that all ranks know alike come from the lowest rank that has the step.
+Json step_table(const std::map<int, Records>& ranks, const Columns& columns) {
+  constexpr auto kFields = std::to_array<std::pair<const char*, double StepFacts::*>>(
+      {{"loss", &StepFacts::loss},
+       {"step_s", &StepFacts::step_s},
+       {"predicted_s", &StepFacts::predicted_s},
+       {"imbalance", &StepFacts::imbalance},
+       {"bubble", &StepFacts::bubble}});
+  std::map<std::int64_t, const StepRecord*> steps;
+  Means means;
+  for (const auto& [rank, records] : ranks) {
+    for (const auto& [step, record] : records) steps.try_emplace(step, &record);
+  }
+  for (const auto& [step, record] : steps) {
+    const std::int64_t column = columns.column(step);
+    for (const auto& [name, field] : kFields) means.add(column, name, record->*field);
+    if (record->step_s > 0) {
+      means.add(column, "tokens_per_s", static_cast<double>(record->tokens) / record->step_s);
+    }
+  }
+  Json table = Json::array();
+  for (std::int64_t column = 0; column < columns.count(); ++column) {
+    Json row = at_column(columns, column);
+    for (const auto& [name, field] : kFields) row[name] = means.mean(column, name);
+    row["tokens_per_s"] = means.mean(column, "tokens_per_s");
+    table.push_back(std::move(row));
+  }
+  return table;
+}
+
+Json rank_table(const std::map<int, Records>& ranks, const Columns& columns) {
+  Json table = Json::array();
+  for (const auto& [rank, records] : ranks) {
+    Means means;
+    for (const auto& [step, record] : records) {
+      const std::int64_t column = columns.column(step);
+      if (record.step_s > 0) means.add(column, "idle", 1 - record.busy_s / record.step_s);
+      means.add(column, "memory_bytes", static_cast<double>(record.memory_bytes.value));
+    }
+    for (std::int64_t column = 0; column < columns.count(); ++column) {
+      const Json idle = means.mean(column, "idle");
+      if (idle.is_null()) continue;  // it was not there
+      Json row = at_column(columns, column);
+      row["rank"] = rank;
+      row["idle"] = idle;
+      row["memory_bytes"] = means.mean(column, "memory_bytes");
+      table.push_back(std::move(row));
+    }
+  }
+  return table;
+}
+
+Json source_table(const std::map<int, Records>& ranks, const Columns& columns) {
+  std::map<std::string, Means> figures;
+  for (const auto& [rank, records] : ranks) {
+    for (const auto& [step, record] : records) {
+      for (const auto& [source, own] : record.sources.items()) {
+        if (!own.is_object()) continue;
+        for (const auto& [name, value] : own.items()) {
+          if (!value.is_number()) continue;
+          figures[fmt::format("{}.{}", source, name)].add(columns.column(step), "",
+                                                          value.get<double>());
+        }
+      }
+    }
+  }
+  Json table = Json::array();
+  for (const auto& [name, means] : figures) {
+    for (std::int64_t column = 0; column < columns.count(); ++column) {
+      const Json value = means.mean(column, "");
+      if (value.is_null()) continue;
+      Json row = at_column(columns, column);
+      row["figure"] = name;
+      row["value"] = value;
+      table.push_back(std::move(row));
+    }
+  }
+  return table;
+}
+
+// The costs as the load trace has them. Between two of its steps the earlier holds.
+Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunData& run) {
+  run.tables["layers"] = Json::array();
+  std::error_code fault;
+  const fs::path path = folder.load_trace(0);
+  if (!fs::exists(path, fault)) return {};
+  DYNMO_ASSIGN(const auto load, dynamism::read_trace(path));
+  for (std::int64_t column = 0; column < columns.count(); ++column) {
+    const cost::ModelCost costs = load->at(columns.begin(column));
+    for (std::size_t i = 0; i < costs.layers.size(); ++i) {
+      const cost::LayerCost& layer = costs.layers[i];
+      if (column == 0) run.layer_names.push_back(layer.name);
+      const double backward = layer.frozen ? 0 : layer.backward_input_s + layer.backward_weight_s;
+      Json row = at_column(columns, column);
+      row["layer"] = i;
+      row["seconds"] = rounded(layer.forward_s + backward);
+      run.tables["layers"].push_back(std::move(row));
+    }
+  }
+  return {};
+}
+
+// Lines between the layers of two ranks, as long as a plan was in force.
+void add_cuts(const plan::Plan& plan, std::int64_t from, std::int64_t to, Json& table) {
+  const std::vector<Rank> owners = plan::owners(plan);
+  for (std::size_t i = 1; i < owners.size(); ++i) {
+    if (owners[i] == owners[i - 1] || from >= to) continue;
+    table.push_back({{"step", from}, {"to_step", to}, {"layer", i}});
+  }
+}
+
+std::string text_of(const Json& event) {
+  for (const char* key : {"reason", "why", "line", "text"}) {
+    if (event.contains(key) && event[key].is_string()) return event[key].get<std::string>();
+  }
+  std::string text;
+  for (const auto& [key, value] : event.items()) {
+    if (key == "format" || key == "event" || key == "step" || key == "time_s" || key == "plan") {
+      continue;
+    }
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key, value.dump());
+  }
+  return text;
+}
+
+Expected<void> add_events(const RunFolder& folder, const Columns& columns, RunData& run) {
+  run.tables["decisions"] = run.tables["cuts"] = run.tables["changes"] = Json::array();
+  std::error_code fault;
+  if (!fs::exists(folder.events(), fault)) return {};
+  DYNMO_ASSIGN(const std::string text, read_file(folder.events()));
+  const std::int64_t end = columns.first + columns.steps;
+  std::optional<plan::Plan> plan;
+  std::int64_t since = columns.first;
+  std::size_t at = 0;
+  for (int line = 1; at < text.size(); ++line) {
+    const std::size_t newline = text.find('\n', at);
+    if (newline == std::string::npos) break;  // half written
+    const std::string origin = fmt::format("{}:{}", folder.events().string(), line);
+    DYNMO_ASSIGN(const Json event, parse_json(text.substr(at, newline - at), origin));
+    at = newline + 1;
+    if (!event.is_object() || !event.contains("event") || !event.contains("step") ||
+        !event["step"].is_number_integer()) {
+      return make_error(ErrorCode::kBadInput, "{}: wanted an event with its step", origin);
+    }
+    const auto kind = event["event"].get<std::string>();
+    const auto step = event["step"].get<std::int64_t>();
+    if (event.contains("plan") && event["plan"].is_object() && kind != "decision") {
+      DYNMO_ASSIGN(plan::Plan now, plan::parse_plan(event["plan"], origin));
+      if (plan) add_cuts(*plan, since, std::min(step, end), run.tables["cuts"]);
+      plan = std::move(now);
+      since = std::max(step, columns.first);
+    }
+    if (kind == "decision") {
+      run.tables["decisions"].push_back({{"step", step},
+                                         {"taken", event.value("taken", false)},
+                                         {"cause", event.value("cause", "")},
+                                         {"reason", event.value("reason", "")}});
+    } else if (kind == "size" || kind == "loss" || kind == "recovery" || kind == "refused") {
+      run.tables["changes"].push_back({{"step", step}, {"kind", kind}, {"text", text_of(event)}});
+    }
+  }
+  if (plan) add_cuts(*plan, since, end, run.tables["cuts"]);
+  return {};
+}
+
+Expected<RunData> read_one(const RunFolder& folder, const std::string& name,
+                           const std::vector<TrafficRow>& traffic) {
+  RunData run{.name = name};
+  DYNMO_ASSIGN(const auto ranks, records_of(folder));
+  const Columns columns = columns_of(ranks);
+  run.tables["steps"] = step_table(ranks, columns);
+  run.tables["ranks"] = rank_table(ranks, columns);
+  run.tables["sources"] = source_table(ranks, columns);
+  DYNMO_TRY(add_layers(folder, columns, run));
+  DYNMO_TRY(add_events(folder, columns, run));
+  run.tables["traffic"] = Json::array();
+  for (const TrafficRow& row : traffic) {
+    run.tables["traffic"].push_back({{"from", row.from},
+                                     {"to", row.to},
+                                     {"purpose", row.purpose},
+                                     {"bytes", row.bytes.value},
+                                     {"messages", row.messages}});
+  }
+  return run;
+}
+
+}  // namespace
+
+Expected<std::vector<RunData>> read_run_data(const fs::path& path) {
+  const RunFolder folder(path);
+  const std::string name = path.lexically_normal().filename().string();
+  std::error_code fault;
+  Summary summary;  // of a run that has not ended there is none
+  if (fs::exists(folder.summary(), fault)) {
+    DYNMO_ASSIGN(summary, read_summary(folder.summary()));
+  }
+  std::vector<RunData> runs;
+  if (summary.runs.size() < 2) {
+    DYNMO_ASSIGN(RunData run, read_one(folder, name.empty() ? path.string() : name,
+                                       summary.runs.empty() ? std::vector<TrafficRow>()
+                                                            : summary.runs[0].traffic));
+    runs.push_back(std::move(run));
+    return runs;
+  }
+  for (const RunSummary& one : summary.runs) {
+    DYNMO_ASSIGN(RunData run,
+                 read_one(folder.of(one.name), fmt::format("{}: {}", name, one.name), one.traffic));
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+}  // namespace dynmo::observe

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The numbers of a run by step, layer and rank, as tables that charts are drawn from
+// (html_page.h). They come from the files of the run's folder (run_folder.h).
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+
+namespace dynmo::observe {
+
+// Up to so many columns of steps; a longer run has the mean of neighbouring steps in one.
+inline constexpr int kMaxColumns = 400;
+
+struct RunData {
+  std::string name;
+  // Tables by name, each a list of objects with the same keys:
+  //  steps      step, to_step, loss, step_s, predicted_s, tokens_per_s, imbalance, bubble
+  //  ranks      step, to_step, rank, idle (share of the step), memory_bytes
+  //  layers     step, to_step, layer, seconds (of a micro-batch, forward and backward)
+  //  cuts       step, to_step, layer: before this layer another rank's begin
+  //  decisions  step, taken, cause, reason
+  //  changes    step, kind, text: changes of size, losses, recoveries
+  //  sources    step, to_step, figure, value: figures of sources that are one number
+  //  traffic    from, to, purpose, bytes, messages: of the whole run
+  // A table that the folder has no file for is empty.
+  Json tables = Json::object();
+  std::vector<std::string> layer_names = {};
+};
+
+// The run of a folder, or the runs that it compares. kBadInput: it has no records, or a file of it
+// cannot be read.
+[[nodiscard]] Expected<std::vector<RunData>> read_run_data(const std::filesystem::path& folder);
+
+}  // namespace dynmo::observe
