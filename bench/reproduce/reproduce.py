@@ -88,21 +88,23 @@ class Commands:
 
     def result(self, command):
         """What a command printed, its seconds and the load around it. ValueError where it failed."""
-        key = hashlib.sha256((self.inputs + command["command"]).encode()).hexdigest()[:16]
+        lines = [*([command["before"]] if "before" in command else []), command["command"]]
+        key = hashlib.sha256((self.inputs + "\n".join(lines)).encode()).hexdigest()[:16]
         path = self.folder / f"{key}.json"
         if path.exists():
             return json.loads(path.read_text())
-        words = shlex.split(command["command"])
-        program = self.programs.get(words[0], pathlib.Path(words[0]))
-        if not program.exists():
-            raise ValueError(f"{words[0]} is not built: {program}")
         run = self.folder / key
-        words = [str(program), *(word.replace("RUN", str(run)) for word in words[1:])]
         before, began = os.getloadavg()[0], time.monotonic()
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
-            raise ValueError(f"exit code {done.returncode}: {last}")
+        for line in lines:
+            words = shlex.split(line)
+            program = self.programs.get(words[0], pathlib.Path(words[0]))
+            if not program.exists():
+                raise ValueError(f"{words[0]} is not built: {program}")
+            words = [str(program), *(word.replace("RUN", str(run)) for word in words[1:])]
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+            if done.returncode != 0:
+                last = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
+                raise ValueError(f"exit code {done.returncode}: {last}")
         output = (run / command["file"]).read_text() if "file" in command else done.stdout
         result = {"command": command["command"], "output": output, "seconds": time.monotonic() - began,
                   "load": [before, os.getloadavg()[0]]}

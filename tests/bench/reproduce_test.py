@@ -47,6 +47,16 @@ class Reproduce(unittest.TestCase):
         self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()[1:]], [ROW], done.stdout + done.stderr)
         self.assertEqual({path: path.stat().st_mtime_ns for path in (self.folder / "out/commands").iterdir()}, kept)
 
+    def test_a_command_may_need_another_one_before(self):
+        """Its files are named by the command's own."""
+        rows = {"parts": {"simulated": {"title": "", "kind": "exact", "commands": [
+            {"id": "steps", "before": "dynmo simulate examples/demo-load.toml --load-trace RUN.jsonl --json", "command": "dynmo trace stats RUN.jsonl"}],
+            "rows": [{"id": "steps", "value": [["steps", "step ([0-9]+), layer"]]}]}}}
+        (self.folder / "rows.json").write_text(json.dumps(rows))
+        (self.folder / "values.json").write_text(json.dumps({"steps": 40}))
+        done = self.reproduce("--rows", self.folder / "rows.json", "--recorded", self.folder / "values.json", only="")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_names_what_failed_and_goes_on(self):
         rows = {"parts": {"simulated": {"title": "", "kind": "exact", "commands": [
             {"id": "bad", "command": "dynmo simulate missing.toml --json"}, {"id": "good", "command": "dynmo --version"}],
