@@ -144,7 +144,7 @@ class Run {
   }
   // Goes on from the newest step that the ranks have all layers of, whether as they are, in
   // snapshots or in a checkpoint; or from the beginning.
-  Expected<void> recover(Lane& lane, const elastic::View& before, Recovery& recovery);
+  Expected<void> recover(Lane& lane, Recovery& recovery);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);
@@ -450,6 +450,12 @@ class Run {
   std::chrono::steady_clock::time_point respawn_at_ = {};  // the missing ranks
   Snapshots snapshots_{config_};
   runtime::RankState held_;  // between two groups, after a loss
+  // From a loss until the run is whole again, which may take more than one recovery.
+  struct Recovering {
+    elastic::View before;    // the members before the first loss
+    elastic::View numbered;  // those whose positions the controller knows
+  };
+  std::optional<Recovering> recovering_;
   std::optional<Elasticity> elasticity_;
   std::vector<Lane> lanes_;
 };

@@ -162,6 +162,7 @@ Expected<bool> Run::survive(const Error& why) {
   const auto start = recovery.phase;
   Lane& lane = lanes_.front();
   const elastic::View before = elasticity_->view();
+  if (!recovering_) recovering_ = Recovering{.before = before, .numbered = before};
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
   // Nothing of the group that has ended writes into tensors any more when this returns.
   DYNMO_ASSIGN(const elastic::View view, meet_survivors(before, why));
@@ -183,17 +184,19 @@ Expected<bool> Run::survive(const Error& why) {
   DYNMO_TRY(elasticity_->begin_again(view, std::move(led), next_member));
   if (group_->rank() == transport::Member(0) && !leads_) DYNMO_TRY(lead(nullptr));
   snapshots_.begin_group();
-  DYNMO_TRY(recover(lane, before, recovery));
+  DYNMO_TRY(recover(lane, recovery));
   if (recovery.whole) return false;
   lane.log->series().members = next_member;
   recovery.end_phase("commit");
   recovery.ms["all"] = 1e3 * seconds_since(start);
-  note_loss(lane, before, recovery);
-  if (config_.elastic.respawn) will_respawn(before.size() - view.size());
+  // All that were lost since the run was whole: another loss may have ended a recovery.
+  const elastic::View all_before = std::exchange(recovering_, std::nullopt)->before;
+  note_loss(lane, all_before, recovery);
+  if (config_.elastic.respawn) will_respawn(all_before.size() - view.size());
   return true;
 }
 
-Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& recovery) {
+Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
@@ -234,7 +237,9 @@ Expected<void> Run::recover(Lane& lane, const elastic::View& before, Recovery& r
   recovery.from = decision.step == recovery.reached ? "live layers" : "snapshot";
   runtime::roll_back(held_, decision.step);
   if (held_.controller) {
-    held_.controller->ranks_changed(positions_before(before, view, grid_->replicas()));
+    held_.controller->ranks_changed(
+        positions_before(recovering_->numbered, view, grid_->replicas()));
+    recovering_->numbered = view;
   }
   recovery.end_phase("roll_back");
   DYNMO_ASSIGN(const cost::Cluster cluster,

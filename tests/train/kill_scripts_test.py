@@ -70,9 +70,10 @@ class KillScripts(ElasticCase):
             status = self.whole(process, reached + draw.randrange(STEPS_AFTER))
             first = first or self.launcher(process)
             time.sleep(draw.uniform(0, 0.02))  # any moment of a step
-            how, lost = draw.choice(KINDS), draw.sample(status["ranks"], 1 + (draw.random() < 0.1))
+            how, lost = draw.choice(KINDS), draw.sample(status["ranks"], 1 + (draw.random() < 0.3))
             for rank in lost:
                 os.kill(rank["pid"], how)
+                time.sleep(draw.choice((0, draw.uniform(0, 0.08))))  # the second one while the others recover
             numbers = {rank["rank"] for rank in lost}
             self.until(process, lambda n=numbers: n <= {number for event in events(run, "loss") for number in event["lost"]})
             event = events(run, "recovery")[-1]
