@@ -62,7 +62,7 @@ Expected<void> Run::begin() {
     DYNMO_TRY(open_lane(elasticity_ ? lanes_.front() : add_lane(name, nullptr), begin));
   }
   DYNMO_TRY(write_config());
-  DYNMO_TRY(write_cluster());
+  write_cluster();
   say_start();
   return advance_all();
 }

@@ -246,11 +246,12 @@ class Run {
     return write_file_durably(folder_.config(), to_toml(config_));
   }
 
-  // The ranks of the group in force, for `dynmo plan --cluster`.
-  Expected<void> write_cluster() const {
-    if (!first_rank()) return {};
+  // The ranks of the group in force, for `dynmo plan --cluster`. A run goes on without the file.
+  void write_cluster() const {
+    if (!first_rank()) return;
     const Json cluster = cost::cluster_json(lanes_.front().group->pipeline().cluster());
-    return write_file_durably(folder_.cluster(), cluster.dump(1) + "\n");
+    const auto written = write_file_durably(folder_.cluster(), cluster.dump(1) + "\n");
+    if (!written) say(fmt::format("cluster  {}; training goes on", written.error().message));
   }
 
   // One step of one run, with what hangs on it: whether a rank has something to tell all before the
@@ -364,7 +365,7 @@ class Run {
     RunSeries& series = lane.log->series();
     series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
     if (!next.done) return true;
-    DYNMO_TRY(write_cluster());
+    write_cluster();
     series.changing_rank_s += ranks * next.pause_s;
     ++series.size_changes;
     for (const int number : elastic::numbers_of(elasticity_->view())) {

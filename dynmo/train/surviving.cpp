@@ -300,7 +300,7 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
   lane.group = std::make_unique<GroupRun>(*group_, config_, inputs_, lane.settings, cluster,
                                           std::exchange(held_, {}));
   lane.traffic->begin(*lane.group);
-  DYNMO_TRY(write_cluster());
+  write_cluster();
   if (!lane.group->pipeline().costs()) return {};
   return lane.group->pipeline().go_on();
 }
@@ -362,7 +362,7 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
     for (const std::string& note : begin.notes) say(note);
     DYNMO_TRY(open_lane(lane, begin));
   }
-  DYNMO_TRY(write_cluster());
+  write_cluster();
   std::error_code fault;
   if (!leads_ || std::filesystem::exists(folder_.config(), fault)) return {};
   return write_file_durably(folder_.config(), to_toml(config_));
