@@ -70,6 +70,7 @@ def main():
     torch.save(torch_cases.result_of(model, optimizer, losses), os.path.join(folder, f"rank-{pipe.rank}-0.pt"))
     with open(os.path.join(folder, f"moves-{pipe.rank}.json"), "w", encoding="utf-8") as file:
         json.dump({"moves": moves, "frozen_backwards": frozen_backwards, "profile": profile, "layers": pipe.layers}, file)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

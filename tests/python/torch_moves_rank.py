@@ -61,6 +61,7 @@ def main():
     same = all(objects[name] is parameter for name, parameter in model.named_parameters())
     with open(os.path.join(folder, f"held-{pipe.rank}.json"), "w", encoding="utf-8") as file:
         json.dump({"held": counts, "same_objects": same, "ms_a_move": seconds / moves * 1e3}, file)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -115,6 +115,8 @@ def main():
     if task == "more":
         own_layers(folder)
         check_differences(dist.get_rank())
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
