@@ -197,12 +197,12 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; } h3 { font-size: 1rem; margi
 p { margin: .1rem 0 .4rem; opacity: .75; }
 .runs { display: grid; gap: 2rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }
 .chart { overflow-x: auto; }
-@media print { .runs { display: block; } section { break-inside: avoid; } }
+@media print { :root { color-scheme: light; } .runs { display: block; } section { break-inside: avoid; } svg text { fill: #222 !important; } }
 </style></head><body><h1>DynMo report</h1><div id="together"></div><div id="runs" class="runs"></div>
 <script type="application/json" id="document">)";
 
 // Draws each chart with the tables that it names.
-constexpr std::string_view kTail = R"js(<script>
+constexpr std::string_view kTail = R"page(<script>
 const report = JSON.parse(document.getElementById("document").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 const ink = dark ? "#ddd" : "#222";
@@ -213,26 +213,28 @@ const config = {
   legend : {labelColor : ink, titleColor : ink},
   header : {labelColor : ink, titleColor : ink}
 };
-const make = (parent, tag, text, kind) = > {
+const make = (parent, tag, text, kind) => {
   const element = document.createElement(tag);
   if (text) element.textContent = text;
   if (kind) element.className = kind;
   return parent.appendChild(element);
 };
-const draw = (parent, chart, tables) = > {
+const draw = (parent, chart, tables) => {
   const section = make(parent, "section");
   make(section, "h3", chart.title);
   if (chart.note) make(section, "p", chart.note);
-  const datasets = Object.fromEntries(chart.tables.map(name = > [ name, tables[name] ]));
+  const datasets = Object.fromEntries(chart.tables.map(name => [name, tables[name]]));
   const width = chart.spec.encoding && chart.spec.encoding.facet ? {} : {width : "container"};
   const drawn = make(section, "div", "", "chart");
   drawn.style.width = "100%";
   vegaEmbed(drawn, {... width, ... chart.spec, datasets, config},
             {actions : false, renderer : "svg"})
-      .catch(error = > make(section, "p", String(error)));
+      .catch(error => make(section, "p", String(error)));
 };
 for (const chart of report.together) draw(document.getElementById("together"), chart, report.all);
 for (const run of report.runs) {
+  run.tables.layers = run.seconds.flatMap((row, layer) => row.map((seconds, i) =>
+    ({layer, name: run.layers[layer], seconds, step: run.tables.steps[i].step, to_step: run.tables.steps[i].to_step})));
   const column = make(document.getElementById("runs"), "div");
   make(column, "h2", run.name);
   for (const chart of report.charts) {
@@ -240,7 +242,7 @@ for (const run of report.runs) {
   }
 }
 </script></body></html>
-)js";
+)page";
 
 void append_escaped(std::string& page, std::string_view text, std::string_view what,
                     std::string_view by) {
@@ -263,8 +265,10 @@ Json html_report(const std::vector<RunData>& runs) {
                    {"all", {{"steps", Json::array()}}}};
   for (const Chart& chart : charts_of_a_run()) document["charts"].push_back(json_of(chart));
   for (const RunData& run : runs) {
-    document["runs"].push_back(
-        {{"name", run.name}, {"layers", run.layer_names}, {"tables", run.tables}});
+    document["runs"].push_back({{"name", run.name},
+                                {"layers", run.layer_names},
+                                {"seconds", run.layer_seconds},
+                                {"tables", run.tables}});
   }
   if (runs.size() < 2) return document;
   for (const RunData& run : runs) {

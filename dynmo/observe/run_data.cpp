@@ -187,7 +187,6 @@ Json source_table(const std::map<int, Records>& ranks, const Columns& columns) {
 
 // The costs as the load trace has them. Between two of its steps the earlier holds.
 Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunData& run) {
-  run.tables["layers"] = Json::array();
   std::error_code fault;
   const fs::path path = folder.load_trace(0);
   if (!fs::exists(path, fault)) return {};
@@ -196,12 +195,12 @@ Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunDa
     const cost::ModelCost costs = load->at(columns.begin(column));
     for (std::size_t i = 0; i < costs.layers.size(); ++i) {
       const cost::LayerCost& layer = costs.layers[i];
-      if (column == 0) run.layer_names.push_back(layer.name);
+      if (column == 0) {
+        run.layer_names.push_back(layer.name);
+        run.layer_seconds.push_back(Json::array());
+      }
       const double backward = layer.frozen ? 0 : layer.backward_input_s + layer.backward_weight_s;
-      Json row = at_column(columns, column);
-      row["layer"] = i;
-      row["seconds"] = rounded(layer.forward_s + backward);
-      run.tables["layers"].push_back(std::move(row));
+      run.layer_seconds[i].push_back(rounded(layer.forward_s + backward));
     }
   }
   return {};

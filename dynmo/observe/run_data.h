@@ -21,7 +21,6 @@ struct RunData {
   // Tables by name, each a list of objects with the same keys:
   //  steps      step, to_step, loss, step_s, predicted_s, tokens_per_s, imbalance, bubble
   //  ranks      step, to_step, rank, idle (share of the step), memory_bytes
-  //  layers     step, to_step, layer, seconds (of a micro-batch, forward and backward)
   //  cuts       step, to_step, layer: before this layer another rank's begin
   //  decisions  step, taken, cause, reason
   //  changes    step, kind, text: changes of size, losses, recoveries
@@ -30,6 +29,9 @@ struct RunData {
   // A table that the folder has no file for is empty.
   Json tables = Json::object();
   std::vector<std::string> layer_names = {};
+  // Seconds of a micro-batch, forward and backward: a list of all columns of `steps` for each
+  // layer.
+  Json layer_seconds = Json::array();
 };
 
 // The run of a folder, or the runs that it compares. kBadInput: it has no records, or a file of it
