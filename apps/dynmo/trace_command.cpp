@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "apps/dynmo/trace_features.h"
+#include "apps/dynmo/trace_generate.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/files.h"
@@ -84,7 +85,8 @@ void add_trace_command(CLI::App& app, Command& chosen) {
       app.add_subcommand("trace", "Profiles from traces of other tools, features of loads");
   trace->require_subcommand(1);
   add_import_command(*trace, chosen);
-  add_features_commands(*trace, chosen);
+  add_stats_command(*trace, chosen);
+  add_gen_command(*trace, chosen);
 }
 
 }  // namespace dynmo::app

@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo trace stats` and `dynmo trace gen`: features of loads, and loads of given features.
-void add_features_commands(CLI::App& trace, Command& chosen);
+// `dynmo trace stats`: features of loads.
+void add_stats_command(CLI::App& trace, Command& chosen);
 
 }  // namespace dynmo::app

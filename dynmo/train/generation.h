@@ -47,7 +47,7 @@ class GroupRun {
 
   [[nodiscard]] runtime::Pipeline& pipeline() { return *pipeline_; }
   [[nodiscard]] const runtime::Pipeline& pipeline() const { return *pipeline_; }
-  // As it was when the group began; pipeline().cluster() is what decisions are made for.
+  // The cluster when the group began; decisions are made for pipeline().cluster().
   [[nodiscard]] const cost::Cluster& cluster() const { return cluster_; }
   [[nodiscard]] Checkpointer* checkpoints() const { return checkpointer_.get(); }  // null: none
   [[nodiscard]] const transport::CountingTransport& transport() const { return *transport_; }

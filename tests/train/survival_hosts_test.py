@@ -61,7 +61,7 @@ class SurvivalHosts(HostsCase):
         ranks = self.start_ranks("cut", [A, A, B, B], ADDRESSES[A])
         link = self.hosts[A]
         link.run("ip", "link", "set", link.device, "down")
-        time.sleep(5)  # both sides have found the silence
+        time.sleep(5)  # as long as the cut lasts: beyond the three seconds after which a silent rank is lost
         done = self.steps("cut")
         time.sleep(1)
         self.assertEqual(self.steps("cut"), done)
