@@ -21,9 +21,9 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/observe/progress.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/train/earlier_run.h"
 #include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
+#include "dynmo/train/setup/earlier_run.h"
 
 namespace dynmo::app {
 namespace {

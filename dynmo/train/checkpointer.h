@@ -22,7 +22,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/checkpoints.h"
+#include "dynmo/train/setup/checkpoints.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

@@ -17,8 +17,8 @@
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"
 #include "dynmo/train/generation.h"
-#include "dynmo/train/leader_options.h"
 #include "dynmo/train/regrouping.h"
+#include "dynmo/train/setup/leader_options.h"
 
 namespace dynmo::train {
 

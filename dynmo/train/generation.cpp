@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {

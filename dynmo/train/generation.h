@@ -13,7 +13,7 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
-#include "dynmo/train/inputs.h"
+#include "dynmo/train/setup/inputs.h"
 #include "dynmo/transport/traffic.h"
 #include "dynmo/transport/transport.h"
 

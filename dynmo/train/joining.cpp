@@ -15,9 +15,9 @@
 #include "dynmo/process/late_ranks.h"
 #include "dynmo/process/line_server.h"
 #include "dynmo/train/c10d_groups.h"
-#include "dynmo/train/inputs.h"
-#include "dynmo/train/leader_options.h"
 #include "dynmo/train/run.h"
+#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/leader_options.h"
 
 namespace dynmo::train {
 namespace {

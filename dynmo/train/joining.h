@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/train/options.h"
 #include "dynmo/train/rank_process.h"
+#include "dynmo/train/setup/options.h"
 
 namespace dynmo::train {
 

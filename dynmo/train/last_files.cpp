@@ -3,7 +3,7 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/train/emulation.h"
+#include "dynmo/train/setup/emulation.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/tags.h"
 

@@ -18,10 +18,10 @@
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/train/c10d_groups.h"
-#include "dynmo/train/dry_run.h"
-#include "dynmo/train/earlier_run.h"
-#include "dynmo/train/inputs.h"
 #include "dynmo/train/run.h"
+#include "dynmo/train/setup/dry_run.h"
+#include "dynmo/train/setup/earlier_run.h"
+#include "dynmo/train/setup/inputs.h"
 
 namespace dynmo::train {
 namespace {

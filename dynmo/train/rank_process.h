@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/options.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

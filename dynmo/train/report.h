@@ -10,7 +10,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/cost/layer_cost.h"
-#include "dynmo/train/comparison.h"
+#include "dynmo/train/setup/comparison.h"
 
 namespace dynmo::train {
 

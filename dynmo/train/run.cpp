@@ -5,10 +5,10 @@
 
 #include <utility>
 
-#include "dynmo/train/earlier_run.h"
-#include "dynmo/train/measured_keys.h"
 #include "dynmo/train/run_impl.h"
-#include "dynmo/train/same_settings.h"
+#include "dynmo/train/setup/earlier_run.h"
+#include "dynmo/train/setup/measured_keys.h"
+#include "dynmo/train/setup/same_settings.h"
 
 namespace dynmo::train {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/groups.h"
-#include "dynmo/train/inputs.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/options.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

@@ -24,7 +24,7 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/move_log.h"
-#include "dynmo/train/run_series.h"
+#include "dynmo/train/setup/run_series.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of dynmo/ includes only those above it in the map, and only those below the line know libtorch."""
+"""A folder of dynmo/ includes only those above it in the map, only those below the line know libtorch, and none grows out of hand."""
 import pathlib
 import re
 import sys
@@ -20,7 +20,27 @@ def folder_map(root):
 
 def room(parts):
     """The place of a file in the map: its folder; dynamism/training is that of each source's half in a training."""
-    return "dynamism/training" if parts[1] == "dynamism" and "training" in parts[2:-1] else parts[1]
+    if parts[1] == "dynamism" and "training" in parts[2:-1]:
+        return "dynamism/training"
+    return "train/setup" if parts[1:3] == ("train", "setup") else parts[1]
+
+
+MOST_LINES = 500  # of a file
+MOST_FILES = 55  # of a folder
+
+
+def sizes(root, tops=("apps", "bench", "dynmo", "python", "tests")):
+    """Files and folders that are larger than one can hold in mind."""
+    found = []
+    for folder in sorted(path for top in tops for path in [root / top, *(root / top).rglob("*/")] if path.is_dir()):
+        files = [path for path in sorted(folder.iterdir()) if path.suffix in (".h", ".cpp", ".cu", ".py")]
+        if len(files) > MOST_FILES:
+            found.append(f"{folder.relative_to(root)}: {len(files)} files, wanted {MOST_FILES} at most")
+        for path in files:
+            lines = path.read_bytes().count(b"\n")
+            if lines > MOST_LINES:
+                found.append(f"{path.relative_to(root)}: {lines} lines, wanted {MOST_LINES} at most")
+    return found
 
 
 def violations(root):
@@ -34,7 +54,7 @@ def violations(root):
             continue
         folder, where = room(path.relative_to(root).parts), path.relative_to(root)
         for bracket, name in INCLUDE.findall(path.read_text()):
-            parts = name.split("/")
+            parts = tuple(name.split("/"))
             if LIBTORCH.match(name) and folder in core:
                 found.append(f"{where}: {name}: dynmo::core knows nothing of libtorch")
             elif WHOLE_LIBTORCH.match(name) and path.suffix == ".h":
@@ -56,6 +76,21 @@ class Includes(unittest.TestCase):
     def test_follow_the_folder_map(self):
         self.assertEqual(violations(ROOT), [])
 
+    def test_and_files_and_folders_stay_small(self):
+        self.assertEqual(sizes(ROOT), [])
+
+    def test_of_a_large_file_or_folder_are_found(self):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            (root / "dynmo/core").mkdir(parents=True)
+            (root / "dynmo/core/long.h").write_text("\n" * (MOST_LINES + 1))
+            (root / "dynmo/core/short.h").write_text("\n" * MOST_LINES)
+            (root / "tests").mkdir()
+            for i in range(MOST_FILES + 1):
+                (root / f"tests/f{i}.py").write_text("")
+            self.assertEqual(sizes(root), [f"dynmo/core/long.h: {MOST_LINES + 1} lines, wanted {MOST_LINES} at most",
+                                           f"tests: {MOST_FILES + 1} files, wanted {MOST_FILES} at most"])
+
     def test_of_every_folder_are_looked_at(self):
         core, runtime = folder_map(ROOT)
         self.assertEqual((core[0], core[-1], runtime[-1]), ("core", "elastic", "train"))
@@ -76,12 +111,14 @@ class Includes(unittest.TestCase):
             "dynmo/dynamism/moe/options.h": ('#include "dynmo/dynamism/moe/training/router.h"', "dynamism/training is below dynamism"),
             "dynmo/dynamism/moe/training/router.cpp": ('#include "dynmo/runtime/engine.h"', "runtime is below dynamism/training"),
             "dynmo/model/m.cpp": ('#include "dynmo/dynamism/training/source.h"', "dynamism/training is below model"),
+            "dynmo/train/setup/m.h": ('#include "dynmo/train/run.h"', "train is below train/setup"),
             "dynmo/extra/j.h": ("", "not in the folder map"),
         }
         innocent = {
             "dynmo/model/k.cpp": '#include <torch/torch.h>\n#include "dynmo/core/ids.h"\n',
             "dynmo/dynamism/moe/training/source.cpp": '#include <ATen/ATen.h>\n#include "dynmo/dynamism/moe/load.h"\n#include "dynmo/model/k.h"\n',
             "dynmo/runtime/n.cpp": '#include "dynmo/dynamism/training/source.h"\n',
+            "dynmo/train/o.cpp": '#include "dynmo/train/setup/inputs.h"\n#include "dynmo/train/run_impl.h"\n',
             "dynmo/sim/l.cpp": '#include "dynmo/sim/replay_impl.h"\n#include <vector>\n',
         }
         with tempfile.TemporaryDirectory() as folder:

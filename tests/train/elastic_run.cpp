@@ -15,8 +15,8 @@
 #include "dynmo/core/files.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/process/sockets.h"
-#include "dynmo/train/leader_options.h"
 #include "dynmo/train/run.h"
+#include "dynmo/train/setup/leader_options.h"
 
 namespace dynmo::train::testing {
 namespace {

@@ -17,7 +17,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/process/line_server.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/options.h"
 #include "tests/train/elastic_hub.h"
 
 namespace dynmo::train::testing {

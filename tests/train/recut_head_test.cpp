@@ -10,7 +10,7 @@
 #include "dynmo/dynamism/early_exit/training/source.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/head_slice.h"
-#include "dynmo/train/checkpoints.h"
+#include "dynmo/train/setup/checkpoints.h"
 #include "tests/model/helpers.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank that comes to lead goes on with what the one before knew of the run.
-#include "dynmo/train/run_series.h"
+#include "dynmo/train/setup/run_series.h"
 
 #include <gtest/gtest.h>
 

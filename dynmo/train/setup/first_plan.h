@@ -15,7 +15,7 @@
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/train/run_model.h"
+#include "dynmo/train/setup/run_model.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

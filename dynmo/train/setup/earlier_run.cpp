@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/earlier_run.h"
+#include "dynmo/train/setup/earlier_run.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/dry_run.h"
+#include "dynmo/train/setup/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -21,10 +21,10 @@
 #include "dynmo/process/host_memory.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/emulation.h"
-#include "dynmo/train/first_plan.h"
-#include "dynmo/train/inputs.h"
-#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/setup/emulation.h"
+#include "dynmo/train/setup/first_plan.h"
+#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::train {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/same_settings.h"
+#include "dynmo/train/setup/same_settings.h"
 
 #include <fmt/ranges.h>
 

@@ -8,7 +8,7 @@
 #include "dynmo/elastic/groups.h"
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"
-#include "dynmo/train/inputs.h"
+#include "dynmo/train/setup/inputs.h"
 
 namespace dynmo::train {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/options.h"
 
 namespace dynmo::train {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/options.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/emulation.h"
+#include "dynmo/train/setup/emulation.h"
 
 #include <memory>
 #include <mutex>

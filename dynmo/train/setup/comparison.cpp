@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/comparison.h"
+#include "dynmo/train/setup/comparison.h"
 
 #include <algorithm>
 #include <cmath>

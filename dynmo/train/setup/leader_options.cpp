@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/leader_options.h"
+#include "dynmo/train/setup/leader_options.h"
 
 #include <ATen/Parallel.h>
 #include <torch/version.h>

@@ -8,7 +8,7 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/run_model.h"
+#include "dynmo/train/setup/run_model.h"
 
 namespace dynmo::train {
 

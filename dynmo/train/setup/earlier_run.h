@@ -11,7 +11,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/process/file_lock.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/options.h"
 
 namespace dynmo::train {
 

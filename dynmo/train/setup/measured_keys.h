@@ -7,8 +7,8 @@
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
-#include "dynmo/train/inputs.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/options.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

@@ -11,7 +11,7 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
-#include "dynmo/train/comparison.h"
+#include "dynmo/train/setup/comparison.h"
 
 namespace dynmo::train {
 

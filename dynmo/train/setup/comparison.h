@@ -10,7 +10,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/observe/summary.h"
-#include "dynmo/train/run_series.h"
+#include "dynmo/train/setup/run_series.h"
 
 namespace dynmo::train {
 

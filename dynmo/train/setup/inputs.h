@@ -5,10 +5,10 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/checkpoints.h"
-#include "dynmo/train/options.h"
-#include "dynmo/train/run_model.h"
-#include "dynmo/train/token_batches.h"
+#include "dynmo/train/setup/checkpoints.h"
+#include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/run_model.h"
+#include "dynmo/train/setup/token_batches.h"
 
 namespace dynmo::train {
 

@@ -12,9 +12,9 @@
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/tie.h"
-#include "dynmo/train/checkpoints.h"
-#include "dynmo/train/comparison.h"
-#include "dynmo/train/options.h"
+#include "dynmo/train/setup/checkpoints.h"
+#include "dynmo/train/setup/comparison.h"
+#include "dynmo/train/setup/options.h"
 #include "dynmo/weights/weights.h"
 
 namespace dynmo::train {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/setup/pipeline_options.h"
 
 #include <cstdint>
 

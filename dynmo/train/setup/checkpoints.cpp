@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/checkpoints.h"
+#include "dynmo/train/setup/checkpoints.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/start.h"
+#include "dynmo/train/setup/start.h"
 
 #include <fmt/format.h>
 
 #include "dynmo/observe/table.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/runtime/known_costs.h"
-#include "dynmo/train/emulation.h"
-#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/setup/emulation.h"
+#include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/hosts.h"
 #include "dynmo/weights/weights.h"
 

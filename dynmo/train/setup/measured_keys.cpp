@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/measured_keys.h"
+#include "dynmo/train/setup/measured_keys.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/run_model.h"
+#include "dynmo/train/setup/run_model.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 
 #include "dynmo/model/precision.h"
 #include "dynmo/model/recipe.h"
-#include "dynmo/train/emulation.h"
+#include "dynmo/train/setup/emulation.h"
 #include "dynmo/weights/model_config.h"
 
 namespace dynmo::train {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/token_batches.h"
+#include "dynmo/train/setup/token_batches.h"
 
 #include <ATen/ATen.h>
 

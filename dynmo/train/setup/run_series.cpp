@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/run_series.h"
+#include "dynmo/train/setup/run_series.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/first_plan.h"
+#include "dynmo/train/setup/first_plan.h"
 
 #include <fmt/ranges.h>
 
@@ -12,7 +12,7 @@
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/place.h"
 #include "dynmo/plan/propose.h"
-#include "dynmo/train/pipeline_options.h"
+#include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/grid.h"
 
 namespace dynmo::train {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/inputs.h"
+#include "dynmo/train/setup/inputs.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,8 +12,8 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/process/hook.h"
 #include "dynmo/process/host_memory.h"
-#include "dynmo/train/first_plan.h"
-#include "dynmo/train/measured_keys.h"
+#include "dynmo/train/setup/first_plan.h"
+#include "dynmo/train/setup/measured_keys.h"
 
 namespace dynmo::train {
 namespace {
