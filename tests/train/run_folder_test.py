@@ -6,7 +6,7 @@ import subprocess
 import time
 
 from program import held_port
-from run_case import RunCase, losses
+from run_case import RunCase, losses, rank_processes
 
 
 class RunFolder(RunCase):
@@ -38,6 +38,18 @@ class RunFolder(RunCase):
         _, err = process.communicate(timeout=100)
         self.assertEqual(process.returncode, 130, err)
         return err
+
+    def test_a_killed_launcher_takes_its_ranks_along(self):
+        run = self.folder / "left"
+        process = self.start("left")
+        self.addCleanup(process.communicate)
+        self.wait_for(process, run / "records" / "rank-1.jsonl", '"step":2')
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 100
+        while rank_processes(str(run)):
+            self.assertLess(time.monotonic(), deadline, rank_processes(str(run)))
+            time.sleep(0.02)
 
     def test_a_second_run_is_refused_until_the_first_has_ended(self):
         run = self.folder / "locked"
