@@ -3,10 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "dynmo/core/files.h"
+#include "dynmo/cost/files.h"
+#include "dynmo/train/last_files.h"
+#include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
-#include "dynmo/train/setup/earlier_run.h"
 #include "dynmo/train/setup/measured_keys.h"
 #include "dynmo/train/setup/same_settings.h"
 
@@ -38,6 +42,24 @@ Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups
 
 }  // namespace
 
+Expected<void> Run::run() {
+  DYNMO_TRY(losses_.check_respawn());
+  if (elasticity_) DYNMO_TRY(elasticity_->begin());
+  return through_losses(begin());
+}
+
+Expected<void> Run::join(const std::function<void()>& taken) {
+  Lane& lane = add_lane("", nullptr);
+  DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
+  done_.first = done_.steps = lane.group->pipeline().next_step();
+  DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
+  DYNMO_TRY(elasticity_->join(*lane.group));
+  lane.traffic->begin(*lane.group);
+  taken();
+  lane.log->keep(done_.first);
+  return through_losses(advance_all());
+}
+
 Expected<void> Run::begin() {
   TrainOptions own = options_;
   if (groups_ != nullptr) own.host = groups_->self().host;
@@ -45,16 +67,16 @@ Expected<void> Run::begin() {
     TrainOptions options = dense_of(own);
     DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
     auto other = std::make_unique<OtherModel>(OtherModel{std::move(options), std::move(inputs)});
-    DYNMO_ASSIGN(const Start begin, begin_run(*group_, other->options, other->inputs));
+    DYNMO_ASSIGN(const Start begin, begin_run(world(), other->options, other->inputs));
     DYNMO_TRY(open_lane(add_lane("dense", std::move(other)), begin));
   }
   if (elasticity_) add_lane("", nullptr);  // a loss may come before it is open
-  DYNMO_ASSIGN(const Start begin, begin_run(*group_, own, inputs_));
+  DYNMO_ASSIGN(const Start begin, begin_run(world(), own, inputs_));
   for (const std::string& note : begin.notes) say(note);
-  first_step_ = reached_ = begin.step();
-  if (first_step_ >= config_.train.steps) {
+  done_.first = done_.steps = begin.step();
+  if (done_.first >= config().train.steps) {
     say(fmt::format("finished all {} steps of the run are done; train.steps may grow",
-                    config_.train.steps));
+                    config().train.steps));
     return {};
   }
   for (const std::string& name : names()) {
@@ -65,6 +87,34 @@ Expected<void> Run::begin() {
   write_cluster();
   say_start();
   return advance_all();
+}
+
+void Run::say_start() const {
+  const Lane& lane = lanes_.back();
+  const runtime::Pipeline& pipeline = lane.group->pipeline();
+  for (const std::string& line : start_lines(config_of(lane), inputs_of(lane), grid(), pipeline)) {
+    say(line);
+  }
+}
+
+RunLane Run::settings_of(const std::string& name, int number) const {
+  const bool balanced = name.empty() ? config().balance.enabled : name == "balanced";
+  return {.number = number,
+          .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
+          .directory = folder_.of(name).root(),
+          // With two runs in turn, neither is to be disturbed by what the other leaves to a
+          // thread.
+          .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
+          .asks = [this] {
+            if (elasticity_) return elasticity_->asks();
+            return groups_ != nullptr && groups_->asked_to_leave();
+          }};
+}
+
+Expected<RunLog> Run::open_log(const std::string& name, Kept kept) const {
+  const WorldRank number = elasticity_ ? WorldRank(elasticity_->self().number) : grid().rank();
+  return RunLog::open(config(), name.empty() ? "run" : name, folder_.of(name), number, done_.first,
+                      kept);
 }
 
 Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherModel> other) {
@@ -85,23 +135,37 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
   DYNMO_ASSIGN(lane.log, open_log(lane.name, kept));
   RunLog& log = *lane.log;
-  if (leads_ && elasticity_ && elasticity_->self().number > 0) DYNMO_TRY(log.lead());
+  if (group_.leads && elasticity_ && elasticity_->self().number > 0) DYNMO_TRY(log.lead());
   log.start(load_trace_start(begin.first, config_of(lane)));
-  log.event("start", first_step_,
+  log.event("start", done_.first,
             {{"plan", plan::to_json(begin.first.plan)},
-             {"ranks", group_->size()},
-             {"steps", config_.train.steps}});
+             {"ranks", world().size()},
+             {"steps", config().train.steps}});
   if (elasticity_) log.series().members = elasticity_->view().size();
-  log.keep(first_step_);
+  log.keep(done_.first);
   lane.traffic->begin(*lane.group);
   return {};
+}
+
+Expected<void> Run::write_config() const {
+  // A run that cannot be continued with other settings keeps those it had.
+  DYNMO_TRY(wait_for_all(world()));
+  if (!first_rank()) return {};
+  return write_file_durably(folder_.config(), to_toml(config()));
+}
+
+void Run::write_cluster() const {
+  if (!first_rank()) return;
+  const Json cluster = cost::cluster_json(lanes_.front().group->pipeline().cluster());
+  const auto written = write_file_durably(folder_.cluster(), cluster.dump(1) + "\n");
+  if (!written) say(fmt::format("cluster  {}; training goes on", written.error().message));
 }
 
 Expected<void> Run::finish() {
   for (Lane& lane : lanes_) {
     DYNMO_TRY(finish(lane));
     const std::int64_t step = lane.group->pipeline().next_step();
-    if (step == config_.train.steps) lane.log->event("end", step);
+    if (step == config().train.steps) lane.log->event("end", step);
   }
   if (elasticity_) {
     DYNMO_TRY(elasticity_->finish());
@@ -109,7 +173,7 @@ Expected<void> Run::finish() {
   }
   if (first_rank()) DYNMO_TRY(report());
   // A rank that ends with an error takes the others with it, also one that is still telling.
-  DYNMO_TRY(wait_for_all(*group_));
+  DYNMO_TRY(wait_for_all(world()));
   for (const Lane& lane : lanes_) {
     const Checkpointer* checkpoints = lane.group->checkpoints();
     if (checkpoints == nullptr || !checkpoints->failure()) continue;
@@ -122,17 +186,17 @@ Expected<void> Run::finish() {
 
 Expected<void> Run::finish(Lane& lane) {
   if (Checkpointer* checkpoints = lane.group->checkpoints()) {
-    if (config_.checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
+    if (config().checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
     if (elasticity_) elasticity_->answer_checkpoints(*lane.group);
     lane.log->add_checkpoints(checkpoints->totals());
   }
   const RunLog::Closed closed = lane.log->close();
-  DYNMO_ASSIGN(const std::string missing, missing_records(*group_, *lane.log, closed.records));
+  DYNMO_ASSIGN(const std::string missing, missing_records(world(), *lane.log, closed.records));
   if (!missing.empty()) say(missing);
   DYNMO_TRY(gather_traffic(lane));
   if (!closed.load_trace.empty()) say(closed.load_trace);
   DYNMO_ASSIGN(const auto lines,
-               write_last_files(*group_, *lane.group, *lane.log, config_of(lane)));
+               write_last_files(world(), *lane.group, *lane.log, config_of(lane)));
   for (const std::string& line : lines) say(line);
   return {};
 }
@@ -141,36 +205,19 @@ Expected<void> Run::report() const {
   DYNMO_ASSIGN(
       const Report report,
       make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
-                  inputs_of(lanes_.back()).model.given_costs, config_, grid_->positions()));
+                  inputs_of(lanes_.back()).model.given_costs, config(), grid().positions()));
   DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
   for (const std::string& line : report.lines) reporter_.line(line);
   return {};
 }
 
-Expected<void> Run::validate(Lane& lane) {
-  DYNMO_ASSIGN(const double loss, lane.group->validate());
-  lane.traffic->validated();
-  const std::int64_t step = lane.group->pipeline().next_step();
-  lane.log->series().validation.emplace_back(step, loss);
-  Json event = {{"loss", loss}};
-  const dynamism::Sources& sources = lane.group->pipeline().sources();
-  if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
-    DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
-    lane.traffic->validated();
-    lane.log->series().generation_loss = generated;
-    event["generation_loss"] = generated;
-  }
-  lane.log->event("validation", step, std::move(event));
-  return {};
-}
-
 Expected<std::unique_ptr<GroupRun>> Run::open_group(const Lane& lane, const Start& begin) {
   DYNMO_ASSIGN(runtime::LayerStates states,
-               first_states(begin, inputs_of(lane), config_of(lane), grid_->position()));
+               first_states(begin, inputs_of(lane), config_of(lane), grid().position()));
   auto group = std::make_unique<GroupRun>(
-      *group_, config_of(lane), inputs_of(lane), lane.settings, begin.cluster,
+      world(), config_of(lane), inputs_of(lane), lane.settings, begin.cluster,
       runtime::RankState{
-          .plan = begin.first.plan, .layers = std::move(states), .step = first_step_});
+          .plan = begin.first.plan, .layers = std::move(states), .step = done_.first});
   if (begin.restored) {
     DYNMO_TRY(dynamism::restore(group->pipeline().sources(), begin.restored->sources));
   }

@@ -47,8 +47,7 @@ RunLog::RunLog(const config::Config& config, std::string name, observe::RunFolde
       trace_steps_(config.run.trace_steps),
       folder_(std::move(folder)),
       series_(std::move(name), kept),
-      // The oldest is where the run began. One may be under way.
-      max_kept_(static_cast<std::size_t>(config.checkpoint.keep) + 2) {
+      kept_(config.checkpoint.keep) {
   series_.replicas = static_cast<int>(config.pipeline.replicas);
   series_.tokens_per_step =
       step_micro_batches(config) * config.batch.micro_batch_size * config.model.shape.sequence;
@@ -90,10 +89,11 @@ Expected<void> RunLog::lead() {
 void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
   if (!events_) return;
   const bool announced = report.announced != cost::Announced::kNothing;
-  if (report.frozen_layers != frozen_layers_ || announced) {
-    frozen_layers_ = report.frozen_layers;
+  if (report.frozen_layers != recorded_.frozen_layers || announced) {
+    recorded_.frozen_layers = report.frozen_layers;
     event("sources", report.step,
-          {{"frozen_layers", frozen_layers_}, {"figures", dynamism::figures(pipeline.sources())}});
+          {{"frozen_layers", recorded_.frozen_layers},
+           {"figures", dynamism::figures(pipeline.sources())}});
   }
   if (report.decision) {
     event("decision", report.step, observe::decision_event(*report.decision));
@@ -112,13 +112,13 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
   record.tokens = series_.tokens_per_step;
   record.emulated = emulated_;
   const Bytes sent = group.transport().sent_bytes();
-  record.sent_bytes = sent - recorded_bytes_;
-  recorded_bytes_ = sent;
+  record.sent_bytes = sent - recorded_.sent;
+  recorded_.sent = sent;
   series_.sources = record.sources;
   if (const Checkpointer* checkpoints = group.checkpoints()) {
     const double pause_s = checkpoints->totals().pause_s;
-    record.checkpoint_s = pause_s - recorded_pause_s_;
-    recorded_pause_s_ = pause_s;
+    record.checkpoint_s = pause_s - recorded_.pause_s;
+    recorded_.pause_s = pause_s;
   }
   records_->write(record);
 }
@@ -161,30 +161,14 @@ void RunLog::begin_group() {
   traces_.clear();
   slow_ = {};
   moves_ = {};
-  recorded_bytes_ = {};
-  recorded_pause_s_ = 0;
-}
-
-void RunLog::keep(std::int64_t step) {
-  kept_.insert_or_assign(step, series_);
-  if (kept_.size() > max_kept_ + 1) kept_.erase(std::next(kept_.begin()));
-}
-
-void RunLog::keep_snapshot(std::int64_t step) {
-  kept_snapshots_.insert_or_assign(step, series_);
-  if (kept_snapshots_.size() > 2) kept_snapshots_.erase(kept_snapshots_.begin());
+  recorded_.sent = {};
+  recorded_.pause_s = 0;
 }
 
 Expected<void> RunLog::roll_back(std::int64_t step) {
   begin_group();
   load_trace_.reset();
-  kept_.erase(kept_.upper_bound(step), kept_.end());
-  kept_snapshots_.erase(kept_snapshots_.upper_bound(step), kept_snapshots_.end());
-  // A rank that came later does not know all that was before.
-  const RunSeries* known = nullptr;
-  if (const auto at = kept_.find(step); at != kept_.end()) known = &at->second;
-  if (const auto at = kept_snapshots_.find(step); at != kept_snapshots_.end()) known = &at->second;
-  if (known != nullptr) {
+  if (const RunSeries* known = kept_.roll_back(step)) {
     const RunSeries now = std::exchange(series_, *known);
     series_.members = now.members;
     series_.size_changes = now.size_changes;

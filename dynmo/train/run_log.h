@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +22,7 @@
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/generation.h"
+#include "dynmo/train/kept_series.h"
 #include "dynmo/train/move_log.h"
 #include "dynmo/train/setup/run_series.h"
 #include "dynmo/train/traces.h"
@@ -60,8 +60,8 @@ class RunLog {
   void begin_group();
   // From now on roll_back() may come back to what is known before step `step`, at which there is a
   // checkpoint, or a snapshot: of these the newest two are kept.
-  void keep(std::int64_t step);
-  void keep_snapshot(std::int64_t step);
+  void keep(std::int64_t step) { kept_.add_checkpoint(step, series_); }
+  void keep_snapshot(std::int64_t step) { kept_.add_snapshot(step, series_); }
   // The run goes on from step `step`, which it has been at before: what was kept then, but for what
   // tells of groups and losses. Records and events go on; the load trace ends.
   [[nodiscard]] Expected<void> roll_back(std::int64_t step);
@@ -96,18 +96,19 @@ class RunLog {
   observe::RunFolder folder_;
   std::unique_ptr<observe::RecordWriter> records_;
   RunSeries series_;  // on every rank alike, but for the times of its own clock
-  std::size_t max_kept_;
-  std::map<std::int64_t, RunSeries> kept_;  // by step, of the newest checkpoints
-  std::map<std::int64_t, RunSeries> kept_snapshots_;
+  KeptSeries kept_;
   bool closed_ = false;
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;
   MoveLog moves_;
   std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none, or not rank 0
   std::optional<observe::EventLog> events_;               // rank 0's alone
-  int frozen_layers_ = 0;                                 // as the newest event of the sources says
-  Bytes recorded_bytes_;                                  // sent, in step records so far
-  double recorded_pause_s_ = 0;                           // of the checkpoints'
+  struct Recorded {
+    int frozen_layers = 0;  // as the newest event of the sources says
+    Bytes sent;             // in step records so far
+    double pause_s = 0;     // of the checkpoints'
+  };
+  Recorded recorded_;
 };
 
 // Called by all ranks of the group, whose logs are closed: a line on the records that all of them

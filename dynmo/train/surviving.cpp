@@ -3,29 +3,26 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "dynmo/checkpoint/checkpoint.h"
-#include "dynmo/core/seconds_since.h"
+#include "dynmo/core/files.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/elastic/recovery.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/balance.h"
-#include "dynmo/process/late_ranks.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/run_impl.h"
+#include "dynmo/train/setup/first_plan.h"
+#include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/hosts.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
 namespace {
-
-constexpr int kMaxLosses = 3;  // of one step
-constexpr std::chrono::seconds kLately{60};
-constexpr int kMaxLately = 6;  // losses that delay the start of others: 63 s
 
 transport::Tag tag() { return transport::control_tag(transport::Control::kSize); }
 
@@ -124,7 +121,7 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
 }  // namespace
 
 bool Run::may_survive(const Error& why) const {
-  if (!elasticity_ || elasticity_->is_changing() || lanes_.empty() || alone_) return false;
+  if (!elasticity_ || elasticity_->is_changing() || lanes_.empty() || group_.alone) return false;
   return why.code == ErrorCode::kPeerLost ||
          (why.code == ErrorCode::kInternal && groups_->failure() == why);
 }
@@ -141,19 +138,19 @@ Expected<void> Run::through_losses(Expected<void> done) {
 
 bool Run::is_whole() const {
   const Lane& lane = lanes_.front();
-  if (!lane.log || reached_ != config_.train.steps) return false;
+  if (!lane.log || done_.steps != config().train.steps) return false;
   const auto summary = read_json(folder_.summary());
   if (!summary || !summary->contains("runs") || (*summary)["runs"].size() != 1) return false;
   return (*summary)["runs"][0].value("loss_digest", "") == lane.log->series().loss_digest();
 }
 
 Expected<elastic::View> Run::meet_survivors(const elastic::View& before, const Error& why) {
-  alone_ = true;
+  group_.alone = true;
   auto view = groups_->survive({.before = before,
-                                .generation = newest_generation_,
-                                .replicas = static_cast<int>(config_.pipeline.replicas),
+                                .generation = done_.generation,
+                                .replicas = static_cast<int>(config().pipeline.replicas),
                                 .why = why});
-  alone_ = !view;
+  group_.alone = !view;
   return view;
 }
 
@@ -166,23 +163,22 @@ Expected<bool> Run::survive(const Error& why) {
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
   // Nothing of the group that has ended writes into tensors any more when this returns.
   DYNMO_ASSIGN(const elastic::View view, meet_survivors(before, why));
-  grid_.reset();
+  group_.grid.reset();
   if (runtime::RankState state = elasticity_->take_state(); !state.plan.stages.empty()) {
     held_ = std::move(state);
   }
-  elasticity_.emplace(*groups_, config_, inputs_);
+  elasticity_.emplace(*groups_, config(), inputs_);
   if (!view.has(groups_->self().id)) {
     lane.group.reset();
     if (lane.log) static_cast<void>(lane.log->close());
     return false;
   }
   recovery.end_phase("meet");
-  group_ = &groups_->group();
-  grid_.emplace(*group_, static_cast<int>(config_.pipeline.replicas));
+  enter(groups_->group());
   const int next_member =
       std::max(lane.log ? lane.log->series().members : 0, before.members.back().number + 1);
   DYNMO_TRY(elasticity_->begin_again(view, std::move(led), next_member));
-  if (group_->rank() == transport::Member(0) && !leads_) DYNMO_TRY(lead(nullptr));
+  if (world().rank() == transport::Member(0) && !group_.leads) DYNMO_TRY(lead(nullptr));
   snapshots_.begin_group();
   DYNMO_TRY(recover(lane, recovery));
   if (recovery.whole) return false;
@@ -192,7 +188,7 @@ Expected<bool> Run::survive(const Error& why) {
   // All that were lost since the run was whole: another loss may have ended a recovery.
   const elastic::View all_before = std::exchange(recovering_, std::nullopt)->before;
   note_loss(lane, all_before, recovery);
-  if (config_.elastic.respawn) will_respawn(all_before.size() - view.size());
+  losses_.will_respawn(all_before.size() - view.size());
   return true;
 }
 
@@ -200,7 +196,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
-  DYNMO_ASSIGN(const Reports reports, gather_reports(*group_, state_of(lane), lane.log.has_value(),
+  DYNMO_ASSIGN(const Reports reports, gather_reports(world(), state_of(lane), lane.log.has_value(),
                                                      is_whole(), complete, newest));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
@@ -211,12 +207,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     DYNMO_ASSIGN(decision, elastic::recover({.layers = layers}, reports.all));
   }
   recovery.reached = reports.reached();
-  times_lost_ = recovery.reached == lost_at_ ? times_lost_ + 1 : 1;
-  lost_at_ = recovery.reached;
-  if (times_lost_ == kMaxLosses) {
-    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", lost_at_,
-                      kMaxLosses, recovery.why.message);
-  }
+  DYNMO_TRY(losses_.note(recovery.reached, recovery.why));
   if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
   cost::Cluster known;
   if (lane.group != nullptr) {
@@ -229,30 +220,30 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   if (decision.origin != elastic::Origin::kMemory) {
     held_ = {};
     DYNMO_TRY(begin_again(lane, generation));
-    recovery.reached = std::max(recovery.reached, first_step_);  // of a resumed run
+    recovery.reached = std::max(recovery.reached, done_.first);  // of a resumed run
     recovery.end_phase("read");
-    recovery.from = first_step_ > 0 ? "checkpoint" : "initial values";
+    recovery.from = done_.first > 0 ? "checkpoint" : "initial values";
     return {};
   }
   recovery.from = decision.step == recovery.reached ? "live layers" : "snapshot";
   runtime::roll_back(held_, decision.step);
   if (held_.controller) {
     held_.controller->ranks_changed(
-        positions_before(recovering_->numbered, view, grid_->replicas()));
+        positions_before(recovering_->numbered, view, grid().replicas()));
     recovering_->numbered = view;
   }
   recovery.end_phase("roll_back");
   DYNMO_ASSIGN(const cost::Cluster cluster,
-               transport::measured_cluster(*group_, groups_->self().host, grid_->replicas(),
-                                           rank_memory(config_), known));
+               transport::measured_cluster(world(), groups_->self().host, grid().replicas(),
+                                           rank_memory(config()), known));
   Json mine;
-  if (group_->rank() == transport::Member(0)) {
-    auto plan = plan_again(config_, held_, cluster, layers);
+  if (world().rank() == transport::Member(0)) {
+    auto plan = plan_again(config(), held_, cluster, layers);
     if (plan) plan->generation = generation;
     mine = plan ? plan::to_json(*plan) : Json{{"fault", plan.error().message}};
   }
   const std::string origin = "the plan after a loss";
-  DYNMO_ASSIGN(const Json said, transport::first_json(*group_, tag(), mine, origin));
+  DYNMO_ASSIGN(const Json said, transport::first_json(world(), tag(), mine, origin));
   if (said.contains("fault")) {  // of all alike
     return make_error(ErrorCode::kInfeasible, "{}: {}", recovery.why.message,
                       said["fault"].get<std::string>());
@@ -264,11 +255,11 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   for (std::size_t rank = 0; rank < reports.all.size(); ++rank) {
     all_have_done = all_have_done && reports.has_done(rank, decision);
   }
-  const bool has_done = reports.has_done(group_->rank().index(), decision);
-  if (reached_ != decision.step && has_done) DYNMO_TRY(lane.log->roll_back(decision.step));
-  if (reached_ == decision.step) lane.log->begin_group();
+  const bool has_done = reports.has_done(world().rank().index(), decision);
+  if (done_.steps != decision.step && has_done) DYNMO_TRY(lane.log->roll_back(decision.step));
+  if (done_.steps == decision.step) lane.log->begin_group();
   if (!all_have_done) DYNMO_TRY(share_series(lane, has_done));
-  first_step_ = reached_ = decision.step;
+  done_.first = done_.steps = decision.step;
   return after_step_again(lane);
 }
 
@@ -278,7 +269,7 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
   const bool has_it = state.last_exchange && state.step == record.step + 1;
   DYNMO_ASSIGN(
       const std::vector<std::string> texts,
-      transport::gather_texts(*group_, tag(), has_it ? runtime::pack(*state.last_exchange) : ""));
+      transport::gather_texts(world(), tag(), has_it ? runtime::pack(*state.last_exchange) : ""));
   if (lane.group == nullptr || !lane.group->pipeline().gradients_complete()) return {};
   if (state.step != record.step) return {};
   const auto text = std::ranges::find_if(texts, [](const auto& each) { return !each.empty(); });
@@ -287,7 +278,7 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
   const std::int64_t begin_ns = now_ns();
   DYNMO_ASSIGN(const runtime::StepReport report, lane.group->pipeline().finish_step(exchanged));
   for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
-  reached_ = report.step + 1;
+  done_.steps = report.step + 1;
   return {};
 }
 
@@ -295,9 +286,9 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
 // any time.
 Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                                const cost::Cluster& cluster) {
-  DYNMO_TRY(runtime::regroup_at(step, *grid_, inputs_.model.layers, plan, held_,
+  DYNMO_TRY(runtime::regroup_at(step, grid(), inputs_.model.layers, plan, held_,
                                 {.device = inputs_.model.device.device}));
-  lane.group = std::make_unique<GroupRun>(*group_, config_, inputs_, lane.settings, cluster,
+  lane.group = std::make_unique<GroupRun>(world(), config(), inputs_, lane.settings, cluster,
                                           std::exchange(held_, {}));
   lane.traffic->begin(*lane.group);
   write_cluster();
@@ -309,7 +300,7 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
 Expected<void> Run::share_series(Lane& lane, bool has_it) {
   RunSeries& series = lane.log->series();
   DYNMO_ASSIGN(const Json theirs,
-               transport::first_json(*group_, tag(), has_it ? series.to_json() : Json(),
+               transport::first_json(world(), tag(), has_it ? series.to_json() : Json(),
                                      "what the run has done"));
   if (has_it) return {};
   lane.log->begin_group();
@@ -325,18 +316,8 @@ Expected<void> Run::after_step_again(Lane& lane) {
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const bool there = found && std::ranges::count(*found, step, &checkpoint::CheckpointFolder::step);
   DYNMO_ASSIGN(const Json is_there,
-               transport::first_json(*group_, tag(), Json(there), "whether a checkpoint is there"));
+               transport::first_json(world(), tag(), Json(there), "whether a checkpoint is there"));
   return after_step(lane, is_there == Json(true));
-}
-
-Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
-  if (!snapshots_.due(step, group_->size()) || lane.group->checkpoints()->active()) return {};
-  DYNMO_ASSIGN(const Snapshots::Taken taken,
-               snapshots_.take(*lane.group, elasticity_->view(), *group_));
-  if (!taken.line.empty()) say(taken.line);
-  if (!taken.keepers.empty()) lane.traffic->copied(*lane.group, taken.keepers);
-  if (lane.group->pipeline().state().snapshot) lane.log->keep_snapshot(step);
-  return {};
 }
 
 Expected<void> Run::begin_again(Lane& lane, Generation generation) {
@@ -344,28 +325,28 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   options.host = groups_->self().host;
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   DYNMO_ASSIGN(const Json resumes,
-               transport::first_json(*group_, transport::control_tag(transport::Control::kSize),
+               transport::first_json(world(), transport::control_tag(transport::Control::kSize),
                                      Json(found.has_value() && !found->empty()),
                                      "whether there is a checkpoint"));
   options.resume = resumes == Json(true);
   auto& cut = options.config.pipeline.cut;
-  if (std::ssize(cut) != grid_->positions()) cut.clear();
-  DYNMO_ASSIGN(Start begin, begin_run(*group_, options, inputs_));
+  if (std::ssize(cut) != grid().positions()) cut.clear();
+  DYNMO_ASSIGN(Start begin, begin_run(world(), options, inputs_));
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
-  first_step_ = reached_ = begin.step();
+  done_.first = done_.steps = begin.step();
   if (lane.log) {
     DYNMO_ASSIGN(lane.group, open_group(lane, begin));
     lane.traffic->begin(*lane.group);
-    DYNMO_TRY(lane.log->roll_back(first_step_));
+    DYNMO_TRY(lane.log->roll_back(done_.first));
   } else {
     for (const std::string& note : begin.notes) say(note);
     DYNMO_TRY(open_lane(lane, begin));
   }
   write_cluster();
   std::error_code fault;
-  if (!leads_ || std::filesystem::exists(folder_.config(), fault)) return {};
-  return write_file_durably(folder_.config(), to_toml(config_));
+  if (!group_.leads || std::filesystem::exists(folder_.config(), fault)) return {};
+  return write_file_durably(folder_.config(), to_toml(config()));
 }
 
 void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& recovery) {
@@ -374,12 +355,12 @@ void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& rec
     if (!elasticity_->view().has(member.id)) lost.push_back(member.number);
   }
   const std::vector<int> ranks = elastic::numbers_of(elasticity_->view());
-  const std::int64_t again = recovery.reached - first_step_;
+  const std::int64_t again = recovery.reached - done_.first;
   RunSeries& series = lane.log->series();
   series.losses += static_cast<int>(lost.size());
   series.repeated_steps += again;
   lane.log->event("loss", recovery.reached, {{"lost", lost}, {"why", recovery.why.message}});
-  lane.log->event("recovery", first_step_,
+  lane.log->event("recovery", done_.first,
                   {{"ranks", ranks},
                    {"from", recovery.from},
                    {"steps_again", again},
@@ -387,40 +368,15 @@ void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& rec
                    {"plan", plan::to_json(lane.group->pipeline().plan())}});
   say(fmt::format("step {:5}  {}: on with {} {} from step {} ({} again), in {}", recovery.reached,
                   recovery.why.message, ranks.size() == 1 ? "rank" : "ranks",
-                  fmt::join(ranks, ", "), first_step_, observe::format_count(again, "step"),
+                  fmt::join(ranks, ", "), done_.first, observe::format_count(again, "step"),
                   format_seconds(recovery.ms["all"].get<double>() / 1e3)));
   say_start();
 }
 
-Expected<void> Run::check_respawn() const {
-  if (!config_.elastic.respawn || process::has_launcher()) return {};
-  return make_error(
-      ErrorCode::kBadInput,
-      "elastic.respawn is true, wanted false where `dynmo train` has not started the "
-      "ranks: whoever has (torchrun, srun) starts others with --join or --resume auto");
-}
-
-void Run::will_respawn(int ranks) {
-  const auto now = std::chrono::steady_clock::now();
-  losses_lately_ = now - lost_ < kLately ? std::min(losses_lately_ + 1, kMaxLately) : 0;
-  lost_ = now;
-  missing_ += ranks;
-  respawn_at_ = now + std::chrono::seconds((1 << losses_lately_) - 1);
-}
-
-void Run::respawn() {
-  if (missing_ == 0 || std::chrono::steady_clock::now() < respawn_at_) return;
-  const int ranks = std::exchange(missing_, 0);
-  if (!leads_) return;
-  const auto asked = process::ask_for_ranks(ranks);
-  say(fmt::format("respawn  {}", asked ? observe::format_count(ranks, "rank") + " started"
-                                       : asked.error().message));
-}
-
 Expected<void> Run::lead(const Json& known) {
-  leads_ = true;
-  if (config_.run.load_trace > 0) say("the load trace has ended with the rank that led before");
-  wants_locks_ = std::getenv(kLockedByLauncher) == nullptr;
+  group_.leads = true;
+  if (config().run.load_trace > 0) say("the load trace has ended with the rank that led before");
+  locks_.wanted = std::getenv(kLockedByLauncher) == nullptr;
   if (!lanes_.front().log) return {};  // not begun as yet
   RunLog& log = *lanes_.front().log;
   // The run goes on without the file, as it does where it cannot be written later.
@@ -428,13 +384,6 @@ Expected<void> Run::lead(const Json& known) {
     say(fmt::format("events   {}; training goes on", opened.error().message));
   }
   return known.is_null() ? Expected<void>() : log.series().restore(known);
-}
-
-void Run::take_locks() {
-  auto locks = lock_run(options_);
-  if (!locks) return;
-  locks_ = *std::move(locks);
-  wants_locks_ = false;
 }
 
 }  // namespace dynmo::train

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/losses.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dynmo/observe/table.h"
+#include "dynmo/process/late_ranks.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr int kMaxLosses = 3;  // of one step
+constexpr std::chrono::seconds kLately{60};
+constexpr int kMaxLately = 6;  // losses that delay the start of others: 63 s
+
+}  // namespace
+
+Expected<void> Losses::check_respawn() const {
+  if (!respawns_ || process::has_launcher()) return {};
+  return make_error(
+      ErrorCode::kBadInput,
+      "elastic.respawn is true, wanted false where `dynmo train` has not started the "
+      "ranks: whoever has (torchrun, srun) starts others with --join or --resume auto");
+}
+
+Expected<void> Losses::note(std::int64_t reached, const Error& why) {
+  times_ = reached == reached_ ? times_ + 1 : 1;
+  reached_ = reached;
+  if (times_ < kMaxLosses) return {};
+  return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", reached_,
+                    kMaxLosses, why.message);
+}
+
+void Losses::will_respawn(int ranks) {
+  if (!respawns_) return;
+  const auto now = std::chrono::steady_clock::now();
+  lately_ = now - newest_ < kLately ? std::min(lately_ + 1, kMaxLately) : 0;
+  newest_ = now;
+  missing_ += ranks;
+  respawn_at_ = now + std::chrono::seconds((1 << lately_) - 1);
+}
+
+std::optional<std::string> Losses::respawn(bool leads) {
+  if (missing_ == 0 || std::chrono::steady_clock::now() < respawn_at_) return std::nullopt;
+  const int ranks = std::exchange(missing_, 0);
+  if (!leads) return std::nullopt;
+  const auto asked = process::ask_for_ranks(ranks);
+  return fmt::format("respawn  {}", asked ? observe::format_count(ranks, "rank") + " started"
+                                          : asked.error().message);
+}
+
+}  // namespace dynmo::train

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run's steps, and what is done between two of them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dynmo/train/report.h"
+#include "dynmo/train/run_impl.h"
+#include "dynmo/train/setup/emulation.h"
+
+namespace dynmo::train {
+
+Expected<void> Run::advance_all() {
+  for (std::int64_t step = done_.first; step < config().train.steps; ++step) {
+    bool asked = false;
+    if (elasticity_) DYNMO_TRY(take_snapshot(lanes_.front(), step));
+    for (Lane& lane : lanes_) {
+      DYNMO_ASSIGN(const bool one, advance(lane));
+      asked = asked || one;
+    }
+    done_.steps = step + 1;
+    done_.generation = lanes_.front().group->pipeline().plan().generation;
+    report_progress(step);
+    if (step + 1 == config().train.steps) continue;
+    if (!elasticity_ && asked) return stop(step + 1);
+    if (!elasticity_) continue;
+    DYNMO_ASSIGN(const bool stays, change_size(lanes_.front(), asked));
+    if (!stays) return {};
+  }
+  return finish();
+}
+
+Expected<void> Run::stop(std::int64_t step) {
+  if (options_.compare.empty()) DYNMO_TRY(checkpoint(lanes_.front(), /*due=*/true));
+  for (Lane& lane : lanes_) lane.log->event("stop", step, {{"why", "a signal"}});
+  DYNMO_TRY(finish());
+  return say_stopped(make_error(ErrorCode::kInterrupted, "stopped before step {} of {}: a signal",
+                                step, config().train.steps));
+}
+
+Expected<bool> Run::advance(Lane& lane) {
+  if (lanes_.size() > 1) DYNMO_TRY(wait_for_all(world()));
+  DYNMO_TRY(note_traffic(lane, lane.traffic->before_step(world(), *lane.group)));
+  const std::int64_t begin_ns = now_ns();
+  DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
+  if (report.stop) return *report.stop;  // at all ranks
+  DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(world(), *lane.group, report)));
+  for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+  if (elasticity_) elasticity_->observe(report, *lane.group);
+  snapshots_.observe(report.step_s);
+  DYNMO_TRY(after_step(lane));
+  return report.asked;
+}
+
+Expected<void> Run::after_step(Lane& lane, bool has_checkpoint) {
+  const std::int64_t done = lane.group->pipeline().next_step();
+  const bool last = done == config().train.steps;
+  if (inputs_.batches.validates() && (done % config().train.validation_every == 0 || last)) {
+    DYNMO_TRY(traced(lane, SpanKind::kValidation, [&] { return validate(lane); }));
+  }
+  if (Checkpointer* checkpoints = lane.group->checkpoints()) {
+    const std::int64_t every = config().checkpoint.every;
+    const bool due = every > 0 && (done % every == 0 || last) && !has_checkpoint;
+    if (due || checkpoints->active()) DYNMO_TRY(checkpoint(lane, due));
+  }
+  return {};
+}
+
+Expected<void> Run::validate(Lane& lane) {
+  DYNMO_ASSIGN(const double loss, lane.group->validate());
+  lane.traffic->validated();
+  const std::int64_t step = lane.group->pipeline().next_step();
+  lane.log->series().validation.emplace_back(step, loss);
+  Json event = {{"loss", loss}};
+  const dynamism::Sources& sources = lane.group->pipeline().sources();
+  if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
+    DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
+    lane.traffic->validated();
+    lane.log->series().generation_loss = generated;
+    event["generation_loss"] = generated;
+  }
+  lane.log->event("validation", step, std::move(event));
+  return {};
+}
+
+Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
+  if (!snapshots_.due(step, world().size()) || lane.group->checkpoints()->active()) return {};
+  DYNMO_ASSIGN(const Snapshots::Taken taken,
+               snapshots_.take(*lane.group, elasticity_->view(), world()));
+  if (!taken.line.empty()) say(taken.line);
+  if (!taken.keepers.empty()) lane.traffic->copied(*lane.group, taken.keepers);
+  if (lane.group->pipeline().state().snapshot) lane.log->keep_snapshot(step);
+  return {};
+}
+
+Expected<void> Run::checkpoint(Lane& lane, bool due) {
+  DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
+  if (due) lane.log->event("checkpoint", lane.group->pipeline().next_step());
+  if (due && elasticity_) lane.log->keep(lane.group->pipeline().next_step());
+  for (const std::string& note : lane.group->checkpoints()->take_notes()) say(note);
+  return {};
+}
+
+Expected<void> Run::finish_checkpoint(Lane& lane) {
+  Checkpointer* checkpoints = lane.group->checkpoints();
+  DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
+  for (const std::string& note : checkpoints->take_notes()) say(note);
+  return {};
+}
+
+void Run::note_events(Lane& lane, std::int64_t step) {
+  for (const elastic::BoundaryEvent& event : elasticity_->take_events()) {
+    if (!event.line.empty()) say(fmt::format("step {:5}  {}", step, event.line));
+    if (!event.kind.empty()) lane.log->event(event.kind, step, event.json);
+  }
+}
+
+Expected<bool> Run::change_size(Lane& lane, bool asked) {
+  locks_.take(options_);
+  if (const auto line = losses_.respawn(group_.leads)) say(*line);
+  const std::int64_t step = lane.group->pipeline().next_step();
+  DYNMO_ASSIGN(elastic::BoundaryDecision decision, elasticity_->next(*lane.group, asked));
+  note_events(lane, step);
+  if (decision.checkpoint || decision.stop) DYNMO_TRY(checkpoint(lane, /*due=*/true));
+  if (decision.stop) {
+    const Error why = elasticity_->stop(decision, *lane.group, finish());
+    note_events(lane, step);
+    return say_stopped(why);
+  }
+  if (!decision.change) return true;
+  DYNMO_ASSIGN(const bool waits, waits_for_checkpoint(lane, *decision.change));
+  if (waits) return true;
+  elasticity_->answer_checkpoints(*lane.group);  // another rank would not know who asked
+  DYNMO_ASSIGN(const bool possible, elasticity_->prepare(*decision.change, *lane.group));
+  note_events(lane, step);
+  return possible ? change_group(lane, *decision.change) : true;
+}
+
+Expected<bool> Run::waits_for_checkpoint(Lane& lane, const elastic::SizeChange& change) {
+  if (!lane.group->checkpoints()->active()) return false;
+  const std::int64_t every = config().checkpoint.every;
+  if (every == 0 || change.waited < every) {
+    elasticity_->defer(change);
+    return true;
+  }
+  DYNMO_TRY(finish_checkpoint(lane));
+  return false;
+}
+
+Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) {
+  DYNMO_TRY(end_group(lane));
+  group_.grid.reset();
+  const int ranks = world().size();
+  const std::int64_t step = lane.group->pipeline().next_step();
+  const Json known = group_.leads ? lane.log->series().to_json() : Json();
+  DYNMO_ASSIGN(Regrouped next,
+               elasticity_->change(change, std::move(lane.group), lane.settings, known));
+  lane.group = std::move(next.group);
+  if (!next.run.is_null()) DYNMO_TRY(lead(next.run));
+  note_events(lane, step);
+  if (lane.group == nullptr) {  // records are no reason to end with an error
+    static_cast<void>(lane.log->close());
+    return false;
+  }
+  enter(elasticity_->group());
+  lane.log->begin_group();
+  snapshots_.begin_group();
+  lane.traffic->begin(*lane.group);
+  RunSeries& series = lane.log->series();
+  series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
+  if (!next.done) return true;
+  write_cluster();
+  series.changing_rank_s += ranks * next.pause_s;
+  ++series.size_changes;
+  for (const int number : elastic::numbers_of(elasticity_->view())) {
+    series.members = std::max(series.members, number + 1);
+  }
+  return true;
+}
+
+Expected<void> Run::end_group(Lane& lane) {
+  lane.log->add_checkpoints(lane.group->checkpoints()->totals());
+  return gather_traffic(lane);
+}
+
+Expected<void> Run::note_traffic(Lane& lane, TrafficIntervals::Ended ended) const {
+  if (!ended) return ended.error();
+  if (!*ended || !first_rank()) return {};
+  observe::TrafficInterval interval = **std::move(ended);
+  if (elasticity_) renumber(interval, elastic::numbers_of(elasticity_->view()));
+  const auto written = observe::append_traffic(lane.log->folder().traffic(), interval);
+  if (!written) say(fmt::format("traffic  {}; training goes on", written.error().message));
+  return {};
+}
+
+Expected<void> Run::gather_traffic(Lane& lane) {
+  DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
+  DYNMO_ASSIGN(
+      const transport::Traffic traffic,
+      transport::gather_traffic(world(), transport::control_tag(transport::Control::kTraffic),
+                                lane.group->transport().sent()));
+  lane.log->series().add_traffic(
+      traffic, elasticity_ ? elastic::numbers_of(elasticity_->view()) : std::vector<int>());
+  return {};
+}
+
+void Run::report_progress(std::int64_t step) const {
+  if (!first_rank()) return;
+  const runtime::Pipeline& newest = lanes_.back().group->pipeline();
+  const std::string text = progress_line(step, config().train.steps, all_series(), newest.plan()) +
+                           dynamism::progress(newest.sources()) +
+                           (emulates(config()) ? "  EMULATED" : "");
+  reporter_.progress({.done = step + 1, .steps = config().train.steps, .text = text});
+}
+
+}  // namespace dynmo::train
