@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <numbers>
 #include <ranges>
 
+#include "dynmo/control/statistics_impl.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/median.h"
 #include "dynmo/dynamism/freezing/schedule.h"
@@ -17,23 +16,6 @@ namespace {
 constexpr std::size_t kLongest = 8;     // lengths of the least window
 constexpr int kMeasuredAgain = 6;       // steps since a change
 constexpr std::size_t kLevelSteps = 3;  // whose median says how long steps take
-
-// The median of one number over the elements of a range.
-template <typename Range, typename Get>
-double median_of(const Range& range, Get get) {
-  std::vector<double> values;
-  for (const auto& element : range) values.push_back(get(element));
-  return median(std::move(values));
-}
-
-double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
-
-std::map<Rank, double> forward_by_rank(const std::vector<cost::LayerSample>& layers,
-                                       const std::vector<Rank>& owners) {
-  std::map<Rank, double> sums;
-  for (std::size_t i = 0; i < layers.size(); ++i) sums[owners[i]] += layers[i].time.forward_s;
-  return sums;
-}
 
 bool is_frozen(std::size_t layer, int frozen_layers) {
   return layer < static_cast<std::size_t>(frozen_layers);
@@ -66,17 +48,14 @@ cost::LayerTime mean_time(const std::vector<cost::LayerTime>& micro_batches) {
 Profiler::Profiler(cost::ModelCost known, int window, double relevant)
     : known_(std::move(known)),
       least_(static_cast<std::size_t>(std::max(window, 1))),
-      relevant_(relevant) {}
+      relevant_(relevant),
+      noise_(kLongest * least_) {}
 
 void Profiler::forget_times() {
   window_.clear();
   found_.clear();
-  owners_.clear();
-  own_changes_.clear();
-  rank_changes_.clear();
-  own_deviation_ = rank_deviation_ = 0;
+  noise_ = NoiseMeter(kLongest * least_);
   work_.clear();
-  work_changes_.clear();
   last_.clear();
 }
 
@@ -96,7 +75,7 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
     sample.forward_s += layers[i].time.forward_s;
   }
   note_work(layers);
-  note_noise(sample);
+  noise_.add(sample.layers, sample.owners);
   note_trained(frozen_layers);
   fill_in(sample, frozen_layers);
   frozen_layers_ = frozen_layers;
@@ -194,8 +173,7 @@ void Profiler::note_work(const std::vector<cost::LayerSample>& layers) {
     work_[i] = layers[i].work;
   }
   if (counted == 0) return;
-  work_changes_.push_back(change / counted);
-  if (work_changes_.size() > kLongest * least_) work_changes_.pop_front();
+  noise_.add_work_change(change / counted);
   if (change == 0) return;
   for (Sample& step : window_) {
     for (std::size_t i = 0; i < factors.size(); ++i) {
@@ -205,68 +183,7 @@ void Profiler::note_work(const std::vector<cost::LayerSample>& layers) {
               factors[i] * time.weight_gradient_s};
     }
   }
-  scale_noise(factors);
-}
-
-// The same for what the newest step is compared with: a count that changes is no noise.
-void Profiler::scale_noise(const std::vector<double>& factors) {
-  std::map<Rank, double> sums;  // of the scaled shares, by rank
-  for (std::size_t i = 0; i < owners_.size(); ++i) {
-    own_shares_[i] *= factors[i];
-    sums[owners_[i]] += own_shares_[i];
-  }
-  for (std::size_t i = 0; i < owners_.size(); ++i) {
-    own_shares_[i] = share(own_shares_[i], sums[owners_[i]]);
-  }
-  double total = 0;
-  std::size_t rank = 0;
-  for (const auto& [owner, sum] : sums) {
-    rank_levels_[rank] += std::log(std::max(sum, 1e-12));
-    total += rank_levels_[rank++];
-  }
-  for (double& level : rank_levels_) level -= total / static_cast<double>(rank_levels_.size());
-}
-
-// How the layers' shares and the ranks' sums differ from those of the step before, under the same
-// plan.
-void Profiler::note_noise(const Sample& sample) {
-  const std::map<Rank, double> sums = forward_by_rank(sample.layers, sample.owners);
-  std::vector<double> shares;
-  for (std::size_t i = 0; i < sample.layers.size(); ++i) {
-    shares.push_back(share(sample.layers[i].time.forward_s, sums.at(sample.owners[i])));
-  }
-  std::vector<double> levels;
-  double total = 0;
-  for (const auto& [rank, sum] : sums) {
-    levels.push_back(std::log(std::max(sum, 1e-12)));
-    total += levels.back();
-  }
-  const auto ranks = static_cast<double>(levels.size());
-  for (double& level : levels) level -= total / ranks;
-  if (sample.owners == owners_) {
-    std::vector<double>& changes = own_changes_.emplace_back();
-    for (std::size_t i = 0; i < shares.size(); ++i) {
-      const double before = own_shares_[i];
-      changes.push_back(2 * share(std::abs(shares[i] - before), shares[i] + before));
-    }
-    if (own_changes_.size() > kLongest * least_) own_changes_.pop_front();
-    for (std::size_t i = 0; ranks > 1 && i < levels.size(); ++i) {
-      // The value is the difference of two steps, taken from the mean of all: 2 (1 - 1 / ranks)
-      // variances of one.
-      rank_changes_.push_back(std::abs(levels[i] - rank_levels_[i]) /
-                              std::sqrt(2 * (1 - 1 / ranks)));
-    }
-    while (rank_changes_.size() > kLongest * least_ * levels.size()) rank_changes_.pop_front();
-    double sum = 0;
-    for (std::size_t i = 0; i < shares.size(); ++i) {
-      sum += median_of(own_changes_, [&](const std::vector<double>& step) { return step[i]; });
-    }
-    own_deviation_ = kDeviationPerMad / std::sqrt(2.0) * sum / static_cast<double>(shares.size());
-    rank_deviation_ = kDeviationPerMad * median({rank_changes_.begin(), rank_changes_.end()});
-  }
-  owners_ = sample.owners;
-  own_shares_ = std::move(shares);
-  rank_levels_ = std::move(levels);
+  noise_.scale(factors);
 }
 
 // Returns the layers' times without their updates. What is frozen now counts as if it had been: its
@@ -292,8 +209,8 @@ std::optional<FoundChange> Profiler::find(int frozen_layers) {
     scale(measure_change(times(frozen_layers), found), found.steps, frozen_layers);
   }
   std::erase_if(found_, [](const FoundChange& f) { return f.steps >= 2 * kMeasuredAgain; });
-  auto found = find_change(times(frozen_layers), {.own = own_deviation_, .rank = rank_deviation_},
-                           relevant_);
+  auto found =
+      find_change(times(frozen_layers), {.own = noise_.own(), .rank = noise_.rank()}, relevant_);
   if (!found) return found;
   scale(found->factors, found->steps, frozen_layers);
   found_.push_back(*found);
@@ -431,14 +348,8 @@ double Profiler::median_error(bool of_ranks) const {
   return std::min(1.0, kMedianPerMeanError * std::sqrt(variance));
 }
 
-double Profiler::relative_noise() const { return median_error(false) * own_deviation_; }
+double Profiler::relative_noise() const { return median_error(false) * noise_.own(); }
 
-// Two normal numbers of std 1 differ by 2 / sqrt(pi) on average.
-double Profiler::work_noise() const {
-  if (work_changes_.empty()) return 0;
-  return std::sqrt(std::numbers::pi) / 2 * median({work_changes_.begin(), work_changes_.end()});
-}
-
-double Profiler::rank_noise() const { return median_error(true) * rank_deviation_; }
+double Profiler::rank_noise() const { return median_error(true) * noise_.rank(); }
 
 }  // namespace dynmo::control

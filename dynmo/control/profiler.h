@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "dynmo/control/find_change.h"
+#include "dynmo/control/noise_meter.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
@@ -86,7 +87,7 @@ class Profiler {
   [[nodiscard]] const std::vector<double>& work() const { return work_; }
   // Standard deviation of what a layer's counted work differs from that of the step before,
   // relative, mean over the layers that have one.
-  [[nodiscard]] double work_noise() const;
+  [[nodiscard]] double work_noise() const { return noise_.work(); }
 
   // Ranks have come or gone: rank i of the next steps was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
@@ -142,8 +143,6 @@ class Profiler {
   [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
   [[nodiscard]] std::deque<Sample> predicted(const cost::ModelCost& known) const;
   void note_work(const std::vector<cost::LayerSample>& layers);
-  void scale_noise(const std::vector<double>& factors);
-  void note_noise(const Sample& sample);
   void note_overhead();
   void note_trained(int frozen_layers);
   void fill_in(Sample& sample, int frozen_layers) const;
@@ -166,17 +165,8 @@ class Profiler {
   cost::StepSample overhead_;
   int frozen_layers_ = 0;                // of the newest step
   std::map<std::size_t, Trained> last_;  // by layer that has trained and been frozen since
-  // The owners in the newest step, to compare the next one with.
-  std::vector<Rank> owners_;
-  std::vector<double> own_shares_;
-  std::vector<double> rank_levels_;  // logarithms of the ranks' sums, mean 0
-  // Absolute differences of one step to the next.
-  std::deque<std::vector<double>> own_changes_;  // by layer
-  std::deque<double> rank_changes_;
-  std::vector<double> work_;         // by layer, as counted in the newest step
-  std::deque<double> work_changes_;  // from one step to the next, relative, mean over the layers
-  double own_deviation_ = 0;         // of one step's value, mean over the layers; and of a rank's
-  double rank_deviation_ = 0;
+  NoiseMeter noise_;
+  std::vector<double> work_;  // by layer, as counted in the newest step
 };
 
 // Mean over the micro-batches of each field: a step takes their sum, outliers included.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A profiler that changes hands: other numbers of ranks, and what a rank that comes new is given.
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -17,7 +16,7 @@ void Profiler::ranks_changed(const std::vector<std::optional<Rank>>& before) {
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (before[i]) now.emplace(*before[i], Rank(static_cast<std::int32_t>(i)));
   }
-  std::set<Rank> measured(owners_.begin(), owners_.end());
+  std::set<Rank> measured(noise_.owners().begin(), noise_.owners().end());
   for (const Sample& step : window_) measured.insert(step.owners.begin(), step.owners.end());
   for (const FoundChange& found : found_) {
     if (found.rank) measured.insert(*found.rank);
@@ -30,7 +29,7 @@ void Profiler::ranks_changed(const std::vector<std::optional<Rank>>& before) {
     for (Rank& owner : owners) owner = now.at(owner);
   };
   for (Sample& step : window_) renumber(step.owners);
-  renumber(owners_);
+  renumber(noise_.owners());
   for (FoundChange& found : found_) {
     if (found.rank) found.rank = now.at(*found.rank);
   }
@@ -46,15 +45,8 @@ void Profiler::fields(Self& self, Visit visit) {
   visit("overhead", self.overhead_);
   visit("frozen_layers", self.frozen_layers_);
   visit("last", self.last_);
-  visit("owners", self.owners_);
-  visit("own_shares", self.own_shares_);
-  visit("rank_levels", self.rank_levels_);
-  visit("own_changes", self.own_changes_);
-  visit("rank_changes", self.rank_changes_);
+  visit("noise", self.noise_);
   visit("work", self.work_);
-  visit("work_changes", self.work_changes_);
-  visit("own_deviation", self.own_deviation_);
-  visit("rank_deviation", self.rank_deviation_);
 }
 
 Json Profiler::state() const {
@@ -71,11 +63,7 @@ Expected<void> Profiler::restore(const Json& state) {
     return make_error(ErrorCode::kInternal, "state of the profiler: {}", fault.what());
   }
   const std::size_t layers = known_.layers.size();
-  const auto of_layers = [&](const auto& values) {
-    return values.empty() || values.size() == layers;
-  };
-  bool fits = of_layers(owners_) && of_layers(work_) && own_shares_.size() == owners_.size() &&
-              std::ranges::all_of(own_changes_, of_layers) &&
+  bool fits = noise_.fits(layers) && (work_.empty() || work_.size() == layers) &&
               (products_.size() == layers || window_.empty());
   for (const Sample& step : window_) {
     fits = fits && step.layers.size() == layers && step.owners.size() == layers;
