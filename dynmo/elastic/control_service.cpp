@@ -16,8 +16,8 @@ using process::LineServer;
 ControlService::ControlService(Options options)
     : options_(std::move(options)),
       secret_(options_.secret.empty() ? make_secret() : options_.secret),
-      status_(Json::object()),
-      next_member_(options_.first_member) {}
+      numbers_{.known = {}, .next = options_.first_member},
+      status_(Json::object()) {}
 
 Expected<std::unique_ptr<ControlService>> ControlService::open(Options options) {
   std::unique_ptr<ControlService> service(new ControlService(std::move(options)));
@@ -109,8 +109,8 @@ LineServer::Answer ControlService::on_join(ClientId client, const Request& reque
   }
   const std::lock_guard lock(mutex_);
   Member member = request.newcomer;
-  const auto [known, first] = numbers_.try_emplace(member.id, next_member_);
-  if (first) ++next_member_;
+  const auto [known, first] = numbers_.known.try_emplace(member.id, numbers_.next);
+  if (first) ++numbers_.next;
   member.number = known->second;
   newcomers_.push_back({.client = client, .member = member});
   present_.push_back(client);
@@ -143,7 +143,7 @@ void ControlService::gone(ClientId client) {
 
 int ControlService::next_member() {
   const std::lock_guard lock(mutex_);
-  return next_member_;
+  return numbers_.next;
 }
 
 std::vector<ClientRequest> ControlService::take() {

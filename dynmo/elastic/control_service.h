@@ -68,6 +68,11 @@ class ControlService {
   void set_status(Json status);
 
  private:
+  struct Numbers {
+    std::map<MemberId, int> known;  // all that have come; one may come again
+    int next = 0;
+  };
+
   explicit ControlService(Options options);
   process::LineServer::Answer on_line(process::ClientId client, std::string_view line);
   process::LineServer::Answer on_join(process::ClientId client, const Request& request);
@@ -84,11 +89,10 @@ class ControlService {
   std::mutex mutex_;  // guards what follows
   std::vector<ClientRequest> requests_;
   std::vector<Newcomer> newcomers_;
-  std::optional<Error> missing_;            // one that was admitted
-  std::map<MemberId, int> numbers_;         // of all that have come; one may come again
+  std::optional<Error> missing_;  // one that was admitted
+  Numbers numbers_;
   std::vector<process::ClientId> present_;  // clients that wait for an answer
   Json status_;
-  int next_member_ = 0;
   std::unique_ptr<process::LineServer> server_;  // last: its thread uses the above
 };
 

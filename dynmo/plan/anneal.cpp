@@ -100,9 +100,9 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
       starts_(starts),
       rng_(seed) {
   const auto stages = static_cast<int>(placement.size());
-  now_.placement = std::move(placement);
-  now_.bounds.resize(static_cast<std::size_t>(stages) + 1, 0);
-  now_.policy.offsets.resize(static_cast<std::size_t>(stages));
+  now_.layout.placement = std::move(placement);
+  now_.layout.bounds.resize(static_cast<std::size_t>(stages) + 1, 0);
+  now_.layout.policy.offsets.resize(static_cast<std::size_t>(stages));
   const auto work = [&](int layer) {
     const auto i = static_cast<std::size_t>(layer);
     return model_.forward[i] + model_.input_gradient[i] + model_.weight_gradient[i];
@@ -112,13 +112,13 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
   for (int s = 1; s <= stages; ++s) {
     const auto target = static_cast<std::int64_t>(SignedWide{work(layers)} * s / stages);
     while (layer < layers && work(layer) + work(layer + 1) < 2 * target) ++layer;
-    now_.bounds[static_cast<std::size_t>(s)] = s == stages ? layers : layer;
+    now_.layout.bounds[static_cast<std::size_t>(s)] = s == stages ? layers : layer;
   }
-  const std::vector<int> even = now_.bounds;
+  const std::vector<int> even = now_.layout.bounds;
   try_grid(actions);
   const auto attempt = [&](Balance balance) {
-    if (spent_ > actions && best_time_ != kInfeasible) return;
-    now_.bounds = even;
+    if (spent_ > actions && best_.time != kInfeasible) return;
+    now_.layout.bounds = even;
     balance_cut(balance);
     try_grid(actions);
   };
@@ -132,14 +132,14 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
 // the first micro-batch arrives, and after its last input gradient, if its weight gradients are not
 // enough to fill that.
 void Annealer::add_filling(const std::vector<int>& bounds) {
-  filler_.assign(static_cast<std::size_t>(cluster_.size()), -1);
+  scratch_.filler.assign(static_cast<std::size_t>(cluster_.size()), -1);
   const auto layers_of = [&](std::size_t s, const std::vector<std::int64_t>& sums) {
     return slowed(
         sums[static_cast<std::size_t>(bounds[s + 1])] - sums[static_cast<std::size_t>(bounds[s])],
-        cluster_.ranks[now_.placement[s].index()].speed);
+        cluster_.ranks[now_.layout.placement[s].index()].speed);
   };
-  for (std::size_t s = 0; s < now_.placement.size(); ++s) {
-    std::int64_t& filler = filler_[now_.placement[s].index()];
+  for (std::size_t s = 0; s < now_.layout.placement.size(); ++s) {
+    std::int64_t& filler = scratch_.filler[now_.layout.placement[s].index()];
     if (bounds[s] < bounds[s + 1]) {
       filler = std::max<std::int64_t>(filler, 0) + layers_of(s, model_.weight_gradient);
     }
@@ -147,22 +147,23 @@ void Annealer::add_filling(const std::vector<int>& bounds) {
   std::int64_t reach = 0;  // of the first F
   std::int64_t back = 0;   // of the last I, to the first stage
   int before = -1;         // rank
-  for (std::size_t s = 0; s < now_.placement.size(); ++s) {
+  for (std::size_t s = 0; s < now_.layout.placement.size(); ++s) {
     if (bounds[s] == bounds[s + 1]) continue;
-    const std::size_t rank = now_.placement[s].index();
+    const std::size_t rank = now_.layout.placement[s].index();
     if (before >= 0) {
       const Bytes bytes = model_.boundary[static_cast<std::size_t>(bounds[s]) - 1];
       const std::int64_t message =
-          transfer(cluster_, before, now_.placement[s].value, bytes).count();
+          transfer(cluster_, before, now_.layout.placement[s].value, bytes).count();
       reach += message;
       back += message;
     }
-    if (filler_[rank] >= 0) {
-      const std::int64_t drain = std::max<std::int64_t>(0, back - filler_[rank] * micro_batches_);
-      load_[rank] += (reach + drain) / micro_batches_;
-      filler_[rank] = -1;
+    if (scratch_.filler[rank] >= 0) {
+      const std::int64_t drain =
+          std::max<std::int64_t>(0, back - scratch_.filler[rank] * micro_batches_);
+      scratch_.load[rank] += (reach + drain) / micro_batches_;
+      scratch_.filler[rank] = -1;
     }
-    before = now_.placement[s].value;
+    before = now_.layout.placement[s].value;
     reach += layers_of(s, model_.forward);
     back += layers_of(s, model_.input_gradient);
   }
@@ -172,33 +173,34 @@ void Annealer::add_filling(const std::vector<int>& bounds) {
 // of 1 of the stages, plus a lot for memory that overflows. In nanoseconds.
 std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance balance) {
   const auto ranks = static_cast<std::size_t>(cluster_.size());
-  load_.assign(ranks, 0);
-  need_.assign(ranks, 0);
-  const auto stages = static_cast<std::int64_t>(now_.placement.size());
+  scratch_.load.assign(ranks, 0);
+  scratch_.need.assign(ranks, 0);
+  const auto stages = static_cast<std::int64_t>(now_.layout.placement.size());
   std::int64_t total = 0;
   SignedWide squares = 0;
-  for (std::size_t s = 0; s < now_.placement.size(); ++s) {
+  for (std::size_t s = 0; s < now_.layout.placement.size(); ++s) {
     const auto i = static_cast<std::size_t>(bounds[s]);
     const auto j = static_cast<std::size_t>(bounds[s + 1]);
-    const std::size_t rank = now_.placement[s].index();
+    const std::size_t rank = now_.layout.placement[s].index();
     const std::int64_t work =
         slowed(model_.forward[j] - model_.forward[i] + model_.input_gradient[j] -
                    model_.input_gradient[i] + model_.weight_gradient[j] - model_.weight_gradient[i],
                cluster_.ranks[rank].speed);
-    load_[rank] += work;
-    need_[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i];
+    scratch_.load[rank] += work;
+    scratch_.need[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i];
     total += work;
     squares += SignedWide{work} * work;
   }
   if (balance.filled) add_filling(bounds);
-  SignedWide score = *std::max_element(load_.begin(), load_.end());
+  SignedWide score = *std::max_element(scratch_.load.begin(), scratch_.load.end());
   if (total > 0) {
     const SignedWide mean_load = total / static_cast<std::int64_t>(ranks);
     score += balance.evenness * mean_load * (squares * stages / total - total) / total / 100;
   }
   SignedWide overflow = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
-    overflow += std::max<SignedWide>(0, SignedWide{need_[r]} - cluster_.ranks[r].memory.value);
+    overflow +=
+        std::max<SignedWide>(0, SignedWide{scratch_.need[r]} - cluster_.ranks[r].memory.value);
   }
   if (overflow > 0) {
     const SignedWide whole = SignedWide{model_.state.back()} + model_.stash.back();
@@ -209,9 +211,9 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance bal
 
 void Annealer::balance_cut(Balance balance) {
   constexpr int kSteps = 8000;
-  if (now_.placement.size() < 2) return;
+  if (now_.layout.placement.size() < 2) return;
   const Exponential exponential;
-  std::vector<int> bounds = now_.bounds;
+  std::vector<int> bounds = now_.layout.bounds;
   std::int64_t score = balance_score(bounds, balance);
   std::int64_t best = score;
   const std::int64_t mean = score;
@@ -228,35 +230,35 @@ void Annealer::balance_cut(Balance balance) {
     score = next;
     if (score >= best) continue;
     best = score;
-    now_.bounds = bounds;
+    now_.layout.bounds = bounds;
   }
 }
 
 // Loads the layout into the scheduler; false if a rank's memory cannot hold its layers and one
 // micro-batch.
 bool Annealer::load(const Layout& layout) {
-  stages_.clear();
+  loaded_.stages.clear();
   for (std::size_t s = 0; s < layout.placement.size(); ++s) {
     const int first = layout.bounds[s];
     const int end = layout.bounds[s + 1];
     if (first == end) continue;
-    if (!stages_.empty() && stages_.back().rank == layout.placement[s].value) {
-      stages_.back().end = end;
+    if (!loaded_.stages.empty() && loaded_.stages.back().rank == layout.placement[s].value) {
+      loaded_.stages.back().end = end;
     } else {
-      stages_.push_back({layout.placement[s].value, first, end, static_cast<int>(s)});
+      loaded_.stages.push_back({layout.placement[s].value, first, end, static_cast<int>(s)});
     }
   }
   const auto ranks = static_cast<std::size_t>(cluster_.size());
-  shape_.ranks = cluster_.size();
-  shape_.micro_batches = micro_batches_;
-  shape_.stages.clear();
-  timings_.clear();
-  policy_.offsets.clear();
-  state_.assign(ranks, 0);
-  need_.assign(ranks, 0);
-  load_.assign(ranks, 0);
-  for (std::size_t s = 0; s < stages_.size(); ++s) {
-    const Stage& stage = stages_[s];
+  loaded_.shape.ranks = cluster_.size();
+  loaded_.shape.micro_batches = micro_batches_;
+  loaded_.shape.stages.clear();
+  loaded_.timings.clear();
+  loaded_.policy.offsets.clear();
+  scratch_.state.assign(ranks, 0);
+  scratch_.need.assign(ranks, 0);
+  scratch_.load.assign(ranks, 0);
+  for (std::size_t s = 0; s < loaded_.stages.size(); ++s) {
+    const Stage& stage = loaded_.stages[s];
     const auto i = static_cast<std::size_t>(stage.first);
     const auto j = static_cast<std::size_t>(stage.end);
     const auto rank = static_cast<std::size_t>(stage.rank);
@@ -264,37 +266,37 @@ bool Annealer::load(const Layout& layout) {
     const auto time = [&](const std::vector<std::int64_t>& sums) {
       return slowed(sums[j] - sums[i], speed);
     };
-    shape_.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
+    loaded_.shape.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
     schedule::StageTiming timing{.forward = Nanoseconds{time(model_.forward)},
                                  .input_gradient = Nanoseconds{time(model_.input_gradient)},
                                  .weight_gradient = Nanoseconds{time(model_.weight_gradient)},
                                  .stash = Bytes{model_.stash[j] - model_.stash[i]}};
     if (s > 0) {
       timing.activation_transfer =
-          transfer(cluster_, stages_[s - 1].rank, stage.rank, model_.boundary[i - 1]);
+          transfer(cluster_, loaded_.stages[s - 1].rank, stage.rank, model_.boundary[i - 1]);
     }
-    if (s + 1 < stages_.size()) {
+    if (s + 1 < loaded_.stages.size()) {
       timing.gradient_transfer =
-          transfer(cluster_, stages_[s + 1].rank, stage.rank, model_.boundary[j - 1]);
+          transfer(cluster_, loaded_.stages[s + 1].rank, stage.rank, model_.boundary[j - 1]);
     }
-    timings_.push_back(timing);
-    load_[rank] += time(model_.update);
-    state_[rank] += model_.state[j] - model_.state[i];
-    need_[rank] += timing.stash.value;
-    policy_.offsets.push_back(layout.policy.offsets[static_cast<std::size_t>(stage.origin)]);
+    loaded_.timings.push_back(timing);
+    scratch_.load[rank] += time(model_.update);
+    scratch_.state[rank] += model_.state[j] - model_.state[i];
+    scratch_.need[rank] += timing.stash.value;
+    loaded_.policy.offsets.push_back(layout.policy.offsets[static_cast<std::size_t>(stage.origin)]);
   }
-  limits_.clear();
+  loaded_.limits.clear();
   for (std::size_t r = 0; r < ranks; ++r) {
-    limits_.push_back(cluster_.ranks[r].memory - Bytes{state_[r]});
-    if (need_[r] > limits_[r].value) return false;
+    loaded_.limits.push_back(cluster_.ranks[r].memory - Bytes{scratch_.state[r]});
+    if (scratch_.need[r] > loaded_.limits[r].value) return false;
   }
-  update_ = *std::max_element(load_.begin(), load_.end());
-  policy_.forward = layout.policy.forward;
-  policy_.gradient = layout.policy.gradient;
-  policy_.weight_delay = layout.policy.weight_delay;
-  policy_.wait_for_weight = layout.policy.wait_for_weight;
-  policy_.wait_for_others = layout.policy.wait_for_others;
-  scheduler_.load(shape_, timings_, limits_);
+  loaded_.update = *std::max_element(scratch_.load.begin(), scratch_.load.end());
+  loaded_.policy.forward = layout.policy.forward;
+  loaded_.policy.gradient = layout.policy.gradient;
+  loaded_.policy.weight_delay = layout.policy.weight_delay;
+  loaded_.policy.wait_for_weight = layout.policy.wait_for_weight;
+  loaded_.policy.wait_for_others = layout.policy.wait_for_others;
+  scheduler_.load(loaded_.shape, loaded_.timings, loaded_.limits);
   return true;
 }
 
@@ -303,36 +305,37 @@ std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {
   if (!load(layout)) return kInfeasible;
   // A move that only touches stages without layers, or finds no room, changes nothing that runs. It
   // is charged as if it had been run again, so that the search goes the same way.
-  if (done_.time <= bound && done_.stages == stages_ && done_.policy == policy_) {
+  if (done_.time <= bound && done_.stages == loaded_.stages && done_.policy == loaded_.policy) {
     spent_ += done_.actions;
     return done_.time;
   }
   const std::int64_t before = scheduler_.placed();
-  const std::int64_t time = scheduler_.run(policy_, bound == kInfeasible ? bound : bound - update_);
+  const std::int64_t time =
+      scheduler_.run(loaded_.policy, bound == kInfeasible ? bound : bound - loaded_.update);
   const std::int64_t actions = scheduler_.placed() - before;
   spent_ += actions;
   if (time == schedule::ListScheduler::kStopped) return kInfeasible;
-  done_.stages = stages_;
-  done_.policy = policy_;
-  done_.time = time + update_;
+  done_.stages = loaded_.stages;
+  done_.policy = loaded_.policy;
+  done_.time = time + loaded_.update;
   done_.actions = actions;
   return done_.time;
 }
 
 void Annealer::try_policy(const DuePolicy& policy, std::int64_t actions) {
-  if (spent_ > actions && best_time_ != kInfeasible) return;
-  now_.policy = policy;
-  const std::int64_t bound = best_time_ == kInfeasible ? best_time_ : best_time_ - 1;
-  const std::int64_t time = time_of(now_, bound);
-  if (time >= best_time_) return;
-  best_time_ = time;
-  best_ = now_;
+  if (spent_ > actions && best_.time != kInfeasible) return;
+  now_.layout.policy = policy;
+  const std::int64_t bound = best_.time == kInfeasible ? best_.time : best_.time - 1;
+  const std::int64_t time = time_of(now_.layout, bound);
+  if (time >= best_.time) return;
+  best_.time = time;
+  best_.layout = now_.layout;
 }
 
 void Annealer::try_grid(std::int64_t actions) {
   constexpr int kShort = 3 * kWhole / 10;
   constexpr int kLong = 9 * kWhole / 10;
-  DuePolicy policy{.offsets = std::vector<DuePolicy::Offset>(now_.placement.size())};
+  DuePolicy policy{.offsets = std::vector<DuePolicy::Offset>(now_.layout.placement.size())};
   const auto attempt = [&](int wait, int wait_for_others) {
     policy.wait_for_weight = wait;
     policy.wait_for_others = wait_for_others;
@@ -424,13 +427,13 @@ void Annealer::move_offset(DuePolicy& policy) {
 void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   const Exponential exponential;
   const std::int64_t start = spent_;
-  now_ = best_;
-  now_time_ = best_time_;
-  if (now_time_ == kInfeasible) return;
-  const auto first_heat = static_cast<std::int64_t>(SignedWide{best_time_} * heat >> 20);
-  Layout trial = now_;
+  now_.layout = best_.layout;
+  now_.time = best_.time;
+  if (now_.time == kInfeasible) return;
+  const auto first_heat = static_cast<std::int64_t>(SignedWide{best_.time} * heat >> 20);
+  Layout trial = now_.layout;
   while (spent_ - start < actions) {
-    trial = now_;
+    trial = now_.layout;
     const int move = pick(0, 99);
     if (move < 65) {
       move_bounds(trial.bounds);
@@ -441,27 +444,27 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
     }
     const std::int64_t warm = cooled(first_heat, 6, spent_ - start, actions);
     const std::int64_t bound =
-        now_time_ + static_cast<std::int64_t>(SignedWide{warm} * exponential.draw(rng_) / kWhole);
+        now_.time + static_cast<std::int64_t>(SignedWide{warm} * exponential.draw(rng_) / kWhole);
     const std::int64_t time = time_of(trial, bound);
     if (time > bound) continue;
-    std::swap(now_, trial);
-    now_time_ = time;
-    if (now_time_ >= best_time_) continue;
-    best_time_ = now_time_;
-    best_ = now_;
+    std::swap(now_.layout, trial);
+    now_.time = time;
+    if (now_.time >= best_.time) continue;
+    best_.time = now_.time;
+    best_.layout = now_.layout;
   }
 }
 
 Plan Annealer::plan() {
-  DYNMO_CHECK(best_time_ != kInfeasible && load(best_), "a layout that fits memory");
+  DYNMO_CHECK(best_.time != kInfeasible && load(best_.layout), "a layout that fits memory");
   Plan plan{.ranks = cluster_.size(),
             .stages = {},
             .schedule = schedule::ScheduleKind::kAdaptive,
             .generation = 0};
-  for (const Stage& stage : stages_) {
+  for (const Stage& stage : loaded_.stages) {
     plan.stages.push_back({Rank{stage.rank}, {LayerId{stage.first}, stage.end - stage.first}});
   }
-  plan.order = scheduler_.record(policy_).schedule.ranks;
+  plan.order = scheduler_.record(loaded_.policy).schedule.ranks;
   return plan;
 }
 

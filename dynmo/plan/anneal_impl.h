@@ -66,7 +66,7 @@ class Annealer {
   [[nodiscard]] const std::string& name() const { return name_; }
   // Step time in nanoseconds of the best so far, as the replay will have it up to rounding;
   // kInfeasible while no cut fits memory.
-  [[nodiscard]] std::int64_t best() const { return best_time_; }
+  [[nodiscard]] std::int64_t best() const { return best_.time; }
   [[nodiscard]] Plan plan();  // requires best() to be feasible
   [[nodiscard]] std::int64_t spent() const { return spent_; }
 
@@ -85,6 +85,25 @@ class Annealer {
     schedule::DuePolicy policy;
     std::int64_t time = kInfeasible;
     std::int64_t actions = 0;
+  };
+
+  struct Candidate {
+    Layout layout;
+    std::int64_t time = kInfeasible;
+  };
+  struct Loaded {  // belongs to the layout loaded last
+    std::int64_t update = 0;
+    std::vector<Stage> stages;
+    schedule::PipelineShape shape;
+    std::vector<schedule::StageTiming> timings;
+    std::vector<Bytes> limits;
+    schedule::DuePolicy policy;
+  };
+  struct Scratch {  // kept to save allocations
+    std::vector<std::int64_t> state;
+    std::vector<std::int64_t> need;
+    std::vector<std::int64_t> load;
+    std::vector<std::int64_t> filler;
   };
 
   struct Balance {
@@ -113,23 +132,12 @@ class Annealer {
   Starts starts_;
   Rng rng_;
   schedule::ListScheduler scheduler_;
-  Layout now_;
-  Layout best_;
-  std::int64_t now_time_ = kInfeasible;
-  std::int64_t best_time_ = kInfeasible;
+  Candidate now_;
+  Candidate best_;
   std::int64_t spent_ = 0;
   Done done_;
-  // These belong to the layout loaded last; kept to save allocations.
-  std::int64_t update_ = 0;
-  std::vector<Stage> stages_;
-  schedule::PipelineShape shape_;
-  std::vector<schedule::StageTiming> timings_;
-  std::vector<Bytes> limits_;
-  schedule::DuePolicy policy_;
-  std::vector<std::int64_t> state_;
-  std::vector<std::int64_t> need_;
-  std::vector<std::int64_t> load_;
-  std::vector<std::int64_t> filler_;
+  Loaded loaded_;
+  Scratch scratch_;
 };
 
 }  // namespace dynmo::plan::internal

@@ -148,11 +148,17 @@ class HookRunner::Hook {
   UniqueFd process_;  // readable once it has ended
   UniqueFd output_;
   std::string tail_;
-  std::optional<HookEnd> killed_for_;
-  bool sent_kill_ = false;
-  Clock::time_point deadline_;  // of the next signal
-  siginfo_t status_{};          // si_pid: 0 until it has ended
-  bool taken_ = false;          // its end was seen by somebody else
+  struct Killing {
+    std::optional<HookEnd> why = {};
+    bool sent_kill = false;
+    Clock::time_point deadline = {};  // of the next signal
+  };
+  Killing killing_;
+  struct End {
+    siginfo_t status = {};  // si_pid: 0 until it has ended
+    bool taken = false;     // somebody else has seen it
+  };
+  End end_;
 
   std::mutex mutex_;
   std::condition_variable ended_;
@@ -162,20 +168,20 @@ class HookRunner::Hook {
 
 HookResult HookRunner::Hook::run() {
   if (const auto why = start()) return not_started(*why);
-  deadline_ = Clock::now() + call_.limit;
+  killing_.deadline = Clock::now() + call_.limit;
   while (!has_ended()) {
     wait_for_events();
     read_output();
     obey();
-    if (Clock::now() < deadline_) continue;
-    if (sent_kill_) break;  // a process in the hands of a dead file system
-    if (killed_for_) {
+    if (Clock::now() < killing_.deadline) continue;
+    if (killing_.sent_kill) break;  // a process in the hands of a dead file system
+    if (killing_.why) {
       kill_now();
     } else {
       terminate(HookEnd::kTimedOut);
     }
   }
-  if (!taken_) {
+  if (!end_.taken) {
     kill(-pid_, SIGKILL);  // not reaped yet, so that the number still names this group
     waitpid(pid_, nullptr, WNOHANG);
   }
@@ -211,15 +217,15 @@ std::optional<std::string> HookRunner::Hook::start() {
 bool HookRunner::Hook::has_ended() {
   siginfo_t status{};
   if (waitid(P_PID, static_cast<id_t>(pid_), &status, WEXITED | WNOHANG | WNOWAIT) != 0) {
-    taken_ = errno == ECHILD;
-    return taken_;
+    end_.taken = errno == ECHILD;
+    return end_.taken;
   }
-  status_ = status;
-  return status_.si_pid != 0;
+  end_.status = status;
+  return end_.status.si_pid != 0;
 }
 
 void HookRunner::Hook::wait_for_events() {
-  const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
+  const auto left = std::chrono::ceil<milliseconds>(killing_.deadline - Clock::now());
   auto at_most = std::clamp(left, milliseconds(0), milliseconds(std::chrono::hours(1)));
   if (!process_) at_most = std::min(at_most, kHookPoll);
   std::array<pollfd, 3> events = {{{.fd = wake_.get(), .events = POLLIN, .revents = 0},
@@ -233,24 +239,24 @@ void HookRunner::Hook::obey() {
   std::uint64_t asked = 0;
   if (read(wake_.get(), &asked, sizeof asked) != sizeof asked) return;
   if (asked >= kKillNow) {
-    killed_for_ = HookEnd::kStopped;
+    killing_.why = HookEnd::kStopped;
     kill_now();
-  } else if (!killed_for_) {
+  } else if (!killing_.why) {
     terminate(HookEnd::kStopped);
   }
 }
 
 void HookRunner::Hook::terminate(HookEnd why) {
-  killed_for_ = why;
+  killing_.why = why;
   kill(-pid_, SIGTERM);
   kill(-pid_, SIGCONT);  // a stopped process hears SIGTERM only then
-  deadline_ = Clock::now() + call_.grace;
+  killing_.deadline = Clock::now() + call_.grace;
 }
 
 void HookRunner::Hook::kill_now() {
-  sent_kill_ = true;
+  killing_.sent_kill = true;
   kill(-pid_, SIGKILL);
-  deadline_ = Clock::now() + kUnkillable;
+  killing_.deadline = Clock::now() + kUnkillable;
 }
 
 // Reads the present output, but no more than a pipe holds a few times: a hook that prints without
@@ -269,25 +275,25 @@ void HookRunner::Hook::read_output() {
 HookResult HookRunner::Hook::result_of_end() const {
   HookResult result;
   result.output = tail_;
-  if (status_.si_pid != 0 && status_.si_code == CLD_EXITED) {
+  if (end_.status.si_pid != 0 && end_.status.si_code == CLD_EXITED) {
     // Also after SIGTERM: a hook that catches it says itself how it ended.
     result.end = HookEnd::kExited;
-    result.exit_code = status_.si_status;
+    result.exit_code = end_.status.si_status;
     result.reason = fmt::format("it ended with exit code {}", result.exit_code);
-  } else if (taken_) {
+  } else if (end_.taken) {
     result.end = HookEnd::kKilled;
     result.reason = "its exit code is unknown: something else in this process reaps all children";
-  } else if (!killed_for_) {
+  } else if (!killing_.why) {
     result.end = HookEnd::kKilled;
-    result.reason = fmt::format("it was killed by signal {} ({})", status_.si_status,
-                                strsignal(status_.si_status));
+    result.reason = fmt::format("it was killed by signal {} ({})", end_.status.si_status,
+                                strsignal(end_.status.si_status));
   } else {
-    result.end = *killed_for_;
-    result.reason = *killed_for_ == HookEnd::kStopped
+    result.end = *killing_.why;
+    result.reason = *killing_.why == HookEnd::kStopped
                         ? "it was stopped"
                         : fmt::format("it took longer than {} s and was stopped",
                                       std::chrono::duration<double>(call_.limit).count());
-    if (status_.si_pid == 0) result.reason += ", but does not end";
+    if (end_.status.si_pid == 0) result.reason += ", but does not end";
   }
   return result;
 }

@@ -51,7 +51,7 @@ class Interpreter {
       DYNMO_TRY(wait_for(action));
       const DeviceClock::Mark begin = clock_.mark();
       compute(action);
-      action_marks_.emplace_back(begin, clock_.mark());
+      times_.actions.emplace_back(begin, clock_.mark());
       output_.actions.push_back({action, {}, {}});
     }
     DYNMO_TRY(messages_.finish());
@@ -94,14 +94,14 @@ class Interpreter {
   // Reads the device's measurements and results once it is done: read once, so that nothing waits
   // for it on the way.
   void read_device() {
-    for (const Due& due : due_) *due.seconds = clock_.seconds(due.from, due.to);
-    for (const auto& [seconds, fetch_s] : fetched_) *seconds += fetch_s;
+    for (const Due& due : times_.due) *due.seconds = clock_.seconds(due.from, due.to);
+    for (const auto& [seconds, fetch_s] : times_.fetched) *seconds += fetch_s;
     const auto since_start = [&](DeviceClock::Mark mark) {
       return to_nanoseconds(clock_.seconds(clock_.start(), mark));
     };
-    for (std::size_t i = 0; i < action_marks_.size(); ++i) {
-      output_.actions[i].start = since_start(action_marks_[i].first);
-      output_.actions[i].end = since_start(action_marks_[i].second);
+    for (std::size_t i = 0; i < times_.actions.size(); ++i) {
+      output_.actions[i].start = since_start(times_.actions[i].first);
+      output_.actions[i].end = since_start(times_.actions[i].second);
     }
     for (const auto& [layer, losses] : losses_) {
       for (const at::Tensor& loss : losses) output_.losses[layer].push_back(loss.item<double>());
@@ -119,7 +119,7 @@ class Interpreter {
 
   // `seconds` will be the time between two marks; it stays where it is.
   void measure(double& seconds, DeviceClock::Mark from, DeviceClock::Mark to) {
-    due_.push_back({&seconds, from, to});
+    times_.due.push_back({&seconds, from, to});
   }
 
   Nanoseconds host_time() const { return Clock::now() - clock_.start().host; }
@@ -226,7 +226,7 @@ class Interpreter {
     }
     if (trained) stashes_[key] = std::move(stash);
     const LayerId reader = key.first.value == 0 ? layers.first : LayerId(layers.end() - 1);
-    fetched_.emplace_back(&time_of(reader, key.second).forward_s, fetch_s);
+    times_.fetched.emplace_back(&time_of(reader, key.second).forward_s, fetch_s);
     if (key.first.value + 1 == stages()) return;
     DYNMO_CHECK(messages_.room_behind(key.first) > 0 || !hidden.rows.defined(),
                 "room for rows behind stage {}", key.first);
@@ -339,6 +339,11 @@ class Interpreter {
     DeviceClock::Mark from;
     DeviceClock::Mark to;
   };
+  struct Times {
+    std::vector<Due> due;  // into output_'s layer times, whose places do not change
+    std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> actions;
+    std::vector<std::pair<double*, double>> fetched;  // forward times, what reading tokens adds
+  };
 
   transport::Member rank_;
   const model::Model& model_;
@@ -347,10 +352,8 @@ class Interpreter {
 
   model::EmulatedDevice emulated_;
   DeviceClock clock_;
-  std::vector<Due> due_;  // into output_'s layer times, whose places do not change
-  std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> action_marks_;
-  std::vector<std::pair<double*, double>> fetched_;    // forward times, what reading tokens adds
-  std::map<LayerId, std::vector<at::Tensor>> losses_;  // by micro-batch
+  Times times_;
+  std::map<LayerId, std::vector<at::Tensor>> losses_;            // by micro-batch
   std::map<LayerId, std::vector<std::vector<double>>> figures_;  // by micro-batch
   StepOutput output_;
   StageMessages messages_;
