@@ -22,7 +22,7 @@ def room(parts):
     """The place of a file in the map: its folder; dynamism/training is that of each source's half in a training."""
     if parts[1] == "dynamism" and "training" in parts[2:-1]:
         return "dynamism/training"
-    return "train/setup" if parts[1:3] == ("train", "setup") else parts[1]
+    return "/".join(parts[1:3]) if parts[1:3] in (("train", "setup"), ("transport", "testing")) else parts[1]
 
 
 MOST_LINES = 500  # of a file

@@ -28,9 +28,9 @@
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/placement.h"
-#include "dynmo/transport/fault.h"
 #include "dynmo/transport/in_process.h"
 #include "dynmo/transport/tags.h"
+#include "dynmo/transport/testing/fault.h"
 
 namespace dynmo::runtime::testing {
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "dynmo/elastic/groups.h"
-#include "dynmo/transport/fault.h"
 #include "dynmo/transport/in_process.h"
+#include "dynmo/transport/testing/fault.h"
 
 namespace dynmo::train::testing {
 

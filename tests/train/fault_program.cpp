@@ -35,8 +35,8 @@
 #include "dynmo/dynamism/sparse_attention/options.h"
 #include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
-#include "dynmo/transport/fault.h"
 #include "dynmo/transport/tags.h"
+#include "dynmo/transport/testing/fault.h"
 
 namespace {
 

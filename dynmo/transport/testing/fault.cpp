@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/transport/fault.h"
+#include "dynmo/transport/testing/fault.h"
 
 #include <thread>
 
