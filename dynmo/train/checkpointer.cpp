@@ -43,11 +43,12 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   const auto begin = Clock::now();
   DYNMO_TRY(advance(Waiting::kAlways));
   failure_.reset();
-  step_ = pipeline.next_step();
-  state_ = state_json(pipeline, config_, tokenizer_);
+  now_.step = pipeline.next_step();
+  now_.state = state_json(pipeline, config_, tokenizer_);
   Expected<std::string> begun = std::string();
   if (leads()) {
-    if (const auto made = checkpoint::begin_checkpoint(root_, step_); !made) begun = made.error();
+    if (const auto made = checkpoint::begin_checkpoint(root_, now_.step); !made)
+      begun = made.error();
   }
   // The others may write when the folder is there.
   DYNMO_TRY(exchange(begun));
@@ -56,13 +57,13 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   } else {
     // The other replicas have the same bits.
     const bool writes = pipeline.grid().replica() == 0;
-    const auto pending = checkpoint::pending_folder(root_, step_);
+    const auto pending = checkpoint::pending_folder(root_, now_.step);
     for (const auto& [id, state] : pipeline.states()) {
       if (!writes) continue;
       const model::LayerState host = pipeline.staging().to_host(state);
       writer_.add_layer(pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
     }
-    phase_ = Phase::kWriting;
+    now_.phase = Phase::kWriting;
   }
   const bool waits = waiting_ == Waiting::kAlways || !config_.checkpoint.asynchronous;
   if (waits) DYNMO_TRY(advance(Waiting::kAlways));
@@ -83,7 +84,7 @@ Expected<void> Checkpointer::advance(Waiting waiting) {
     if (waiting == Waiting::kAlways) writer_.wait();
     DYNMO_ASSIGN(const bool ready, all_ready());
     if (!ready) return {};
-    DYNMO_TRY(phase_ == Phase::kWriting ? commit() : conclude());
+    DYNMO_TRY(now_.phase == Phase::kWriting ? commit() : conclude());
   }
   return {};
 }
@@ -115,7 +116,7 @@ Expected<void> Checkpointer::commit() {
     give_up();
     return {};
   }
-  phase_ = Phase::kCommitting;
+  now_.phase = Phase::kCommitting;
   if (!leads()) return {};
   writer_.add_task([this, texts = std::move(texts)]() -> Expected<void> {
     std::vector<checkpoint::FileEntry> entries;
@@ -123,9 +124,9 @@ Expected<void> Checkpointer::commit() {
       DYNMO_ASSIGN(const auto some, checkpoint::decode_entries(text));
       entries.insert(entries.end(), some.begin(), some.end());
     }
-    DYNMO_TRY(checkpoint::commit_checkpoint(root_, step_, std::move(entries), state_));
+    DYNMO_TRY(checkpoint::commit_checkpoint(root_, now_.step, std::move(entries), now_.state));
     const auto pruned = checkpoint::prune(root_, static_cast<int>(config_.checkpoint.keep));
-    not_removed_ = pruned ? "" : pruned.error().message;
+    found_.not_removed = pruned ? "" : pruned.error().message;
     return {};
   });
   return {};
@@ -133,13 +134,13 @@ Expected<void> Checkpointer::commit() {
 
 // Makes room for the next attempt and finds out what is still good.
 void Checkpointer::give_up() {
-  phase_ = Phase::kCommitting;
+  now_.phase = Phase::kCommitting;
   if (!leads()) return;
   writer_.add_task([this]() -> Expected<void> {
     // It failed already: that clearing up fails, too, is no news.
     [[maybe_unused]] const auto cleared = checkpoint::discard_pending(root_);
     const auto good = checkpoint::newest_verified(root_, nullptr);
-    still_good_ = good ? good->path.string() : "";
+    found_.still_good = good ? good->path.string() : "";
     return {};
   });
 }
@@ -153,19 +154,20 @@ Expected<void> Checkpointer::conclude() {
     give_up();
     return {};
   }
-  phase_ = Phase::kIdle;
+  now_.phase = Phase::kIdle;
   ++(failure_ ? totals_.failed : totals_.written);
   if (!leads()) return {};
   if (failure_) {
     notes_.push_back(fmt::format(
-        "ALARM    no checkpoint of step {}: {}; {}; {}", step_, failure_->message,
-        step_ < config_.train.steps ? "training goes on, the next one is tried all the same"
-                                    : "it was the last",
-        still_good_.empty() ? "there is no good one yet" : "still good: " + still_good_));
+        "ALARM    no checkpoint of step {}: {}; {}; {}", now_.step, failure_->message,
+        now_.step < config_.train.steps ? "training goes on, the next one is tried all the same"
+                                        : "it was the last",
+        found_.still_good.empty() ? "there is no good one yet"
+                                  : "still good: " + found_.still_good));
   }
-  if (!not_removed_.empty()) {
+  if (!found_.not_removed.empty()) {
     notes_.push_back(
-        fmt::format("ALARM    older checkpoints stay: {}", std::exchange(not_removed_, {})));
+        fmt::format("ALARM    older checkpoints stay: {}", std::exchange(found_.not_removed, {})));
   }
   return {};
 }

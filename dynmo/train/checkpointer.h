@@ -53,7 +53,7 @@ class Checkpointer {
   // Waits for the one under way.
   [[nodiscard]] Expected<void> finish() { return timed_advance(Waiting::kAlways); }
 
-  [[nodiscard]] bool active() const { return phase_ != Phase::kIdle; }
+  [[nodiscard]] bool active() const { return now_.phase != Phase::kIdle; }
   [[nodiscard]] const CheckpointTotals& totals() const { return totals_; }
   // Why the newest attempt failed; none if it did not.
   [[nodiscard]] const std::optional<Error>& failure() const { return failure_; }
@@ -62,6 +62,15 @@ class Checkpointer {
 
  private:
   enum class Phase { kIdle, kWriting, kCommitting };
+  struct UnderWay {
+    Phase phase = Phase::kIdle;
+    std::int64_t step = 0;
+    Json state = {};
+  };
+  struct Found {  // rank 0's thread writes it; it is read when that has finished
+    std::string still_good = {};
+    std::string not_removed = {};
+  };
 
   [[nodiscard]] Expected<void> timed_advance(Waiting waiting);
   [[nodiscard]] Expected<void> advance(Waiting waiting);
@@ -81,15 +90,11 @@ class Checkpointer {
   std::string tokenizer_;  // of the data
   Waiting waiting_;
 
-  Phase phase_ = Phase::kIdle;
-  std::int64_t step_ = 0;  // of the checkpoint under way
-  Json state_;
+  UnderWay now_;
   std::optional<Error> failure_;
   CheckpointTotals totals_;
   std::vector<std::string> notes_;
-  // Rank 0's thread writes it; it is read when that has finished.
-  std::string still_good_;
-  std::string not_removed_;
+  Found found_;
   checkpoint::BackgroundWriter writer_;  // last: its tasks use the above
 };
 
