@@ -34,8 +34,8 @@ function(dynmo_group folder)
 endfunction()
 
 # Sets `variable` to the files ENDING of a folder of the map. A source of dynamism has a folder, dynmo/dynamism/S; what it does in a
-# training, with libtorch, is in dynmo/dynamism/S/training. The map calls all of those dynamism/training. What a run is set up from,
-# dynmo/train/setup, has its own place in the map, above dynmo/train.
+# training, with libtorch, is in dynmo/dynamism/S/training. The map calls all of those dynamism/training. Other inner folders
+# (dynmo/train/setup, dynmo/transport/testing) have their own place in the map.
 function(dynmo_files variable folder ending)
   set(root "${CMAKE_SOURCE_DIR}/dynmo")
   if(folder STREQUAL "dynamism")
