@@ -59,6 +59,7 @@ struct SlowRun {
       5e-3;  // of each of four layers, forward and each half of backward
   static constexpr double kLeast =
       (kMicroBatches + 1) * 2 * 3 * kLayer;  // 1F1B of two equal stages
+  static constexpr std::int64_t kLayerBytes = 4096;
   int replicas = 1;
   int accumulation = 1;
   std::chrono::milliseconds tokens{0};     // that reading a micro-batch takes
@@ -77,7 +78,7 @@ struct SlowRun {
         cost::LayerCost layer;
         layer.name = fmt::format("layer{}", i);
         layer.forward_s = layer.backward_input_s = layer.backward_weight_s = kLayer;
-        layer.parameter_bytes = Bytes{4096};
+        layer.parameter_bytes = Bytes{kLayerBytes};
         layer.boundary_bytes = Bytes{256};
         model.layers.push_back(layer);
       }
@@ -146,7 +147,7 @@ struct SlowRun {
     const double round_s = std::max(stage_s[0], stage_s[1]) * (kMicroBatches + 1) +
                            actions * (*overhead.action_s + *overhead.message_s);
     const double reduction_s =
-        overhead.reduction_bytes_per_s ? 2 * 4096 / *overhead.reduction_bytes_per_s : 0;
+        overhead.reduction_bytes_per_s ? 2 * kLayerBytes / *overhead.reduction_bytes_per_s : 0;
     return accumulation * round_s + reduction_s + *overhead.overhead_s;
   }
 };
@@ -182,7 +183,7 @@ TEST(Prediction, MessagesAreMeasuredThereAndBack) {
   EXPECT_GE(*overhead.message_s, 0.01);
 }
 
-// An action's own time, beside its layers, is neither waiting nor reducing.
+// The time that an action takes beside its layers has no waiting and no reducing in it.
 TEST(StepReport, AnActionsOwnTimeIsWhatNobodyElseCounts) {
   StepOutput output;
   output.seconds = 20;

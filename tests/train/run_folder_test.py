@@ -15,22 +15,23 @@ class RunFolder(RunCase):
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=self.folder,
                                 text=True)
 
-    def wait_until(self, process, holds):
+    def wait_until(self, holds, process=None):
+        """Looks again and again; `process` is to run meanwhile."""
         deadline = time.monotonic() + 100
         while not holds():
             self.assertLess(time.monotonic(), deadline)
-            self.assertIsNone(process.poll(), "ended too early")
+            self.assertTrue(process is None or process.poll() is None, "ended too early")
             time.sleep(0.02)
 
     def wait_for(self, process, path, text=""):
-        self.wait_until(process, lambda: path.exists() and text in path.read_text())
+        self.wait_until(lambda: path.exists() and text in path.read_text(), process)
 
     def resume(self, run):
         """A resumed run that has done a step."""
         records = self.folder / run / "records" / "rank-1.jsonl"
         size = records.stat().st_size
         process = self.start(run, "--resume", extra=("checkpoint.every=5",))
-        self.wait_until(process, lambda: records.stat().st_size > size)
+        self.wait_until(lambda: records.stat().st_size > size, process)
         return process
 
     def interrupt(self, process):
@@ -46,10 +47,7 @@ class RunFolder(RunCase):
         self.wait_for(process, run / "records" / "rank-1.jsonl", '"step":2')
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 100
-        while rank_processes(str(run)):
-            self.assertLess(time.monotonic(), deadline, rank_processes(str(run)))
-            time.sleep(0.02)
+        self.wait_until(lambda: not rank_processes(str(run)))
 
     def test_a_second_run_is_refused_until_the_first_has_ended(self):
         run = self.folder / "locked"
