@@ -18,6 +18,23 @@ assert cells.tolist() == [3, 3, 3], cells
 dist.destroy_process_group()
 """
 
+# Nobody frees what is in a circle: the group is to end all the same, before the interpreter does.
+EXIT = """
+import atexit, os, sys, weakref
+kept = []
+atexit.register(lambda: kept[0]() is None or os._exit(3))
+import torch.distributed as dist
+from dynmo.torch.ranks import Ranks
+if sys.argv[1] == "own":
+    dist.init_process_group("gloo")
+ranks = Ranks(60)
+ranks.circle = ranks
+kept.append(weakref.ref(ranks._group))
+assert ranks.gather(ranks.rank) == [0, 1]
+if sys.argv[1] == "own":
+    dist.destroy_process_group()
+"""
+
 
 class Environment(unittest.TestCase):
     def test_trains_a_model_of_transformers(self):
@@ -36,13 +53,21 @@ class Environment(unittest.TestCase):
             losses.append(loss.item())
         self.assertEqual(losses, sorted(losses, reverse=True))
 
-    def test_runs_ranks(self):
+    def run_ranks(self, text, *words):
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder, "rank.py")
-            script.write_text(RANK)
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+            script.write_text(text)
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, *words]
             done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_runs_ranks(self):
+        self.run_ranks(RANK)
+
+    def test_groups_end_before_the_interpreter(self):
+        for group in ("own", "ours"):
+            with self.subTest(group=group):
+                self.run_ranks(EXIT, group)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 """The ranks of a pipeline over torch.distributed: messages, one sum a step, and which rank is lost."""
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
 import time
@@ -31,6 +33,16 @@ def _ended(pid: int) -> bool:
         return True
 
 
+_OPEN: weakref.WeakSet[Ranks] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread of a group that is still there when the interpreter ends may want its lock then, and the process is aborted."""
+    for ranks in list(_OPEN):
+        ranks.close()
+
+
 class Ranks:
     """A group of its own over all ranks, so that no message meets one of the user's. Used by one thread."""
 
@@ -40,12 +52,22 @@ class Ranks:
         self._places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._lost = ""
+        self._began = False  # torch.distributed, for all of the process
+        _OPEN.add(self)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("gloo")
+            self._began = True
         if dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             self._places = self.gather((socket.gethostname(), os.getpid()))
+
+    def close(self) -> None:
+        """Ends the group and its threads, and torch.distributed where this has begun it."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # somebody has ended it with all others, and begun anew
+                dist.destroy_process_group(None if self._began else group)
 
     # --- Messages. ---
 
