@@ -30,8 +30,8 @@ struct Columns {
   std::int64_t steps = 1;
   std::int64_t width = 1;
 
-  static Columns of(std::int64_t first, std::int64_t steps) {
-    return {first, steps, std::max<std::int64_t>(1, (steps + kMaxColumns - 1) / kMaxColumns)};
+  static Columns of(std::int64_t first, std::int64_t steps, std::int64_t most = kMaxColumns) {
+    return {first, steps, std::max<std::int64_t>(1, (steps + most - 1) / most)};
   }
   [[nodiscard]] std::int64_t count() const { return (steps + width - 1) / width; }
   [[nodiscard]] std::int64_t column(std::int64_t step) const { return (step - first) / width; }
@@ -135,7 +135,10 @@ Json step_table(const std::map<int, Records>& ranks, const Columns& columns) {
   return table;
 }
 
-Json rank_table(const std::map<int, Records>& ranks, const Columns& columns) {
+Json rank_table(const std::map<int, Records>& ranks, const Columns& of_steps) {
+  const std::int64_t most =
+      std::clamp<std::int64_t>(kMaxRankRows / std::ssize(ranks), 1, kMaxColumns);
+  const Columns columns = Columns::of(of_steps.first, of_steps.steps, most);
   Json table = Json::array();
   for (const auto& [rank, records] : ranks) {
     Means means;

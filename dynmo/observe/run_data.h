@@ -15,6 +15,8 @@ namespace dynmo::observe {
 
 // Up to so many columns of steps; a longer run has the mean of neighbouring steps in one.
 inline constexpr int kMaxColumns = 400;
+// ... and fewer of the table of ranks where there are many, so that it has about so many rows.
+inline constexpr int kMaxRankRows = 16000;
 
 struct RunData {
   std::string name;

@@ -120,6 +120,26 @@ class HtmlReport(RunCase):
             self.assertEqual(row["loss"], sum(range(row["step"], row["to_step"])) / 25)
         self.assertLessEqual(len(page.encode()) + 900_000, 2_500_000, "with Vega's script")
 
+    def test_many_ranks_are_drawn_from_means_of_more_steps(self):
+        run, ranks, steps = self.folder / "wide", 200, 300
+        (run / "records").mkdir(parents=True)
+        for rank in range(ranks):
+            with (run / f"records/rank-{rank}.jsonl").open("w") as file:
+                for step in range(steps):
+                    file.write(json.dumps({"format": "dynmo-step-1", "step": step, "rank": rank, "generation": 0, "tokens": 100,
+                                           "first_layer": rank, "layers": 1, "loss": step, "step_s": 1, "predicted_s": 0.4,
+                                           "busy_s": (rank + step % 4) / 256, "idle_s": 0.25, "frozen_layers": 0, "imbalance": 0.1,
+                                           "bubble": 0.5, "memory_bytes": 1 << 20}) + "\n")
+        document, page = self.document(str(run))
+        tables = tables_of(document["runs"][0])
+        self.assertEqual(len(tables["steps"]), steps)
+        self.assertLessEqual(len(tables["ranks"]), 16_000)
+        self.assertEqual(len(tables["ranks"]), ranks * steps / 4)
+        for row in tables["ranks"]:
+            self.assertEqual(row["to_step"] - row["step"], 4)
+            self.assertAlmostEqual(row["idle"], 1 - (row["rank"] + 1.5) / 256, places=9)
+        self.assertLessEqual(len(page.encode()) + 900_000, 2_500_000, "with Vega's script")
+
     def test_what_is_missing_or_wrong(self):
         run = str(self.folder / self.run_name)
         self.assert_error(self.report(run, "--html", "out.html", script=self.folder / "nowhere.js"), 2, "scripts/setup report", "nowhere.js")
