@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <random>
 #include <span>
@@ -31,25 +32,60 @@ constexpr std::chrono::milliseconds kAskAgain{200};  // those that were there
 
 std::atomic<bool> sigterm{false};
 
-// The transport of a group that somebody else owns and ends.
+class WatchedOperation final : public transport::Operation {
+ public:
+  WatchedOperation(std::unique_ptr<transport::Operation> inner, HangWatch& hangs)
+      : inner_(std::move(inner)), hangs_(hangs) {}
+  Expected<void> wait() override {
+    const HangWatch::Waiting waiting(&hangs_);
+    return inner_->wait();
+  }
+
+ private:
+  std::unique_ptr<transport::Operation> inner_;
+  HangWatch& hangs_;
+};
+
+// The transport of a group that somebody else owns and ends. `hangs`: null, or told of all
+// messages.
 class Borrowed final : public transport::Transport {
  public:
-  explicit Borrowed(transport::Transport& group) : group_(group) {}
+  Borrowed(transport::Transport& group, HangWatch* hangs) : group_(group), hangs_(hangs) {
+    if (group.size() == 1) alone_.emplace(hangs);
+  }
   transport::Member rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   std::unique_ptr<transport::Operation> send(transport::Member to, transport::Tag tag,
                                              std::span<const std::byte> bytes) override {
-    return group_.send(to, tag, bytes);
+    return watched(group_.send(to, tag, bytes));
   }
   std::unique_ptr<transport::Operation> receive(transport::Member from, transport::Tag tag,
                                                 std::span<std::byte> bytes) override {
-    return group_.receive(from, tag, bytes);
+    return watched(group_.receive(from, tag, bytes));
   }
   void abort(const Error& why) override { group_.abort(why); }
 
  private:
+  std::unique_ptr<transport::Operation> watched(std::unique_ptr<transport::Operation> operation) {
+    if (hangs_ == nullptr) return operation;
+    hangs_->moves();
+    return std::make_unique<WatchedOperation>(std::move(operation), *hangs_);
+  }
+
   transport::Transport& group_;
+  HangWatch* hangs_;
+  std::optional<HangWatch::Waiting> alone_;  // nobody waits for it
 };
+
+// Its thread may be at anything: nothing is closed or flushed.
+[[noreturn]] void end_hanging(std::chrono::milliseconds limit) {
+  const std::string text = fmt::format(
+      "dynmo: this rank hangs: it has neither sent nor received anything for {:g} s "
+      "(pipeline.timeout_s), and ends so that the others can go on\n",
+      std::chrono::duration<double>(limit).count());
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  ::_exit(exit_code(ErrorCode::kPeerLost));
+}
 
 Expected<void> guarded(const std::function<Expected<void>()>& work) {
   try {
@@ -74,21 +110,32 @@ elastic::Member this_member() {
   return member;
 }
 
-Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(const c10d::GroupOptions& options,
-                                                       const elastic::Member& self,
-                                                       Decorate decorate) {
+MessageLimits message_limits(const config::Config& config) {
+  const std::chrono::milliseconds limit(std::llround(1e3 * config.pipeline.timeout_s));
+  if (!config.elastic.enabled) return {.message = limit};
+  return {.message = limit + limit / 10 + std::chrono::seconds(1), .hang = limit};
+}
+
+Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(
+    const c10d::GroupOptions& options, const elastic::Member& self, Decorate decorate,
+    std::optional<std::chrono::milliseconds> hang_limit) {
   std::unique_ptr<C10dGroups> groups(new C10dGroups(options, self, std::move(decorate)));
+  if (hang_limit) {
+    groups->hangs_ =
+        std::make_unique<HangWatch>(*hang_limit, [limit = *hang_limit] { end_hanging(limit); });
+  }
   DYNMO_ASSIGN(groups->now_, groups->join(options));
   groups->address_ = groups->now_.group->address();
   return groups;
 }
 
 Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options) {
+  const HangWatch::Waiting waits = waiting();
   c10d::GroupOptions here = options;
   here.plane = plane_for(options.size);
   Joined joined;
   DYNMO_ASSIGN(joined.group, c10d::join_group(here));
-  joined.transport = std::make_unique<Borrowed>(*joined.group);
+  joined.transport = std::make_unique<Borrowed>(*joined.group, hangs_.get());
   if (decorate_) joined.transport = decorate_(std::move(joined.transport));
   if (plane_ != nullptr && options.size > 1) {
     DYNMO_ASSIGN(joined.planes, planes_of(*joined.group));
@@ -175,6 +222,7 @@ void C10dGroups::drop(const Error& why) {
 }
 
 Expected<bool> C10dGroups::take() {
+  const HangWatch::Waiting waits = waiting();
   DYNMO_TRY(now_.group->leave());
   // The transport goes before its group.
   now_.transport.reset();
@@ -209,6 +257,7 @@ Expected<void> C10dGroups::meet_again(const Survivors& survivors, const MeetingC
 }
 
 Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
+  const HangWatch::Waiting waits = waiting();
   drop(loss.why);
   if (now_.group != nullptr) now_.group->abort(loss.why);
   now_.transport.reset();
@@ -256,6 +305,7 @@ c10d::MeetingPlace meeting_place(const elastic::Place& place) {
 
 Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>()>& work) {
   const Expected<void> done = guarded(work);
+  const HangWatch::Waiting waits = groups.waiting();
   if (groups.in_force() == nullptr) return done;  // has left already
   if (done.has_value()) {
     const Expected<void> left = groups.in_force()->leave();

@@ -3,6 +3,7 @@
 
 // The groups of a run whose ranks are processes: each joined through the store of the first.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,10 +11,12 @@
 #include <vector>
 
 #include "dynmo/c10d/c10d_transport.h"
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/control_plane.h"
 #include "dynmo/elastic/groups.h"
+#include "dynmo/train/hang_watch.h"
 #include "dynmo/train/survivors.h"
 #include "dynmo/transport/transport.h"
 
@@ -24,16 +27,25 @@ namespace dynmo::train {
 
 [[nodiscard]] c10d::MeetingPlace meeting_place(const elastic::Place& place);
 
+// By pipeline.timeout_s. Where the others can go on without a rank that hangs, it ends before they
+// give up waiting for its message.
+struct MessageLimits {
+  std::chrono::milliseconds message;
+  std::optional<std::chrono::milliseconds> hang = {};
+};
+[[nodiscard]] MessageLimits message_limits(const config::Config& config);
+
 class C10dGroups final : public elastic::Groups {
  public:
   using Decorate =
       std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>;
 
   // Joins the first group of a run, or the one that a joiner was given a place in. `decorate` wraps
-  // the transport of each. Errors as join_group (c10d/c10d_transport.h).
-  [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(const c10d::GroupOptions& options,
-                                                                  const elastic::Member& self,
-                                                                  Decorate decorate);
+  // the transport of each. Once this rank hangs for `hang_limit`, in a group of several, its
+  // process ends with 5. Errors as join_group (c10d/c10d_transport.h).
+  [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(
+      const c10d::GroupOptions& options, const elastic::Member& self, Decorate decorate,
+      std::optional<std::chrono::milliseconds> hang_limit = {});
   C10dGroups(const C10dGroups&) = delete;
   C10dGroups& operator=(const C10dGroups&) = delete;
   ~C10dGroups() override = default;
@@ -52,6 +64,9 @@ class C10dGroups final : public elastic::Groups {
   // Those that are left find each other by their control planes (survivors.h). kPeerLost where it
   // stays unknown whether one of them lives.
   [[nodiscard]] Expected<elastic::View> survive(const elastic::Loss& loss) override;
+
+  // Lives as long as this rank waits for something that is no message of its group.
+  [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
 
   // The group in force as c10d has it; null once this process has left.
   [[nodiscard]] c10d::Group* in_force() const { return now_.group.get(); }
@@ -76,6 +91,7 @@ class C10dGroups final : public elastic::Groups {
   c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
   Decorate decorate_;
+  std::unique_ptr<HangWatch> hangs_;  // null: not watched
   std::shared_ptr<elastic::ControlPlane> plane_;
   Joined now_;
   std::string address_;  // of this process, in the newest group

@@ -122,7 +122,7 @@ c10d::GroupOptions group_at(const elastic::Place& place, const config::Config& c
   group.generation = place.generation;
   group.meeting_place = meeting_place(place);
   group.join_timeout = kJoinTime;
-  group.message_timeout = std::chrono::milliseconds(std::llround(1e3 * config.pipeline.timeout_s));
+  group.message_timeout = message_limits(config).message;
   return group;
 }
 
@@ -149,7 +149,8 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     leave_on_sigterm();
     self.number = place.member;
     check_context().rank = place.rank.value;
-    auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate);
+    auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate,
+                                   message_limits(options.config).hang);
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();

@@ -71,10 +71,11 @@ Expected<void> run_rank(const RankProcess& process) {
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
   c10d::GroupOptions options = c10d::group_options(*environment);
-  options.message_timeout =
-      std::chrono::milliseconds(std::llround(1e3 * process.options.config.pipeline.timeout_s));
+  const MessageLimits limits = message_limits(process.options.config);
+  options.message_timeout = limits.message;
   leave_on_sigterm();
-  DYNMO_ASSIGN(const auto groups, C10dGroups::join(options, this_member(), process.decorate));
+  DYNMO_ASSIGN(const auto groups,
+               C10dGroups::join(options, this_member(), process.decorate, limits.hang));
   c10d::NcclTransport nccl;
   if (device.is_cuda()) {
     DYNMO_ASSIGN(nccl, c10d::connect_nccl(*groups->in_force(), options, device));

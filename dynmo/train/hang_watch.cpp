@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/hang_watch.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+namespace dynmo::train {
+
+using std::chrono::milliseconds;
+
+HangWatch::HangWatch(milliseconds limit, std::function<void()> end)
+    : thread_([this, limit, end = std::move(end)](const std::stop_token& stop) {
+        run(stop, limit, end);
+      }) {}
+
+void HangWatch::run(const std::stop_token& stop, milliseconds limit,
+                    const std::function<void()>& end) const {
+  const milliseconds period = std::clamp(limit / 20, milliseconds(10), milliseconds(1000));
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  milliseconds still{0};
+  std::uint64_t moves = moves_.load(std::memory_order_relaxed);
+  while (still < limit) {
+    never.wait_for(lock, stop, period, [] { return false; });
+    if (stop.stop_requested()) return;
+    const std::uint64_t now = moves_.load(std::memory_order_relaxed);
+    const bool waits = waits_.load(std::memory_order_relaxed) > 0;
+    still = waits || now != moves ? milliseconds(0) : still + period;
+    moves = now;
+  }
+  end();
+}
+
+}  // namespace dynmo::train

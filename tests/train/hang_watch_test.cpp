@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/train/hang_watch.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+namespace dynmo::train {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLimit{200};
+
+TEST(HangWatch, EndsWhoDoesNothing) {
+  std::promise<void> ended;
+  const HangWatch watch(kLimit, [&] { ended.set_value(); });
+  EXPECT_EQ(ended.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+}
+
+TEST(HangWatch, WhoWaitsDoesNotHangAndMayHangLater) {
+  std::promise<void> ended;
+  auto when = ended.get_future();
+  HangWatch watch(kLimit, [&] { ended.set_value(); });
+  {
+    const HangWatch::Waiting outer(&watch);
+    { const HangWatch::Waiting inner(&watch); }
+    EXPECT_EQ(when.wait_for(4 * kLimit), std::future_status::timeout);
+  }
+  EXPECT_EQ(when.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+}
+
+TEST(HangWatch, WhoIsDoneIsNotWatched) {
+  bool ended = false;
+  {
+    HangWatch watch(std::chrono::hours(1), [&] { ended = true; });
+    watch.moves();
+    const HangWatch::Waiting none(nullptr);
+  }
+  EXPECT_FALSE(ended);
+}
+
+}  // namespace
+}  // namespace dynmo::train
