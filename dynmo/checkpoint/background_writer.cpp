@@ -102,6 +102,27 @@ void BackgroundWriter::wait() const {
   changed_.wait(lock, [this] { return !running_ && queue_.empty(); });
 }
 
+void BackgroundWriter::wait_for(std::chrono::milliseconds most) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, most, [this] { return !running_ && queue_.empty(); });
+}
+
+void BackgroundWriter::drop() {
+  const std::lock_guard lock(mutex_);
+  for (const Job& job : queue_) held_ -= job.held;
+  queue_.clear();
+  entries_.clear();
+  error_.reset();
+  fault_ = nullptr;
+  dropped_ = running_;
+  changed_.notify_all();
+}
+
+bool BackgroundWriter::writes_dropped() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
 Expected<std::vector<FileEntry>> BackgroundWriter::finish() {
   wait();
   const std::lock_guard lock(mutex_);
@@ -145,7 +166,7 @@ void BackgroundWriter::run(const std::stop_token& stop) {
     job.work = nullptr;  // frees the copy
     lock.lock();
     held_ -= job.held;
-    keep(std::move(result), std::move(fault));
+    if (!std::exchange(dropped_, false)) keep(std::move(result), std::move(fault));
     running_ = false;
     changed_.notify_all();
   }

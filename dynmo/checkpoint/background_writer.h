@@ -9,6 +9,7 @@
 // add_layer returns: a limit of 0 is the synchronous write. Either way the file is the same, byte
 // for byte.
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -26,8 +27,8 @@
 
 namespace dynmo::checkpoint {
 
-// One thread calls it; none of its calls but wait() and finish() waits for the disk, where the
-// limit allows.
+// One thread calls it; none of its calls but wait(), wait_for() and finish() waits for the disk,
+// where the limit allows.
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Bytes memory);
@@ -43,9 +44,15 @@ class BackgroundWriter {
 
   [[nodiscard]] bool busy() const;  // something is queued or under way
   void wait() const;                // until it is not
+  void wait_for(std::chrono::milliseconds most) const;
   // Waits; the entries of the layers added since the last call, or the first error of a layer or
   // task. Rethrows what one of them threw.
   [[nodiscard]] Expected<std::vector<FileEntry>> finish();
+
+  // Forgets what was added since the last finish(). Waits for nothing: a file under way is written
+  // to its end, or for as long as the disk hangs.
+  void drop();
+  [[nodiscard]] bool writes_dropped() const;  // that file is still under way
 
   [[nodiscard]] Bytes peak_memory() const;  // most bytes copied and not yet written, so far
 
@@ -65,6 +72,7 @@ class BackgroundWriter {
   mutable std::condition_variable_any changed_;
   std::deque<Job> queue_;
   bool running_ = false;
+  bool dropped_ = false;  // what runs was dropped
   Bytes held_;
   Bytes peak_;
   std::vector<FileEntry> entries_;

@@ -15,6 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Ranks that wait for a disk hear of each other as often.
+constexpr std::chrono::milliseconds kRound{50};
+
 // A result as text: what it gave, or "!" and its error's message.
 std::string encode(const Expected<std::string>& result) {
   return result.has_value() ? "." + *result : "!" + result.error().message;
@@ -27,9 +30,15 @@ Expected<std::string> entries_text(Expected<std::vector<checkpoint::FileEntry>> 
 
 }  // namespace
 
+std::shared_ptr<checkpoint::BackgroundWriter> checkpoint_writer(const config::Config& config) {
+  return std::make_shared<checkpoint::BackgroundWriter>(
+      config.checkpoint.asynchronous ? config.checkpoint.memory : Bytes{0});
+}
+
 Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
                            const std::filesystem::path& run_directory, const config::Config& config,
-                           TensorName name, Waiting waiting, std::string tokenizer)
+                           std::shared_ptr<checkpoint::BackgroundWriter> writer, TensorName name,
+                           Waiting waiting, std::string tokenizer)
     : transport_(transport),
       tag_(tag),
       root_(observe::RunFolder(run_directory).checkpoints()),
@@ -37,7 +46,11 @@ Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
       name_(std::move(name)),
       tokenizer_(std::move(tokenizer)),
       waiting_(waiting),
-      writer_(config.checkpoint.asynchronous ? config.checkpoint.memory : Bytes{0}) {}
+      writer_(std::move(writer)) {}
+
+Checkpointer::~Checkpointer() {
+  if (active()) writer_->drop();
+}
 
 Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   const auto begin = Clock::now();
@@ -61,7 +74,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
     for (const auto& [id, state] : pipeline.states()) {
       if (!writes) continue;
       const model::LayerState host = pipeline.staging().to_host(state);
-      writer_.add_layer(pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
+      writer_->add_layer(pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
     }
     now_.phase = Phase::kWriting;
   }
@@ -80,17 +93,17 @@ Expected<void> Checkpointer::timed_advance(Waiting waiting) {
 }
 
 Expected<void> Checkpointer::advance(Waiting waiting) {
-  while (active()) {
-    if (waiting == Waiting::kAlways) writer_.wait();
-    DYNMO_ASSIGN(const bool ready, all_ready());
-    if (!ready) return {};
-    DYNMO_TRY(now_.phase == Phase::kWriting ? commit() : conclude());
+  for (bool ready = false; !ready || active();) {
+    if (waiting == Waiting::kAlways) writer_->wait_for(kRound);
+    DYNMO_ASSIGN(ready, all_ready());
+    if (!ready && waiting == Waiting::kNever) return {};
+    if (ready && active()) DYNMO_TRY(now_.phase == Phase::kWriting ? commit() : conclude());
   }
   return {};
 }
 
 Expected<bool> Checkpointer::all_ready() {
-  const std::byte mine{writer_.busy() ? std::byte{0} : std::byte{1}};
+  const std::byte mine{writer_->busy() ? std::byte{0} : std::byte{1}};
   DYNMO_ASSIGN(const auto all, transport::all_gather(transport_, tag_, std::span(&mine, 1)));
   for (const auto& theirs : all) {
     if (theirs.front() == std::byte{0}) return false;
@@ -111,22 +124,23 @@ Expected<std::vector<std::string>> Checkpointer::exchange(const Expected<std::st
 
 // All files are on the disk, or one rank could not write.
 Expected<void> Checkpointer::commit() {
-  DYNMO_ASSIGN(std::vector<std::string> texts, exchange(entries_text(writer_.finish())));
+  DYNMO_ASSIGN(std::vector<std::string> texts, exchange(entries_text(writer_->finish())));
   if (failure_) {
     give_up();
     return {};
   }
   now_.phase = Phase::kCommitting;
   if (!leads()) return {};
-  writer_.add_task([this, texts = std::move(texts)]() -> Expected<void> {
+  writer_->add_task([root = root_, found = found_, now = now_, texts = std::move(texts),
+                     keep = static_cast<int>(config_.checkpoint.keep)]() -> Expected<void> {
     std::vector<checkpoint::FileEntry> entries;
     for (const std::string& text : texts) {
       DYNMO_ASSIGN(const auto some, checkpoint::decode_entries(text));
       entries.insert(entries.end(), some.begin(), some.end());
     }
-    DYNMO_TRY(checkpoint::commit_checkpoint(root_, now_.step, std::move(entries), now_.state));
-    const auto pruned = checkpoint::prune(root_, static_cast<int>(config_.checkpoint.keep));
-    found_.not_removed = pruned ? "" : pruned.error().message;
+    DYNMO_TRY(checkpoint::commit_checkpoint(root, now.step, std::move(entries), now.state));
+    const auto pruned = checkpoint::prune(root, keep);
+    found->not_removed = pruned ? "" : pruned.error().message;
     return {};
   });
   return {};
@@ -136,11 +150,11 @@ Expected<void> Checkpointer::commit() {
 void Checkpointer::give_up() {
   now_.phase = Phase::kCommitting;
   if (!leads()) return;
-  writer_.add_task([this]() -> Expected<void> {
+  writer_->add_task([root = root_, found = found_]() -> Expected<void> {
     // It failed already: that clearing up fails, too, is no news.
-    [[maybe_unused]] const auto cleared = checkpoint::discard_pending(root_);
-    const auto good = checkpoint::newest_verified(root_, nullptr);
-    found_.still_good = good ? good->path.string() : "";
+    [[maybe_unused]] const auto cleared = checkpoint::discard_pending(root);
+    const auto good = checkpoint::newest_verified(root, nullptr);
+    found->still_good = good ? good->path.string() : "";
     return {};
   });
 }
@@ -148,7 +162,7 @@ void Checkpointer::give_up() {
 Expected<void> Checkpointer::conclude() {
   Expected<std::string> mine = std::string();
   const bool had_failed = failure_.has_value();
-  if (const auto done = writer_.finish(); !done) mine = done.error();
+  if (const auto done = writer_->finish(); !done) mine = done.error();
   DYNMO_TRY(exchange(mine));
   if (failure_ && !had_failed) {
     give_up();
@@ -162,12 +176,12 @@ Expected<void> Checkpointer::conclude() {
         "ALARM    no checkpoint of step {}: {}; {}; {}", now_.step, failure_->message,
         now_.step < config_.train.steps ? "training goes on, the next one is tried all the same"
                                         : "it was the last",
-        found_.still_good.empty() ? "there is no good one yet"
-                                  : "still good: " + found_.still_good));
+        found_->still_good.empty() ? "there is no good one yet"
+                                   : "still good: " + found_->still_good));
   }
-  if (!found_.not_removed.empty()) {
+  if (!found_->not_removed.empty()) {
     notes_.push_back(
-        fmt::format("ALARM    older checkpoints stay: {}", std::exchange(found_.not_removed, {})));
+        fmt::format("ALARM    older checkpoints stay: {}", std::exchange(found_->not_removed, {})));
   }
   return {};
 }

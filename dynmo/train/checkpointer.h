@@ -5,7 +5,8 @@
 // first replica) copies the layers it owns (checkpoint/background_writer.h); threads write the
 // copies; when, at a later step boundary, all ranks say that their files are on the disk, rank 0's
 // thread commits them. Nobody waits for a disk unless the next checkpoint is due before the last
-// one is done, or the run ends.
+// one is done, or the run ends; who waits notices the loss of a rank. A loss drops the checkpoint
+// under way: a file that a hung disk is at then holds up the next checkpoint, not the recovery.
 //
 // A checkpoint that cannot be written stops nothing: a line says why and which one is still good,
 // and the next one is tried as if nothing had happened.
@@ -27,6 +28,10 @@
 
 namespace dynmo::train {
 
+// What writes the files of this rank: it outlives the group in which they were begun.
+[[nodiscard]] std::shared_ptr<checkpoint::BackgroundWriter> checkpoint_writer(
+    const config::Config& config);
+
 enum class Waiting { kNever, kAlways };  // kAlways: start() returns when it is written or failed
 
 // The totals of a run's checkpoints; equal on all ranks but for `pause_s`.
@@ -43,7 +48,11 @@ class Checkpointer {
   // `config` and `transport` outlive it. Writes to run_directory/checkpoints.
   Checkpointer(transport::Transport& transport, transport::Tag tag,
                const std::filesystem::path& run_directory, const config::Config& config,
-               TensorName name, Waiting waiting, std::string tokenizer = {});
+               std::shared_ptr<checkpoint::BackgroundWriter> writer, TensorName name,
+               Waiting waiting, std::string tokenizer = {});
+  ~Checkpointer();  // drops the one under way
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
 
   // Begins the checkpoint of the pipeline's state as it is now; waits for the one under way.
   [[nodiscard]] Expected<void> start(const runtime::Pipeline& pipeline);
@@ -54,6 +63,8 @@ class Checkpointer {
   [[nodiscard]] Expected<void> finish() { return timed_advance(Waiting::kAlways); }
 
   [[nodiscard]] bool active() const { return now_.phase != Phase::kIdle; }
+  // This rank's disk is still at a file of a checkpoint that was dropped: start() would wait.
+  [[nodiscard]] bool writes_dropped() const { return writer_->writes_dropped(); }
   [[nodiscard]] const CheckpointTotals& totals() const { return totals_; }
   // Why the newest attempt failed; none if it did not.
   [[nodiscard]] const std::optional<Error>& failure() const { return failure_; }
@@ -67,7 +78,7 @@ class Checkpointer {
     std::int64_t step = 0;
     Json state = {};
   };
-  struct Found {  // rank 0's thread writes it; it is read when that has finished
+  struct Found {  // rank 0's thread writes it; it is read when that has finished, if ever
     std::string still_good = {};
     std::string not_removed = {};
   };
@@ -94,8 +105,8 @@ class Checkpointer {
   std::optional<Error> failure_;
   CheckpointTotals totals_;
   std::vector<std::string> notes_;
-  Found found_;
-  checkpoint::BackgroundWriter writer_;  // last: its tasks use the above
+  std::shared_ptr<Found> found_ = std::make_shared<Found>();
+  std::shared_ptr<checkpoint::BackgroundWriter> writer_;
 };
 
 }  // namespace dynmo::train

@@ -25,6 +25,7 @@ struct RunLane {
   runtime::Balancing balancing = runtime::Balancing::kAutomatic;
   std::filesystem::path directory;
   Waiting checkpoints_wait = Waiting::kNever;
+  std::shared_ptr<checkpoint::BackgroundWriter> writer = {};
   // Whether this rank has something to tell all before the next step.
   std::function<bool()> asks = {};
 };

@@ -105,6 +105,7 @@ RunLane Run::settings_of(const std::string& name, int number) const {
           // With two runs in turn, neither is to be disturbed by what the other leaves to a
           // thread.
           .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
+          .writer = checkpoint_writer(config()),
           .asks = [this] {
             if (elasticity_) return elasticity_->asks();
             return groups_ != nullptr && groups_->asked_to_leave();

@@ -118,6 +118,58 @@ TEST(BackgroundWriter, ASlowDiskHoldsUpNobodyWithinTheLimit) {
   EXPECT_FALSE(writer.busy());
 }
 
+TEST(BackgroundWriter, WhatIsDroppedIsNotWrittenAndNobodyWaitsForAFileThatHangs) {
+  const TempFolder folder;
+  const fs::path pending = *begin_checkpoint(folder.path(), 1);
+  Rng rng(7);
+  const Layer first = make_layer(0, rng);
+  const Layer second = make_layer(1, rng);
+  BackgroundWriter writer{Bytes{1 << 20}};
+  writer.add_task([]() -> Expected<void> { return make_error(ErrorCode::kBadInput, "full"); });
+  writer.wait();
+  {
+    Held held(writer);
+    writer.add_layer(pending, first.file);
+    writer.drop();
+    EXPECT_TRUE(writer.writes_dropped());
+    EXPECT_TRUE(writer.busy());
+    writer.wait_for(std::chrono::milliseconds(1));
+    writer.add_layer(pending, second.file);
+    held.release();
+    const auto written = writer.finish();
+    ASSERT_TRUE(written) << "an error of before it was dropped: " << written.error().message;
+    ASSERT_EQ(written->size(), 1U);
+    EXPECT_EQ(written->front().layer, LayerId(1));
+  }
+  EXPECT_FALSE(writer.writes_dropped());
+  EXPECT_FALSE(fs::exists(pending / layer_file_name(LayerId(0))));
+  // The memory of dropped copies is free again: all of it fits once more.
+  BackgroundWriter small{Bytes{first.bytes}};
+  Held held(small);
+  small.add_layer(pending, first.file);
+  small.drop();
+  small.add_layer(pending, first.file);
+  EXPECT_FALSE(fs::exists(pending / layer_file_name(LayerId(0))));
+  held.release();
+  EXPECT_EQ(small.finish()->size(), 1U);
+}
+
+TEST(BackgroundWriter, AnErrorOfAFileThatWasDroppedIsNoNews) {
+  BackgroundWriter writer{Bytes{0}};
+  std::promise<void> entered;
+  std::promise<void> released;
+  writer.add_task([&]() -> Expected<void> {
+    entered.set_value();
+    released.get_future().wait();
+    return make_error(ErrorCode::kBadInput, "full");
+  });
+  entered.get_future().wait();
+  writer.drop();
+  released.set_value();
+  EXPECT_TRUE(writer.finish());
+  EXPECT_FALSE(writer.writes_dropped());
+}
+
 TEST(BackgroundWriter, AnErrorIsKeptNamesThePathAndEndsWithTheCheckpoint) {
   const TempFolder folder;
   Rng rng(6);

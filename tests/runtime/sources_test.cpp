@@ -117,7 +117,8 @@ Hook writing(std::int64_t at, const config::Config& config, Hook then) {
     if (step == at) {
       train::Checkpointer checkpointer(
           pipeline.grid().world(), transport::control_tag(transport::Control::kCheckpoint),
-          config.run.directory, config, tensor_name, train::Waiting::kAlways);
+          config.run.directory, config, train::checkpoint_writer(config), tensor_name,
+          train::Waiting::kAlways);
       DYNMO_TRY(checkpointer.start(pipeline));
       EXPECT_FALSE(checkpointer.failure());
     }

@@ -92,9 +92,10 @@ Outcome train_small(const Training& training) {
             transport, layers, options,
             {training.plan, std::move(states), restored ? restored->step : 0});
         if (restored) DYNMO_TRY(dynamism::restore(pipeline.sources(), restored->sources));
-        Checkpointer checkpointer(
-            transport, transport::control_tag(transport::Control::kCheckpoint),
-            training.config.run.directory, training.config, names(), Waiting::kNever);
+        Checkpointer checkpointer(transport,
+                                  transport::control_tag(transport::Control::kCheckpoint),
+                                  training.config.run.directory, training.config,
+                                  checkpoint_writer(training.config), names(), Waiting::kNever);
         for (auto step = static_cast<int>(pipeline.next_step()); step < kSteps; ++step) {
           if (training.before && transport.rank() == transport::Member(0)) training.before(step);
           DYNMO_TRY(pipeline.step([&](std::int64_t at, MicroBatchId id) {

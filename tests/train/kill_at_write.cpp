@@ -4,6 +4,9 @@
 // committed yet, a path with "/checkpoints/" and ".tmp", or on one whose path has
 // KILL_AT_PATH in it. So a test names the moment and need not find one. With KILL_ONCE, the path of
 // a file that is not there, one process alone does this: it makes the file.
+//
+// A disk that hangs: while there is a file HANG_WHILE, the first thread that makes a file whose
+// path has HANG_AT_PATH in it waits. It makes HANG_WHILE.hung.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -38,6 +41,19 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
+void hang(const char* path) {
+  static const auto real = next<int (*)(const char*, int, ...)>("open");
+  static const char* const wanted = std::getenv("HANG_AT_PATH");
+  static const char* const hangs = std::getenv("HANG_WHILE");
+  if (wanted == nullptr || hangs == nullptr || std::strstr(path, wanted) == nullptr) return;
+  char mark[4096];
+  std::snprintf(mark, sizeof mark, "%s.hung", hangs);
+  const int made = real(mark, O_CREAT | O_EXCL | O_WRONLY, 0600);
+  if (made < 0) return;
+  ::close(made);
+  while (::access(hangs, F_OK) == 0) ::usleep(1000);
+}
+
 bool is_the_one() {
   static const auto real = next<int (*)(const char*, int, ...)>("open");
   static const char* const mark = std::getenv("KILL_ONCE");
@@ -66,6 +82,7 @@ int open(const char* path, int flags, ...) {
   const int mode = (flags & O_CREAT) != 0 ? va_arg(arguments, int) : 0;
   va_end(arguments);
   if ((flags & O_CREAT) != 0 && is_pending(path)) count();
+  if ((flags & O_CREAT) != 0) hang(path);
   return real(path, flags, mode);
 }
 

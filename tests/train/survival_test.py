@@ -192,6 +192,40 @@ class Survival(ElasticCase):
                 self.assertEqual(self.recoveries(run, "from"), ["snapshot"])
                 self.assert_as_twin(run, "never-written-twin")
 
+    def test_no_recovery_waits_for_a_disk(self):
+        """A disk hangs at a checkpoint; all wait for it at the next one; each rank is killed then, also the one whose disk it is."""
+        self.twin("twin", 3)
+        for number in range(3):
+            with self.subTest(number):
+                run = f"hung-{number}"
+                hangs = self.folder / f"{run}-disk"
+                hangs.touch()
+                env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "HANG_AT_PATH": f"{run}/checkpoints/step-00000050.tmp/layer-0003",
+                       "HANG_WHILE": str(hangs)}
+                process = self.spawn(self.command("-n", "3", run=run, extra=self.SETTINGS), env=env)
+                self.until(process, lambda run=run: self.steps_done(run) >= 60)
+                self.assertTrue(pathlib.Path(f"{hangs}.hung").exists())
+                self.kill(run, process, number, 0)
+                self.until(process, lambda run=run: len(events(self.folder / run, "recovery")) == 1)
+                hangs.unlink()
+                self.ended(process)
+                self.assert_as_twin(run, "twin", unfinished=2)
+                self.assertEqual(list((self.folder / run / "checkpoints").glob("*.tmp")), [])
+
+    def test_a_rank_that_hangs_is_ended(self):
+        """In a write of its own thread, which nobody notices but by what it does not send."""
+        self.twin("twin", 3)
+        hangs = self.folder / "hanging-disk"
+        hangs.touch()
+        env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "HANG_AT_PATH": "hanging/checkpoints/step-00000050.tmp/layer-0003",
+               "HANG_WHILE": str(hangs)}
+        extra = (*self.SETTINGS, "checkpoint.asynchronous=false", "pipeline.timeout_s=5")
+        process = self.spawn(self.command("-n", "3", run="hanging", extra=extra), env=env)
+        output = self.ended(process)
+        self.assertRegex(output, r"this rank hangs: it has neither sent nor received anything for 5 s \(pipeline.timeout_s\)")
+        self.assertEqual([len(event["lost"]) for event in events(self.folder / "hanging", "loss")], [1])
+        self.assert_as_twin("hanging", "twin")
+
     def test_a_rank_may_crash(self):
         self.twin("twin", 3)
         self.assertIn("was killed by signal 11", self.hunted("crashed", 3, [1], how=signal.SIGSEGV))
