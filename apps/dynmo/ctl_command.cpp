@@ -11,6 +11,7 @@
 #include "dynmo/core/units.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/observe/table.h"
 #include "dynmo/process/line_server.h"
 
 namespace dynmo::app {
@@ -75,6 +76,12 @@ Expected<std::string> describe(const Json& status) {
   text += fmt::format("imbalance {:.3f}, bubble {:.1f} %, {} frozen layers\n",
                       object.number("imbalance"), 100 * object.number("bubble"),
                       object.integer("frozen_layers"));
+  const std::int64_t lost = object.integer("lost_ranks");
+  const std::int64_t again = object.integer("steps_again");
+  if (lost > 0) {
+    text += fmt::format("lost      {}, survived; {} run again\n",
+                        observe::format_count(lost, "rank"), observe::format_count(again, "step"));
+  }
   text += fmt::format("plan      {}, generation {}\n", object.string("plan"),
                       object.integer("generation"));
   object.ignore("replicas");

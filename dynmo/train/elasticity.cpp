@@ -91,7 +91,8 @@ Expected<void> Elasticity::join(GroupRun& group) {
   return {};
 }
 
-void Elasticity::observe(const runtime::StepReport& report, const GroupRun& group) {
+void Elasticity::observe(const runtime::StepReport& report, const GroupRun& group,
+                         const RunSeries& run) {
   if (!leads()) return;
   const double tokens = static_cast<double>(
       step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.shape.sequence);
@@ -102,6 +103,8 @@ void Elasticity::observe(const runtime::StepReport& report, const GroupRun& grou
                      {"imbalance", report.imbalance},
                      {"bubble", report.bubble},
                      {"frozen_layers", report.frozen_layers},
+                     {"lost_ranks", run.losses},
+                     {"steps_again", run.repeated_steps},
                      {"replicas", config_.pipeline.replicas}});
   leader_->set_group(view(), group.pipeline().plan());
 }

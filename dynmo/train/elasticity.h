@@ -19,6 +19,7 @@
 #include "dynmo/train/generation.h"
 #include "dynmo/train/regrouping.h"
 #include "dynmo/train/setup/leader_options.h"
+#include "dynmo/train/setup/run_series.h"
 
 namespace dynmo::train {
 
@@ -47,8 +48,8 @@ class Elasticity {
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
   [[nodiscard]] Expected<void> join(GroupRun& group);
 
-  // After each step.
-  void observe(const runtime::StepReport& report, const GroupRun& group);
+  // After each step; `run` is what the run has done so far.
+  void observe(const runtime::StepReport& report, const GroupRun& group, const RunSeries& run);
   // Whether this rank has something to tell (RunLane::asks).
   [[nodiscard]] bool asks() const;
   // Returns what to do before the next step; `asked`: a rank had something to tell.

@@ -56,8 +56,9 @@ Expected<void> Run::join(const std::function<void()>& taken) {
   DYNMO_TRY(elasticity_->join(*lane.group));
   lane.traffic->begin(*lane.group);
   taken();
+  const auto told = share_series(lane, /*has_it=*/false);
   lane.log->keep(done_.first);
-  return through_losses(advance_all());
+  return through_losses(told ? advance_all() : told);
 }
 
 Expected<void> Run::begin() {

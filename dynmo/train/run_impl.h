@@ -232,6 +232,7 @@ class Run {
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);
+  // A rank that lacks what the run has done is told by those that know.
   Expected<void> share_series(Lane& lane, bool has_it);
   Expected<void> after_step_again(Lane& lane);
   // From the newest checkpoint, or where there is none from the beginning.

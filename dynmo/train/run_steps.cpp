@@ -47,7 +47,7 @@ Expected<bool> Run::advance(Lane& lane) {
   if (report.stop) return *report.stop;  // at all ranks
   DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(world(), *lane.group, report)));
   for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
-  if (elasticity_) elasticity_->observe(report, *lane.group);
+  if (elasticity_) elasticity_->observe(report, *lane.group, lane.log->series());
   snapshots_.observe(report.step_s);
   DYNMO_TRY(after_step(lane));
   return report.asked;
@@ -176,6 +176,8 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
   for (const int number : elastic::numbers_of(elasticity_->view())) {
     series.members = std::max(series.members, number + 1);
   }
+  // A newcomer may lead one day, and say what the whole run did.
+  if (!change.newcomers.empty()) DYNMO_TRY(share_series(lane, /*has_it=*/true));
   return true;
 }
 

@@ -297,7 +297,6 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
   return lane.group->pipeline().go_on();
 }
 
-// A rank that came into the last step and no further learns of it what the others know.
 Expected<void> Run::share_series(Lane& lane, bool has_it) {
   RunSeries& series = lane.log->series();
   DYNMO_ASSIGN(const Json theirs,

@@ -240,9 +240,18 @@ class Survival(ElasticCase):
             self.kill("refilled", process, number, 30 * turn)
             self.until(process, lambda size=turn + 1: len(events(self.folder / "refilled", "size")) == size)
             self.assertEqual(events(self.folder / "refilled", "size")[turn]["ranks"], ranks[turn])
+            self.until(process, lambda lost=turn + 1: self.status("refilled").get("lost_ranks") == lost)
+            self.assertIn(f"lost      {turn + 1} rank", self.done("refilled", "status"))
+            steps = self.status("refilled")["step"]
+            self.until(process, lambda steps=steps: self.status("refilled").get("step", 0) > steps)
         self.done("refilled", "stop")
         self.ended(process, code=130)
+        summary = json.loads((self.folder / "refilled" / "summary.json").read_text())["runs"][0]
+        self.assertEqual(summary["size"]["losses"], 2, "rank 2 leads, which came after the first loss")
+        self.assertEqual(summary["steps"], len(self.losses_of("refilled")), "all that the run did, not what the last ranks saw")
         self.assert_as_endless_twin("refilled")
+        twin = json.loads((self.folder / "refilled-twin" / "summary.json").read_text())["runs"][0]
+        self.assertEqual(summary["loss_first"], twin["loss_first"])
 
     def test_respawn_is_refused_where_somebody_else_starts_the_ranks(self):
         alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
