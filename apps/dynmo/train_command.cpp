@@ -19,6 +19,7 @@
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/toml.h"
+#include "dynmo/cost/files.h"
 #include "dynmo/observe/progress.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/train/joining.h"
@@ -44,6 +45,7 @@ struct TrainFlags {
   bool overwrite = false;
   int restarts = 0;
   bool dry_run = false;
+  std::string cluster;
   std::string join;
   std::string secret;
 };
@@ -205,7 +207,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     const bool more = !flags.config.empty() || !flags.settings.empty() || !flags.keys.empty() ||
                       flags.ranks || flags.steps || flags.out || !flags.compare.empty() ||
                       flags.resume != "never" || flags.overwrite || flags.restarts != 0 ||
-                      flags.dry_run;
+                      flags.dry_run || !flags.cluster.empty();
     if (more) {
       return make_error(ErrorCode::kBadInput,
                         "--join takes the settings of the run: wanted no other flags with it than "
@@ -218,8 +220,17 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     DYNMO_ASSIGN(config_text, read_file(flags.config, kMaxTomlBytes));
   }
   DYNMO_ASSIGN(train::TrainOptions options, options_of(flags, config_text));
+  if (!flags.cluster.empty() && !flags.dry_run) {
+    return make_error(ErrorCode::kBadInput,
+                      "--cluster without --dry-run: a run measures its own hosts and links; wanted "
+                      "both or none");
+  }
   if (flags.dry_run) {
-    DYNMO_ASSIGN(const std::string text, train::dry_run_text(options));
+    std::optional<cost::Cluster> cluster;
+    if (!flags.cluster.empty()) {
+      DYNMO_ASSIGN(cluster, cost::read_cluster(flags.cluster));
+    }
+    DYNMO_ASSIGN(const std::string text, train::dry_run_text(options, cluster));
     fmt::print("{}", text);
     return 0;
   }
@@ -308,6 +319,8 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
   command->add_option("--secret", flags->secret, "With --join: file with the run's secret");
   command->add_flag("--dry-run", flags->dry_run,
                     "Print plan, memory of each rank and predicted step time; start nothing");
+  command->add_option("--cluster", flags->cluster,
+                      "With --dry-run: ranks, hosts and links, such as RUN/cluster.json of a run");
   command->callback([flags, arguments, &chosen] {
     chosen = [flags, arguments] { return run_train(*flags, arguments); };
   });

@@ -100,7 +100,8 @@ int ranks_to_start(const config::Config& config) {
   return std::clamp(process::usable_processors().usable() / replicas, replicas > 1 ? 1 : 2, 4);
 }
 
-Expected<std::string> dry_run_text(const TrainOptions& options) {
+Expected<std::string> dry_run_text(const TrainOptions& options,
+                                   const std::optional<cost::Cluster>& cluster) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   if (environment && environment->rank != WorldRank(0)) return std::string();
   DYNMO_TRY(validate(options.config));
@@ -109,9 +110,19 @@ Expected<std::string> dry_run_text(const TrainOptions& options) {
     DYNMO_ASSIGN(here.rank_device.device, c10d::open_cuda(0));
   }
   at::set_num_threads(1);
-  if (!environment) return dry_run(here, ranks_to_start(here.config));
-  DYNMO_ASSIGN(const int ranks, pipeline_ranks(here.config, environment->size));
-  return dry_run(here, ranks);
+  if (cluster) {
+    const std::int64_t wanted = std::exchange(here.config.pipeline.ranks, cluster->size());
+    if (wanted > 0 && wanted != cluster->size()) {
+      return make_error(ErrorCode::kBadInput,
+                        "the cluster has {} ranks, pipeline.ranks (-n) is {}: wanted the same",
+                        cluster->size(), wanted);
+    }
+  }
+  int ranks = ranks_to_start(here.config);
+  if (environment) {
+    DYNMO_ASSIGN(ranks, pipeline_ranks(here.config, environment->size));
+  }
+  return dry_run(here, cluster.value_or(cost::equal_ranks(ranks)));
 }
 
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command,

@@ -6,10 +6,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/cluster.h"
 #include "dynmo/train/setup/options.h"
 #include "dynmo/transport/transport.h"
 
@@ -37,8 +39,10 @@ struct RankProcess {
 [[nodiscard]] int ranks_to_start(const config::Config& config);
 
 // dry_run (run.h) for the ranks that `launch` would start, or that somebody has started: then
-// rank 0 has the text, the others have an empty one.
-[[nodiscard]] Expected<std::string> dry_run_text(const TrainOptions& options);
+// rank 0 has the text, the others have an empty one. On the ranks of `cluster` where there is one,
+// which are as many; on one host without.
+[[nodiscard]] Expected<std::string> dry_run_text(const TrainOptions& options,
+                                                 const std::optional<cost::Cluster>& cluster);
 
 // Checks the inputs once for all ranks, then runs `command` as that many ranks of this host for
 // each replica until all have ended. Returns the exit code of the run. `late_command` joins the run

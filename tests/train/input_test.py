@@ -197,6 +197,30 @@ class DryRun(RunCase):
         self.assertEqual(len(self.rows(result)), 8)
         self.assertIn("by formulas", result.stdout)
 
+    def test_on_several_hosts_says_what_crosses_them(self):
+        hosts = self.folder / "hosts.json"
+
+        def crossing(*nodes, extra=()):
+            hosts.write_text(json.dumps({"format": "dynmo-cluster-1", "ranks": [{"node": node} for node in nodes],
+                                         "links": {"inside_node": {"latency_s": 1e-6, "bandwidth_bytes_per_s": 1e10},
+                                                   "between_nodes": {"latency_s": 1e-4, "bandwidth_bytes_per_s": 5e6}}}))
+            result = self.dry_run("--cluster", str(hosts), extra=extra)
+            self.assertEqual(len(self.rows(result)), len(nodes))
+            found = re.search(r"with ([0-9.]+ [KMG]?i?B) in (\d+) messages between hosts", result.stdout)
+            return int(found[2]) if found else 0
+
+        micro_batches = 4
+        self.assertEqual(crossing(0, 0, 0, 0), 0)
+        self.assertEqual(crossing(0, 0, 1, 1), 2 * micro_batches)
+        self.assertEqual(crossing(0, 1, 0, 1), 2 * micro_batches)  # placed as 0 2 | 1 3
+        self.assertEqual(crossing(0, 1, 0, 1, extra=["pipeline.place=given"]), 6 * micro_batches)
+        self.assertEqual(crossing(0, 1, 0, 1, extra=["pipeline.cut=[2,2,2,2]"]), 2 * micro_batches)
+        self.assert_error(self.dry_run("--cluster", str(hosts), "-n", "3"), 2, "the cluster has 4 ranks", "is 3")
+        self.assert_error(self.dry_run("--cluster", str(self.folder / "none.json")), 2, "none.json")
+        hosts.write_text("{}")
+        self.assert_error(self.dry_run("--cluster", str(hosts)), 2, "hosts.json")
+        self.assert_error(self.run_command(self.command("--cluster", str(hosts), run="never")), 2, "--cluster without --dry-run")
+
     def test_what_cannot_be_run_is_an_error_here_too(self):
         self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")
         self.assert_error(self.dry_run("--resume"), 2, "--resume with a dry run")

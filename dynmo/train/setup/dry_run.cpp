@@ -18,6 +18,7 @@
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/recompute.h"
+#include "dynmo/plan/traffic.h"
 #include "dynmo/process/host_memory.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
@@ -36,7 +37,7 @@ struct DryRun {
   runtime::PipelineOptions pipeline;  // as for a run
   runtime::Pipeline::Batches batches;
   std::int64_t vocabulary = 0;
-  int ranks = 1;  // of a replica
+  cost::Cluster cluster;  // of a replica
 };
 
 constexpr double kMaxMeasuring = 10;  // seconds
@@ -163,18 +164,18 @@ struct Planned {
   int recomputed = 0;  // layers
 };
 
-Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& costs, int ranks) {
+Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& costs,
+                           const cost::Cluster& cluster) {
   if (config.pipeline.cut.empty()) {
-    DYNMO_ASSIGN(plan::RecomputeProposal proposed,
-                 propose_first_plan(config, costs, cost::equal_ranks(ranks, rank_memory(config))));
+    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, cluster));
     return Planned{std::move(proposed.proposal.plan), std::move(proposed.proposal.evaluation),
                    static_cast<int>(proposed.layers.size())};
   }
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
-  const cost::Cluster cluster = cost::equal_ranks(ranks, rank_memory(config));
   const std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
   plan::Plan plan = plan::make_plan(cut, first_schedule(config));
   DYNMO_TRY(plan::schedule_of(plan, micro_batches, 0));
+  DYNMO_ASSIGN(plan, placed_by_hosts(plan, config, costs, cluster));
   DYNMO_ASSIGN(const plan::LayerSet again,
                plan::recomputed_layers(plan::parse_recompute(config.pipeline.recompute).value(),
                                        plan, costs, cluster, micro_batches));
@@ -220,15 +221,27 @@ std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
   return observe::table(columns, rows);
 }
 
+// Two messages a micro-batch cross each boundary between nodes.
+std::string messages_text(const plan::Plan& plan, const cost::ModelCost& model,
+                          const DryRun& dry_run) {
+  const auto several = [](const cost::ClusterRank& rank) { return rank.node != 0; };
+  if (std::ranges::none_of(dry_run.cluster.ranks, several)) return "no time for messages";
+  const int micro_batches = static_cast<int>(dry_run.config.batch.micro_batches);
+  const MessageCount crossing =
+      plan::between_nodes(plan::traffic_of(plan, model, micro_batches), dry_run.cluster);
+  return fmt::format("with {} in {} between hosts", format_bytes(crossing.bytes),
+                     observe::format_count(crossing.messages, "message"));
+}
+
 Expected<std::string> describe(const DryRun& dry_run) {
   const Bytes process = process::resident_memory();  // before anything is measured
   DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
   const config::Config& config = dry_run.config;
-  DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.ranks));
+  DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.cluster));
   const auto& [plan, evaluation, recomputed] = planned;
   std::string text = fmt::format(
       "plan     {} on {}{}, {}: {}\n", observe::format_count(std::ssize(dry_run.layers), "layer"),
-      observe::format_count(dry_run.ranks, "rank"),
+      observe::format_count(dry_run.cluster.size(), "rank"),
       config.pipeline.replicas > 1
           ? fmt::format(" of each of {} replicas", config.pipeline.replicas)
           : "",
@@ -237,10 +250,10 @@ Expected<std::string> describe(const DryRun& dry_run) {
   if (recomputed > 0) text += fmt::format("         {} layers computed again\n", recomputed);
   text += fmt::format("costs    {}\n", costs.source);
   text += fmt::format(
-      "step     {} predicted ({:.3f} x ideal), bubble {:.0f} %, imbalance {:.2f}; no time for "
-      "messages\n",
+      "step     {} predicted ({:.3f} x ideal), bubble {:.0f} %, imbalance {:.2f}; {}\n",
       format_seconds(evaluation.step_time_s), evaluation.step_time_s / evaluation.ideal_step_time_s,
-      100 * evaluation.result.bubble, evaluation.imbalance);
+      100 * evaluation.result.bubble, evaluation.imbalance,
+      messages_text(plan, costs.model, dry_run));
   text += fmt::format("memory   of each rank at its peak, besides {} of the process itself:\n",
                       format_bytes(process));
   return text + memory_table(plan, costs.model, evaluation.result);
@@ -248,20 +261,24 @@ Expected<std::string> describe(const DryRun& dry_run) {
 
 }  // namespace
 
-Expected<std::string> dry_run(const TrainOptions& options, int ranks) {
+Expected<std::string> dry_run(const TrainOptions& options, const cost::Cluster& cluster) {
   if (options.resume) {
     return make_error(ErrorCode::kBadInput,
                       "{} with a dry run: wanted one of them; a dry run starts at step 0",
                       options.names.resume);
   }
-  DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
+  cost::Cluster ranks = cluster;
+  for (cost::ClusterRank& rank : ranks.ranks) {
+    rank.memory = std::min(rank.memory, rank_memory(options.config));
+  }
+  DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks.size()));
   return describe(
       {.config = options.config,
        .layers = inputs.model.layers,
        .pipeline = pipeline_options(options.config, inputs.model, 0, runtime::Balancing::kNever),
        .batches = inputs.training(),
        .vocabulary = inputs.batches.vocabulary(),
-       .ranks = ranks});
+       .cluster = std::move(ranks)});
 }
 
 }  // namespace dynmo::train
