@@ -12,9 +12,10 @@ from ..errors import BadInputError
 from . import checks, state
 from .layers import Layer, Split
 from .program import Plan
-from .ranks import Ranks
+from .ranks import Message, Ranks
 
-MOVE_TAG = 1 << 25
+MOVE_TAG = 1 << 25  # ... + layer x MESSAGES + message
+MESSAGES = 1 << 12
 DIGEST_BYTES = 16
 
 
@@ -29,12 +30,12 @@ class Moved:
 
 
 @dataclass
-class _Part:
-    """A layer of which this rank is sender or receiver."""
+class _Arriving:
+    """A layer on its way to this rank, each message with its tensor."""
 
     layer: int
-    head: state.Head
-    packed: torch.Tensor  # with the digest behind it
+    content: state.Content
+    messages: list[Message]
 
 
 class Mover:
@@ -87,26 +88,34 @@ class Mover:
         self, before: list[int], after: list[int], changed: list[int], contents: dict[int, state.Content], heads: dict[int, state.Head]
     ) -> Optional[dict[int, state.Content]]:
         """What has arrived, by layer; None where a digest differs."""
-        incoming: list[tuple[_Part, Any]] = []
+        incoming = []
         for layer in changed:
             if after[layer] == self._ranks.rank:
-                part = _Part(layer, heads[layer], torch.empty(heads[layer].size + DIGEST_BYTES, dtype=torch.uint8))
-                incoming.append((part, self._ranks.receive(part.packed, before[layer], MOVE_TAG + layer)))
+                content, tensors = state.room_for(heads[layer], DIGEST_BYTES)
+                messages = [self._ranks.receive(tensor, before[layer], _tag(layer, number)) for number, tensor in enumerate(tensors)]
+                incoming.append(_Arriving(layer, content, messages))
         outgoing = []
         for layer in changed:
             if layer in contents:
-                packed = state.pack(contents[layer], heads[layer], DIGEST_BYTES)
-                packed[heads[layer].size :] = checks.content_digest(packed[: heads[layer].size])
+                digests = []
+                *large, packed = state.messages_of(contents[layer], heads[layer], DIGEST_BYTES)
+                for number, tensor in enumerate(large):
+                    outgoing.append(self._ranks.send(tensor, after[layer], _tag(layer, number)))
+                    digests.append(checks.content_digest(tensor))
+                digests.append(checks.content_digest(packed[:-DIGEST_BYTES]))
+                packed[-DIGEST_BYTES:] = checks.content_digest(torch.cat(digests))
                 self._damage(layer, packed)
-                outgoing.append(self._ranks.send(packed, after[layer], MOVE_TAG + layer))
+                outgoing.append(self._ranks.send(packed, after[layer], _tag(layer, len(large))))
         arrived: Optional[dict[int, state.Content]] = {}
-        for part, message in incoming:
-            message.wait()
-            raw = part.packed[: part.head.size]
-            if not torch.equal(checks.content_digest(raw), part.packed[part.head.size :]):
+        for part in incoming:
+            digests = [checks.content_digest(message.wait()) for message in part.messages[:-1]]
+            packed = part.messages[-1].wait()
+            digests.append(checks.content_digest(packed[:-DIGEST_BYTES]))
+            if not torch.equal(checks.content_digest(torch.cat(digests)), packed[-DIGEST_BYTES:]):
                 arrived = None
             elif arrived is not None:
-                arrived[part.layer] = state.unpack(raw, part.head)
+                state.unpack(packed, heads[part.layer], part.content)
+                arrived[part.layer] = part.content
         for message in outgoing:
             message.wait()
         return arrived
@@ -116,6 +125,10 @@ class Mover:
 
     def _vote(self, yes: bool) -> bool:
         return bool(self._ranks.sum(torch.tensor([0.0 if yes else 1.0], dtype=torch.float64))[0] == 0)
+
+
+def _tag(layer: int, message: int) -> int:
+    return MOVE_TAG + layer * MESSAGES + message
 
 
 def release_others(layers: list[Layer], owners: list[int], rank: int, optimizer: Optional[torch.optim.Optimizer]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .layers import Layer
 
 ALIGNMENT = 64
+OWN_MESSAGE = 1 << 16  # bytes: a tensor as large is sent as it is; the others of a layer are packed into one message
 
 # Name of a parameter or buffer, key of the optimizer's state ("" for the tensor itself), type, shape.
 Entry = tuple[str, str, torch.dtype, tuple[int, ...]]
@@ -44,12 +45,16 @@ class Head:
     values: dict[tuple[str, str], Any]
 
     @property
-    def size(self) -> int:
-        return sum(_aligned(_size(dtype, shape)) for _, _, dtype, shape in self.entries)
-
-    @property
     def payload(self) -> int:
         return sum(_size(dtype, shape) for _, _, dtype, shape in self.entries)
+
+    @property
+    def packed(self) -> list[Entry]:
+        return [entry for entry in self.entries if _size(*entry[2:]) < OWN_MESSAGE]
+
+    @property
+    def packed_size(self) -> int:
+        return sum(_aligned(_size(dtype, shape)) for _, _, dtype, shape in self.packed)
 
 
 def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
@@ -79,26 +84,35 @@ def head_of(content: Content) -> Head:
     return Head(entries, content.values)
 
 
-def pack(content: Content, head: Head, behind: int) -> Tensor:
-    """The layer's bytes in one tensor, each entry aligned, with room for `behind` bytes after them."""
-    packed = torch.zeros(head.size + behind, dtype=torch.uint8)
+def messages_of(content: Content, head: Head, behind: int) -> list[Tensor]:
+    """The layer's bytes: its large tensors as they are, then the others in one, each aligned, with `behind` bytes after them."""
+    packed = torch.zeros(head.packed_size + behind, dtype=torch.uint8)
     offset = 0
-    for tensor in content.tensors.values():
-        raw = _bytes(tensor)
-        packed[offset : offset + raw.numel()] = raw
-        offset += _aligned(raw.numel())
-    return packed
-
-
-def unpack(packed: Tensor, head: Head) -> Content:
-    """Tensors of their own, since an optimizer and products may ask for aligned memory."""
-    content = Content(values=head.values)
-    offset = 0
-    for name, key, dtype, shape in head.entries:
+    for name, key, dtype, shape in head.packed:
         size = _size(dtype, shape)
-        content.tensors[(name, key)] = packed[offset : offset + size].view(dtype).reshape(shape).clone()
+        packed[offset : offset + size] = _bytes(content.tensors[(name, key)])
         offset += _aligned(size)
-    return content
+    large = [_bytes(content.tensors[(name, key)]) for name, key, dtype, shape in head.entries if _size(dtype, shape) >= OWN_MESSAGE]
+    return [*large, packed]
+
+
+def room_for(head: Head, behind: int) -> tuple[Content, list[Tensor]]:
+    """Where a layer arrives: its large tensors, the others once unpack() has been called; and the messages that fill it."""
+    content = Content(values=head.values)
+    messages = []
+    for name, key, dtype, shape in head.entries:
+        content.tensors[(name, key)] = torch.empty(shape, dtype=dtype)
+        if _size(dtype, shape) >= OWN_MESSAGE:
+            messages.append(_bytes(content.tensors[(name, key)]))
+    return content, [*messages, torch.empty(head.packed_size + behind, dtype=torch.uint8)]
+
+
+def unpack(packed: Tensor, head: Head, content: Content) -> None:
+    offset = 0
+    for name, key, dtype, shape in head.packed:
+        size = _size(dtype, shape)
+        _bytes(content.tensors[(name, key)]).copy_(packed[offset : offset + size])
+        offset += _aligned(size)
 
 
 def _swap(one: nn.Parameter, other: nn.Parameter) -> None:
