@@ -19,7 +19,7 @@ export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 help:
 	@echo 'make demo      show what balancing gives: eight ranks that sleep, then a training on this machine'
 	@echo 'make test      build everything and run every test'
-	@echo 'make test-peers  compare with the full PyTorch, transformers, torchrun, mpirun (6 GB, on demand)'
+	@echo 'make test-peers  compare with the full PyTorch, transformers, torchrun, mpirun (9 GB, on demand)'
 	@echo 'make unit      build and test dynmo::core alone, without libtorch'
 	@echo 'make check     formatting, clang-tidy, shell scripts, sanitizers'
 	@echo 'make build     build the command line, build/release/apps/dynmo/dynmo'
@@ -53,7 +53,8 @@ test: setup
 
 # MEGATRON=PATH of a checkout of Megatron-LM, for what compares with its reader.
 test-peers: build
-	@scripts/setup peers
+	@scripts/setup peers python
+	@scripts/build $(PRESET) --target dynmo_python_package
 	@tests/peers/run.py --dynmo build/$(PRESET)/apps/dynmo/dynmo --python $(DYNMO_CACHE)/peers/bin/python
 
 unit:
