@@ -22,6 +22,24 @@ constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that are read at 
 constexpr std::size_t kMaxLine = 4096;                // bytes
 constexpr double kMaxValue = 1e100;
 
+constexpr std::size_t kMaxDigits = 19;  // of a whole number of 64 bits
+
+std::size_t count_digits(std::string_view text) {
+  std::size_t digits = 0;
+  while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+  return digits;
+}
+
+// Whether `text` is a number below 1e90 without sign and exponent, as most values are.
+bool is_plain_number(std::string_view text) {
+  constexpr std::size_t kPlain = 90;
+  const std::size_t whole = count_digits(text);
+  if (whole == 0 || whole > kPlain) return false;
+  text.remove_prefix(whole);
+  if (text.empty()) return true;
+  return text.front() == '.' && count_digits(text.substr(1)) + 1 == text.size();
+}
+
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == ','; }
 
 // Takes lines one after another. The first ones may be a header; which they are is known when two
@@ -129,9 +147,12 @@ class Lines {
   // nullopt: there is none, or it is too long.
   static std::optional<std::uint64_t> next_index(std::string_view& text) {
     std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc()) return std::nullopt;
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    const std::size_t digits = count_digits(text);
+    if (digits == 0 || digits > kMaxDigits) return std::nullopt;
+    for (std::size_t i = 0; i < digits; ++i) {
+      value = value * 10 + static_cast<std::uint64_t>(text[i] - '0');
+    }
+    text.remove_prefix(digits);
     if (!text.empty() && !is_blank(text.front())) return std::nullopt;
     while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
     return value;
@@ -149,6 +170,7 @@ class Lines {
       tensor_.indices[m].push_back(static_cast<std::uint32_t>(*index - 1));
       largest_[m] = std::max(largest_[m], *index);
     }
+    if (values_ == Values::kDropped && is_plain_number(line)) return {};
     double value = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
     std::string_view rest = line;

@@ -10,13 +10,13 @@
 #include <utility>
 
 #include "dynmo/core/ordered_tasks.h"
+#include "dynmo/tensor/counted_impl.h"
+#include "dynmo/tensor/dense_impl.h"
 #include "dynmo/tensor/persistence_impl.h"
 #include "dynmo/tensor/sort_impl.h"
 
 namespace dynmo::tensor {
 namespace {
-
-__extension__ using Wide = unsigned __int128;
 
 template <typename Key>
 struct Place {
@@ -26,53 +26,6 @@ template <typename Key>
 struct ValuedPlace {
   Key key;
   double value;
-};
-
-// Sums of whole numbers, exact: every moment follows from them.
-class Counted {
- public:
-  void add(std::uint64_t count) {
-    ++groups_;
-    sum_ += count;
-    squares_ += Wide{count} * count;
-    min_ = std::min(min_, count);
-    max_ = std::max(max_, count);
-  }
-  [[nodiscard]] Distribution over(double possible) const {
-    Distribution result{.groups = possible,
-                        .nonempty = groups_,
-                        .sum = static_cast<double>(sum_),
-                        .max = static_cast<double>(max_)};
-    if (groups_ == 0) return result;
-    result.of_nonempty = spread(static_cast<double>(groups_), groups_, min_);
-    const auto all = possible < 0x1p63 ? static_cast<std::uint64_t>(possible) : 0;
-    const bool some_empty = possible > static_cast<double>(groups_);
-    result.all = spread(possible, all, some_empty ? 0 : min_);
-    return result;
-  }
-
- private:
-  // n groups; `whole` is the same number, or 0 where it has more bits.
-  [[nodiscard]] Spread spread(double n, std::uint64_t whole, std::uint64_t min) const {
-    const double mean = static_cast<double>(sum_) / n;
-    double variance = static_cast<double>(squares_) / n - mean * mean;
-    // (n squares - sum^2) / n^2, without cancellation where it fits.
-    if (whole > 0 && squares_ <= ~Wide{0} / whole) {
-      variance = static_cast<double>(squares_ * whole - Wide{sum_} * sum_) / n / n;
-    }
-    const double std = std::sqrt(std::max(variance, 0.0));
-    return {.min = static_cast<double>(min),
-            .mean = mean,
-            .std = std,
-            .cv = mean > 0 ? std / mean : 0,
-            .imbalance = mean > 0 ? static_cast<double>(max_) / mean - 1 : 0};
-  }
-
-  std::uint64_t groups_ = 0;
-  std::uint64_t sum_ = 0;
-  Wide squares_ = 0;
-  std::uint64_t min_ = ~std::uint64_t{0};
-  std::uint64_t max_ = 0;
 };
 
 // part / mean; 0 where the mean is 0, or too small for the quotient to be a number.
@@ -163,16 +116,16 @@ std::vector<Element> sorted_places(const SparseTensor& tensor, std::span<const i
   if constexpr (std::is_same_v<Element, ValuedPlace<Key>>) {
     for (std::size_t i = 0; i < places.size(); ++i) places[i].value = tensor.values[i];
   }
-  sort_by_key(std::span(places), (bits_of(tensor, modes) + 7) / 8 - 1);
+  sort_by_key(std::span(places), bits_of(tensor, modes));
   return places;
 }
 
 // Adds to each group of places with equal `key >> shift`: the number of its entries, of its
 // different keys, the sum of its values.
 struct Sums {
-  Counted entries;
-  Counted fibers;
-  Measured values;
+  Counted entries = {};
+  Counted fibers = {};
+  Measured values = {};
 };
 template <typename Element>
 Sums sum_groups(const std::vector<Element>& places, int shift) {
@@ -230,14 +183,34 @@ Found find_in(const SparseTensor& tensor, const Sorted& sorted) {
   return found;
 }
 
-Found find(const SparseTensor& tensor, const Sorted& sorted) {
-  const bool wide = bits_of(tensor, sorted.key) > 63;
-  if (tensor.values.empty()) {
-    return wide ? find_in<Place<Wide>>(tensor, sorted)
-                : find_in<Place<std::uint64_t>>(tensor, sorted);
+// The same without a sort, where there is room for a cell each place and no value to sum up.
+std::optional<Found> find_in_cells(const SparseTensor& tensor, const Sorted& sorted) {
+  if (!tensor.values.empty()) return std::nullopt;
+  const auto outer = static_cast<std::size_t>(std::max(sorted.coarse, 0));
+  const std::optional<CellSums> sums = count_cells(tensor, sorted.key, outer);
+  if (!sums) return std::nullopt;
+  Found found;
+  if (sorted.fine) {
+    found.fine = to_features(tensor, others(tensor, sorted.key), {.entries = sums->cells});
   }
-  return wide ? find_in<ValuedPlace<Wide>>(tensor, sorted)
-              : find_in<ValuedPlace<std::uint64_t>>(tensor, sorted);
+  if (sorted.coarse >= 0) {
+    const auto fixed = std::span(sorted.key).first(outer);
+    found.coarse = to_features(tensor, others(tensor, fixed), {.entries = sums->blocks});
+    found.coarse->fibers = sums->cells_of_block.over(product(tensor, fixed));
+  }
+  return found;
+}
+
+Found find(const SparseTensor& tensor, const Sorted& sorted) {
+  if (std::optional<Found> found = find_in_cells(tensor, sorted)) return *std::move(found);
+  const int bits = bits_of(tensor, sorted.key);
+  if (tensor.values.empty()) {
+    return bits > 63   ? find_in<Place<Wide>>(tensor, sorted)
+           : bits > 31 ? find_in<Place<std::uint64_t>>(tensor, sorted)
+                       : find_in<Place<std::uint32_t>>(tensor, sorted);
+  }
+  return bits > 63 ? find_in<ValuedPlace<Wide>>(tensor, sorted)
+                   : find_in<ValuedPlace<std::uint64_t>>(tensor, sorted);
 }
 
 // The sorts that give all fibers and slices: one for each pair of modes. Fibers along mode m come

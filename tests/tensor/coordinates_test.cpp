@@ -63,6 +63,20 @@ TEST(Coordinates, AFaultNamesFileAndLine) {
             "a.tns:1: the index of mode 2 is no whole number");
 }
 
+TEST(Coordinates, AValueThatIsDroppedIsReadAllTheSame) {
+  const std::string many(120, '9');
+  for (const std::string value :
+       {"1", "0.5", "2.", ".5", "-3", "1e3", "1e101", "nan", "inf", "1.2.3", "1..2", "0x1", "1 2",
+        "", ".", "-", "+1", "0.5\r", many.c_str()}) {
+    const std::string text = "1 2 3\n3 2 " + value + "\n";
+    const auto dropped = parse_coordinates(text, "a.tns", Values::kDropped);
+    const auto kept = parse_coordinates(text, "a.tns", Values::kKept);
+    ASSERT_EQ(dropped.has_value(), kept.has_value()) << "'" << value << "'";
+    if (kept) continue;
+    EXPECT_EQ(dropped.error().message, kept.error().message) << "'" << value << "'";
+  }
+}
+
 TEST(Coordinates, ReadFromAFileAreThoseOfItsText) {
   std::string text = "3\n1000 1000 1000\n";
   for (int i = 1; i <= 400000; ++i) {

@@ -7,9 +7,12 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/tensor/sort_impl.h"
 
 namespace dynmo::tensor {
 namespace {
@@ -170,6 +173,99 @@ TEST(Features, OfWideIndicesAreThoseOfTheSameTensorInASmallerSpace) {
   for (std::size_t i = 0; i < a->slices.size(); ++i) {
     EXPECT_EQ(a->slices[i].entries.of_nonempty.std, b->slices[i].entries.of_nonempty.std);
     EXPECT_EQ(a->slices[i].fibers->max, b->slices[i].fibers->max);
+  }
+}
+
+// Sizes decide whether entries are counted in cells or sorted, and by keys of how many bits.
+TEST(Features, OfManyEntriesDoNotDependOnTheSizesOfTheModes) {
+  Rng rng(12);
+  SparseTensor tensor{.sizes = {60, 50, 4, 30}, .indices = {{}, {}, {}, {}}};
+  for (int i = 0; i < 100000; ++i) {
+    const double skewed = rng.uniform();
+    for (std::size_t m = 0; m < tensor.sizes.size(); ++m) {
+      const double u = m == 0 ? skewed * skewed : rng.uniform();
+      const auto index = u * static_cast<double>(tensor.sizes[m]);
+      tensor.indices[m].push_back(static_cast<std::uint32_t>(index));
+    }
+  }
+  const Features small = features_of(tensor).value();
+  for (const int bits : {8, 10, 16, 21, 31}) {
+    SparseTensor wide = tensor;
+    for (std::size_t m = 0; m < wide.sizes.size(); ++m) {
+      const std::uint64_t stride = (std::uint64_t{1} << bits) / wide.sizes[m];
+      wide.sizes[m] *= stride;
+      for (std::uint32_t& index : wide.indices[m]) index *= static_cast<std::uint32_t>(stride);
+    }
+    const Features spread_out = features_of(wide).value();
+    const auto same = [&](const Distribution& a, const Distribution& b, const char* what) {
+      EXPECT_EQ(a.nonempty, b.nonempty) << what << ", " << bits << " bits a mode";
+      EXPECT_EQ(a.sum, b.sum) << what << ", " << bits << " bits a mode";
+      EXPECT_EQ(a.max, b.max) << what << ", " << bits << " bits a mode";
+      EXPECT_EQ(a.of_nonempty.min, b.of_nonempty.min) << what << ", " << bits << " bits a mode";
+      EXPECT_EQ(a.of_nonempty.std, b.of_nonempty.std) << what << ", " << bits << " bits a mode";
+    };
+    for (std::size_t i = 0; i < small.slices.size(); ++i) {
+      same(small.slices[i].entries, spread_out.slices[i].entries, "entries of a slice");
+      same(*small.slices[i].fibers, *spread_out.slices[i].fibers, "fibers of a slice");
+    }
+    for (std::size_t i = 0; i < small.fibers.size(); ++i) {
+      same(small.fibers[i].entries, spread_out.fibers[i].entries, "entries of a fiber");
+      same(small.modes[i].entries, spread_out.modes[i].entries, "entries of an index");
+    }
+  }
+}
+
+TEST(Features, CountMoreEntriesAtAPlaceThanACellHolds) {
+  // 250,000 cells for 70,000 entries: there is room for cells of two bytes.
+  SparseTensor tensor{.sizes = {500, 500, 2}, .indices = {{}, {}, {}}};
+  for (int i = 0; i < 70000; ++i) {
+    const bool elsewhere = i % 1000 == 0;
+    tensor.indices[0].push_back(elsewhere ? 499 : 7);
+    tensor.indices[1].push_back(elsewhere ? static_cast<std::uint32_t>(100 + i / 1000) : 8);
+    tensor.indices[2].push_back(1);
+  }
+  const Features features = features_of(tensor).value();
+  for (const GroupFeatures& fiber : features.fibers) {
+    EXPECT_EQ(fiber.entries.sum, 70000) << fiber.free[0];
+    EXPECT_EQ(fiber.entries.max, 69930) << fiber.free[0];
+    EXPECT_EQ(fiber.entries.nonempty, fiber.free[0] == 1 ? 2 : 71) << fiber.free[0];
+  }
+}
+
+template <typename Key>
+void expect_sorted(Rng& rng, std::size_t size, int bits) {
+  struct Element {
+    Key key;
+    std::uint64_t number;
+  };
+  std::vector<Element> elements;
+  std::vector<Key> keys;
+  for (std::size_t i = 0; i < size; ++i) {
+    const Key high = static_cast<Key>(rng()) << (bits > 64 ? 63 : 0);
+    // Every third key is among few, as in fibers of many entries.
+    const auto drawn = static_cast<Key>(high ^ static_cast<Key>(rng()));
+    const auto mask = static_cast<Key>((Key{1} << bits) - 1);
+    keys.push_back(i % 3 == 0 ? static_cast<Key>(drawn & Key{7}) : static_cast<Key>(drawn & mask));
+    elements.push_back({keys.back(), i});
+  }
+  sort_by_key(std::span(elements), bits);
+  std::vector<Key> wanted = keys;
+  std::sort(wanted.begin(), wanted.end());
+  std::vector<char> seen(size, 0);
+  for (std::size_t i = 0; i < size; ++i) {
+    ASSERT_TRUE(elements[i].key == wanted[i]) << size << " keys of " << bits << " bits, " << i;
+    ASSERT_TRUE(keys[elements[i].number] == wanted[i]) << size << " keys of " << bits << " bits";
+    ASSERT_FALSE(std::exchange(seen[elements[i].number], 1)) << "an element comes twice";
+  }
+}
+
+TEST(SortByKey, SortsKeysOfAnyNumberOfBits) {
+  __extension__ using Wide = unsigned __int128;
+  Rng rng(13);
+  for (const std::size_t size : {0, 1, 2, 64, 65, 300, 32768, 32769, 100000}) {
+    for (const int bits : {1, 8, 9, 31}) expect_sorted<std::uint32_t>(rng, size, bits);
+    for (const int bits : {3, 33, 40, 63}) expect_sorted<std::uint64_t>(rng, size, bits);
+    for (const int bits : {65, 127}) expect_sorted<Wide>(rng, size, bits);
   }
 }
 
