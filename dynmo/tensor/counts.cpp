@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/permute.h"
 #include "dynmo/tensor/counts_impl.h"
 
 namespace dynmo::tensor {
@@ -13,8 +12,6 @@ constexpr std::uint64_t kTail = 2048;    // the highest ranks, with a value each
 constexpr std::uint64_t kStrata = 6144;  // of all other ranks
 constexpr int kHalvings = 60;
 constexpr double kMaxShape = 60;
-
-__extension__ using WideRank = unsigned __int128;
 
 }  // namespace
 
@@ -73,33 +70,69 @@ Expected<Counts> Counts::make(const CountTarget& target, std::uint64_t seed,
     (counts.cv_at(middle) < target.cv ? low : high) = middle;
   }
   counts.set_scale((low + high) / 2);
+  counts.sum_up();
   return counts;
 }
+
+// The sum of all values for any scale, without going through all of them: those between the two
+// ends are in one piece, whose sum is the difference of two that begin at the lowest rank.
+class Counts::Sums {
+ public:
+  Sums(const Counts& counts, double shape) : counts_(counts), sums_(counts.logits_.size()) {
+    const std::vector<double>& weights = counts.weights_;
+    double weight = 0;
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      logs_.push_back(shape * counts.logits_[i]);
+      // In units of the value of rank i, so that no sum is too large or too small for a double.
+      const double before = i == 0 ? 0 : sums_[i - 1] * std::exp(logs_[i - 1] - logs_[i]);
+      sums_[i] = before + weights[i];
+      weights_below_.push_back(weight);
+      weight += weights[i];
+    }
+  }
+
+  [[nodiscard]] double at(double log_scale) const {
+    const auto max = static_cast<double>(counts_.target_.max);
+    const auto end = logs_.end() - 1;  // the last one has the largest, whatever its own value
+    const auto first = std::lower_bound(logs_.begin(), end, -log_scale);
+    const auto last =
+        std::max(first, std::lower_bound(logs_.begin(), end, std::log(max) - log_scale));
+    const auto begin = static_cast<std::size_t>(first - logs_.begin());
+    const auto behind = static_cast<std::size_t>(last - logs_.begin());
+    double sum = weights_below_[begin] + max;
+    sum += max * (weights_below_.back() - weights_below_[behind]);
+    if (begin == behind) return sum;
+    double between = sums_[behind - 1];
+    if (begin > 0) between -= sums_[begin - 1] * std::exp(logs_[begin - 1] - logs_[behind - 1]);
+    return sum + between * std::exp(logs_[behind - 1] + log_scale);
+  }
+
+ private:
+  const Counts& counts_;
+  std::vector<double> logs_;
+  std::vector<double> sums_;
+  std::vector<double> weights_below_;
+};
 
 // The values of all ranks so that their sum is as wanted.
 void Counts::set_scale(double shape) {
   const auto max = static_cast<double>(target_.max);
-  const auto fill = [&](double log_scale) {
-    double sum = max;
-    for (std::size_t i = 0; i + 1 < values_.size(); ++i) {
-      values_[i] = std::clamp(std::exp(shape * logits_[i] + log_scale), 1.0, max);
-      sum += values_[i] * weights_[i];
-    }
-    values_.back() = max;
-    return sum;
-  };
   const auto wanted = static_cast<double>(target_.sum);
+  const Sums sums(*this, shape);
   // Where the lowest is the largest allowed, and where the highest is 1.
   double low = -shape * logits_.back() - 1;
   double high = std::log(max) - shape * logits_.front() + 1;
-  for (int i = 0; i < 2 * kHalvings && low < high; ++i) {
+  for (int i = 0; i < kHalvings && low < high; ++i) {
     const double middle = (low + high) / 2;
-    (fill(middle) < wanted ? low : high) = middle;
+    (sums.at(middle) < wanted ? low : high) = middle;
   }
   // The rest that bisection leaves goes to those that are not at an end.
-  const double missing = wanted - fill((low + high) / 2);
+  double missing = wanted - max;
   double free = 0;
+  values_.back() = max;
   for (std::size_t i = 0; i + 1 < values_.size(); ++i) {
+    values_[i] = std::clamp(std::exp(shape * logits_[i] + (low + high) / 2), 1.0, max);
+    missing -= values_[i] * weights_[i];
     if (values_[i] > 1 && values_[i] < max) free += weights_[i] * values_[i];
   }
   if (free <= 0) return;
@@ -122,19 +155,38 @@ double Counts::cv_at(double shape) {
   return std::sqrt(squares / groups) / mean;
 }
 
-double Counts::value(std::uint64_t rank) const {
+// Which value a rank has.
+std::size_t Counts::index_of(std::uint64_t rank) const {
   const std::uint64_t below = strata_below();
-  if (rank < below) {
-    return values_[static_cast<std::size_t>(WideRank{rank} * kStrata / below)];
-  }
-  return values_[static_cast<std::size_t>(rank - below + (below > 0 ? kStrata : 0))];
+  return static_cast<std::size_t>(rank < below ? rank * kStrata / below
+                                               : rank - below + (below > 0 ? kStrata : 0));
 }
 
+void Counts::sum_up() {
+  double sum = 0.5;
+  double rank = 0;
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    ranks_below_.push_back(rank);
+    sums_below_.push_back(sum);
+    rank += weights_[i];
+    sum += weights_[i] * values_[i];
+  }
+}
+
+// A rank has as many as the sum of the values passes whole numbers, so that those with equal values
+// are rounded up as often as their share says, and that the sum of all is exact.
 std::uint64_t Counts::next() {
   DYNMO_CHECK(taken_ < target_.groups, "fewer than {} numbers taken", target_.groups);
-  const double exact = value(permute(taken_++, target_.groups, seed_)) + carry_;
-  const double whole = std::clamp(std::floor(exact), 1.0, static_cast<double>(target_.max));
-  carry_ = exact - whole;
+  ++taken_;
+  if (values_.front() == values_.back()) return target_.max;
+  const std::uint64_t rank = shuffle_.next();
+  const std::size_t i = index_of(rank);
+  const double before = static_cast<double>(rank) - ranks_below_[i];
+  const bool is_last = before + 1 == weights_[i] && i + 1 < values_.size();
+  const double begin = sums_below_[i] + before * values_[i];
+  const double end = is_last ? sums_below_[i + 1] : sums_below_[i] + (before + 1) * values_[i];
+  const double whole =
+      std::clamp(std::floor(end) - std::floor(begin), 1.0, static_cast<double>(target_.max));
   return static_cast<std::uint64_t>(whole);
 }
 

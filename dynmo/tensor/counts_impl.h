@@ -3,11 +3,13 @@
 
 // Numbers of a given sum, largest one and spread: how many fibers a slice has, or entries a fiber.
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/tensor/shuffle_impl.h"
 
 namespace dynmo::tensor {
 
@@ -30,20 +32,25 @@ class Counts {
   [[nodiscard]] std::uint64_t next();
 
  private:
-  Counts(const CountTarget& target, std::uint64_t seed) : target_(target), seed_(seed) {}
+  Counts(const CountTarget& target, std::uint64_t seed)
+      : target_(target), shuffle_(target.groups, seed) {}
+  class Sums;
   [[nodiscard]] std::uint64_t strata_below() const;
   [[nodiscard]] double cv_at(double shape);
   void set_scale(double shape);
-  [[nodiscard]] double value(std::uint64_t rank) const;
+  [[nodiscard]] std::size_t index_of(std::uint64_t rank) const;
+  void sum_up();
 
   CountTarget target_;
-  std::uint64_t seed_;
+  Shuffle shuffle_;  // rank by number
   // The ranks in groups: those of one have one value. The highest have one each.
   std::vector<double> logits_;
   std::vector<double> weights_;
   std::vector<double> values_;
   std::uint64_t taken_ = 0;
-  double carry_ = 0.5;
+  // Over all lower ranks: how many there are, and the sum of their values and a half.
+  std::vector<double> ranks_below_;
+  std::vector<double> sums_below_;
 };
 
 }  // namespace dynmo::tensor

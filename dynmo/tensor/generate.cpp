@@ -4,13 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <iterator>
 #include <string>
 #include <utility>
 
 #include "dynmo/core/rng.h"
 #include "dynmo/tensor/counts_impl.h"
+#include "dynmo/tensor/sort_impl.h"
 
 namespace dynmo::tensor {
 namespace {
@@ -33,6 +34,10 @@ class Sample {
  public:
   void draw(std::uint64_t count, std::uint64_t size, Rng& rng, std::vector<std::uint64_t>& out) {
     out.clear();
+    if (count == 1) {
+      out.push_back(rng.below(size));
+      return;
+    }
     if (count >= size / kDense) {
       // Each is taken with the share of those wanted among those left (Knuth's algorithm S).
       for (std::uint64_t i = 0; out.size() < count; ++i) {
@@ -43,18 +48,98 @@ class Sample {
     // The first `count` different ones of a sequence of draws.
     while (out.size() < count) {
       fresh_.clear();
-      for (std::uint64_t i = out.size(); i < count; ++i) fresh_.push_back(rng.below(size));
-      std::ranges::sort(fresh_);
+      for (std::uint64_t i = out.size(); i < count; ++i) fresh_.push_back({rng.below(size)});
+      sorter_.sort(fresh_, static_cast<int>(std::bit_width(size - 1)));
       merged_.clear();
-      std::ranges::merge(out, fresh_, std::back_inserter(merged_));
-      merged_.erase(std::unique(merged_.begin(), merged_.end()), merged_.end());
+      auto old = out.begin();
+      for (const auto [id] : fresh_) {
+        while (old != out.end() && *old < id) merged_.push_back(*old++);
+        const bool known =
+            (old != out.end() && *old == id) || (!merged_.empty() && merged_.back() == id);
+        if (!known) merged_.push_back(id);
+      }
+      merged_.insert(merged_.end(), old, out.end());
       std::swap(out, merged_);
     }
   }
 
  private:
-  std::vector<std::uint64_t> fresh_;
+  struct Id {
+    std::uint64_t key;
+  };
+  KeySorter<Id> sorter_;
+  std::vector<Id> fresh_;
   std::vector<std::uint64_t> merged_;
+};
+
+// Digits from 1 to 9, two of each draw.
+class Digits {
+ public:
+  explicit Digits(const Rng& rng) : rng_(rng) {}
+  [[nodiscard]] char next() {
+    if (left_ == 0) bits_ = rng_.next();
+    left_ = left_ == 0 ? 1 : 0;
+    const std::uint64_t part = bits_ & 0xFFFFFFFFU;
+    bits_ >>= 32;
+    return static_cast<char>('1' + ((part * 9) >> 32));
+  }
+
+ private:
+  Rng rng_;
+  std::uint64_t bits_ = 0;
+  int left_ = 0;
+};
+
+// Gathers the lines of a coordinates file in large pieces.
+class CoordinateLines {
+ public:
+  explicit CoordinateLines(const Writer& write) : write_(write), text_(kPieceOfText + kMaxLine) {}
+
+  void header(const std::vector<std::uint64_t>& sizes) {
+    put(fmt::format("{}\n{}\n", sizes.size(), fmt::join(sizes, " ")));
+  }
+  // The indices that the slice fixes; `slice` counts all slices there can be.
+  void begin_slice(const std::vector<std::uint64_t>& sizes, std::uint64_t slice) {
+    slice_.clear();
+    for (std::size_t m = sizes.size() - 2, rest = slice; m-- > 0; rest /= sizes[m]) {
+      const fmt::format_int index(rest % sizes[m] + 1);
+      slice_.insert(slice_.begin(), ' ');
+      slice_.insert(0, index.data(), index.size());
+    }
+    front_ = slice_;
+  }
+  void begin_fiber(std::uint64_t fiber) {
+    front_.resize(slice_.size());
+    const fmt::format_int index(fiber + 1);
+    front_.append(index.data(), index.size());
+    front_ += ' ';
+  }
+  [[nodiscard]] Expected<void> add(std::uint64_t entry, char digit) {
+    const fmt::format_int index(entry + 1);
+    put(front_);
+    put({index.data(), index.size()});
+    put(" 0.");
+    text_[size_++] = digit;
+    text_[size_++] = '\n';
+    return size_ < kPieceOfText ? Expected<void>() : end();
+  }
+  [[nodiscard]] Expected<void> end() {
+    return write_(std::string_view(text_.data(), std::exchange(size_, 0)));
+  }
+
+ private:
+  static constexpr std::size_t kMaxLine = 512;  // bytes, of the header and of an entry
+
+  void put(std::string_view text) {
+    std::copy(text.begin(), text.end(), text_.begin() + static_cast<std::ptrdiff_t>(size_));
+    size_ += text.size();
+  }
+
+  const Writer& write_;
+  std::vector<char> text_;
+  std::size_t size_ = 0;
+  std::string slice_;
+  std::string front_;
 };
 
 Expected<void> check_sizes(const Request& request) {
@@ -124,37 +209,24 @@ Expected<void> generate(const Request& request, const Writer& write) {
   Rng slice_ids = stream_of(request, kSliceIds);
   Rng fiber_ids = stream_of(request, kFiberIds);
   Rng entry_ids = stream_of(request, kEntryIds);
-  Rng values = stream_of(request, kValues);
+  Digits digits(stream_of(request, kValues));
   Sample sample;
   std::vector<std::uint64_t> slices;
   std::vector<std::uint64_t> fibers;
   std::vector<std::uint64_t> entries;
   sample.draw(request.slices, possible, slice_ids, slices);
-  std::string text = fmt::format("{}\n{}\n", order, fmt::join(request.sizes, " "));
+  CoordinateLines lines(write);
+  lines.header(request.sizes);
   for (const std::uint64_t slice : slices) {
-    std::string place;  // the indices that the slice fixes
-    for (std::size_t m = order - 2, rest = slice; m-- > 0; rest /= request.sizes[m]) {
-      place.insert(0, fmt::format("{} ", rest % request.sizes[m] + 1));
-    }
+    lines.begin_slice(request.sizes, slice);
     sample.draw(fiber_counts.next(), request.sizes[order - 2], fiber_ids, fibers);
     for (const std::uint64_t fiber : fibers) {
-      const std::string front = fmt::format("{}{} ", place, fiber + 1);
+      lines.begin_fiber(fiber);
       sample.draw(entry_counts.next(), request.sizes.back(), entry_ids, entries);
-      for (const std::uint64_t entry : entries) {
-        text += front;
-        fmt::format_int index(entry + 1);
-        text.append(index.data(), index.size());
-        text += " 0.";
-        text += static_cast<char>('1' + values.below(9));
-        text += '\n';
-      }
-      if (text.size() >= kPieceOfText) {
-        DYNMO_TRY(write(text));
-        text.clear();
-      }
+      for (const std::uint64_t entry : entries) DYNMO_TRY(lines.add(entry, digits.next()));
     }
   }
-  return write(text);
+  return lines.end();
 }
 
 Expected<Request> request_like(const Features& features) {

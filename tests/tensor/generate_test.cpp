@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dynmo/core/rng.h"
 #include "dynmo/tensor/coordinates.h"
+#include "dynmo/tensor/counts_impl.h"
 #include "dynmo/tensor/features.h"
+#include "dynmo/tensor/shuffle_impl.h"
 
 namespace dynmo::tensor {
 namespace {
@@ -107,6 +111,46 @@ TEST(Generate, GivesWhatWasAskedExactlyAndSpreadNearly) {
                 .entries_max = 10,
                 .entries_cv = 0},
                "a dense one");
+}
+
+TEST(Shuffle, TakesEveryNumberOnceInNoOrder) {
+  for (const std::uint64_t size : {1, 2, 3, 7, 16, 17, 1000, 99856, 100000}) {
+    Shuffle shuffle(size, mix_key({size}));
+    std::vector<char> seen(size, 0);
+    std::uint64_t rises = 0;
+    std::uint64_t last = 0;
+    for (std::uint64_t i = 0; i < size; ++i) {
+      const std::uint64_t image = shuffle.next();
+      ASSERT_LT(image, size);
+      ASSERT_FALSE(std::exchange(seen[image], 1)) << image << " comes twice of " << size;
+      rises += image > last ? 1 : 0;
+      last = image;
+    }
+    // Half of them in a random order, give or take four standard deviations.
+    const auto n = static_cast<double>(size);
+    if (size < 1000) continue;
+    EXPECT_NEAR(static_cast<double>(rises), n / 2, 4 * std::sqrt(n / 12)) << size;
+  }
+}
+
+TEST(Counts, OfFewGroupsHaveTheSpreadForAnySeed) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const CountTarget target{.groups = 300, .sum = 900, .max = 8, .cv = 0.4};
+    Counts counts = Counts::make(target, seed, "entries").value();
+    double sum = 0;
+    double squares = 0;
+    double max = 0;
+    for (std::uint64_t i = 0; i < target.groups; ++i) {
+      const auto count = static_cast<double>(counts.next());
+      ASSERT_GE(count, 1) << "seed " << seed;
+      sum += count;
+      squares += count * count;
+      max = std::max(max, count);
+    }
+    ASSERT_EQ(sum, 900) << "seed " << seed;
+    ASSERT_EQ(max, 8) << "seed " << seed;
+    ASSERT_NEAR(std::sqrt(squares / 300 - 9) / 3, 0.4, 0.008) << "seed " << seed;
+  }
 }
 
 TEST(Generate, IsAFunctionOfTheRequest) {
