@@ -13,6 +13,7 @@
 #include "dynmo/tensor/counted_impl.h"
 #include "dynmo/tensor/dense_impl.h"
 #include "dynmo/tensor/persistence_impl.h"
+#include "dynmo/tensor/unevenness_impl.h"
 #include "dynmo/tensor/sort_impl.h"
 
 namespace dynmo::tensor {
@@ -288,6 +289,9 @@ Expected<Features> features_of(const SparseTensor& tensor, const FeatureOptions&
   std::ranges::sort(features.slices, by_modes);
   if (options.along) {
     DYNMO_ASSIGN(features.along, persistence_of(tensor, *options.along));
+    if (*options.along == 0 && tensor.order() == 3 && !tensor.values.empty()) {
+      DYNMO_ASSIGN(features.uneven, unevenness_of(tensor));
+    }
   }
   return features;
 }

@@ -5,6 +5,7 @@
 // efficient feature extraction" (Torun, Taweel, Unat, 2025): how many entries the slices and fibers
 // of every mode have, and how that is spread. A fiber has one free mode, a slice has two.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -55,6 +56,16 @@ struct Persistence {
   std::optional<std::int64_t> half_life = {};
 };
 
+// Where the load of rows is uneven, and when: coefficients of variation over the last of three
+// modes, of which the first is the steps and the second the rows. The counts of a mixture of experts
+// are more uneven in late blocks than in early ones, and in the first steps than later.
+struct Unevenness {
+  std::vector<double> steps;  // in equal parts of the steps, in order: the mean over all rows
+  std::vector<double> rows;   // of each row, or of equal parts of them: the mean over all steps
+};
+inline constexpr std::size_t kMaxStepParts = 64;
+inline constexpr std::size_t kMaxRowParts = 256;
+
 struct Features {
   std::vector<std::uint64_t> sizes;
   std::vector<std::string> names = {};
@@ -65,6 +76,7 @@ struct Features {
   std::vector<GroupFeatures> fibers = {};   // for each mode
   std::vector<GroupFeatures> slices = {};   // for each pair of modes
   std::optional<Persistence> along = {};
+  std::optional<Unevenness> uneven = {};  // of three modes with values, along the first one
 };
 
 struct FeatureOptions {

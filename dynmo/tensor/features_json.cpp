@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -81,6 +82,12 @@ class Reader {
       }
       keep(along->finish());
     }
+    if (std::optional<JsonObject> uneven = object.object("uneven")) {
+      features.uneven = Unevenness{.steps = numbers(json["uneven"], "steps", kMaxStepParts),
+                                   .rows = numbers(json["uneven"], "rows", kMaxRowParts)};
+      for (const char* key : {"steps", "rows"}) uneven->ignore(key);
+      keep(uneven->finish());
+    }
     keep(object.finish());
     if (fault_) return *fault_;
     return features;
@@ -126,6 +133,24 @@ class Reader {
       }
     }
     if (all.size() != order) fail("/names", "is no list of a name for each mode");
+    return all;
+  }
+
+  std::vector<double> numbers(const Json& uneven, const char* key, std::size_t most) {
+    std::vector<double> all;
+    const auto found = uneven.find(key);
+    const bool is_list = found != uneven.end() && found->is_array() && !found->empty() &&
+                         found->size() <= most;
+    if (is_list) {
+      for (const Json& number : *found) {
+        if (number.is_number() && number.get<double>() >= 0 && std::isfinite(number.get<double>()))
+          all.push_back(number.get<double>());
+      }
+    }
+    if (!is_list || all.size() != found->size()) {
+      fail(fmt::format("/uneven/{}", key),
+           fmt::format("is no list of 1 to {} numbers of at least 0", most));
+    }
     return all;
   }
 
@@ -213,6 +238,9 @@ Json to_json(const Features& features) {
     json["along"] = {{"mode", features.along->mode + 1},
                      {"autocorrelation", features.along->autocorrelation}};
     if (features.along->half_life) json["along"]["half_life"] = *features.along->half_life;
+  }
+  if (features.uneven) {
+    json["uneven"] = {{"steps", features.uneven->steps}, {"rows", features.uneven->rows}};
   }
   return json;
 }

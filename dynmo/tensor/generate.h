@@ -51,6 +51,10 @@ struct CountsRequest {
   // good. None: as drift leaves it.
   std::optional<double> lasting_cv = {};
   double autocorrelation = 0;  // of an expert's counts in two adjacent steps, 0 to below 1
+  // Where and when counts are more uneven than elsewhere, and less: parts of the steps and of the
+  // blocks, any number, linear between their middles. Followed as nearly as cv allows. Empty: the
+  // same everywhere.
+  Unevenness uneven = {};
   std::uint64_t seed = 1;
 };
 

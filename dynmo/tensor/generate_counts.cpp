@@ -10,10 +10,10 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/tensor/generate.h"
 
-// The popularity of an expert is exp(lasting u + drifting y(t)): u is drawn once, and y is a series
-// of first order, y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of a block in a step are
-// its tokens times the shares of these. What the three parameters are is found by making a part of
-// the counts, measuring them, and correcting.
+// The popularity of an expert is exp(f(t) g(b) (lasting u + drifting y(t))): u is drawn once, and y
+// is a series of first order, y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of a block b in
+// a step t are its tokens times the shares of these. What the three parameters and the factors f
+// and g are is found by making a part of the counts, measuring them, and correcting.
 namespace dynmo::tensor {
 namespace {
 
@@ -21,6 +21,7 @@ constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit
 constexpr int kMaxCorrections = 60;
 constexpr double kClose = 2e-3;  // relative
 constexpr double kFits = 2e-2;
+constexpr double kUnevenFits = 1e-2;
 constexpr std::size_t kTextPiece = std::size_t{1} << 20;  // of text
 constexpr std::uint64_t kTicks = std::uint64_t{1}
                                  << 40;  // that the time of a step is shared out in
@@ -29,12 +30,32 @@ struct Popularity {
   double lasting = 0;
   double drifting = 0;
   double rho = 0;
+  Unevenness factors = {};  // of parts of the steps and of the blocks; means of 1
+
+  [[nodiscard]] double of_step(std::int64_t step, std::int64_t steps) const {
+    return value_at(factors.steps, step, steps);
+  }
+  [[nodiscard]] double of_block(std::int64_t block, std::int64_t blocks) const {
+    return value_at(factors.rows, block, blocks);
+  }
+  // The value at `index` of `count`, where parts have theirs in their middles; 1 without parts.
+  static double value_at(const std::vector<double>& parts, std::int64_t index, std::int64_t count) {
+    if (parts.empty()) return 1;
+    const auto n = static_cast<double>(parts.size());
+    const double place = std::clamp(
+        (static_cast<double>(index) + 0.5) / static_cast<double>(count) * n - 0.5, 0.0, n - 1);
+    const auto before = static_cast<std::size_t>(place);
+    const std::size_t behind = std::min(before + 1, parts.size() - 1);
+    const double share = place - static_cast<double>(before);
+    return (1 - share) * parts[before] + share * parts[behind];
+  }
 };
 
 struct Measures {
   double cv = 0;
   double lasting_cv = 0;
   double autocorrelation = 0;
+  Unevenness uneven = {};  // in parts as requested; of the blocks those that were made
 };
 
 Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert) {
@@ -61,6 +82,11 @@ void apportion(std::vector<double>& weights, double total) {
 struct Draws {
   std::int64_t blocks = 0;
   std::vector<float> normals;
+
+  // Which of all blocks, evenly spread over them.
+  [[nodiscard]] std::int64_t block_of(std::int64_t draw, std::int64_t all) const {
+    return draw * all / blocks;
+  }
 };
 
 Draws draw_of(const CountsRequest& request) {
@@ -68,7 +94,8 @@ Draws draw_of(const CountsRequest& request) {
   const auto max = static_cast<std::int64_t>(kMaxSample);
   Draws draws{.blocks = std::clamp<std::int64_t>(max / cells, 1, request.blocks), .normals = {}};
   draws.normals.reserve(static_cast<std::size_t>(draws.blocks * (cells + request.experts)));
-  for (std::int64_t block = 0; block < draws.blocks; ++block) {
+  for (std::int64_t draw = 0; draw < draws.blocks; ++draw) {
+    const std::int64_t block = draws.block_of(draw, request.blocks);
     for (std::int64_t expert = 0; expert < request.experts; ++expert) {
       Rng rng = series_of(request, block, expert);
       for (std::int64_t i = 0; i <= request.steps; ++i) {
@@ -113,6 +140,38 @@ class SeriesSums {
   std::int64_t steps_ = 0;
 };
 
+// Means by part, where `count` values are in as many parts.
+class PartMeans {
+ public:
+  PartMeans(std::size_t parts, std::int64_t count)
+      : count_(count), sums_(parts, 0.0), numbers_(parts, 0.0) {}
+  void add(std::int64_t index, double value) {
+    if (sums_.empty()) return;
+    const auto part = static_cast<std::size_t>(index * std::ssize(sums_) / count_);
+    sums_[part] += value;
+    numbers_[part] += 1;
+  }
+  // 0 of a part without values.
+  [[nodiscard]] std::vector<double> means() const {
+    std::vector<double> all;
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      all.push_back(numbers_[i] > 0 ? sums_[i] / numbers_[i] : 0);
+    }
+    return all;
+  }
+
+ private:
+  std::int64_t count_;
+  std::vector<double> sums_;
+  std::vector<double> numbers_;
+};
+
+double cv_of(const std::vector<double>& row, double mean) {
+  double squares = 0;
+  for (const double value : row) squares += (value - mean) * (value - mean);
+  return std::sqrt(squares / static_cast<double>(row.size())) / mean;
+}
+
 Measures measure(const CountsRequest& request, const Draws& draws, const Popularity& popularity) {
   const auto tokens = static_cast<double>(request.tokens);
   const double mean = tokens / static_cast<double>(request.experts);
@@ -121,28 +180,61 @@ Measures measure(const CountsRequest& request, const Draws& draws, const Popular
   std::vector<double> row(state.size());
   std::vector<double> counts(static_cast<std::size_t>(request.steps) * row.size());
   SeriesSums sums;
-  for (std::int64_t block = 0; block < draws.blocks; ++block) {
-    const float* normals = draws.normals.data() + block * request.experts * (request.steps + 1);
+  PartMeans of_steps(request.uneven.steps.size(), request.steps);
+  PartMeans of_blocks(request.uneven.rows.size(), request.blocks);
+  for (std::int64_t draw = 0; draw < draws.blocks; ++draw) {
+    const float* normals = draws.normals.data() + draw * request.experts * (request.steps + 1);
+    const std::int64_t block = draws.block_of(draw, request.blocks);
+    const double of_block = popularity.of_block(block, request.blocks);
     for (std::int64_t t = 0; t < request.steps; ++t) {
+      const double factor = of_block * popularity.of_step(t, request.steps);
       for (std::size_t e = 0; e < row.size(); ++e) {
         const float* own = normals + static_cast<std::int64_t>(e) * (request.steps + 1);
         state[e] = t == 0 ? own[1] : popularity.rho * state[e] + fresh * own[t + 1];
-        row[e] = popularity.lasting * own[0] + popularity.drifting * state[e];
+        row[e] = factor * (popularity.lasting * own[0] + popularity.drifting * state[e]);
       }
       apportion(row, tokens);
+      const double cv = cv_of(row, mean);
+      of_steps.add(t, cv);
+      of_blocks.add(block, cv);
       std::ranges::copy(row, counts.begin() + t * request.experts);
     }
     for (std::int64_t e = 0; e < request.experts; ++e) {
       sums.add_series(counts.data() + e, request.steps, request.experts, mean);
     }
   }
-  return sums.measures(mean);
+  Measures measures = sums.measures(mean);
+  measures.uneven = {.steps = of_steps.means(), .rows = of_blocks.means()};
+  return measures;
 }
 
 // The factor by which a parameter changes, bounded so that corrections do not swing.
 double correction(double wanted, double measured) {
   if (wanted <= 0) return 0;
   return std::clamp(wanted / std::max(measured, 1e-9), 0.5, 2.0);
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+// Corrects factors by how far the shape of what was found is from the one that is wanted. Whether
+// it was close.
+bool correct(const std::vector<double>& wanted, const std::vector<double>& found,
+             std::vector<double>& factors) {
+  if (wanted.empty() || mean_of(wanted) <= 0 || mean_of(found) <= 0) return true;
+  const double scale = mean_of(found) / mean_of(wanted);
+  bool close = true;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (found[i] <= 0) continue;  // none was made there, or it has no spread at all
+    close = close && std::abs(found[i] - wanted[i] * scale) <= kUnevenFits * found[i];
+    factors[i] = std::clamp(factors[i] * correction(wanted[i] * scale, found[i]), 1e-3, 1e3);
+  }
+  const double mean = mean_of(factors);
+  for (double& factor : factors) factor /= mean;
+  return close;
 }
 
 // `series`: the noun for what the counts are of.
@@ -154,15 +246,25 @@ Expected<Popularity> fit(const CountsRequest& request, std::string_view series) 
   };
   Popularity popularity{.lasting = std::sqrt(std::log1p(lasting_cv * lasting_cv)),
                         .drifting = std::sqrt(std::log1p(request.cv * request.cv)),
-                        .rho = request.autocorrelation};
+                        .rho = request.autocorrelation,
+                        .factors = {.steps = std::vector(request.uneven.steps.size(), 1.0),
+                                    .rows = std::vector(request.uneven.rows.size(), 1.0)}};
   Measures found;
   for (int i = 0; i < kMaxCorrections; ++i) {
     found = measure(request, draws, popularity);
+    const Unevenness before = popularity.factors;
+    const bool steps_fit =
+        correct(request.uneven.steps, found.uneven.steps, popularity.factors.steps);
+    const bool blocks_fit =
+        correct(request.uneven.rows, found.uneven.rows, popularity.factors.rows);
     const bool close =
-        std::abs(found.cv - request.cv) <= kClose * request.cv &&
+        steps_fit && blocks_fit && std::abs(found.cv - request.cv) <= kClose * request.cv &&
         std::abs(found.autocorrelation - request.autocorrelation) <= kClose &&
         (!request.lasting_cv || std::abs(found.lasting_cv - lasting_cv) <= kClose * lasting_cv);
-    if (close) return popularity;
+    if (close) {
+      popularity.factors = before;
+      return popularity;
+    }
     if (request.lasting_cv) {
       popularity.lasting *= correction(lasting_cv, found.lasting_cv);
       popularity.drifting *=
@@ -201,7 +303,9 @@ class Drifting {
       : tokens_(static_cast<double>(request.tokens)),
         popularity_(popularity),
         fresh_(std::sqrt(1 - popularity.rho * popularity.rho)),
-        row_(static_cast<std::size_t>(request.experts)) {
+        row_(static_cast<std::size_t>(request.experts)),
+        steps_(request.steps),
+        blocks_(request.blocks) {
     for (std::int64_t block = 0; block < request.blocks; ++block) {
       for (std::int64_t expert = 0; expert < request.experts; ++expert) {
         Rng rng = series_of(request, block, expert);
@@ -212,15 +316,18 @@ class Drifting {
   }
 
   const std::vector<double>& next() {
+    const auto block = static_cast<std::int64_t>(next_ / row_.size());
+    const double factor = popularity_.of_block(block, blocks_) * popularity_.of_step(step_, steps_);
     for (double& count : row_) {
       Series& own = series_[next_++];
       const double draw = own.rng.normal();
       own.drifting = is_first_ ? draw : popularity_.rho * own.drifting + fresh_ * draw;
-      count = popularity_.lasting * own.lasting + popularity_.drifting * own.drifting;
+      count = factor * (popularity_.lasting * own.lasting + popularity_.drifting * own.drifting);
     }
     if (next_ == series_.size()) {
       next_ = 0;
       is_first_ = false;
+      ++step_;
     }
     apportion(row_, tokens_);
     return row_;
@@ -239,6 +346,9 @@ class Drifting {
   std::vector<Series> series_;  // block by block
   std::size_t next_ = 0;        // of the next block
   bool is_first_ = true;        // step
+  std::int64_t steps_;
+  std::int64_t blocks_;
+  std::int64_t step_ = 0;
 };
 
 // Writes what has gathered, once it is enough.
@@ -375,7 +485,8 @@ Expected<CountsRequest> counts_request_like(const Features& features) {
       .tokens = static_cast<std::uint64_t>(std::llround(features.values->sum / rows)),
       .cv = features.values->all.cv,
       .lasting_cv = features.fibers.front().values->all.cv,
-      .autocorrelation = std::clamp(features.along->autocorrelation, 0.0, 0.999999)};
+      .autocorrelation = std::clamp(features.along->autocorrelation, 0.0, 0.999999),
+      .uneven = features.uneven.value_or(Unevenness())};
 }
 
 }  // namespace dynmo::tensor
