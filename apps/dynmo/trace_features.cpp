@@ -169,6 +169,12 @@ void print_features(const std::string& what, const tensor::Features& features) {
           ? fmt::format("a plan has lost half of what it knew after {}",
                         observe::format_count(*along.half_life, mode_name(features, along.mode)))
           : std::string("within half of the recording no plan loses half of what it knew"));
+  if (!features.uneven) return;
+  const auto& [steps, parts] = *features.uneven;
+  const auto [least, most] = std::ranges::minmax(parts);
+  fmt::print("CV over the places of a {}: {:.3g} to {:.3g} by {}; {:.3g} at first, {:.3g} at last\n",
+             mode_name(features, 1), least, most, mode_name(features, 1), steps.front(),
+             steps.back());
 }
 
 Expected<int> run_stats(const StatsFlags& flags) {

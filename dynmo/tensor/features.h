@@ -57,8 +57,8 @@ struct Persistence {
 };
 
 // Where the load of rows is uneven, and when: coefficients of variation over the last of three
-// modes, of which the first is the steps and the second the rows. The counts of a mixture of experts
-// are more uneven in late blocks than in early ones, and in the first steps than later.
+// modes, of which the first is the steps and the second the rows. The counts of a mixture of
+// experts are more uneven in late blocks than in early ones, and in the first steps than later.
 struct Unevenness {
   std::vector<double> steps;  // in equal parts of the steps, in order: the mean over all rows
   std::vector<double> rows;   // of each row, or of equal parts of them: the mean over all steps

@@ -139,8 +139,8 @@ class Reader {
   std::vector<double> numbers(const Json& uneven, const char* key, std::size_t most) {
     std::vector<double> all;
     const auto found = uneven.find(key);
-    const bool is_list = found != uneven.end() && found->is_array() && !found->empty() &&
-                         found->size() <= most;
+    const bool is_list =
+        found != uneven.end() && found->is_array() && !found->empty() && found->size() <= most;
     if (is_list) {
       for (const Json& number : *found) {
         if (number.is_number() && number.get<double>() >= 0 && std::isfinite(number.get<double>()))

@@ -11,8 +11,8 @@
 #include "dynmo/tensor/generate.h"
 
 // The popularity of an expert is exp(f(t) g(b) (lasting u + drifting y(t))): u is drawn once, and y
-// is a series of first order, y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of a block b in
-// a step t are its tokens times the shares of these. What the three parameters and the factors f
+// is a series of first order, y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of a block b
+// in a step t are its tokens times the shares of these. What the three parameters and the factors f
 // and g are is found by making a part of the counts, measuring them, and correcting.
 namespace dynmo::tensor {
 namespace {
@@ -22,6 +22,7 @@ constexpr int kMaxCorrections = 60;
 constexpr double kClose = 2e-3;  // relative
 constexpr double kFits = 2e-2;
 constexpr double kUnevenFits = 1e-2;
+constexpr double kLeastRho = -0.999;
 constexpr std::size_t kTextPiece = std::size_t{1} << 20;  // of text
 constexpr std::uint64_t kTicks = std::uint64_t{1}
                                  << 40;  // that the time of a step is shared out in
@@ -63,11 +64,38 @@ Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t exp
                       static_cast<std::uint64_t>(expert)}));
 }
 
-// Whole numbers with the sum `total` and shares in proportion to exp of what they replace.
-void apportion(std::vector<double>& weights, double total) {
+// Cuts shares down to `most` times their sum; the others get what is left in proportion.
+void cut_down(std::vector<double>& shares, double most) {
+  double total = 0;
+  for (const double share : shares) total += share;
+  std::vector<char> is_cut(shares.size(), 0);
+  double rest = total;  // for those that are not cut
+  double sum = total;   // of their shares
+  for (bool again = true; again;) {
+    again = false;
+    const double scale = sum > 0 ? rest / sum : 0;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (is_cut[i] != 0 || shares[i] * scale <= most * total) continue;
+      is_cut[i] = 1;
+      sum -= shares[i];
+      rest -= shares[i] = most * total;
+      again = true;
+    }
+    if (again) continue;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (is_cut[i] == 0) shares[i] *= scale;
+    }
+  }
+}
+
+// Whole numbers with the sum `total` and shares in proportion to exp of what they replace, none
+// above `most` but for rounding.
+void apportion(std::vector<double>& weights, double total, double most) {
   const double max = *std::ranges::max_element(weights);
+  for (double& weight : weights) weight = std::exp(weight - max);
+  if (most < 1) cut_down(weights, most);
   double sum = 0;
-  for (double& weight : weights) sum += weight = std::exp(weight - max);
+  for (const double weight : weights) sum += weight;
   double exact = 0;
   double given = 0;
   for (double& weight : weights) {
@@ -193,7 +221,7 @@ Measures measure(const CountsRequest& request, const Draws& draws, const Popular
         state[e] = t == 0 ? own[1] : popularity.rho * state[e] + fresh * own[t + 1];
         row[e] = factor * (popularity.lasting * own[0] + popularity.drifting * state[e]);
       }
-      apportion(row, tokens);
+      apportion(row, tokens, request.max_share);
       const double cv = cv_of(row, mean);
       of_steps.add(t, cv);
       of_blocks.add(block, cv);
@@ -274,7 +302,7 @@ Expected<Popularity> fit(const CountsRequest& request, std::string_view series) 
     }
     const double away =
         (1 - popularity.rho) * correction(1 - request.autocorrelation, 1 - found.autocorrelation);
-    popularity.rho = std::clamp(1 - away, 0.0, 1 - 1e-7);
+    popularity.rho = std::clamp(1 - away, kLeastRho, 1 - 1e-7);
   }
   const auto differs = [](double a, double b) { return std::abs(a - b) > kFits * b; };
   if (differs(found.cv, request.cv)) {
@@ -282,7 +310,8 @@ Expected<Popularity> fit(const CountsRequest& request, std::string_view series) 
                       "a coefficient of variation of {:.4g} contradicts {} {}: it reaches {:.4g}",
                       request.cv, request.experts, series, found.cv);
   }
-  if (request.lasting_cv && differs(found.lasting_cv, lasting_cv)) {
+  const bool more = request.drift_may_leave_more && found.lasting_cv > lasting_cv;
+  if (request.lasting_cv && differs(found.lasting_cv, lasting_cv) && !more) {
     return make_error(ErrorCode::kBadInput,
                       "a lasting coefficient of variation of {:.4g} contradicts an "
                       "autocorrelation of {:.4g} over {} steps, which leaves {:.4g}",
@@ -301,6 +330,7 @@ class Drifting {
  public:
   Drifting(const CountsRequest& request, const Popularity& popularity)
       : tokens_(static_cast<double>(request.tokens)),
+        max_share_(request.max_share),
         popularity_(popularity),
         fresh_(std::sqrt(1 - popularity.rho * popularity.rho)),
         row_(static_cast<std::size_t>(request.experts)),
@@ -329,7 +359,7 @@ class Drifting {
       is_first_ = false;
       ++step_;
     }
-    apportion(row_, tokens_);
+    apportion(row_, tokens_, max_share_);
     return row_;
   }
 
@@ -340,6 +370,7 @@ class Drifting {
     double drifting = 0;
   };
   double tokens_;
+  double max_share_;
   Popularity popularity_;
   double fresh_;
   std::vector<double> row_;
@@ -378,8 +409,13 @@ Expected<void> check_counts(const CountsRequest& request) {
   if (!(request.cv >= 0 && std::isfinite(request.cv))) {
     return bad("the coefficient of variation", request.cv, "at least 0");
   }
-  if (!(request.autocorrelation >= 0 && request.autocorrelation < 1)) {
-    return bad("the autocorrelation", request.autocorrelation, "at least 0 and below 1");
+  if (!(request.autocorrelation > -1 && request.autocorrelation < 1)) {
+    return bad("the autocorrelation", request.autocorrelation, "above -1 and below 1");
+  }
+  const double equal = 1 / static_cast<double>(request.experts);
+  if (!(request.max_share > equal && request.max_share <= 1)) {
+    return bad("the largest share of an expert", request.max_share,
+               fmt::format("above {:.4g}, at most 1", equal));
   }
   if (request.lasting_cv && !(*request.lasting_cv >= 0 && *request.lasting_cv <= request.cv)) {
     return bad("the lasting coefficient of variation", *request.lasting_cv,
@@ -444,49 +480,6 @@ Expected<void> generate_costs(const CostsRequest& request, const Writer& write) 
     DYNMO_TRY(flush(text, kTextPiece, write));
   }
   return write(text);
-}
-
-Expected<CostsRequest> costs_request_like(const Features& features) {
-  const std::vector<std::string> names = {"step", "layer"};
-  const auto along_steps = std::ranges::find_if(features.fibers, [](const GroupFeatures& group) {
-    return group.free == std::vector<int>{0} && group.values;
-  });
-  if (features.names != names || !features.values || !features.along ||
-      along_steps == features.fibers.end()) {
-    return make_error(ErrorCode::kBadInput,
-                      "these are no features of seconds by step and layer with their persistence "
-                      "along the steps, as `dynmo trace stats` gives them of a load trace");
-  }
-  return CostsRequest{
-      .steps = static_cast<std::int64_t>(features.sizes[0]),
-      .layers = static_cast<std::int64_t>(features.sizes[1]),
-      .step_s = features.values->sum / static_cast<double>(features.sizes[0]),
-      .cv = features.values->all.cv,
-      .lasting_cv = along_steps->values->all.cv,
-      .autocorrelation = std::clamp(features.along->autocorrelation, 0.0, 0.999999)};
-}
-
-Expected<CountsRequest> counts_request_like(const Features& features) {
-  const std::vector<std::string> names = {"step", "block", "expert"};
-  const bool are_counts = features.names == names && features.values && features.along &&
-                          features.along->mode == 0 && features.fibers.size() == 3 &&
-                          features.fibers.front().values;
-  if (!are_counts) {
-    return make_error(ErrorCode::kBadInput,
-                      "these are no features of counts by step, block and expert with their "
-                      "persistence along the steps, as `dynmo trace stats RUN` gives them");
-  }
-  const double rows =
-      static_cast<double>(features.sizes[0]) * static_cast<double>(features.sizes[1]);
-  return CountsRequest{
-      .steps = static_cast<std::int64_t>(features.sizes[0]),
-      .blocks = static_cast<std::int64_t>(features.sizes[1]),
-      .experts = static_cast<std::int64_t>(features.sizes[2]),
-      .tokens = static_cast<std::uint64_t>(std::llround(features.values->sum / rows)),
-      .cv = features.values->all.cv,
-      .lasting_cv = features.fibers.front().values->all.cv,
-      .autocorrelation = std::clamp(features.along->autocorrelation, 0.0, 0.999999),
-      .uneven = features.uneven.value_or(Unevenness())};
 }
 
 }  // namespace dynmo::tensor

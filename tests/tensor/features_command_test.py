@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dynmo trace stats` and `gen` as users meet them. Usage: features_command_test.py PATH_OF_DYNMO"""
 import json
+import math
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -64,6 +66,52 @@ class Features(unittest.TestCase):
         scenario = ROOT / "examples" / "scenarios" / "moe.toml"
         said = self.run_program("simulate", scenario, "--set", "training.steps=50", "--set", f"moe.counts={self.folder / 'c.jsonl'}")
         self.assertIn("uniform", said)
+
+    def test_balancing_gains_as_much_on_counts_like_those_recorded(self):
+        """Counts of tokens that each choose two experts, later blocks more of one mind, all less so as time goes on.
+
+        Gains of one kind of load spread by about 2 points; means of several are compared.
+        """
+        steps, blocks, experts, tokens = 400, 8, 8, 128
+        scenario = ROOT / "examples" / "scenarios" / "moe.toml"
+
+        def record(name, draw):
+            tastes = [[draw.gauss(0, 1) for _ in range(experts)] for _ in range(blocks)]
+            with (self.folder / name).open("w") as file:
+                for step in range(steps):
+                    counts = [[0] * experts for _ in range(blocks)]
+                    for block, taste in enumerate(tastes):
+                        taste[:] = [0.8 * value + 0.6 * draw.gauss(0, 1) for value in taste]
+                        sharp = (0.3 + block / blocks) * (1.2 - 0.6 * step / steps)
+                        for _ in range(tokens):
+                            liked = sorted((sharp * value - math.log(-math.log(draw.random())), e) for e, value in enumerate(taste))
+                            for _, expert in liked[-2:]:
+                                counts[block][expert] += 1
+                    file.write(json.dumps({"step": step, "sources": {"moe": {"counts": counts}}}) + "\n")
+
+        def gain(name):
+            said = self.run_program("simulate", scenario, "--json", "--compare", "uniform,optimal", "--set", f"training.steps={steps}",
+                                    "--set", f"moe.counts={self.folder / name}")
+            speed = {run["name"]: run["tokens_per_s"] for run in json.loads(said)["runs"]}
+            return speed["optimal"] / speed["uniform"]
+
+        recorded, generated = [], []
+        for seed in range(3):
+            record("recorded.jsonl", random.Random(seed))
+            recorded.append(gain("recorded.jsonl"))
+            features = self.stats("recorded.jsonl")
+            (self.folder / "f.json").write_text(json.dumps(features))
+            for own in range(3):
+                self.run_program("trace", "gen", "--out", "like.jsonl", "--counts", "--like", "f.json", "--seed", own)
+                like = self.stats("like.jsonl")
+                for key in ("mean", "cv"):
+                    wanted = features["values"]["all"][key]
+                    self.assertAlmostEqual(like["values"]["all"][key], wanted, delta=0.02 * wanted, msg=(seed, own, key))
+                self.assertAlmostEqual(like["along"]["autocorrelation"], features["along"]["autocorrelation"], delta=0.03)
+                for ours, wanted in zip(like["uneven"]["rows"], features["uneven"]["rows"], strict=True):
+                    self.assertAlmostEqual(ours, wanted, delta=0.08 * wanted, msg=(seed, own))
+                generated.append(gain("like.jsonl"))
+        self.assertAlmostEqual(sum(generated) / len(generated), sum(recorded) / len(recorded), delta=0.02, msg=(recorded, generated))
 
     def test_a_load_trace_is_made_like_another(self):
         self.run_program("trace", "gen", "--out", "c.jsonl", "--costs", "--sizes", 60, 24, "--step-s", 0.2, "--cv", 0.5, "--autocorrelation", 0.8)

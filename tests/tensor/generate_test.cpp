@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -298,6 +299,55 @@ TEST(GenerateCounts, LikeFeaturesHaveTheseFeatures) {
   EXPECT_NEAR(again->along->autocorrelation, features->along->autocorrelation, 0.03);
 }
 
+TEST(GenerateCounts, AreUnevenWhereAndWhenTheyWereAsked) {
+  const CountsRequest request{.steps = 320,
+                              .blocks = 12,
+                              .experts = 8,
+                              .tokens = 4096,
+                              .cv = 0.7,
+                              .autocorrelation = -0.3,
+                              .max_share = 0.5,
+                              .uneven = {.steps = {2, 1, 1, 0.5}, .rows = {1, 1, 1, 2, 2, 3}}};
+  const auto features = features_of_counts(request);
+  ASSERT_TRUE(features) << features.error().message;
+  EXPECT_NEAR(features->values->all.cv, 0.7, 0.02 * 0.7);
+  EXPECT_NEAR(features->along->autocorrelation, -0.3, 0.03);
+  EXPECT_LE(features->values->max, 0.5 * 4096 + 1);
+  ASSERT_TRUE(features->uneven);
+  const auto& [steps, rows] = *features->uneven;
+  ASSERT_EQ(steps.size(), kMaxStepParts);
+  ASSERT_EQ(rows.size(), 12U);
+  const auto mean = [](const std::vector<double>& values, std::size_t begin, std::size_t end) {
+    return std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(begin),
+                           values.begin() + static_cast<std::ptrdiff_t>(end), 0.0) /
+           static_cast<double>(end - begin);
+  };
+  const double of_all = mean(rows, 0, 12);
+  for (std::size_t part = 0; part < 6; ++part) {
+    EXPECT_NEAR(mean(rows, 2 * part, 2 * part + 2) / of_all, request.uneven.rows[part] * 6 / 10.0,
+                0.02)
+        << part;
+  }
+  for (std::size_t part = 0; part < 4; ++part) {
+    EXPECT_NEAR(mean(steps, 16 * part, 16 * part + 16) / of_all,
+                request.uneven.steps[part] * 4 / 4.5, 0.02)
+        << part;
+  }
+  // ... and features of it give the like, at another size too.
+  auto like = counts_request_like(*features);
+  ASSERT_TRUE(like) << like.error().message;
+  like->seed = 5;
+  const auto again = features_of_counts(*like);
+  ASSERT_TRUE(again) << again.error().message;
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    EXPECT_NEAR(again->uneven->rows[row], rows[row], 0.05 * rows[row]) << row;
+  }
+  like->blocks = 24;
+  const auto scaled = features_of_counts(*like);
+  ASSERT_TRUE(scaled) << scaled.error().message;
+  EXPECT_NEAR(mean(scaled->uneven->rows, 0, 6) / mean(scaled->uneven->rows, 18, 24), 1 / 2.5, 0.04);
+}
+
 TEST(GenerateCounts, NamesTheRequestsThatContradictEachOther) {
   const auto fault = [](const CountsRequest& request) {
     const auto features = features_of_counts(request);
@@ -306,7 +356,11 @@ TEST(GenerateCounts, NamesTheRequestsThatContradictEachOther) {
   EXPECT_EQ(fault({.steps = 10, .blocks = 1, .experts = 1, .tokens = 10}),
             "the number of experts is 1, wanted 2 to 65536");
   EXPECT_EQ(fault({.steps = 10, .blocks = 1, .experts = 4, .tokens = 10, .autocorrelation = 1}),
-            "the autocorrelation is 1, wanted at least 0 and below 1");
+            "the autocorrelation is 1, wanted above -1 and below 1");
+  EXPECT_EQ(fault({.steps = 10, .blocks = 1, .experts = 4, .tokens = 10, .max_share = 0.25}),
+            "the largest share of an expert is 0.25, wanted above 0.25, at most 1");
+  EXPECT_EQ(fault({.steps = 10, .blocks = 1, .experts = 4, .tokens = 10, .max_share = 1.5}),
+            "the largest share of an expert is 1.5, wanted above 0.25, at most 1");
   EXPECT_EQ(
       fault({.steps = 10, .blocks = 1, .experts = 4, .tokens = 1000, .cv = 0.5, .lasting_cv = 0.6}),
       "the lasting coefficient of variation is 0.6, wanted 0 to that of all counts, 0.5");
