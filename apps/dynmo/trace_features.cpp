@@ -172,8 +172,8 @@ void print_features(const std::string& what, const tensor::Features& features) {
   if (!features.uneven) return;
   const auto& [steps, parts] = *features.uneven;
   const auto [least, most] = std::ranges::minmax(parts);
-  fmt::print("CV over the places of a {}: {:.3g} to {:.3g} by {}; {:.3g} at first, {:.3g} at last\n",
-             mode_name(features, 1), least, most, mode_name(features, 1), steps.front(),
+  fmt::print("unevenness (CV over {}) by {}: {:.3g} to {:.3g}; at first {:.3g}, at last {:.3g}\n",
+             mode_name(features, 2), mode_name(features, 1), least, most, steps.front(),
              steps.back());
 }
 
