@@ -27,8 +27,8 @@ namespace dynmo::train {
 
 [[nodiscard]] c10d::MeetingPlace meeting_place(const elastic::Place& place);
 
-// By pipeline.timeout_s. Where the others can go on without a rank that hangs, it ends before they
-// give up waiting for its message.
+// Limits that follow from pipeline.timeout_s. Where the others can go on without a rank that hangs,
+// it ends before they give up waiting for its message.
 struct MessageLimits {
   std::chrono::milliseconds message;
   std::optional<std::chrono::milliseconds> hang = {};

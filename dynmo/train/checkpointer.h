@@ -28,7 +28,7 @@
 
 namespace dynmo::train {
 
-// What writes the files of this rank: it outlives the group in which they were begun.
+// The writer of this rank's files, which outlives the group in which they were begun.
 [[nodiscard]] std::shared_ptr<checkpoint::BackgroundWriter> checkpoint_writer(
     const config::Config& config);
 
