@@ -2,11 +2,12 @@
 #include "dynmo/kernels/sparse_break_even.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -23,26 +24,42 @@
 namespace dynmo::kernels {
 namespace {
 
+enum class Spread { kEvenly, kInBlocks };
+
+struct Case {
+  double sparsity;
+  Spread spread = Spread::kEvenly;
+};
 // From 43 % on a compressed matrix takes less memory than a masked one, so none is compressed below
-// even where its products are faster.
-constexpr std::array kSparsities = {0.45, 0.6, 0.75, 0.9};
-constexpr int kRounds = 4;  // the first of which warms up
+// even where its products are faster. Blocks tell the part of segments from the fixed one.
+constexpr std::size_t kEvenCases = 5;
+constexpr std::array<Case, kEvenCases + 1> kCases = {
+    {{0.45}, {0.6}, {0.75}, {0.9}, {0.95}, {0.9, Spread::kInBlocks}}};
+constexpr std::int32_t kEdge = 32;  // of the blocks
+constexpr std::int32_t kOneOf = 8;  // of the blocks has weights
 constexpr std::int64_t kMaxSize = 1024;
 constexpr std::int64_t kMaxTokens = 512;
 
-double by_the_clock(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+// The first one warms up. A small matrix takes no time, and needs more.
+int rounds_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens) {
+  constexpr std::int64_t kWork = kMaxSize * kMaxSize * kMaxTokens;
+  const std::int64_t work = std::max<std::int64_t>(rows * columns * tokens, 1);
+  return 1 + static_cast<int>(std::clamp<std::int64_t>(kWork / work, 3, 24));
 }
 
 // A matrix of which some weights are gone. What values are multiplied does not matter.
 struct Compressed {
-  Compressed(std::int64_t rows, std::int64_t columns, double sparsity) {
+  Compressed(std::int64_t rows, std::int64_t columns, const Case& wanted) {
     Rng rng(mix_key({static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns)}));
+    const bool in_blocks = wanted.spread == Spread::kInBlocks;
+    const double sparsity = in_blocks ? 1 - kOneOf * (1 - wanted.sparsity) : wanted.sparsity;
     std::vector<std::int32_t> offsets;
-    for (std::int32_t i = 0; i < rows * columns; ++i) {
-      if (rng.uniform() >= sparsity) offsets.push_back(i);
+    for (std::int32_t i = 0; i < rows; ++i) {
+      for (std::int32_t j = 0; j < columns; ++j) {
+        if (in_blocks && (3 * (i / kEdge) + j / kEdge) % kOneOf != 0) continue;
+        if (rng.uniform() < sparsity) continue;
+        offsets.push_back(i * static_cast<std::int32_t>(columns) + j);
+      }
     }
     pattern = kernels::sparse::make_pattern(rows, columns, offsets);
     values = at::full({pattern->kept()}, 0.01, at::kFloat);
@@ -64,11 +81,16 @@ std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std:
   std::vector<Compressed> matrices;
   std::vector<ProductTimes> times;
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  for (const double sparsity : kSparsities) {
-    matrices.emplace_back(rows, columns, sparsity);
-    times.push_back({.sparsity = sparsity, .dense_s = kNever, .compressed_s = kNever});
+  for (const Case& wanted : kCases) {
+    const Compressed& m = matrices.emplace_back(rows, columns, wanted);
+    times.push_back(
+        {.sparsity = wanted.sparsity,
+         .left = cost::occupancy(m.pattern->kept(), m.pattern->segments(), rows, columns),
+         .dense_s = kNever,
+         .compressed_s = kNever});
   }
-  for (int round = 0; round < kRounds; ++round) {
+  const int rounds = rounds_of(rows, columns, tokens);
+  for (int round = 0; round < rounds; ++round) {
     const double dense_s = seconds([&] {
       at::linear(x, weight);
       at::mm(dy, weight);
@@ -91,6 +113,18 @@ std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std:
 
 }  // namespace
 
+double by_the_clock(const std::function<void()>& work) {
+  const clockid_t clock = at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+  const auto now = [&] {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double start = now();
+  work();
+  return now() - start;
+}
+
 double break_even(std::span<const ProductTimes> times) {
   double found = 1;
   double slower = 0;  // by how much compressed products are, at the sparsity `found`
@@ -108,12 +142,8 @@ double break_even(std::span<const ProductTimes> times) {
   return std::round(100 * found) / 100;
 }
 
-double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens) {
-  return measure_break_even(matrices, tokens, by_the_clock);
-}
-
-double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens,
-                          const Stopwatch& seconds) {
+std::vector<ProductTimes> measure_products(std::span<const MatrixSize> matrices,
+                                           std::int64_t tokens, const Stopwatch& seconds) {
   const at::NoGradGuard no_graph;
   DYNMO_CHECK(tokens > 0, "tokens to multiply, got {}", tokens);
   std::map<std::pair<std::int64_t, std::int64_t>, double> weights;  // by size as measured
@@ -124,15 +154,38 @@ double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tok
     weights[size] += share * matrix.matrices;
   }
   std::vector<ProductTimes> all;
-  for (const double sparsity : kSparsities) all.push_back({.sparsity = sparsity});
+  for (const Case& wanted : kCases) {
+    all.push_back({.sparsity = wanted.sparsity, .left = {.weights = 0, .segments = 0}});
+  }
   for (const auto& [size, weight] : weights) {
     const auto times = times_of(size.first, size.second, std::min(tokens, kMaxTokens), seconds);
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].dense_s += weight * times[i].dense_s;
       all[i].compressed_s += weight * times[i].compressed_s;
+      all[i].left.weights += weight * times[i].dense_s * times[i].left.weights;
+      all[i].left.segments += weight * times[i].dense_s * times[i].left.segments;
     }
   }
-  return break_even(all);
+  // Shares of matrices that take longer count for more, as their parts of the sums do.
+  for (ProductTimes& times : all) {
+    times.left.weights /= times.dense_s;
+    times.left.segments /= times.dense_s;
+  }
+  return all;
+}
+
+double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens,
+                          const Stopwatch& seconds) {
+  const std::vector<ProductTimes> all = measure_products(matrices, tokens, seconds);
+  return break_even(std::span(all).first(kEvenCases));
+}
+
+cost::ProductFit product_fit(std::span<const ProductTimes> times) {
+  std::vector<cost::ProductPoint> points;
+  for (const ProductTimes& each : times) {
+    points.push_back({.left = each.left, .time = each.compressed_s / each.dense_s});
+  }
+  return cost::fit_products(points);
 }
 
 }  // namespace dynmo::kernels

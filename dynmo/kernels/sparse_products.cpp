@@ -10,10 +10,13 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/kernels/parallel_impl.h"
 
 namespace dynmo::kernels::sparse {
 namespace {
+
+static_assert(kBlock == cost::kSegment, "segments as costs count them");
 
 std::int64_t parts(std::int64_t size, std::int64_t part) { return (size + part - 1) / part; }
 

@@ -46,6 +46,10 @@ struct Pattern {
   [[nodiscard]] std::int64_t rows() const { return by_row.rows; }
   [[nodiscard]] std::int64_t columns() const { return by_row.columns; }
   [[nodiscard]] std::int64_t kept() const { return static_cast<std::int64_t>(by_row.place.size()); }
+  // As cost/product_fit.h counts them.
+  [[nodiscard]] std::int64_t segments() const {
+    return static_cast<std::int64_t>(by_row.segments.size() + by_column.segments.size());
+  }
   [[nodiscard]] double density() const;                     // 1 of a matrix without elements
   [[nodiscard]] std::vector<std::int64_t> offsets() const;  // what it was made from
   [[nodiscard]] Bytes bytes() const;

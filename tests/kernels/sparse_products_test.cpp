@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/cost/product_fit.h"
 #include "tests/model/helpers.h"
 
 namespace dynmo::kernels::sparse {
@@ -167,6 +168,32 @@ TEST(SparsePattern, KeepsWhatItWasMadeFrom) {
     EXPECT_DOUBLE_EQ(c.pattern->density(), static_cast<double>(expected.numel()) /
                                                static_cast<double>(c.mask_OI.numel()));
   }
+}
+
+// Rows in blocks of 128 columns, and columns in blocks of 128 rows, that have a weight.
+std::int64_t segments_of(const at::Tensor& mask_OI) {
+  std::int64_t segments = 0;
+  for (const std::int64_t along : {0, 1}) {
+    const std::int64_t across = 1 - along;
+    for (std::int64_t begin = 0; begin < mask_OI.size(across); begin += 128) {
+      const std::int64_t count = std::min<std::int64_t>(128, mask_OI.size(across) - begin);
+      segments += mask_OI.narrow(across, begin, count).any(across).sum().item<std::int64_t>();
+    }
+  }
+  return segments;
+}
+
+TEST(SparsePattern, HasASegmentWhereARowOrAColumnHasAWeightInABlock) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    const Case c(seed, at::kFloat);
+    EXPECT_EQ(c.pattern->segments(), segments_of(c.mask_OI)) << "seed " << seed;
+  }
+  for (const double density : {0.0, 0.001, 0.01, 1.0}) {
+    const Case c(7, at::kFloat, 1100, 300, 0, density);
+    EXPECT_EQ(c.pattern->segments(), segments_of(c.mask_OI)) << "density " << density;
+  }
+  EXPECT_EQ(Case(7, at::kFloat, 1100, 300, 0, 1).pattern->segments(),
+            cost::all_segments(1100, 300));
 }
 
 TEST(SparsePattern, TakesTenBytesAWeightAndLittleMore) {
