@@ -41,11 +41,6 @@ struct ModelCost {
   friend bool operator==(const ModelCost&, const ModelCost&) = default;
 };
 
-// Rate of sparse products / rate of dense ones, so that a compressed matrix of density d takes
-// min(1, d / rate) of its dense time. 0.4 is what a register-tiled CSR product reached on a CPU
-// (1.9x at 80 %, 3.9x at 90 %; bench/sparse_bench measures ours).
-inline constexpr double kSparseRate = 0.4;
-
 // More than these in one layer is a unit gone wrong, and would overflow sums.
 inline constexpr double kMaxSeconds = 1e6;
 inline constexpr Bytes kMaxBytes{std::int64_t{1} << 50};

@@ -19,7 +19,7 @@ namespace dynmo::cost {
 
 inline constexpr std::int64_t kSegment = 128;  // columns, or rows, of a block
 
-// What is left of a matrix: shares of all its weights and of all segments that it could have.
+// A matrix has these shares left of all its weights and of all segments that it could have.
 struct Occupancy {
   double weights = 1;
   double segments = 1;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What products with a compressed matrix take relative to dense ones, and from which sparsity on
-// that is less: it depends on the processor, its BLAS, the sizes of the matrices and the number of
-// threads.
+// Times of products with a compressed matrix relative to dense ones, and from which sparsity on
+// they are less: that depends on the processor, its BLAS, the sizes of the matrices and the number
+// of threads.
 
 #include <cstdint>
 #include <functional>
@@ -54,7 +54,7 @@ using Stopwatch = std::function<double(const std::function<void()>& work)>;
 [[nodiscard]] double measure_break_even(std::span<const MatrixSize> matrices, std::int64_t tokens,
                                         const Stopwatch& seconds = by_the_clock);
 
-// What products take by what is left of a matrix, fitted to `times`.
+// Fits to `times` how long products take by what is left of a matrix.
 [[nodiscard]] cost::ProductFit product_fit(std::span<const ProductTimes> times);
 
 }  // namespace dynmo::kernels

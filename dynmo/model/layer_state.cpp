@@ -96,6 +96,7 @@ void derive(const Layer& layer, LayerState& state) {
       parameter.pattern = kernels::sparse::make_pattern(
           specs[i].shape[0], specs[i].shape[1],
           kept_offsets(parameter.mask, specs[i].shape[0] * specs[i].shape[1]));
+      parameter.segments = parameter.pattern->segments();
     }
   }
 }

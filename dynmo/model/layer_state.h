@@ -66,6 +66,8 @@ struct Parameter {
   // Where the kept weights lie, of a compressed matrix. Derived from the mask, as `compute_copy`
   // is.
   std::shared_ptr<const kernels::sparse::Pattern> pattern = {};
+  // The pattern's, which are known where the pattern is not; 0 of a matrix that is not compressed.
+  std::int64_t segments = 0;
 };
 
 // Returns the tensor that a layer computes with.
@@ -107,8 +109,8 @@ class Layer;
 [[nodiscard]] LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed);
 
 // Makes what is derived of every parameter: `compute_copy` from its value where the layer computes
-// in bf16, `pattern` from the mask of a compressed matrix. Due after values or masks were written
-// from outside (a migration, a checkpoint); make_state and update do it.
+// in bf16, `pattern` and `segments` from the mask of a compressed matrix. Due after values or masks
+// were written from outside (a migration, a checkpoint); make_state and update do it.
 void derive(const Layer& layer, LayerState& state);
 
 // The state with all its tensors on `device`: those that are there already are shared.

@@ -4,10 +4,12 @@
 #include <ATen/ATen.h>
 
 #include <cstddef>
+#include <map>
 #include <numeric>
 
 #include "dynmo/core/bit_mask.h"
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/sparse_break_even.h"
 
 namespace dynmo::model {
 namespace {
@@ -107,6 +109,21 @@ void mask_gradients(LayerState& state) {
       clear(parameter.gradient.data_ptr<float>());
     }
   }
+}
+
+std::vector<kernels::MatrixSize> compressible_matrices(const Model& model) {
+  std::map<std::vector<std::int64_t>, int> sizes;
+  for (const auto& layer : model) {
+    if (layer->compute_type() != at::kFloat) continue;
+    for (const ParameterSpec& spec : layer->parameters()) {
+      if (spec.prunable) ++sizes[spec.shape];
+    }
+  }
+  std::vector<kernels::MatrixSize> matrices;
+  for (const auto& [shape, count] : sizes) {
+    matrices.push_back({.rows = shape[0], .columns = shape[1], .matrices = count});
+  }
+  return matrices;
 }
 
 Bytes pattern_bytes(std::int64_t kept, std::int64_t rows, std::int64_t columns) {

@@ -15,6 +15,10 @@
 #include "dynmo/core/units.h"
 #include "dynmo/model/layer.h"
 
+namespace dynmo::kernels {
+struct MatrixSize;  // sparse_break_even.h
+}
+
 namespace dynmo::model {
 
 enum class MatrixFormat { kMasked, kCompressed };
@@ -44,6 +48,9 @@ void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std:
 // Takes out of the gradients what belongs to weights that are gone, before anybody takes a norm of
 // them. Nothing for compressed matrices, which have none.
 void mask_gradients(LayerState& state);
+
+// The sizes of all matrices that may be compressed: those of layers that compute in fp32.
+[[nodiscard]] std::vector<kernels::MatrixSize> compressible_matrices(const Model& model);
 
 // Returns the bytes of a pattern of so many kept weights of a matrix [rows, columns].
 [[nodiscard]] Bytes pattern_bytes(std::int64_t kept, std::int64_t rows, std::int64_t columns);

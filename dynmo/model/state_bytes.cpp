@@ -4,10 +4,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 
 #include "dynmo/core/check.h"
-#include "dynmo/cost/layer_cost.h"
 #include "dynmo/kernels/tensor_memory.h"
 #include "dynmo/model/pruned.h"
 
@@ -140,8 +140,10 @@ StateShape shape_of(const LayerState& state) {
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     const Parameter& parameter = state.parameters[i];
     if (!parameter.mask.defined()) continue;
+    const bool compressed = is_compressed(parameter);
     shape.pruned[i] = {.kept = kept_weights(parameter.mask),
-                       .compressed = is_compressed(parameter)};
+                       .compressed = compressed,
+                       .segments = compressed ? parameter.segments : 0};
   }
   return shape;
 }
@@ -150,6 +152,7 @@ std::string to_text(const StateShape& shape) {
   std::string text = shape.frozen ? "f" : "t";
   for (const auto& [index, pruned] : shape.pruned) {
     text += fmt::format(",{}:{}{}", index, pruned.kept, pruned.compressed ? "c" : "m");
+    if (pruned.segments > 0) text += fmt::format("{}", pruned.segments);
   }
   return text;
 }
@@ -168,6 +171,9 @@ Expected<StateShape> parse_shape(std::string_view text) {
     good = mark == ',' && stream >> index >> colon >> pruned.kept >> format && colon == ':' &&
            (format == 'c' || format == 'm') && pruned.kept >= 0;
     pruned.compressed = format == 'c';
+    if (good && pruned.compressed && std::isdigit(stream.peek()) != 0) {
+      good = static_cast<bool>(stream >> pruned.segments);
+    }
     shape.pruned[index] = pruned;
   }
   if (good) return shape;
@@ -178,8 +184,15 @@ bool fits(const StateShape& shape, const Layer& layer) {
   const std::vector<ParameterSpec> specs = layer.parameters();
   return std::ranges::all_of(shape.pruned, [&](const auto& one) {
     const auto& [index, pruned] = one;
-    return index < specs.size() && specs[index].prunable && specs[index].shape.size() == 2 &&
-           pruned.kept <= specs[index].shape[0] * specs[index].shape[1];
+    if (index >= specs.size() || !specs[index].prunable || specs[index].shape.size() != 2) {
+      return false;
+    }
+    const std::int64_t rows = specs[index].shape[0];
+    const std::int64_t columns = specs[index].shape[1];
+    // A weight is in a segment of its row and in one of its column.
+    const std::int64_t segments =
+        pruned.compressed ? std::min(2 * pruned.kept, cost::all_segments(rows, columns)) : 0;
+    return pruned.kept <= rows * columns && pruned.segments <= segments;
   });
 }
 
@@ -200,7 +213,7 @@ PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape) {
   return bytes;
 }
 
-double product_time(const Layer& layer, const StateShape& shape) {
+double product_time(const Layer& layer, const StateShape& shape, const cost::ProductFit& fit) {
   double all = 0;
   double left = 0;  // of dense ones, that would take as long
   const std::vector<ParameterSpec> specs = layer.parameters();
@@ -214,8 +227,10 @@ double product_time(const Layer& layer, const StateShape& shape) {
       left += weights;
       continue;
     }
-    const auto kept = static_cast<double>(std::max<std::int64_t>(pruned->second.kept, 1));
-    left += std::min(weights, kept / cost::kSparseRate);
+    constexpr double kLeast = 1e-6;  // of an empty matrix, as a layer takes some time
+    const cost::Occupancy of_matrix = cost::occupancy(pruned->second.kept, pruned->second.segments,
+                                                      specs[i].shape[0], specs[i].shape[1]);
+    left += weights * std::clamp(fit.time(of_matrix), kLeast, 1.0);
   }
   return all > 0 ? left / all : 1;
 }
@@ -235,6 +250,7 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShap
     if (pruned == shape.pruned.end()) continue;
     const std::int64_t weights = spec.shape[0] * spec.shape[1];
     if (pruned->second.compressed) sizes.back() = {pruned->second.kept};
+    parameter.segments = pruned->second.segments;
     parameter.mask = at::empty({(weights + 7) / 8}, at::kByte);
   }
   // In the order of tensors(), gradients last.

@@ -16,6 +16,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::model {
@@ -26,6 +27,7 @@ struct StateShape {
   struct Pruned {
     std::int64_t kept = 0;  // weights
     bool compressed = false;
+    std::int64_t segments = 0;  // of a compressed one (cost/product_fit.h); 0: not said
     friend bool operator==(const Pruned&, const Pruned&) = default;
   };
   bool frozen = false;                   // no moments
@@ -33,8 +35,8 @@ struct StateShape {
   friend bool operator==(const StateShape&, const StateShape&) = default;
 };
 [[nodiscard]] StateShape shape_of(const LayerState& state);
-// A frozen layer whose parameter 2 has 9 weights left, compressed, is "f,2:9c"; one that trains
-// with all its weights "t".
+// A frozen layer whose parameter 2 has 9 weights left, compressed, in 7 segments, is "f,2:9c7"; one
+// that trains with all its weights "t".
 [[nodiscard]] std::string to_text(const StateShape& shape);
 // kInternal: other text.
 [[nodiscard]] Expected<StateShape> parse_shape(std::string_view text);
@@ -88,8 +90,10 @@ struct PrunedBytes {
 };
 [[nodiscard]] PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape);
 
-// Returns the share of the time of its products by cost::LayerCost::product_time.
-[[nodiscard]] double product_time(const Layer& layer, const StateShape& shape);
+// Returns the share of the time of its products by cost::LayerCost::product_time: that of a
+// compressed matrix is what `fit` says of what is left of it, and no more than dense.
+[[nodiscard]] double product_time(const Layer& layer, const StateShape& shape,
+                                  const cost::ProductFit& fit);
 
 // A state whose values, moments and masks are to be filled through tensors(); gradients are zero.
 // Its parameters' tensors lie together in memory, in the order of tensors().
@@ -99,7 +103,8 @@ struct PrunedBytes {
 // Threads may fill the tensors meanwhile.
 [[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id,
                                                const StateShape& shape);
-// Whether the parameters that a shape says are pruned may be, and have that many weights.
+// Whether the parameters that a shape says are pruned may be, and have that many weights and
+// segments.
 [[nodiscard]] bool fits(const StateShape& shape, const Layer& layer);
 void complete_memory(const LayerState& state);
 // The same for a header that arrived; takes over its numbers. kBadInput if its layout is not that

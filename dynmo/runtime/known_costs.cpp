@@ -16,7 +16,8 @@ Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type
 }
 
 cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
-                            const std::map<LayerId, model::StateShape>& pruned) {
+                            const std::map<LayerId, model::StateShape>& pruned,
+                            const cost::ProductFit& fit) {
   const model::OutputShapes shapes =
       model::output_shapes(model, 0, options.boundary_shape, options.boundary_type);
   cost::ModelCost costs;
@@ -34,7 +35,7 @@ cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& op
     const bool own = !shapes.empty() && !shapes[layer_index].empty();
     known.boundary_bytes =
         bytes_of_shape(own ? shapes[layer_index] : options.boundary_shape, options.boundary_type);
-    known.product_time = model::product_time(*layer, shape);
+    known.product_time = model::product_time(*layer, shape, fit);
     costs.layers.push_back(std::move(known));
   }
   return costs;

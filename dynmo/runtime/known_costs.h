@@ -9,6 +9,7 @@
 
 #include "dynmo/core/units.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/pipeline_options.h"
@@ -18,8 +19,9 @@ namespace dynmo::runtime {
 [[nodiscard]] Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type);
 
 // Returns what is known of the layers before anything is measured: names and bytes. `pruned`: what
-// layers have lost, where they have.
+// layers have lost, where they have; `fit`: what their products take by that.
 [[nodiscard]] cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
-                                          const std::map<LayerId, model::StateShape>& pruned = {});
+                                          const std::map<LayerId, model::StateShape>& pruned = {},
+                                          const cost::ProductFit& fit = {});
 
 }  // namespace dynmo::runtime

@@ -46,11 +46,13 @@ control::DecisionsOptions decisions_options(const PipelineOptions& options) {
 control::Controller controller_of(RankState& state, const model::Model& model,
                                   const PipelineOptions& options) {
   if (state.controller) return *std::exchange(state.controller, std::nullopt);
-  control::Controller controller(known_costs(model, options, state.pruned),
-                                 decisions_options(options).controller, state.step);
+  const cost::ModelCost known =
+      known_costs(model, options, state.pruned, state.product_fit.value_or(cost::ProductFit()));
+  control::Controller controller(known, decisions_options(options).controller, state.step);
   if (!state.controller_state.is_null()) {
-    const auto known = controller.restore(std::exchange(state.controller_state, nullptr));
-    DYNMO_CHECK(known.has_value(), "a controller as the others have: {}", known.error().message);
+    const auto restored = controller.restore(std::exchange(state.controller_state, nullptr));
+    DYNMO_CHECK(restored.has_value(), "a controller as the others have: {}",
+                restored.error().message);
   }
   return controller;
 }

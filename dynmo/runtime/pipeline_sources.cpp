@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a pipeline asks its sources of dynamism, and what follows from their answers.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -10,12 +11,29 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/training/source.h"
+#include "dynmo/kernels/sparse_break_even.h"
+#include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/gather.h"
 
 namespace dynmo::runtime {
+namespace {
+
+// Measured by all ranks at once, as busy as the machine is while it trains; all take what the
+// group's first one has found.
+Expected<cost::ProductFit> measured_fit(transport::Transport& group, transport::Tag tag,
+                                        const model::Model& model, std::int64_t tokens) {
+  const cost::ProductFit own =
+      kernels::product_fit(kernels::measure_products(model::compressible_matrices(model), tokens));
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(
+                                   group, tag, std::array{own.fixed, own.weights, own.segments}));
+  const std::vector<double>& first = all.front();
+  return cost::ProductFit{.fixed = first[0], .weights = first[1], .segments = first[2]};
+}
+
+}  // namespace
 
 dynamism::Boundary Pipeline::boundary() {
   return {.step = state_.step,
@@ -62,7 +80,8 @@ Expected<std::vector<std::int64_t>> Pipeline::sum_over_ranks(std::vector<std::in
   return own;
 }
 
-// Shares the sizes of pruned layers, so that every rank knows the sizes of all.
+// Shares the sizes of pruned layers, so that every rank knows the sizes of all and expects the same
+// times of their products.
 Expected<void> Pipeline::share_sizes() {
   std::string mine;
   for (const auto& [id, layer] : state_.layers) {
@@ -81,7 +100,19 @@ Expected<void> Pipeline::share_sizes() {
       DYNMO_ASSIGN(state_.pruned[LayerId(id)], model::parse_shape(shape));
     }
   }
-  decisions_.know(known_costs(model_, options_, state_.pruned));
+  const bool compressed = std::ranges::any_of(state_.pruned, [](const auto& layer) {
+    return std::ranges::any_of(layer.second.pruned,
+                               [](const auto& matrix) { return matrix.second.compressed; });
+  });
+  if (!state_.product_fit) state_.product_fit = options_.product_fit;
+  if (compressed && !state_.product_fit) {
+    const std::vector<std::int64_t>& shape = options_.boundary_shape;  // B T D
+    DYNMO_ASSIGN(state_.product_fit,
+                 measured_fit(grid_.world(), control(transport::Control::kSources), model_,
+                              shape[0] * shape[1]));
+  }
+  decisions_.know(known_costs(model_, options_, state_.pruned,
+                              state_.product_fit.value_or(cost::ProductFit())));
   return {};
 }
 

@@ -31,6 +31,7 @@ void roll_back(RankState& state, std::int64_t step) {
     state = {.plan = std::move(state.plan),
              .layers = {},
              .step = step,
+             .product_fit = state.product_fit,
              .snapshot = std::exchange(state.snapshot, std::nullopt)};
   }
   state.spares.merge(state.arriving);

@@ -12,6 +12,7 @@
 #include "dynmo/control/controller.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/state_bytes.h"
@@ -42,6 +43,8 @@ struct RankState {
   int frozen_layers = 0;  // length of the frozen prefix
   // The shape of each layer that has lost weights to pruning; equal on all ranks.
   std::map<LayerId, model::StateShape> pruned = {};
+  // Times of their products as measured; equal on all ranks. None before a matrix is compressed.
+  std::optional<cost::ProductFit> product_fit = {};
   // The sources of dynamism, with their state; none: the pipeline makes those of its options.
   dynamism::Sources sources = {};
   // The state of the sources, where those of this rank are still to be made: it came new.

@@ -126,6 +126,7 @@ Expected<void> bring_together(std::optional<std::int64_t> wanted, const transpor
   mine.plan = plan;
   mine.step = step;
   mine.frozen_layers = all[first].frozen_layers;
+  mine.product_fit = all[first].product_fit;
   mine.pruned.clear();
   for (const Holdings& theirs : all) {
     for (const Holdings::Layer& held : theirs.layers) {
@@ -158,7 +159,9 @@ Holdings holdings_of(const RankState& state) {
   }
   // These are of a later step than a neighbour's of the snapshot, which keeps its place.
   add(state.arriving, state.step, CopyKind::kShadow);
-  Holdings holdings{.frozen_layers = state.frozen_layers, .generation = state.plan.generation};
+  Holdings holdings{.frozen_layers = state.frozen_layers,
+                    .generation = state.plan.generation,
+                    .product_fit = state.product_fit};
   for (auto& [place, held] : found) holdings.layers.push_back(std::move(held));
   return holdings;
 }
@@ -171,15 +174,31 @@ Json to_json(const Holdings& holdings) {
                       {"kind", kKinds[static_cast<std::size_t>(held.copy.kind)]},
                       {"shape", to_text(held.shape)}});
   }
-  return {{"frozen_layers", holdings.frozen_layers},
-          {"generation", holdings.generation},
-          {"layers", std::move(layers)}};
+  Json json = {{"frozen_layers", holdings.frozen_layers},
+               {"generation", holdings.generation},
+               {"layers", std::move(layers)}};
+  if (const auto& fit = holdings.product_fit) {
+    json["product_fit"] = {
+        {"fixed", fit->fixed}, {"weights", fit->weights}, {"segments", fit->segments}};
+  }
+  return json;
 }
 
 Expected<Holdings> parse_holdings(const Json& json) {
   JsonObject object(json, "what a rank holds");
   Holdings holdings{.frozen_layers = static_cast<int>(object.integer("frozen_layers")),
                     .generation = object.integer("generation")};
+  if (auto fit = object.object("product_fit")) {
+    const auto coefficient = [&](const char* key) {
+      const double value = fit->number(key);
+      if (value < 0) fit->fail(key, "is below 0");
+      return value;
+    };
+    holdings.product_fit = {.fixed = coefficient("fixed"),
+                            .weights = coefficient("weights"),
+                            .segments = coefficient("segments")};
+    DYNMO_TRY(fit->finish());
+  }
   for (JsonObject& each : object.objects("layers")) {
     const auto id = static_cast<int>(each.integer("layer"));
     const std::int64_t step = each.integer("step");

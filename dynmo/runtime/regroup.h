@@ -8,11 +8,13 @@
 // (elastic/recovery.h).
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/elastic/recovery.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
@@ -33,6 +35,7 @@ struct Holdings {
   };
   int frozen_layers = 0;  // of the live layers
   Generation generation = 0;
+  std::optional<cost::ProductFit> product_fit = {};
   std::vector<Layer> layers = {};  // ascending by layer and kind; none: a rank that comes new
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };

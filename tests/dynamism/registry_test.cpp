@@ -179,7 +179,8 @@ LoadOptions random_options(Rng& rng) {
   pruning.every = static_cast<std::int64_t>(1 + rng.below(100));
   pruning.end = pruning.start + pruning.every * static_cast<std::int64_t>(rng.below(20));
   pruning.final_sparsity = random_share(rng);
-  pruning.sparse_rate = 3 * random_share(rng);
+  pruning.product_fit = {
+      .fixed = random_share(rng), .weights = 3 * random_share(rng), .segments = random_share(rng)};
   pruning.depth_ratio = std::exp(3 * rng.normal());
   freezing.rule = static_cast<FreezingRule>(rng.below(4));
   freezing.check_every = static_cast<std::int64_t>(1 + rng.below(500));
@@ -252,7 +253,7 @@ TEST(Sources, DefaultsSpreadTheBlocksAsTheDocsSay) {
     double min_layer, max_layer;
   };
   const std::array<Row, 6> rows = {{{1.25, 1.6, 0.45, 0.55},
-                                    {1.3, 1.45, 1.5, 1.55},
+                                    {1.2, 1.35, 1.45, 1.5},
                                     {3.0, 3.02, 1.3, 1.55},
                                     {1.1, 1.2, 0.9, 0.95},
                                     {11, 16, 0.6, 0.95},

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 #include <vector>
 
+#include "dynmo/kernels/sparse_products.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/autograd_layer.h"
 #include "dynmo/model/pruned.h"
@@ -188,6 +190,8 @@ TEST_F(StateBytes, APrunedLayerTravelsInItsOwnShapeAndTrainsOnWithTheSameBits) {
   }
   derive(*model_[layer], state);
   const StateShape shape = shape_of(state);
+  EXPECT_EQ(shape.pruned.at(1).segments, 0) << "masked";
+  EXPECT_EQ(shape.pruned.at(2).segments, state.parameters[2].pattern->segments());
   EXPECT_EQ(parse_shape(to_text(shape)).value(), shape);
   EXPECT_TRUE(fits(shape, *model_[layer]));
   EXPECT_FALSE(fits(shape, *model_[0])) << "an embedding is not pruned";
@@ -223,10 +227,58 @@ TEST_F(StateBytes, APrunedLayerTravelsInItsOwnShapeAndTrainsOnWithTheSameBits) {
 
 TEST(StateShape, TextThatIsNoneIsRefused) {
   for (const char* text :
-       {"", "x", "t,", "t,1", "t,1:", "t,1:2", "t,1:2x", "t,1:-2c", "t 1:2c", "t,1:2c,"}) {
+       {"", "x", "t,", "t,1", "t,1:", "t,1:2", "t,1:2x", "t,1:-2c", "t 1:2c", "t,1:2c,", "t,1:2c-1",
+        "t,1:2m4", "t,1:2cc", "t,1:2c99999999999999999999"}) {
     EXPECT_FALSE(parse_shape(text)) << text;
   }
-  EXPECT_EQ(to_text(parse_shape("f,1:2c,10:3m").value()), "f,1:2c,10:3m");
+  for (const char* text : {"f,1:2c3,10:3m", "f,1:2c,10:3m"}) {  // the second of an older version
+    EXPECT_EQ(to_text(parse_shape(text).value()), text);
+  }
+}
+
+TEST_F(StateBytes, AShapeOfMoreThanALayerHasFitsNone) {
+  const Layer& mlp = *model_[2];
+  const std::vector<ParameterSpec> specs = mlp.parameters();
+  const std::int64_t weights = specs[1].shape[0] * specs[1].shape[1];
+  const std::int64_t segments = cost::all_segments(specs[1].shape[0], specs[1].shape[1]);
+  const auto with = [](std::int64_t kept, bool compressed, std::int64_t of_segments) {
+    return StateShape{.pruned = {{1, {kept, compressed, of_segments}}}};
+  };
+  EXPECT_TRUE(fits(with(weights, true, segments), mlp));
+  EXPECT_TRUE(fits(with(weights, false, 0), mlp));
+  EXPECT_TRUE(fits(with(1, true, 2), mlp));
+  EXPECT_FALSE(fits(with(weights + 1, true, segments), mlp));
+  EXPECT_FALSE(fits(with(weights, true, segments + 1), mlp));
+  EXPECT_FALSE(fits(with(weights, false, 1), mlp)) << "masked";
+  EXPECT_FALSE(fits(with(1, true, 3), mlp)) << "one weight is in a row and a column";
+}
+
+// A quarter of one matrix compressed, another masked, the third whole: by hand.
+TEST_F(StateBytes, ProductsTakeWhatTheFitSaysOfWhatIsLeft) {
+  const Layer& mlp = *model_[2];
+  const cost::ProductFit fit{.fixed = 0.1, .weights = 1.5, .segments = 0.2};
+  double all = 0;
+  std::map<std::size_t, double> weights;
+  const std::vector<ParameterSpec> specs = mlp.parameters();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].prunable) continue;
+    weights[i] = static_cast<double>(specs[i].shape[0] * specs[i].shape[1]);
+    all += weights[i];
+  }
+  ASSERT_EQ(weights.size(), 3U);
+  const auto [first, size] = *weights.begin();
+  const std::int64_t segments =
+      cost::all_segments(specs[first].shape[0], specs[first].shape[1]) / 2;
+  const auto kept = static_cast<std::int64_t>(size) / 4;
+  StateShape shape;
+  EXPECT_EQ(product_time(mlp, shape, fit), 1);
+  shape.pruned[weights.rbegin()->first] = {.kept = kept};
+  EXPECT_EQ(product_time(mlp, shape, fit), 1) << "masked";
+  shape.pruned[first] = {.kept = kept, .compressed = true, .segments = segments};
+  EXPECT_NEAR(product_time(mlp, shape, fit), (0.575 * size + all - size) / all, 1e-12);
+  shape.pruned[first] = {.kept = 4 * kept, .compressed = true, .segments = 2 * segments};
+  EXPECT_EQ(product_time(mlp, shape, fit), 1) << "no more than dense";
+  EXPECT_EQ(product_time(*model_[0], {}, fit), 1) << "nothing to prune";
 }
 
 TEST(Buffers, StartAsDescribed) {

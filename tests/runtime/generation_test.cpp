@@ -247,10 +247,11 @@ TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
   const Holdings some{
       .frozen_layers = 1,
       .generation = 7,
+      .product_fit = cost::ProductFit{.fixed = 1.0 / 3, .weights = 1.7, .segments = 0},
       .layers = {
           {{LayerId(0), 12, CopyKind::kLive}, {.frozen = true, .pruned = {}}},
           {{LayerId(0), 8, CopyKind::kNeighbour}, {}},
-          {{LayerId(2), 12, CopyKind::kShadow}, {.frozen = false, .pruned = {{1, {9, true}}}}},
+          {{LayerId(2), 12, CopyKind::kShadow}, {.frozen = false, .pruned = {{1, {9, true, 4}}}}},
           {{LayerId(3), 8, CopyKind::kOwn}, {}}}};
   for (const Holdings& holdings : {some, Holdings()}) {
     const auto read = parse_holdings(to_json(holdings));
@@ -268,7 +269,10 @@ TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
         with(R"([{"layer":-1,"step":1,"kind":"live","shape":"t"}])"),
         with(R"([{"layer":3,"step":1,"kind":"live","shape":"q"}])"),
         with(R"([{"layer":3,"step":1,"kind":"dead","shape":"t"}])"),
-        with(("[" + live + "," + live + "]").c_str())}) {
+        with(("[" + live + "," + live + "]").c_str()),
+        with(R"([],"product_fit":{"fixed":1,"weights":1})"),
+        with(R"([],"product_fit":{"fixed":-1,"weights":1,"segments":1})"),
+        with(R"([],"product_fit":{"fixed":1,"weights":1,"segments":1,"cells":1})")}) {
     EXPECT_FALSE(parse_holdings(Json::parse(text))) << text;
   }
 }

@@ -78,6 +78,7 @@ std::unique_ptr<dynamism::LoadModel> trained(const dynamism::SourceOptions& sour
   options.learning_rate.minimum = 0;
   options.make_sources = dynamism::make_sources(sources);
   options.balancing = runtime::Balancing::kNever;
+  options.product_fit = sources.get<dynamism::PruningOptions>().product_fit;  // not by a clock
   const plan::Plan plan = plan::make_plan({3, 5}, schedule::ScheduleKind::k1F1B);
   std::mutex mutex;
   const auto done =

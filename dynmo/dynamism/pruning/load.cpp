@@ -10,6 +10,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/dynamism/dense_impl.h"
 
 namespace dynmo::dynamism {
@@ -100,8 +101,12 @@ class Pruning final : public LoadModel {
     double indices = 0;
     for (std::size_t g = 0; g < 2; ++g) {
       const double all = matrices.groups[g].weights;
-      const bool sparse = density[g] < options_.sparse_rate;
-      time += all / matrices.weights() * (sparse ? density[g] / options_.sparse_rate : 1);
+      // The matrix as [weights / hidden, hidden]; experts and projections lie one below the other.
+      const std::int64_t columns = dense_.shape.hidden;
+      const double products = options_.product_fit.time(cost::even_occupancy(
+          density[g], std::llround(all / static_cast<double>(columns)), columns));
+      const bool sparse = products < 1;
+      time += all / matrices.weights() * (sparse ? products : 1);
       weights += all * (sparse ? density[g] : 1);
       indices += sparse ? all * density[g] : 0;
     }

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/product_fit.h"
 #include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
@@ -31,9 +31,9 @@ struct PruningOptions {
   std::int64_t every = 1000;
   double initial_sparsity = 0;
   double final_sparsity = 0.9;
-  // Rate of the sparse kernels / rate of the dense ones: a matrix stays dense above this density.
-  // Sputnik on an A100 in fp32 is at 0.18 at 90 %, below every bf16 tensor core.
-  double sparse_rate = cost::kSparseRate;
+  // The products with a sparse matrix / those with a dense one, as a training measures them; a
+  // matrix stays dense where they take longer.
+  cost::ProductFit product_fit = {};
   // Std of the last block's weights / the first's, geometric in between, and normal noise on
   // each matrix's logarithm: a density ratio of 2.5 between the ends at 90 %. Chosen, not measured:
   // the middle of 1.5 to 4.

@@ -128,6 +128,21 @@ Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::strin
   return {};
 }
 
+// The masks have the segments that the shape says, which older versions did not write.
+Expected<void> derive_all(const model::Layer& layer, const model::StateShape& shape,
+                          model::LayerState& state) {
+  model::derive(layer, state);
+  for (const auto& [index, pruned] : shape.pruned) {
+    const model::Parameter& parameter = state.parameters[index];
+    if (pruned.segments == 0 || pruned.segments == parameter.segments) continue;
+    return make_error(ErrorCode::kBadInput,
+                      "checkpoint: the mask of '{}' in layer {} has {} segments, the layer's shape "
+                      "says {}",
+                      parameter.name, state.id, parameter.segments, pruned.segments);
+  }
+  return {};
+}
+
 // `saved` is the layer's id in the checkpoint.
 Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& checkpoint,
                                        const model::Layer& layer, LayerId saved, LayerId id,
@@ -152,7 +167,7 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   for (const model::Buffer& buffer : state.buffers) {
     DYNMO_TRY(copy_tensor(file, checkpoint::kBuffer + name(id, buffer.name), buffer.value));
   }
-  model::derive(layer, state);
+  DYNMO_TRY(derive_all(layer, shape, state));
   return state;
 }
 
@@ -234,7 +249,7 @@ Expected<model::LayerState> load_recut(const SavedHead& head, const model::Layer
   for (const model::Buffer& buffer : state.buffers) {
     DYNMO_TRY(copy_whole(head, checkpoint::kBuffer + name(id, buffer.name), buffer.value));
   }
-  model::derive(layer, state);
+  DYNMO_TRY(derive_all(layer, shape, state));
   return state;
 }
 

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -74,21 +73,11 @@ class PruningSource final : public Source {
 
   std::vector<Measured> measure(const model::Model& model, std::int64_t tokens) const override {
     if (options_.sparse_above) return {};
-    std::map<std::vector<std::int64_t>, int> sizes;
-    for (const auto& layer : model) {
-      if (layer->compute_type() != at::kFloat) continue;
-      for (const model::ParameterSpec& spec : layer->parameters()) {
-        if (spec.prunable) ++sizes[spec.shape];
-      }
-    }
-    if (sizes.empty()) {
+    const std::vector<kernels::MatrixSize> matrices = model::compressible_matrices(model);
+    if (matrices.empty()) {
       return {{.key = "sparse_above",
                .value = fmt::format("{}", kSparseAbove),
                .why = "as no layer computes in fp32, and all matrices stay masked"}};
-    }
-    std::vector<kernels::MatrixSize> matrices;
-    for (const auto& [shape, count] : sizes) {
-      matrices.push_back({.rows = shape[0], .columns = shape[1], .matrices = count});
     }
     return {{.key = "sparse_above",
              .value = fmt::format("{}", kernels::measure_break_even(matrices, tokens)),

@@ -22,6 +22,18 @@ def tensors_of(path):
     return found
 
 
+def shape_of(path):
+    """What a layer's file says of the sizes of its state."""
+    data = path.read_bytes()
+    return json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])["__metadata__"]["shape"]
+
+
+def segments(left, rows, columns):
+    """Rows in blocks of 128 columns, and columns in blocks of 128 rows, with a weight; `left` has a bit a weight."""
+    places = [divmod(place, columns) for place, bit in enumerate(left) if bit]
+    return len({(row, column // 128) for row, column in places}) + len({(row // 128, column) for row, column in places})
+
+
 def figures(run):
     """Of pruning, by step."""
     lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
@@ -130,6 +142,7 @@ class Pruning(RunCase):
         kept = weights = masks = 0
         for path in checkpoint.glob("*.safetensors"):
             tensors = tensors_of(path)
+            compressed = []
             for name, (dtype, shape, bits) in tensors.items():
                 if not name.startswith("mask."):
                     continue
@@ -141,8 +154,11 @@ class Pruning(RunCase):
                 left = [bits[i // 8] >> i % 8 & 1 for i in range(rows * columns)]
                 self.assertTrue(all(number == 0 for number, one in zip(numbers, left) if not one), name)
                 self.assertEqual(tensors["optimizer.exp_avg." + value][1], [sum(left)], name)
+                compressed.append((sum(left), segments(left, rows, columns)))
                 kept += sum(left)
                 weights += rows * columns
+            said = [(int(weights_left), int(segments_left)) for weights_left, segments_left in re.findall(r":(\d+)c(\d+)", shape_of(path))]
+            self.assertEqual(sorted(said), sorted(compressed), path)
         self.assertEqual(masks, 3 * 7)
         self.assertEqual(kept, round(0.1 * weights))
 
@@ -152,7 +168,7 @@ class Pruning(RunCase):
                              (("pruning.end=16",), ("pruning.end", "pruning.every")),
                              (("pruning.magnitude=random",), ("pruning.magnitude", "scaled")),
                              (("pruning.sparse_above=often",), ("pruning.sparse_above", '"auto"')),
-                             (("pruning.sparse_rate=0.3",), ("pruning.sparse_rate",)),
+                             (("pruning.product_weights=3",), ("pruning.product_weights",)),
                              (("run.device=cuda",), ("run.device",))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -223,6 +224,47 @@ TEST(Pruning, AMaskThatIsWithheldShows) {
   const RunResult moving = run_pipeline(run);
   ASSERT_TRUE(moving.status.has_value()) << moving.status.error().message;
   EXPECT_NE(still.losses, moving.losses);
+}
+
+// Every rank measures by its own clock; the expectations of all replicas follow from one rank's.
+TEST(Pruning, AllRanksExpectTheSameTimesOfProducts) {
+  RunOptions run = with(events(), {3, 5});
+  run.replicas = 2;
+  std::mutex mutex;
+  struct Known {
+    std::optional<cost::ProductFit> fit;
+    std::vector<double> times;  // by layer
+  };
+  std::map<std::int64_t, std::vector<Known>> known;  // by step
+  run.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    const RankState& state = pipeline.state();
+    Known mine{.fit = state.product_fit, .times = {}};
+    const cost::ModelCost& costs = pipeline.profiler().known();
+    for (std::size_t i = 0; i < costs.layers.size(); ++i) {
+      const LayerId id(static_cast<std::int32_t>(i));
+      mine.times.push_back(costs.layers[i].product_time);
+      EXPECT_EQ(mine.times.back(), model::product_time(*pipeline.model()[i], shape_of(state, id),
+                                                       mine.fit.value_or(cost::ProductFit())))
+          << "layer " << i << " before step " << step;
+      const auto own = state.layers.find(id);
+      if (own == state.layers.end()) continue;
+      EXPECT_EQ(shape_of(state, id), model::shape_of(own->second)) << "layer " << i;
+    }
+    const std::lock_guard lock(mutex);
+    known[step].push_back(std::move(mine));
+    return {};
+  };
+  const RunResult result = run_pipeline(run);
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+  for (const auto& [step, ranks] : known) {
+    ASSERT_EQ(ranks.size(), 4U);
+    for (const Known& rank : ranks) {
+      EXPECT_EQ(rank.fit, ranks[0].fit) << "before step " << step;
+      EXPECT_EQ(rank.times, ranks[0].times) << "before step " << step;
+    }
+  }
+  EXPECT_FALSE(known[3][0].fit) << "nothing is compressed";
+  EXPECT_TRUE(known[kSteps - 1][0].fit);
 }
 
 TEST(Pruning, BytesThatThePlannerKnowsShrinkWithTheWeights) {
