@@ -2,9 +2,9 @@
 // What products with compressed matrices take relative to dense ones, predicted beside measured: by
 // the fit that a training makes (kernels/sparse_break_even.h) and by density / 0.4. Matrices have 5
 // to 50 % of their weights, spread evenly, in rows of very unequal length (CV 1) and in blocks.
-// Measured are medians of the ratios of each round, with their range. Then the steps of a training
-// that prunes, as they are predicted in the step of an event and as those behind it were: two
-// pipelines of one rank, one by either rule, take steps in turn.
+// Measured are medians of the ratios of each round, with their range. Then the steps of trainings
+// on one rank that prune: from those before an event, and from what is left behind it, either rule
+// predicts the ones behind it as the controller does.
 //
 //   product_times_bench [ROUNDS] [THREADS] [TRAININGS]
 #include <ATen/ATen.h>
@@ -18,15 +18,19 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "dynmo/control/profiler.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/dynamism/pruning/training/source.h"
 #include "dynmo/kernels/sparse_break_even.h"
 #include "dynmo/kernels/sparse_products.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/in_process.h"
 
@@ -200,8 +204,9 @@ bool compare(const std::vector<kernels::MatrixSize>& sizes, std::int64_t tokens,
 }
 
 // A third of the blocks of examples/train/pruning.toml, and its events closer together.
-constexpr std::int64_t kSteps = 34;
-constexpr std::int64_t kAfter = 4;  // steps behind an event that are measured
+constexpr std::int64_t kSteps = 33;
+constexpr std::int64_t kAfter = 4;  // steps before and behind an event that are measured
+constexpr int kMicroBatches = 2;
 
 dynamism::PruningOptions events() {
   dynamism::PruningOptions options;
@@ -223,7 +228,21 @@ runtime::MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, 
           tokens.narrow(1, 1, config.shape.sequence).contiguous()};
 }
 
-// Adds the errors of the predictions in both rules' steps of events that compress.
+// What controllers of either rule expect of the same steps.
+struct Rule {
+  const char* name;
+  std::optional<cost::ProductFit> fit;  // none: as measured
+  std::optional<control::Profiler> profiler = {};
+  double change = 1;  // of the step's work, by the newest event
+};
+
+double work_s(const control::Profiler& profiler) {
+  const std::vector<double> layers =
+      cost::layer_work_s(*profiler.costs(/*frozen_layers=*/0), kMicroBatches);
+  return std::accumulate(layers.begin(), layers.end(), 0.0);
+}
+
+// Adds the errors of the steps predicted behind the events that compress.
 Expected<void> train(transport::Transport& transport, std::uint64_t seed, Errors& errors) {
   model::LlamaConfig config;
   config.shape.hidden = 128;
@@ -236,51 +255,65 @@ Expected<void> train(transport::Transport& transport, std::uint64_t seed, Errors
   const model::Model layers = model::make_llama(config);
   const plan::Plan plan =
       plan::make_plan({static_cast<int>(layers.size())}, schedule::ScheduleKind::k1F1B);
-  const auto pipeline_by = [&](std::optional<cost::ProductFit> fit, int lane) {
-    runtime::PipelineOptions options;
-    options.steps = kSteps;
-    options.micro_batches = 2;
-    options.boundary_shape = {8, config.shape.sequence, config.shape.hidden};
-    options.learning_rate.total_steps = kSteps;
-    options.product_fit = fit;
-    options.lane = lane;
-    options.make_sources = [](std::int64_t) {
-      dynamism::Sources sources;
-      sources.push_back(dynamism::make_pruning_source(events()));
-      return sources;
-    };
-    return std::make_unique<runtime::Pipeline>(
-        transport, layers, options,
-        runtime::RankState{.plan = plan,
-                           .layers = runtime::initial_states(layers, plan, Rank(0), seed)});
+  runtime::PipelineOptions options;
+  options.steps = kSteps;
+  options.micro_batches = kMicroBatches;
+  options.boundary_shape = {8, config.shape.sequence, config.shape.hidden};
+  options.learning_rate.total_steps = kSteps;
+  options.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_pruning_source(events()));
+    return sources;
   };
-  const cost::ProductFit density{.fixed = 0, .weights = 1 / 0.4, .segments = 0};
-  const std::array pipelines = {pipeline_by(std::nullopt, 0), pipeline_by(density, 1)};
-  std::array<std::vector<runtime::StepReport>, 2> reports;
-  for (std::int64_t step = 0; step < kSteps; ++step) {
-    for (std::size_t rule = 0; rule < 2; ++rule) {
-      DYNMO_ASSIGN(auto report, pipelines[rule]->step([&](std::int64_t at, MicroBatchId id) {
-        return batch(config, seed, at, id);
-      }));
-      reports[rule].push_back(std::move(report));
-    }
+  runtime::Pipeline pipeline(
+      transport, layers, options,
+      runtime::RankState{.plan = plan,
+                         .layers = runtime::initial_states(layers, plan, Rank(0), seed)});
+  std::array rules = {
+      Rule{"fit", std::nullopt},
+      Rule{"d / 0.4", cost::ProductFit{.fixed = 0, .weights = 1 / 0.4, .segments = 0}}};
+  for (Rule& rule : rules) {
+    rule.profiler.emplace(runtime::known_costs(layers, options), options.profile_window);
   }
-  const dynamism::PruningOptions options = events();
-  for (std::int64_t event = options.start + 2 * options.every; event <= options.end;
-       event += options.every) {
-    fmt::print("training {}, event in step {:>2}:", seed, event);
-    for (std::size_t rule = 0; rule < 2; ++rule) {
-      const auto at = [&](std::int64_t step) {
-        return reports[rule][static_cast<std::size_t>(step)];
-      };
-      std::vector<double> measured;
-      for (std::int64_t i = 1; i <= kAfter; ++i) measured.push_back(at(event + i).step_s);
-      const double error = at(event).predicted_s / median(measured) - 1;
-      (rule == 0 ? errors.fit : errors.density).push_back(std::abs(error));
-      fmt::print("  {} predicted {:.3f} s, measured {:.3f} ({:.3f} to {:.3f}), {:>+6.1f} %",
-                 rule == 0 ? "fit" : "d / 0.4", at(event).predicted_s, median(measured),
-                 *std::ranges::min_element(measured), *std::ranges::max_element(measured),
-                 100 * error);
+  const dynamism::PruningOptions pruning = events();
+  std::vector<double> seconds;
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    Expected<void> done;
+    seconds.push_back(kernels::by_the_clock([&] {
+      const auto report = pipeline.step(
+          [&](std::int64_t at, MicroBatchId id) { return batch(config, seed, at, id); });
+      if (!report) done = report.error();
+    }));
+    DYNMO_TRY(done);
+    const bool event =
+        step > pruning.start && step <= pruning.end && (step - pruning.start) % pruning.every == 0;
+    for (Rule& rule : rules) {
+      if (event) {
+        const double before = work_s(*rule.profiler);
+        const cost::ProductFit measured = pipeline.state().product_fit.value_or(cost::ProductFit());
+        rule.profiler->know(runtime::known_costs(layers, options, pipeline.state().pruned,
+                                                 rule.fit.value_or(measured)));
+        rule.change = work_s(*rule.profiler) / before;
+      }
+      rule.profiler->add(pipeline.observed().layers, std::vector<Rank>(layers.size(), Rank(0)));
+    }
+    const std::int64_t last = step - kAfter;  // perhaps an event, of which enough is known
+    if (last <= pruning.start || last > pruning.end ||
+        (last - pruning.start) % pruning.every != 0) {
+      continue;
+    }
+    const double before = median({seconds.end() - 2 * kAfter - 1, seconds.end() - kAfter - 1});
+    const std::vector<double> behind(seconds.end() - kAfter, seconds.end());
+    fmt::print(
+        "training {}, event in step {:>2}: {:.3f} s before, {:.3f} ({:.3f} to {:.3f}) behind", seed,
+        last, before, median(behind), *std::ranges::min_element(behind),
+        *std::ranges::max_element(behind));
+    for (const Rule& rule : rules) {
+      const double error = before * rule.change / median(behind) - 1;
+      if (rule.change != 1) {  // a matrix was compressed
+        (&rule == rules.data() ? errors.fit : errors.density).push_back(std::abs(error));
+      }
+      fmt::print(";  {}: {:.3f}, {:+.1f} %", rule.name, before * rule.change, 100 * error);
     }
     fmt::print("\n");
   }
