@@ -2,6 +2,7 @@
 #include "dynmo/cost/cluster.h"
 
 #include <cmath>
+#include <map>
 #include <string_view>
 
 #include "dynmo/core/check.h"
@@ -28,15 +29,32 @@ Expected<void> validate(const Link& link, std::string_view name) {
 const Link& Cluster::link(Rank from, Rank to) const {
   DYNMO_CHECK(from.value >= 0 && from.value < size() && to.value >= 0 && to.value < size(),
               "ranks below {}, got {} and {}", size(), from, to);
-  return ranks[from.index()].node == ranks[to.index()].node ? inside_node : between_nodes;
+  const ClusterRank& a = ranks[from.index()];
+  const ClusterRank& b = ranks[to.index()];
+  if (a.node == b.node) return inside_node;
+  const bool is_far = between_switches && a.network_switch != b.network_switch;
+  return is_far ? *between_switches : between_nodes;
+}
+
+std::vector<Link> Cluster::links() const {
+  std::vector<Link> all = {inside_node, between_nodes};
+  if (between_switches) all.push_back(*between_switches);
+  return all;
 }
 
 Expected<void> validate(const Cluster& cluster) {
   if (cluster.ranks.empty()) {
     return make_error(ErrorCode::kBadInput, "the cluster has no ranks, wanted at least one");
   }
+  std::map<int, int> switches;  // by node
   for (std::size_t i = 0; i < cluster.ranks.size(); ++i) {
     const ClusterRank& rank = cluster.ranks[i];
+    const int first = switches.try_emplace(rank.node, rank.network_switch).first->second;
+    if (rank.network_switch != first) {
+      return make_error(ErrorCode::kBadInput,
+                        "rank {}: node {} is on switch {}, wanted {} as of the ranks before it", i,
+                        rank.node, rank.network_switch, first);
+    }
     if (!std::isfinite(rank.speed) || rank.speed <= 0) {
       return make_error(ErrorCode::kBadInput,
                         "rank {}: speed is {}, wanted a finite number above 0", i, rank.speed);
@@ -48,6 +66,9 @@ Expected<void> validate(const Cluster& cluster) {
   }
   DYNMO_TRY(validate(cluster.inside_node, "inside_node"));
   DYNMO_TRY(validate(cluster.between_nodes, "between_nodes"));
+  if (cluster.between_switches) {
+    DYNMO_TRY(validate(*cluster.between_switches, "between_switches"));
+  }
   DYNMO_TRY(validate(cluster.between_replicas, "between_replicas"));
   if (!std::isfinite(cluster.action_s) || cluster.action_s < 0) {
     return make_error(ErrorCode::kBadInput,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -19,6 +20,7 @@ struct ClusterRank {
   double speed = 1;  // a layer of t seconds takes t / speed
   Bytes memory = kUnlimitedMemory;
   int node = 0;
+  int network_switch = 0;  // that its node is connected to
   friend bool operator==(const ClusterRank&, const ClusterRank&) = default;
 };
 
@@ -33,6 +35,8 @@ struct Cluster {
   std::vector<ClusterRank> ranks;
   Link inside_node;
   Link between_nodes;
+  // Between nodes of different switches; absent: as between any other nodes.
+  std::optional<Link> between_switches = {};
   // All ranks of a node share one network card for messages to other nodes and queue for it
   // (docs/simulator.md). This is its bandwidth in each direction.
   double nic_bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
@@ -46,11 +50,12 @@ struct Cluster {
 
   [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
   [[nodiscard]] const Link& link(Rank from, Rank to) const;
+  [[nodiscard]] std::vector<Link> links() const;  // of all classes
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
 
 // kBadInput naming rank or link and field: no ranks or replicas, a speed not finite or not above 0,
-// memory, latency or time of an action below 0, a bandwidth not above 0.
+// memory, latency or time of an action below 0, a bandwidth not above 0, a node on two switches.
 [[nodiscard]] Expected<void> validate(const Cluster& cluster);
 
 // `ranks` equal ranks on one node, no latency, unlimited bandwidth.

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 
 namespace dynmo::cost {
@@ -58,11 +59,15 @@ ClusterRank read_rank(JsonObject& object) {
     object.fail("speed", fmt::format("is {}, wanted {} to {}", rank.speed, kMinSpeed, kMaxSpeed));
   }
   rank.memory = object.bytes("memory_bytes", kUnlimitedMemory);
-  const std::int64_t node = object.integer("node", 0);
-  if (node < 0 || node > std::numeric_limits<int>::max()) {
-    object.fail("node", fmt::format("is {}, wanted a node number, 0 or more", node));
-  }
-  rank.node = static_cast<int>(node);
+  const auto number = [&](const char* key) {
+    const std::int64_t read = object.integer(key, 0);
+    if (read < 0 || read > std::numeric_limits<int>::max()) {
+      object.fail(key, fmt::format("is {}, wanted a {} number, 0 or more", read, key));
+    }
+    return static_cast<int>(read);
+  };
+  rank.node = number("node");
+  rank.network_switch = number("switch");
   return rank;
 }
 
@@ -95,6 +100,7 @@ Json links_json(const Cluster& cluster) {
   };
   Json json = {{"inside_node", link(cluster.inside_node)},
                {"between_nodes", link(cluster.between_nodes)}};
+  if (cluster.between_switches) json["between_switches"] = link(*cluster.between_switches);
   add_bandwidth(json, "nic_bandwidth_bytes_per_s", cluster.nic_bandwidth_bytes_per_s);
   return json;
 }
@@ -150,13 +156,23 @@ Expected<Cluster> parse_cluster(const Json& json, std::string_view origin) {
   if (ranks.empty()) root.fail("ranks", "has no elements, wanted at least one rank");
   auto links = root.object("links");
   DYNMO_TRY(root.finish());
-  for (JsonObject& rank : ranks) {
-    cluster.ranks.push_back(read_rank(rank));
-    DYNMO_TRY(rank.finish());
+  std::map<int, int> switches;  // by node
+  for (JsonObject& object : ranks) {
+    const ClusterRank rank = read_rank(object);
+    const int wanted = switches.try_emplace(rank.node, rank.network_switch).first->second;
+    if (rank.network_switch != wanted) {
+      object.fail("switch", fmt::format("is {}, wanted {} as of the ranks of node {} before it",
+                                        rank.network_switch, wanted, rank.node));
+    }
+    DYNMO_TRY(object.finish());
+    cluster.ranks.push_back(rank);
   }
   if (links) {
     DYNMO_ASSIGN(cluster.inside_node, read_link(*links, "inside_node"));
     DYNMO_ASSIGN(cluster.between_nodes, read_link(*links, "between_nodes"));
+    if (const auto found = json["links"].find("between_switches"); found != json["links"].end()) {
+      DYNMO_ASSIGN(cluster.between_switches, read_link(*links, "between_switches"));
+    }
     cluster.nic_bandwidth_bytes_per_s = bandwidth(*links, "nic_bandwidth_bytes_per_s");
     DYNMO_TRY(links->finish());
   }
@@ -174,6 +190,7 @@ Json cluster_json(const Cluster& cluster) {
     Json element = {{"speed", rank.speed}};
     if (rank.memory != kUnlimitedMemory) element["memory_bytes"] = rank.memory.value;
     element["node"] = rank.node;
+    if (rank.network_switch != 0) element["switch"] = rank.network_switch;
     ranks.push_back(std::move(element));
   }
   return {{"format", kClusterFormat}, {"ranks", std::move(ranks)}, {"links", links_json(cluster)}};

@@ -58,7 +58,7 @@ Expected<void> check_duration(const cost::ModelCost& model, const cost::Cluster&
     largest = std::max(largest, static_cast<double>(layer.boundary_bytes.value));
   }
   double message = 0;
-  for (const cost::Link& link : {cluster.inside_node, cluster.between_nodes}) {
+  for (const cost::Link& link : cluster.links()) {
     message = std::max(message, link.latency_s + largest / link.bandwidth_bytes_per_s);
   }
   const double bound = micro_batches * (work / slowest + 2 * message * static_cast<double>(stages));

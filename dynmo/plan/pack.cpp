@@ -42,7 +42,9 @@ bool all_equal(const cost::Cluster& cluster) {
   const cost::ClusterRank& first = cluster.ranks.front();
   return std::all_of(cluster.ranks.begin(), cluster.ranks.end(), [&](const auto& rank) {
     return rank.speed == first.speed && rank.memory == first.memory &&
-           (rank.node == first.node || cluster.inside_node == cluster.between_nodes);
+           (rank.node == first.node ||
+            (cluster.inside_node == cluster.between_nodes &&
+             (!cluster.between_switches || rank.network_switch == first.network_switch)));
   });
 }
 

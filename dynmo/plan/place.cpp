@@ -8,7 +8,6 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -33,7 +32,7 @@ double transfer_s(const cost::Cluster& cluster, Rank from, Rank to, Bytes bytes)
 }
 
 bool nodes_matter(const cost::Cluster& cluster) {
-  return cluster.inside_node != cluster.between_nodes ||
+  return cluster.inside_node != cluster.between_nodes || cluster.between_switches ||
          std::isfinite(cluster.nic_bandwidth_bytes_per_s);
 }
 
@@ -120,7 +119,7 @@ class Bound {
 
 // All orders that can differ in their step, the given one first; of those that cannot, that which
 // moves the fewest bytes. Two orders have the same step where each position has the same speed and
-// memory and the same positions share a node.
+// memory and the same positions share a node and a switch.
 std::vector<Order> different_orders(const cost::Cluster& cluster, const KeptBytes& kept) {
   const auto ranks = cluster.ranks.size();
   std::vector<std::uint64_t> kind;  // of a rank: the first that is as fast and has as much memory
@@ -133,11 +132,12 @@ std::vector<Order> different_orders(const cost::Cluster& cluster, const KeptByte
   }
   const bool nodes = nodes_matter(cluster);
   std::vector<Order> orders;
-  std::unordered_map<std::uint64_t, std::size_t> known;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> known;
   std::vector<Rank> order;
   for (std::size_t r = 0; r < ranks; ++r) order.emplace_back(static_cast<std::int32_t>(r));
   do {
     std::uint64_t key = 0;
+    std::uint64_t switches = 0;
     std::int64_t moved = 0;
     for (std::size_t i = 0; i < ranks; ++i) {
       const std::size_t rank = order[i].index();
@@ -146,9 +146,15 @@ std::vector<Order> different_orders(const cost::Cluster& cluster, const KeptByte
         ++together;
       }
       key = key * 64 + kind[rank] * 8 + together;
+      together = 0;
+      while (cluster.between_switches && cluster.ranks[order[together].index()].network_switch !=
+                                             cluster.ranks[rank].network_switch) {
+        ++together;
+      }
+      switches = switches * 8 + together;
       moved -= kept.at(i, rank);
     }
-    const auto [found, is_new] = known.try_emplace(key, orders.size());
+    const auto [found, is_new] = known.try_emplace({key, switches}, orders.size());
     if (is_new) {
       orders.push_back({order, moved});
     } else if (moved < orders[found->second].moved) {
@@ -158,13 +164,17 @@ std::vector<Order> different_orders(const cost::Cluster& cluster, const KeptByte
   return orders;
 }
 
+Expected<sim::CheckedSchedule> checked_schedule(const Plan& plan, const BalanceProblem& problem) {
+  DYNMO_ASSIGN(const schedule::Schedule compute,
+               schedule_of(plan, problem.micro_batches, problem.model.frozen_layers()));
+  return sim::CheckedSchedule::make(schedule::lower(compute));
+}
+
 Expected<std::vector<Rank>> best_order(const Plan& plan, const BalanceProblem& problem,
                                        std::int64_t max_replays) {
   const schedule::PipelineShape shape =
       shape_of(plan, problem.micro_batches, problem.model.frozen_layers());
-  DYNMO_ASSIGN(const schedule::Schedule compute,
-               schedule_of(plan, problem.micro_batches, problem.model.frozen_layers()));
-  DYNMO_ASSIGN(const auto checked, sim::CheckedSchedule::make(schedule::lower(compute)));
+  DYNMO_ASSIGN(const sim::CheckedSchedule checked, checked_schedule(plan, problem));
   const std::vector<sim::StageCost> costs = stage_costs(plan, problem.model, problem.cluster);
   std::vector<Order> orders =
       different_orders(problem.cluster, KeptBytes(plan, problem.current, problem.model));
@@ -234,12 +244,20 @@ double message_time_s(const TrafficRows& rows, const cost::Cluster& cluster) {
 
 std::vector<Rank> node_by_node(const cost::Cluster& cluster) {
   std::map<int, std::size_t> place;  // of a node, by its first rank
-  for (const cost::ClusterRank& rank : cluster.ranks) place.try_emplace(rank.node, place.size());
+  std::map<int, std::size_t> place_of_switch;
+  for (const cost::ClusterRank& rank : cluster.ranks) {
+    place.try_emplace(rank.node, place.size());
+    place_of_switch.try_emplace(cluster.between_switches ? rank.network_switch : 0,
+                                place_of_switch.size());
+  }
+  const auto where = [&](Rank rank) {
+    const cost::ClusterRank& of = cluster.ranks[rank.index()];
+    return std::pair(place_of_switch[cluster.between_switches ? of.network_switch : 0],
+                     place[of.node]);
+  };
   std::vector<Rank> order;
   for (std::int32_t r = 0; r < cluster.size(); ++r) order.emplace_back(r);
-  std::stable_sort(order.begin(), order.end(), [&](Rank a, Rank b) {
-    return place[cluster.ranks[a.index()].node] < place[cluster.ranks[b.index()].node];
-  });
+  std::stable_sort(order.begin(), order.end(), [&](Rank a, Rank b) { return where(a) < where(b); });
   return order;
 }
 
@@ -251,16 +269,18 @@ Expected<Plan> place(const Plan& plan, const BalanceProblem& problem, std::int64
     DYNMO_ASSIGN(const std::vector<Rank> order, best_order(plan, problem, max_replays));
     return renamed(plan, order);
   }
-  Plan placed = renamed(plan, order_by_messages(plan, problem));
+  const std::vector<Rank> order = order_by_messages(plan, problem);
+  Plan placed = renamed(plan, order);
   if (placed == plan) return plan;
-  const auto evaluated = [&](const Plan& one) {
-    return evaluate(one, problem.model, problem.cluster, problem.micro_batches);
-  };
-  DYNMO_ASSIGN(const Evaluation given, evaluated(plan));
-  DYNMO_ASSIGN(const Evaluation other, evaluated(placed));
-  const bool fits =
-      fits_memory(other.result, problem.cluster) || !fits_memory(given.result, problem.cluster);
-  return fits && other.result.step_time <= given.result.step_time ? placed : plan;
+  // Ranks renamed in a plan are ranks of the cluster exchanged under the same schedule, which is
+  // made and checked once: that takes longer than a replay.
+  DYNMO_ASSIGN(const sim::CheckedSchedule checked, checked_schedule(plan, problem));
+  const std::vector<sim::StageCost> costs = stage_costs(plan, problem.model, problem.cluster);
+  const cost::Cluster exchanged = reordered(problem.cluster, order);
+  DYNMO_ASSIGN(const sim::SimResult given, sim::simulate(checked, costs, problem.cluster));
+  DYNMO_ASSIGN(const sim::SimResult other, sim::simulate(checked, costs, exchanged));
+  const bool fits = fits_memory(other, exchanged) || !fits_memory(given, problem.cluster);
+  return fits && other.step_time <= given.step_time ? placed : plan;
 }
 
 }  // namespace dynmo::plan

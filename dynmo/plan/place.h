@@ -34,7 +34,8 @@ inline constexpr int kMaxOrdered = 8;  // ranks of which place() tries all order
 // Duration of these messages if each had its link to itself and no other were under way.
 [[nodiscard]] double message_time_s(const TrafficRows& rows, const cost::Cluster& cluster);
 
-// All ranks, those of a node together: nodes by their first rank, the ranks of a node ascending.
+// All ranks, those of a node together and nodes of a switch: both by their first rank, the ranks of
+// a node ascending.
 [[nodiscard]] std::vector<Rank> node_by_node(const cost::Cluster& cluster);
 
 // Whether two ranks of a cluster can differ in anything that a step's duration depends on.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -22,30 +23,41 @@ using Orders = std::vector<Rank>;  // rank by position
 using Kind = std::pair<double, Bytes>;
 Kind kind_of(const cost::ClusterRank& rank) { return {rank.speed, rank.memory}; }
 
-// Positions as a graph: what the messages of two positions cost more where they lie on two nodes.
+// How far two ranks are apart: on a node, on two nodes of a switch, on two switches.
+constexpr std::size_t kDistances = 3;
+using Times = std::array<double, kDistances>;  // seconds, by distance
+
+// Positions as a graph: how long the messages of two positions take at each distance.
 class Messages {
  public:
   Messages(const Plan& plan, const BalanceProblem& problem)
       : neighbours_(static_cast<std::size_t>(plan.ranks)) {
-    cost::Cluster together = problem.cluster;
-    for (cost::ClusterRank& rank : together.ranks) rank.node = 0;
-    cost::Cluster apart = problem.cluster;
-    for (std::size_t r = 0; r < apart.ranks.size(); ++r) apart.ranks[r].node = static_cast<int>(r);
-    std::map<std::pair<std::size_t, std::size_t>, double> pairs;
-    for (const TrafficRow& row : traffic_of(plan, problem.model, problem.micro_batches)) {
-      const double more = message_time_s({row}, apart) - message_time_s({row}, together);
-      pairs[std::minmax(row.from.index(), row.to.index())] += more;
+    std::array<cost::Cluster, kDistances> apart;
+    for (std::size_t distance = 0; distance < kDistances; ++distance) {
+      apart[distance] = problem.cluster;
+      for (std::size_t r = 0; r < problem.cluster.ranks.size(); ++r) {
+        cost::ClusterRank& rank = apart[distance].ranks[r];
+        rank.node = distance == 0 ? 0 : static_cast<int>(r);
+        rank.network_switch = distance < 2 ? 0 : static_cast<int>(r);
+      }
     }
-    for (const auto& [pair, more] : pairs) {
-      neighbours_[pair.first].emplace_back(pair.second, more);
-      neighbours_[pair.second].emplace_back(pair.first, more);
+    std::map<std::pair<std::size_t, std::size_t>, Times> pairs;
+    for (const TrafficRow& row : traffic_of(plan, problem.model, problem.micro_batches)) {
+      Times& times = pairs[std::minmax(row.from.index(), row.to.index())];
+      for (std::size_t distance = 0; distance < kDistances; ++distance) {
+        times[distance] += message_time_s({row}, apart[distance]);
+      }
+    }
+    for (const auto& [pair, times] : pairs) {
+      neighbours_[pair.first].emplace_back(pair.second, times);
+      neighbours_[pair.second].emplace_back(pair.first, times);
     }
   }
 
   struct Neighbour {
     std::size_t position;
-    double more_s;
-    Neighbour(std::size_t where, double more) : position(where), more_s(more) {}
+    Times times_s;
+    Neighbour(std::size_t where, const Times& times) : position(where), times_s(times) {}
   };
   [[nodiscard]] const std::vector<Neighbour>& of(std::size_t position) const {
     return neighbours_[position];
@@ -79,13 +91,22 @@ class Orderer {
 
  private:
   [[nodiscard]] int node(Rank rank) const { return cluster_.ranks[rank.index()].node; }
+  [[nodiscard]] int switch_of(Rank rank) const {
+    return cluster_.ranks[rank.index()].network_switch;
+  }
   [[nodiscard]] Kind kind(std::size_t rank) const { return kind_of(cluster_.ranks[rank]); }
+
+  [[nodiscard]] std::size_t distance(Rank a, Rank b) const {
+    if (node(a) == node(b)) return 0;
+    const bool is_far = cluster_.between_switches && switch_of(a) != switch_of(b);
+    return is_far ? 2 : 1;
+  }
 
   [[nodiscard]] double cost(const Orders& order) const {
     double sum = 0;
     for (std::size_t i = 0; i < order.size(); ++i) {
-      for (const auto& [other, more] : messages_.of(i)) {
-        if (other > i && node(order[i]) != node(order[other])) sum += more;
+      for (const auto& [other, times] : messages_.of(i)) {
+        if (other > i) sum += times[distance(order[i], order[other])];
       }
     }
     return sum;
@@ -123,11 +144,10 @@ class Orderer {
   [[nodiscard]] double change(const Orders& order, std::size_t a, std::size_t b) const {
     const auto one_way = [&](std::size_t position, std::size_t other) {
       double sum = 0;
-      for (const auto& [neighbour, more] : messages_.of(position)) {
+      for (const auto& [neighbour, times] : messages_.of(position)) {
         if (neighbour == other) continue;
-        const int there = node(order[neighbour]);
-        if (node(order[other]) != there) sum += more;
-        if (node(order[position]) != there) sum -= more;
+        sum += times[distance(order[other], order[neighbour])] -
+               times[distance(order[position], order[neighbour])];
       }
       return sum;
     };
@@ -152,21 +172,22 @@ class Orderer {
     }
   }
 
-  // Nodes with the same kinds of ranks trade all they have, and equal ranks of a node, so that
-  // most bytes stay. No message gets another link by it.
+  // Nodes of a switch with the same kinds of ranks trade all they have, and equal ranks of a node,
+  // so that most bytes stay. No message gets another link by it.
   [[nodiscard]] Orders with_fewest_moves(const Orders& order) const {
     std::map<int, std::map<Kind, std::vector<Rank>>> nodes;
     for (std::int32_t r = 0; r < plan_.ranks; ++r) {
       nodes[node(Rank{r})][kind(static_cast<std::size_t>(r))].emplace_back(r);
     }
-    std::map<std::vector<std::pair<Kind, std::size_t>>, std::vector<int>> equal;
+    std::map<std::pair<int, std::vector<std::pair<Kind, std::size_t>>>, std::vector<int>> equal;
     for (const auto& [number, kinds] : nodes) {
       std::vector<std::pair<Kind, std::size_t>> sizes;
       for (const auto& [each, ranks] : kinds) sizes.emplace_back(each, ranks.size());
-      equal[sizes].push_back(number);
+      const Rank any = kinds.begin()->second.front();
+      equal[{cluster_.between_switches ? switch_of(any) : 0, sizes}].push_back(number);
     }
     std::map<int, int> to;  // the node that takes over a node's positions
-    for (const auto& [sizes, numbers] : equal) {
+    for (const auto& [alike, numbers] : equal) {
       const std::vector<std::size_t> chosen = assignment(scores_of_nodes(order, numbers));
       for (std::size_t i = 0; i < numbers.size(); ++i) to[numbers[i]] = numbers[chosen[i]];
     }

@@ -131,7 +131,7 @@ bool countable(const SearchProblem& problem) {
     seconds += cost::work_s(problem.model, i, 1) / std::min(slowest, 1.0);
     const auto bytes =
         static_cast<double>(problem.model.layers[static_cast<std::size_t>(i)].boundary_bytes.value);
-    for (const cost::Link& link : {problem.cluster.inside_node, problem.cluster.between_nodes}) {
+    for (const cost::Link& link : problem.cluster.links()) {
       message = std::max(message, link.latency_s + bytes / link.bandwidth_bytes_per_s);
     }
   }

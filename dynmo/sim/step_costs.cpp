@@ -67,6 +67,9 @@ Expected<void> check_cluster(const cost::Cluster& cluster) {
   }
   DYNMO_TRY(check_link(cluster.inside_node, "inside a node"));
   DYNMO_TRY(check_link(cluster.between_nodes, "between nodes"));
+  if (cluster.between_switches) {
+    DYNMO_TRY(check_link(*cluster.between_switches, "between switches"));
+  }
   if (!std::isfinite(cluster.action_s) || cluster.action_s < 0) {
     return make_error(ErrorCode::kBadInput, "the overhead of an action is {} s; want 0 or more",
                       cluster.action_s);

@@ -47,6 +47,24 @@ TEST(Cluster, LinksDependOnTheNodes) {
   EXPECT_EQ(cluster.link(Rank{2}, Rank{0}).latency_s, 1);
 }
 
+TEST(Cluster, LinksDependOnTheSwitchesOfTheNodes) {
+  Cluster cluster = equal_nodes(4, 2);
+  for (ClusterRank& rank : cluster.ranks) rank.network_switch = rank.node / 2;
+  cluster.between_nodes.latency_s = 1;
+  EXPECT_EQ(cluster.link(Rank{0}, Rank{7}).latency_s, 1);
+  cluster.between_switches = Link{.latency_s = 2};
+  EXPECT_EQ(cluster.link(Rank{0}, Rank{1}).latency_s, 0);
+  EXPECT_EQ(cluster.link(Rank{0}, Rank{3}).latency_s, 1);
+  EXPECT_EQ(cluster.link(Rank{3}, Rank{4}).latency_s, 2);
+  EXPECT_EQ(cluster.links().size(), 3);
+  EXPECT_TRUE(validate(cluster));
+  cluster.between_switches->bandwidth_bytes_per_s = 0;
+  EXPECT_NE(validate(cluster).error().message.find("between_switches"), std::string::npos);
+  cluster.ranks[3].network_switch = 5;
+  EXPECT_EQ(validate(cluster).error().message,
+            "rank 3: node 1 is on switch 5, wanted 0 as of the ranks before it");
+}
+
 TEST(Cluster, EqualNodesHoldTheirRanksOneNodeAfterTheOther) {
   const Cluster cluster = equal_nodes(2, 3, Bytes{5});
   ASSERT_EQ(cluster.size(), 6);

@@ -59,6 +59,10 @@ Cluster random_cluster(std::uint64_t seed) {
   cluster.inside_node.latency_s = awkward_double(rng);
   cluster.between_nodes.latency_s = awkward_double(rng);
   if (rng.below(2) == 0) cluster.between_nodes.bandwidth_bytes_per_s = 1 + rng.uniform() * 1e10;
+  if (rng.below(2) == 0) {
+    cluster.between_switches = Link{.latency_s = awkward_double(rng)};
+    for (ClusterRank& rank : cluster.ranks) rank.network_switch = rank.node % 3;
+  }
   if (rng.below(2) == 0) cluster.nic_bandwidth_bytes_per_s = 1 + rng.uniform() * 1e10;
   return cluster;
 }
@@ -153,6 +157,13 @@ TEST(CostFiles, ClusterFaultsNameTheirPlace) {
             "c.json: /ranks/0/node is -1, wanted a node number, 0 or more");
   EXPECT_EQ(error(head + R"("ranks": [{}], "links": {"inside_node": {"latency": 1}}})"),
             "c.json: /links/inside_node/latency is not a known key, did you mean 'latency_s'?");
+  EXPECT_EQ(error(head + R"("ranks": [{"switch": 2}, {"node": 1}, {"switch": 1}]})"),
+            "c.json: /ranks/2/switch is 1, wanted 2 as of the ranks of node 0 before it");
+  EXPECT_EQ(error(head + R"("ranks": [{"switch": -1}]})"),
+            "c.json: /ranks/0/switch is -1, wanted a switch number, 0 or more");
+  EXPECT_EQ(error(head +
+                  R"("ranks": [{}], "links": {"between_switches": {"bandwidth_bytes_per_s": 0}}})"),
+            "c.json: /links/between_switches/bandwidth_bytes_per_s is 0, wanted more than 0");
   EXPECT_EQ(
       error(head + R"("ranks": [{}], "links": {"between_nodes": {"bandwidth_bytes_per_s": 0}}})"),
       "c.json: /links/between_nodes/bandwidth_bytes_per_s is 0, wanted more than 0");

@@ -52,7 +52,12 @@ std::vector<std::string> seeds() {
   cluster.ranks[2].node = 1;
   cluster.inside_node = {.latency_s = 5e-6, .bandwidth_bytes_per_s = 1e11};
   cluster.between_nodes = {.latency_s = 2e-5, .bandwidth_bytes_per_s = 1.2e10};
-  return {cost::cluster_json(cluster).dump(), cost::cluster_json(cost::equal_ranks(2)).dump(),
+  cost::Cluster levels = cost::equal_nodes(3, 2);
+  for (cost::ClusterRank& rank : levels.ranks) rank.network_switch = rank.node / 2;
+  levels.between_nodes = cluster.between_nodes;
+  levels.between_switches = cost::Link{.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e9};
+  return {cost::cluster_json(cluster).dump(), cost::cluster_json(levels).dump(),
+          cost::cluster_json(cost::equal_ranks(2)).dump(),
           R"({"format": "dynmo-cluster-1", "ranks": [{}, {"speed": 2}], "links": {}})"};
 }
 

@@ -23,6 +23,16 @@ cost::ModelCost model_with_messages(Rng& rng, int layers) {
   return model;
 }
 
+// Every node on one of two switches, with a slow link between these.
+void put_on_switches(Rng& rng, cost::Cluster& cluster) {
+  cluster.between_switches = {.latency_s = 3e-4 * rng.uniform(), .bandwidth_bytes_per_s = 3e5};
+  const int seed = pick(rng, 0, 1 << 20);
+  for (cost::ClusterRank& rank : cluster.ranks) {
+    Rng of_node(mix_key({static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(rank.node)}));
+    rank.network_switch = 5 * pick(of_node, 0, 1);
+  }
+}
+
 // Ranks of few kinds on nodes in any order.
 cost::Cluster mixed_cluster(Rng& rng, int ranks) {
   cost::Cluster cluster = cost::equal_ranks(ranks);
@@ -35,6 +45,7 @@ cost::Cluster mixed_cluster(Rng& rng, int ranks) {
   }
   cluster.between_nodes = {.latency_s = 1e-4 * rng.uniform(), .bandwidth_bytes_per_s = 1e6};
   if (pick(rng, 0, 2) == 0) cluster.inside_node.latency_s = 1e-5;
+  if (pick(rng, 0, 1) == 0) put_on_switches(rng, cluster);
   return cluster;
 }
 
@@ -99,6 +110,7 @@ TEST(Place, ManyRanksAreNeverWorseThanInTheirGivenOrder) {
     const cost::ModelCost model = model_with_messages(rng, 2 * ranks + pick(rng, 0, 9));
     cost::Cluster cluster = mixed_cluster(rng, ranks);
     for (cost::ClusterRank& rank : cluster.ranks) rank.node = pick(rng, 0, ranks / 4);
+    if (cluster.between_switches || seed % 3 == 0) put_on_switches(rng, cluster);
     const ScheduleKind kind = seed % 2 == 0 ? ScheduleKind::k1F1B : ScheduleKind::kZbV;
     const cost::Cluster roomy = cost::equal_ranks(ranks);
     const Plan plan = propose(Balancer::kTime, {model, roomy, ranks, kind}).value().plan;
@@ -134,6 +146,34 @@ TEST(Place, AChainCrossesEveryNodeOnce) {
     EXPECT_EQ(between_nodes(traffic_of(placed, model, 8), cluster).messages, 16 * (nodes - 1));
     EXPECT_EQ(between_nodes(traffic_of(plan, model, 8), cluster).messages, 16 * (ranks - 1));
   }
+}
+
+// Nodes A B C D .. on switches 0 1 0 1 ..: the chain need leave each switch once, too.
+TEST(Place, AChainCrossesEverySwitchOnce) {
+  const int ranks = 64;
+  cost::ModelCost model = equal_model(ranks, 1e-3);
+  for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{1000};
+  cost::Cluster cluster = cost::equal_ranks(ranks);
+  for (int r = 0; r < ranks; ++r) {
+    cost::ClusterRank& rank = cluster.ranks[static_cast<std::size_t>(r)];
+    rank.node = r % 16;
+    rank.network_switch = rank.node % 4;
+  }
+  cluster.between_nodes = {.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e7};
+  cluster.between_switches = cost::Link{.latency_s = 1e-3, .bandwidth_bytes_per_s = 1e6};
+  const Plan plan =
+      make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 1), ScheduleKind::k1F1B);
+  const Plan placed = place(plan, {model, cluster, 8}).value();
+  int nodes = 0;
+  int switches = 0;
+  for (std::size_t s = 1; s < placed.stages.size(); ++s) {
+    const auto& before = cluster.ranks[placed.stages[s - 1].rank.index()];
+    const auto& here = cluster.ranks[placed.stages[s].rank.index()];
+    nodes += before.node != here.node ? 1 : 0;
+    switches += before.network_switch != here.network_switch ? 1 : 0;
+  }
+  EXPECT_EQ(nodes, 15);
+  EXPECT_EQ(switches, 3);
 }
 
 TEST(Place, OfEquallyGoodOrdersThatInForceStays) {
