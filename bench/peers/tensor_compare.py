@@ -8,11 +8,11 @@ digits as it prints), with one thread and with two. All methods of FeaTensor and
 interleaved rounds. Time is the whole process's, memory its largest resident size.
 
 Gen: each of GenTensor's settings of real tensors that has at most --gen-cap entries is asked of ours and of GenTensor in interleaved
-rounds, and what ours wrote is read back. GenTensor is stopped when it has taken as many times ours as the goal needs.
+rounds, and what ours wrote is read back (generated_check.c). GenTensor is stopped when it has taken as many times ours as the goal needs.
 
     bench/peers/tensor_compare.py --dynmo build/release/apps/dynmo/dynmo --featensor DIR --gentensor DIR
 
-Needs a Python with numpy (--python), and both programs (https://github.com/sparcityeu) built in their folders by their own scripts.
+Needs a Python with numpy (--python), a C compiler, and both programs (https://github.com/sparcityeu) built in their folders by their own scripts.
 """
 import argparse
 import fractions
@@ -292,7 +292,7 @@ def differences_of_generated(setting, said, got):
 def generated_and_said(options, setting, path):
     said = output([options.dynmo, *ours_flags(setting, options.seed, path)])
     numbers = re.match(r"(\d+) entries in (\d+) fibers of (\d+) slices", said)
-    got = truth_of(options, "generated", path)
+    got = json.loads(output([options.check, path]))
     got |= {"fibers": got["fiber"]["nonempty"], "slices": got["slice"]["nonempty"]}
     return got, dict(zip(("entries", "fibers", "slices"), map(int, numbers.groups())))
 
@@ -377,6 +377,8 @@ def main():
     checks, found = Checks(), {}
     parts = {"stats": compare_stats, "gen": compare_gen, "orders": check_orders, "autocorrelation": check_autocorrelation}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        options.check = Path(folder) / "generated_check"
+        output(["cc", "-O2", "-o", options.check, HERE / "generated_check.c"])
         for part in options.parts:
             found[part] = parts[part](options, checks, Path(folder))
             if options.out:

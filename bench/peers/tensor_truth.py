@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Features of a coordinates file by brute force, and what a generated one has, for tensor_compare.py.
+"""Features of a coordinates file by brute force, and the autocorrelation of counts, for tensor_compare.py.
 
 Prints JSON. Numbers of groups, their largest, smallest, sum and sum of squares are exact integers. Needs numpy.
 
-    bench/peers/tensor_truth.py features|generated|autocorrelation FILE
+    bench/peers/tensor_truth.py features|autocorrelation FILE
 """
 import itertools
 import json
@@ -82,64 +82,6 @@ def brute_force(path):
     return found
 
 
-def generated(path):
-    """What a file has whose entries ascend; ascending strictly, no place comes twice."""
-    source = pieces(path)
-    sizes = next(source)
-    order = len(sizes)
-    entries = 0
-    last = None
-    in_fiber, in_slice = Runs(), Runs()
-    for piece in source:
-        if piece.min() < 0 or (piece.max(axis=0) >= sizes).any():
-            raise SystemExit(f"{path}: an index is out of range")
-        rows = piece if last is None else np.concatenate([last, piece])
-        change = rows[1:] != rows[:-1]
-        first = change.argmax(axis=1)  # the first mode that differs from the row before
-        steps = rows[1:][np.arange(len(first)), first] - rows[:-1][np.arange(len(first)), first]
-        if not change.any(axis=1).all() or (steps <= 0).any():
-            raise SystemExit(f"{path}: an entry does not come behind the one before it")
-        if last is None:
-            first = np.concatenate([[0], first])
-        last = piece[-1:]
-        entries += len(piece)
-        starts_fiber = first < order - 1
-        in_fiber.take(starts_fiber)
-        in_slice.take(first[starts_fiber] < order - 2)
-    return {"sizes": sizes, "entries": entries, "fiber": in_fiber.moments(), "slice": in_slice.moments()}
-
-
-class Runs:
-    """Lengths of runs, of which each begins at an item marked so; pieces come one after another."""
-
-    def __init__(self):
-        self.open = 0  # length of the run that has not ended
-        self.found = {"nonempty": 0, "sum": 0, "squares": 0, "max": 0}
-
-    def take(self, begins):
-        at = np.flatnonzero(begins)
-        if not len(at):
-            self.open += len(begins)
-            return
-        lengths = np.diff(at)
-        if self.open + at[0] > 0:
-            lengths = np.concatenate([[self.open + at[0]], lengths])
-        self.add(lengths)
-        self.open = len(begins) - int(at[-1])
-
-    def add(self, lengths):
-        if len(lengths):
-            self.found["nonempty"] += len(lengths)
-            self.found["sum"] += int(lengths.sum())
-            self.found["squares"] += int((lengths * lengths).sum())
-            self.found["max"] = max(self.found["max"], int(lengths.max()))
-
-    def moments(self):
-        self.add(np.array([self.open] if self.open else [], dtype=np.int64))
-        self.open = 0
-        return self.found
-
-
 def autocorrelation(path):
     """Of counts of experts, with the next step, pooled over all series; and the coefficient of variation of all of them."""
     with open(path) as file:
@@ -151,4 +93,4 @@ def autocorrelation(path):
 
 
 if __name__ == "__main__":
-    print(json.dumps({"features": brute_force, "generated": generated, "autocorrelation": autocorrelation}[sys.argv[1]](sys.argv[2])))
+    print(json.dumps({"features": brute_force, "autocorrelation": autocorrelation}[sys.argv[1]](sys.argv[2])))

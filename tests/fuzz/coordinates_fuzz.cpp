@@ -1,13 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coordinates that are taken lie inside the sizes, and have features of as many entries.
+// Coordinates that are taken lie inside the sizes, and have features of as many entries, the same
+// numbers of them with values as without, where entries are counted in another way.
 #include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
 #include "tests/fuzz/target.h"
 
 namespace dynmo::fuzz {
+namespace {
+
+Json without_values(Json features) {
+  features.erase("values");
+  for (const char* list : {"fibers", "slices", "modes"}) {
+    if (!features.contains(list)) continue;
+    for (Json& group : features[list]) group.erase("values");
+  }
+  return features;
+}
+
+}  // namespace
 
 Outcome run_target(std::string_view text) {
   const auto read = tensor::parse_coordinates(text, "a.tns", tensor::Values::kKept);
+  const auto dropped = tensor::parse_coordinates(text, "a.tns", tensor::Values::kDropped);
+  DYNMO_CHECK(dropped.has_value() == read.has_value(), "the same answer without values");
   if (!read) return refused(read.error());
   DYNMO_CHECK(read->values.size() == read->entries(), "a value an entry");
   for (std::size_t mode = 0; mode < read->sizes.size(); ++mode) {
@@ -18,6 +33,10 @@ Outcome run_target(std::string_view text) {
   }
   const auto features = tensor::features_of(*read);
   if (!features) return refused(features.error());
+  const auto counted = tensor::features_of(*dropped);
+  DYNMO_CHECK(counted.has_value(), "features without values, got {}", counted.error().message);
+  DYNMO_CHECK(tensor::to_json(*counted) == without_values(tensor::to_json(*features)),
+              "the same counts without values");
   const auto again = tensor::parse_features(tensor::to_json(*features), "features.json");
   DYNMO_CHECK(again.has_value(), "features that read back");
   return Outcome::kTaken;
