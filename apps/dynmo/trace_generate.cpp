@@ -92,6 +92,21 @@ std::uint64_t snapped(std::uint64_t count, std::uint64_t to) {
   return difference <= 1e-4 * static_cast<double>(to) ? to : count;
 }
 
+// `count` things in `groups`, hardly more than one in each: how many have two decides their spread,
+// and is lost in the digits of the densities. What the spread says is meant, if it differs by as
+// little as `snapped` allows.
+std::uint64_t fitted(std::uint64_t count, std::uint64_t groups, double cv) {
+  const auto ones = static_cast<double>(groups);
+  if (snapped(count, groups) != groups) return count;
+  // A share p of groups with two has cv^2 = p (1 - p) / (1 + p)^2.
+  double share = 0;
+  for (int i = 0; i < 8 && share < 0.5; ++i) {
+    share = cv * cv * (1 + share) * (1 + share) / (1 - share);
+  }
+  if (!(share < 1e-4)) return snapped(count, groups);
+  return groups + static_cast<std::uint64_t>(std::llround(share * ones));
+}
+
 Expected<tensor::Request> coordinates_request(const GenFlags& flags) {
   if (!flags.like.empty()) {
     DYNMO_ASSIGN(const Json json, read_json(flags.like));
@@ -123,8 +138,8 @@ Expected<tensor::Request> coordinates_request(const GenFlags& flags) {
   DYNMO_ASSIGN(request.fibers, whole("--fiber-density", flags.fiber_density, fibers));
   DYNMO_ASSIGN(request.entries,
                whole("--density", flags.density, fibers * static_cast<double>(flags.sizes.back())));
-  request.fibers = snapped(request.fibers, request.slices);
-  request.entries = snapped(request.entries, request.fibers);
+  request.fibers = fitted(request.fibers, request.slices, flags.fibers_cv);
+  request.entries = fitted(request.entries, request.fibers, flags.entries_cv);
   if (request.fibers < request.slices || request.entries < request.fibers) {
     return make_error(ErrorCode::kBadInput,
                       "{} slices, {} fibers and {} entries contradict each other: wanted at least "

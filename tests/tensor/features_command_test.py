@@ -35,6 +35,13 @@ class Features(unittest.TestCase):
         self.assertEqual((along_first["groups"], along_first["nonempty"], along_first["max"]), (6, 3, 1))
         self.assertIn("3 entries, density 0.25", self.run_program("trace", "stats", "t.tns"))
 
+    def test_the_spread_says_how_many_have_two_where_the_densities_cannot(self):
+        # The densities say 300,010 fibers and 300,013 entries, and CV 0.0063246 that 12 of 300,000 slices have two fibers.
+        said = self.run_program("trace", "gen", "--out", "a.tns", "--sizes", 300000, 100, 5, "--slice-density", 1, "--fiber-density",
+                                0.01000033, "--density", 0.002000087, "--fibers-cv", 0.0063246, "--fibers-imbalance", 1, "--entries-cv", 0,
+                                "--entries-imbalance", 0)
+        self.assertIn("300012 entries in 300012 fibers of 300000 slices", said)
+
     def test_of_what_was_generated_are_what_was_asked(self):
         said = self.run_program("trace", "gen", "--out", "a.tns", "--sizes", 50, 60, 70, "--density", 0.01, "--fiber-density", 0.2,
                                 "--fibers-cv", 0.5, "--entries-cv", 0.8)
