@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -33,12 +34,20 @@ std::int32_t small_of(JsonObject& object, const std::string& key) {
   return 0;
 }
 
-Expected<TrafficRows> read_rows(JsonObject& object, const std::string& key) {
+Expected<TrafficRows> read_rows(JsonObject& object, const std::string& key,
+                                const std::vector<int>& ranks) {
   std::vector<dynmo::TrafficRow> rows;
   for (JsonObject& one : object.objects(key)) {
+    const auto rank_of = [&](const std::string& end) {
+      const std::int32_t rank = small_of(one, end);
+      if (std::ranges::find(ranks, rank) == ranks.end()) {
+        one.fail(end, fmt::format("is {}, wanted one of the ranks of this line", rank));
+      }
+      return WorldRank(rank);
+    };
     dynmo::TrafficRow row;
-    row.from = WorldRank(small_of(one, "from"));
-    row.to = WorldRank(small_of(one, "to"));
+    row.from = rank_of("from");
+    row.to = rank_of("to");
     const auto purpose = parse_purpose(one.string("purpose"));
     if (!purpose) one.fail("purpose", purpose.error().message);
     row.purpose = purpose.has_value() ? *purpose : Purpose::kControl;
@@ -78,8 +87,8 @@ Expected<TrafficInterval> parse_traffic_interval(const Json& json, std::string_v
     interval.nodes.push_back(small_of(rank, "node"));
     DYNMO_TRY(rank.finish());
   }
-  DYNMO_ASSIGN(interval.measured, read_rows(root, "measured"));
-  DYNMO_ASSIGN(interval.predicted, read_rows(root, "predicted"));
+  DYNMO_ASSIGN(interval.measured, read_rows(root, "measured", interval.ranks));
+  DYNMO_ASSIGN(interval.predicted, read_rows(root, "predicted", interval.ranks));
   DYNMO_TRY(root.finish());
   return interval;
 }

@@ -57,6 +57,9 @@ class Reader {
   [[nodiscard]] Expected<Features> read(const Json& json) {
     JsonObject object(json, origin_);
     object.expect_format(kFormat);
+    const bool has_format =
+        json.is_object() && json.contains("format") && json["format"] == kFormat;
+    if (!has_format) return object.finish().error();  // before those of what is absent, too
     Features features;
     features.sizes = sizes(json);
     features.names = names(json, features.sizes.size());

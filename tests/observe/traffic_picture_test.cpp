@@ -36,8 +36,8 @@ TEST(TrafficLog, ReadsBackWhatItHasWritten) {
   const TempFolder folder;
   const auto path = folder.path() / "traffic.jsonl";
   TrafficInterval second = traffic_example();
-  second.ranks = {0, 4};
-  second.nodes = {1, 1};
+  second.ranks = {0, 1, 2, 4};
+  second.nodes = {1, 1, 0, 1};
   ASSERT_TRUE(append_traffic(path, traffic_example()).has_value());
   ASSERT_TRUE(append_traffic(path, second).has_value());
   std::ofstream(path, std::ios::app) << R"({"format": "dynmo-traf)";
@@ -71,6 +71,8 @@ TEST(TrafficLog, SaysWhatIsWrong) {
   EXPECT_NE(
       error([](Json& json) { json["measured"][0]["from"] = -1; }).find("/measured/0/from is -1"),
       std::string::npos);
+  EXPECT_EQ(error([](Json& json) { json["measured"][1]["to"] = 5; }),
+            "t: line 1: /measured/1/to is 5, wanted one of the ranks of this line");
   EXPECT_NE(error([](Json& json) { json["steps"] = -1; }).find("/steps is -1"), std::string::npos);
   EXPECT_NE(error([](Json& json) { json["format"] = "dynmo-traffic-9"; }), "");
 }

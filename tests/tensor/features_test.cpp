@@ -294,7 +294,10 @@ TEST(Features, OfAFileOfSomethingElseAreRefused) {
   const auto plan = parse_features(Json{{"format", "dynmo-plan-1"}}, "plan.json");
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().code, ErrorCode::kBadInput);
-  EXPECT_NE(plan.error().message.find("plan.json"), std::string::npos) << plan.error().message;
+  EXPECT_EQ(plan.error().message,
+            "plan.json: /format is 'dynmo-plan-1', wanted 'dynmo-features-1'");
+  EXPECT_FALSE(parse_features(Json::array(), "list.json"));
+  EXPECT_FALSE(parse_features(Json{{"format", 1}}, "number.json"));
 }
 
 // Series x(t) = r x(t - 1) + noise.
