@@ -76,13 +76,13 @@ class Reader {
       features.values = distribution(*values);
     }
     if (std::optional<JsonObject> along = object.object("along")) {
-      features.along = Persistence{.mode = static_cast<int>(along->integer("mode")) - 1,
+      const std::int64_t mode = along->integer("mode");
+      const bool is_mode = mode >= 1 && mode <= order;
+      if (!is_mode) along->fail("mode", fmt::format("is {}, wanted a mode, 1 to {}", mode, order));
+      features.along = Persistence{.mode = is_mode ? static_cast<int>(mode) - 1 : 0,
                                    .autocorrelation = along->number("autocorrelation")};
       const std::int64_t half_life = along->integer("half_life", 0);
       if (half_life > 0) features.along->half_life = half_life;
-      if (features.along->mode < 0 || features.along->mode >= order) {
-        along->fail("mode", "is no mode of the tensor");
-      }
       keep(along->finish());
     }
     if (std::optional<JsonObject> uneven = object.object("uneven")) {

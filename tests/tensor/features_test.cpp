@@ -300,6 +300,20 @@ TEST(Features, OfAFileOfSomethingElseAreRefused) {
   EXPECT_FALSE(parse_features(Json{{"format", 1}}, "number.json"));
 }
 
+TEST(Features, AlongAModeThatTheTensorHasNotAreRefused) {
+  Rng rng(6);
+  Json json = to_json(*features_of(random_tensor(rng, 3, 6, true), {.along = 2}));
+  ASSERT_TRUE(parse_features(json, "f.json"));
+  for (const std::int64_t mode : {std::int64_t{0}, std::int64_t{4}, std::int64_t{-2147483648},
+                                  std::int64_t{1} << 32, (std::int64_t{1} << 32) + 1}) {
+    json["along"]["mode"] = mode;
+    const auto read = parse_features(json, "f.json");
+    ASSERT_FALSE(read) << mode;
+    EXPECT_EQ(read.error().message,
+              "f.json: /along/mode is " + std::to_string(mode) + ", wanted a mode, 1 to 3");
+  }
+}
+
 // Series x(t) = r x(t - 1) + noise.
 SparseTensor autoregressive(double r, std::uint64_t seed, std::uint32_t steps) {
   SparseTensor tensor{.sizes = {steps, 64}, .indices = {{}, {}}};
