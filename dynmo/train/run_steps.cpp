@@ -19,7 +19,6 @@ Expected<void> Run::advance_all() {
       DYNMO_ASSIGN(const bool one, advance(lane));
       asked = asked || one;
     }
-    done_.steps = step + 1;
     done_.generation = lanes_.front().group->pipeline().plan().generation;
     report_progress(step);
     if (step + 1 == config().train.steps) continue;
@@ -45,8 +44,10 @@ Expected<bool> Run::advance(Lane& lane) {
   const std::int64_t begin_ns = now_ns();
   DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
   if (report.stop) return *report.stop;  // at all ranks
-  DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(world(), *lane.group, report)));
+  // The step is done from here on, also where a loss ends what follows it.
   for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+  done_.steps = report.step + 1;
+  DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(world(), *lane.group, report)));
   if (elasticity_) elasticity_->observe(report, *lane.group, lane.log->series());
   snapshots_.observe(report.step_s);
   DYNMO_TRY(after_step(lane));
