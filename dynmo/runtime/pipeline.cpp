@@ -410,6 +410,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   report.start_ns = begun.output.start_ns;
   state_.last_exchange = given;
   ++state_.step;
+  state_.asked = false;
   return std::move(report);
 }
 

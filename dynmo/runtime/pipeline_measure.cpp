@@ -52,12 +52,16 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
 }
 
 Expected<void> Pipeline::go_on() {
+  // Layers may be changed for the next step on some ranks and not on others: of the replicas' copies
+  // one may be frozen or pruned, and no two would add up.
+  if (state_.asked) DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(measure_links());
   return choose_recomputed();
 }
 
 Expected<double> Pipeline::validate(const Batches& batches, model::Pass pass) {
-  DYNMO_TRY(ask_sources_first());
+  // After a loss the layers are as the last step has left them, and stay so until the next one.
+  if (!goes_on_) DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   RankStats own;
   for (int round = 0; round < options_.accumulation; ++round) {

@@ -126,6 +126,7 @@ void Pipeline::count_work(const dynamism::Outcome& outcome,
 // Once before each step.
 Expected<void> Pipeline::ask_sources() {
   if (asked_for_ == state_.step) return {};
+  state_.asked = true;
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
   // A run's first plan was made for what had changed before.

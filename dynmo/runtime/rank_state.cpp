@@ -40,6 +40,7 @@ void roll_back(RankState& state, std::int64_t step) {
     Snapshot snapshot = *std::exchange(state.snapshot, std::nullopt);
     if (!there) {
       state.layers = std::exchange(snapshot.own, {});
+      state.asked = snapshot.asked;
       state.frozen_layers = snapshot.frozen_layers;
       state.source_state = std::move(snapshot.source_state);
       state.controller = std::move(snapshot.controller);

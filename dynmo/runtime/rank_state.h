@@ -29,6 +29,7 @@ namespace dynmo::runtime {
 // copies.
 struct Snapshot {
   std::int64_t step = 0;
+  bool asked = false;  // as RankState has it
   int frozen_layers = 0;
   Json source_state = nullptr;
   std::optional<control::Controller> controller = {};
@@ -40,6 +41,9 @@ struct RankState {
   plan::Plan plan;        // that the layers lie under
   LayerStates layers;     // that the plan gives this rank of its replica
   std::int64_t step = 0;  // the next one to run
+  // The sources were asked before `step`: layers may be changed for it, and are no longer those
+  // that the last step has left.
+  bool asked = false;
   int frozen_layers = 0;  // length of the frozen prefix
   // The shape of each layer that has lost weights to pruning; equal on all ranks.
   std::map<LayerId, model::StateShape> pruned = {};

@@ -127,6 +127,8 @@ Expected<void> bring_together(std::optional<std::int64_t> wanted, const transpor
   mine.step = step;
   mine.frozen_layers = all[first].frozen_layers;
   mine.product_fit = all[first].product_fit;
+  mine.asked = std::ranges::any_of(
+      all, [&](const Holdings& theirs) { return theirs.asked && brings(theirs, step); });
   mine.pruned.clear();
   for (const Holdings& theirs : all) {
     for (const Holdings::Layer& held : theirs.layers) {
@@ -161,6 +163,7 @@ Holdings holdings_of(const RankState& state) {
   add(state.arriving, state.step, CopyKind::kShadow);
   Holdings holdings{.frozen_layers = state.frozen_layers,
                     .generation = state.plan.generation,
+                    .asked = state.asked,
                     .product_fit = state.product_fit};
   for (auto& [place, held] : found) holdings.layers.push_back(std::move(held));
   return holdings;
@@ -176,6 +179,7 @@ Json to_json(const Holdings& holdings) {
   }
   Json json = {{"frozen_layers", holdings.frozen_layers},
                {"generation", holdings.generation},
+               {"asked", holdings.asked},
                {"layers", std::move(layers)}};
   if (const auto& fit = holdings.product_fit) {
     json["product_fit"] = {
@@ -187,7 +191,8 @@ Json to_json(const Holdings& holdings) {
 Expected<Holdings> parse_holdings(const Json& json) {
   JsonObject object(json, "what a rank holds");
   Holdings holdings{.frozen_layers = static_cast<int>(object.integer("frozen_layers")),
-                    .generation = object.integer("generation")};
+                    .generation = object.integer("generation"),
+                    .asked = object.boolean("asked")};
   if (auto fit = object.object("product_fit")) {
     const auto coefficient = [&](const char* key) {
       const double value = fit->number(key);

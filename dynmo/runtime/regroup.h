@@ -35,6 +35,7 @@ struct Holdings {
   };
   int frozen_layers = 0;  // of the live layers
   Generation generation = 0;
+  bool asked = false;  // RankState::asked
   std::optional<cost::ProductFit> product_fit = {};
   std::vector<Layer> layers = {};  // ascending by layer and kind; none: a rank that comes new
   friend bool operator==(const Holdings&, const Holdings&) = default;

@@ -100,6 +100,7 @@ Expected<MigrationReport> take_snapshot(const transport::Grid& grid, transport::
                                      old ? std::move(old.mapped()) : model::LayerState(), staging));
   }
   snapshot.step = state.step;
+  snapshot.asked = state.asked;
   snapshot.frozen_layers = state.frozen_layers;
   snapshot.source_state = dynamism::state(state.sources);
   snapshot.controller = controller;

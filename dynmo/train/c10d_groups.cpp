@@ -309,9 +309,13 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
   if (groups.in_force() == nullptr) return done;  // has left already
   if (done.has_value()) {
     const Expected<void> left = groups.in_force()->leave();
-    // The run is done: all have done their parts, and one was lost on its way out.
-    if (!left && left.error().code != ErrorCode::kPeerLost) return left;
-    return {};
+    // The run is done: all have done their parts, and one was lost on its way out, or has failed
+    // there by itself and says so.
+    if (left.has_value() || left.error().code == ErrorCode::kPeerLost ||
+        left.error().code == ErrorCode::kInternal) {
+      return {};
+    }
+    return left;
   }
   if (done.error().code == ErrorCode::kInterrupted) {  // all stop alike, between two steps
     DYNMO_TRY(groups.in_force()->leave());

@@ -185,6 +185,7 @@ class Run {
   // Does what is due before the next step.
   Expected<void> after_step(Lane& lane, bool has_checkpoint = false);
   Expected<void> validate(Lane& lane);
+  void note_validation(Lane& lane);  // the newest
   Expected<void> checkpoint(Lane& lane, bool due);
   Expected<void> finish_checkpoint(Lane& lane);
   Expected<void> take_snapshot(Lane& lane, std::int64_t step);

@@ -72,17 +72,24 @@ Expected<void> Run::validate(Lane& lane) {
   DYNMO_ASSIGN(const double loss, lane.group->validate());
   lane.traffic->validated();
   const std::int64_t step = lane.group->pipeline().next_step();
-  lane.log->series().validation.emplace_back(step, loss);
-  Json event = {{"loss", loss}};
+  RunSeries& series = lane.log->series();
+  series.validation.emplace_back(step, loss);
   const dynamism::Sources& sources = lane.group->pipeline().sources();
   if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
     DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
     lane.traffic->validated();
-    lane.log->series().generation_loss = generated;
-    event["generation_loss"] = generated;
+    series.generation_loss = generated;
   }
-  lane.log->event("validation", step, std::move(event));
+  note_validation(lane);
   return {};
+}
+
+void Run::note_validation(Lane& lane) {
+  const RunSeries& series = lane.log->series();
+  const auto [step, loss] = series.validation.back();
+  Json event = {{"loss", loss}};
+  if (series.generation_loss) event["generation_loss"] = *series.generation_loss;
+  lane.log->event("validation", step, event);
 }
 
 Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {

@@ -72,6 +72,7 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
 
 struct Reports {
   std::vector<elastic::Report> all;
+  std::vector<std::int64_t> validated;  // by rank: the step before which it was done last
   Generation generation = 0;  // of the newest plan
   bool have_begun = true;     // all of them: each has a plan, layers and a log
   bool whole = false;         // one has found all that the run leaves
@@ -85,18 +86,25 @@ struct Reports {
     return report.step >= decision.step ||
            (decision.finish && report.gradients_complete && report.step == decision.finish->step);
   }
+  // Whether the loss came before the rank knew the outcome of a validation that others know.
+  [[nodiscard]] bool lacks_validation(std::size_t rank, std::int64_t step) const {
+    return all[rank].step == step && validated[rank] < step &&
+           std::ranges::max(validated) >= step;
+  }
 };
 
 Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
-                                 bool has_begun, bool whole, bool complete,
+                                 const RunLog* log, bool whole, bool complete,
                                  std::int64_t checkpoint) {
-  const Json mine = {{"begun", has_begun},
+  const bool has_validated = log != nullptr && !log->series().validation.empty();
+  const Json mine = {{"begun", log != nullptr},
                      {"whole", whole},
                      {"step", state.step},
                      {"complete", complete},
                      {"updated", state.last_exchange.has_value()},
                      {"holds", runtime::to_json(runtime::holdings_of(state))},
-                     {"checkpoint", checkpoint}};
+                     {"checkpoint", checkpoint},
+                     {"validated", has_validated ? log->series().validation.back().first : -1}};
   const std::string origin = "what a rank has after a loss";
   DYNMO_ASSIGN(const auto values, transport::gather_json(group, tag(), mine, origin));
   Reports reports;
@@ -109,6 +117,7 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
                            .gradients_complete = object.boolean("complete")};
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
     if (const auto at = object.integer("checkpoint"); at >= 0) report.checkpoint = at;
+    reports.validated.push_back(object.integer("validated"));
     DYNMO_ASSIGN(const runtime::Holdings holdings,
                  runtime::parse_holdings(json.value("holds", Json())));
     for (const auto& layer : holdings.layers) report.holdings.push_back(layer.copy);
@@ -197,7 +206,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
-  DYNMO_ASSIGN(const Reports reports, gather_reports(world(), state_of(lane), lane.log.has_value(),
+  DYNMO_ASSIGN(const Reports reports, gather_reports(world(), state_of(lane), lane.log ? &*lane.log : nullptr,
                                                      is_whole(), complete, newest));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
@@ -252,16 +261,23 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said, origin));
   DYNMO_TRY(regroup_at(lane, plan, decision.step, cluster));
   recovery.end_phase("regroup");
-  bool all_have_done = true;
-  for (std::size_t rank = 0; rank < reports.all.size(); ++rank) {
-    all_have_done = all_have_done && reports.has_done(rank, decision);
-  }
-  const bool has_done = reports.has_done(world().rank().index(), decision);
+  const bool asked = lane.group->pipeline().state().asked;
+  const auto knows = [&](std::size_t rank) {
+    return reports.has_done(rank, decision) &&
+           !(asked && reports.lacks_validation(rank, decision.step));
+  };
+  const std::size_t self = world().rank().index();
+  bool all_know = true;
+  for (std::size_t rank = 0; rank < reports.all.size(); ++rank) all_know = all_know && knows(rank);
+  const bool has_done = reports.has_done(self, decision);
   if (done_.steps != decision.step && has_done) DYNMO_TRY(lane.log->roll_back(decision.step));
   if (done_.steps == decision.step) lane.log->begin_group();
-  if (!all_have_done) DYNMO_TRY(share_series(lane, has_done));
+  if (!all_know) DYNMO_TRY(share_series(lane, knows(self)));
   done_.first = done_.steps = decision.step;
-  return after_step_again(lane);
+  // Where layers are those of the next step already, all of it was done.
+  if (!asked) return after_step_again(lane);
+  if (reports.lacks_validation(self, decision.step)) note_validation(lane);
+  return {};
 }
 
 // A rank that lacks only the update of the last step makes it, from what another one has got.

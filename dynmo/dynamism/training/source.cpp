@@ -2,6 +2,7 @@
 #include "dynmo/dynamism/training/source.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -81,6 +82,9 @@ Expected<void> shape(const Sources& sources, model::Recipe& recipe) {
 }
 
 Expected<Change> before_step(const Sources& sources, const Boundary& boundary) {
+  std::optional<int> frozen;
+  for (const auto& source : sources) frozen = std::max(frozen, source->freezes(boundary));
+  if (frozen) set_frozen(boundary.states, *frozen);
   Change all;
   for (const auto& source : sources) {
     DYNMO_ASSIGN(const Change change, source->before_step(boundary));

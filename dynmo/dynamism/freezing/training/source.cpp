@@ -58,10 +58,13 @@ class ByStep final : public FreezingSource {
  public:
   using FreezingSource::FreezingSource;
 
-  Expected<Change> before_step(const Boundary& now) override {
+  std::optional<int> freezes(const Boundary& now) const override {
     const int layers = model::layers_with_whole_head(now.model);
-    return Change{.frozen_layers = model::layers_up_to(
-                      now.model, frozen_layers(options().schedule, now.step, steps(), layers))};
+    return model::layers_up_to(now.model,
+                               frozen_layers(options().schedule, now.step, steps(), layers));
+  }
+  Expected<Change> before_step(const Boundary& now) override {
+    return Change{.frozen_layers = freezes(now)};
   }
 };
 
@@ -70,6 +73,10 @@ class ByRule : public FreezingSource {
  public:
   using FreezingSource::FreezingSource;
 
+  std::optional<int> freezes(const Boundary& now) const override {
+    const ConvergenceRule next = unfrozen_below(rule_, options(), now.learning_rate);
+    return model::layers_up_to(now.model, next.frozen);
+  }
   Expected<Change> before_step(const Boundary& now) override {
     rule_ = unfrozen_below(std::move(rule_), options(), now.learning_rate);
     return Change{.frozen_layers = model::layers_up_to(now.model, rule_.frozen)};
