@@ -28,10 +28,10 @@ class KeptSeries {
     snapshots_.insert_or_assign(step, series);
     if (snapshots_.size() > 2) snapshots_.erase(snapshots_.begin());
   }
-  // Forgets what is later than `step`. Returns what was then; null where that is not known: a rank
-  // that came later does not know all that was before.
+  // Returns what was before step `step`; null where that is not known: a rank that came later does
+  // not know all that was before. Snapshots of later steps are forgotten; a checkpoint may still
+  // come on the disk, and the next loss go on from it.
   [[nodiscard]] const RunSeries* roll_back(std::int64_t step) {
-    checkpoints_.erase(checkpoints_.upper_bound(step), checkpoints_.end());
     snapshots_.erase(snapshots_.upper_bound(step), snapshots_.end());
     if (const auto at = snapshots_.find(step); at != snapshots_.end()) return &at->second;
     const auto at = checkpoints_.find(step);

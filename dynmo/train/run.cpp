@@ -53,6 +53,7 @@ Expected<void> Run::join(const std::function<void()>& taken) {
   DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
   done_.first = done_.steps = lane.group->pipeline().next_step();
   DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
+  lane.log->set_knows_all(false);
   DYNMO_TRY(elasticity_->join(*lane.group));
   lane.traffic->begin(*lane.group);
   taken();

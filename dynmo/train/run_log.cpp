@@ -177,6 +177,8 @@ Expected<void> RunLog::roll_back(std::int64_t step) {
     series_.losses = now.losses;
     series_.repeated_steps = now.repeated_steps;
     series_.checkpoints_failed = now.checkpoints_failed;
+  } else {
+    knows_all_ = false;
   }
   return closed_ ? open_records(observe::RecordWriterOptions::Start::kAppend) : Expected<void>();
 }

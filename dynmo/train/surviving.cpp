@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -73,9 +74,9 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
 struct Reports {
   std::vector<elastic::Report> all;
   std::vector<std::int64_t> validated;  // by rank: the step before which it was done last
-  Generation generation = 0;  // of the newest plan
-  bool have_begun = true;     // all of them: each has a plan, layers and a log
-  bool whole = false;         // one has found all that the run leaves
+  Generation generation = 0;            // of the newest plan
+  bool have_begun = true;               // all of them: each has a plan, layers and a log
+  bool whole = false;                   // one has found all that the run leaves
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
@@ -88,8 +89,7 @@ struct Reports {
   }
   // Whether the loss came before the rank knew the outcome of a validation that others know.
   [[nodiscard]] bool lacks_validation(std::size_t rank, std::int64_t step) const {
-    return all[rank].step == step && validated[rank] < step &&
-           std::ranges::max(validated) >= step;
+    return all[rank].step == step && validated[rank] < step && std::ranges::max(validated) >= step;
   }
 };
 
@@ -206,8 +206,9 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const bool complete = lane.group != nullptr && lane.group->pipeline().gradients_complete();
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
-  DYNMO_ASSIGN(const Reports reports, gather_reports(world(), state_of(lane), lane.log ? &*lane.log : nullptr,
-                                                     is_whole(), complete, newest));
+  DYNMO_ASSIGN(const Reports reports,
+               gather_reports(world(), state_of(lane), lane.log ? &*lane.log : nullptr, is_whole(),
+                              complete, newest));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
@@ -262,21 +263,16 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   DYNMO_TRY(regroup_at(lane, plan, decision.step, cluster));
   recovery.end_phase("regroup");
   const bool asked = lane.group->pipeline().state().asked;
-  const auto knows = [&](std::size_t rank) {
-    return reports.has_done(rank, decision) &&
-           !(asked && reports.lacks_validation(rank, decision.step));
-  };
   const std::size_t self = world().rank().index();
-  bool all_know = true;
-  for (std::size_t rank = 0; rank < reports.all.size(); ++rank) all_know = all_know && knows(rank);
+  const bool lacks = asked && reports.lacks_validation(self, decision.step);
   const bool has_done = reports.has_done(self, decision);
   if (done_.steps != decision.step && has_done) DYNMO_TRY(lane.log->roll_back(decision.step));
   if (done_.steps == decision.step) lane.log->begin_group();
-  if (!all_know) DYNMO_TRY(share_series(lane, knows(self)));
+  DYNMO_TRY(share_series(lane, has_done && !lacks));
   done_.first = done_.steps = decision.step;
   // Where layers are those of the next step already, all of it was done.
   if (!asked) return after_step_again(lane);
-  if (reports.lacks_validation(self, decision.step)) note_validation(lane);
+  if (lacks) note_validation(lane);
   return {};
 }
 
@@ -314,12 +310,18 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
 }
 
 Expected<void> Run::share_series(Lane& lane, bool has_it) {
+  const bool knows = has_it && lane.log->knows_all();
+  const double mine = knows ? 1 : 0;
+  DYNMO_ASSIGN(const auto all, transport::gather_numbers(world(), tag(), std::span(&mine, 1)));
+  const auto knowing = std::ranges::count_if(all, [](const auto& one) { return one.front() > 0; });
+  if (knowing == 0 || knowing == std::ssize(all)) return {};
   RunSeries& series = lane.log->series();
   DYNMO_ASSIGN(const Json theirs,
-               transport::first_json(world(), tag(), has_it ? series.to_json() : Json(),
+               transport::first_json(world(), tag(), knows ? series.to_json() : Json(),
                                      "what the run has done"));
-  if (has_it) return {};
+  if (knows) return {};
   lane.log->begin_group();
+  lane.log->set_knows_all(true);
   return series.restore(theirs);
 }
 
@@ -372,6 +374,7 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
     for (const std::string& note : begin.notes) say(note);
     DYNMO_TRY(open_lane(lane, begin));
   }
+  DYNMO_TRY(share_series(lane, /*has_it=*/true));
   write_cluster();
   std::error_code fault;
   if (!group_.leads || std::filesystem::exists(folder_.config(), fault)) return {};
@@ -412,7 +415,9 @@ Expected<void> Run::lead(const Json& known) {
   if (const auto opened = log.lead(); !opened) {
     say(fmt::format("events   {}; training goes on", opened.error().message));
   }
-  return known.is_null() ? Expected<void>() : log.series().restore(known);
+  if (known.is_null()) return {};
+  log.set_knows_all(true);
+  return log.series().restore(known);
 }
 
 }  // namespace dynmo::train

@@ -99,8 +99,8 @@ class Source {
     return {};
   }
   // The frozen prefix of the step that comes, where the source knows it beforehand, as before_step
-  // will say. The states have it when before_step of all sources is called, so that one which leaves
-  // frozen layers alone leaves the same ones alone when it is asked again.
+  // will say. The states have it when before_step of all sources is called, so that one which
+  // leaves frozen layers alone leaves the same ones alone when it is asked again.
   [[nodiscard]] virtual std::optional<int> freezes(const Boundary&) const { return std::nullopt; }
   // Once before each step, also before the first one after a start; again where the step was not
   // finished, as its group has ended.
