@@ -53,13 +53,16 @@ Expected<void> Run::join(const std::function<void()>& taken) {
   DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
   done_.first = done_.steps = lane.group->pipeline().next_step();
   DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
-  lane.log->set_knows_all(false);
+  lane.log->set_knows_all(false);  // until the others have told it
   DYNMO_TRY(elasticity_->join(*lane.group));
   lane.traffic->begin(*lane.group);
   taken();
-  const auto told = share_series(lane, /*has_it=*/false);
-  lane.log->keep(done_.first);
-  return through_losses(told ? advance_all() : told);
+  const auto start = [&]() -> Expected<void> {
+    DYNMO_TRY(share_series(lane, /*has_it=*/false));
+    lane.log->keep(done_.first);
+    return advance_all();
+  };
+  return through_losses(start());
 }
 
 Expected<void> Run::begin() {

@@ -184,7 +184,7 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
   for (const int number : elastic::numbers_of(elasticity_->view())) {
     series.members = std::max(series.members, number + 1);
   }
-  // A newcomer may lead one day, and say what the whole run did.
+  // Newcomers may have to tell of the run one day.
   if (!change.newcomers.empty()) DYNMO_TRY(share_series(lane, /*has_it=*/true));
   return true;
 }
