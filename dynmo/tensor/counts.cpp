@@ -15,6 +15,10 @@ constexpr double kMaxShape = 60;
 
 }  // namespace
 
+std::uint64_t count_of(double number) {
+  return number > 0 ? static_cast<std::uint64_t>(std::min(number, 0x1p62)) : 0;
+}
+
 // Ranks below the tail.
 std::uint64_t Counts::strata_below() const {
   return target_.groups > kTail + kStrata ? target_.groups - kTail : 0;

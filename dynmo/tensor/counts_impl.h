@@ -13,6 +13,9 @@
 
 namespace dynmo::tensor {
 
+// A number that a file has, as a count: 0 where it is NaN or below 0, at most 2^62.
+[[nodiscard]] std::uint64_t count_of(double number);
+
 struct CountTarget {
   std::uint64_t groups = 0;  // how many numbers, each at least 1
   std::uint64_t sum = 0;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/tensor/counts_impl.h"
 #include "dynmo/tensor/generate.h"
 
 namespace dynmo::tensor {
@@ -53,7 +54,7 @@ Expected<CountsRequest> counts_request_like(const Features& features) {
       .steps = static_cast<std::int64_t>(features.sizes[0]),
       .blocks = static_cast<std::int64_t>(features.sizes[1]),
       .experts = static_cast<std::int64_t>(features.sizes[2]),
-      .tokens = static_cast<std::uint64_t>(std::llround(features.values->sum / rows)),
+      .tokens = count_of(std::round(features.values->sum / rows)),
       .cv = features.values->all.cv,
       .lasting_cv = features.fibers.front().values->all.cv,
       .drift_may_leave_more = true,  // so few sums are unlike by chance, too

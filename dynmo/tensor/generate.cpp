@@ -245,9 +245,9 @@ Expected<Request> request_like(const Features& features) {
                  .slices = slice.entries.nonempty,
                  .fibers = fiber.entries.nonempty,
                  .entries = features.entries,
-                 .fibers_max = static_cast<std::uint64_t>(slice.fibers->max),
+                 .fibers_max = count_of(slice.fibers->max),
                  .fibers_cv = slice.fibers->of_nonempty.cv,
-                 .entries_max = static_cast<std::uint64_t>(fiber.entries.max),
+                 .entries_max = count_of(fiber.entries.max),
                  .entries_cv = fiber.entries.of_nonempty.cv};
 }
 

@@ -201,6 +201,17 @@ TEST(Generate, NamesTheRequestsThatContradictEachOther) {
   EXPECT_EQ(fault(request), "1099511627776 entries, wanted 1 to 8589934592");
 }
 
+TEST(Generate, LikeFeaturesOfAbsurdNumbersIsRefused) {
+  const Features good = features_of(*parse_coordinates("1 1 1\n2 1 1\n2 2 1\n", "a.tns")).value();
+  for (const double max : {-1e300, -1.0, 0.0, 1e300, std::nan("")}) {
+    Features features = good;
+    features.fibers.back().entries.max = max;
+    const auto text = text_of(request_like(features).value());
+    ASSERT_FALSE(text) << max;
+    EXPECT_EQ(text.error().code, ErrorCode::kBadInput) << max;
+  }
+}
+
 TEST(Generate, LikeFeaturesHasTheseFeatures) {
   Request request{.sizes = {30, 40, 50},
                   .slices = 25,
