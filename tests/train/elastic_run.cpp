@@ -8,11 +8,14 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/exception_error.h"
 #include "dynmo/core/files.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/data/token_shard.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/train/run.h"
@@ -66,17 +69,21 @@ void ElasticRun::start(Thread& thread, std::function<Expected<void>()> work) {
     at::set_num_threads(1);
     try {
       thread.done = work();
+    } catch (const Killed&) {
+      thread.ended = true;
+      return;
     } catch (const CheckFailure& failure) {
       thread.done = make_error(ErrorCode::kInternal, "{}", failure.what());
     } catch (const std::exception& fault) {
       thread.done = error_of(fault);
     }
-    if (!thread.done && thread.fails_at && !thread.joined) {
+    if (!thread.done && (thread.fails_at || thread.may_fail) && !thread.joined) {
       thread.groups->give_up(thread.done.error());
       thread.done = {};
     }
     thread.done = thread.groups->close(thread.done);
-    if (!thread.done) fail(thread.done.error());
+    if (!thread.done && !case_.watch) fail(thread.done.error());
+    hub_.end(thread.groups->self().id);
     thread.ended = true;
   });
 }
@@ -89,16 +96,23 @@ Expected<void> ElasticRun::run() {
   }
   wanted_ = case_.ranks;
   left_ = case_.max_gap;
-  reporter_.line = [this](std::string_view text) { story_ += fmt::format("{}\n", text); };
-  reporter_.progress = [this](const Progress&) { boundary(); };
-  for (int rank = 0; rank < case_.ranks; ++rank) {
-    Thread& thread = threads_.emplace_back();
-    thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
+  ended_ = !case_.next;
+  reporter_.line = [this](std::string_view text) {
+    const std::lock_guard lock(mutex_);
+    story_ += fmt::format("{}\n", text);
+  };
+  reporter_.progress = [this](const Progress& progress) {
+    boundary();
+    if (case_.between) case_.between(progress.done, *this);
+  };
+  for (int rank = 0; rank < case_.ranks; ++rank) add_rank();
+  for (int rank = 0; Thread & thread : threads_) {
     start(thread, [this, &thread, rank]() -> Expected<void> {
       check_context().rank = rank;
-      DYNMO_TRY(thread.groups->enter(1, case_.ranks, WorldRank(rank)));
+      DYNMO_TRY(thread.groups->enter(1, case_.ranks, WorldRank(rank), Origin::kFirst));
       return train(*thread.groups, case_.options, reporter_);
     });
+    ++rank;
   }
   // Who leads adds threads, and ends after its last order.
   for (auto at = threads_.begin(); at != threads_.end();) {
@@ -126,7 +140,7 @@ Expected<void> ElasticRun::join(Thread& thread) {
     return client;
   };
   auto client = stand_by();
-  if (!client) fail(client.error());
+  if (!client && !thread.may_fail) fail(client.error());
   thread.stands_by = true;
   thread.stands_by.notify_all();
   if (!client) return client.error();
@@ -134,16 +148,39 @@ Expected<void> ElasticRun::join(Thread& thread) {
   if (!admitted.place) return make_error(ErrorCode::kInternal, "no place: {}", admitted.text);
   const elastic::Place& place = *admitted.place;
   check_context().rank = place.rank.value;
-  DYNMO_TRY(thread.groups->enter(place.generation, place.size, place.rank));
+  DYNMO_TRY(thread.groups->enter(place.generation, place.size, place.rank, Origin::kChange));
   if (thread.fails_at) {
     thread.groups->fail_at(*thread.fails_at, [&thread] { return thread.joined.load(); });
   }
   return train::join(*thread.groups, case_.options, reporter_, [&] { thread.joined = true; });
 }
 
+ElasticRun::Thread& ElasticRun::add_rank() {
+  Thread& thread = add_thread();
+  thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
+  if (case_.watch) case_.watch(*thread.groups);
+  hub_.begin(thread.groups->self().id);
+  return thread;
+}
+
 ElasticRun::Thread& ElasticRun::add_thread() {
   const std::lock_guard lock(mutex_);
   return threads_.emplace_back();
+}
+
+void ElasticRun::add_newcomer() {
+  Thread& thread = add_rank();
+  thread.may_fail = static_cast<bool>(case_.watch);
+  start(thread, [this, &thread] { return join(thread); });
+  thread.stands_by.wait(false);
+}
+
+std::vector<ElasticRun::Ended> ElasticRun::ended() const {
+  std::vector<Ended> all;
+  for (const Thread& thread : threads_) {
+    all.push_back({thread.groups->is_lost(), thread.groups->is_torn(), thread.done});
+  }
+  return all;
 }
 
 void ElasticRun::boundary() {
@@ -249,19 +286,13 @@ Expected<void> ElasticRun::give(const Order& order) {
       const int count = order.ranks * replicas;
       story_ += fmt::format("join {}\n", count);
       wanted_ += count;
-      for (int i = 1; i <= count; ++i) {  // one after another, so that numbers follow ids
-        Thread& thread = add_thread();
-        thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
-        start(thread, [this, &thread] { return join(thread); });
-        thread.stands_by.wait(false);
-      }
+      for (int i = 1; i <= count; ++i) add_newcomer();  // one after another: numbers follow ids
       return {};
     }
     case Order::Kind::kFailToJoin: {
       story_ += fmt::format("join, and fail at message {}\n", order.message);
-      Thread& thread = add_thread();
+      Thread& thread = add_rank();
       thread.fails_at = order.message;
-      thread.groups = std::make_unique<HubGroups>(hub_, member_of(next_id_++));
       failing_ = &thread;
       start(thread, [this, &thread] { return join(thread); });
       thread.stands_by.wait(false);
@@ -374,6 +405,59 @@ void expect_as_twin(const std::filesystem::path& run, const std::filesystem::pat
   const auto checkpoints = checkpoints_of(mine);
   EXPECT_EQ(checkpoints, checkpoints_of(theirs));
   EXPECT_TRUE(checkpoints.empty() || checkpoints.contains(std::ssize(wanted)));
+}
+
+// Of the held-out data, by step.
+std::map<std::int64_t, std::set<double>> validations_of(const observe::RunFolder& run) {
+  std::map<std::int64_t, std::set<double>> found;
+  for (const Json& event : lines_of(run.events())) {
+    if (event.at("event") != "validation") continue;
+    found[event.at("step").get<std::int64_t>()].insert(event.at("loss").get<double>());
+  }
+  return found;
+}
+
+void expect_as_twin_after_losses(const std::filesystem::path& run,
+                                 const std::filesystem::path& twin, int unfinished, Summed summed) {
+  const observe::RunFolder mine(run);
+  const observe::RunFolder theirs(twin);
+  if (summed == Summed::kAll) {
+    EXPECT_EQ(loss_digest(mine), loss_digest(theirs));
+  }
+  const std::vector<Row> wanted = rows_of(theirs.records_of(WorldRank(0)));
+  ASSERT_FALSE(wanted.empty());
+  std::set<std::int64_t> steps;
+  std::error_code fault;
+  for (const auto& file : std::filesystem::directory_iterator(mine.records(), fault)) {
+    for (const Row& row : rows_of(file.path())) {
+      steps.insert(row.step);
+      ASSERT_LT(row.step, std::ssize(wanted));
+      EXPECT_EQ(row.loss, wanted[static_cast<std::size_t>(row.step)].loss)
+          << "step " << row.step << " in " << file.path().filename();
+    }
+  }
+  EXPECT_EQ(std::ssize(steps), std::ssize(wanted)) << "steps in the records";
+  EXPECT_EQ(validations_of(mine), validations_of(theirs));
+  const auto checkpoints = checkpoints_of(mine);
+  const auto twins = checkpoints_of(theirs);
+  for (const auto& [step, digests] : checkpoints) {
+    EXPECT_TRUE(twins.contains(step) && twins.at(step) == digests) << "checkpoint of step " << step;
+  }
+  EXPECT_GE(std::ssize(checkpoints) + unfinished, std::ssize(twins));
+  EXPECT_TRUE(twins.empty() || checkpoints.contains(std::ssize(wanted))) << "the last checkpoint";
+}
+
+void write_tokens(const std::filesystem::path& prefix, int vocabulary) {
+  auto writer = data::TokenShardWriter::create(prefix);
+  ASSERT_TRUE(writer);
+  Rng rng(5);
+  std::vector<std::int32_t> tokens(4000);
+  for (std::int32_t& token : tokens) {
+    token = static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(vocabulary)));
+  }
+  ASSERT_TRUE(writer->append(tokens));
+  writer->end_document();
+  ASSERT_TRUE(writer->finish());
 }
 
 }  // namespace dynmo::train::testing

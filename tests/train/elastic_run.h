@@ -56,6 +56,10 @@ struct ElasticCase {
   int max_gap = 3;
   NextOrder next = {};
   std::function<void(int changes)> settled = [](int) {};  // after each change, between two steps
+  // Ranks may be lost, in which there are no orders: called for each rank before its thread begins,
+  // and between two steps, where so many are done, on the thread of the rank that leads.
+  std::function<void(HubGroups&)> watch = {};
+  std::function<void(std::int64_t done, class ElasticRun&)> between = {};
 };
 
 class ElasticRun {
@@ -69,6 +73,15 @@ class ElasticRun {
   [[nodiscard]] int failed() const { return failed_; }
   // Whether the run was long enough for all orders.
   [[nodiscard]] bool gave_all() const { return ended_; }
+  // A rank comes, on top of all orders.
+  void add_newcomer();
+  // What became of each rank, in the order in which they came.
+  struct Ended {
+    bool lost = false;  // as the test wanted
+    bool torn = false;  // HubGroups::is_torn
+    Expected<void> done;
+  };
+  [[nodiscard]] std::vector<Ended> ended() const;
   // Returns all that was reported and asked for, for messages of failed tests.
   [[nodiscard]] const std::string& story() const { return story_; }
 
@@ -80,9 +93,11 @@ class ElasticRun {
     std::atomic<bool> ended{false};
     std::atomic<bool> joined{false};
     std::optional<int> fails_at = {};  // a message
+    bool may_fail = false;             // before it has joined
     std::jthread thread;
   };
   Thread& add_thread();
+  Thread& add_rank();
   void start(Thread& thread, std::function<Expected<void>()> work);
   Expected<void> join(Thread& thread);
   void boundary();  // on the thread of the rank that leads
@@ -120,5 +135,16 @@ class ElasticRun {
 // every checkpoint. `first` are the ranks that it started with.
 void expect_as_twin(const std::filesystem::path& run, const std::filesystem::path& twin, int first,
                     int changes);
+
+// The same of a run that has lost ranks: steps may have run again, and of checkpoints that were
+// being written at a loss at most `unfinished` are missing. A run that was resumed sums up what
+// came then.
+enum class Summed { kAll, kSinceResumed };
+void expect_as_twin_after_losses(const std::filesystem::path& run,
+                                 const std::filesystem::path& twin, int unfinished,
+                                 Summed summed = Summed::kAll);
+
+// Writes a token shard of 4000 drawn tokens.
+void write_tokens(const std::filesystem::path& prefix, int vocabulary);
 
 }  // namespace dynmo::train::testing

@@ -6,7 +6,6 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/rng.h"
-#include "dynmo/data/token_shard.h"
 #include "dynmo/process/host_memory.h"
 #include "tests/runtime/resources.h"
 #include "tests/support/samples.h"
@@ -17,17 +16,6 @@ namespace dynmo::train::testing {
 namespace {
 
 constexpr int kVocabulary = 61;
-
-void write_tokens(const std::filesystem::path& prefix) {
-  auto writer = data::TokenShardWriter::create(prefix);
-  ASSERT_TRUE(writer);
-  Rng rng(5);
-  std::vector<std::int32_t> tokens(4000);
-  for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(rng.below(kVocabulary));
-  ASSERT_TRUE(writer->append(tokens));
-  writer->end_document();
-  ASSERT_TRUE(writer->finish());
-}
 
 // 10 layers that freeze and are pruned, balanced as they do.
 TrainOptions options_for(const std::filesystem::path& folder, int steps) {
@@ -111,7 +99,7 @@ TEST_P(ElasticThreadsIn, EightTwoEightRanksChangeNoBit) {
   const char* samples = std::getenv("DYNMO_SAMPLES");
   const bool soak = samples != nullptr && draws_all_samples();
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   TrainOptions options = options_for(folder.path(), soak ? 2400 : 150);
   options.config.model.precision = GetParam();
   const std::uint64_t seed = 11;
@@ -126,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Precision, ElasticThreadsIn, ::testing::Values("fp32", 
 
 TEST(ElasticThreads, ReplicasShrinkAndGrowTogether) {
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   TrainOptions options = options_for(folder.path(), 60);
   options.config.pipeline.replicas = 2;
   int at = 0;
@@ -147,7 +135,7 @@ TEST(ElasticThreads, ReplicasShrinkAndGrowTogether) {
 // With one always under way, a change waits for the one that was when it was asked for.
 TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   TrainOptions options = options_for(folder.path(), 60);
   options.config.checkpoint.every = 1;
   const std::uint64_t seed = 3;
@@ -161,7 +149,7 @@ TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
 // Who leads is drained each time, until ranks lead that have come later.
 TEST(ElasticThreads, EveryRankMayLead) {
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   const TrainOptions options = options_for(folder.path(), 150);
   int at = 0;
   const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
@@ -180,7 +168,7 @@ TEST(ElasticThreads, WhoAsksForACheckpointHearsOfIt) {
   constexpr int kSteps = 20;
   for (const bool last : {true, false}) {
     const TempFolder folder;
-    write_tokens(folder.path() / "tokens");
+    write_tokens(folder.path() / "tokens", kVocabulary);
     TrainOptions options = options_for(folder.path(), kSteps);
     options.config.checkpoint.every = 0;
     options.config.checkpoint.asynchronous = last;
@@ -205,7 +193,7 @@ TEST(ElasticThreads, WhoAsksForACheckpointHearsOfIt) {
 
 TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   const TrainOptions options = options_for(folder.path(), 150);
   int message = -4;
   const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
@@ -220,7 +208,7 @@ TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
 TEST(ElasticThreads, ARefusedSignalIsTriedAgainAfterAJoin) {
   for (const int replicas : {1, 2}) {
     const TempFolder folder;
-    write_tokens(folder.path() / "tokens");
+    write_tokens(folder.path() / "tokens", kVocabulary);
     TrainOptions options = options_for(folder.path(), 40);
     options.config.pipeline.replicas = replicas;
     options.config.elastic.ranks_min = 2;
@@ -238,7 +226,7 @@ TEST(ElasticThreads, ARefusedSignalIsTriedAgainAfterAJoin) {
 
 TEST(ElasticThreads, RanksThatJoinAfterThePackAskedForDoNotPackAgain) {
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   TrainOptions options = options_for(folder.path(), 60);
   options.config.elastic.pack_ranks = 2;
   const std::vector<Order> orders = {{.kind = Order::Kind::kAwait, .ranks = 2},
@@ -254,7 +242,7 @@ TEST(ElasticThreads, RanksThatJoinAfterThePackAskedForDoNotPackAgain) {
 
 TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
   const TempFolder folder;
-  write_tokens(folder.path() / "tokens");
+  write_tokens(folder.path() / "tokens", kVocabulary);
   TrainOptions options = options_for(folder.path(), 420);
   const std::vector<std::string> settings = {"checkpoint.every=0", "freezing.enabled=false",
                                              "pruning.enabled=false"};
