@@ -52,7 +52,8 @@ struct CountsRequest {
   std::optional<double> lasting_cv = {};
   bool drift_may_leave_more = false;  // ... than lasting_cv, which is an error otherwise
   double autocorrelation = 0;  // of an expert's counts in two adjacent steps, above -1, below 1
-  // The share of a block's tokens that one expert has at most: a half where each goes to two experts.
+  // The share of a block's tokens that one expert has at most: a half where each goes to two
+  // experts.
   double max_share = 1;
   // Where and when counts are more uneven than elsewhere, and less: parts of the steps and of the
   // blocks, any number, linear between their middles. Followed as nearly as cv allows. Empty: the
