@@ -228,7 +228,7 @@ runtime::MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, 
           tokens.narrow(1, 1, config.shape.sequence).contiguous()};
 }
 
-// What controllers of either rule expect of the same steps.
+// A controller of either rule predicts the same steps.
 struct Rule {
   const char* name;
   std::optional<cost::ProductFit> fit;  // none: as measured
