@@ -38,6 +38,8 @@ class KeptSeries {
     return at != checkpoints_.end() ? &at->second : nullptr;
   }
 
+  bool knows_all = true;  // RunLog::knows_all
+
  private:
   std::size_t most_;
   std::map<std::int64_t, RunSeries> checkpoints_;  // by step

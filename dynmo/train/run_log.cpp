@@ -178,7 +178,7 @@ Expected<void> RunLog::roll_back(std::int64_t step) {
     series_.repeated_steps = now.repeated_steps;
     series_.checkpoints_failed = now.checkpoints_failed;
   } else {
-    knows_all_ = false;
+    kept_.knows_all = false;
   }
   return closed_ ? open_records(observe::RecordWriterOptions::Start::kAppend) : Expected<void>();
 }

@@ -64,8 +64,8 @@ class RunLog {
   void keep_snapshot(std::int64_t step) { kept_.add_snapshot(step, series_); }
   // Whether the series tells of all that the run has done: not at a rank that came later, and not
   // where roll_back() came to what this rank does not know.
-  [[nodiscard]] bool knows_all() const { return knows_all_; }
-  void set_knows_all(bool knows_all) { knows_all_ = knows_all; }
+  [[nodiscard]] bool knows_all() const { return kept_.knows_all; }
+  void set_knows_all(bool knows_all) { kept_.knows_all = knows_all; }
   // The run goes on from step `step`, which it has been at before: what was kept then, but for what
   // tells of groups and losses. Records and events go on; the load trace ends.
   [[nodiscard]] Expected<void> roll_back(std::int64_t step);
@@ -101,7 +101,6 @@ class RunLog {
   std::unique_ptr<observe::RecordWriter> records_;
   RunSeries series_;  // on every rank alike, but for the times of its own clock
   KeptSeries kept_;
-  bool knows_all_ = true;
   bool closed_ = false;
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;
