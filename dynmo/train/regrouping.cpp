@@ -209,6 +209,8 @@ Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   const transport::Grid grid(groups_.group(), static_cast<int>(config_.pipeline.replicas));
   runtime::move_back(inputs_.model.layers, held_.state, attempt.before, grid.position());
   held_.state.controller = std::exchange(held_.controller, std::nullopt);
+  // Some ranks may have asked their sources in the group that is not to be: all ask again.
+  held_.state.asked = true;
   Regrouped result{.group =
                        std::make_unique<GroupRun>(groups_.group(), config_, inputs_, attempt.lane,
                                                   cluster_, std::move(held_.state))};
