@@ -55,7 +55,7 @@ class Hub {
   // A member's thread begins and ends, as its process would.
   void begin(elastic::MemberId member);
   void end(elastic::MemberId member);
-  // What a control plane would answer for the member, and what it was told to.
+  // Answers as a control plane would for the member, with what it was told to.
   [[nodiscard]] elastic::Answer ask(elastic::MemberId member);
   void post(elastic::MemberId member, const std::string& notice);
   // Changes when anything does.
@@ -155,7 +155,7 @@ class HubGroups final : public elastic::Groups {
   Expected<elastic::View> survive(const elastic::Loss& loss) override;
 
  private:
-  // Of one end.
+  // The state of one end.
   struct State {
     std::optional<Error> failure = {};  // as this member knows it
     bool corrupts = false;

@@ -407,7 +407,7 @@ void expect_as_twin(const std::filesystem::path& run, const std::filesystem::pat
   EXPECT_TRUE(checkpoints.empty() || checkpoints.contains(std::ssize(wanted)));
 }
 
-// Of the held-out data, by step.
+// Losses of the held-out data, by step.
 std::map<std::int64_t, std::set<double>> validations_of(const observe::RunFolder& run) {
   std::map<std::int64_t, std::set<double>> found;
   for (const Json& event : lines_of(run.events())) {

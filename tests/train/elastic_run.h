@@ -75,7 +75,7 @@ class ElasticRun {
   [[nodiscard]] bool gave_all() const { return ended_; }
   // A rank comes, on top of all orders.
   void add_newcomer();
-  // What became of each rank, in the order in which they came.
+  // The end of each rank, in the order in which they came.
   struct Ended {
     bool lost = false;  // as the test wanted
     bool torn = false;  // HubGroups::is_torn
