@@ -247,6 +247,7 @@ TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
   const Holdings some{
       .frozen_layers = 1,
       .generation = 7,
+      .asked = true,
       .product_fit = cost::ProductFit{.fixed = 1.0 / 3, .weights = 1.7, .segments = 0},
       .layers = {
           {{LayerId(0), 12, CopyKind::kLive}, {.frozen = true, .pruned = {}}},
@@ -259,7 +260,7 @@ TEST(Generation, HoldingsAreReadAsTheyWereWritten) {
     EXPECT_EQ(*read, holdings);
   }
   const auto with = [](const char* layers) {
-    return fmt::format(R"({{"frozen_layers":0,"generation":0,"layers":{}}})", layers);
+    return fmt::format(R"({{"frozen_layers":0,"generation":0,"asked":false,"layers":{}}})", layers);
   };
   const std::string live = R"({"layer":3,"step":1,"kind":"live","shape":"t"})";
   EXPECT_TRUE(parse_holdings(Json::parse(with("[]"))));
