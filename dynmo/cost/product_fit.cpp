@@ -26,7 +26,8 @@ double expected_segments(double density, std::int64_t places) {
   const auto occupied = [&](std::int64_t n) {
     return 1 - std::pow(1 - density, static_cast<double>(n));
   };
-  return static_cast<double>(places / kSegment) * occupied(kSegment) + occupied(places % kSegment);
+  const std::int64_t whole = places / kSegment;
+  return static_cast<double>(whole) * occupied(kSegment) + occupied(places % kSegment);
 }
 
 // Terms of a point whose sum, each with its coefficient, is 1 where there is no error.

@@ -99,12 +99,15 @@ TEST(ProductFit, ExpectsTheSegmentsOfWeightsThatAreSpreadEvenly) {
       Rng rng(mix_key({0x5048, static_cast<std::uint64_t>(rows)}));
       double counted = 0;
       for (int mask = 0; mask < kMasks; ++mask) {
-        std::vector<std::vector<char>> by_row(rows, std::vector<char>(columns / kSegment + 1));
-        std::vector<std::vector<char>> by_column(columns, std::vector<char>(rows / kSegment + 1));
+        const auto height = static_cast<std::size_t>(rows);
+        const auto width = static_cast<std::size_t>(columns);
+        constexpr auto kPlaces = static_cast<std::size_t>(kSegment);
+        std::vector<std::vector<char>> by_row(height, std::vector<char>(width / kPlaces + 1));
+        std::vector<std::vector<char>> by_column(width, std::vector<char>(height / kPlaces + 1));
         for (std::size_t i = 0; i < by_row.size(); ++i) {
           for (std::size_t j = 0; j < by_column.size(); ++j) {
             if (rng.uniform() >= density) continue;
-            by_row[i][j / kSegment] = by_column[j][i / kSegment] = 1;
+            by_row[i][j / kPlaces] = by_column[j][i / kPlaces] = 1;
           }
         }
         for (const auto* all : {&by_row, &by_column}) {

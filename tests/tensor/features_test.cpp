@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <span>
@@ -262,7 +263,8 @@ void expect_sorted(Rng& rng, std::size_t size, int bits) {
 TEST(SortByKey, SortsKeysOfAnyNumberOfBits) {
   __extension__ using Wide = unsigned __int128;
   Rng rng(13);
-  for (const std::size_t size : {0, 1, 2, 64, 65, 300, 32768, 32769, 100000}) {
+  for (const std::size_t size :
+       std::initializer_list<std::size_t>{0, 1, 2, 64, 65, 300, 32768, 32769, 100000}) {
     for (const int bits : {1, 8, 9, 31}) expect_sorted<std::uint32_t>(rng, size, bits);
     for (const int bits : {3, 33, 40, 63}) expect_sorted<std::uint64_t>(rng, size, bits);
     for (const int bits : {65, 127}) expect_sorted<Wide>(rng, size, bits);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -115,7 +116,8 @@ TEST(Generate, GivesWhatWasAskedExactlyAndSpreadNearly) {
 }
 
 TEST(Shuffle, TakesEveryNumberOnceInNoOrder) {
-  for (const std::uint64_t size : {1, 2, 3, 7, 16, 17, 1000, 99856, 100000}) {
+  for (const std::uint64_t size :
+       std::initializer_list<std::uint64_t>{1, 2, 3, 7, 16, 17, 1000, 99856, 100000}) {
     Shuffle shuffle(size, mix_key({size}));
     std::vector<char> seen(size, 0);
     std::uint64_t rises = 0;
