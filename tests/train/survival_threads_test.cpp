@@ -138,14 +138,23 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
   outcome.story = run.story();
   if (!ran) outcome.unexpected = ran.error().message;
   const auto ended = run.ended();
+  const auto noted_as_lost = [&](std::size_t number) {
+    return outcome.story.find(fmt::format("rank {} was lost", number)) != std::string::npos;
+  };
+  // The lowest of those that were not lost before all was done, and have not left, has led last.
+  std::size_t last_leader = 0;
+  while (last_leader + 1 < ranks.size() &&
+         (noted_as_lost(last_leader) || ranks[last_leader]->asked_to_leave())) {
+    ++last_leader;
+  }
   std::size_t i = 0;
   for (const Watcher& watcher : watchers) {
     const int number = static_cast<int>(i);
     for (const auto& [point, count] : watcher.passed()) outcome.passed[{number, point}] = count;
     outcome.acted += watcher.acted();
     // (Of a leader that was lost after all was done the launcher removes them.)
-    const std::string noted = fmt::format("rank {} was lost", number);
-    if (watcher.left_files() && outcome.story.find(noted) != std::string::npos) {
+    const bool launcher_removes = ended[last_leader].lost && !noted_as_lost(last_leader);
+    if (watcher.left_files() && noted_as_lost(i) && !launcher_removes) {
       outcome.unexpected += fmt::format("rank {}: job.json is left; ", number);
     }
     const ElasticRun::Ended& end = ended[i++];
