@@ -46,7 +46,7 @@ struct Pattern {
   [[nodiscard]] std::int64_t rows() const { return by_row.rows; }
   [[nodiscard]] std::int64_t columns() const { return by_row.columns; }
   [[nodiscard]] std::int64_t kept() const { return static_cast<std::int64_t>(by_row.place.size()); }
-  // As cost/product_fit.h counts them.
+  // Counts them as cost/product_fit.h says.
   [[nodiscard]] std::int64_t segments() const {
     return static_cast<std::int64_t>(by_row.segments.size() + by_column.segments.size());
   }

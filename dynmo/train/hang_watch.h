@@ -23,7 +23,7 @@ class HangWatch {
 
   void moves() { moves_.fetch_add(1, std::memory_order_relaxed); }
 
-  // As long as one lives the thread does not hang.
+  // The thread does not hang while one lives.
   class Waiting {
    public:
     explicit Waiting(HangWatch* watch) : watch_(watch) {

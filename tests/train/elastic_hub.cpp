@@ -247,7 +247,7 @@ Expected<void> HubGroups::close(const Expected<void>& done) {
   if (end_ == nullptr) return done;
   if (done.has_value()) {
     const Expected<void> left = hub_.leave(generation_, size_);
-    // As in_groups (c10d_groups.h): the run is done, and one was lost on its way out.
+    // The same as in_groups (c10d_groups.h): the run is done, and one was lost on its way out.
     if (left.has_value() || left.error().code == ErrorCode::kPeerLost ||
         left.error().code == ErrorCode::kInternal) {
       return {};
@@ -343,7 +343,7 @@ std::optional<Error> HubGroups::failure() const {
   return state_ == nullptr ? std::nullopt : state_->failure;
 }
 
-// As c10d_groups.cpp does it.
+// Does what c10d_groups.cpp does.
 Expected<elastic::View> HubGroups::survive(const elastic::Loss& loss) {
   drop(loss.why);
   if (end_ != nullptr) end_->abort(loss.why);

@@ -42,7 +42,7 @@ class Hub {
                                                        WorldRank rank);
   // The same; returns when all ranks have taken theirs. An error once a member has ended.
   Expected<std::unique_ptr<transport::Transport>> meet(const elastic::View& view, WorldRank rank);
-  // The group of `next` is to form beside the other, and never will where that fails before.
+  // The group of `next` is to form while the other works, and never will where that fails before.
   void plan(Generation next, Generation beside);
   // Returns when all ranks of the group have called it: none waits for another's end any more.
   Expected<void> leave(Generation generation, int size);
@@ -81,7 +81,7 @@ class Hub {
   std::condition_variable changed_;
   std::uint64_t news_ = 0;
   std::map<Generation, Opening> openings_;
-  std::map<Generation, Generation> planned_;  // by the next one: beside which
+  std::map<Generation, Generation> planned_;  // by the next one: that which works meanwhile
   std::map<Generation, int> met_;
   std::map<Generation, int> left_;
   std::map<Generation, Error> failures_;

@@ -211,6 +211,7 @@ class DryRun(RunCase):
 
         micro_batches = 4
         self.assertEqual(crossing(0, 0, 0, 0), 0)
+        self.assertEqual(crossing(1, 1, 1, 1), 0)  # one host, whatever its number
         self.assertEqual(crossing(0, 0, 1, 1), 2 * micro_batches)
         self.assertEqual(crossing(0, 1, 0, 1), 2 * micro_batches)  # placed as 0 2 | 1 3
         self.assertEqual(crossing(0, 1, 0, 1, extra=["pipeline.place=given"]), 6 * micro_batches)

@@ -221,14 +221,17 @@ std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
   return observe::table(columns, rows);
 }
 
-// Two messages a micro-batch cross each boundary between nodes.
+// Says whether the predicted step has time for messages, and what crosses hosts.
 std::string messages_text(const plan::Plan& plan, const cost::ModelCost& model,
                           const DryRun& dry_run) {
-  const auto several = [](const cost::ClusterRank& rank) { return rank.node != 0; };
-  if (std::ranges::none_of(dry_run.cluster.ranks, several)) return "no time for messages";
+  const cost::Cluster& cluster = dry_run.cluster;
+  const int host = cluster.ranks.front().node;
+  if (std::ranges::count(cluster.ranks, host, &cost::ClusterRank::node) == cluster.size()) {
+    return cluster.inside_node == cost::Link() ? "no time for messages" : "all on one host";
+  }
   const int micro_batches = static_cast<int>(dry_run.config.batch.micro_batches);
   const MessageCount crossing =
-      plan::between_nodes(plan::traffic_of(plan, model, micro_batches), dry_run.cluster);
+      plan::between_nodes(plan::traffic_of(plan, model, micro_batches), cluster);
   return fmt::format("with {} in {} between hosts", format_bytes(crossing.bytes),
                      observe::format_count(crossing.messages, "message"));
 }
