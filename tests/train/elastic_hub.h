@@ -128,6 +128,8 @@ class HubGroups final : public elastic::Groups {
   // Leaves the last group; an error ends it for all.
   Expected<void> close(const Expected<void>& done);
   void ask_to_leave() { asked_ = true; }
+  // For who looks from outside: the run does not come by a point.
+  bool was_asked_to_leave() const { return asked_; }
   // Its end of the group fails at this message that it sends, unless it is `excused`.
   void fail_at(int message, std::function<bool()> excused);
   // Ends a process that is no rank of the run yet.

@@ -144,7 +144,7 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
   // The lowest of those that were not lost before all was done, and have not left, has led last.
   std::size_t last_leader = 0;
   while (last_leader + 1 < ranks.size() &&
-         (noted_as_lost(last_leader) || ranks[last_leader]->asked_to_leave())) {
+         (noted_as_lost(last_leader) || ranks[last_leader]->was_asked_to_leave())) {
     ++last_leader;
   }
   std::size_t i = 0;
@@ -163,7 +163,7 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
     const bool excused = end.torn || !watcher.has_begun();
     if (end.done) {
       outcome.went_on =
-          outcome.went_on || !ranks[static_cast<std::size_t>(number)]->asked_to_leave();
+          outcome.went_on || !ranks[static_cast<std::size_t>(number)]->was_asked_to_leave();
     } else if (!excused || !tells_of_loss(end.done.error())) {
       outcome.unexpected +=
           fmt::format("rank {} ended with: {}; ", number, end.done.error().message);
