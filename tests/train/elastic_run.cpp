@@ -79,6 +79,7 @@ void ElasticRun::start(Thread& thread, std::function<Expected<void>()> work) {
     }
     if (!thread.done && (thread.fails_at || thread.may_fail) && !thread.joined) {
       thread.groups->give_up(thread.done.error());
+      thread.gave_up = true;
       thread.done = {};
     }
     thread.done = thread.groups->close(thread.done);
@@ -178,7 +179,8 @@ void ElasticRun::add_newcomer() {
 std::vector<ElasticRun::Ended> ElasticRun::ended() const {
   std::vector<Ended> all;
   for (const Thread& thread : threads_) {
-    all.push_back({thread.groups->is_lost(), thread.groups->is_torn(), thread.done});
+    all.push_back(
+        {thread.groups->is_lost(), thread.groups->is_torn(), thread.gave_up, thread.done});
   }
   return all;
 }

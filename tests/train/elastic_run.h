@@ -77,8 +77,9 @@ class ElasticRun {
   void add_newcomer();
   // The end of each rank, in the order in which they came.
   struct Ended {
-    bool lost = false;  // as the test wanted
-    bool torn = false;  // HubGroups::is_torn
+    bool lost = false;     // as the test wanted
+    bool torn = false;     // HubGroups::is_torn
+    bool gave_up = false;  // a newcomer that never was a rank
     Expected<void> done;
   };
   [[nodiscard]] std::vector<Ended> ended() const;
@@ -94,6 +95,7 @@ class ElasticRun {
     std::atomic<bool> joined{false};
     std::optional<int> fails_at = {};  // a message
     bool may_fail = false;             // before it has joined
+    bool gave_up = false;
     std::jthread thread;
   };
   Thread& add_thread();

@@ -158,7 +158,7 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
       outcome.unexpected += fmt::format("rank {}: job.json is left; ", number);
     }
     const ElasticRun::Ended& end = ended[i++];
-    if (end.lost) continue;
+    if (end.lost || end.gave_up) continue;
     // (A loss before the ranks know each other, or in the barrier of a change, is not survived.)
     const bool excused = end.torn || !watcher.has_begun();
     if (end.done) {
