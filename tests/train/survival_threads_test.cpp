@@ -12,7 +12,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <ctime>
 #include <limits>
 #include <list>
 #include <map>
@@ -147,6 +146,13 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
          (noted_as_lost(last_leader) || ranks[last_leader]->was_asked_to_leave())) {
     ++last_leader;
   }
+  // A loss before the ranks know each other is not survived: who knows the others by then may be
+  // too few.
+  bool all_begun = true;
+  for (std::size_t i = 0; const Watcher& watcher : watchers) {
+    all_begun = all_begun && (ended[i].lost || ended[i].gave_up || watcher.has_begun());
+    ++i;
+  }
   std::size_t i = 0;
   for (const Watcher& watcher : watchers) {
     const int number = static_cast<int>(i);
@@ -159,8 +165,7 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
     }
     const ElasticRun::Ended& end = ended[i++];
     if (end.lost || end.gave_up) continue;
-    // (A loss before the ranks know each other, or in the barrier of a change, is not survived.)
-    const bool excused = end.torn || !watcher.has_begun();
+    const bool excused = end.torn || !all_begun;  // (nor is one in the barrier of a change)
     if (end.done) {
       outcome.went_on =
           outcome.went_on || !ranks[static_cast<std::size_t>(number)]->was_asked_to_leave();
@@ -217,8 +222,7 @@ std::vector<Cell> cells_of(const Scenario& scenario, const Outcome& undisturbed)
 
 std::uint64_t seed() {
   const char* given = std::getenv("DYNMO_SEED");
-  if (given != nullptr) return std::strtoull(given, nullptr, 10);
-  return static_cast<std::uint64_t>(std::time(nullptr)) / 86400;  // every day another one
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
 }
 
 // Cells run side by side, as their ranks mostly wait for each other and for the disk.
