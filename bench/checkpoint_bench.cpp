@@ -46,7 +46,7 @@ Expected<void> save(Way& way, const std::filesystem::path& root,
   }
   const double pause_s = since(start);
   DYNMO_ASSIGN(auto entries, writer.finish());
-  DYNMO_TRY(checkpoint::commit_checkpoint(root, 1, std::move(entries), Json::object()));
+  DYNMO_TRY(checkpoint::commit_checkpoint(pending, 1, std::move(entries), Json::object()));
   if (counts) {
     way.pause_s.push_back(pause_s);
     way.total_s.push_back(since(start));

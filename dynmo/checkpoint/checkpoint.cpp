@@ -2,6 +2,7 @@
 #include "dynmo/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <stdio.h>
 
 #include <algorithm>
@@ -128,24 +129,28 @@ fs::path step_folder(const fs::path& root, std::int64_t step) {
   return root / fmt::format("{}{:08}", kPrefix, step);
 }
 
-fs::path pending_folder(const fs::path& root, std::int64_t step) {
-  return step_folder(root, step).string() + std::string(kPending);
+fs::path pending_folder(const fs::path& root, std::int64_t step, Generation generation) {
+  return fmt::format("{}.{}{}", step_folder(root, step).string(), generation, kPending);
 }
 
-Expected<void> discard_pending(const fs::path& root) {
-  DYNMO_ASSIGN(const auto names, names_in(root));
-  for (const std::string& name : names) {
+void discard_pending(const fs::path& root) {
+  const auto names = names_in(root);
+  if (!names) return;
+  for (const std::string& name : *names) {
     // Only what this code made: "step-" and ".tmp".
-    if (name.starts_with(kPrefix) && name.ends_with(kPending)) DYNMO_TRY(remove_tree(root / name));
+    std::error_code ignored;
+    if (name.starts_with(kPrefix) && name.ends_with(kPending)) {
+      fs::remove_all(root / name, ignored);
+    }
   }
-  return {};
 }
 
-Expected<fs::path> begin_checkpoint(const fs::path& root, std::int64_t step) {
+Expected<fs::path> begin_checkpoint(const fs::path& root, std::int64_t step,
+                                    Generation generation) {
   DYNMO_CHECK(step >= 0, "a step of at least 0, got {}", step);
   DYNMO_TRY(make_directories(root));
-  DYNMO_TRY(discard_pending(root));
-  fs::path pending = pending_folder(root, step);
+  discard_pending(root);
+  fs::path pending = pending_folder(root, step, generation);
   DYNMO_TRY(make_directories(pending));
   return pending;
 }
@@ -160,10 +165,10 @@ Expected<FileEntry> write_layer(const fs::path& pending, const LayerFile& layer)
   return entry;
 }
 
-Expected<fs::path> commit_checkpoint(const fs::path& root, std::int64_t step,
+Expected<fs::path> commit_checkpoint(const fs::path& pending, std::int64_t step,
                                      std::vector<FileEntry> entries, const Json& state) {
   DYNMO_CHECK(state.is_object(), "a state that is an object, got {}", state.type_name());
-  const fs::path pending = pending_folder(root, step);
+  const fs::path root = pending.parent_path();
   std::sort(entries.begin(), entries.end(),
             [](const FileEntry& a, const FileEntry& b) { return a.layer < b.layer; });
   DYNMO_TRY(check_entries(entries, pending.string()));

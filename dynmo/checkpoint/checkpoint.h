@@ -9,10 +9,10 @@
 // A checkpoint is there or not: it is written into step-00000040.tmp and renamed when all of it is
 // on the disk. Who does what in a group of ranks:
 //
-//   rank 0     begin_checkpoint(root, step), then tells the others
-//   each rank  write_layer(pending_folder(root, step), ...) for the layers it owns
+//   rank 0     begin_checkpoint(root, step, generation), then tells the others
+//   each rank  write_layer(pending_folder(root, step, generation), ...) for the layers it owns
 //   all        exchange the FileEntry lists (encode_entries, decode_entries)
-//   rank 0     commit_checkpoint(root, step, entries, state)
+//   rank 0     commit_checkpoint(pending, step, entries, state)
 //
 // docs/checkpoints.md has the format and what a crash at each point leaves behind.
 
@@ -75,17 +75,21 @@ struct VerifiedCheckpoint {
 [[nodiscard]] std::string layer_file_name(LayerId layer);  // "layer-0003.safetensors"
 [[nodiscard]] std::filesystem::path step_folder(const std::filesystem::path& root,
                                                 std::int64_t step);  // ROOT/step-00000040
+// ROOT/step-00000040.3.tmp. Each group of ranks has a generation of its own: a rank that is still
+// writing for a group that has ended does not write into the folder of the next one.
 [[nodiscard]] std::filesystem::path pending_folder(const std::filesystem::path& root,
-                                                   std::int64_t step);  // ROOT/step-00000040.tmp
+                                                   std::int64_t step, Generation generation);
 
 // Removes what interrupted checkpoints left behind and makes the pending folder, which it returns.
 // One rank calls it, before any writes. Requires step >= 0.
 [[nodiscard]] Expected<std::filesystem::path> begin_checkpoint(const std::filesystem::path& root,
-                                                               std::int64_t step);
+                                                               std::int64_t step,
+                                                               Generation generation = 0);
 
 // Removes everything uncommitted: what begin_checkpoint does first, and what a caller does whose
-// disk is full, so that the next attempt has room.
-[[nodiscard]] Expected<void> discard_pending(const std::filesystem::path& root);
+// disk is full, so that the next attempt has room. A folder that somebody still writes into may
+// stay, for the next attempt to remove.
+void discard_pending(const std::filesystem::path& root);
 
 // Writes one layer's file durably. Any rank, any thread, one call a layer.
 [[nodiscard]] Expected<FileEntry> write_layer(const std::filesystem::path& pending,
@@ -99,10 +103,9 @@ struct VerifiedCheckpoint {
 // there already is replaced. Returns its folder. The entries may come in any order. kBadInput: they
 // are not of layers 0..n-1 once each, a file is missing or of another size, the disk says no; the
 // older checkpoints are untouched then. Requires `state` to be an object.
-[[nodiscard]] Expected<std::filesystem::path> commit_checkpoint(const std::filesystem::path& root,
-                                                                std::int64_t step,
-                                                                std::vector<FileEntry> entries,
-                                                                const Json& state);
+[[nodiscard]] Expected<std::filesystem::path> commit_checkpoint(
+    const std::filesystem::path& pending, std::int64_t step, std::vector<FileEntry> entries,
+    const Json& state);
 
 // The manifest, with its own digest checked. kBadInput.
 [[nodiscard]] Expected<Manifest> read_manifest(const std::filesystem::path& checkpoint);

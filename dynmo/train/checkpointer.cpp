@@ -57,11 +57,13 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   DYNMO_TRY(advance(Waiting::kAlways));
   failure_.reset();
   now_.step = pipeline.next_step();
+  const Generation generation = pipeline.plan().generation;
+  now_.pending = checkpoint::pending_folder(root_, now_.step, generation);
   now_.state = state_json(pipeline, config_, tokenizer_);
   Expected<std::string> begun = std::string();
   if (leads()) {
-    if (const auto made = checkpoint::begin_checkpoint(root_, now_.step); !made)
-      begun = made.error();
+    const auto made = checkpoint::begin_checkpoint(root_, now_.step, generation);
+    if (!made) begun = made.error();
   }
   // The others may write when the folder is there.
   DYNMO_TRY(exchange(begun));
@@ -70,11 +72,10 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   } else {
     // The other replicas have the same bits.
     const bool writes = pipeline.grid().replica() == 0;
-    const auto pending = checkpoint::pending_folder(root_, now_.step);
     for (const auto& [id, state] : pipeline.states()) {
       if (!writes) continue;
       const model::LayerState host = pipeline.staging().to_host(state);
-      writer_->add_layer(pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
+      writer_->add_layer(now_.pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
     }
     now_.phase = Phase::kWriting;
   }
@@ -138,7 +139,8 @@ Expected<void> Checkpointer::commit() {
       DYNMO_ASSIGN(const auto some, checkpoint::decode_entries(text));
       entries.insert(entries.end(), some.begin(), some.end());
     }
-    DYNMO_TRY(checkpoint::commit_checkpoint(root, now.step, std::move(entries), now.state));
+    DYNMO_TRY(checkpoint::commit_checkpoint(now.pending, now.step, std::move(entries), now.state));
+    checkpoint::discard_pending(root);  // of groups that have ended
     const auto pruned = checkpoint::prune(root, keep);
     found->not_removed = pruned ? "" : pruned.error().message;
     return {};
@@ -151,8 +153,7 @@ void Checkpointer::give_up() {
   now_.phase = Phase::kCommitting;
   if (!leads()) return;
   writer_->add_task([root = root_, found = found_]() -> Expected<void> {
-    // It failed already: that clearing up fails, too, is no news.
-    [[maybe_unused]] const auto cleared = checkpoint::discard_pending(root);
+    checkpoint::discard_pending(root);
     const auto good = checkpoint::newest_verified(root, nullptr);
     found->still_good = good ? good->path.string() : "";
     return {};

@@ -76,6 +76,7 @@ class Checkpointer {
   struct UnderWay {
     Phase phase = Phase::kIdle;
     std::int64_t step = 0;
+    std::filesystem::path pending = {};
     Json state = {};
   };
   struct Found {  // rank 0's thread writes it; it is read when that has finished, if ever

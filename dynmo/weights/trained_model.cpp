@@ -214,7 +214,7 @@ Expected<std::string> import_hugging_face(const std::filesystem::path& directory
     entries.push_back(std::move(entry));
   }
   DYNMO_TRY(checkpoint::commit_checkpoint(
-      root, 0, std::move(entries),
+      pending, 0, std::move(entries),
       {{"step", 0}, {"identity", checkpoint::kImportedIdentity}, {"config", config}}));
   DYNMO_TRY(write_file_durably(folder.config(), config));
   return model.left_out;

@@ -43,7 +43,7 @@ Json state_of(std::int64_t step) { return {{"step", step}, {"seed", 7}, {"rate",
 Expected<fs::path> save(const fs::path& root, std::int64_t step) {
   DYNMO_ASSIGN(const fs::path pending, begin_checkpoint(root, step));
   DYNMO_ASSIGN(auto entries, write_layers(pending, step));
-  return commit_checkpoint(root, step, std::move(entries), state_of(step));
+  return commit_checkpoint(pending, step, std::move(entries), state_of(step));
 }
 
 void expect_whole(const VerifiedCheckpoint& checkpoint, std::int64_t step) {
@@ -172,7 +172,7 @@ TEST(Checkpoint, IsNotCommittedWithoutEveryLayersFile) {
   const auto pending = *begin_checkpoint(folder.path(), 2);
   const auto entries = *write_layers(pending, 2);
   const auto commit = [&](std::vector<FileEntry> some) {
-    const auto done = commit_checkpoint(folder.path(), 2, std::move(some), state_of(2));
+    const auto done = commit_checkpoint(pending, 2, std::move(some), state_of(2));
     EXPECT_FALSE(done);
     EXPECT_EQ(newest_verified(folder.path(), nullptr)->manifest.step, 1);
     return done ? "" : done.error().message;
@@ -191,7 +191,7 @@ TEST(Checkpoint, IsNotCommittedWithoutEveryLayersFile) {
   EXPECT_NE(commit(smaller).find("not committed"), std::string::npos);
   fs::remove(pending / entries[2].file);
   EXPECT_NE(commit(entries).find("layer-0001.safetensors has 0 bytes"), std::string::npos);
-  EXPECT_THROW((void)commit_checkpoint(folder.path(), 2, entries, Json::array()), CheckFailure);
+  EXPECT_THROW((void)commit_checkpoint(pending, 2, entries, Json::array()), CheckFailure);
 }
 
 TEST(Checkpoint, BeginClearsWhatInterruptedOnesLeft) {
@@ -206,8 +206,22 @@ TEST(Checkpoint, BeginClearsWhatInterruptedOnesLeft) {
   EXPECT_TRUE(fs::is_empty(*pending));
   EXPECT_TRUE(fs::exists(folder.path() / "notes.tmp"));
   EXPECT_TRUE(fs::exists(folder.path() / "step-00000001"));
-  ASSERT_TRUE(discard_pending(folder.path()));
+  discard_pending(folder.path());
   EXPECT_FALSE(fs::exists(*pending));
+}
+
+TEST(Checkpoint, WhoStillWritesForAnEarlierGroupDisturbsNothing) {
+  const TempFolder folder;
+  const auto stale = *begin_checkpoint(folder.path(), 2, 3);
+  const auto pending = *begin_checkpoint(folder.path(), 2, 4);
+  EXPECT_NE(stale, pending);
+  auto entries = *write_layers(pending, 2);
+  // The folder comes back, with half a file of the same step.
+  folder.write(stale.filename() / entries[0].file, "cut");
+  ASSERT_TRUE(commit_checkpoint(pending, 2, std::move(entries), state_of(2)));
+  expect_whole(*newest_verified(folder.path(), nullptr), 2);
+  ASSERT_TRUE(begin_checkpoint(folder.path(), 3, 4));
+  EXPECT_FALSE(fs::exists(stale));
 }
 
 TEST(Prune, KeepsTheNewestAndNeverRemovesTheOnlyGoodOne) {
@@ -279,7 +293,7 @@ TEST(Manifest, RefusesAStateThatJsonCannotHold) {
   const TempFolder folder;
   const auto pending = *begin_checkpoint(folder.path(), 1);
   auto entries = *write_layers(pending, 1);
-  const auto done = commit_checkpoint(folder.path(), 1, entries, {{"name", "\xff"}});
+  const auto done = commit_checkpoint(pending, 1, entries, {{"name", "\xff"}});
   ASSERT_FALSE(done);
   EXPECT_NE(done.error().message.find("not UTF-8"), std::string::npos);
   EXPECT_TRUE(list_checkpoints(folder.path())->empty());

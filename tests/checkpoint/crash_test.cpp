@@ -111,7 +111,7 @@ Expected<void> save_behind(const fs::path& root, std::int64_t step, std::string_
   }
   DYNMO_ASSIGN(auto entries, writer.finish());
   writer.add_task([&]() -> Expected<void> {
-    DYNMO_TRY(commit_checkpoint(root, step, std::move(entries), {{"weights", weights}}));
+    DYNMO_TRY(commit_checkpoint(pending, step, std::move(entries), {{"weights", weights}}));
     DYNMO_TRY(prune(root, 2));
     return {};
   });
@@ -129,7 +129,7 @@ Expected<fs::path> save(const fs::path& root, std::int64_t step, std::string_vie
                  write_layer(pending, {LayerId(layer), {{"w", DType::kU8, {size}, bytes}}, {}}));
     entries.push_back(std::move(entry));
   }
-  return commit_checkpoint(root, step, std::move(entries), {{"weights", weights}});
+  return commit_checkpoint(pending, step, std::move(entries), {{"weights", weights}});
 }
 
 // Runs `work` in a child that dies before operation `crash_at`; whether it died there.
@@ -226,7 +226,7 @@ TEST(Crash, NothingIsNamedBeforeItIsOnTheDisk) {
     }
     return -1;
   };
-  const std::string pending = pending_folder(folder.path(), 1).string();
+  const std::string pending = pending_folder(folder.path(), 1, 0).string();
   int renames = 0;
   for (std::size_t i = 0; i < log.size(); ++i) {
     if (!log[i].starts_with("rename ")) continue;

@@ -28,7 +28,7 @@ TEST(Masks, AreTheRowsAndColumnsOfTheWeightsThatAreLeft) {
                                          .bytes = std::as_bytes(std::span(bits))}},
                             .metadata = {}});
   ASSERT_TRUE(entry) << entry.error().message;
-  const auto path = commit_checkpoint(folder.path(), 5, {*entry}, Json::object());
+  const auto path = commit_checkpoint(pending, 5, {*entry}, Json::object());
   ASSERT_TRUE(path) << path.error().message;
   const auto masks = read_masks(*path);
   ASSERT_TRUE(masks) << masks.error().message;
@@ -50,7 +50,7 @@ TEST(Masks, OfNoMatrixAreRefused) {
                                                         .shape = {1},
                                                         .bytes = std::as_bytes(std::span(bits))}},
                                            .metadata = {}});
-  const auto path = commit_checkpoint(folder.path(), 5, {entry.value()}, Json::object()).value();
+  const auto path = commit_checkpoint(pending, 5, {entry.value()}, Json::object()).value();
   const auto masks = read_masks(path);
   ASSERT_FALSE(masks);
   EXPECT_NE(masks.error().message.find("tensor 'mask.w' is the mask of no matrix"),

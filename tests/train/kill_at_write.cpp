@@ -6,9 +6,10 @@
 // a file that is not there, one process alone does this: it makes the file.
 //
 // A disk that hangs: while there is a file HANG_WHILE, the first thread that makes a file whose
-// path has HANG_AT_PATH in it waits. It makes HANG_WHILE.hung.
+// path matches the pattern HANG_AT_PATH waits. It makes HANG_WHILE.hung.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -45,7 +46,7 @@ void hang(const char* path) {
   static const auto real = next<int (*)(const char*, int, ...)>("open");
   static const char* const wanted = std::getenv("HANG_AT_PATH");
   static const char* const hangs = std::getenv("HANG_WHILE");
-  if (wanted == nullptr || hangs == nullptr || std::strstr(path, wanted) == nullptr) return;
+  if (wanted == nullptr || hangs == nullptr || ::fnmatch(wanted, path, 0) != 0) return;
   char mark[4096];
   std::snprintf(mark, sizeof mark, "%s.hung", hangs);
   const int made = real(mark, O_CREAT | O_EXCL | O_WRONLY, 0600);

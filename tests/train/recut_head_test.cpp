@@ -75,7 +75,7 @@ Restored write(const std::filesystem::path& root, const Made& made,
     const FileOfLayer file = layer_file(*made.layers[id.index()], state, made.names);
     entries.push_back(checkpoint::write_layer(pending, file.file).value());
   }
-  EXPECT_TRUE(checkpoint::commit_checkpoint(root, 5, entries, Json::object()));
+  EXPECT_TRUE(checkpoint::commit_checkpoint(pending, 5, entries, Json::object()));
   std::vector<Error> skipped;
   return {.checkpoint = checkpoint::newest_verified(root, &skipped).value(),
           .step = 5,

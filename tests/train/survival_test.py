@@ -200,7 +200,7 @@ class Survival(ElasticCase):
                 run = f"hung-{number}"
                 hangs = self.folder / f"{run}-disk"
                 hangs.touch()
-                env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "HANG_AT_PATH": f"{run}/checkpoints/step-00000050.tmp/layer-0003",
+                env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "HANG_AT_PATH": f"*/{run}/checkpoints/step-00000050.*/layer-0003*",
                        "HANG_WHILE": str(hangs)}
                 process = self.spawn(self.command("-n", "3", run=run, extra=self.SETTINGS), env=env)
                 self.until(process, lambda run=run: self.steps_done(run) >= 60)
@@ -217,7 +217,7 @@ class Survival(ElasticCase):
         self.twin("twin", 3)
         hangs = self.folder / "hanging-disk"
         hangs.touch()
-        env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "HANG_AT_PATH": "hanging/checkpoints/step-00000050.tmp/layer-0003",
+        env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "HANG_AT_PATH": "*/hanging/checkpoints/step-00000050.*/layer-0003*",
                "HANG_WHILE": str(hangs)}
         extra = (*self.SETTINGS, "checkpoint.asynchronous=false", "pipeline.timeout_s=5")
         process = self.spawn(self.command("-n", "3", run="hanging", extra=extra), env=env)
