@@ -2,6 +2,7 @@
 """The blocks of README.md and docs/torch.md run as they stand, and so does the example."""
 import doctest
 import importlib
+import json
 import os
 import pathlib
 import pkgutil
@@ -40,10 +41,19 @@ class Blocks(Case):
             self.assertEqual(doctest.testmod(importlib.import_module(module.name)).failed, 0, module.name)
 
 
-class Example(RankCase):
-    def test_runs_under_torchrun(self):
-        self.run_ranks(2, "../../examples/torch/train.py", "--steps", 3, "--freeze-at", 1, "--out", self.folder / "out", torchrun=True)
-        self.assertTrue((self.folder / "out" / "model.safetensors").exists())
+class Examples(RankCase):
+    def run_example(self, ranks, name, *words):
+        self.run_ranks(ranks, f"../../examples/torch/{name}.py", "--steps", 3, *words, torchrun=True)
+
+    def test_run_under_torchrun(self):
+        out = self.folder / "out"
+        self.run_example(2, "train", "--freeze-at", 1, "--out", out)
+        self.assertTrue((out / "model.safetensors").exists())
+        self.run_example(2, "layers", "--save", self.folder / "saved")
+        self.run_example(3, "layers", "--load", self.folder / "saved")
+        self.run_example(2, "adviser", "--out", self.folder / "advice")
+        keys = json.loads((self.folder / "advice" / "torchtitan.json").read_text())["parallelism"]
+        self.assertEqual(sum(keys["module_fqns_per_model_part"], []), [str(i) for i in range(8)])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ try:
 except ImportError as _error:
     raise ImportError("dynmo.torch: PyTorch is missing, wanted 2.11 or newer: pip install torch") from _error
 
+from .adviser import Advice, Adviser
 from .live import Move
 from .move import Moved
 from .pipeline import Pipeline
 
-__all__ = ["Move", "Moved", "Pipeline"]
+__all__ = ["Advice", "Adviser", "Move", "Moved", "Pipeline"]

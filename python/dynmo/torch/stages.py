@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of the layers of a stage that somebody else's runtime runs, by hooks on modules and tensors."""
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Optional, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+SAMPLES = 512  # calls of a layer that count, the newest
+
+
+class StageLike(Protocol):
+    """Everything of a PipelineStage of torch.distributed.pipelining that is used here."""
+
+    submod: nn.Module
+    stage_index: int
+    num_stages: int
+
+
+@dataclass
+class Times:
+    """One layer's calls, in seconds."""
+
+    place: int  # among the layers of its stage
+    forward: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    backward: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    boundary_bytes: int = 0
+
+    def medians(self) -> tuple[float, float]:
+        return tuple(statistics.median(calls) if calls else 0.0 for calls in (self.forward, self.backward))  # type: ignore[return-value]
+
+
+def layers_of(module: nn.Module) -> Iterator[tuple[str, Optional[str], nn.Module]]:
+    """Name, the list it is a number of, and module: the children, and those of a list or dictionary one by one.
+
+    Modules without parameters are no layers: every stage has them.
+    """
+    for name, child in module.named_children():
+        parts: list[tuple[str, Optional[str], nn.Module]] = [(name, "" if isinstance(module, nn.Sequential) else None, child)]
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            numbered = name if isinstance(child, nn.ModuleList) else None
+            parts = [(f"{name}.{key}", numbered, part) for key, part in child.named_children()]
+        yield from (part for part in parts if next(part[2].parameters(), None) is not None)
+
+
+def _first_tensor(values: Any) -> Optional[Tensor]:
+    if isinstance(values, Tensor):
+        return values
+    items = values.values() if isinstance(values, dict) else values if isinstance(values, (tuple, list)) else ()
+    return next((value for value in items if isinstance(value, Tensor) and value.is_floating_point()), None)
+
+
+class StageTimes:
+    """Watches one stage, until `close`.
+
+    A layer's backward begins when the gradient of its output is there, and ends where the next one's begins. That of the first layer
+    ends with the gradient of the stage's input or, where there is none, with those of its parameters.
+    """
+
+    LOSS = "the loss"
+
+    def __init__(self, stage: StageLike, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.modules = {name: module for name, _, module in layers_of(stage.submod)}
+        self.lists = {name: numbered for name, numbered, _ in layers_of(stage.submod)}
+        self.times: dict[str, Times] = {}  # in the order in which the layers run
+        self._handles: list[RemovableHandle] = []
+        self._accumulated: tuple[str, list[RemovableHandle]] = ("", [])
+        self._start = 0.0
+        self._current: Optional[str] = None  # whose backward runs
+        self._since = 0.0
+        self._ended: Optional[float] = None
+        for name, module in self.modules.items():
+            self._handles.append(module.register_forward_pre_hook(partial(self._begin, name), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(partial(self._end, name)))
+
+    def close(self) -> None:
+        for handle in self._handles + self._accumulated[1]:
+            handle.remove()
+
+    def timed_loss(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The same function, whose time counts as part of the last layer's."""
+
+        def timed(*arguments: Any, **named: Any) -> Tensor:
+            start = self._clock()
+            loss = loss_fn(*arguments, **named)
+            if loss.requires_grad:
+                self._times_of(self.LOSS).forward.append(self._clock() - start)
+                loss.register_hook(partial(self._backward_begins, self.LOSS))  # type: ignore[no-untyped-call]
+            return loss
+
+        return timed
+
+    def finish_backward(self) -> None:
+        """The last backward has ended, though nothing has told of it but its parameters' gradients."""
+        if self._current is not None and self._ended is not None:
+            self._backward_ends(self._ended)
+
+    def _times_of(self, name: str) -> Times:
+        return self.times.setdefault(name, Times(len(self.times)))
+
+    # A forward without a graph is none of training; one in a backward belongs to it (checkpointing).
+    def _counts(self) -> bool:
+        if self._current is not None and self._ended is not None:
+            self.finish_backward()
+        return self._current is None and torch.is_grad_enabled()
+
+    def _begin(self, name: str, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not self._counts():
+            return
+        if name == next(iter(self.times), name):
+            self._watch_end(_first_tensor(given), _first_tensor(named))
+        self._start = self._clock()
+
+    def _end(self, name: str, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if not self._counts():
+            return
+        times = self._times_of(name)
+        times.forward.append(self._clock() - self._start)
+        hidden = _first_tensor(output)
+        if hidden is None:
+            return
+        times.boundary_bytes = hidden.numel() * hidden.element_size()
+        if hidden.requires_grad:
+            hidden.register_hook(partial(self._backward_begins, name))  # type: ignore[no-untyped-call]
+
+    def _watch_end(self, *given: Optional[Tensor]) -> None:
+        """Of the backward of this micro-batch."""
+        hidden = next((tensor for tensor in given if tensor is not None and tensor.requires_grad), None)
+        if hidden is not None:
+            handles: list[RemovableHandle] = []
+
+            def ended(_: Tensor) -> None:
+                self._backward_ends(self._clock())
+                for handle in handles:  # receive buffers are used again
+                    handle.remove()
+
+            handles.append(hidden.register_hook(ended))  # type: ignore[no-untyped-call]
+            return
+        trained = next((name for name in self.times if any(p.requires_grad for p in self._parameters(name))), "")
+        if trained != self._accumulated[0]:
+            for handle in self._accumulated[1]:
+                handle.remove()
+            self._accumulated = (trained, [])
+            for parameter in self._parameters(trained):
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(self._gradient_is_there)  # type: ignore[no-untyped-call]
+                    self._accumulated[1].append(hook)
+
+    def _parameters(self, name: str) -> Iterator[nn.Parameter]:
+        return self.modules[name].parameters() if name in self.modules else iter(())
+
+    def _gradient_is_there(self, _: Tensor) -> None:
+        if self._current == self._accumulated[0]:
+            self._ended = self._clock()
+
+    def _backward_begins(self, name: str, _: Tensor) -> None:
+        now = self._clock()
+        before = self.times.get(self._current or "")
+        if before is not None and before.place > self.times[name].place:
+            self._backward_ends(now)
+        else:
+            self.finish_backward()  # that of another micro-batch; nothing has told when it ended, unless this does
+        self._current, self._since, self._ended = name, now, None
+
+    def _backward_ends(self, now: float) -> None:
+        if self._current is not None:
+            self.times[self._current].backward.append(now - self._since)
+        self._current = self._ended = None
