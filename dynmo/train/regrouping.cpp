@@ -13,6 +13,7 @@
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/setup/leader_options.h"
 #include "dynmo/train/setup/pipeline_options.h"
+#include "dynmo/train/setup/start.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/grid.h"
 #include "dynmo/transport/hosts.h"
@@ -157,7 +158,9 @@ Expected<void> Regrouping::form(Try& attempt, const elastic::Place& place) {
   elastic::Groups::GiveUp give_up;
   if (leader != nullptr) give_up = [leader] { return leader->missing(); };
   DYNMO_ASSIGN(transport::Transport * transport, groups_.form(attempt.view, place, give_up));
-  DYNMO_TRY(open_group(*transport, attempt.lane, attempt.view, attempt.plan));
+  DYNMO_ASSIGN(const std::string note,
+               open_group(*transport, attempt.lane, attempt.view, attempt.plan));
+  if (!note.empty()) attempt.result.events.push_back({.line = note});
   if (!attempt.change.newcomers.empty()) DYNMO_TRY(spread(*forming_, attempt.result));
   const elastic::Member& first = attempt.view.members.front();
   if (!attempt.moves_lead || first.id != self) return {};
@@ -326,8 +329,8 @@ Expected<void> Regrouping::join(GroupRun& group) {
 
 // The first rank, which was there before, tells the newcomers who and where all are, and what they
 // need in order to decide as the others do.
-Expected<void> Regrouping::open_group(transport::Transport& group, const RunLane& lane,
-                                      elastic::View& view, plan::Plan& plan) {
+Expected<std::string> Regrouping::open_group(transport::Transport& group, const RunLane& lane,
+                                             elastic::View& view, plan::Plan& plan) {
   const bool is_new = plan.stages.empty();
   Json mine;
   if (group.rank() == transport::Member(0)) {
@@ -347,13 +350,14 @@ Expected<void> Regrouping::open_group(transport::Transport& group, const RunLane
   const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
   DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
                              {.device = inputs_.model.device.device}));
-  DYNMO_ASSIGN(cost::Cluster cluster,
-               transport::measured_cluster(group, groups_.self().host, grid.replicas(),
-                                           rank_memory(config_), cluster_));
-  forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(cluster),
+  DYNMO_ASSIGN(transport::MeasuredCluster measured,
+               transport::measured_cluster(group, host_of_rank(groups_.self().host),
+                                           grid.replicas(), rank_memory(config_), cluster_));
+  forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(measured.cluster),
                                         std::move(held_.state));
   // Nothing may have been measured yet.
-  return forming_->pipeline().costs() ? forming_->pipeline().go_on() : Expected<void>();
+  if (forming_->pipeline().costs()) DYNMO_TRY(forming_->pipeline().go_on());
+  return std::move(measured.note);
 }
 
 Expected<void> Regrouping::spread(GroupRun& group, Regrouped& result) {

@@ -121,9 +121,9 @@ class Regrouping {
   // Holds again what `forming_` has; it ends before its transport does.
   void take_back();
   // Makes `forming_` of what is held. `view` and `plan` are the group's; a newcomer, which has
-  // none, hears them.
-  [[nodiscard]] Expected<void> open_group(transport::Transport& group, const RunLane& lane,
-                                          elastic::View& view, plan::Plan& plan);
+  // none, hears them. Returns a line for people about the group's hosts, or "".
+  [[nodiscard]] Expected<std::string> open_group(transport::Transport& group, const RunLane& lane,
+                                                 elastic::View& view, plan::Plan& plan);
   // Gives the newcomers layers, where the controller finds that it pays.
   [[nodiscard]] static Expected<void> spread(GroupRun& group, Regrouped& result);
   // At the leader: newcomers hear that the group which they are in is in force.

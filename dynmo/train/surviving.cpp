@@ -244,9 +244,10 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     recovering_->numbered = view;
   }
   recovery.end_phase("roll_back");
-  DYNMO_ASSIGN(const cost::Cluster cluster,
-               transport::measured_cluster(world(), groups_->self().host, grid().replicas(),
-                                           rank_memory(config()), known));
+  DYNMO_ASSIGN(const transport::MeasuredCluster measured,
+               transport::measured_cluster(world(), host_of_rank(groups_->self().host),
+                                           grid().replicas(), rank_memory(config()), known));
+  const cost::Cluster& cluster = measured.cluster;
   Json mine;
   if (world().rank() == transport::Member(0)) {
     auto plan = plan_again(config(), held_, cluster, layers);

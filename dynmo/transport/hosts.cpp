@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/transport/hosts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -47,24 +49,41 @@ Expected<double> message_s(Transport& group, Member peer, Tag tag, bool asks, st
 // A link that is not free has been measured.
 bool is_measured(const cost::Link& link) { return link != cost::Link{}; }
 
-// The first two ranks that share a host, or do not.
-std::optional<std::pair<int, int>> first_pair(const std::vector<std::string>& hosts, bool share) {
+using Names = std::vector<std::string>;  // by rank
+
+Names names_of(std::span<const Host> hosts) {
+  Names names;
+  for (const Host& host : hosts) names.push_back(host.name);
+  return names;
+}
+
+// What two ranks share: their host, only their switch, or neither.
+enum class Shared { kHost, kSwitch, kNothing };
+
+// The first two ranks that share just that. `switches` may be empty: one for all.
+std::optional<std::pair<int, int>> first_pair(const Names& hosts, const Names& switches,
+                                              Shared wanted) {
+  const auto shared = [&](std::size_t i, std::size_t j) {
+    if (hosts[i] == hosts[j]) return Shared::kHost;
+    return switches.empty() || switches[i] == switches[j] ? Shared::kSwitch : Shared::kNothing;
+  };
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     for (std::size_t j = i + 1; j < hosts.size(); ++j) {
-      if ((hosts[i] == hosts[j]) == share)
-        return std::pair(static_cast<int>(i), static_cast<int>(j));
+      if (shared(i, j) == wanted) return std::pair(static_cast<int>(i), static_cast<int>(j));
     }
   }
   return std::nullopt;
 }
 
 // Measures what no rank has told of, one link after the other.
-Expected<void> measure_missing(Transport& group, Tag tag, const std::vector<std::string>& hosts,
+Expected<void> measure_missing(Transport& group, Tag tag, const Names& hosts, const Names& switches,
                                cost::Cluster& cluster) {
-  for (const bool inside : {true, false}) {
-    cost::Link& link = inside ? cluster.inside_node : cluster.between_nodes;
-    const auto pair = first_pair(hosts, inside);
-    if (is_measured(link) || !pair) continue;
+  std::vector<std::pair<Shared, cost::Link*>> links = {{Shared::kHost, &cluster.inside_node},
+                                                       {Shared::kSwitch, &cluster.between_nodes}};
+  if (cluster.between_switches) links.emplace_back(Shared::kNothing, &*cluster.between_switches);
+  for (const auto& [shared, link] : links) {
+    const auto pair = first_pair(hosts, switches, shared);
+    if (is_measured(*link) || !pair) continue;
     const int self = group.rank().value;
     cost::Link mine;
     if (self == pair->first || self == pair->second) {
@@ -75,7 +94,7 @@ Expected<void> measure_missing(Transport& group, Tag tag, const std::vector<std:
     const std::array numbers = {mine.latency_s, mine.bandwidth_bytes_per_s};
     DYNMO_ASSIGN(const auto all, gather_numbers(group, tag, numbers));
     const auto& measured = all[static_cast<std::size_t>(pair->first)];
-    link = {.latency_s = measured[0], .bandwidth_bytes_per_s = measured[1]};
+    *link = {.latency_s = measured[0], .bandwidth_bytes_per_s = measured[1]};
   }
   return {};
 }
@@ -99,34 +118,107 @@ std::vector<int> nodes_of(std::span<const std::string> hosts, int positions) {
   return nodes;
 }
 
-Expected<cost::Cluster> measured_cluster(Transport& group, const std::string& host, int replicas,
-                                         Bytes memory, const cost::Cluster& known) {
+Expected<std::vector<std::string>> switches_of(std::span<const Host> hosts, int positions) {
+  const auto levels = [](const Host& host) {
+    return host.switches.empty() ? 0 : 1 + std::ranges::count(host.switches, '.');
+  };
+  std::map<std::string, const Host*> known;
+  for (const Host& host : hosts) {
+    if (levels(host) != levels(hosts.front())) {
+      return make_error(ErrorCode::kBadInput,
+                        "host '{}' is on switches '{}' and host '{}' on '{}', wanted as many",
+                        hosts.front().name, hosts.front().switches, host.name, host.switches);
+    }
+    const Host& before = *known.try_emplace(host.name, &host).first->second;
+    if (host.switches != before.switches) {
+      return make_error(ErrorCode::kBadInput,
+                        "host '{}' is on switches '{}' and on '{}', wanted one of them", host.name,
+                        before.switches, host.switches);
+    }
+  }
+  const auto groups = [&](const Names& names) {
+    return std::ranges::max(nodes_of(names, positions)) + 1;
+  };
+  const int nodes = groups(names_of(hosts));
+  Names names;
+  for (const Host& host : hosts) names.push_back(host.switches);
+  for (auto level = levels(hosts.front()); level > 0; --level) {
+    const int switches = groups(names);
+    if (switches > 1 && switches < nodes) return names;
+    for (std::string& name : names) name.resize(level > 1 ? name.rfind('.') : 0);
+  }
+  return Names();
+}
+
+namespace {
+
+// The switches of all ranks by name, those of none where a rank does not know its own: the note
+// says why.
+Names known_switches(std::span<const Host> hosts, int positions, std::string& note) {
+  std::string fault;
+  for (std::size_t rank = 0; rank < hosts.size() && fault.empty(); ++rank) {
+    if (hosts[rank].fault.empty()) continue;
+    fault = fmt::format("rank {} has {}", rank, hosts[rank].fault);
+  }
+  auto switches = fault.empty() ? switches_of(hosts, positions) : Names();
+  if (!switches) fault = switches.error().message;
+  if (fault.empty()) return *switches;
+  note = fmt::format("cluster  {}; hosts are placed without their switches", fault);
+  return {};
+}
+
+Expected<std::vector<Host>> read_hosts(const std::vector<Json>& all) {
+  std::vector<Host> hosts;
+  for (const Json& one : all) {
+    if (!one.is_object()) return make_error(ErrorCode::kInternal, "{}: wanted its name", kOrigin);
+    JsonObject object(one, kOrigin);
+    object.ignore("links");
+    hosts.push_back({.name = object.string("host"),
+                     .switches = object.string("switches", ""),
+                     .fault = object.string("fault", "")});
+    DYNMO_TRY(object.finish());
+  }
+  return hosts;
+}
+
+}  // namespace
+
+Expected<MeasuredCluster> measured_cluster(Transport& group, const Host& host, int replicas,
+                                           Bytes memory, const cost::Cluster& known) {
   const Tag tag = control_tag(Control::kHosts);
-  Json mine = {{"host", host}};
+  Json mine = {{"host", host.name}};
+  if (!host.switches.empty()) mine["switches"] = host.switches;
+  if (!host.fault.empty()) mine["fault"] = host.fault;
   if (is_measured(known.between_nodes)) mine["links"] = cost::cluster_json(known);
   DYNMO_ASSIGN(const auto all, gather_json(group, tag, mine, kOrigin));
-  std::vector<std::string> hosts;
-  std::optional<cost::Cluster> told;
-  for (const Json& one : all) {
-    if (!one.is_object() || !one.contains("host") || !one["host"].is_string()) {
-      return make_error(ErrorCode::kInternal, "{}: wanted its name", kOrigin);
-    }
-    hosts.push_back(one["host"].get<std::string>());
-    if (told || !one.contains("links")) continue;
-    DYNMO_ASSIGN(told, cost::parse_cluster(one["links"], kOrigin));
-  }
+  DYNMO_ASSIGN(const std::vector<Host> hosts, read_hosts(all));
   const int positions = group.size() / replicas;
-  cost::Cluster cluster = cost::equal_ranks(positions, memory);
-  const std::vector<int> nodes = nodes_of(hosts, positions);
+  MeasuredCluster result{.cluster = cost::equal_ranks(positions, memory), .note = {}};
+  cost::Cluster& cluster = result.cluster;
+  const Names names = names_of(hosts);
+  const std::vector<int> nodes = nodes_of(names, positions);
   for (std::size_t p = 0; p < nodes.size(); ++p) cluster.ranks[p].node = nodes[p];
-  if (std::ranges::all_of(nodes, [](int node) { return node == 0; })) return cluster;
-  if (told) {
-    cluster.inside_node = told->inside_node;
-    cluster.between_nodes = told->between_nodes;
+  if (std::ranges::all_of(nodes, [](int node) { return node == 0; })) return result;
+  const Names switches = known_switches(hosts, positions, result.note);
+  if (!switches.empty()) {
+    const std::vector<int> numbers = nodes_of(switches, positions);
+    for (std::size_t p = 0; p < nodes.size(); ++p) cluster.ranks[p].network_switch = numbers[p];
+    cluster.between_switches.emplace();
   }
-  DYNMO_TRY(measure_missing(group, tag, hosts, cluster));
+  for (const Json& one : all) {
+    if (!one.contains("links")) continue;
+    DYNMO_ASSIGN(const cost::Cluster told, cost::parse_cluster(one["links"], kOrigin));
+    cluster.inside_node = told.inside_node;
+    // A link between hosts of all switches is none between hosts of one.
+    if (told.between_switches.has_value() == cluster.between_switches.has_value()) {
+      cluster.between_nodes = told.between_nodes;
+      cluster.between_switches = told.between_switches;
+    }
+    break;
+  }
+  DYNMO_TRY(measure_missing(group, tag, names, switches, cluster));
   cluster.nic_bandwidth_bytes_per_s = cluster.between_nodes.bandwidth_bytes_per_s;
-  return cluster;
+  return result;
 }
 
 Expected<cost::Link> measured_link(Transport& group, Member peer, Tag tag, bool asks) {

@@ -6,6 +6,7 @@ import pathlib
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -20,6 +21,8 @@ SETTINGS = [
     f"model.sequence={SEQUENCE}", f"batch.micro_batches={MICRO_BATCHES}", f"batch.micro_batch_size={ROWS}",
     "train.validation_every=0", "pipeline.pin=false", "pipeline.cut=[2,3,3,2]", "balance.enabled=false",
 ]
+# Becomes a program on a machine of that name.
+NAMED = "import os, socket, sys; socket.sethostname(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
 
 
 def losses(run):
@@ -49,12 +52,16 @@ class TwoHosts(unittest.TestCase):
             words += ["--set", setting]
         return words
 
-    def start(self, run, steps, master, hosts=(0, 0, 1, 1), settings=()):
+    def start(self, run, steps, master, hosts=(0, 0, 1, 1), settings=(), names=(), variables=({},) * RANKS):
+        """`names`: of the ranks' machines, where they are others than the hosts'. `variables`: more of each rank's environment."""
         processes = []
         for rank in range(RANKS):
             env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])), "WORLD_SIZE": str(RANKS),
-                   "MASTER_ADDR": master, "MASTER_PORT": str(PORT)}
-            processes.append(subprocess.Popen(self.hosts[hosts[rank]].inside(*self.command(run, steps, settings)), env=env, text=True,
+                   "MASTER_ADDR": master, "MASTER_PORT": str(PORT), **variables[rank]}
+            words = self.command(run, steps, settings)
+            if names:
+                words = ["unshare", "--uts", sys.executable, "-c", NAMED, names[rank], *words]
+            processes.append(subprocess.Popen(self.hosts[hosts[rank]].inside(*words), env=env, text=True,
                                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                               preexec_fn=die_with_parent))
         self.addCleanup(lambda: [process.kill() for process in processes])
@@ -112,6 +119,42 @@ class TwoHosts(unittest.TestCase):
         done = subprocess.run([self.dynmo, "plan", str(self.folder / "mixed" / "profile.json"), "--cluster", str(self.folder / "mixed" / "cluster.json"),
                                "--place", "--balancer", "optimal", "--schedule", "1f1b"], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_switches_that_slurm_names_are_a_level(self):
+        """Four machines, two at either end of the link: as switches that Slurm names they are told apart, and the pipeline crosses once."""
+        places = (0, 1, 0, 1)
+        machines = ("node1", "node2", "node3", "node4")
+
+        def topology(rank, address):
+            return {"SLURM_TOPOLOGY_ADDR": address.format(switch=places[rank], node=machines[rank]),
+                    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+
+        good = [topology(rank, "top.leaf{switch}.{node}") for rank in range(RANKS)]
+        bad = [*good[:3], topology(3, "{node}")]
+        for name, variables in (("switches", good), ("bad", bad), ("none", [{}] * RANKS)):
+            run = self.folder / name
+            outputs = []
+            for rank, process in enumerate(self.start(run, 3, ADDRESSES[0], places, names=machines, variables=variables)):
+                outputs.append(process.communicate(timeout=120))
+                self.assertEqual(process.returncode, 0, f"{name}, rank {rank}: {outputs[-1]}")
+            cluster = json.loads((run / "cluster.json").read_text())
+            self.assertEqual([rank["node"] for rank in cluster["ranks"]], [0, 1, 2, 3])
+            self.assertEqual([rank.get("switch", 0) for rank in cluster["ranks"]], list(places) if name == "switches" else [0] * 4)
+            lines = [line for text, _ in outputs for line in text.splitlines() if "SLURM_TOPOLOGY_ADDR" in line]
+            self.assertEqual(len(lines), 1 if name == "bad" else 0, outputs)
+            if name == "bad":
+                self.assertIn("rank 3 has SLURM_TOPOLOGY_ADDR='node4' with SLURM_TOPOLOGY_ADDR_PATTERN='switch.switch.node'", lines[0])
+            links = cluster["links"]
+            self.assertEqual("between_switches" in links, name == "switches")
+            if name != "switches":
+                continue
+            slow = links["between_switches"]["bandwidth_bytes_per_s"]
+            self.assertLess(slow, 2 * RATE_BITS_PER_S / 8)
+            self.assertGreater(links["between_nodes"]["bandwidth_bytes_per_s"], 4 * slow)
+            start = json.loads((run / "events.jsonl").read_text().splitlines()[0])
+            ends = [places[stage["rank"]] for stage in start["plan"]["stages"]]
+            self.assertEqual(sum(a != b for a, b in zip(ends, ends[1:])), 1, ends)
+        self.assertEqual(losses(self.folder / "switches"), losses(self.folder / "none"))
 
     def test_a_cut_link_ends_all_ranks(self):
         run = self.folder / "cut"

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include "dynmo/observe/table.h"
+#include "dynmo/process/slurm_topology.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/train/setup/emulation.h"
 #include "dynmo/train/setup/pipeline_options.h"
-#include "dynmo/transport/hosts.h"
 #include "dynmo/weights/weights.h"
 
 namespace dynmo::train {
@@ -26,6 +26,13 @@ bool continues_with(const plan::Plan& plan, const config::Config& config, int po
 
 }  // namespace
 
+transport::Host host_of_rank(const std::string& name) {
+  const auto switches = process::switches_of_host();
+  return {.name = name,
+          .switches = switches ? *switches : "",
+          .fault = switches ? "" : switches.error().message};
+}
+
 Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
                           const Inputs& inputs) {
   const config::Config& config = options.config;
@@ -39,9 +46,12 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   }
   // Otherwise layers are measured and cut anew.
   const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
-  DYNMO_ASSIGN(start.cluster, transport::measured_cluster(
-                                  group, options.host.empty() ? process::host_name() : options.host,
-                                  grid.replicas(), rank_memory(config)));
+  DYNMO_ASSIGN(auto measured,
+               transport::measured_cluster(
+                   group, host_of_rank(options.host.empty() ? process::host_name() : options.host),
+                   grid.replicas(), rank_memory(config)));
+  start.cluster = std::move(measured.cluster);
+  if (!measured.note.empty()) notes.push_back(std::move(measured.note));
   if (start.restored &&
       continues_with(start.restored->plan, config, grid.positions(), inputs.model.layers.size())) {
     // (A checkpoint holds no costs; messages alone say which ranks should be neighbours.)

@@ -17,6 +17,7 @@
 #include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/options.h"
 #include "dynmo/transport/grid.h"
+#include "dynmo/transport/hosts.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -29,6 +30,9 @@ struct Start {
 
   [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }
 };
+
+// This rank's host, by the name that plans know it by, with its switches where Slurm names them.
+[[nodiscard]] transport::Host host_of_rank(const std::string& name);
 
 // Called by all ranks of the first group: restores what is to be resumed; measures layers and makes
 // the first plan, unless the checkpoint's can run here.
