@@ -312,6 +312,25 @@ TEST(GenerateCounts, LikeFeaturesHaveTheseFeatures) {
   EXPECT_NEAR(again->along->autocorrelation, features->along->autocorrelation, 0.03);
 }
 
+// No row can be so uneven that the last block is thirty times as uneven as the others.
+TEST(GenerateCounts, WhereTheProfileCannotBeMetTheOtherFeaturesAre) {
+  const CountsRequest request{.steps = 200,
+                              .blocks = 4,
+                              .experts = 8,
+                              .tokens = 4096,
+                              .cv = 0.6,
+                              .autocorrelation = 0.5,
+                              .max_share = 0.25,
+                              .uneven = {.steps = {}, .rows = {1, 1, 1, 30}}};
+  const auto features = features_of_counts(request);
+  ASSERT_TRUE(features) << features.error().message;
+  EXPECT_NEAR(features->values->all.cv, 0.6, 0.02 * 0.6);
+  EXPECT_NEAR(features->along->autocorrelation, 0.5, 0.03);
+  EXPECT_LE(features->values->max, 0.25 * 4096 + 1);
+  const std::vector<double>& rows = features->uneven->rows;
+  EXPECT_GT(rows[3], 2 * std::max({rows[0], rows[1], rows[2]}));
+}
+
 TEST(GenerateCounts, AreUnevenWhereAndWhenTheyWereAsked) {
   const CountsRequest request{.steps = 320,
                               .blocks = 12,

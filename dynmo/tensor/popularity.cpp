@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/rng.h"
+#include "dynmo/tensor/popularity_impl.h"
+
+namespace dynmo::tensor {
+namespace {
+
+constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit looks at
+constexpr int kMaxCorrections = 60;
+constexpr int kPatience = 10;     // corrections within which the fit comes nearer,
+constexpr double kNearer = 0.99;  // by this factor: else it ends with the nearest
+constexpr double kClose = 2e-3;   // relative
+constexpr double kFits = 2e-2;
+constexpr double kAutocorrelationFits = 0.03;
+constexpr double kUnevenFits = 1e-2;
+constexpr double kLeastRho = -0.999;
+
+struct Measures {
+  double cv = 0;
+  double lasting_cv = 0;
+  double autocorrelation = 0;
+  Unevenness uneven = {};  // in parts as requested; of the blocks those that were made
+};
+
+// Cuts shares, which are in proportion to exp of `logs`, down to `most` times their sum; the others
+// get what is left in proportion.
+void cut_down(std::vector<double>& shares, const std::vector<double>& logs, double most) {
+  constexpr double kSmall = 1e-9;  // of the sum: subtraction leaves few digits of less
+  double total = 0;
+  for (const double share : shares) total += share;
+  std::vector<char> is_cut(shares.size(), 0);
+  double rest = total;  // for those that are not cut
+  double sum = total;   // of their shares
+  for (bool again = true; again;) {
+    again = false;
+    if (sum < kSmall * total) {
+      double max = -std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i < shares.size(); ++i) {
+        if (is_cut[i] == 0) max = std::max(max, logs[i]);
+      }
+      sum = 0;
+      for (std::size_t i = 0; i < shares.size(); ++i) {
+        if (is_cut[i] == 0) sum += shares[i] = std::exp(logs[i] - max);
+      }
+    }
+    const double scale = sum > 0 ? rest / sum : 0;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (is_cut[i] != 0 || shares[i] * scale <= most * total) continue;
+      is_cut[i] = 1;
+      sum -= shares[i];
+      rest -= shares[i] = most * total;
+      again = true;
+    }
+    if (again) continue;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (is_cut[i] == 0) shares[i] *= scale;
+    }
+  }
+}
+
+// The draws of some blocks, made once: for each series u, then e(0), e(1), ...
+struct Draws {
+  std::int64_t blocks = 0;
+  std::vector<float> normals;
+
+  // Which of all blocks, evenly spread over them.
+  [[nodiscard]] std::int64_t block_of(std::int64_t draw, std::int64_t all) const {
+    return draw * all / blocks;
+  }
+};
+
+Draws draw_of(const CountsRequest& request) {
+  const std::int64_t cells = request.steps * request.experts;
+  const auto max = static_cast<std::int64_t>(kMaxSample);
+  Draws draws{.blocks = std::clamp<std::int64_t>(max / cells, 1, request.blocks), .normals = {}};
+  draws.normals.reserve(static_cast<std::size_t>(draws.blocks * (cells + request.experts)));
+  for (std::int64_t draw = 0; draw < draws.blocks; ++draw) {
+    const std::int64_t block = draws.block_of(draw, request.blocks);
+    for (std::int64_t expert = 0; expert < request.experts; ++expert) {
+      Rng rng = series_of(request, block, expert);
+      for (std::int64_t i = 0; i <= request.steps; ++i) {
+        draws.normals.push_back(static_cast<float>(rng.normal()));
+      }
+    }
+  }
+  return draws;
+}
+
+// Sums that the measures follow from.
+class SeriesSums {
+ public:
+  void add_series(const double* counts, std::int64_t steps, std::int64_t stride, double mean) {
+    double sum = 0;
+    for (std::int64_t t = 0; t < steps; ++t) sum += counts[t * stride];
+    const double own = sum / static_cast<double>(steps);
+    for (std::int64_t t = 0; t < steps; ++t) {
+      const double off = counts[t * stride] - own;
+      inside_ += off * off;
+      if (t + 1 < steps) lagged_ += off * (counts[(t + 1) * stride] - own);
+      cells_ += (counts[t * stride] - mean) * (counts[t * stride] - mean);
+    }
+    lasting_ += (own - mean) * (own - mean);
+    ++series_;
+    steps_ = steps;
+  }
+  [[nodiscard]] Measures measures(double mean) const {
+    const auto steps = static_cast<double>(steps_);
+    return {
+        .cv = std::sqrt(cells_ / (series_ * steps)) / mean,
+        .lasting_cv = std::sqrt(lasting_ / series_) / mean,
+        .autocorrelation = inside_ > 0 && steps > 1 ? lagged_ / inside_ * steps / (steps - 1) : 0};
+  }
+
+ private:
+  double cells_ = 0;
+  double lasting_ = 0;
+  double inside_ = 0;
+  double lagged_ = 0;
+  double series_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+// Means by part, where `count` values are in as many parts.
+class PartMeans {
+ public:
+  PartMeans(std::size_t parts, std::int64_t count)
+      : count_(count), sums_(parts, 0.0), numbers_(parts, 0.0) {}
+  void add(std::int64_t index, double value) {
+    if (sums_.empty()) return;
+    const auto part = static_cast<std::size_t>(index * std::ssize(sums_) / count_);
+    sums_[part] += value;
+    numbers_[part] += 1;
+  }
+  // 0 of a part without values.
+  [[nodiscard]] std::vector<double> means() const {
+    std::vector<double> all;
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      all.push_back(numbers_[i] > 0 ? sums_[i] / numbers_[i] : 0);
+    }
+    return all;
+  }
+
+ private:
+  std::int64_t count_;
+  std::vector<double> sums_;
+  std::vector<double> numbers_;
+};
+
+double cv_of(const std::vector<double>& row, double mean) {
+  double squares = 0;
+  for (const double value : row) squares += (value - mean) * (value - mean);
+  return std::sqrt(squares / static_cast<double>(row.size())) / mean;
+}
+
+Measures measure(const CountsRequest& request, const Draws& draws, const Popularity& popularity) {
+  const auto tokens = static_cast<double>(request.tokens);
+  const double mean = tokens / static_cast<double>(request.experts);
+  const double fresh = std::sqrt(1 - popularity.rho * popularity.rho);
+  std::vector<double> state(static_cast<std::size_t>(request.experts));
+  std::vector<double> row(state.size());
+  std::vector<double> counts(static_cast<std::size_t>(request.steps) * row.size());
+  SeriesSums sums;
+  PartMeans of_steps(request.uneven.steps.size(), request.steps);
+  PartMeans of_blocks(request.uneven.rows.size(), request.blocks);
+  for (std::int64_t draw = 0; draw < draws.blocks; ++draw) {
+    const float* normals = draws.normals.data() + draw * request.experts * (request.steps + 1);
+    const std::int64_t block = draws.block_of(draw, request.blocks);
+    const double of_block = popularity.of_block(block, request.blocks);
+    for (std::int64_t t = 0; t < request.steps; ++t) {
+      const double factor = of_block * popularity.of_step(t, request.steps);
+      for (std::size_t e = 0; e < row.size(); ++e) {
+        const float* own = normals + static_cast<std::int64_t>(e) * (request.steps + 1);
+        state[e] = t == 0 ? own[1] : popularity.rho * state[e] + fresh * own[t + 1];
+        row[e] = factor * (popularity.lasting * own[0] + popularity.drifting * state[e]);
+      }
+      apportion(row, tokens, request.max_share);
+      const double cv = cv_of(row, mean);
+      of_steps.add(t, cv);
+      of_blocks.add(block, cv);
+      std::ranges::copy(row, counts.begin() + t * request.experts);
+    }
+    for (std::int64_t e = 0; e < request.experts; ++e) {
+      sums.add_series(counts.data() + e, request.steps, request.experts, mean);
+    }
+  }
+  Measures measures = sums.measures(mean);
+  measures.uneven = {.steps = of_steps.means(), .rows = of_blocks.means()};
+  return measures;
+}
+
+// The factor by which a parameter changes, bounded so that corrections do not swing.
+double correction(double wanted, double measured) {
+  if (wanted <= 0) return 0;
+  return std::clamp(wanted / std::max(measured, 1e-9), 0.5, 2.0);
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+// How far the shape of what was found is from the one that is wanted, as a multiple of what is
+// close; factors are corrected by it.
+double correct(const std::vector<double>& wanted, const std::vector<double>& found,
+               std::vector<double>& factors) {
+  if (wanted.empty() || mean_of(wanted) <= 0 || mean_of(found) <= 0) return 0;
+  const double scale = mean_of(found) / mean_of(wanted);
+  double distance = 0;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (found[i] <= 0) continue;  // none was made there, or it has no spread at all
+    distance =
+        std::max(distance, std::abs(found[i] - wanted[i] * scale) / (kUnevenFits * found[i]));
+    factors[i] = std::clamp(factors[i] * correction(wanted[i] * scale, found[i]), 1e-3, 1e3);
+  }
+  const double mean = mean_of(factors);
+  for (double& factor : factors) factor /= mean;
+  return distance;
+}
+
+// A difference as a multiple of the one that is close.
+double multiple(double difference, double close) {
+  return difference == 0 ? 0 : std::abs(difference) / close;
+}
+
+// kBadInput where what was found is too far from the request: naming the two that contradict each
+// other. `series`: the noun for what the counts are of.
+Expected<void> check(const Measures& found, const CountsRequest& request, std::string_view series) {
+  const auto differs = [](double a, double b) { return std::abs(a - b) > kFits * b; };
+  if (differs(found.cv, request.cv)) {
+    return make_error(ErrorCode::kBadInput,
+                      "a coefficient of variation of {:.4g} contradicts {} {}: it reaches {:.4g}",
+                      request.cv, request.experts, series, found.cv);
+  }
+  const double lasting_cv = request.lasting_cv.value_or(0);
+  const bool more = request.drift_may_leave_more && found.lasting_cv > lasting_cv;
+  if (request.lasting_cv && differs(found.lasting_cv, lasting_cv) && !more) {
+    return make_error(ErrorCode::kBadInput,
+                      "a lasting coefficient of variation of {:.4g} contradicts an "
+                      "autocorrelation of {:.4g} over {} steps, which leaves {:.4g}",
+                      lasting_cv, request.autocorrelation, request.steps, found.lasting_cv);
+  }
+  if (std::abs(found.autocorrelation - request.autocorrelation) > kAutocorrelationFits) {
+    return make_error(ErrorCode::kBadInput,
+                      "an autocorrelation of {:.4g} contradicts {} steps, which give {:.4g}",
+                      request.autocorrelation, request.steps, found.autocorrelation);
+  }
+  return {};
+}
+
+}  // namespace
+
+Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert) {
+  return Rng(mix_key({request.seed, 0x7e5, static_cast<std::uint64_t>(block),
+                      static_cast<std::uint64_t>(expert)}));
+}
+
+void apportion(std::vector<double>& weights, double total, double most) {
+  const std::vector<double> logs = most < 1 ? weights : std::vector<double>();
+  const double max = *std::ranges::max_element(weights);
+  for (double& weight : weights) weight = std::exp(weight - max);
+  if (most < 1) cut_down(weights, logs, most);
+  double sum = 0;
+  for (const double weight : weights) sum += weight;
+  double exact = 0;
+  double given = 0;
+  for (double& weight : weights) {
+    exact += weight / sum * total;
+    weight = std::min(std::floor(exact + 0.5), total) - given;
+    given += weight;
+  }
+  weights.back() += total - given;
+}
+
+// Ends with what is close, or with the nearest where nothing comes nearer for a while.
+Expected<Popularity> fitted(const CountsRequest& request, std::string_view series) {
+  const Draws draws = draw_of(request);
+  const double lasting_cv = request.lasting_cv.value_or(0);
+  const auto inside = [](double cv, double lasting) {
+    return std::sqrt(std::max(cv * cv - lasting * lasting, 0.0));
+  };
+  Popularity now{.lasting = std::sqrt(std::log1p(lasting_cv * lasting_cv)),
+                 .drifting = std::sqrt(std::log1p(request.cv * request.cv)),
+                 .rho = request.autocorrelation,
+                 .factors = {.steps = std::vector(request.uneven.steps.size(), 1.0),
+                             .rows = std::vector(request.uneven.rows.size(), 1.0)}};
+  std::optional<Popularity> best;  // of those that are not refused
+  double least = 0;                // its distance
+  int since = 0;                   // corrections
+  Expected<void> checked;
+  for (int i = 0; i < kMaxCorrections && since < kPatience; ++i) {
+    const Popularity before = now;
+    const Measures found = measure(request, draws, now);
+    checked = check(found, request, series);
+    const double distance = std::max(
+        {correct(request.uneven.steps, found.uneven.steps, now.factors.steps),
+         correct(request.uneven.rows, found.uneven.rows, now.factors.rows),
+         multiple(found.cv - request.cv, kClose * request.cv),
+         multiple(found.autocorrelation - request.autocorrelation, kClose),
+         request.lasting_cv ? multiple(found.lasting_cv - lasting_cv, kClose * lasting_cv) : 0});
+    if (distance <= 1) return before;
+    since += best ? 1 : 0;
+    if (checked && (!best || distance < kNearer * least)) {
+      best = before;
+      least = distance;
+      since = 0;
+    }
+    if (request.lasting_cv) {
+      now.lasting *= correction(lasting_cv, found.lasting_cv);
+      now.drifting *=
+          correction(inside(request.cv, lasting_cv), inside(found.cv, found.lasting_cv));
+    } else {
+      now.drifting *= correction(request.cv, found.cv);
+    }
+    const double away =
+        (1 - now.rho) * correction(1 - request.autocorrelation, 1 - found.autocorrelation);
+    now.rho = std::clamp(1 - away, kLeastRho, 1 - 1e-7);
+  }
+  if (best) return *best;
+  return checked.error();
+}
+
+}  // namespace dynmo::tensor
