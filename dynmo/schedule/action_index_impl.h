@@ -31,9 +31,10 @@ class ActionIndex {
   [[nodiscard]] bool may(std::size_t stage, ActionKind kind) const {
     return (kinds_[stage] & bit(kind)) != 0;
   }
-  [[nodiscard]] Rank rank_of(const Action& action) const {
-    return schedule_.shape.stages[action.stage.index()].rank;
+  [[nodiscard]] Rank rank_of(StageId stage) const {
+    return schedule_.shape.stages[stage.index()].rank;
   }
+  [[nodiscard]] Rank rank_of(const Action& action) const { return rank_of(action.stage); }
   // A number of its own for every possible action.
   [[nodiscard]] std::size_t slot(const Action& action) const {
     return (action.stage.index() * micro_batches_ + action.micro_batch.index()) * kKinds +

@@ -16,7 +16,8 @@ class Replay {
   explicit Replay(const ActionIndex& index)
       : index_(index),
         next_(index.schedule().ranks.size(), 0),
-        awaited_(index.schedule().ranks.size(), kNothing) {}
+        awaited_(index.schedule().ranks.size(), kNothing),
+        sent_(2 * index.stages() * padded(index.micro_batches()), 0) {}
 
   std::optional<Fault> run() {
     for (std::size_t r = next_.size(); r-- > 0;) ready_.push_back(r);
@@ -41,15 +42,32 @@ class Replay {
       if (is_send(action.kind)) {
         wake(action);
       } else if (is_compute(action.kind) && !arrived(action)) {
-        awaited_[rank] = index_.slot(awaited_send(action));
+        awaited_[rank] = message(awaited_send(action));
         return;
       }
     }
   }
 
+  // An odd number of cache lines, so that messages of one micro-batch do not share a place in the
+  // cache.
+  static std::size_t padded(std::size_t micro_batches) {
+    constexpr std::size_t kLine = 64;
+    return ((micro_batches / kLine + 1) | 1) * kLine;
+  }
+
+  // A number of its own for every message.
+  [[nodiscard]] std::size_t message(const Action& send) const {
+    const std::size_t gradient = send.kind == kSendGradient ? 1 : 0;
+    return (2 * send.stage.index() + gradient) * padded(index_.micro_batches()) +
+           send.micro_batch.index();
+  }
+
   void wake(const Action& send) {
-    const std::size_t receiver = index_.rank_of(peer(send)).index();
-    if (awaited_[receiver] != index_.slot(send)) return;
+    const std::size_t sent = message(send);
+    sent_[sent] = 1;
+    const std::int32_t stage = send.stage.value + (send.kind == kSendActivation ? 1 : -1);
+    const std::size_t receiver = index_.rank_of(StageId{stage}).index();
+    if (awaited_[receiver] != sent) return;
     awaited_[receiver] = kNothing;
     ready_.push_back(receiver);
   }
@@ -58,14 +76,15 @@ class Replay {
   [[nodiscard]] bool arrived(const Action& compute) const {
     const ActionKind receive = compute.kind == kForward ? kReceiveActivation : kReceiveGradient;
     if (compute.kind == kWeightGradient || !index_.may(compute.stage.index(), receive)) return true;
-    const Position send = index_.position(awaited_send(compute));
-    return std::cmp_less(send.index, next_[send.rank.index()]);
+    return sent_[message(awaited_send(compute))] != 0;
   }
 
+  // The peer of the receive that a compute action waits for.
   [[nodiscard]] static Action awaited_send(const Action& compute) {
-    Action receive = compute;
-    receive.kind = compute.kind == kForward ? kReceiveActivation : kReceiveGradient;
-    return peer(receive);
+    const bool forward = compute.kind == kForward;
+    return {.kind = forward ? kSendActivation : kSendGradient,
+            .stage = StageId{compute.stage.value + (forward ? -1 : 1)},
+            .micro_batch = compute.micro_batch};
   }
 
   // Every blocked rank waits for a send on another blocked rank, so following them ends in a cycle.
@@ -92,7 +111,8 @@ class Replay {
 
   const ActionIndex& index_;
   std::vector<std::size_t> next_;     // by rank: first action that is not done
-  std::vector<std::size_t> awaited_;  // by rank: slot of the send it is blocked on
+  std::vector<std::size_t> awaited_;  // by rank: the message it is blocked on
+  std::vector<char> sent_;            // by message: less to look at than where its send stands
   std::vector<std::size_t> ready_;
 };
 

@@ -7,20 +7,48 @@
 namespace dynmo::schedule {
 namespace {
 
-void append(std::vector<Action>& list, const std::optional<Action>& action) {
-  if (action) list.push_back(*action);
-}
+// Which messages each stage has: asked for once an action.
+class Messages {
+ public:
+  explicit Messages(const PipelineShape& shape) : has_(shape.stages.size()) {
+    for (std::size_t s = 0; s < has_.size(); ++s) {
+      const StageId stage(static_cast<std::int32_t>(s));
+      for (const ActionKind kind : {ActionKind::kSendActivation, ActionKind::kReceiveActivation,
+                                    ActionKind::kSendGradient, ActionKind::kReceiveGradient}) {
+        has_[s] |= exchanges(shape, kind, stage) ? 1U << static_cast<unsigned>(kind) : 0U;
+      }
+    }
+  }
 
-std::vector<Action> lower_rank(const PipelineShape& shape, const std::vector<Action>& compute) {
+  void append_receive(std::vector<Action>& list, const Action& compute) const {
+    append(list, compute, ActionKind::kReceiveActivation, ActionKind::kReceiveGradient);
+  }
+  void append_send(std::vector<Action>& list, const Action& compute) const {
+    append(list, compute, ActionKind::kSendActivation, ActionKind::kSendGradient);
+  }
+
+ private:
+  void append(std::vector<Action>& list, const Action& compute, ActionKind activation,
+              ActionKind gradient) const {
+    if (compute.kind == ActionKind::kWeightGradient) return;
+    const ActionKind kind = compute.kind == ActionKind::kForward ? activation : gradient;
+    if ((has_[compute.stage.index()] >> static_cast<unsigned>(kind) & 1U) == 0) return;
+    list.push_back({.kind = kind, .stage = compute.stage, .micro_batch = compute.micro_batch});
+  }
+
+  std::vector<unsigned> has_;  // a bit a kind
+};
+
+std::vector<Action> lower_rank(const Messages& messages, const std::vector<Action>& compute) {
   std::vector<Action> lowered;
   lowered.reserve(3 * compute.size());
-  if (!compute.empty()) append(lowered, receive_for(shape, compute.front()));
+  if (!compute.empty()) messages.append_receive(lowered, compute.front());
   for (std::size_t i = 0; i < compute.size(); ++i) {
     DYNMO_CHECK(is_compute(compute[i].kind), "a compute-only schedule, got {}",
                 to_string(compute[i]));
-    if (i + 1 < compute.size()) append(lowered, receive_for(shape, compute[i + 1]));
+    if (i + 1 < compute.size()) messages.append_receive(lowered, compute[i + 1]);
     lowered.push_back(compute[i]);
-    append(lowered, send_of(shape, compute[i]));
+    messages.append_send(lowered, compute[i]);
   }
   return lowered;
 }
@@ -35,8 +63,9 @@ std::optional<Action> message(const PipelineShape& shape, ActionKind kind, const
 Schedule lower(const Schedule& compute) {
   DYNMO_CHECK(!compute.lowered, "a compute-only schedule, got a lowered one");
   Schedule lowered{.shape = compute.shape, .ranks = {}, .lowered = true};
+  const Messages messages(compute.shape);
   for (const std::vector<Action>& list : compute.ranks) {
-    lowered.ranks.push_back(lower_rank(compute.shape, list));
+    lowered.ranks.push_back(lower_rank(messages, list));
   }
   return lowered;
 }

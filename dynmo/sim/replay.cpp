@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -17,13 +18,33 @@ using schedule::TimedAction;
 
 constexpr std::int64_t kUnknown = -1;
 constexpr std::size_t kNothing = ~std::size_t{0};
+constexpr std::size_t kKinds = static_cast<std::size_t>(ActionKind::kReceiveGradient) + 1;
 
-// Both ends of one message on a channel.
-struct Message {
-  std::int64_t posted = kUnknown;   // the later of the ends posted so far
-  std::int64_t arrival = kUnknown;  // known once the transfer has its turn
-  std::int64_t free_arrival = 0;    // if messages were free and immediate: when it is sent
+// Both ends of one message on a channel. Small, as a replay goes through millions of them.
+class Message {
+ public:
+  std::int64_t free_arrival = 0;  // if messages were free and immediate: when it is sent
+
+  [[nodiscard]] bool has_arrived() const { return time_ >= 0; }
+  [[nodiscard]] bool is_posted() const { return time_ < kUnknown; }
+  [[nodiscard]] std::int64_t arrival() const { return time_; }
+  // The later of the ends posted so far, until it arrives.
+  [[nodiscard]] std::int64_t posted() const { return kUnknown - 1 - time_; }
+  void post(std::int64_t time) {
+    time_ = kUnknown - 1 - (is_posted() ? std::max(posted(), time) : time);
+  }
+  void arrive(std::int64_t time) { time_ = time; }
+
+ private:
+  std::int64_t time_ = kUnknown;  // of the arrival; below that of an end that is posted
 };
+
+// Ranks go through their micro-batches together. With an odd number of cache lines a channel, the
+// messages of one micro-batch are in all parts of the cache, not in one.
+std::size_t padded(std::size_t micro_batches) {
+  constexpr std::size_t kInALine = 64 / sizeof(Message);
+  return ((micro_batches / kInALine + 1) | 1) * kInALine;
+}
 
 struct RankState {
   std::size_t next = 0;            // first action not replayed
@@ -67,9 +88,19 @@ class Replay {
         record_spans_(options.timeline),
         record_memory_(options.memory),
         micro_batches_(static_cast<std::size_t>(schedule.shape.micro_batches)),
-        messages_(costs.channels.size() * micro_batches_),
+        messages_a_channel_(padded(micro_batches_)),
+        messages_(costs.channels.size() * messages_a_channel_),
         ranks_(schedule.ranks.size()),
-        nodes_(costs.nodes) {
+        nodes_(costs.nodes),
+        channels_(costs.stages.size()) {
+    for (std::size_t s = 0; s < channels_.size(); ++s) {
+      for (std::size_t kind = 0; kind < kKinds; ++kind) {
+        const Action action{.kind = static_cast<ActionKind>(kind),
+                            .stage = StageId(static_cast<std::int32_t>(s)),
+                            .micro_batch = MicroBatchId{0}};
+        if (!is_compute(action.kind)) channels_[s][kind] = schedule::channel(action);
+      }
+    }
     result_.timeline.ranks.resize(record_spans_ ? ranks_.size() : 0);
     result_.memory.resize(record_memory_ ? ranks_.size() : 0);
     for (std::size_t r = 0; r < result_.memory.size(); ++r) record_memory(r, 0, 0);
@@ -98,7 +129,11 @@ class Replay {
 
  private:
   [[nodiscard]] std::size_t message_of(int channel, const Action& action) const {
-    return static_cast<std::size_t>(channel) * micro_batches_ + action.micro_batch.index();
+    return static_cast<std::size_t>(channel) * messages_a_channel_ + action.micro_batch.index();
+  }
+
+  [[nodiscard]] int channel_of(const Action& communication) const {
+    return channels_[communication.stage.index()][static_cast<std::size_t>(communication.kind)];
   }
 
   void run_ready() {
@@ -145,7 +180,7 @@ class Replay {
         return true;
       case ActionKind::kReceiveActivation:
       case ActionKind::kReceiveGradient:
-        post(state, message_of(schedule::channel(action), action));
+        post(state, message_of(channel_of(action), action));
         return true;
     }
     return true;
@@ -157,11 +192,11 @@ class Replay {
     if (channel == StepCosts::kNoChannel) return true;
     const std::size_t index = message_of(channel, action);
     const Message& message = messages_[index];
-    if (message.arrival == kUnknown) {
+    if (!message.has_arrived()) {
       state.awaited = index;
       return false;
     }
-    state.clock = std::max(state.clock, message.arrival);
+    state.clock = std::max(state.clock, message.arrival());
     state.free_clock = std::max(state.free_clock, message.free_arrival);
     return true;
   }
@@ -189,7 +224,7 @@ class Replay {
   }
 
   void send(RankState& state, const Action& action) {
-    const std::size_t message = message_of(schedule::channel(action), action);
+    const std::size_t message = message_of(channel_of(action), action);
     messages_[message].free_arrival = state.free_clock;
     post(state, message);
   }
@@ -197,43 +232,44 @@ class Replay {
   // Posts one end at the rank's clock; the second starts the transfer.
   void post(const RankState& state, std::size_t index) {
     Message& message = messages_[index];
-    const bool second = message.posted != kUnknown;
-    message.posted = std::max(message.posted, state.clock);
+    const bool second = message.is_posted();
+    message.post(state.clock);
     if (!second) return;
-    const StepCosts::Channel& channel = costs_.channels[index / micro_batches_];
+    const StepCosts::Channel& channel = costs_.channels[index / messages_a_channel_];
     if (channel.queues) {
-      queue_.emplace(message.posted, index);
+      queue_.emplace(message.posted(), index);
     } else {
-      arrive(index, channel, message.posted + channel.transfer);
+      arrive(index, channel, message.posted() + channel.transfer);
     }
   }
 
   void take_turn(std::size_t index) {
-    const StepCosts::Channel& channel = costs_.channels[index / micro_batches_];
+    const StepCosts::Channel& channel = costs_.channels[index / messages_a_channel_];
     NodeState& from = nodes_[channel.egress];
     NodeState& to = nodes_[channel.ingress];
     const std::int64_t start =
-        std::max({messages_[index].posted, from.egress_free, to.ingress_free});
+        std::max({messages_[index].posted(), from.egress_free, to.ingress_free});
     from.egress_free = to.ingress_free = start + channel.occupancy;
     arrive(index, channel, start + channel.transfer);
   }
 
   void arrive(std::size_t index, const StepCosts::Channel& channel, std::int64_t time) {
-    messages_[index].arrival = time;
+    const std::int64_t posted = messages_[index].posted();
+    messages_[index].arrive(time);
     RankState& sender = ranks_[channel.sender];
     RankState& receiver = ranks_[channel.receiver];
     sender.sends_end = std::max(sender.sends_end, time);
-    if (record_spans_) record_message(index, channel);
+    if (record_spans_) record_message(index, channel, posted);
     if (receiver.awaited != index) return;
     receiver.awaited = kNothing;
     ready_.push_back(channel.receiver);
   }
 
-  void record_message(std::size_t index, const StepCosts::Channel& channel) {
-    const Message& message = messages_[index];
-    const Action send = send_on(index / micro_batches_, index % micro_batches_);
-    record_span(channel.sender, send, message.posted, message.arrival);
-    record_span(channel.receiver, peer(send), message.posted, message.arrival);
+  void record_message(std::size_t index, const StepCosts::Channel& channel, std::int64_t posted) {
+    const std::int64_t arrival = messages_[index].arrival();
+    const Action send = send_on(index / messages_a_channel_, index % messages_a_channel_);
+    record_span(channel.sender, send, posted, arrival);
+    record_span(channel.receiver, peer(send), posted, arrival);
   }
 
   void record_span(std::size_t rank, const Action& action, std::int64_t start, std::int64_t end) {
@@ -251,9 +287,12 @@ class Replay {
   const bool record_spans_;
   const bool record_memory_;
   const std::size_t micro_batches_;
-  std::vector<Message> messages_;  // by channel, then micro-batch
+  const std::size_t messages_a_channel_;
+  std::vector<Message> messages_;  // by channel, then micro-batch, some of none behind
   std::vector<RankState> ranks_;
   std::vector<NodeState> nodes_;
+  // Of a stage's sends and receives, by kind: asked for once an action.
+  std::vector<std::array<int, kKinds>> channels_;
   std::vector<std::size_t> ready_;
   // Messages whose both ends are posted and that have not had their turn: (posted, message), the
   // earliest on top. The numbers of messages are in the order of channels, then micro-batches.
