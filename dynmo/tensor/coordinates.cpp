@@ -18,7 +18,7 @@
 namespace dynmo::tensor {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that are read at once
+constexpr std::size_t kPiece = std::size_t{1} << 18;  // bytes that are read at once
 constexpr std::size_t kMaxLine = 4096;                // bytes
 constexpr double kMaxValue = 1e100;
 
@@ -264,8 +264,8 @@ Expected<SparseTensor> read_coordinates(const std::filesystem::path& path, Value
     text.resize(rest + read);
     const bool first = lines.entries() == 0;
     DYNMO_ASSIGN(const std::size_t taken, take_lines(lines, text, origin));
-    // As many entries as the first piece promises; pages that are not used cost nothing.
-    if (first && taken > 0) lines.reserve(lines.entries() * (size / taken + 1));
+    // A little more than the first piece promises.
+    if (first && taken > 0) lines.reserve((lines.entries() * (size / taken + 1)) / 64 * 65);
     text.erase(0, taken);
     if (read == 0) break;
   }

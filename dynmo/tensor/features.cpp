@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <span>
 #include <type_traits>
@@ -234,6 +235,10 @@ std::vector<Sorted> sorts_of(const SparseTensor& tensor) {
   for (int mode = 0; order >= 4 && mode < order; ++mode) {
     sorts.push_back({.key = {mode}});
   }
+  // Keys of the most bytes (of 64, 32 or fewer bits) come first: the others fit where they were.
+  std::ranges::stable_sort(sorts, std::greater<>(), [&](const Sorted& sorted) {
+    return std::bit_width(static_cast<unsigned>(bits_of(tensor, sorted.key)));
+  });
   return sorts;
 }
 
@@ -287,6 +292,7 @@ Expected<Features> features_of(const SparseTensor& tensor, const FeatureOptions&
   };
   std::ranges::sort(features.fibers, by_modes);
   std::ranges::sort(features.slices, by_modes);
+  std::ranges::sort(features.modes, [&](const auto& a, const auto& b) { return by_modes(b, a); });
   if (options.along) {
     DYNMO_ASSIGN(features.along, persistence_of(tensor, *options.along));
     if (*options.along == 0 && tensor.order() == 3 && !tensor.values.empty()) {
