@@ -209,7 +209,11 @@ Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
   c10d::GroupOptions options = options_for(next);
   options.meeting_place = meeting_place(place);
   options.meeting = std::exchange(meeting_, nullptr);
-  options.give_up = give_up;
+  // Whoever is lost in the group in force never comes to the next one.
+  options.give_up = [&]() -> std::optional<Error> {
+    if (auto lost = failure()) return lost;
+    return give_up ? give_up() : std::nullopt;
+  };
   DYNMO_ASSIGN(next_, join(options));
   return next_.transport.get();
 }
