@@ -78,7 +78,7 @@ soak: setup
 	@ctest --preset $(PRESET) -L 'ranks|threads' --repeat until-fail:$(REPEAT)
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -L sources
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R '^python.torch_(bits|faults)$$'
-	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R 'Explorer|Spaces|Mutants|ElasticThreads|SurvivalThreads|ElasticProcesses|KillScripts'
+	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R 'Explorer|Spaces|Mutants|ElasticThreads|SurvivalThreads|ElasticProcesses|SurvivalHosts|KillScripts'
 	@DYNMO_SAMPLES=all scripts/check asan tsan
 
 fuzz:

@@ -42,7 +42,7 @@ Expected<void> ControlService::publish() {
 }
 
 ControlService::~ControlService() {
-  if (published_ && !next_endpoint_) remove_job(options_.run);
+  if (published_ && !next_endpoint_) remove_job_of(options_.run, endpoint_);
   if (server_ == nullptr) return;
   Reply over = refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
   if (next_endpoint_) {

@@ -11,9 +11,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/member.h"
 #include "dynmo/transport/transport.h"
@@ -26,6 +28,12 @@ struct Loss {
   Generation generation = 0;  // of the newest plan
   int replicas = 1;           // as many members go on as they divide; the last others leave
   Error why;
+};
+
+// Those that go on.
+struct Survival {
+  View view;                          // one without this process: it has left
+  std::vector<MemberId> spares = {};  // of the others those that live, and leave
 };
 
 class Groups {
@@ -59,9 +67,25 @@ class Groups {
   [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
   // After a loss, called by every member of the group that is left: it ends, with what there is of
   // the next one, and the members that are left form another, which is in force when this returns.
-  // The same view at all of them, with their numbers; one without this process: it has left. An
-  // error where they cannot go on.
-  [[nodiscard]] virtual Expected<View> survive(const Loss& loss) { return loss.why; }
+  // The same view at all of them, with their numbers. An error where they cannot go on.
+  [[nodiscard]] virtual Expected<Survival> survive(const Loss& loss) { return loss.why; }
+
+  // Somebody who was left out of a view may be alive (quorum.h): whether a change to `next` leaves
+  // him too few to go on. kInfeasible. Asked at all ranks, before they agree on a change.
+  [[nodiscard]] virtual Expected<void> may_change(const View& next) {
+    static_cast<void>(next);
+    return {};
+  }
+  // What the members of the next group have to know of such views: said by its first rank, and
+  // known to all of them with that group.
+  [[nodiscard]] virtual Json standing(const View& next) const {
+    static_cast<void>(next);
+    return nullptr;
+  }
+  [[nodiscard]] virtual Expected<void> know(const Json& standing) {
+    static_cast<void>(standing);
+    return {};
+  }
 };
 
 }  // namespace dynmo::elastic

@@ -65,6 +65,11 @@ void remove_job(const fs::path& run) {
   fs::remove(secret_path(run), fault);
 }
 
+void remove_job_of(const fs::path& run, const JobFile& leader) {
+  const auto job = read_job(run);
+  if (!job || *job == leader) remove_job(run);
+}
+
 void remove_job_of_ended(const fs::path& run) {
   std::error_code fault;
   if (!fs::exists(job_path(run), fault)) return;

@@ -31,8 +31,9 @@ struct JobFile {
                                        std::string_view secret);
 // The run has ended: nobody listens there any more.
 void remove_job(const std::filesystem::path& run);
-// The same, but only where the files are those of a leader that has ended on this host without
-// removing them.
+// The same, but only where the files are not another leader's; or those of one that has ended on
+// this host without removing them.
+void remove_job_of(const std::filesystem::path& run, const JobFile& leader);
 void remove_job_of_ended(const std::filesystem::path& run);
 
 // Writes a file that nobody else can read at any moment, anew or in the place of one that is there.

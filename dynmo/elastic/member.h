@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who takes part in a run: members, the views they form one after another, and the ballots by
-// which they agree on the next view.
+// Who takes part in a run: members, and the views they form one after another.
 
 #include <algorithm>
 #include <compare>
@@ -58,14 +57,6 @@ enum class Fate : std::uint8_t {
   kAlive,
   kSilent,  // for longer than the limit: it may be alive
   kDead,    // for certain, and for ever
-};
-
-// One try to change the view. Its number becomes the generation of the view, so it is above every
-// generation that its proposer has seen, of plans as well.
-struct Ballot {
-  Generation number = 0;  // 0: none
-  MemberId proposer = {};
-  friend bool operator==(const Ballot&, const Ballot&) = default;
 };
 
 }  // namespace dynmo::elastic

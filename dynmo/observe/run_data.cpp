@@ -193,6 +193,8 @@ Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunDa
   std::error_code fault;
   const fs::path path = folder.load_trace(0);
   if (!fs::exists(path, fault)) return {};
+  DYNMO_ASSIGN(const std::string text, read_file(path));
+  if (!text.ends_with('\n')) return {};  // the rank that wrote it was lost
   DYNMO_ASSIGN(const auto load, dynamism::read_trace(path));
   for (std::int64_t column = 0; column < columns.count(); ++column) {
     const cost::ModelCost costs = load->at(columns.begin(column));
@@ -265,7 +267,11 @@ Expected<void> add_events(const RunFolder& folder, const Columns& columns, RunDa
                                          {"cause", event.value("cause", "")},
                                          {"reason", event.value("reason", "")}});
     } else if (kind == "size" || kind == "loss" || kind == "recovery" || kind == "refused") {
-      run.tables["changes"].push_back({{"step", step}, {"kind", kind}, {"text", text_of(event)}});
+      std::string what = text_of(event);
+      for (const char* who : {"lost", "spares"}) {
+        if (event.contains(who)) what += fmt::format("; {} {}", who, event[who].dump());
+      }
+      run.tables["changes"].push_back({{"step", step}, {"kind", kind}, {"text", what}});
     }
   }
   if (plan) add_cuts(*plan, since, end, run.tables["cuts"]);

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -223,6 +224,7 @@ void C10dGroups::drop(const Error& why) {
   if (next_.group != nullptr) next_.group->abort(why);
   next_.transport.reset();
   next_.group.reset();
+  next_standing_.reset();
 }
 
 Expected<bool> C10dGroups::take() {
@@ -231,6 +233,7 @@ Expected<bool> C10dGroups::take() {
   // The transport goes before its group.
   now_.transport.reset();
   now_ = std::exchange(next_, Joined());
+  if (next_standing_) standing_ = *std::exchange(next_standing_, std::nullopt);
   if (now_.group != nullptr && !now_.group->address().empty()) address_ = now_.group->address();
   return now_.group != nullptr;
 }
@@ -239,58 +242,85 @@ std::optional<Error> C10dGroups::failure() const {
   return now_.group == nullptr ? std::nullopt : now_.group->failure();
 }
 
-Expected<void> C10dGroups::meet_again(const Survivors& survivors, const MeetingCall& call) {
-  // Whoever has ended never comes.
+Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
+                                      const elastic::MeetingCall& call,
+                                      const elastic::View& before) {
   auto asked = std::chrono::steady_clock::now();
   const GiveUp give_up = [&]() -> std::optional<Error> {
     end_stopped(call.next, self_.host);
-    const bool asks = std::chrono::steady_clock::now() - asked > kAskAgain;
-    if (asks) asked = std::chrono::steady_clock::now();
-    for (const elastic::Member& member : call.next.members) {
-      if (member.host != self_.host && !asks) continue;
-      if (survivors.fate_of(member) != elastic::Fate::kDead) continue;
-      return make_error(ErrorCode::kPeerLost, "rank {} was lost: its process has ended",
-                        member.number);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - asked > kAskAgain) {
+      survivors.look(now);
+      asked = now;
     }
-    return std::nullopt;
+    return survivors.misses(call.next);
   };
   // (Nobody has joined before all are there.)
   DYNMO_TRY(form(call.next, call.place, give_up));
+  elastic::Standing mine = standing_;
+  mine.open.push_back(before);  // not all may have had the same view in force
+  const std::string origin = "the views that count for a rank";
+  DYNMO_ASSIGN(
+      const std::vector<Json> all,
+      transport::gather_json(*next_.transport, transport::control_tag(transport::Control::kBarrier),
+                             elastic::to_json(mine), origin));
+  for (const Json& json : all) {
+    DYNMO_ASSIGN(const elastic::Standing theirs, elastic::parse_standing(json, origin));
+    elastic::merge(standing_, theirs);
+  }
+  elastic::note_formed(standing_, call.next, before);
   now_ = std::exchange(next_, Joined());
   return {};
 }
 
-Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
+elastic::Answer C10dGroups::ask(const elastic::Member& member) const {
+  const auto place = places_.find(member.id);
+  return place == places_.end() ? elastic::Answer()
+                                : plane_->ask(place->second, member.id, kAskTime);
+}
+
+Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
   const HangWatch::Waiting waits = waiting();
   drop(loss.why);
   if (now_.group != nullptr) now_.group->abort(loss.why);
   now_.transport.reset();
   now_.group.reset();
-  const std::vector<elastic::PlanePlace> planes = std::move(now_.planes);
-  Survivors survivors(loss, self_, [&](const elastic::Member& member) {
-    const std::size_t rank = loss.before.rank_of(member.id)->index();
-    return rank < planes.size() ? plane_->ask(planes[rank], member.id, kAskTime)
-                                : elastic::Answer();
+  const std::vector<elastic::PlanePlace> planes = std::exchange(now_.planes, {});
+  std::erase_if(places_, [&](const auto& one) {
+    return std::ranges::none_of(standing_.open,
+                                [&](const elastic::View& view) { return view.has(one.first); });
   });
+  for (std::size_t rank = 0; rank < planes.size(); ++rank) {
+    places_[loss.before.members[rank].id] = planes[rank];
+  }
+  elastic::Survivors survivors(
+      loss, self_, [this](const elastic::Member& member) { return ask(member); }, standing_,
+      options_.silence);
   const auto until = std::chrono::steady_clock::now() + kSurviveTime;
   while (std::chrono::steady_clock::now() < until) {
     end_stopped(loss.before, self_.host);
-    std::optional<MeetingCall> call = survivors.heard();
-    if (!call && survivors.calls()) {
-      if (const auto next = survivors.next()) {
-        if (next->members.empty()) return loss.why;
-        call = MeetingCall{.next = *next};
-        DYNMO_ASSIGN(call->place, open(*next));
-        plane_->post(text_of(*call));
-      }
+    survivors.look(std::chrono::steady_clock::now());
+    std::optional<elastic::MeetingCall> call = survivors.heard();
+    if (!call && (call = survivors.call())) {
+      if (call->next.members.empty()) return loss.why;
+      DYNMO_ASSIGN(call->place, open(call->next));
+      plane_->post(text_of(*call));
     }
     if (!call) {
       std::this_thread::sleep_for(kLookTime);
       continue;
     }
-    if (!call->next.has(self_.id)) return call->next;
-    const Expected<void> met = meet_again(survivors, *call);
-    if (met) return call->next;
+    if (call->spares_member(self_.id)) return elastic::Survival{call->next, call->spares};
+    if (!call->next.has(self_.id)) {
+      return make_error(ErrorCode::kPeerLost,
+                        "{}; this rank did not answer the others, which go on without it",
+                        loss.why.message);
+    }
+    const Expected<void> met = meet_again(survivors, *call, loss.before);
+    if (met) {
+      plane_->post(text_of(*call));  // for whoever was left out
+      return elastic::Survival{call->next, call->spares};
+    }
     drop(met.error());
   }
   const std::string unknown = survivors.unknown();
@@ -298,9 +328,37 @@ Expected<elastic::View> C10dGroups::survive(const elastic::Loss& loss) {
     return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {} s",
                       loss.why.message, kSurviveTime.count());
   }
-  return make_error(ErrorCode::kPeerLost,
-                    "{}; {} did not answer for {} s, and may still live: nobody goes on without it",
-                    loss.why.message, unknown, kSurviveTime.count());
+  return make_error(
+      ErrorCode::kPeerLost,
+      "{}; {} did not answer for {} s, and may still live: those that do are not more than half",
+      loss.why.message, unknown, kSurviveTime.count());
+}
+
+Expected<void> C10dGroups::may_change(const elastic::View& next) {
+  for (const elastic::View& view : standing_.open) {
+    for (const elastic::Member& member : view.members) {
+      if (next.has(member.id) || elastic::is_dead(standing_, member.id)) continue;
+      if (ask(member).fate == elastic::Fate::kDead) elastic::note_dead(standing_, member.id);
+    }
+    if (elastic::has_quorum(view, next, standing_)) continue;
+    return make_error(ErrorCode::kInfeasible,
+                      "ranks that were left out may still live: more than half of the {} ranks "
+                      "that there were before have to stay",
+                      view.size());
+  }
+  return {};
+}
+
+Json C10dGroups::standing(const elastic::View& next) const {
+  elastic::Standing theirs = standing_;
+  theirs.open = elastic::open_ends(standing_.open, next, standing_);
+  return elastic::to_json(theirs);
+}
+
+Expected<void> C10dGroups::know(const Json& standing) {
+  DYNMO_ASSIGN(elastic::Standing theirs, elastic::parse_standing(standing, "the views that count"));
+  (next_.group == nullptr ? standing_ : next_standing_.emplace()) = std::move(theirs);
+  return {};
 }
 
 c10d::MeetingPlace meeting_place(const elastic::Place& place) {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,8 +17,9 @@
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/control_plane.h"
 #include "dynmo/elastic/groups.h"
+#include "dynmo/elastic/quorum.h"
+#include "dynmo/elastic/survivors.h"
 #include "dynmo/train/hang_watch.h"
-#include "dynmo/train/survivors.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -61,9 +63,12 @@ class C10dGroups final : public elastic::Groups {
   void drop(const Error& why) override;
   [[nodiscard]] Expected<bool> take() override;
   [[nodiscard]] std::optional<Error> failure() const override;
-  // Those that are left find each other by their control planes (survivors.h). kPeerLost where it
-  // stays unknown whether one of them lives.
-  [[nodiscard]] Expected<elastic::View> survive(const elastic::Loss& loss) override;
+  // Those that are left find each other by their control planes (elastic/survivors.h). kPeerLost
+  // where nobody goes on without some that may live, or the others have gone on without this one.
+  [[nodiscard]] Expected<elastic::Survival> survive(const elastic::Loss& loss) override;
+  [[nodiscard]] Expected<void> may_change(const elastic::View& next) override;
+  [[nodiscard]] Json standing(const elastic::View& next) const override;
+  [[nodiscard]] Expected<void> know(const Json& standing) override;
 
   // Lives as long as this rank waits for something that is no message of its group.
   [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
@@ -86,7 +91,10 @@ class C10dGroups final : public elastic::Groups {
   [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
   // Forms a group of those that are left, and makes it the one in force. An error: another one is
   // to be tried.
-  [[nodiscard]] Expected<void> meet_again(const Survivors& survivors, const MeetingCall& call);
+  [[nodiscard]] Expected<void> meet_again(elastic::Survivors& survivors,
+                                          const elastic::MeetingCall& call,
+                                          const elastic::View& before);
+  [[nodiscard]] elastic::Answer ask(const elastic::Member& member) const;
 
   c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
   elastic::Member self_;
@@ -97,6 +105,9 @@ class C10dGroups final : public elastic::Groups {
   std::string address_;  // of this process, in the newest group
   Joined next_;
   std::shared_ptr<c10d::Meeting> meeting_;  // for the next one, at its first rank
+  elastic::Standing standing_;
+  std::optional<elastic::Standing> next_standing_;
+  std::map<elastic::MemberId, elastic::PlanePlace> places_;  // of members of views that count
 };
 
 // Runs this process's part of a training, and then leaves the last group; an error ends the group

@@ -124,7 +124,9 @@ Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
 
 Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt, const Json& run) {
   Json mine = Json::object();
-  if (attempt.view.members.front().id == groups_.self().id) {
+  if (const auto may = groups_.may_change(attempt.view); !may) {
+    mine["fault"] = may.error().message;
+  } else if (attempt.view.members.front().id == groups_.self().id) {
     const auto place = groups_.open(attempt.view);
     mine[place ? "place" : "fault"] =
         place ? elastic::to_json(*place) : Json(place.error().message);
@@ -135,18 +137,20 @@ Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt, const Json& ru
   const std::string origin = "where the next group meets";
   DYNMO_ASSIGN(const auto all, transport::gather_json(groups_.group(), control_tag(Control::kSize),
                                                       mine.empty() ? Json() : mine, origin));
-  std::optional<Expected<elastic::Place>> met;
+  std::optional<elastic::Place> met;
   for (const Json& json : all) {
     if (json.is_null()) continue;
     if (json.contains("handover")) attempt.handover = json["handover"];
     if (json.contains("fault")) {
-      met = make_error(ErrorCode::kInfeasible, "{}", json["fault"].get<std::string>());
-    } else if (json.contains("place")) {
+      return Expected<elastic::Place>(
+          make_error(ErrorCode::kInfeasible, "{}", json["fault"].get<std::string>()));
+    }
+    if (json.contains("place")) {
       JsonObject object(json["place"], origin);
       DYNMO_ASSIGN(met, elastic::parse_place(object));
     }
   }
-  if (met) return *met;
+  if (met) return Expected<elastic::Place>(*met);
   return make_error(ErrorCode::kInternal, "no rank says where the next group meets");
 }
 
@@ -336,17 +340,20 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
   if (group.rank() == transport::Member(0)) {
     mine = {{"view", elastic::to_json(view)},
             {"plan", plan::to_json(plan)},
-            {"decides", changes_.state()}};
+            {"decides", changes_.state()},
+            {"standing", groups_.standing(view)}};
   }
   const std::string origin = "what the leader says of the group";
   DYNMO_ASSIGN(const Json said,
                transport::first_json(group, control_tag(Control::kSize), mine, origin));
-  if (!said.contains("view") || !said.contains("plan") || !said.contains("decides")) {
+  if (!said.contains("view") || !said.contains("plan") || !said.contains("decides") ||
+      !said.contains("standing")) {
     return make_error(ErrorCode::kInternal, "{}: wanted members and a plan", origin);
   }
   DYNMO_ASSIGN(view, elastic::parse_view(said["view"], origin));
   DYNMO_ASSIGN(plan, plan::parse_plan(said["plan"], origin));
   if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));
+  DYNMO_TRY(groups_.know(said["standing"]));
   const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
   DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
                              {.device = inputs_.model.device.device}));

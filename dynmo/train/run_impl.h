@@ -113,6 +113,7 @@ class Run {
   struct Recovering {
     elastic::View before;    // the members before the first loss
     elastic::View numbered;  // those whose positions the controller knows
+    std::vector<elastic::MemberId> spares = {};
   };
   struct Recovery {
     Error why;
@@ -226,7 +227,7 @@ class Run {
   // is not missed. (Where this rank has not found it, the first one may be writing it: it has when
   // its process has ended.)
   bool is_whole() const;
-  Expected<elastic::View> meet_survivors(const elastic::View& before, const Error& why);
+  Expected<elastic::Survival> meet_survivors(const elastic::View& before, const Error& why);
   // Goes on from the newest step that the ranks have all layers of, whether as they are, in
   // snapshots or in a checkpoint; or from the beginning.
   Expected<void> recover(Lane& lane, Recovery& recovery);
@@ -238,7 +239,7 @@ class Run {
   Expected<void> after_step_again(Lane& lane);
   // From the newest checkpoint, or where there is none from the beginning.
   Expected<void> begin_again(Lane& lane, Generation generation);
-  void note_loss(Lane& lane, const elastic::View& before, const Recovery& recovery);
+  void note_loss(Lane& lane, const Recovering& since, const Recovery& recovery);
   // From now on this rank speaks for the run, and knows of it what the one before knew.
   Expected<void> lead(const Json& known);
 

@@ -154,14 +154,14 @@ bool Run::is_whole() const {
   return (*summary)["runs"][0].value("loss_digest", "") == lane.log->series().loss_digest();
 }
 
-Expected<elastic::View> Run::meet_survivors(const elastic::View& before, const Error& why) {
+Expected<elastic::Survival> Run::meet_survivors(const elastic::View& before, const Error& why) {
   group_.alone = true;
-  auto view = groups_->survive({.before = before,
-                                .generation = done_.generation,
-                                .replicas = static_cast<int>(config().pipeline.replicas),
-                                .why = why});
-  group_.alone = !view;
-  return view;
+  auto met = groups_->survive({.before = before,
+                               .generation = done_.generation,
+                               .replicas = static_cast<int>(config().pipeline.replicas),
+                               .why = why});
+  group_.alone = !met;
+  return met;
 }
 
 Expected<bool> Run::survive(const Error& why) {
@@ -172,7 +172,9 @@ Expected<bool> Run::survive(const Error& why) {
   if (!recovering_) recovering_ = Recovering{.before = before, .numbered = before};
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
   // Nothing of the group that has ended writes into tensors any more when this returns.
-  DYNMO_ASSIGN(const elastic::View view, meet_survivors(before, why));
+  DYNMO_ASSIGN(const elastic::Survival met, meet_survivors(before, why));
+  const elastic::View& view = met.view;
+  recovering_->spares.insert(recovering_->spares.end(), met.spares.begin(), met.spares.end());
   group_.grid.reset();
   if (runtime::RankState state = elasticity_->take_state(); !state.plan.stages.empty()) {
     held_ = std::move(state);
@@ -196,9 +198,9 @@ Expected<bool> Run::survive(const Error& why) {
   recovery.end_phase("commit");
   recovery.ms["all"] = 1e3 * seconds_since(start);
   // All that were lost since the run was whole: another loss may have ended a recovery.
-  const elastic::View all_before = std::exchange(recovering_, std::nullopt)->before;
-  note_loss(lane, all_before, recovery);
-  losses_.will_respawn(all_before.size() - view.size());
+  const Recovering since = *std::exchange(recovering_, std::nullopt);
+  note_loss(lane, since, recovery);
+  losses_.will_respawn(since.before.size() - view.size());
   return true;
 }
 
@@ -382,26 +384,36 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   return write_file_durably(folder_.config(), to_toml(config()));
 }
 
-void Run::note_loss(Lane& lane, const elastic::View& before, const Recovery& recovery) {
+void Run::note_loss(Lane& lane, const Recovering& since, const Recovery& recovery) {
   std::vector<int> lost;
-  for (const elastic::Member& member : before.members) {
-    if (!elasticity_->view().has(member.id)) lost.push_back(member.number);
+  std::vector<int> spares;
+  for (const elastic::Member& member : since.before.members) {
+    if (elasticity_->view().has(member.id)) continue;
+    const bool spare = std::ranges::count(since.spares, member.id) > 0;
+    (spare ? spares : lost).push_back(member.number);
   }
   const std::vector<int> ranks = elastic::numbers_of(elasticity_->view());
   const std::int64_t again = recovery.reached - done_.first;
   RunSeries& series = lane.log->series();
   series.losses += static_cast<int>(lost.size());
   series.repeated_steps += again;
-  lane.log->event("loss", recovery.reached, {{"lost", lost}, {"why", recovery.why.message}});
+  Json loss = {{"lost", lost}, {"why", recovery.why.message}};
+  if (!spares.empty()) loss["spares"] = spares;
+  lane.log->event("loss", recovery.reached, loss);
   lane.log->event("recovery", done_.first,
                   {{"ranks", ranks},
                    {"from", recovery.from},
                    {"steps_again", again},
                    {"ms", recovery.ms},
                    {"plan", plan::to_json(lane.group->pipeline().plan())}});
-  say(fmt::format("step {:5}  {}: on with {} {} from step {} ({} again), in {}", recovery.reached,
+  const std::string without =
+      spares.empty() ? std::string()
+                     : fmt::format(" without spare {} {}", spares.size() == 1 ? "rank" : "ranks",
+                                   fmt::join(spares, ", "));
+  say(fmt::format("step {:5}  {}: on with {} {}{} from step {} ({} again), in {}", recovery.reached,
                   recovery.why.message, ranks.size() == 1 ? "rank" : "ranks",
-                  fmt::join(ranks, ", "), done_.first, observe::format_count(again, "step"),
+                  fmt::join(ranks, ", "), without, done_.first,
+                  observe::format_count(again, "step"),
                   format_seconds(recovery.ms["all"].get<double>() / 1e3)));
   say_start();
 }

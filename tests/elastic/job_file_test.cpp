@@ -83,6 +83,21 @@ TEST(JobFile, OfALeaderThatWasKilledIsRemovedAndNoOther) {
   remove_job_of_ended("/nowhere");  // is no harm
 }
 
+// As after a cut: the others have gone on, and lead.
+TEST(JobFile, OfAnotherLeaderStaysWhereOneEnds) {
+  const TempFolder folder;
+  const JobFile mine{.address = "10.0.0.1", .port = 4321, .host = "here", .pid = 1};
+  JobFile theirs = mine;
+  theirs.address = "10.0.0.2";
+  ASSERT_TRUE(write_job(folder.path(), theirs, "abc"));
+  remove_job_of(folder.path(), mine);
+  EXPECT_TRUE(fs::exists(job_path(folder.path())));
+  EXPECT_TRUE(fs::exists(secret_path(folder.path())));
+  remove_job_of(folder.path(), theirs);
+  EXPECT_FALSE(fs::exists(job_path(folder.path())));
+  EXPECT_FALSE(fs::exists(secret_path(folder.path())));
+}
+
 TEST(JobFile, ASecretThatIsNoTextIsRefused) {
   const TempFolder folder;
   for (const std::string text : {"\xff\xfe\x80", "caf\xc3\xa9", "a b", "a\nb", "\x01"}) {

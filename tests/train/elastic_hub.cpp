@@ -344,7 +344,7 @@ std::optional<Error> HubGroups::failure() const {
 }
 
 // Does what c10d_groups.cpp does.
-Expected<elastic::View> HubGroups::survive(const elastic::Loss& loss) {
+Expected<elastic::Survival> HubGroups::survive(const elastic::Loss& loss) {
   drop(loss.why);
   if (end_ != nullptr) end_->abort(loss.why);
   end_.reset();
@@ -352,39 +352,45 @@ Expected<elastic::View> HubGroups::survive(const elastic::Loss& loss) {
   const elastic::View before = on_own_hosts(loss.before);
   const elastic::Loss here{
       .before = before, .generation = loss.generation, .replicas = loss.replicas, .why = loss.why};
-  Survivors survivors(here, on_own_host(self_),
-                      [this](const elastic::Member& member) { return hub_.ask(member.id); });
+  elastic::Survivors survivors(
+      here, on_own_host(self_),
+      [this](const elastic::Member& member) { return hub_.ask(member.id); }, standing_,
+      /*patience=*/std::chrono::seconds(0));
   const auto until = std::chrono::steady_clock::now() + kHang;
   while (std::chrono::steady_clock::now() < until) {
     if (const auto failure = hub_.failure()) return *failure;
     const std::uint64_t seen = hub_.news();
-    std::optional<MeetingCall> call = survivors.heard();
-    if (!call && survivors.calls()) {
-      if (const auto next = survivors.next()) {
-        if (next->members.empty()) return loss.why;
-        call = MeetingCall{
-            .next = *next,
-            .place = {.generation = next->generation, .size = next->size(), .address = {}}};
-        hub_.post(self_.id, text_of(*call));
-      }
+    survivors.look(std::chrono::steady_clock::now());
+    std::optional<elastic::MeetingCall> call = survivors.heard();
+    if (!call && (call = survivors.call())) {
+      if (call->next.members.empty()) return loss.why;
+      call->place = {.generation = call->next.generation, .size = call->next.size(), .address = {}};
+      hub_.post(self_.id, text_of(*call));
     }
     if (!call) {
       hub_.wait_for_news(seen);
       continue;
     }
-    const elastic::View view = with_hosts_of(call->next, loss.before);
-    if (!view.has(self_.id)) return view;
+    const elastic::Survival met{with_hosts_of(call->next, loss.before), call->spares};
+    const elastic::View& view = met.view;
+    if (call->spares_member(self_.id)) return met;
+    if (!view.has(self_.id)) {
+      return make_error(ErrorCode::kPeerLost, "{}; the others go on without this rank",
+                        loss.why.message);
+    }
     spy_.at(Moment::kMeets);
     next_generation_ = view.generation;
     auto end = hub_.meet(view, *view.rank_of(self_.id));
     next_generation_ = 0;
     if (!end) continue;
+    elastic::note_formed(standing_, call->next, before);
+    hub_.post(self_.id, text_of(*call));  // for whoever was left out
     end_ = watched(*std::move(end), Origin::kLoss);
     state_ = std::exchange(next_state_, nullptr);
     generation_ = view.generation;
     size_ = view.size();
     spy_.at(Moment::kMet);
-    return view;
+    return met;
   }
   return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again", loss.why.message);
 }

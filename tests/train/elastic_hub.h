@@ -3,7 +3,7 @@
 
 // Groups of an elastic run whose ranks are threads of this process. A thread may be lost as a
 // process is: its end of the group goes, the others learn it, and those that are left meet as
-// processes do, by train/survivors.h.
+// processes do, by elastic/survivors.h.
 
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,8 @@
 
 #include "dynmo/elastic/control_plane.h"
 #include "dynmo/elastic/groups.h"
-#include "dynmo/train/survivors.h"
+#include "dynmo/elastic/quorum.h"
+#include "dynmo/elastic/survivors.h"
 #include "dynmo/transport/in_process.h"
 #include "dynmo/transport/testing/fault.h"
 
@@ -154,7 +155,7 @@ class HubGroups final : public elastic::Groups {
   void drop(const Error& why) override;
   Expected<bool> take() override;
   std::optional<Error> failure() const override;
-  Expected<elastic::View> survive(const elastic::Loss& loss) override;
+  Expected<elastic::Survival> survive(const elastic::Loss& loss) override;
 
  private:
   // The state of one end.
@@ -181,6 +182,7 @@ class HubGroups final : public elastic::Groups {
   int next_size_ = 0;
   std::shared_ptr<State> next_state_;
   std::unique_ptr<transport::Transport> next_;
+  elastic::Standing standing_;
 };
 
 }  // namespace dynmo::train::testing

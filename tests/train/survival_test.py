@@ -286,6 +286,17 @@ class Survival(ElasticCase):
                 self.hunted(f"grid-{number}", 2, [number], *extra)
                 self.assertEqual(self.recoveries(f"grid-{number}", "from"), ["live layers"])
                 self.assertEqual(self.recoveries(f"grid-{number}", "steps_again"), [0])
+                loss, = events(self.folder / f"grid-{number}", "loss")
+                self.assertEqual(loss["lost"], [number])
+                self.assertEqual(sorted([*loss["lost"], *loss["spares"], *self.recoveries(f"grid-{number}", "ranks")[0]]), [0, 1, 2, 3])
+                summary = json.loads((self.folder / f"grid-{number}" / "summary.json").read_text())["runs"][0]
+                self.assertEqual(summary["size"]["losses"], 1, "a spare is no loss")
+                script = self.folder / "vega.js"
+                script.write_text("window.vegaEmbed = null;")
+                done = self.run_command([DYNMO, "report", str(self.folder / f"grid-{number}"), "--html", str(self.folder / "grid.html")],
+                                        env={**os.environ, "DYNMO_VEGA": str(script)})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn(f"; lost [{number}]; spares [{loss['spares'][0]}]", (self.folder / "grid.html").read_text())
                 self.assert_as_twin(f"grid-{number}", "grid-twin", unfinished=1)
 
     def test_a_rank_is_lost_while_the_size_changes(self):

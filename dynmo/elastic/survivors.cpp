@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/elastic/survivors.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "dynmo/core/json.h"
+
+namespace dynmo::elastic {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kNone = ' ';
+
+// The letter that the system gives a process's state (proc(5)); kNone: there is no such process.
+char state_of(std::int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  if (!std::getline(file, text)) return kNone;
+  const std::size_t name_end = text.rfind(") ");
+  return name_end == std::string::npos || name_end + 2 >= text.size() ? kNone : text[name_end + 2];
+}
+
+bool lives(std::int64_t pid) {
+  const char state = state_of(pid);
+  return state != kNone && state != 'Z' && state != 'X' && state != 'x';
+}
+
+}  // namespace
+
+void end_stopped(const View& members, const std::string& host) {
+  std::error_code fault;
+  for (const Member& member : members.members) {
+    if (member.host != host || state_of(member.pid) != 'T') continue;
+    // The number may be another process's by now.
+    const fs::path theirs = fs::read_symlink(fmt::format("/proc/{}/exe", member.pid), fault);
+    if (fault || theirs != fs::read_symlink("/proc/self/exe", fault) || fault) continue;
+    ::kill(static_cast<pid_t>(member.pid), SIGKILL);
+  }
+}
+
+View as_many_as_divide(View living, const View& before, int replicas) {
+  const int positions = before.size() / replicas;
+  const auto position = [&](const Member& member) {
+    return before.rank_of(member.id)->value % positions;
+  };
+  std::vector<Member>& members = living.members;
+  while (living.size() % replicas != 0) {
+    const auto spare = std::find_if(members.rbegin(), members.rend(), [&](const auto& member) {
+      return std::ranges::count(members, position(member), position) > 1;
+    });
+    members.erase(spare == members.rend() ? members.end() - 1 : spare.base() - 1);
+  }
+  return living;
+}
+
+bool MeetingCall::spares_member(MemberId id) const {
+  return std::ranges::find(spares, id) != spares.end();
+}
+
+namespace {
+
+Json json_of(const std::vector<MemberId>& ids) {
+  Json all = Json::array();
+  for (const MemberId id : ids) all.push_back(id.value);
+  return all;
+}
+
+std::vector<MemberId> ids_of(const Json& json) {
+  std::vector<MemberId> ids;
+  for (const Json& id : json) {
+    if (id.is_number_unsigned()) ids.push_back({id.get<std::uint64_t>()});
+  }
+  return ids;
+}
+
+std::optional<MeetingCall> parse_call(const std::string& text, const std::string& origin) {
+  const auto json = parse_json(text, origin);
+  if (!json || !json->is_object()) return std::nullopt;
+  for (const char* key : {"view", "place", "spares", "dead"}) {
+    if (!json->contains(key)) return std::nullopt;
+  }
+  auto next = parse_view((*json)["view"], origin);
+  JsonObject object((*json)["place"], origin);
+  auto place = parse_place(object);
+  if (!next || !place || next->members.empty()) return std::nullopt;
+  return MeetingCall{.next = *std::move(next),
+                     .place = *std::move(place),
+                     .spares = ids_of((*json)["spares"]),
+                     .dead = ids_of((*json)["dead"])};
+}
+
+}  // namespace
+
+std::string text_of(const MeetingCall& call) {
+  return Json{{"view", to_json(call.next)},
+              {"place", to_json(call.place)},
+              {"spares", json_of(call.spares)},
+              {"dead", json_of(call.dead)}}
+      .dump();
+}
+
+Survivors::Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
+                     Clock::duration patience)
+    : before_(loss.before),
+      self_(std::move(self)),
+      ask_(std::move(ask)),
+      standing_(standing),
+      patience_(patience),
+      replicas_(loss.replicas),
+      newest_(std::max(loss.before.generation, loss.generation)),
+      heard_(loss.before.generation) {}
+
+void Survivors::note(const Member& member, Answer answer, Clock::time_point now) {
+  if (answer.fate == Fate::kDead) note_dead(standing_, member.id);
+  if (answer.fate == Fate::kSilent) {
+    silent_since_.try_emplace(member.id, now);
+  } else {
+    silent_since_.erase(member.id);
+  }
+  answers_[member.id] = std::move(answer);
+}
+
+void Survivors::look(Clock::time_point now) {
+  now_ = now;
+  std::vector<Member> all = before_.members;
+  for (const View& view : standing_.open) {
+    for (const Member& member : view.members) {
+      if (asks_all_ && !before_.has(member.id)) all.push_back(member);
+    }
+  }
+  // Where somebody is silent each answer may take a while.
+  const auto how = silent_since_.empty() ? std::launch::deferred : std::launch::async;
+  bool below = true;  // this process; of its own host it asks only those: they may call it
+  std::vector<std::pair<const Member*, std::future<Answer>>> asked;
+  for (const Member& member : all) {
+    if (member.id == self_.id) below = false;
+    if (member.id == self_.id || is_dead(standing_, member.id)) continue;
+    if (member.host == self_.host && !lives(member.pid)) {
+      note(member, {.fate = Fate::kDead}, now);
+    } else if (member.host == self_.host && !below) {
+      note(member, {.fate = Fate::kAlive}, now);
+    } else {
+      asked.emplace_back(&member, std::async(how, ask_, member));
+    }
+  }
+  for (auto& [member, answer] : asked) {
+    Answer given = answer.get();
+    if (member->host == self_.host) given.fate = Fate::kAlive;
+    note(*member, std::move(given), now);
+  }
+}
+
+Fate Survivors::fate_of(const Member& member) const {
+  if (member.id == self_.id) return Fate::kAlive;
+  if (is_dead(standing_, member.id)) return Fate::kDead;
+  const auto found = answers_.find(member.id);
+  return found == answers_.end() ? Fate::kSilent : found->second.fate;
+}
+
+bool Survivors::is_given_up(const Member& member) const {
+  const auto since = silent_since_.find(member.id);
+  return since != silent_since_.end() && now_ - since->second >= patience_;
+}
+
+// Others of the views that count may have ended meanwhile.
+bool Survivors::may_form(const View& next) {
+  const bool may = elastic::may_form(next, before_, standing_);
+  asks_all_ = asks_all_ || !may;
+  return may;
+}
+
+std::optional<MeetingCall> Survivors::heard() {
+  bool below = true;  // only who is below this process calls it
+  for (const Member& member : before_.members) {
+    if (member.id == self_.id) below = false;
+    const auto answer = answers_.find(member.id);
+    if (answer == answers_.end() || answer->second.fate != Fate::kAlive) continue;
+    auto call =
+        parse_call(answer->second.notice, fmt::format("the call of rank {}", member.number));
+    // It may be the call of an earlier loss.
+    if (!call || call->next.generation <= before_.generation || !call->next.has(member.id)) {
+      continue;
+    }
+    if (!call->next.has(self_.id)) return call;
+    if (!below || call->next.generation <= heard_ || call->next.members.front().id != member.id) {
+      continue;
+    }
+    for (const MemberId id : call->dead) note_dead(standing_, id);
+    if (!may_form(call->next)) continue;
+    heard_ = call->next.generation;
+    return call;
+  }
+  return std::nullopt;
+}
+
+std::optional<MeetingCall> Survivors::call() {
+  View living;
+  bool all_known = true;
+  bool below = true;
+  for (const Member& member : before_.members) {
+    if (member.id == self_.id) below = false;
+    const Fate fate = fate_of(member);
+    if (fate == Fate::kAlive && below) return std::nullopt;
+    if (fate == Fate::kAlive) living.members.push_back(member);
+    if (fate != Fate::kSilent) continue;
+    if (!is_given_up(member)) return std::nullopt;
+    all_known = false;
+  }
+  MeetingCall call{.next = as_many_as_divide(living, before_, replicas_)};
+  call.next.generation = std::max(newest_, heard_) + 1;
+  if (call.next.members.empty()) return all_known ? std::optional(call) : std::nullopt;
+  if (!may_form(call.next)) return std::nullopt;
+  newest_ = heard_ = call.next.generation;
+  for (const Member& member : living.members) {
+    if (!call.next.has(member.id)) call.spares.push_back(member.id);
+  }
+  call.dead = standing_.dead;
+  return call;
+}
+
+std::optional<Error> Survivors::misses(const View& next) const {
+  for (const Member& member : next.members) {
+    if (member.id == self_.id) continue;
+    if (is_dead(standing_, member.id) || (member.host == self_.host && !lives(member.pid))) {
+      return make_error(ErrorCode::kPeerLost, "rank {} was lost: its process has ended",
+                        member.number);
+    }
+    if (is_given_up(member)) {
+      return make_error(ErrorCode::kPeerLost, "rank {} was lost: it does not answer",
+                        member.number);
+    }
+  }
+  return std::nullopt;
+}
+
+std::string Survivors::unknown() const {
+  std::vector<std::string> all;
+  const auto add = [&](const Member& member) {
+    if (fate_of(member) != Fate::kSilent) return;
+    all.push_back(fmt::format("rank {} on host '{}'", member.number, member.host));
+  };
+  for (const Member& member : before_.members) add(member);
+  for (const View& view : standing_.open) {
+    for (const Member& member : view.members) {
+      if (!before_.has(member.id)) add(member);
+    }
+  }
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+}  // namespace dynmo::elastic
