@@ -88,7 +88,7 @@ class Borrowed final : public transport::Transport {
   ::_exit(exit_code(ErrorCode::kPeerLost));
 }
 
-Expected<void> guarded(const std::function<Expected<void>()>& work) {
+Expected<void> guarded(const C10dGroups& groups, const std::function<Expected<void>()>& work) {
   try {
     return work();
   } catch (const CheckFailure& failure) {
@@ -96,7 +96,10 @@ Expected<void> guarded(const std::function<Expected<void>()>& work) {
   } catch (const data::ForeignShard& fault) {
     return make_error(ErrorCode::kBadInput, "{}", fault.what());
   } catch (const std::exception& fault) {
-    return error_of(fault);
+    Error error = error_of(fault);
+    // This rank alone has thrown it: what its machine lacks is no bad input of the others.
+    if (groups.others_go_on()) error.code = ErrorCode::kInternal;
+    return error;
   }
 }
 
@@ -366,7 +369,7 @@ c10d::MeetingPlace meeting_place(const elastic::Place& place) {
 }
 
 Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>()>& work) {
-  const Expected<void> done = guarded(work);
+  const Expected<void> done = guarded(groups, work);
   const HangWatch::Waiting waits = groups.waiting();
   if (groups.in_force() == nullptr) return done;  // has left already
   if (done.has_value()) {

@@ -70,6 +70,11 @@ class C10dGroups final : public elastic::Groups {
   [[nodiscard]] Json standing(const elastic::View& next) const override;
   [[nodiscard]] Expected<void> know(const Json& standing) override;
 
+  // Whether others may go on where this rank fails.
+  [[nodiscard]] bool others_go_on() const {
+    return hangs_ != nullptr && now_.group != nullptr && now_.group->size() > 1;
+  }
+
   // Lives as long as this rank waits for something that is no message of its group.
   [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
 

@@ -142,6 +142,8 @@ class HubGroups final : public elastic::Groups {
   // From now on an error of this member is its own loss.
   void expect_loss() { lost_ = true; }
   [[nodiscard]] bool is_lost() const { return lost_; }
+  // The same as C10dGroups'.
+  [[nodiscard]] bool others_go_on() const { return end_ != nullptr && size_ > 1; }
   // Whether a loss has caught it in the barrier of a change, after which it may not go on.
   [[nodiscard]] bool is_torn() const { return torn_; }
 

@@ -75,7 +75,9 @@ void ElasticRun::start(Thread& thread, std::function<Expected<void>()> work) {
     } catch (const CheckFailure& failure) {
       thread.done = make_error(ErrorCode::kInternal, "{}", failure.what());
     } catch (const std::exception& fault) {
-      thread.done = error_of(fault);
+      Error error = error_of(fault);
+      if (case_.watch && thread.groups->others_go_on()) error.code = ErrorCode::kInternal;
+      thread.done = error;
     }
     if (!thread.done && (thread.fails_at || thread.may_fail) && !thread.joined) {
       thread.groups->give_up(thread.done.error());

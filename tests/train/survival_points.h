@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -77,9 +78,9 @@ using Point = std::pair<Origin, std::string>;
 inline constexpr std::array<const char*, 3> kOriginNames = {"", " in a changed group",
                                                             " in a group after a loss"};
 
-enum class Kind { kVanish, kStop, kThrow, kSigterm, kSlow, kCorrupt };
-inline constexpr std::array<const char*, 6> kKindNames = {
-    "vanishes", "is stopped", "throws", "gets SIGTERM", "is slow", "corrupts it"};
+enum class Kind { kVanish, kStop, kThrow, kNoMemory, kSigterm, kSlow, kCorrupt };
+inline constexpr std::array<const char*, 7> kKindNames = {
+    "vanishes", "is stopped", "throws", "lacks memory", "gets SIGTERM", "is slow", "corrupts it"};
 
 struct Cell {
   Point point;
@@ -94,7 +95,7 @@ struct Cell {
   }
 };
 
-inline bool is_lethal(Kind kind) { return kind <= Kind::kThrow; }
+inline bool is_lethal(Kind kind) { return kind <= Kind::kNoMemory; }
 
 // Counts the points that a rank comes by, and does at one what the cell says.
 class Watcher {
@@ -176,6 +177,8 @@ class Watcher {
         groups_.die("it is silent");
       case Kind::kThrow:
         throw std::runtime_error(kFault);
+      case Kind::kNoMemory:
+        throw std::bad_alloc();
       case Kind::kSigterm:
         groups_.ask_to_leave();
         return;

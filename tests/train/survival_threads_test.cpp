@@ -108,6 +108,7 @@ struct Outcome {
 
 bool tells_of_loss(const Error& error) {
   return error.code == ErrorCode::kPeerLost || error.message.find(kFault) != std::string::npos ||
+         error.message.find("out of memory") != std::string::npos ||
          error.message.find("dropped an operation") != std::string::npos;
 }
 
@@ -197,7 +198,9 @@ bool applies(const Scenario& scenario, const Cell& cell) {
     return message && cell.point.second.ends_with("piece of a layer");
   if (cell.kind == Kind::kSlow) return message;
   // Clients of a leader that is gone, but whose thread is there, would wait for it.
-  if (scenario.joins && cell.rank == 0 && is_lethal(cell.kind)) return cell.kind == Kind::kThrow;
+  if (scenario.joins && cell.rank == 0 && is_lethal(cell.kind)) {
+    return cell.kind == Kind::kThrow || cell.kind == Kind::kNoMemory;
+  }
   return true;
 }
 
