@@ -130,7 +130,13 @@ Expected<std::unique_ptr<transport::Transport>> Hub::meet(const elastic::View& v
     return met_[generation] >= view.size() || failure_of(generation) ||
            gone() != view.members.end();
   });
-  if (met_[generation] >= view.size()) return end;
+  if (met_[generation] >= view.size()) {
+    for (const elastic::MemberId member : asleep_) {
+      if (!view.has(member)) left_out_.insert(member);
+    }
+    note_news();
+    return end;
+  }
   if (!settled) return make_error(ErrorCode::kPeerLost, "a rank does not come");
   if (const auto failure = failure_of(generation)) return *failure;
   const Error why =
@@ -201,6 +207,7 @@ void Hub::end(elastic::MemberId member) {
 elastic::Answer Hub::ask(elastic::MemberId member) {
   const std::lock_guard lock(mutex_);
   if (!alive_.contains(member)) return {.fate = elastic::Fate::kDead};
+  if (asleep_.contains(member)) return {};
   return {.fate = elastic::Fate::kAlive, .notice = notices_[member]};
 }
 
@@ -208,6 +215,18 @@ void Hub::post(elastic::MemberId member, const std::string& notice) {
   const std::lock_guard lock(mutex_);
   notices_[member] = notice;
   note_news();
+}
+
+bool Hub::sleep(elastic::MemberId member) {
+  Lock lock(mutex_);
+  asleep_.insert(member);
+  note_news();
+  changed_.wait(lock, [&] {
+    return failure_ || left_out_.contains(member) || alive_.size() <= asleep_.size();
+  });
+  asleep_.erase(member);
+  note_news();
+  return left_out_.contains(member);
 }
 
 std::uint64_t Hub::news() {
@@ -291,6 +310,16 @@ void HubGroups::die(const std::string& how) {
   hub_.wait_for_end();
   spy_.at(Moment::kEnds);
   throw Killed();
+}
+
+void HubGroups::sleep() {
+  const Error why = make_error(ErrorCode::kPeerLost, "rank {} was lost: nothing was heard of it",
+                               self_.id.value - 1);
+  for (const Generation generation : {generation_, next_generation_}) hub_.fail(generation, why);
+  for (transport::Transport* end : {end_.get(), next_.get()}) {
+    if (end != nullptr) end->abort(why);
+  }
+  left_out_ = hub_.sleep(self_.id);
 }
 
 bool HubGroups::asked_to_leave() const {

@@ -59,6 +59,9 @@ class Hub {
   // Answers as a control plane would for the member, with what it was told to.
   [[nodiscard]] elastic::Answer ask(elastic::MemberId member);
   void post(elastic::MemberId member, const std::string& notice);
+  // The member does not answer from now on; returns when others have met without it (true), or all
+  // have ended.
+  bool sleep(elastic::MemberId member);
   // Changes when anything does.
   [[nodiscard]] std::uint64_t news();
   // Waits until it is another than `seen`, at most a moment.
@@ -88,6 +91,8 @@ class Hub {
   std::map<Generation, Error> failures_;
   std::optional<Error> failure_;  // of all
   std::set<elastic::MemberId> alive_;
+  std::set<elastic::MemberId> asleep_;
+  std::set<elastic::MemberId> left_out_;  // of those
   std::map<elastic::MemberId, std::string> notices_;
 };
 
@@ -139,6 +144,10 @@ class HubGroups final : public elastic::Groups {
   // This member is lost: the others learn it at once. Its thread goes no further, and ends with the
   // run. Called on the thread.
   [[noreturn]] void die(const std::string& how);
+  // The others lose this member, which wakes when they have gone on, or ended. Called on the
+  // thread.
+  void sleep();
+  [[nodiscard]] bool was_left_out() const { return left_out_; }
   // From now on an error of this member is its own loss.
   void expect_loss() { lost_ = true; }
   [[nodiscard]] bool is_lost() const { return lost_; }
@@ -176,6 +185,7 @@ class HubGroups final : public elastic::Groups {
   std::atomic<bool> asked_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> torn_{false};
+  std::atomic<bool> left_out_{false};
   Generation generation_ = 0;
   int size_ = 0;
   std::shared_ptr<State> state_;               // of the group in force

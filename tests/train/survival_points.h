@@ -78,9 +78,10 @@ using Point = std::pair<Origin, std::string>;
 inline constexpr std::array<const char*, 3> kOriginNames = {"", " in a changed group",
                                                             " in a group after a loss"};
 
-enum class Kind { kVanish, kStop, kThrow, kNoMemory, kSigterm, kSlow, kCorrupt };
-inline constexpr std::array<const char*, 7> kKindNames = {
-    "vanishes", "is stopped", "throws", "lacks memory", "gets SIGTERM", "is slow", "corrupts it"};
+enum class Kind { kVanish, kStop, kThrow, kNoMemory, kSleep, kSigterm, kSlow, kCorrupt };
+inline constexpr std::array<const char*, 8> kKindNames = {
+    "vanishes", "is stopped",   "throws",  "lacks memory",
+    "sleeps",   "gets SIGTERM", "is slow", "corrupts it"};
 
 struct Cell {
   Point point;
@@ -179,6 +180,9 @@ class Watcher {
         throw std::runtime_error(kFault);
       case Kind::kNoMemory:
         throw std::bad_alloc();
+      case Kind::kSleep:
+        groups_.sleep();
+        return;
       case Kind::kSigterm:
         groups_.ask_to_leave();
         return;
@@ -201,6 +205,11 @@ class Watcher {
 };
 
 inline thread_local Watcher* Watcher::current = nullptr;
+
+// Where the code below transports passes by (the linker has it call this).
+inline void pass_inside(const char* name) {
+  if (Watcher::current != nullptr) Watcher::current->pass(name, nullptr);
+}
 
 // Changes nothing, and passes by.
 class PassingSource final : public dynamism::Source {
