@@ -2,7 +2,8 @@
 """Ranks of one run are killed, crash, are stopped or end with 1 at drawn moments, again and again, the leader too: the run goes on, its losses
 and checkpoints are those of an undisturbed one, and nothing of the lost ranks stays.
 
-DYNMO_SAMPLES is the number of losses (all: 5000), DYNMO_SEED the seed, DYNMO_LEDGER a file for a JSON line a loss.
+DYNMO_SAMPLES is the number of losses (all: 5000), DYNMO_SEED the seed, DYNMO_LEDGER a file for a JSON line a loss. Where `dynmo train` starts
+others itself (elastic.respawn), up to a minute later, there are 100 at most.
 """
 import collections
 import contextlib
@@ -26,10 +27,12 @@ RANKS = 3
 EXIT_1 = signal.SIGUSR2  # by the preloaded library
 KINDS = [signal.SIGKILL] * 8 + [signal.SIGSEGV] * 4 + [EXIT_1] * 3 + [signal.SIGSTOP]
 STEPS_AFTER = 8  # of all ranks before the next loss, at most
+RESPAWNED = min(100, COUNT // 2)
 
 
 class KillScripts(ElasticCase):
     def losses(self, run):
+        """By step."""
         found = {}
         for path in (self.folder / run / "records").glob("rank-*.jsonl"):
             for line in path.read_text().splitlines():
@@ -38,15 +41,15 @@ class KillScripts(ElasticCase):
                     self.assertEqual(found.setdefault(record["step"], record["loss"]), record["loss"], f"{path.name}, step {record['step']}")
         return found
 
-    def whole(self, process, after):
+    def whole(self, process, after, run, respawns):
         """The status once all ranks are there and a step after `after` is done."""
         found = {}
 
         def holds():
-            found.update(self.status("hunted"))
+            found.update(self.status(run))
             missing = RANKS - len(found.get("ranks", []))
-            if 0 < missing < RANKS:
-                self.ctl("hunted", "grow", str(missing))
+            if 0 < missing < RANKS and not respawns:
+                self.ctl(run, "grow", str(missing))
             return missing == 0 and found["step"] > after
 
         self.until(process, holds)
@@ -60,14 +63,21 @@ class KillScripts(ElasticCase):
         return len(list((mine / "fd").iterdir())), states.count("Z")
 
     def test_no_loss_ends_a_run_or_changes_a_bit(self):
+        self.hunt("hunted", COUNT, respawns=False)
+
+    def test_nor_where_others_are_started_for_the_lost(self):
+        self.hunt("refilled", RESPAWNED, respawns=True)
+
+    def hunt(self, name, count, respawns):
         draw = random.Random(SEED)
-        run = self.folder / "hunted"
-        extra = (*self.SETTINGS, "checkpoint.keep=3")
-        process = self.spawn(self.command("-n", str(RANKS), run="hunted", extra=extra), env={**os.environ, "LD_PRELOAD": HOOK, "EXIT_AT_SIGUSR2": "1"})
-        self.until(process, lambda: self.status("hunted").get("step", 0) > 0)
+        run = self.folder / name
+        extra = (*self.SETTINGS, "checkpoint.keep=3", f"elastic.respawn={str(respawns).lower()}")
+        env = {**os.environ, "LD_PRELOAD": HOOK, "EXIT_AT_SIGUSR2": "1"}
+        process = self.spawn(self.command("-n", str(RANKS), run=name, extra=extra), env=env)
+        self.until(process, lambda: self.status(name).get("step", 0) > 0)
         ledger, reached, first = [], 0, None
-        while len(ledger) < COUNT:
-            status = self.whole(process, reached + draw.randrange(STEPS_AFTER))
+        while len(ledger) < count:
+            status = self.whole(process, reached + draw.randrange(STEPS_AFTER), name, respawns)
             first = first or self.launcher(process)
             time.sleep(draw.uniform(0, 0.02))  # any moment of a step
             how, lost = draw.choice(KINDS), draw.sample(status["ranks"], 1 + (draw.random() < 0.3))
@@ -78,20 +88,20 @@ class KillScripts(ElasticCase):
             self.until(process, lambda n=numbers: n <= {number for event in events(run, "loss") for number in event["lost"]})
             event = events(run, "recovery")[-1]
             reached = event["step"] + event["steps_again"]
-            ledger.append({"seed": SEED, "loss": len(ledger), "kind": how.name, "ranks": sorted(numbers), "leads": status["ranks"][0] in lost,
-                           "step": reached, "from": event["from"], "steps_again": event["steps_again"], "ms": event["ms"]})
+            ledger.append({"seed": SEED, "loss": len(ledger), "kind": how.name, "ranks": sorted(numbers), "respawns": respawns,
+                           "leads": status["ranks"][0] in lost, "step": reached, "from": event["from"], "steps_again": event["steps_again"], "ms": event["ms"]})
             if "DYNMO_LEDGER" in os.environ:
                 with open(os.environ["DYNMO_LEDGER"], "a") as file:
                     file.write(json.dumps(ledger[-1]) + "\n")
-        self.whole(process, reached)
+        self.whole(process, reached, name, respawns)
         descriptors, zombies = self.launcher(process)
         self.assertLessEqual(descriptors, first[0])
         self.assertLessEqual(zombies, 1)  # the first child's number stays its group's
-        self.done("hunted", "stop")
+        self.done(name, "stop")
         self.ended(process, code=130)
         self.assertEqual(rank_processes(str(run)), [])
-        self.assertEqual([name for name in ("job.json", "secret", "survivors.json") if (run / name).exists()], [])
-        ours = self.losses("hunted")
+        self.assertEqual([name for name in ("job.json", "secret") if (run / name).exists()], [])
+        ours = self.losses(name)
         self.assertEqual(sorted(ours), list(range(len(ours))))
         twin = self.start("twin", 1, "balance.enabled=false")
         self.until(twin, lambda: self.status("twin").get("step", 0) > len(ours))
