@@ -76,8 +76,8 @@ class Groups {
     static_cast<void>(next);
     return {};
   }
-  // What the members of the next group have to know of such views: said by its first rank, and
-  // known to all of them with that group.
+  // The members of the next group have to know this of such views: its first rank says it, and all
+  // of them know it with that group.
   [[nodiscard]] virtual Json standing(const View& next) const {
     static_cast<void>(next);
     return nullptr;

@@ -25,12 +25,12 @@ struct Standing {
 
 [[nodiscard]] bool is_dead(const Standing& standing, MemberId id);
 void note_dead(Standing& standing, MemberId id);
-// What `theirs` knows becomes known here, too; a view once.
+// Adds all that `theirs` knows; a view once.
 void merge(Standing& standing, const Standing& theirs);
 
 // Whether `next` has more than half of the members of a view that may be alive.
 [[nodiscard]] bool has_quorum(const View& of, const View& next, const Standing& standing);
-// Of all views that count, where `before` is in force.
+// The same of all views that count, where `before` is in force.
 [[nodiscard]] bool may_form(const View& next, const View& before, const Standing& standing);
 // Selects of `views` those of which somebody who is not in `next` may be alive.
 [[nodiscard]] std::vector<View> open_ends(const std::vector<View>& views, const View& next,

@@ -291,7 +291,7 @@ class Replay {
   std::vector<Message> messages_;  // by channel, then micro-batch, some of none behind
   std::vector<RankState> ranks_;
   std::vector<NodeState> nodes_;
-  // Of a stage's sends and receives, by kind: asked for once an action.
+  // Channels of a stage's sends and receives, by kind: asked for once an action.
   std::vector<std::array<int, kKinds>> channels_;
   std::vector<std::size_t> ready_;
   // Messages whose both ends are posted and that have not had their turn: (posted, message), the

@@ -57,7 +57,7 @@ Names names_of(std::span<const Host> hosts) {
   return names;
 }
 
-// What two ranks share: their host, only their switch, or neither.
+// Two ranks share their host, only their switch, or neither.
 enum class Shared { kHost, kSwitch, kNothing };
 
 // The first two ranks that share just that. `switches` may be empty: one for all.

@@ -15,7 +15,7 @@
 
 namespace dynmo::transport {
 
-// What a rank knows of the host that it is on.
+// The host that a rank is on, as far as the rank knows it.
 struct Host {
   std::string name;
   // The switches from the top of the network down to the host, joined by '.'; empty: not known.
