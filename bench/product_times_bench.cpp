@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/random_training.h"
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/cost/layer_cost.h"
@@ -207,6 +208,7 @@ bool compare(const std::vector<kernels::MatrixSize>& sizes, std::int64_t tokens,
 constexpr std::int64_t kSteps = 33;
 constexpr std::int64_t kAfter = 4;  // steps before and behind an event that are measured
 constexpr int kMicroBatches = 2;
+constexpr std::int64_t kRows = 8;
 
 dynamism::PruningOptions events() {
   dynamism::PruningOptions options;
@@ -214,18 +216,6 @@ dynamism::PruningOptions events() {
   options.end = 28;
   options.every = 8;
   return options;
-}
-
-runtime::MicroBatch batch(const model::LlamaConfig& config, std::uint64_t seed, std::int64_t step,
-                          MicroBatchId id) {
-  Rng rng(mix_key({seed, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(id.value)}));
-  at::Tensor tokens = at::empty({8, config.shape.sequence + 1}, at::kLong);
-  for (std::int64_t i = 0; i < tokens.numel(); ++i) {
-    tokens.data_ptr<std::int64_t>()[i] =
-        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.shape.vocabulary)));
-  }
-  return {tokens.narrow(1, 0, config.shape.sequence).contiguous(),
-          tokens.narrow(1, 1, config.shape.sequence).contiguous()};
 }
 
 // A controller of either rule predicts the same steps.
@@ -255,11 +245,7 @@ Expected<void> train(transport::Transport& transport, std::uint64_t seed, Errors
   const model::Model layers = model::make_llama(config);
   const plan::Plan plan =
       plan::make_plan({static_cast<int>(layers.size())}, schedule::ScheduleKind::k1F1B);
-  runtime::PipelineOptions options;
-  options.steps = kSteps;
-  options.micro_batches = kMicroBatches;
-  options.boundary_shape = {8, config.shape.sequence, config.shape.hidden};
-  options.learning_rate.total_steps = kSteps;
+  runtime::PipelineOptions options = bench::training_options(config, kRows, kSteps, kMicroBatches);
   options.make_sources = [](std::int64_t) {
     dynamism::Sources sources;
     sources.push_back(dynamism::make_pruning_source(events()));
@@ -280,8 +266,9 @@ Expected<void> train(transport::Transport& transport, std::uint64_t seed, Errors
   for (std::int64_t step = 0; step < kSteps; ++step) {
     Expected<void> done;
     seconds.push_back(kernels::by_the_clock([&] {
-      const auto report = pipeline.step(
-          [&](std::int64_t at, MicroBatchId id) { return batch(config, seed, at, id); });
+      const auto report = pipeline.step([&](std::int64_t at, MicroBatchId id) {
+        return bench::random_batch(config, kRows, seed, at, id);
+      });
       if (!report) done = report.error();
     }));
     DYNMO_TRY(done);

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <vector>
 
-#include "dynmo/core/rng.h"
+#include "bench/random_training.h"
 #include "dynmo/model/llama.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/in_process.h"
@@ -24,6 +24,7 @@ using namespace dynmo;  // NOLINT: a program
 
 constexpr int kRanks = 2;
 constexpr int kMicroBatches = 4;
+constexpr std::int64_t kRows = 4;
 constexpr int kSteps = 50;
 constexpr int kWarmUp = 42;  // the window is full after 40
 
@@ -35,18 +36,6 @@ double clock_read_s() {
   for (int i = 0; i < kReads; ++i) sum += Clock::now().time_since_epoch().count() & 1;
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return sum >= 0 ? seconds / kReads : 0;
-}
-
-runtime::MicroBatch batch(const model::LlamaConfig& config, std::int64_t step, MicroBatchId id) {
-  Rng rng(mix_key({static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(id.value)}));
-  at::Tensor tokens = at::empty({4, config.shape.sequence + 1}, at::kLong);
-  auto* data = tokens.data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < tokens.numel(); ++i) {
-    data[i] =
-        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(config.shape.vocabulary)));
-  }
-  return {tokens.narrow(1, 0, config.shape.sequence).contiguous(),
-          tokens.narrow(1, 1, config.shape.sequence).contiguous()};
 }
 
 void print(const char* what, std::vector<double> values, double unit) {
@@ -64,11 +53,7 @@ int main() {
   const int layers = static_cast<int>(model.size());
   const plan::Plan plan =
       plan::make_plan({layers / 2, layers - layers / 2}, schedule::ScheduleKind::k1F1B);
-  runtime::PipelineOptions options;
-  options.steps = kSteps;
-  options.micro_batches = kMicroBatches;
-  options.boundary_shape = {4, config.shape.sequence, config.shape.hidden};
-  options.learning_rate.total_steps = kSteps;
+  runtime::PipelineOptions options = bench::training_options(config, kRows, kSteps, kMicroBatches);
   options.policy.minimum_gain = 1e9;  // decides in every step, never moves
   const double read_s = clock_read_s();
   std::vector<double> steps;
@@ -84,7 +69,7 @@ int main() {
             {plan, runtime::initial_states(model, plan, Rank(transport.rank().value), 1)});
         for (int i = 0; i < kSteps; ++i) {
           DYNMO_ASSIGN(const auto report, pipeline.step([&](std::int64_t step, MicroBatchId id) {
-            return batch(config, step, id);
+            return bench::random_batch(config, kRows, 0, step, id);
           }));
           // Two reads around an action, a message, a layer's forward and update; three around its
           // two gradients.

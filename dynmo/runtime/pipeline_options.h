@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "dynmo/c10d/channel_transport.h"
@@ -16,7 +15,6 @@
 #include "dynmo/control/policy.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
-#include "dynmo/cost/product_fit.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/layer.h"
@@ -61,8 +59,6 @@ struct PipelineOptions {
   Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
   cost::Cluster cluster = {};  // ranks of a replica, nodes, links; no ranks: equal, on one node
   int profile_window = 5;      // least steps, 3 or more
-  // Times of products with compressed matrices; none: measured when the first one is compressed.
-  std::optional<cost::ProductFit> product_fit = {};
   // Steps that a rank of a replica has no layers before it is released, and how many stay.
   std::int64_t release_after = 10;
   int min_ranks = 1;

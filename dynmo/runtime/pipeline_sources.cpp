@@ -104,7 +104,6 @@ Expected<void> Pipeline::share_sizes() {
     return std::ranges::any_of(layer.second.pruned,
                                [](const auto& matrix) { return matrix.second.compressed; });
   });
-  if (!state_.product_fit) state_.product_fit = options_.product_fit;
   if (compressed && !state_.product_fit) {
     const std::vector<std::int64_t>& shape = options_.boundary_shape;  // B T D
     DYNMO_ASSIGN(state_.product_fit,

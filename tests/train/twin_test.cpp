@@ -78,7 +78,6 @@ std::unique_ptr<dynamism::LoadModel> trained(const dynamism::SourceOptions& sour
   options.learning_rate.minimum = 0;
   options.make_sources = dynamism::make_sources(sources);
   options.balancing = runtime::Balancing::kNever;
-  options.product_fit = sources.get<dynamism::PruningOptions>().product_fit;  // not by a clock
   const plan::Plan plan = plan::make_plan({3, 5}, schedule::ScheduleKind::k1F1B);
   std::mutex mutex;
   const auto done =
@@ -89,8 +88,9 @@ std::unique_ptr<dynamism::LoadModel> trained(const dynamism::SourceOptions& sour
           return runtime::testing::batch(config, options.seed, step, id);
         };
         const auto states = [&] {
-          return runtime::RankState{plan,
-                                    runtime::initial_states(layers, plan, rank, options.seed)};
+          runtime::RankState state{plan, runtime::initial_states(layers, plan, rank, options.seed)};
+          state.product_fit = sources.get<dynamism::PruningOptions>().product_fit;  // by no clock
+          return state;
         };
         Pipeline measuring(transport, layers, options, states());
         DYNMO_TRY(measuring.measure(batches, 4));
