@@ -445,11 +445,11 @@ TEST(SurvivorsExplorer, NoTwoGroupsTakeStepsInRandomSchedules) {
 
 // From seeds a little before those that show it: all before them take half a minute.
 TEST(SurvivorsExplorer, EachRuleIsNeeded) {
-  const std::array<std::pair<Mutant, std::uint64_t>, 3> kSeeds = {
+  const std::array<std::pair<Mutant, std::uint64_t>, 3> seeds = {
       {{Mutant::kForgetsOpenEnds, 0},
        {Mutant::kNewcomersKnowNothing, 26000},
        {Mutant::kAnyChange, 36600}}};
-  for (const auto& [mutant, first] : kSeeds) {
+  for (const auto& [mutant, first] : seeds) {
     std::uint64_t seed = first;
     bool split = false;
     for (; !split && seed < first + 20000; ++seed) {

@@ -29,7 +29,8 @@ Loss loss_of(const View& before, int replicas = 1) {
   return {.before = before, .generation = 9, .replicas = replicas, .why = {}};
 }
 
-const Place place{.generation = 10, .size = 2, .address = "10.0.0.1", .port = 7, .secret = 5};
+const Place kMeetingPlace{
+    .generation = 10, .size = 2, .address = "10.0.0.1", .port = 7, .secret = 5};
 
 int index_of(const Member& member) { return member.number; }
 
@@ -97,16 +98,16 @@ TEST(Survivors, HearEachCallOnce) {
   for (const std::string& wrong :
        {std::string(), std::string("{"), std::string("[]"), std::string(R"({"view": 1})"),
         std::string(R"({"view": 1, "place": 2, "spares": 3, "dead": "x"})"),
-        text_of({.next = before, .place = place})}) {  // the last: of an earlier loss
+        text_of({.next = before, .place = kMeetingPlace})}) {  // the last: of an earlier loss
     answer.notice = wrong;
     EXPECT_FALSE(heard()) << wrong;
     EXPECT_FALSE(survivors.call());
   }
-  answer.notice = text_of({.next = next, .place = place});
+  answer.notice = text_of({.next = next, .place = kMeetingPlace});
   const auto call = heard();
   ASSERT_TRUE(call);
   EXPECT_EQ(call->next, next);
-  EXPECT_EQ(call->place.address, place.address);
+  EXPECT_EQ(call->place.address, kMeetingPlace.address);
   EXPECT_FALSE(heard()) << "heard before";
 }
 
@@ -114,7 +115,7 @@ TEST(Survivors, WhoIsSpareLeavesAndWhoIsLeftOutKnowsIt) {
   const View before = view_of(3);
   for (const int of : {0, 2}) {  // who tells of it, below and above
     const std::size_t self = of == 0 ? 2 : 0;
-    MeetingCall call{.next = before, .place = place};
+    MeetingCall call{.next = before, .place = kMeetingPlace};
     call.next.generation = 10;
     call.next.members.erase(call.next.members.begin() + static_cast<std::ptrdiff_t>(self));
     for (const bool spare : {true, false}) {
@@ -139,7 +140,7 @@ TEST(Survivors, WhoIsSpareLeavesAndWhoIsLeftOutKnowsIt) {
 // A call that its hearer may not follow as yet is heard again.
 TEST(Survivors, WaitForTheQuorumOfAViewThatCounts) {
   const View before = view_of(4);
-  const auto with = [&](std::vector<std::size_t> ranks, Generation generation) {
+  const auto with = [&](const std::vector<std::size_t>& ranks, Generation generation) {
     View view{.generation = generation};
     for (const std::size_t rank : ranks) view.members.push_back(before.members[rank]);
     return view;
@@ -152,7 +153,7 @@ TEST(Survivors, WaitForTheQuorumOfAViewThatCounts) {
         if (std::ranges::count(ended, member.number) > 0) return {.fate = Fate::kDead};
         if (member.number != 0) return {};
         return {.fate = Fate::kAlive,
-                .notice = text_of({.next = with({0, 3}, 11), .place = place})};
+                .notice = text_of({.next = with({0, 3}, 11), .place = kMeetingPlace})};
       },
       standing, std::chrono::seconds(0));
   for (const int rank : {1, 2}) {

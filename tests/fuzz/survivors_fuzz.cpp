@@ -7,7 +7,7 @@
 namespace dynmo::fuzz {
 namespace {
 
-elastic::View view_of(Generation generation, std::vector<std::uint64_t> ids) {
+elastic::View view_of(Generation generation, const std::vector<std::uint64_t>& ids) {
   elastic::View view{.generation = generation};
   for (const std::uint64_t id : ids) {
     view.members.push_back({.id = {id},

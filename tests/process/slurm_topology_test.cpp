@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/process/slurm_topology.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -65,7 +66,7 @@ TEST(SlurmTopology, SwitchesAreThePartsBeforeTheHost) {
       pattern += rng.below(2) == 0 ? "switch." : "block.";
     }
     const std::string host = "h" + word(/*dots=*/true);
-    const std::string address = levels > 0 ? switches + "." + host : host;
+    const std::string address = levels > 0 ? fmt::format("{}.{}", switches, host) : host;
     const auto found = read(address, pattern + "node");
     ASSERT_TRUE(found.has_value()) << "seed " << seed << ": " << found.error().message;
     EXPECT_EQ(*found, switches) << "seed " << seed << ", " << address;
