@@ -122,9 +122,11 @@ Expected<std::unique_ptr<transport::Transport>> Hub::meet(const elastic::View& v
                take_locked(generation, view.size(), rank));
   ++met_[generation];
   note_news();
+  // As survivors.h says it: who has ended, or was called and does not answer any more.
   const auto gone = [&] {
-    return std::ranges::find_if(
-        view.members, [&](const elastic::Member& member) { return !alive_.contains(member.id); });
+    return std::ranges::find_if(view.members, [&](const elastic::Member& member) {
+      return !alive_.contains(member.id) || asleep_.contains(member.id);
+    });
   };
   const bool settled = changed_.wait_for(lock, kHang, [&] {
     return met_[generation] >= view.size() || failure_of(generation) ||
@@ -140,7 +142,7 @@ Expected<std::unique_ptr<transport::Transport>> Hub::meet(const elastic::View& v
   if (!settled) return make_error(ErrorCode::kPeerLost, "a rank does not come");
   if (const auto failure = failure_of(generation)) return *failure;
   const Error why =
-      make_error(ErrorCode::kPeerLost, "rank {} was lost: its thread has ended", gone()->number);
+      make_error(ErrorCode::kPeerLost, "rank {} was lost: it does not come", gone()->number);
   failures_.emplace(generation, why);
   openings_.erase(generation);
   note_news();

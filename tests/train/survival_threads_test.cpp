@@ -320,8 +320,6 @@ std::vector<Cell> drawn(std::vector<Cell> cells, std::size_t scenario) {
   Rng rng(mix_key({seed(), scenario}));
   for (std::size_t i = cells.size(); i > 1; --i) std::swap(cells[i - 1], cells[rng.below(i)]);
   cells.resize(std::min(cells.size(), draws_all_samples() ? kDrawn : kDrawn / 5));
-  // `make soak` has these: one that sleeps in the last checkpoint may keep the others waiting.
-  std::erase_if(cells, [](const Cell& cell) { return cell.kind == Kind::kSleep; });
   return cells;
 }
 
