@@ -83,7 +83,7 @@ TEST(JobFile, OfALeaderThatWasKilledIsRemovedAndNoOther) {
   remove_job_of_ended("/nowhere");  // is no harm
 }
 
-// As after a cut: the others have gone on, and lead.
+// After a cut the others have gone on, and lead.
 TEST(JobFile, OfAnotherLeaderStaysWhereOneEnds) {
   const TempFolder folder;
   const JobFile mine{.address = "10.0.0.1", .port = 4321, .host = "here", .pid = 1};

@@ -262,7 +262,7 @@ bool World::install(int i) {
   return true;
 }
 
-// As train/regrouping.h: all members of the group have agreed on it.
+// All members of the group have agreed on it, as train/regrouping.h has it.
 bool World::change(const Event& event) {
   const View before = node(event.node).view;
   Generation number = before.generation;

@@ -21,7 +21,7 @@ Expected<std::string> read(std::optional<std::string> address, std::optional<std
   });
 }
 
-// As clusters have them: no topology; switches of two and three levels, where the network has no
+// Clusters have these: no topology; switches of two and three levels, where the network has no
 // common top; a host on two switches; blocks; a host whose name has a dot.
 TEST(SlurmTopology, ReadsWhatSlurmSays) {
   const struct {

@@ -24,6 +24,10 @@ class StageLike(Protocol):
     num_stages: int
 
 
+def _median(calls: deque[float]) -> float:
+    return statistics.median(calls) if calls else 0.0
+
+
 @dataclass
 class Times:
     """One layer's calls, in seconds."""
@@ -34,7 +38,7 @@ class Times:
     boundary_bytes: int = 0
 
     def medians(self) -> tuple[float, float]:
-        return tuple(statistics.median(calls) if calls else 0.0 for calls in (self.forward, self.backward))  # type: ignore[return-value]
+        return _median(self.forward), _median(self.backward)
 
 
 def layers_of(module: nn.Module) -> Iterator[tuple[str, Optional[str], nn.Module]]:
@@ -68,8 +72,8 @@ class StageTimes:
 
     def __init__(self, stage: StageLike, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.modules = {name: module for name, _, module in layers_of(stage.submod)}
-        self.lists = {name: numbered for name, numbered, _ in layers_of(stage.submod)}
+        self.modules: dict[str, nn.Module] = {}
+        self.lists: dict[str, Optional[str]] = {}  # that a layer is a number of
         self.times: dict[str, Times] = {}  # in the order in which the layers run
         self._handles: list[RemovableHandle] = []
         self._accumulated: tuple[str, list[RemovableHandle]] = ("", [])
@@ -77,7 +81,8 @@ class StageTimes:
         self._current: Optional[str] = None  # whose backward runs
         self._since = 0.0
         self._ended: Optional[float] = None
-        for name, module in self.modules.items():
+        for name, numbered, module in layers_of(stage.submod):
+            self.modules[name], self.lists[name] = module, numbered
             self._handles.append(module.register_forward_pre_hook(partial(self._begin, name), with_kwargs=True))
             self._handles.append(module.register_forward_hook(partial(self._end, name)))
 
