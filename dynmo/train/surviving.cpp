@@ -141,6 +141,7 @@ Expected<void> Run::through_losses(Expected<void> done) {
     if (is_whole()) return {};
     const auto stays = survive(done.error());
     if (stays && !*stays) return {};
+    if (!stays && is_whole()) return {};  // by now: the first rank has ended
     done = stays ? advance_all() : Expected<void>(stays.error());
   }
   return done;
