@@ -28,9 +28,12 @@ from pathlib import Path
 from elastic import Run, WAIT_S, quantiles, say, tokens_per_s, write_data
 
 
-def members(run):
+def members(run, after=-1):
+    """Processes by rank, none where the run has done no step more than `after`."""
     done = subprocess.run([run.options.dynmo, "ctl", run.folder, "status", "--json"], capture_output=True, text=True)
     found = json.loads(done.stdout) if done.returncode == 0 else {}
+    if found.get("step", -1) <= after:
+        return {}
     return {rank["rank"]: rank["pid"] for rank in found.get("ranks", [])}
 
 
@@ -38,11 +41,12 @@ def measure_kills(options, folder, data):
     draw = random.Random(options.seed)
     run = Run(options, folder / "kills", data)
     ready, noticed = [], []
+    reached = -1  # steps done at the last loss: a run ends with the third of one step
     run.start("elastic.enabled=true", "train.steps=1000000")
     try:
         run.wait_for("the first step", lambda: len(members(run)) == options.ranks)
         for number in range(options.kills):
-            run.wait_for("the run of all ranks", lambda: len(members(run)) == options.ranks)
+            run.wait_for("the run of all ranks", lambda: len(members(run, reached)) == options.ranks)
             time.sleep(draw.uniform(0, 1))
             victim = draw.choice(sorted(members(run)))
             pid = members(run)[victim]
@@ -50,6 +54,7 @@ def measure_kills(options, folder, data):
             os.kill(pid, signal.SIGKILL)
             run.wait_for("a recovery", lambda: len(run.events("recovery")) > number)
             event = run.events("recovery")[number]
+            reached = run.events("loss")[number]["step"]
             ready.append(event["time_s"] - killed_at)
             noticed.append(ready[-1] - event["ms"]["all"] / 1000)
             run.control("grow", "1")

@@ -26,13 +26,14 @@ Expected<void> Losses::check_respawn() const {
       "ranks: whoever has (torchrun, srun) starts others with --join or --resume auto");
 }
 
-Expected<void> Losses::note(std::int64_t reached, const Error& why) {
-  times_ = reached == reached_ ? times_ + 1 : 1;
-  reached_ = reached;
-  if (times_ < kMaxLosses) return {};
-  return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", reached_,
-                    kMaxLosses, why.message);
+Expected<void> Losses::note(Count now, const Error& why) {
+  count_ = now;
+  if (!too_many()) return {};
+  return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", count_.reached,
+                    count_.times, why.message);
 }
+
+bool Losses::too_many() const { return count_.times >= kMaxLosses; }
 
 void Losses::will_respawn(int ranks) {
   if (!respawns_) return;

@@ -20,9 +20,16 @@ class Losses {
 
   // kBadInput: elastic.respawn, where `dynmo train` has not started the ranks.
   [[nodiscard]] Expected<void> check_respawn() const;
-  // The run had done `reached` steps. kPeerLost, the same at all ranks, at the third loss since it
-  // has done more.
-  [[nodiscard]] Expected<void> note(std::int64_t reached, const Error& why);
+  // Losses since the run has done more than `reached` steps.
+  struct Count {
+    std::int64_t reached = -1;
+    int times = 0;
+  };
+  [[nodiscard]] const Count& count() const { return count_; }
+  // All ranks know this of a new loss alike. kPeerLost where they are too_many().
+  [[nodiscard]] Expected<void> note(Count now, const Error& why);
+  // The same step was lost three times: no rank tries it once more.
+  [[nodiscard]] bool too_many() const;
   // So many ranks are missing from now on: later, the more losses there were lately.
   void will_respawn(int ranks);
   // Between two steps: has the missing ranks started, if this is the rank that leads and it is
@@ -31,10 +38,9 @@ class Losses {
 
  private:
   bool respawns_;
-  std::int64_t reached_ = -1;  // steps done at the newest loss
-  int times_ = 0;              // losses since more were done
-  int missing_ = 0;            // ranks that are to be started
-  int lately_ = 0;             // losses that each came soon after another
+  Count count_;
+  int missing_ = 0;  // ranks that are to be started
+  int lately_ = 0;   // losses that each came soon after another
   std::chrono::steady_clock::time_point newest_ = {};
   std::chrono::steady_clock::time_point respawn_at_ = {};
 };

@@ -77,6 +77,7 @@ struct Reports {
   Generation generation = 0;            // of the newest plan
   bool have_begun = true;               // all of them: each has a plan, layers and a log
   bool whole = false;                   // one has found all that the run leaves
+  Losses::Count losses;                 // this one is among them
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
@@ -93,21 +94,31 @@ struct Reports {
   }
 };
 
+// Of one rank, beside its state and its log.
+struct Own {
+  bool whole = false;
+  bool complete = false;         // gradients of a step that lacks its update
+  std::int64_t checkpoint = -1;  // the newest one's step
+  Losses::Count losses;          // before this one
+};
+
 Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
-                                 const RunLog* log, bool whole, bool complete,
-                                 std::int64_t checkpoint) {
+                                 const RunLog* log, const Own& own) {
   const bool has_validated = log != nullptr && !log->series().validation.empty();
   const Json mine = {{"begun", log != nullptr},
-                     {"whole", whole},
+                     {"whole", own.whole},
                      {"step", state.step},
-                     {"complete", complete},
+                     {"complete", own.complete},
                      {"updated", state.last_exchange.has_value()},
                      {"holds", runtime::to_json(runtime::holdings_of(state))},
-                     {"checkpoint", checkpoint},
+                     {"checkpoint", own.checkpoint},
+                     {"losses_at", own.losses.reached},
+                     {"losses", own.losses.times},
                      {"validated", has_validated ? log->series().validation.back().first : -1}};
   const std::string origin = "what a rank has after a loss";
   DYNMO_ASSIGN(const auto values, transport::gather_json(group, tag(), mine, origin));
   Reports reports;
+  std::vector<Losses::Count> losses;
   for (const Json& json : values) {
     JsonObject object(json, origin);
     object.ignore("holds");
@@ -118,6 +129,8 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
     if (const auto at = object.integer("checkpoint"); at >= 0) report.checkpoint = at;
     reports.validated.push_back(object.integer("validated"));
+    losses.push_back({.reached = object.integer("losses_at"),
+                      .times = static_cast<int>(object.integer("losses"))});
     DYNMO_ASSIGN(const runtime::Holdings holdings,
                  runtime::parse_holdings(json.value("holds", Json())));
     for (const auto& layer : holdings.layers) report.holdings.push_back(layer.copy);
@@ -125,12 +138,19 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     DYNMO_TRY(object.finish());
     reports.all.push_back(std::move(report));
   }
+  reports.losses.reached = reports.reached();
+  for (const Losses::Count& theirs : losses) {  // newcomers have not seen all of them
+    if (theirs.reached != reports.losses.reached) continue;
+    reports.losses.times = std::max(reports.losses.times, theirs.times);
+  }
+  ++reports.losses.times;
   return reports;
 }
 
 }  // namespace
 
 bool Run::may_survive(const Error& why) const {
+  if (losses_.too_many()) return false;
   if (!elasticity_ || elasticity_->is_changing() || lanes_.empty() || group_.alone) return false;
   return why.code == ErrorCode::kPeerLost ||
          (why.code == ErrorCode::kInternal && groups_->failure() == why);
@@ -210,8 +230,11 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   const std::int64_t newest = found && !found->empty() ? found->front().step : -1;
   DYNMO_ASSIGN(const Reports reports,
-               gather_reports(world(), state_of(lane), lane.log ? &*lane.log : nullptr, is_whole(),
-                              complete, newest));
+               gather_reports(world(), state_of(lane), lane.log ? &*lane.log : nullptr,
+                              {.whole = is_whole(),
+                               .complete = complete,
+                               .checkpoint = newest,
+                               .losses = losses_.count()}));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
@@ -221,7 +244,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     DYNMO_ASSIGN(decision, elastic::recover({.layers = layers}, reports.all));
   }
   recovery.reached = reports.reached();
-  DYNMO_TRY(losses_.note(recovery.reached, recovery.why));
+  DYNMO_TRY(losses_.note(reports.losses, recovery.why));
   if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
   cost::Cluster known;
   if (lane.group != nullptr) {

@@ -129,6 +129,12 @@ class Watcher {
     }
   }
 
+  // The rank is lost by an error of its own.
+  [[noreturn]] void fail() {
+    groups_.expect_loss();
+    throw std::runtime_error(kFault);
+  }
+
   [[nodiscard]] const std::map<Point, int>& passed() const { return passed_; }
   [[nodiscard]] int acted() const { return acted_; }
   [[nodiscard]] bool left_files() const { return left_files_; }

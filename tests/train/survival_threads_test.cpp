@@ -362,6 +362,49 @@ TEST_P(SurvivalThreads, NoLossChangesABit) {
   EXPECT_LE(2 * cells.passed_by(), cells.ran() + 4);
 }
 
+// Whoever has the first layer fails in one step.
+class PoisonedStep final : public dynamism::Source {
+ public:
+  static constexpr std::int64_t kStep = 5;
+  std::string_view name() const override { return "poisoned"; }
+  Expected<dynamism::Change> before_step(const dynamism::Boundary& boundary) override {
+    const bool fails = boundary.step == kStep && boundary.states.contains(LayerId(0));
+    if (fails && Watcher::current != nullptr) Watcher::current->fail();
+    return dynamism::Change{};
+  }
+};
+
+TEST(SurvivalOfAStep, AStepThatIsLostThreeTimesEndsTheRun) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  const Scenario scenario{.name = "", .ranks = 5, .settings = ""};
+  TrainOptions options = options_for(scenario, folder.path());
+  options.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(std::make_unique<PoisonedStep>());
+    return sources;
+  };
+  std::list<Watcher> watchers;
+  ElasticCase what{.options = options, .ranks = scenario.ranks};
+  what.watch = [&](HubGroups& groups) {
+    groups.watch(watchers.emplace_back(groups, std::vector<Cell>{}, folder.path() / "job").spy());
+  };
+  ElasticRun run(what);
+  EXPECT_TRUE(run.run());
+  int lost = 0;
+  for (const ElasticRun::Ended& end : run.ended()) {
+    if (end.lost) {
+      ++lost;
+      continue;
+    }
+    ASSERT_FALSE(end.done) << run.story();
+    EXPECT_EQ(end.done.error().code, ErrorCode::kPeerLost);
+    EXPECT_EQ(end.done.error().message,
+              fmt::format("step 5 was lost 3 times, at last: rank 2: {}", kFault));
+  }
+  EXPECT_EQ(lost, 3) << run.story();
+}
+
 INSTANTIATE_TEST_SUITE_P(In, SurvivalThreads, ::testing::Range<std::size_t>(0, scenarios().size()),
                          [](const auto& each) {
                            return std::string(scenarios()[each.param].name);
