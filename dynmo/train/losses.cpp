@@ -26,14 +26,29 @@ Expected<void> Losses::check_respawn() const {
       "ranks: whoever has (torchrun, srun) starts others with --join or --resume auto");
 }
 
-Expected<void> Losses::note(Count now, const Error& why) {
-  count_ = now;
-  if (!too_many()) return {};
-  return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", count_.reached,
-                    count_.times, why.message);
+Losses::Counts Losses::with_another(const std::vector<Counts>& known, std::int64_t reached) {
+  Counts all;
+  for (const Counts& theirs : known) {
+    for (const auto& [step, times] : theirs) all[step] = std::max(all[step], times);
+  }
+  all.erase(all.begin(), all.lower_bound(reached));  // the run has got further
+  ++all[reached];
+  return all;
 }
 
-bool Losses::too_many() const { return count_.times >= kMaxLosses; }
+Expected<void> Losses::note(Counts now, const Error& why) {
+  counts_ = std::move(now);
+  for (const auto& [step, times] : counts_) {
+    if (times < kMaxLosses) continue;
+    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", step, times,
+                      why.message);
+  }
+  return {};
+}
+
+bool Losses::too_many() const {
+  return std::ranges::any_of(counts_, [](const auto& each) { return each.second >= kMaxLosses; });
+}
 
 void Losses::will_respawn(int ranks) {
   if (!respawns_) return;

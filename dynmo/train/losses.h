@@ -6,8 +6,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
@@ -20,14 +22,14 @@ class Losses {
 
   // kBadInput: elastic.respawn, where `dynmo train` has not started the ranks.
   [[nodiscard]] Expected<void> check_respawn() const;
-  // Losses since the run has done more than `reached` steps.
-  struct Count {
-    std::int64_t reached = -1;
-    int times = 0;
-  };
-  [[nodiscard]] const Count& count() const { return count_; }
-  // All ranks know this of a new loss alike. kPeerLost where they are too_many().
-  [[nodiscard]] Expected<void> note(Count now, const Error& why);
+  // Losses by the number of steps that were done before, as long as no loss came after more steps:
+  // a step that fails may do so a little before its end, or a little after.
+  using Counts = std::map<std::int64_t, int>;
+  // Adds one after `reached` steps to what ranks know; newcomers do not know all.
+  [[nodiscard]] static Counts with_another(const std::vector<Counts>& known, std::int64_t reached);
+  [[nodiscard]] const Counts& counts() const { return counts_; }
+  // All ranks know this of a new loss alike. kPeerLost where there are too_many().
+  [[nodiscard]] Expected<void> note(Counts now, const Error& why);
   // The same step was lost three times: no rank tries it once more.
   [[nodiscard]] bool too_many() const;
   // So many ranks are missing from now on: later, the more losses there were lately.
@@ -38,7 +40,7 @@ class Losses {
 
  private:
   bool respawns_;
-  Count count_;
+  Counts counts_;
   int missing_ = 0;  // ranks that are to be started
   int lately_ = 0;   // losses that each came soon after another
   std::chrono::steady_clock::time_point newest_ = {};

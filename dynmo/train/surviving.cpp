@@ -77,7 +77,7 @@ struct Reports {
   Generation generation = 0;            // of the newest plan
   bool have_begun = true;               // all of them: each has a plan, layers and a log
   bool whole = false;                   // one has found all that the run leaves
-  Losses::Count losses;                 // this one is among them
+  Losses::Counts losses;                // this one is among them
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
@@ -99,7 +99,7 @@ struct Own {
   bool whole = false;
   bool complete = false;         // gradients of a step that lacks its update
   std::int64_t checkpoint = -1;  // the newest one's step
-  Losses::Count losses;          // before this one
+  Losses::Counts losses;         // before this one
 };
 
 Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
@@ -112,16 +112,16 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
                      {"updated", state.last_exchange.has_value()},
                      {"holds", runtime::to_json(runtime::holdings_of(state))},
                      {"checkpoint", own.checkpoint},
-                     {"losses_at", own.losses.reached},
-                     {"losses", own.losses.times},
+                     {"losses", own.losses},
                      {"validated", has_validated ? log->series().validation.back().first : -1}};
   const std::string origin = "what a rank has after a loss";
   DYNMO_ASSIGN(const auto values, transport::gather_json(group, tag(), mine, origin));
   Reports reports;
-  std::vector<Losses::Count> losses;
+  std::vector<Losses::Counts> losses;
   for (const Json& json : values) {
     JsonObject object(json, origin);
     object.ignore("holds");
+    object.ignore("losses");
     reports.have_begun = object.boolean("begun") && reports.have_begun;
     reports.whole = object.boolean("whole") || reports.whole;
     elastic::Report report{.step = object.integer("step"),
@@ -129,8 +129,7 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
     if (const auto at = object.integer("checkpoint"); at >= 0) report.checkpoint = at;
     reports.validated.push_back(object.integer("validated"));
-    losses.push_back({.reached = object.integer("losses_at"),
-                      .times = static_cast<int>(object.integer("losses"))});
+    losses.push_back(json.value("losses", Losses::Counts()));
     DYNMO_ASSIGN(const runtime::Holdings holdings,
                  runtime::parse_holdings(json.value("holds", Json())));
     for (const auto& layer : holdings.layers) report.holdings.push_back(layer.copy);
@@ -138,12 +137,7 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     DYNMO_TRY(object.finish());
     reports.all.push_back(std::move(report));
   }
-  reports.losses.reached = reports.reached();
-  for (const Losses::Count& theirs : losses) {  // newcomers have not seen all of them
-    if (theirs.reached != reports.losses.reached) continue;
-    reports.losses.times = std::max(reports.losses.times, theirs.times);
-  }
-  ++reports.losses.times;
+  reports.losses = Losses::with_another(losses, reports.reached());
   return reports;
 }
 
@@ -234,7 +228,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
                               {.whole = is_whole(),
                                .complete = complete,
                                .checkpoint = newest,
-                               .losses = losses_.count()}));
+                               .losses = losses_.counts()}));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
