@@ -28,6 +28,8 @@ struct Loss {
   Generation generation = 0;  // of the newest plan
   int replicas = 1;           // as many members go on as they divide; the last others leave
   Error why;
+  // Asked while this process looks for the others: it needs them no more.
+  std::function<bool()> needs_nobody = [] { return false; };
 };
 
 // Those that go on.

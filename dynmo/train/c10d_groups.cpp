@@ -301,6 +301,7 @@ Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
       options_.silence);
   const auto until = std::chrono::steady_clock::now() + kSurviveTime;
   while (std::chrono::steady_clock::now() < until) {
+    if (loss.needs_nobody()) return loss.why;
     end_stopped(loss.before, self_.host);
     survivors.look(std::chrono::steady_clock::now());
     std::optional<elastic::MeetingCall> call = survivors.heard();

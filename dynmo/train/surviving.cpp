@@ -174,7 +174,8 @@ Expected<elastic::Survival> Run::meet_survivors(const elastic::View& before, con
   auto met = groups_->survive({.before = before,
                                .generation = done_.generation,
                                .replicas = static_cast<int>(config().pipeline.replicas),
-                               .why = why});
+                               .why = why,
+                               .needs_nobody = [this] { return is_whole(); }});
   group_.alone = !met;
   return met;
 }

@@ -390,6 +390,7 @@ Expected<elastic::Survival> HubGroups::survive(const elastic::Loss& loss) {
   const auto until = std::chrono::steady_clock::now() + kHang;
   while (std::chrono::steady_clock::now() < until) {
     if (const auto failure = hub_.failure()) return *failure;
+    if (loss.needs_nobody()) return loss.why;
     const std::uint64_t seen = hub_.news();
     survivors.look(std::chrono::steady_clock::now());
     std::optional<elastic::MeetingCall> call = survivors.heard();
@@ -423,6 +424,7 @@ Expected<elastic::Survival> HubGroups::survive(const elastic::Loss& loss) {
     spy_.at(Moment::kMet);
     return met;
   }
+  waited_in_vain_ = true;
   return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again", loss.why.message);
 }
 

@@ -148,6 +148,8 @@ class HubGroups final : public elastic::Groups {
   // thread.
   void sleep();
   [[nodiscard]] bool was_left_out() const { return left_out_; }
+  // Whether it looked for the others until its time was up, as a process would for a minute.
+  [[nodiscard]] bool has_waited_in_vain() const { return waited_in_vain_; }
   // From now on an error of this member is its own loss.
   void expect_loss() { lost_ = true; }
   [[nodiscard]] bool is_lost() const { return lost_; }
@@ -186,6 +188,7 @@ class HubGroups final : public elastic::Groups {
   std::atomic<bool> lost_{false};
   std::atomic<bool> torn_{false};
   std::atomic<bool> left_out_{false};
+  std::atomic<bool> waited_in_vain_{false};
   Generation generation_ = 0;
   int size_ = 0;
   std::shared_ptr<State> state_;               // of the group in force

@@ -167,6 +167,9 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
     if (watcher.left_files() && noted_as_lost(i) && !launcher_removes) {
       outcome.unexpected += fmt::format("rank {}: job.json is left; ", number);
     }
+    if (ranks[i]->has_waited_in_vain() && all_begun) {
+      outcome.unexpected += fmt::format("rank {} has waited in vain; ", number);
+    }
     const bool left_out = ranks[i]->was_left_out();
     const ElasticRun::Ended& end = ended[i++];
     if (left_out) {
