@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -93,20 +94,25 @@ std::optional<MeetingCall> parse_call(const std::string& text, const std::string
     if (!json->contains(key)) return std::nullopt;
   }
   auto next = parse_view((*json)["view"], origin);
+  if (!next || next->members.empty()) return std::nullopt;
+  std::optional<MeetingCall> call(std::in_place);
+  call->next = *std::move(next);
+  call->spares = ids_of((*json)["spares"]);
+  call->dead = ids_of((*json)["dead"]);
+  call->waits = (*json)["place"].is_null();
+  if (call->waits) return call;
   JsonObject object((*json)["place"], origin);
   auto place = parse_place(object);
-  if (!next || !place || next->members.empty()) return std::nullopt;
-  return MeetingCall{.next = *std::move(next),
-                     .place = *std::move(place),
-                     .spares = ids_of((*json)["spares"]),
-                     .dead = ids_of((*json)["dead"])};
+  if (!place) return std::nullopt;
+  call->place = *std::move(place);
+  return call;
 }
 
 }  // namespace
 
 std::string text_of(const MeetingCall& call) {
   return Json{{"view", to_json(call.next)},
-              {"place", to_json(call.place)},
+              {"place", call.waits ? Json() : to_json(call.place)},
               {"spares", json_of(call.spares)},
               {"dead", json_of(call.dead)}}
       .dump();
@@ -194,8 +200,10 @@ std::optional<MeetingCall> Survivors::heard() {
     if (!call || call->next.generation <= before_.generation || !call->next.has(member.id)) {
       continue;
     }
-    if (!call->next.has(self_.id)) return call;
-    if (!below || call->next.generation <= heard_ || call->next.members.front().id != member.id) {
+    const bool leaves = call->waits ? call->spares_member(self_.id) : !call->next.has(self_.id);
+    if (leaves) return call;
+    if (!below || call->waits || call->next.generation <= heard_ ||
+        call->next.members.front().id != member.id) {
       continue;
     }
     for (const MemberId id : call->dead) note_dead(standing_, id);
@@ -222,12 +230,22 @@ std::optional<MeetingCall> Survivors::call() {
   MeetingCall call{.next = as_many_as_divide(living, before_, replicas_)};
   call.next.generation = std::max(newest_, heard_) + 1;
   if (call.next.members.empty()) return all_known ? std::optional(call) : std::nullopt;
-  if (!may_form(call.next)) return std::nullopt;
-  newest_ = heard_ = call.next.generation;
+  Standing without_spares = standing_;
   for (const Member& member : living.members) {
-    if (!call.next.has(member.id)) call.spares.push_back(member.id);
+    if (call.next.has(member.id)) continue;
+    call.spares.push_back(member.id);
+    note_dead(without_spares, member.id);
   }
   call.dead = standing_.dead;
+  const auto have_left = [&](MemberId id) { return !living.has(id); };
+  std::ranges::copy_if(dismissed_, std::back_inserter(call.spares), have_left);
+  if (may_form(call.next)) {
+    newest_ = heard_ = call.next.generation;
+    return call;
+  }
+  call.waits = elastic::may_form(call.next, before_, without_spares);
+  if (!call.waits) return std::nullopt;
+  dismissed_ = call.spares;
   return call;
 }
 

@@ -40,6 +40,8 @@ struct MeetingCall {
   Place place = {};
   std::vector<MemberId> spares = {};  // that live, and leave
   std::vector<MemberId> dead = {};    // of the views that count
+  // They are more than half once the spares have ended: nobody meets before.
+  bool waits = false;
 
   [[nodiscard]] bool spares_member(MemberId id) const;
 };
@@ -63,7 +65,7 @@ class Survivors {
   [[nodiscard]] std::optional<MeetingCall> heard();
   // This process's own, where it is the lowest that lives and may call the others: of those that
   // live as many as the replicas divide, under a generation that no call has had. No members: too
-  // few are left.
+  // few are left. One that waits is made again until the spares have ended.
   [[nodiscard]] std::optional<MeetingCall> call();
   // Why the members of a call cannot all come, if they can't.
   [[nodiscard]] std::optional<Error> misses(const View& next) const;
@@ -84,7 +86,8 @@ class Survivors {
   int replicas_;
   Generation newest_;  // of views and plans that this process knows
   Generation heard_;
-  bool asks_all_ = false;  // also members of views before
+  bool asks_all_ = false;            // also members of views before
+  std::vector<MemberId> dismissed_;  // spares of calls that have waited
   Clock::time_point now_ = {};
   std::map<MemberId, Answer> answers_;
   std::map<MemberId, Clock::time_point> silent_since_;

@@ -307,10 +307,12 @@ Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
     std::optional<elastic::MeetingCall> call = survivors.heard();
     if (!call && (call = survivors.call())) {
       if (call->next.members.empty()) return loss.why;
-      DYNMO_ASSIGN(call->place, open(call->next));
+      if (!call->waits) {
+        DYNMO_ASSIGN(call->place, open(call->next));
+      }
       plane_->post(text_of(*call));
     }
-    if (!call) {
+    if (!call || (call->waits && call->next.has(self_.id))) {
       std::this_thread::sleep_for(kLookTime);
       continue;
     }

@@ -29,6 +29,7 @@ enum class Mutant { kNone, kForgetsOpenEnds, kNewcomersKnowNothing, kAnyChange }
 
 struct Options {
   int members = 3;
+  int replicas = 1;
   int newcomers = 0;
   int deaths = 1;
   int changes = 0;
@@ -214,7 +215,8 @@ bool World::apply(const Event& event) {
 bool World::may_survive(int i, const Event& event) {
   Node& one = node(i);
   Survivors survivors(
-      {.before = one.view, .generation = one.newest, .replicas = 1, .why = {}}, member(i),
+      {.before = one.view, .generation = one.newest, .replicas = options_.replicas, .why = {}},
+      member(i),
       [&](const Member& other) -> Answer {
         if ((event.mask >> index_of(other) & 1U) != 0) return {};
         const Node& theirs = node(index_of(other));
@@ -230,7 +232,10 @@ bool World::may_survive(int i, const Event& event) {
     return true;
   }
   call->place = kPlace;
-  if (event.kind == Event::Kind::kCall) one.notice = text_of(*call);
+  if (event.kind == Event::Kind::kCall) {
+    const bool is_new = std::exchange(one.notice, text_of(*call)) != text_of(*call);
+    if (call->waits) return is_new;
+  }
   one.before = one.view;
   one.view = call->next;
   one.newest = std::max(one.newest, call->next.generation);
@@ -407,7 +412,8 @@ Found explore_one(const Options& options, std::uint64_t seed) {
 }
 
 TEST(SurvivorsExplorer, NoTwoGroupsTakeStepsInAnyOrderOfEvents) {
-  std::vector<Options> spaces = {{.members = 2, .newcomers = 1, .deaths = 1, .changes = 1}};
+  std::vector<Options> spaces = {{.members = 2, .newcomers = 1, .deaths = 1, .changes = 1},
+                                 {.members = 4, .replicas = 2, .deaths = 1, .newest = 2}};
   if (draws_all_samples()) spaces.push_back({.members = 3, .deaths = 1, .newest = 3});
   if (draws_all_samples() && std::getenv("DYNMO_SAMPLES") != nullptr) {
     spaces.push_back({.members = 3, .deaths = 2, .newest = 3});
@@ -415,9 +421,9 @@ TEST(SurvivorsExplorer, NoTwoGroupsTakeStepsInAnyOrderOfEvents) {
   for (const Options& options : spaces) {
     const Found found = explore_all(options);
     std::printf(
-        "[          ] %d members, %d newcomers, %d deaths, %d changes, %lld views: %lld "
-        "events, %lld states\n",
-        options.members, options.newcomers, options.deaths, options.changes,
+        "[          ] %d members in %d replicas, %d newcomers, %d deaths, %d changes, %lld views: "
+        "%lld events, %lld states\n",
+        options.members, options.replicas, options.newcomers, options.deaths, options.changes,
         static_cast<long long>(options.newest), static_cast<long long>(found.events),
         static_cast<long long>(found.states));
     EXPECT_EQ(found.split, "");
@@ -438,6 +444,12 @@ TEST(SurvivorsExplorer, NoTwoGroupsTakeStepsInRandomSchedules) {
       const Found found = explore_one(options, seed);
       events += found.events;
       ASSERT_EQ(found.split, "") << members << " members";
+    }
+    for (const int replicas : {2, 3}) {
+      const Found found =
+          explore_one({.members = 6, .replicas = replicas, .deaths = 4, .newest = 9}, seed);
+      events += found.events;
+      ASSERT_EQ(found.split, "") << replicas << " replicas";
     }
   }
   std::printf("[          ] %lld events\n", static_cast<long long>(events));

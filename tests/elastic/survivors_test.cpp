@@ -137,6 +137,54 @@ TEST(Survivors, WhoIsSpareLeavesAndWhoIsLeftOutKnowsIt) {
   }
 }
 
+// Two of four are not more than half, but two of three are: the one that is spare leaves first.
+TEST(Survivors, SparesLeaveWhereTheOthersAreTooFewBesideThem) {
+  const View before = view_of(4);  // two replicas of two positions
+  std::vector<int> ended;
+  std::string said;
+  const auto survivor = [&](std::size_t rank, Standing& standing) {
+    return Survivors(
+        loss_of(before, 2), before.members[rank],
+        [&](const Member& member) -> Answer {
+          if (std::ranges::count(ended, member.number) > 0) return {.fate = Fate::kDead};
+          if (member.number == 1) return {};
+          return {.fate = Fate::kAlive, .notice = member.number == 0 ? said : ""};
+        },
+        standing, std::chrono::seconds(0));
+  };
+  Standing standing;
+  Survivors caller = survivor(0, standing);
+  caller.look(Survivors::Clock::now());
+  auto call = caller.call();
+  ASSERT_TRUE(call);
+  EXPECT_TRUE(call->waits);
+  EXPECT_EQ(call->spares, std::vector{before.members[2].id});
+  said = text_of(*call);
+  for (const std::size_t rank : {1U, 2U, 3U}) {  // the second one cannot be heard, but hears
+    Standing own;
+    Survivors hearer = survivor(rank, own);
+    hearer.look(Survivors::Clock::now());
+    const auto heard = hearer.heard();
+    ASSERT_EQ(heard.has_value(), rank == 2) << rank;
+    EXPECT_TRUE(!heard || heard->spares_member(before.members[rank].id));
+  }
+  caller.look(Survivors::Clock::now());
+  EXPECT_TRUE(caller.call()->waits);
+  ended.push_back(2);
+  caller.look(Survivors::Clock::now());
+  call = caller.call();
+  ASSERT_TRUE(call);
+  EXPECT_FALSE(call->waits);
+  EXPECT_EQ(call->next.members, (std::vector{before.members[0], before.members[3]}));
+  EXPECT_EQ(call->spares, std::vector{before.members[2].id});  // it was not lost
+  call->place = kMeetingPlace;
+  said = text_of(*call);
+  Standing own;
+  Survivors hearer = survivor(3, own);
+  hearer.look(Survivors::Clock::now());
+  ASSERT_TRUE(hearer.heard());
+}
+
 // A call that its hearer may not follow as yet is heard again.
 TEST(Survivors, WaitForTheQuorumOfAViewThatCounts) {
   const View before = view_of(4);

@@ -215,8 +215,7 @@ elastic::Answer Hub::ask(elastic::MemberId member) {
 
 void Hub::post(elastic::MemberId member, const std::string& notice) {
   const std::lock_guard lock(mutex_);
-  notices_[member] = notice;
-  note_news();
+  if (std::exchange(notices_[member], notice) != notice) note_news();
 }
 
 bool Hub::sleep(elastic::MemberId member) {
@@ -399,7 +398,7 @@ Expected<elastic::Survival> HubGroups::survive(const elastic::Loss& loss) {
       call->place = {.generation = call->next.generation, .size = call->next.size(), .address = {}};
       hub_.post(self_.id, text_of(*call));
     }
-    if (!call) {
+    if (!call || (call->waits && call->next.has(self_.id))) {
       hub_.wait_for_news(seen);
       continue;
     }

@@ -212,7 +212,7 @@ bool applies(const Scenario& scenario, const Cell& cell) {
   if (cell.kind == Kind::kSlow) return message;
   // The others are more than half, and nobody else is.
   if (cell.kind == Kind::kSleep) {
-    return scenario.at == 0 && !scenario.first && scenario.replicas == 1 && scenario.ranks > 2;
+    return scenario.at == 0 && !scenario.first && scenario.ranks > 2;
   }
   // Clients of a leader that is gone, but whose thread is there, would wait for it.
   if (scenario.joins && cell.rank == 0 && is_lethal(cell.kind)) {
@@ -320,6 +320,11 @@ std::vector<Cell> drawn(std::vector<Cell> cells, std::size_t scenario) {
   }
   const char* samples = std::getenv("DYNMO_SAMPLES");
   if (samples != nullptr && draws_all_samples()) return cells;
+  // `make soak` has these: where not all know the others, those that do look for a minute.
+  std::erase_if(cells, [](const Cell& cell) {
+    return cell.kind == Kind::kSleep && cell.point.first == Origin::kFirst &&
+           cell.point.second.ends_with("hosts");
+  });
   Rng rng(mix_key({seed(), scenario}));
   for (std::size_t i = cells.size(); i > 1; --i) std::swap(cells[i - 1], cells[rng.below(i)]);
   cells.resize(std::min(cells.size(), draws_all_samples() ? kDrawn : kDrawn / 5));
