@@ -4,8 +4,9 @@
 
 Kills: a run of --ranks processes, of which a drawn one, the leader too, is killed again and again; another joins after
 each (`dynmo ctl RUN grow 1`). For each loss:
-  noticed   from the kill to the ranks' having met without it, less what the meeting took (clocks of one host)
-  meet      from the loss to the new group (event "recovery", ms.meet)
+  noticed   from the kill until the control plane of the rank that leads then has learned of it (clocks of one host)
+  rest      from there until its main thread has left what it was at (event "recovery", ms.rest)
+  meet      from there to the new group (ms.meet)
   ready     from the kill until the others are ready for their next step
   again     steps that run again, and where the layers came from
 Ready: pairs of undisturbed runs with snapshots and without, in turn, who begins alternating: the paired ratio of their
@@ -66,7 +67,8 @@ def measure_kills(options, folder, data):
         run.end()
     events = run.events("recovery")
     return {"kills": len(events), "seed": options.seed, "noticed_s": quantiles(noticed),
-            "meet_s": quantiles([event["ms"]["meet"] / 1000 for event in events]), "ready_s": quantiles(ready),
+            **{f"{phase}_s": quantiles([event["ms"][phase] / 1000 for event in events]) for phase in ("rest", "meet")},
+            "ready_s": quantiles(ready),
             "steps_again": quantiles([event["steps_again"] for event in events]),
             "from": dict(collections.Counter(event["from"] for event in events))}
 
@@ -103,7 +105,7 @@ def main():
             result["kills"] = measure_kills(options, folder, data)
         if options.rounds:
             result["ready"] = measure_ready(options, folder, data)
-    for name in ("noticed_s", "meet_s", "ready_s"):
+    for name in ("noticed_s", "rest_s", "meet_s", "ready_s"):
         if options.kills:
             found = result["kills"][name]
             say(f"{name:10} {found['count']:4}   p50 {1e3 * found['p50']:8.1f}   p99 {1e3 * found['p99']:8.1f} ms")

@@ -78,6 +78,8 @@ class Group : public transport::Transport {
 
   // Why the group failed, if it has. For loops that compute without waiting for messages.
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
+  // When this process learned of that. Requires a failure.
+  [[nodiscard]] virtual std::chrono::steady_clock::time_point failed_at() const = 0;
 
   // This rank's work is done: returns when all ranks' is. The group's failure if it fails first.
   [[nodiscard]] virtual Expected<void> leave() = 0;

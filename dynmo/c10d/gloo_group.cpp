@@ -113,6 +113,9 @@ class GlooGroup final : public Group {
 
   void abort(const Error& why) override { state_->abort(why); }
   [[nodiscard]] std::optional<Error> failure() const override { return state_->failure(); }
+  [[nodiscard]] std::chrono::steady_clock::time_point failed_at() const override {
+    return state_->outstanding->failed_at();
+  }
   Expected<void> leave() override;
   [[nodiscard]] std::shared_ptr<Store> store() const override { return store_; }
   [[nodiscard]] const std::string& address() const override { return state_->address; }

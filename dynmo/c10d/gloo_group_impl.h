@@ -37,11 +37,17 @@ class Outstanding {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
     failure_ = why;
+    failed_at_ = std::chrono::steady_clock::now();
     for (const auto& work : works_) work->abort();
   }
   [[nodiscard]] std::optional<Error> failure() const {
     const std::lock_guard lock(mutex_);
     return failure_;
+  }
+  // Requires that it has.
+  [[nodiscard]] std::chrono::steady_clock::time_point failed_at() const {
+    const std::lock_guard lock(mutex_);
+    return failed_at_;
   }
 
   Works::iterator add(c10::intrusive_ptr<::c10d::Work> work) {
@@ -59,6 +65,7 @@ class Outstanding {
  private:
   mutable std::mutex mutex_;
   std::optional<Error> failure_;
+  std::chrono::steady_clock::time_point failed_at_ = {};
   Works works_;
 };
 

@@ -8,6 +8,7 @@
 // that the next one works: until then whatever goes wrong with it, such as a newcomer that dies,
 // is no loss of the run (docs/decisions/016-the-old-group-decides.md).
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -67,6 +68,10 @@ class Groups {
 
   // Why the group in force has failed, if it has.
   [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
+  // When this process learned of that, where it is known.
+  [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> failed_at() const {
+    return std::nullopt;
+  }
   // After a loss, called by every member of the group that is left: it ends, with what there is of
   // the next one, and the members that are left form another, which is in force when this returns.
   // The same view at all of them, with their numbers. An error where they cannot go on.

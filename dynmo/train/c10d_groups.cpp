@@ -245,6 +245,11 @@ std::optional<Error> C10dGroups::failure() const {
   return now_.group == nullptr ? std::nullopt : now_.group->failure();
 }
 
+std::optional<std::chrono::steady_clock::time_point> C10dGroups::failed_at() const {
+  if (!failure()) return std::nullopt;
+  return now_.group->failed_at();
+}
+
 Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
                                       const elastic::MeetingCall& call,
                                       const elastic::View& before) {

@@ -63,6 +63,7 @@ class C10dGroups final : public elastic::Groups {
   void drop(const Error& why) override;
   [[nodiscard]] Expected<bool> take() override;
   [[nodiscard]] std::optional<Error> failure() const override;
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> failed_at() const override;
   // Those that are left find each other by their control planes (elastic/survivors.h). kPeerLost
   // where nobody goes on without some that may live, or the others have gone on without this one.
   [[nodiscard]] Expected<elastic::Survival> survive(const elastic::Loss& loss) override;

@@ -182,7 +182,9 @@ Expected<elastic::Survival> Run::meet_survivors(const elastic::View& before, con
 
 Expected<bool> Run::survive(const Error& why) {
   Recovery recovery{.why = why};
+  if (const auto noticed = groups_->failed_at()) recovery.phase = *noticed;
   const auto start = recovery.phase;
+  recovery.end_phase("rest");
   Lane& lane = lanes_.front();
   const elastic::View before = elasticity_->view();
   if (!recovering_) recovering_ = Recovering{.before = before, .numbered = before};
