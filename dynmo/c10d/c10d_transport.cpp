@@ -41,6 +41,7 @@ constexpr milliseconds kJoinPoll{10};
 constexpr milliseconds kConnectTime{10000};     // to the plane of rank 0, which is there
 constexpr const char* kUnknown = "-";           // address
 constexpr milliseconds kAcknowledgeTime{1000};  // for the others to read why joining failed
+constexpr milliseconds kBeyondSilence{1000};    // until a loss that is found by silence is told
 
 std::string key_of(int rank) { return fmt::format("rank/{}", rank); }
 
@@ -54,6 +55,8 @@ elastic::WatchOptions watch_options(const GroupOptions& options, const GroupStat
             outstanding->fail(why);
           }};
 }
+
+milliseconds verdict_time(const GroupOptions& options) { return options.silence + kBeyondSilence; }
 
 // Lets the others find rank 0.
 Expected<MeetingPlace> listen(const GroupOptions& options, GroupState& state) {
@@ -316,7 +319,7 @@ Expected<void> Joining::connect_gloo() {
     }
   }
   if (shared->exception) {
-    if (auto verdict = state_->watch->verdict_within(kVerdictTime)) return *verdict;
+    if (auto verdict = state_->watch->verdict_within(state_->verdict_time)) return *verdict;
     std::rethrow_exception(shared->exception);
   }
   state_->gloo = std::move(shared->gloo);
@@ -347,7 +350,7 @@ Expected<std::unique_ptr<Group>> Joining::run() {
     state_ = options_.meeting->state;
   } else {
     state_ = std::make_shared<GroupState>(
-        GroupState{transport::Member(options_.rank.value), options_.size});
+        GroupState{transport::Member(options_.rank.value), options_.size, verdict_time(options_)});
     state_->address = options_.own_address;
   }
   store_ = options_.store;
@@ -401,7 +404,8 @@ Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
 Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options) {
   DYNMO_CHECK(options.rank == WorldRank(0), "rank 0, got {}", options.rank);
   auto meeting = std::make_shared<Meeting>();
-  meeting->state = std::make_shared<GroupState>(GroupState{transport::Member(0), options.size});
+  meeting->state = std::make_shared<GroupState>(
+      GroupState{transport::Member(0), options.size, verdict_time(options)});
   meeting->state->address = options.own_address.empty() ? options.address : options.own_address;
   if (options.size == 1) return meeting;  // needs nobody
   DYNMO_ASSIGN(meeting->place, listen(completed(options), *meeting->state));

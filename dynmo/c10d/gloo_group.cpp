@@ -19,7 +19,7 @@ using transport::Tag;
 // always the cause: it may have ended because of another.
 Error resolve(const GroupState& state, Member peer, const std::string& what) {
   if (auto failure = state.failure()) return *failure;
-  if (const auto verdict = state.watch->verdict_within(kVerdictTime)) {
+  if (const auto verdict = state.watch->verdict_within(state.verdict_time)) {
     state.outstanding->fail(*verdict);
   } else {
     state.abort(make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", peer, what));

@@ -22,8 +22,6 @@
 
 namespace dynmo::c10d {
 
-constexpr std::chrono::milliseconds kVerdictTime{4000};  // longer than the plane's silence
-
 // The first line of what c10d or Gloo says; they add stack traces and places in their sources.
 [[nodiscard]] std::string first_line_of(const std::exception& exception);
 
@@ -74,6 +72,7 @@ class Outstanding {
 struct GroupState {
   transport::Member rank;
   int size;
+  std::chrono::milliseconds verdict_time;  // longer than the plane's silence
   std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watch
   c10::intrusive_ptr<::c10d::Backend> gloo = {};
   std::string address = {};                         // of this rank, as the others reach it

@@ -126,6 +126,7 @@ std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
       {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
       {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
       {"elastic.respawn", &e.respawn},
+      {"elastic.silence_s", &e.silence_s, between(0.5, 1e6, "seconds")},
       {"elastic.snapshots", &e.snapshots, Names{"never", "auto"}},
       {"elastic.snapshot_cost", &e.snapshot_cost, between(0.0001, 1)},
       {"elastic.release_command", &e.release_command},

@@ -119,6 +119,7 @@ struct Config {
     std::int64_t release_after = 10;  // steps that a rank has no layers before it is released
     std::int64_t ranks_min = 1;       // of a replica: none leaves below it
     bool respawn = false;             // `dynmo train` starts a rank for each that is lost
+    double silence_s = 3;             // a rank without a sign of life for longer is lost
     // Or never: a lost rank then costs the steps since a checkpoint.
     std::string snapshots = "auto";
     double snapshot_cost = 0.01;    // auto: share of a step's time that they may take

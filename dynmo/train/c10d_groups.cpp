@@ -116,8 +116,10 @@ elastic::Member this_member() {
 
 MessageLimits message_limits(const config::Config& config) {
   const std::chrono::milliseconds limit(std::llround(1e3 * config.pipeline.timeout_s));
-  if (!config.elastic.enabled) return {.message = limit};
-  return {.message = limit + limit / 10 + std::chrono::seconds(1), .hang = limit};
+  const std::chrono::milliseconds silence(std::llround(1e3 * config.elastic.silence_s));
+  if (!config.elastic.enabled) return {.message = limit, .silence = silence};
+  return {
+      .message = limit + limit / 10 + std::chrono::seconds(1), .silence = silence, .hang = limit};
 }
 
 Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(
@@ -192,6 +194,7 @@ c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   options.beside = now_.group == nullptr ? 0 : now_.group->size();
   options.join_timeout = kChangeTime;
   options.message_timeout = options_.message_timeout;
+  options.silence = options_.silence;
   return options;
 }
 

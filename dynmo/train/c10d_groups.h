@@ -29,10 +29,11 @@ namespace dynmo::train {
 
 [[nodiscard]] c10d::MeetingPlace meeting_place(const elastic::Place& place);
 
-// Limits that follow from pipeline.timeout_s. Where the others can go on without a rank that hangs,
-// it ends before they give up waiting for its message.
+// Limits that follow from pipeline.timeout_s and elastic.silence_s. Where the others can go on
+// without a rank that hangs, it ends before they give up waiting for its message.
 struct MessageLimits {
   std::chrono::milliseconds message;
+  std::chrono::milliseconds silence;
   std::optional<std::chrono::milliseconds> hang = {};
 };
 [[nodiscard]] MessageLimits message_limits(const config::Config& config);

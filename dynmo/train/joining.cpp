@@ -122,7 +122,9 @@ c10d::GroupOptions group_at(const elastic::Place& place, const config::Config& c
   group.generation = place.generation;
   group.meeting_place = meeting_place(place);
   group.join_timeout = kJoinTime;
-  group.message_timeout = message_limits(config).message;
+  const MessageLimits limits = message_limits(config);
+  group.message_timeout = limits.message;
+  group.silence = limits.silence;
   return group;
 }
 

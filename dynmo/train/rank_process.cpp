@@ -73,6 +73,7 @@ Expected<void> run_rank(const RankProcess& process) {
   c10d::GroupOptions options = c10d::group_options(*environment);
   const MessageLimits limits = message_limits(process.options.config);
   options.message_timeout = limits.message;
+  options.silence = limits.silence;
   leave_on_sigterm();
   DYNMO_ASSIGN(const auto groups,
                C10dGroups::join(options, this_member(), process.decorate, limits.hang));

@@ -200,6 +200,10 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message,
             "pipeline.timeout_s is 1e+300, wanted 0.1 to 1000000 seconds");
   config = {};
+  config.elastic.silence_s = 0.4;
+  EXPECT_EQ(validate(config).error().message,
+            "elastic.silence_s is 0.4, wanted 0.5 to 1000000 seconds");
+  config = {};
   config.emulated.memory_scale = 0;
   EXPECT_EQ(validate(config).error().message,
             "emulated.memory_scale is 0, wanted above 0 and at most 1");
