@@ -18,6 +18,14 @@ constexpr int kMaxLately = 6;  // losses that delay the start of others: 63 s
 
 }  // namespace
 
+Error named_as_early(const Error& why) {
+  if (why.code != ErrorCode::kPeerLost) return why;
+  return make_error(why.code,
+                    "{}; before the ranks know each other none goes on: start again, or have "
+                    "`dynmo train --restarts N` do so",
+                    why.message);
+}
+
 Expected<void> Losses::check_respawn() const {
   if (!respawns_ || process::has_launcher()) return {};
   return make_error(

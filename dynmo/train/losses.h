@@ -16,6 +16,10 @@
 
 namespace dynmo::train {
 
+// Names a loss before the ranks know each other, with which the run ends: those that know the
+// others by then may be too few. Other errors stay as they are.
+[[nodiscard]] Error named_as_early(const Error& why);
+
 class Losses {
  public:
   explicit Losses(const config::Config::Elastic& config) : respawns_(config.respawn) {}

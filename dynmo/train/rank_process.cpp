@@ -18,6 +18,7 @@
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/train/c10d_groups.h"
+#include "dynmo/train/losses.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/dry_run.h"
 #include "dynmo/train/setup/earlier_run.h"
@@ -75,8 +76,12 @@ Expected<void> run_rank(const RankProcess& process) {
   options.message_timeout = limits.message;
   options.silence = limits.silence;
   leave_on_sigterm();
-  DYNMO_ASSIGN(const auto groups,
-               C10dGroups::join(options, this_member(), process.decorate, limits.hang));
+  auto joined = C10dGroups::join(options, this_member(), process.decorate, limits.hang);
+  if (!joined) {
+    const bool elastic = process.options.config.elastic.enabled;
+    return elastic ? named_as_early(joined.error()) : joined.error();
+  }
+  const std::unique_ptr<C10dGroups> groups = *std::move(joined);
   c10d::NcclTransport nccl;
   if (device.is_cuda()) {
     DYNMO_ASSIGN(nccl, c10d::connect_nccl(*groups->in_force(), options, device));

@@ -17,13 +17,9 @@
 namespace dynmo::train {
 namespace {
 
-Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups,
-                        const TrainOptions& given, const Reporter& reporter) {
-  DYNMO_TRY(validate(given.config));
-  TrainOptions options = given;
-  if (options.resume) {
-    DYNMO_ASSIGN(options.config, resumed_config(options.config));
-  }
+// What all ranks do before the run itself.
+Expected<Inputs> prepare(transport::Transport& transport, TrainOptions& options,
+                         const Reporter& reporter) {
   DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
@@ -37,14 +33,31 @@ Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups
   DYNMO_TRY(make_directories(options.config.run.directory));
   DYNMO_TRY(wait_for_all(transport));  // no rank writes before all have looked
   DYNMO_TRY(measure_keys(transport, options, inputs, reporter));
-  return Run(transport, groups, options, reporter, std::move(inputs)).run();
+  return inputs;
+}
+
+Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups,
+                        const TrainOptions& given, const Reporter& reporter) {
+  DYNMO_TRY(validate(given.config));
+  TrainOptions options = given;
+  if (options.resume) {
+    DYNMO_ASSIGN(options.config, resumed_config(options.config));
+  }
+  auto inputs = prepare(transport, options, reporter);
+  if (!inputs) {
+    const bool elastic = groups != nullptr && options.config.elastic.enabled;
+    return elastic ? named_as_early(inputs.error()) : inputs.error();
+  }
+  return Run(transport, groups, options, reporter, *std::move(inputs)).run();
 }
 
 }  // namespace
 
 Expected<void> Run::run() {
   DYNMO_TRY(losses_.check_respawn());
-  if (elasticity_) DYNMO_TRY(elasticity_->begin());
+  if (elasticity_) {
+    if (const auto begun = elasticity_->begin(); !begun) return named_as_early(begun.error());
+  }
   return through_losses(begin());
 }
 
