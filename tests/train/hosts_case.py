@@ -20,6 +20,7 @@ class HostsCase(ElasticCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        cls.alone = {}  # losses by step, of other settings each
         cls.hosts = make_hosts(cls.folder)
         cls.addClassCleanup(remove_hosts, cls.hosts)
 
@@ -70,6 +71,20 @@ class HostsCase(ElasticCase):
                     continue
                 self.assertEqual(found.setdefault(record["step"], record["loss"]), record["loss"], f"{path.name}, step {record['step']}")
         return found
+
+    def assert_same_losses(self, run, *extra):
+        """The losses of a run that was stopped are those of one on a rank alone, which all runs of a class with the same settings share."""
+        found = self.losses(run)
+        done = json.loads((self.folder / run / "summary.json").read_text())["runs"][0]
+        self.assertEqual(sorted(found), list(range(done["steps"])))
+        alone = self.alone.setdefault(extra, {})
+        if len(alone) < len(found):
+            self.host = A
+            result = self.run_command(self.command("-n", "1", run=f"{run}-alone", extra=(
+                *SETTINGS, f"train.steps={2 * len(found)}", "balance.enabled=false", *extra)))
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            alone.update(self.losses(f"{run}-alone"))
+        self.assertEqual(found, {step: alone[step] for step in found})
 
     def assert_same_as_alone(self, run):
         """The losses of a run that was stopped are those of one on a fixed number of ranks."""

@@ -11,9 +11,11 @@ from hosts_case import A, B, HostsCase
 from two_hosts import ADDRESSES, RATE_BITS_PER_S, run_tests
 
 SEED = 22
+SILENCE_S = 1  # a third of what it is without a word: this is what the tests wait for
 
 
 class SurvivalHosts(HostsCase):
+    SETTINGS = (*HostsCase.SETTINGS, f"elastic.silence_s={SILENCE_S}")
     draw = random.Random(SEED)
 
     def steps(self, run):
@@ -42,7 +44,7 @@ class SurvivalHosts(HostsCase):
         self.assertNotIn("initial values", [event["from"] for event in events(self.folder / "killed", "recovery")])
         self.stop("killed", B)
         self.ended(ranks[2], code=130)
-        self.assert_same_as_alone("killed")
+        self.assert_same_losses("killed")
 
     def test_all_ranks_of_a_host_are_killed(self):
         """Snapshots lie on the other host."""
@@ -60,16 +62,16 @@ class SurvivalHosts(HostsCase):
                 self.stop(run, 1 - host)
                 for process in others:
                     self.ended(process, code=130)
-                self.assert_same_as_alone(run)
+                self.assert_same_losses(run)
 
     def test_the_way_between_the_hosts_is_cut_for_a_while(self):
         """No rank is lost: nobody goes on before the others answer again."""
         ranks = self.start_ranks("cut", [A, A, B, B], ADDRESSES[A])
         link = self.hosts[A]
         link.run("ip", "link", "set", link.device, "down")
-        time.sleep(5)  # as long as the cut lasts: beyond the three seconds after which a silent rank is lost
+        time.sleep(2 * SILENCE_S)  # beyond what makes a silent rank a lost one
         done = self.steps("cut")
-        time.sleep(1)
+        time.sleep(SILENCE_S)
         self.assertEqual(self.steps("cut"), done)
         link.run("ip", "link", "set", link.device, "up")
         self.recovered("cut", ranks[0], 1)
@@ -78,7 +80,25 @@ class SurvivalHosts(HostsCase):
         self.stop("cut", A)
         for process in ranks:
             self.ended(process, code=130)
-        self.assert_same_as_alone("cut")
+        self.assert_same_losses("cut")
+
+    def test_a_spare_leaves_so_that_the_others_are_more_than_half(self):
+        """Of two replicas of two ranks one rank is silent. Two of four are not more than half, but two of three are."""
+        hosts, replicas = [A, A, A, B], "pipeline.replicas=2"
+        ranks = self.start_ranks("spare", hosts, ADDRESSES[A], replicas)
+        self.link(up=False)
+        try:
+            self.recovered("spare", ranks[0], 1)
+            self.ended(ranks[2])
+        finally:
+            self.undo("cut", ranks, hosts)
+        loss, = events(self.folder / "spare", "loss")
+        self.assertEqual((loss["lost"], loss["spares"]), ([3], [2]))
+        self.assertRegex(self.ended(ranks[3], code=5), "go on without")
+        self.stop("spare", A)
+        for process in ranks[:2]:
+            self.ended(process, code=130)
+        self.assert_same_losses("spare", replicas)
 
     def last_steps(self, run, hosts):
         """By host, the last step that one of its ranks has recorded."""
@@ -149,7 +169,7 @@ class SurvivalHosts(HostsCase):
         try:
             self.do(fault, ranks, hosts)
             if fault.endswith("healed"):
-                time.sleep(1 if fault.startswith("soon") else 6)  # before and after the silence that is a loss
+                time.sleep(SILENCE_S * (0.3 if fault.startswith("soon") else 2))  # before and after the silence that is a loss
             elif most is not None:  # goes on; of the others nobody does a step
                 others = self.last_steps(run, hosts).get(1 - most)
                 self.until(ranks[hosts.index(most)], lambda: len(events(self.folder / run, "recovery")) == 1)
@@ -174,7 +194,7 @@ class SurvivalHosts(HostsCase):
             self.stop(run, hosts[left[0]])
             for rank in left:
                 self.ended(ranks[rank], code=130)
-            self.assert_same_as_alone(run)
+            self.assert_same_losses(run)
 
     def test_cells(self):
         """Who goes on where hosts do not hear each other; with DYNMO_SAMPLES=all, which takes half an hour, all cells."""
