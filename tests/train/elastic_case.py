@@ -38,8 +38,8 @@ class ElasticCase(RunCase):
             process.communicate(timeout=LIMIT)
 
     def spawn(self, command, **how):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-                                   cwd=self.folder, **how)
+        process = subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, cwd=self.folder,
+                                   **{"stdout": subprocess.PIPE, **how})
         self.started.append(process)
         return process
 
@@ -50,10 +50,10 @@ class ElasticCase(RunCase):
         self.until(process, lambda: self.status(run).get("step", 0) >= 2)
         return process
 
-    def until(self, process, holds):
-        deadline = time.monotonic() + LIMIT
+    def until(self, process, holds, limit=LIMIT):
+        deadline = time.monotonic() + limit
         while not holds():
-            self.assertIsNone(process.poll(), f"it has ended: {process.stdout.read() if process.poll() is not None else ''}")
+            self.assertIsNone(process.poll(), f"it has ended: {process.stdout.read() if process.poll() is not None and process.stdout else ''}")
             self.assertLess(time.monotonic(), deadline, "nothing happened")
             time.sleep(0.02)  # between two looks
 

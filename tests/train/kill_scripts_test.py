@@ -15,7 +15,7 @@ import signal
 import time
 import unittest
 
-from elastic_case import LIMIT, ElasticCase, events, manifests
+from elastic_case import LIMIT, ElasticCase, manifests
 from run_case import rank_processes
 
 LOSSES = {"": 6, "part": 3, "all": 5000}
@@ -28,9 +28,36 @@ EXIT_1 = signal.SIGUSR2  # by the preloaded library
 KINDS = [signal.SIGKILL] * 8 + [signal.SIGSEGV] * 4 + [EXIT_1] * 3 + [signal.SIGSTOP]
 STEPS_AFTER = 8  # of all ranks before the next loss, at most
 RESPAWNED = min(100, COUNT // 2)
+SETTLED = 50  # losses after which memory grows no more
+STEPS_PER_S = 50  # of a rank alone, at least
+
+
+class Events:
+    """Of a run; each line is read once, as there are tens of thousands."""
+
+    def __init__(self, run):
+        self.path, self.at = run / "events.jsonl", 0
+        self.lost, self.recovery = set(), None
+
+    def read(self):
+        with open(self.path) as file:
+            file.seek(self.at)
+            for line in iter(file.readline, ""):
+                if not line.endswith("\n"):
+                    return  # not all of it as yet
+                self.at += len(line.encode())
+                event = json.loads(line)
+                if event["event"] == "loss":
+                    self.lost.update(event["lost"])
+                    self.recovery = None
+                if event["event"] == "recovery":
+                    self.recovery = event
 
 
 class KillScripts(ElasticCase):
+    # Enough steps for all losses; layers freeze and are pruned in the first 200.
+    SETTINGS = (*ElasticCase.SETTINGS, "train.steps=10000000", "freezing.start=0.000001", "freezing.end=0.00002")
+
     def losses(self, run):
         """By step."""
         found = {}
@@ -55,11 +82,27 @@ class KillScripts(ElasticCase):
         self.until(process, holds)
         return found
 
+    def spawn_logged(self, run, ranks, extra, **how):
+        """A pipe that nobody reads holds up who leads once it is full."""
+        with open(self.folder / f"{run}.log", "w") as log:
+            return self.spawn(self.command("-n", str(ranks), run=run, extra=extra), stdout=log, **how)
+
+    def memory(self, pid):
+        """That a process alone has, in KiB."""
+        with contextlib.suppress(OSError):  # it may have ended
+            for line in (pathlib.Path("/proc") / str(pid) / "status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    return int(line.split()[1])
+        return 0
+
     def launcher(self, process):
         """Its descriptors and its children that nobody has waited for."""
         mine = pathlib.Path("/proc") / str(process.pid)
         children = (mine / "task" / str(process.pid) / "children").read_text().split()
-        states = [(pathlib.Path("/proc") / child / "stat").read_text().rsplit(")", 1)[1].split()[0] for child in children]
+        states = []
+        for child in children:
+            with contextlib.suppress(OSError):  # it may just be gone
+                states.append((pathlib.Path("/proc") / child / "stat").read_text().rsplit(")", 1)[1].split()[0])
         return len(list((mine / "fd").iterdir())), states.count("Z")
 
     def test_no_loss_ends_a_run_or_changes_a_bit(self):
@@ -73,9 +116,15 @@ class KillScripts(ElasticCase):
         run = self.folder / name
         extra = (*self.SETTINGS, "checkpoint.keep=3", f"elastic.respawn={str(respawns).lower()}")
         env = {**os.environ, "LD_PRELOAD": HOOK, "EXIT_AT_SIGUSR2": "1"}
-        process = self.spawn(self.command("-n", str(RANKS), run=name, extra=extra), env=env)
+        process = self.spawn_logged(name, RANKS, extra, env=env)
         self.until(process, lambda: self.status(name).get("step", 0) > 0)
         ledger, reached, first = [], 0, None
+        seen = Events(run)
+
+        def noted(numbers):
+            seen.read()
+            return numbers <= seen.lost and seen.recovery is not None
+
         while len(ledger) < count:
             status = self.whole(process, reached + draw.randrange(STEPS_AFTER), name, respawns)
             first = first or self.launcher(process)
@@ -85,11 +134,14 @@ class KillScripts(ElasticCase):
                 os.kill(rank["pid"], how)
                 time.sleep(draw.choice((0, draw.uniform(0, 0.08))))  # the second one while the others recover
             numbers = {rank["rank"] for rank in lost}
-            self.until(process, lambda n=numbers: n <= {number for event in events(run, "loss") for number in event["lost"]})
-            event = events(run, "recovery")[-1]
+            self.until(process, lambda n=numbers: noted(n))
+            event = seen.recovery
             reached = event["step"] + event["steps_again"]
+            descriptors, zombies = self.launcher(process)
             ledger.append({"seed": SEED, "loss": len(ledger), "kind": how.name, "ranks": sorted(numbers), "respawns": respawns,
-                           "leads": status["ranks"][0] in lost, "step": reached, "from": event["from"], "steps_again": event["steps_again"], "ms": event["ms"]})
+                           "leads": status["ranks"][0] in lost, "step": reached, "from": event["from"], "steps_again": event["steps_again"], "ms": event["ms"],
+                           "descriptors": descriptors, "zombies": zombies, "launcher_kib": self.memory(process.pid),
+                           "rank_kib": [self.memory(rank["pid"]) for rank in status["ranks"] if rank not in lost]})
             if "DYNMO_LEDGER" in os.environ:
                 with open(os.environ["DYNMO_LEDGER"], "a") as file:
                     file.write(json.dumps(ledger[-1]) + "\n")
@@ -97,17 +149,20 @@ class KillScripts(ElasticCase):
         descriptors, zombies = self.launcher(process)
         self.assertLessEqual(descriptors, first[0])
         self.assertLessEqual(zombies, 1)  # the first child's number stays its group's
+        if count > 2 * SETTLED:
+            self.assertLessEqual(ledger[-1]["launcher_kib"], 1.02 * ledger[SETTLED]["launcher_kib"])
         self.done(name, "stop")
         self.ended(process, code=130)
         self.assertEqual(rank_processes(str(run)), [])
         self.assertEqual([name for name in ("job.json", "secret") if (run / name).exists()], [])
         ours = self.losses(name)
         self.assertEqual(sorted(ours), list(range(len(ours))))
-        twin = self.start("twin", 1, "balance.enabled=false")
-        self.until(twin, lambda: self.status("twin").get("step", 0) > len(ours))
-        self.done("twin", "stop")
+        twin_name = f"{name}-twin"
+        twin = self.spawn_logged(twin_name, 1, (*self.SETTINGS, "balance.enabled=false"))
+        self.until(twin, lambda: self.status(twin_name).get("step", 0) > len(ours), LIMIT + len(ours) / STEPS_PER_S)
+        self.done(twin_name, "stop")
         self.ended(twin, code=130)
-        theirs, there = self.losses("twin"), manifests(self.folder / "twin")
+        theirs, there = self.losses(twin_name), manifests(self.folder / twin_name)
         self.assertEqual(ours, {step: theirs[step] for step in ours})
         self.assertTrue(set(manifests(run)) & set(there))
         for step, layers in manifests(run).items():
