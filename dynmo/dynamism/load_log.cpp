@@ -98,6 +98,7 @@ struct TraceStep {
   std::array<Column<double>, kNumbers.size()> numbers;
   std::array<Column<std::int64_t>, kAmounts.size()> amounts;
   Column<bool> frozen;
+  bool moving = false;
 };
 
 template <typename T, typename Of>
@@ -185,6 +186,7 @@ Expected<TraceStep> read_step(const Json& line, const std::string& origin,
                   step.amounts[i]);
     }
     read_column(object, line, "frozen", is_flag, "true or false", step.frozen);
+    step.moving = object.boolean("moving", false);
     object.ignore("measured");
   }
   DYNMO_TRY(object.finish());
@@ -270,8 +272,7 @@ struct Lines {
 }  // namespace
 
 Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
-                                      const cost::ModelCost& model,
-                                      const cost::Observation* measured) {
+                                      const cost::ModelCost& model, const Measured* measured) {
   if (step <= last_step_) {
     return make_error(ErrorCode::kBadInput, "trace: step is {}, wanted more than {}", step,
                       last_step_);
@@ -293,7 +294,8 @@ Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
                       step, last_step_);
   }
   Json line = step_line(step, change, last_, model);
-  if (measured != nullptr) line["measured"] = to_json(*measured);
+  if (measured != nullptr) line["measured"] = to_json(measured->step);
+  if (measured != nullptr && measured->moving) line["moving"] = true;
   text += line.dump() + "\n";
   last_step_ = step;
   last_ = model;
@@ -332,7 +334,7 @@ Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::str
   std::optional<Recording> recording;
   if (const auto run = first.find("run"); run != first.end()) {
     DYNMO_ASSIGN(RunStart start, parse_run_start(*run, origin(), header.size()));
-    recording = Recording{.start = std::move(start), .steps = {}};
+    recording = Recording{.start = std::move(start)};
   }
   TraceStep before = columns_of(header);
   before.step = -1;
@@ -346,6 +348,7 @@ Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::str
     if (const auto measured = json->find("measured"); recording && measured != json->end()) {
       DYNMO_ASSIGN(recording->steps[before.step],
                    parse_observation(*measured, origin(), header.size()));
+      if (before.moving) recording->moving.insert(before.step);
     }
   }
   if (steps.empty()) {

@@ -28,13 +28,17 @@ class TraceLines {
   enum class Device { kReal, kEmulated };
   explicit TraceLines(Device device = Device::kReal) : emulated_(device == Device::kEmulated) {}
 
+  struct Measured {
+    const cost::Observation& step;
+    bool moving = false;  // it ran under the plan before the newest decision
+  };
   // The line of `step` (before the first one, the header too), each ended by a newline. `change`:
   // what training itself has changed since the line before. kBadInput: a step not above the
   // last, costs that cost::validate refuses, other layers than the first step's. `measured`: what
   // the costs follow from, for a Recording.
   [[nodiscard]] Expected<std::string> add(std::int64_t step, cost::Announced change,
                                           const cost::ModelCost& model,
-                                          const cost::Observation* measured = nullptr);
+                                          const Measured* measured = nullptr);
   // Sets the start of the run, for the header. Requires that no line was added.
   void start(RunStart start) { start_ = std::move(start); }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,9 @@ struct RunStart {
 
 struct Recording {
   RunStart start;
-  std::map<std::int64_t, cost::Observation> steps;  // what was measured in each
+  std::map<std::int64_t, cost::Observation> steps = {};  // what was measured in each
+  // Those that ran under the plan before: the move that was decided at them ended after them.
+  std::set<std::int64_t> moving = {};
 };
 
 // Numbers read back exactly.

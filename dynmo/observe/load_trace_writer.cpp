@@ -27,8 +27,9 @@ void LoadTraceWriter::add(const Step& step) {
   const auto costs = step.profiler.costs(step.frozen_layers);
   if (!costs) return;
   next_ = step.step + every_;
+  const dynamism::TraceLines::Measured measured{step.observed, step.moving};
   const auto line =
-      lines_.add(step.step, step.announced, *costs, every_ == 1 ? &step.observed : nullptr);
+      lines_.add(step.step, step.announced, *costs, every_ == 1 ? &measured : nullptr);
   if (!line) {
     error_ = line.error();
     return;

@@ -37,6 +37,7 @@ class LoadTraceWriter {
     cost::Announced announced = cost::Announced::kNothing;
     const control::Profiler& profiler;
     const cost::Observation& observed;
+    bool moving = false;  // layers moved during it to the plan of the next one
   };
   void add(const Step& step);
   // The first error of writing.

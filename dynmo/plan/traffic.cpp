@@ -119,6 +119,22 @@ TrafficRows traffic_of(const Migration& migration, int positions, int replicas) 
   return sums_of(std::move(rows));
 }
 
+TrafficRows traffic_of_gradients(const Migration& migration, const cost::ModelCost& model,
+                                 int positions, int replicas) {
+  std::vector<TrafficRow> rows;
+  for (const LayerMove& move : migration.moves) {
+    const cost::LayerCost& layer = model.layers[move.layer.index()];
+    if (layer.frozen || layer.gradient_bytes == Bytes{0}) continue;
+    for (int replica = 0; replica < replicas; ++replica) {
+      rows.push_back({world_rank(move.from, replica, positions),
+                      world_rank(move.to, replica, positions),
+                      Purpose::kMigration,
+                      {messages_of(layer.gradient_bytes), layer.gradient_bytes}});
+    }
+  }
+  return sums_of(std::move(rows));
+}
+
 MessageCount between_nodes(const TrafficRows& rows, const cost::Cluster& cluster) {
   MessageCount sum;
   for (const TrafficRow& row : rows) {

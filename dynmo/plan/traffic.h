@@ -34,6 +34,12 @@ inline constexpr Bytes kMoveDigest{16};
 // Messages of a migration between two plans of `positions` ranks, which every replica carries out.
 [[nodiscard]] TrafficRows traffic_of(const Migration& migration, int positions, int replicas = 1);
 
+// The gradients that follow those of a migration which goes on while a step runs; `model` as the
+// step has it.
+[[nodiscard]] TrafficRows traffic_of_gradients(const Migration& migration,
+                                               const cost::ModelCost& model, int positions,
+                                               int replicas = 1);
+
 // Messages of copies of all layers, which each rank of the job sends to its keeper as in a
 // migration; `keepers` by world rank.
 [[nodiscard]] TrafficRows traffic_of_copies(const Plan& plan, const cost::ModelCost& model,

@@ -48,6 +48,7 @@ class Interpreter {
         communicate(action);
         continue;
       }
+      if (input_.before_action) input_.before_action();
       DYNMO_TRY(wait_for(action));
       const DeviceClock::Mark begin = clock_.mark();
       compute(action);

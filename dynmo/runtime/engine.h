@@ -56,6 +56,8 @@ struct StepInput {
   // Called when the layer's last weight gradient of the schedule is done. Its time is no layer's,
   // but lies within an action.
   std::function<void(LayerId)> gradient_ready = {};
+  // Called before each action that computes.
+  std::function<void()> before_action = {};
 };
 
 struct StepOutput {

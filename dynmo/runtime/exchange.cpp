@@ -26,7 +26,8 @@ constexpr std::array kOwn = {&RankStats::busy_s,
                              &RankStats::actions,
                              &RankStats::message_s,
                              &RankStats::reduction_bytes_per_s,
-                             &RankStats::asks};
+                             &RankStats::asks,
+                             &RankStats::refuses};
 
 // The numbers that every layer has, at the start of its own.
 struct LayerNumber {
@@ -229,6 +230,7 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
     whole.plan_s = std::max(whole.plan_s, theirs.plan_s);
     whole.migrate_s = std::max(whole.migrate_s, theirs.migrate_s);
     whole.asked = whole.asked || theirs.asks != 0;
+    if (whole.refused == 0) whole.refused = std::llround(theirs.refuses);
   }
   whole.overhead = step_sample(ranks);
   return whole;

@@ -5,6 +5,7 @@
 // they know the same and can decide alike. A rank sends its own layers' numbers only; where each
 // number stands follows from plan and model, which all ranks have.
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -39,7 +40,8 @@ struct RankStats {
   double actions = 0;
   double message_s = 0;  // here and below 0: not measured by this rank
   double reduction_bytes_per_s = 0;
-  double asks = 0;  // 1: this rank has something to tell all before the next step
+  double asks = 0;     // 1: this rank has something to tell all before the next step
+  double refuses = 0;  // a layer whose copy is not what was sent (background_move.h) + 1; 0: none
 };
 
 // The whole, equal on all ranks.
@@ -58,6 +60,8 @@ struct Exchange {
   double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
   bool asked = false;  // by any rank
+  // `refuses` of the first rank that has refused a copy; 0: none has.
+  std::int64_t refused = 0;
   friend bool operator==(const Exchange&, const Exchange&) = default;
 };
 

@@ -28,6 +28,7 @@ void all_fields(Archive& archive, Self& exchanged) {
   archive(exchanged.plan_s);
   archive(exchanged.migrate_s);
   archive(exchanged.asked);
+  archive(exchanged.refused);
 }
 
 template <typename Archive, typename Self>

@@ -3,12 +3,35 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/pieces.h"
 
 namespace dynmo::runtime {
+namespace {
+
+std::vector<LayerPiece> cut(const std::vector<std::span<std::byte>>& tensors) {
+  std::vector<LayerPiece> pieces;
+  std::vector<std::span<std::byte>> parts;
+  std::size_t room = kPieceBytes;
+  for (std::span<std::byte> left : tensors) {
+    while (!left.empty()) {
+      const std::size_t size = std::min(left.size(), room);
+      parts.push_back(left.first(size));
+      left = left.subspan(size);
+      room -= size;
+      if (room > 0) continue;
+      pieces.emplace_back(std::exchange(parts, {}));
+      room = kPieceBytes;
+    }
+  }
+  if (!parts.empty()) pieces.emplace_back(std::move(parts));
+  return pieces;
+}
+
+}  // namespace
 
 LayerPiece::LayerPiece(std::vector<std::span<std::byte>> parts) {
   std::size_t bytes = 0;
@@ -49,23 +72,30 @@ void LayerPiece::digest(Digester& digester) const {
 }
 
 std::vector<LayerPiece> layer_pieces(model::LayerState& state) {
-  std::vector<LayerPiece> pieces;
-  std::vector<std::span<std::byte>> parts;
-  std::size_t room = kPieceBytes;
-  for (const model::NamedTensor& tensor : model::tensors(state)) {
-    std::span<std::byte> left = tensor.bytes;
-    while (!left.empty()) {
-      const std::size_t size = std::min(left.size(), room);
-      parts.push_back(left.first(size));
-      left = left.subspan(size);
-      room -= size;
-      if (room > 0) continue;
-      pieces.emplace_back(std::exchange(parts, {}));
-      room = kPieceBytes;
-    }
+  std::vector<std::span<std::byte>> tensors;
+  for (const model::NamedTensor& tensor : model::tensors(state)) tensors.push_back(tensor.bytes);
+  return cut(tensors);
+}
+
+std::vector<LayerPiece> layer_gradient_pieces(const model::LayerState& state) {
+  std::vector<std::span<std::byte>> tensors;
+  for (const model::Parameter& parameter : state.parameters) {
+    if (parameter.gradient.defined()) tensors.push_back(bytes_of(parameter.gradient));
   }
-  if (!parts.empty()) pieces.emplace_back(std::move(parts));
-  return pieces;
+  return cut(tensors);
+}
+
+std::string take_header(std::span<const std::byte> bytes, model::LayerState& state) {
+  const auto header = model::unpack(bytes);
+  if (!header) return header.error().message;
+  const model::StateHeader expected = model::header(state);
+  if (header->id != expected.id || header->frozen != expected.frozen ||
+      header->layout != expected.layout) {
+    return "its header is that of another layer";
+  }
+  state.optimizer_steps = header->optimizer_steps;
+  state.random_key = header->random_key;
+  return "";
 }
 
 }  // namespace dynmo::runtime

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dynmo/core/digest.h"
@@ -36,5 +37,10 @@ class LayerPiece {
 // Their sizes follow from the model and the state's shape, so that both ends of a transfer know
 // them, wherever each has its tensors.
 [[nodiscard]] std::vector<LayerPiece> layer_pieces(model::LayerState& state);
+// The same of the gradients alone, in the order of the parameters; none where the layer is frozen.
+[[nodiscard]] std::vector<LayerPiece> layer_gradient_pieces(const model::LayerState& state);
+
+// Takes over the numbers of a header that arrived and describes this very layer; else the refusal.
+[[nodiscard]] std::string take_header(std::span<const std::byte> bytes, model::LayerState& state);
 
 }  // namespace dynmo::runtime

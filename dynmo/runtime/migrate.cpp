@@ -94,20 +94,6 @@ void start_receiving(Transport& transport, const model::Layer& layer,
   model::complete_memory(transfer.copy);
 }
 
-// Takes over the numbers of a header that describes this very layer.
-std::string take_header(std::span<const std::byte> bytes, model::LayerState& state) {
-  const auto header = model::unpack(bytes);
-  if (!header) return header.error().message;
-  const model::StateHeader expected = model::header(state);
-  if (header->id != expected.id || header->frozen != expected.frozen ||
-      header->layout != expected.layout) {
-    return "its header is that of another layer";
-  }
-  state.optimizer_steps = header->optimizer_steps;
-  state.random_key = header->random_key;
-  return "";
-}
-
 // Waits until all has arrived; the refusal, "" if what arrived is what was sent.
 Expected<std::string> finish_receiving(const model::Layer& layer, Arrival arrival,
                                        Transfer& transfer) {

@@ -2,7 +2,7 @@
 #include "dynmo/runtime/pipeline.h"
 
 #include <ATen/ATen.h>
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,6 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/pruned.h"
-#include "dynmo/runtime/agree.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/mean_impl.h"
 #include "dynmo/runtime/reduction.h"
@@ -123,6 +122,10 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
 
 RankState Pipeline::take_state() {
   begun_.reset();
+  // Copies of the step that was not finished; those of a finished one are spares.
+  if (moving_ && !moving_->agreed) keep_as_spares(moving_->transfer.arrived(), state_);
+  if (moving_) decisions_.not_moved();
+  moving_.reset();
   for (auto& [id, layer] : state_.layers) {
     if (!layer.frozen) model::zero_gradients(layer);
   }
@@ -140,74 +143,6 @@ Expected<void> Pipeline::choose_recomputed() {
                decisions_.recomputed_under(state_.plan, state_.frozen_layers));
   recompute(program_, model_, std::move(layers));
   return {};
-}
-
-Expected<void> Pipeline::balance(StepReport& report) {
-  const auto asked = Clock::now();
-  DYNMO_ASSIGN(report.decision, decisions_.decide(now()));
-  report.plan_s = seconds_since(asked);
-  if (!report.decision || !report.decision->migrate) return {};
-  return carry_out(*report.decision, report);
-}
-
-Expected<void> Pipeline::carry_out(control::Decision& decision, StepReport& report) {
-  const plan::Plan& wanted = decision.plan;
-  if (const auto layers = decisions_.recomputed_under(wanted, state_.frozen_layers); !layers) {
-    decisions_.not_moved();
-    decision.migrate = false;
-    decision.reason =
-        fmt::format("keep {}: {}", plan::to_string(state_.plan), layers.error().message);
-    return {};
-  }
-  const auto start = Clock::now();
-  const plan::Migration migration = plan::difference(state_.plan, wanted, *costs());
-  DYNMO_ASSIGN(const bool moved, apply(wanted));
-  report.migrate_s = seconds_since(start);
-  if (!moved) decisions_.not_moved();
-  if (moved) {
-    report.moved_layers = static_cast<int>(migration.moves.size());
-    report.moved_bytes = migration.bytes();
-  }
-  return {};
-}
-
-Expected<StepReport> Pipeline::rebalance() {
-  DYNMO_TRY(ask_sources_first());
-  StepReport report;
-  report.step = state_.step;
-  DYNMO_TRY(balance(report));
-  return report;
-}
-
-Expected<StepReport> Pipeline::vacate(const std::vector<Rank>& kept) {
-  StepReport report;
-  report.step = state_.step;
-  DYNMO_ASSIGN(report.decision, decisions_.vacate(now(), kept));
-  DYNMO_TRY(carry_out(*report.decision, report));
-  return report;
-}
-
-Expected<bool> Pipeline::apply(const plan::Plan& plan) {
-  DYNMO_TRY(ask_sources_first());
-  const int frozen = state_.frozen_layers;
-  DYNMO_TRY(plan::validate(plan, static_cast<int>(model_.size())));
-  DYNMO_TRY(plan::schedule_of(plan, options_.micro_batches, frozen));
-  DYNMO_ASSIGN(plan::LayerSet layers, decisions_.recomputed_under(plan, frozen));
-  // Every rank derived the plan by itself; a difference is a defect, caught before anything moves.
-  DYNMO_TRY(
-      agree(grid_.world(), control(transport::Control::kPlan), "plan",
-            fmt::format("{} recompute {}", plan::digest(plan).hex(), fmt::join(layers, " "))));
-  state_.spares.clear();  // all ranks have met: all had committed the last move
-  const plan::Migration migration = plan::difference(state_.plan, plan, profiler().known(frozen));
-  DYNMO_ASSIGN(migration_,
-               migrate(grid_.world(), control(transport::Control::kVote), model_,
-                       transfers(migration, grid_.axes(), state_), state_, options_.staging));
-  if (!migration_.committed) return false;
-  state_.plan = plan;
-  set_aside(state_, grid_.position());
-  decisions_.moved(migration.bytes());
-  remake_program(std::move(layers));
-  return true;
 }
 
 Expected<Exchange> Pipeline::exchange_figures() {
@@ -229,6 +164,9 @@ Expected<Exchange> Pipeline::exchange_figures() {
   own.plan_s = decisions_.own_plan_s();
   own.migrate_s = migration_.seconds;
   own.asks = options_.asks && options_.asks() ? 1 : 0;
+  if (moving_ && moving_->transfer.refusal()) {
+    own.refuses = moving_->transfer.refusal()->layer.value + 1;
+  }
   DYNMO_ASSIGN(Exchange exchanged,
                exchange(grid_, control(transport::Control::kExchange), state_.plan, model_,
                         options_.accumulation * options_.micro_batches, own));
@@ -312,6 +250,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   const auto start = Clock::now();
+  times_.moving_s = 0;
   Reduction reduction(grid_.peers(), state_.layers, options_.staging);
   StepOutput output;
   for (int round = 0; round < options_.accumulation; ++round) {
@@ -319,6 +258,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
     if (round + 1 == options_.accumulation) {
       input.gradient_ready = [&](LayerId layer) { reduction.start(layer); };
     }
+    if (moving_ && !moving_->agreed) input.before_action = [&] { send_layers(); };
     DYNMO_ASSIGN(StepOutput part, run_round(input));
     append(output, std::move(part), round * options_.micro_batches);
   }
@@ -336,9 +276,12 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
 Expected<void> Pipeline::prepare(StepReport& report) {
   report.step = state_.step;
   DYNMO_TRY(ask_sources_first());
+  settle_move(report);
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());
-  if (options_.balancing == Balancing::kAutomatic) DYNMO_TRY(balance(report));
+  if (options_.balancing == Balancing::kAutomatic && !moving_) {
+    DYNMO_TRY(balance(report, Moves::kDuringStep));
+  }
   if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
   const auto predicting = Clock::now();
   report.predicted_s = decisions_.predicted_step_s(now());
@@ -356,11 +299,20 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
 
 Expected<void> Pipeline::begin_step(const Batches& batches) {
   check_context() = {grid_.rank().value, state_.step};
+  // Afterwards the group may be gone.
+  struct Ends {
+    const std::unique_ptr<Moving>& moving;
+    ~Ends() {
+      if (moving) moving->transfer.give_up();
+    }
+  };
+  const Ends ends{moving_};
   begun_.emplace();
   begun_->start = Clock::now();
   DYNMO_TRY(prepare(begun_->report));
   begun_->ready = Clock::now();
   DYNMO_ASSIGN(begun_->output, accumulate(batches));
+  DYNMO_TRY(finish_moving(begun_->report));
   begun_->complete = true;
   return {};
 }
@@ -386,12 +338,13 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   check_numbers(report, exchanged.squared_norms);
   if (report.stop) return std::move(report);
   make_room(exchanged);
-  update(report);
-  DYNMO_TRY(dynamism::after_update(state_.sources, boundary(), outcome));
+  if (exchanged.refused > 0) give_up_move(LayerId(static_cast<int>(exchanged.refused) - 1));
+  DYNMO_TRY(update_all(report, outcome));
 
   report.step_s = seconds_since(begun.start);
   report.idle_s = std::max(0.0, report.step_s - report.busy_s);
-  times_.overhead_s = seconds_since(begun.ready) - times_.schedule_s - times_.update_total_s;
+  times_.overhead_s =
+      seconds_since(begun.ready) - times_.schedule_s - times_.update_total_s - report.migrate_end_s;
   // The replay knows the reduction, once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
   const auto profiling = Clock::now();

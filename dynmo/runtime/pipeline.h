@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -22,8 +23,10 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/layer.h"
+#include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/background_move.h"
 #include "dynmo/runtime/device_messages.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/exchange.h"
@@ -93,6 +96,14 @@ class Pipeline {
   }
   // Moves to `plan` now. False where a copy was refused and the old plan runs on.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
+  // Begins to move to `plan` while the next step runs under the one in force: the new plan is from
+  // the step after it on, unless a copy is refused (background_move.h). Moves now, as apply() does,
+  // where no layer moves, or where the memory does not hold the layers twice for a step.
+  [[nodiscard]] Expected<bool> begin_move(const plan::Plan& plan);
+  // The plan that is in force from the next step on: all ranks hold what it gives them.
+  [[nodiscard]] const plan::Plan* coming_plan() const {
+    return moving_ && moving_->agreed ? &moving_->plan : nullptr;
+  }
   // Takes a snapshot before the next step (snapshot.h); not committed where a copy was refused.
   [[nodiscard]] Expected<MigrationReport> take_snapshot(std::span<const WorldRank> keepers);
 
@@ -135,6 +146,17 @@ class Pipeline {
     std::chrono::steady_clock::time_point ready = {};  // to run the schedule
     bool complete = false;                             // its gradients
   };
+  // A move under a step.
+  struct Moving {
+    plan::Plan plan;
+    plan::LayerSet recomputed;
+    int layers = 0;
+    Bytes bytes;
+    MigrationReport report = {};
+    BackgroundMove transfer;
+    bool agreed = false;  // all ranks hold what was sent, as it is after the step
+  };
+  enum class Moves { kNow, kDuringStep };
   [[nodiscard]] transport::Tag control(transport::Control use) const;
   [[nodiscard]] control::Decisions::Now now() const;
   // Makes the input that the rounds of a step have in common with those of validation.
@@ -152,12 +174,27 @@ class Pipeline {
   void remake_program(plan::LayerSet recomputed);
   void make_room(const Exchange& exchanged);
   [[nodiscard]] Expected<void> prepare(StepReport& report);
-  [[nodiscard]] Expected<void> balance(StepReport& report);
-  [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report);
+  [[nodiscard]] Expected<void> balance(StepReport& report, Moves how);
+  [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report,
+                                         Moves how);
+  // All ranks know this alike of a plan that layers move to.
+  struct Wanted {
+    plan::Migration migration;
+    plan::LayerSet recomputed;
+  };
+  [[nodiscard]] Expected<Wanted> agree_on(const plan::Plan& plan, Moves how);
+  [[nodiscard]] Expected<bool> move_now(const plan::Plan& plan, Wanted wanted);
+  [[nodiscard]] bool holds_twice(const plan::Migration& migration) const;
+  [[nodiscard]] Expected<void> finish_moving(StepReport& report);
+  void send_layers();
+  void settle_move(StepReport& report);
+  void give_up_move(LayerId refused);
   void count_work(const dynamism::Outcome& outcome, std::vector<cost::LayerSample>& layers);
   [[nodiscard]] Expected<void> measure_links();
   void check_numbers(StepReport& report, const std::vector<double>& squared_norms) const;
   void update(const StepReport& report);
+  [[nodiscard]] Expected<void> update_all(const StepReport& report,
+                                          const dynamism::Outcome& outcome);
 
   transport::Grid grid_;
   model::Model model_;
@@ -172,6 +209,7 @@ class Pipeline {
   std::optional<BegunStep> begun_;
   std::vector<std::int64_t> room_;  // StepInput::room
   std::int64_t asked_for_ = -1;     // step before which the sources were asked last
+  std::unique_ptr<Moving> moving_;
 };
 
 }  // namespace dynmo::runtime

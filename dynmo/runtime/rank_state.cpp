@@ -63,6 +63,14 @@ void set_aside(RankState& state, Rank position) {
   }
 }
 
+void keep_as_spares(const LayerStates& copies, RankState& state) {
+  for (const auto& [id, copy] : copies) {
+    model::LayerState spare = copy;
+    strip(spare);
+    state.spares.insert_or_assign(id, std::move(spare));
+  }
+}
+
 void make_whole(const model::Model& model, LayerStates& layers) {
   for (auto& [id, layer] : layers) {
     const bool trains = !layer.frozen && !layer.parameters.empty();

@@ -77,6 +77,8 @@ struct RankState {
 void strip(model::LayerState& layer);
 // Makes spares of the layers that the state's plan gives to others.
 void set_aside(RankState& state, Rank position);
+// Makes spares of verified copies, which keep all they have.
+void keep_as_spares(const LayerStates& copies, RankState& state);
 // Undoes what was moved under other plans since `plan` was in force, which nobody has agreed on:
 // the state has all layers that `plan` gives to this position, some of them as spares.
 void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position);

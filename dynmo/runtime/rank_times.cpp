@@ -63,7 +63,8 @@ RankStats own_figures(const LayerStates& states, const StepOutput& output, const
   }
   own.busy_s = busy_time(output.actions) - times.reducing_s + times.update_total_s;
   own.overhead_s = times.overhead_s;
-  own.action_overhead_s = std::max(0.0, action_overhead_s(output) - times.reducing_s);
+  own.action_overhead_s =
+      std::max(0.0, action_overhead_s(output) - times.reducing_s - times.moving_s);
   own.actions = static_cast<double>(output.actions.size());
   own.message_s = times.message_s;
   own.reduction_bytes_per_s = times.reduction_bytes_per_s;

@@ -22,6 +22,7 @@ struct RankTimes {
   double schedule_s = 0;   // its rounds without reducing
   double reduction_s = 0;  // exposed, in summing gradients over the replicas
   double reducing_s = 0;   // the part of it that lies within actions
+  double moving_s = 0;     // between actions, in sending layers that move
   double after_exchange_s = 0;
   // As measured last; 0: not yet.
   double overhead_s = 0;  // of a step, beside its schedule and update

@@ -24,6 +24,10 @@ struct StepReport : observe::StepFacts {
   // all between the exchanges of the two steps.
   std::vector<double> busy_by_rank;
   std::optional<control::Decision> decision;  // what the policy said this step, where it was asked
+  // The part of migrate_s after the schedule: gradients of layers that move while the step runs.
+  double migrate_end_s = 0;
+  // Training stood still so long for the move before this step: also at the end of the one before.
+  double move_pause_s = 0;
   bool skipped = false;                   // no update: loss or norm were NaN or Inf (OnNan::kSkip)
   std::optional<Error> stop = {};         // all end the run: the same with OnNan::kStop
   bool asked = false;                     // a rank has something to tell all before the next step

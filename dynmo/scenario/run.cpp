@@ -339,7 +339,9 @@ class Run {
   }
 
   void observe() {
-    controller_.observe(observed(), to_present(plan_, ranks_.present),
+    const bool moving = recording_ != nullptr && recording_->moving.contains(step_);
+    const plan::Plan& under = moving && left_ ? *left_ : plan_;
+    controller_.observe(observed(), to_present(under, ranks_.present),
                         costs_.model.frozen_layers());
   }
 
@@ -362,6 +364,8 @@ class Run {
     DYNMO_ASSIGN(auto decision,
                  controller_.decide(
                      {.plan = current, .step = step_, .known = costs_.model, .cluster = there}));
+    left_.reset();
+    if (decision && decision->migrate) left_ = plan_;
     if (decision) take(*std::move(decision));
     return {};
   }
@@ -396,6 +400,7 @@ class Run {
   StepReplayer replayer_;
   Ranks ranks_;
   plan::Plan plan_;
+  std::optional<plan::Plan> left_;  // before this step's decision to move
   std::int64_t step_ = 0;
   std::size_t event_ = 0;  // the next one
   Score score_;

@@ -14,7 +14,8 @@ namespace dynmo::train {
           .frozen_layers = report.frozen_layers,
           .announced = pipeline.announced(),
           .profiler = pipeline.profiler(),
-          .observed = pipeline.observed()};
+          .observed = pipeline.observed(),
+          .moving = pipeline.coming_plan() != nullptr};
 }
 
 }  // namespace dynmo::train

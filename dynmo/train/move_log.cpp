@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "dynmo/core/median.h"
 #include "dynmo/core/units.h"
 
@@ -21,20 +23,28 @@ double gain_percent(double before, double after) { return 100 * (1 - after / bef
 std::vector<std::string> MoveLog::add(const std::string& name, const runtime::StepReport& report,
                                       const plan::Plan& plan) {
   std::vector<std::string> lines;
+  const std::optional<Begun> begun = std::exchange(begun_, std::nullopt);
+  std::optional<Begun> decided;
+  if (report.decision) {
+    const control::Decision& decision = *report.decision;
+    decided = {.predicted_gain = gain_percent(decision.current_step_s, decision.planned_step_s),
+               .reason = decision.reason,
+               .work_changed = report.announced != cost::Announced::kNothing};
+    const bool at_once = report.moved_layers > 0 && !begun;
+    if (decision.migrate && !at_once) begun_ = decided;
+  }
   if (report.moved_layers > 0) {
     const double before_s = step_s_.empty() ? 0 : median_of(step_s_);
-    double predicted = 0;
-    std::string what = fmt::format("moved to {}", plan::to_string(plan));
-    if (report.decision) {
-      predicted = gain_percent(report.decision->current_step_s, report.decision->planned_step_s);
-      what = report.decision->reason;
-    }
-    lines.push_back(fmt::format("step {:5}  {}: {}, moved in {}", report.step, name, what,
-                                format_seconds(report.migrate_s)));
-    move_ = Move{.step = report.step,
-                 .before_s = before_s,
-                 .predicted_gain = predicted,
-                 .work_changed = report.announced != cost::Announced::kNothing};
+    const Begun move = begun     ? *begun
+                       : decided ? *decided
+                                 : Begun{.reason = "moved to " + plan::to_string(plan)};
+    lines.push_back(fmt::format("step {:5}  {}: {}, moved in {}", report.step, name, move.reason,
+                                format_seconds(report.move_pause_s)));
+    move_ =
+        Move{.step = report.step,
+             .before_s = before_s,
+             .predicted_gain = move.predicted_gain,
+             .work_changed = move.work_changed || report.announced != cost::Announced::kNothing};
     step_s_.clear();
   }
   step_s_.push_back(report.step_s - report.profile_s - report.plan_s - report.migrate_s);

@@ -30,8 +30,16 @@ class MoveLog {
     bool work_changed = false;  // at the same step
   };
 
+  // The decision to a move, from the step that it was made before until the plan is in force.
+  struct Begun {
+    double predicted_gain = 0;
+    std::string reason;
+    bool work_changed = false;
+  };
+
   std::deque<double> step_s_;  // newest under one plan, without the balancing itself
-  std::optional<Move> move_;   // whose gain is not known yet
+  std::optional<Begun> begun_;
+  std::optional<Move> move_;  // whose gain is not known yet
 };
 
 }  // namespace dynmo::train

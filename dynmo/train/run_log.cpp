@@ -100,7 +100,7 @@ void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipe
   }
   if (report.moved_layers > 0) {
     event("move", report.step,
-          observe::move_event(report.moved_layers, report.moved_bytes, report.migrate_s,
+          observe::move_event(report.moved_layers, report.moved_bytes, report.move_pause_s,
                               pipeline.plan()));
   }
   if (report.skipped) event("skipped", report.step, {{"gradient_norm", report.gradient_norm}});

@@ -141,7 +141,9 @@ StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns) {
   };
   add(SpanKind::kProfile, report.profile_s);
   add(SpanKind::kPlan, report.plan_s);
-  add(SpanKind::kMigrate, report.migrate_s);
+  add(SpanKind::kMigrate, report.migrate_s - report.migrate_end_s);
+  if (!report.actions.empty()) from = report.start_ns + report.actions.back().end.count();
+  add(SpanKind::kMigrate, report.migrate_end_s);
   return trace;
 }
 

@@ -28,6 +28,7 @@ void TrafficIntervals::begin(const GroupRun& run) {
   first_step_ = run.pipeline().next_step();
   steps_ = times_ = 0;
   frozen_layers_ = -1;
+  coming_.reset();
   predicted_.clear();
   begun_ = newest_ = run.transport().row();
 }
@@ -60,6 +61,14 @@ TrafficIntervals::Ended TrafficIntervals::after_step(transport::Transport& group
   }
   ++times_;
   ++steps_;
+  if (const plan::Plan* coming = run.pipeline().coming_plan()) {
+    const cost::ModelCost known = run.pipeline().profiler().known(frozen_layers_);
+    const auto replicas = static_cast<int>(config_.pipeline.replicas);
+    const plan::Migration moved = plan::difference(plan_, *coming, known);
+    add(predicted_, plan::traffic_of(moved, plan_.ranks, replicas), 1);
+    add(predicted_, plan::traffic_of_gradients(moved, known, plan_.ranks, replicas), 1);
+    coming_ = *coming;
+  }
   return ended;
 }
 
@@ -120,8 +129,9 @@ void TrafficIntervals::add_move(const GroupRun& run) {
   add_steps();
   const plan::Plan& now = run.pipeline().plan();
   const int frozen = std::max(frozen_layers_, 0);
+  const plan::Plan before = std::exchange(coming_, std::nullopt).value_or(plan_);
   add(predicted_,
-      plan::traffic_of(plan::difference(plan_, now, run.pipeline().profiler().known(frozen)),
+      plan::traffic_of(plan::difference(before, now, run.pipeline().profiler().known(frozen)),
                        now.ranks, static_cast<int>(config_.pipeline.replicas)),
       1);
   plan_ = now;

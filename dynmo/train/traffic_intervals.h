@@ -21,8 +21,9 @@
 namespace dynmo::train {
 
 // The same calls at the same points on all ranks of a group. An interval is returned when it ends,
-// the same on all ranks, with the world ranks of the group. A move counts to the interval of the
-// plan that it leads to, unless ranks leave after it.
+// the same on all ranks, with the world ranks of the group. A move during a step counts to the
+// interval of that step's plan, another one to that of the plan that it leads to, unless ranks
+// leave after it.
 class TrafficIntervals {
  public:
   using Ended = Expected<std::optional<observe::TrafficInterval>>;
@@ -50,6 +51,7 @@ class TrafficIntervals {
 
   const config::Config& config_;
   plan::Plan plan_;
+  std::optional<plan::Plan> coming_;  // layers have moved to it during the newest step
   std::int64_t first_step_ = 0;
   std::int64_t steps_ = 0;
   Counts begun_;

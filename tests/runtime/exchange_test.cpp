@@ -42,6 +42,7 @@ TEST(Exchange, TellsAllRanksTheSame) {
     own.action_overhead_s = 13 * number;
     own.actions = 14 * number;
     if (!last) own.message_s = 15 * number;
+    if (number > 2) own.refuses = number;  // ranks 2 and 3
     return own;
   };
   const auto status = transport::run_ranks(4, [&](transport::Transport& world) -> Expected<void> {
@@ -70,6 +71,7 @@ TEST(Exchange, TellsAllRanksTheSame) {
     EXPECT_EQ(all.overhead.reduction_bytes_per_s, std::nullopt);  // nobody did
     EXPECT_EQ(all.plan_s, 44);                                    // largest
     EXPECT_EQ(all.migrate_s, 48);
+    EXPECT_EQ(all.refused, 3);  // the first one's
     return {};
   });
   EXPECT_TRUE(status.has_value()) << status.error().message;

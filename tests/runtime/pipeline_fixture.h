@@ -119,6 +119,7 @@ struct RunOptions {
   std::optional<transport::Member> faulty = {};  // or of this one only
   cost::Precision precision = cost::Precision::kFp32;
   plan::Recompute recompute = plan::Recompute::kNone;
+  Bytes memory = cost::kUnlimitedMemory;  // of a rank
   double row_room = 1;
   Staging staging = {};
   // Makes the channels between stages, one a rank; none: the ranks' transport.
@@ -220,6 +221,7 @@ inline PipelineOptions pipeline_options(const model::LlamaConfig& config, const 
   options.balancing = run.balancing;
   options.on_nan = run.on_nan;
   options.recompute = run.recompute;
+  options.memory = run.memory;
   options.row_room = run.row_room;
   options.staging = run.staging;
   return options;
@@ -352,18 +354,19 @@ inline plan::Plan random_plan(Rng& rng, schedule::ScheduleKind kind, int layers,
 
 // Another random plan before every third step: cut, placement and schedule. Each rank says which it
 // has moved to.
+enum class MoveHow { kNow, kDuringStep };
 using Changed = std::function<void(const Pipeline&, schedule::ScheduleKind)>;
-inline std::function<Expected<void>(Pipeline&, std::int64_t)> random_plans(std::uint64_t seed,
-                                                                           int ranks,
-                                                                           int micro_batches,
-                                                                           Changed changed = {}) {
+inline std::function<Expected<void>(Pipeline&, std::int64_t)> random_plans(
+    std::uint64_t seed, int ranks, int micro_batches, Changed changed = {},
+    MoveHow how = MoveHow::kNow) {
   return [=](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
     if (step % 3 != 2) return {};
     Rng rng(mix_key({seed, static_cast<std::uint64_t>(step)}));
     const auto kind = kKinds[rng.below(kKinds.size())];
+    const plan::Plan plan = random_plan(rng, kind, pipeline.plan().layers(), ranks, micro_batches,
+                                        pipeline.plan().generation + 1);
     DYNMO_ASSIGN(const bool moved,
-                 pipeline.apply(random_plan(rng, kind, pipeline.plan().layers(), ranks,
-                                            micro_batches, pipeline.plan().generation + 1)));
+                 how == MoveHow::kNow ? pipeline.apply(plan) : pipeline.begin_move(plan));
     EXPECT_TRUE(moved) << pipeline.last_migration().refusal;
     if (changed) changed(pipeline, kind);
     return {};

@@ -26,12 +26,13 @@ std::string tensor_name(LayerId layer, std::string_view parameter) {
 }
 
 enum Choice { kSource, kSchedule, kRanks, kCopies, kMoves, kResumes, kChoices };
-constexpr std::array<int, kChoices> kValues = {20, 6, 4, 3, 2, 2};
+constexpr std::array<int, kChoices> kValues = {20, 6, 4, 3, 3, 2};
 using Case = std::array<int, kChoices>;
 
 int ranks_of(const Case& c) { return c[kRanks] + 1; }
 bool has_replicas(const Case& c) { return c[kCopies] == 1; }
-bool moves(const Case& c) { return c[kMoves] == 1; }
+bool moves(const Case& c) { return c[kMoves] > 0; }
+MoveHow how(const Case& c) { return c[kMoves] == 1 ? MoveHow::kNow : MoveHow::kDuringStep; }
 bool resumes(const Case& c) { return c[kResumes] == 1; }
 // Interleaved schedules need these numbers; sums of a step are in the order of its micro-batches.
 int micro_batches_of(const Case& c) { return ranks_of(c) == 3 ? 6 : 4; }
@@ -164,15 +165,18 @@ RunOptions run_as(const Case& c, int micro_batches, Rng& rng) {
   run.micro_batches = micro_batches;
   run.plan = random_plan(rng, kind_of(c), kLayers, ranks_of(c), micro_batches);
   if (c[kCopies] == 2) run.recompute = plan::Recompute::kWhole;
-  if (moves(c)) run.before_step = random_plans(rng.next(), ranks_of(c), micro_batches);
+  if (moves(c)) run.before_step = random_plans(rng.next(), ranks_of(c), micro_batches, {}, how(c));
   return run;
 }
 
 std::string text_of(const Case& c, const RunOptions& run) {
-  return fmt::format(
-      "{}, {} on {} ranks{}{}{}", kSources[static_cast<std::size_t>(c[kSource])].name,
-      plan::to_string(*run.plan), ranks_of(c), has_replicas(c) ? ", two replicas" : "",
-      c[kCopies] == 2 ? ", recomputed" : "", moves(c) ? ", moving" : "");
+  return fmt::format("{}, {} on {} ranks{}{}{}",
+                     kSources[static_cast<std::size_t>(c[kSource])].name,
+                     plan::to_string(*run.plan), ranks_of(c),
+                     has_replicas(c) ? ", two replicas" : "", c[kCopies] == 2 ? ", recomputed" : "",
+                     c[kMoves] == 1   ? ", moving"
+                     : c[kMoves] == 2 ? ", moving during steps"
+                                      : "");
 }
 
 void expect_as_alone(const Case& c, const RunResult& alone, std::uint64_t seed, Rng& rng) {

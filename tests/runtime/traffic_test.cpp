@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <vector>
 
 #include "dynmo/core/rng.h"
@@ -31,6 +32,7 @@ TEST(Traffic, MeasuredIsPredictedToTheByte) {
   constexpr int kSteps = 7;
   int reductions = 0;
   int moves = 0;
+  std::atomic<int> gradients = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     Rng rng(mix_key({0x72AFF1C, seed}));
     const auto pick = [&](int low, int high) {
@@ -45,7 +47,9 @@ TEST(Traffic, MeasuredIsPredictedToTheByte) {
     const model::Model layers = model::make_llama(small_model());
     const plan::Plan plan = plan::make_plan(ranks == 2 ? std::vector{3, 5} : std::vector{2, 3, 3},
                                             schedule::ScheduleKind::k1F1B);
-    const auto move = random_plans(seed, ranks, run.micro_batches);
+    const bool during = pick(0, 1) == 1;  // a step, where layers move
+    const auto move = random_plans(seed, ranks, run.micro_batches, {},
+                                   during ? MoveHow::kDuringStep : MoveHow::kNow);
     const auto status = transport::run_ranks(
         ranks * run.replicas, [&](transport::Transport& inner) -> Expected<void> {
           at::set_num_threads(1);
@@ -55,15 +59,23 @@ TEST(Traffic, MeasuredIsPredictedToTheByte) {
                             {plan, initial_states(layers, plan, position, 1)});
           std::vector<TrafficRow> predicted;
           for (std::int64_t step = 0; step < kSteps; ++step) {
-            const plan::Plan before = pipeline.plan();
+            plan::Plan before = pipeline.coming_plan() ? *pipeline.coming_plan() : pipeline.plan();
             const auto known = pipeline.profiler().known(pipeline.frozen_layers());
             DYNMO_TRY(move(pipeline, step));
+            if (pipeline.plan().generation < before.generation) before = pipeline.plan();
             add(predicted, plan::traffic_of(plan::difference(before, pipeline.plan(), known), ranks,
                                             run.replicas));
             DYNMO_ASSIGN(const StepReport report,
                          pipeline.step([&](std::int64_t s, MicroBatchId id) {
                            return batch(small_model(), 1, s, id);
                          }));
+            if (const plan::Plan* coming = pipeline.coming_plan()) {
+              const auto now = pipeline.profiler().known(report.frozen_layers);
+              const plan::Migration moved = plan::difference(pipeline.plan(), *coming, now);
+              add(predicted, plan::traffic_of(moved, ranks, run.replicas));
+              add(predicted, plan::traffic_of_gradients(moved, now, ranks, run.replicas));
+              gradients += moved.moves.empty() ? 0 : 1;
+            }
             add(predicted,
                 plan::traffic_of(pipeline.plan(), pipeline.profiler().known(report.frozen_layers),
                                  run.micro_batches * run.accumulation, run.replicas));
@@ -84,6 +96,7 @@ TEST(Traffic, MeasuredIsPredictedToTheByte) {
   }
   EXPECT_GT(reductions, 50);
   EXPECT_GT(moves, 50);
+  EXPECT_GT(gradients, 50);  // moves during steps, on all ranks
 }
 
 }  // namespace

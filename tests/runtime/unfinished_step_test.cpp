@@ -32,6 +32,7 @@ Exchange some_exchange() {
   exchanged.plan_s = 9;
   exchanged.migrate_s = 10;
   exchanged.asked = true;
+  exchanged.refused = 11;
   return exchanged;
 }
 

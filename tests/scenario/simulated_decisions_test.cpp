@@ -88,6 +88,7 @@ class Drawn {
     lines.start(std::move(start));
     std::string text;
     for (std::int64_t step = 0; step < options_.controller.steps; ++step) {
+      if (coming_) plan_ = *std::exchange(coming_, std::nullopt);
       if (step > 0 && sizes_) DYNMO_TRY(change_ranks(step));
       if (step > 0) {
         const cost::Announced announced = change();
@@ -95,11 +96,17 @@ class Drawn {
         decisions_->announce(announced, step);
       }
       DYNMO_ASSIGN(auto decision, decisions_->decide(now(step)));
+      const plan::Plan before = plan_;
       if (decision) carry_out(step, *decision);
+      // Layers may move while the step runs, so that the new plan is that of the next one.
+      if (decision && decision->migrate && rng_.uniform() < 0.5) {
+        coming_ = std::exchange(plan_, before);
+      }
       decisions_->observe(exchanged(), plan_, frozen_layers_);
+      const dynamism::TraceLines::Measured measured{decisions_->observed(), coming_.has_value()};
       DYNMO_ASSIGN(const std::string line,
                    lines.add(step, step > 0 ? decisions_->announced() : cost::Announced::kNothing,
-                             *decisions_->costs(frozen_layers_), &decisions_->observed()));
+                             *decisions_->costs(frozen_layers_), &measured));
       text += line;
     }
     return text;
@@ -266,6 +273,7 @@ class Drawn {
   double noise_ = 0;
   bool counted_ = false;  // sources count the work of layers
   plan::Plan plan_;
+  std::optional<plan::Plan> coming_ = {};  // of the next step
   int frozen_layers_ = 0;
   plan::LayerSet none_;
   std::optional<control::Decisions> decisions_;

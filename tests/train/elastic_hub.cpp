@@ -66,7 +66,10 @@ class HubGroups::End final : public transport::Transport {
           state_(std::move(state)) {}
     Expected<void> wait() override {
       Expected<void> done = inner_->wait();
-      if (!done && !state_->failure) state_->failure = done.error();
+      if (!done) {
+        const std::lock_guard lock(state_->mutex);
+        if (!state_->failure) state_->failure = done.error();
+      }
       if (done && !damages_.empty()) damages_[damages_.size() / 2] ^= std::byte{1};
       return done;
     }
@@ -370,7 +373,9 @@ Expected<bool> HubGroups::take() {
 }
 
 std::optional<Error> HubGroups::failure() const {
-  return state_ == nullptr ? std::nullopt : state_->failure;
+  if (state_ == nullptr) return std::nullopt;
+  const std::lock_guard lock(state_->mutex);
+  return state_->failure;
 }
 
 // Does what c10d_groups.cpp does.

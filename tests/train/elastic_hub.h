@@ -173,6 +173,7 @@ class HubGroups final : public elastic::Groups {
  private:
   // The state of one end.
   struct State {
+    std::mutex mutex = {};              // guards the failure: several threads wait for messages
     std::optional<Error> failure = {};  // as this member knows it
     bool corrupts = false;
   };

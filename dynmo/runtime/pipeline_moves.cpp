@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a pipeline moves to other plans: at once, or while a step runs.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/core/seconds_since.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/recompute.h"
+#include "dynmo/runtime/agree.h"
+#include "dynmo/runtime/pipeline.h"
+
+namespace dynmo::runtime {
+
+using Clock = std::chrono::steady_clock;
+
+Expected<void> Pipeline::balance(StepReport& report, Moves how) {
+  const auto asked = Clock::now();
+  DYNMO_ASSIGN(report.decision, decisions_.decide(now()));
+  report.plan_s = seconds_since(asked);
+  if (!report.decision || !report.decision->migrate) return {};
+  return carry_out(*report.decision, report, how);
+}
+
+Expected<void> Pipeline::carry_out(control::Decision& decision, StepReport& report, Moves how) {
+  const plan::Plan& wanted = decision.plan;
+  if (const auto layers = decisions_.recomputed_under(wanted, state_.frozen_layers); !layers) {
+    decisions_.not_moved();
+    decision.migrate = false;
+    decision.reason =
+        fmt::format("keep {}: {}", plan::to_string(state_.plan), layers.error().message);
+    return {};
+  }
+  const auto start = Clock::now();
+  const plan::Migration migration = plan::difference(state_.plan, wanted, *costs());
+  if (how == Moves::kDuringStep) {
+    DYNMO_TRY(begin_move(wanted));
+  } else {
+    DYNMO_TRY(apply(wanted));
+  }
+  const double seconds = seconds_since(start);
+  report.migrate_s += seconds;
+  if (moving_) return {};  // reported when it comes into force
+  if (state_.plan != wanted) {
+    decisions_.not_moved();
+    return {};
+  }
+  report.moved_layers += static_cast<int>(migration.moves.size());
+  report.moved_bytes += migration.bytes();
+  report.move_pause_s += seconds;
+  return {};
+}
+
+Expected<StepReport> Pipeline::rebalance() {
+  DYNMO_TRY(ask_sources_first());
+  StepReport report;
+  report.step = state_.step;
+  settle_move(report);
+  DYNMO_TRY(balance(report, Moves::kNow));
+  return report;
+}
+
+Expected<StepReport> Pipeline::vacate(const std::vector<Rank>& kept) {
+  StepReport report;
+  StepReport settled;
+  report.step = state_.step;
+  settle_move(settled);
+  DYNMO_ASSIGN(report.decision, decisions_.vacate(now(), kept));
+  DYNMO_TRY(carry_out(*report.decision, report, Moves::kNow));
+  return report;
+}
+
+// Every rank derived the plan by itself; a difference is a defect, caught before anything moves.
+Expected<Pipeline::Wanted> Pipeline::agree_on(const plan::Plan& plan, Moves how) {
+  const int frozen = state_.frozen_layers;
+  DYNMO_TRY(plan::validate(plan, static_cast<int>(model_.size())));
+  DYNMO_TRY(plan::schedule_of(plan, options_.micro_batches, frozen));
+  Wanted wanted{.migration = plan::difference(state_.plan, plan, profiler().known(frozen)),
+                .recomputed = {}};
+  DYNMO_ASSIGN(wanted.recomputed, decisions_.recomputed_under(plan, frozen));
+  DYNMO_TRY(agree(
+      grid_.world(), control(transport::Control::kPlan), "plan",
+      fmt::format("{} recompute {}{}", plan::digest(plan).hex(), fmt::join(wanted.recomputed, " "),
+                  how == Moves::kDuringStep ? " during a step" : "")));
+  state_.spares.clear();  // all ranks have met: all had committed the last move
+  return wanted;
+}
+
+Expected<bool> Pipeline::apply(const plan::Plan& plan) {
+  DYNMO_TRY(ask_sources_first());
+  StepReport report;
+  settle_move(report);
+  DYNMO_CHECK(moving_ == nullptr, "one move at a time");
+  DYNMO_ASSIGN(Wanted wanted, agree_on(plan, Moves::kNow));
+  return move_now(plan, std::move(wanted));
+}
+
+Expected<bool> Pipeline::move_now(const plan::Plan& plan, Wanted wanted) {
+  DYNMO_ASSIGN(migration_, migrate(grid_.world(), control(transport::Control::kVote), model_,
+                                   transfers(wanted.migration, grid_.axes(), state_), state_,
+                                   options_.staging));
+  if (!migration_.committed) return false;
+  state_.plan = plan;
+  set_aside(state_, grid_.position());
+  decisions_.moved(wanted.migration.bytes());
+  remake_program(std::move(wanted.recomputed));
+  return true;
+}
+
+Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
+  DYNMO_TRY(ask_sources_first());
+  StepReport report;
+  settle_move(report);
+  DYNMO_CHECK(moving_ == nullptr, "one move at a time");
+  // Sources change layers for the step before these are sent.
+  const int frozen = state_.frozen_layers;
+  DYNMO_TRY(ask_sources());
+  if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
+  const auto start = Clock::now();
+  DYNMO_ASSIGN(Wanted wanted, agree_on(plan, Moves::kDuringStep));
+  if (wanted.migration.moves.empty() || !holds_twice(wanted.migration)) {
+    return move_now(plan, std::move(wanted));
+  }
+  const std::vector<schedule::Action>& actions = program_.training.ranks[grid_.position().index()];
+  const auto computing = static_cast<std::size_t>(std::ranges::count_if(
+      actions, [](const schedule::Action& action) { return schedule::is_compute(action.kind); }));
+  moving_.reset(new Moving{
+      .plan = plan,
+      .recomputed = std::move(wanted.recomputed),
+      .layers = static_cast<int>(wanted.migration.moves.size()),
+      .bytes = wanted.migration.bytes(),
+      .transfer = {grid_.world(), model_, transfers(wanted.migration, grid_.axes(), state_),
+                   state_.layers, computing * static_cast<std::size_t>(options_.accumulation),
+                   options_.staging}});
+  moving_->report.seconds = seconds_since(start);
+  return true;
+}
+
+// Whether every rank has the memory for the layers that come in addition to those of the plan in
+// force, as far as that is known.
+bool Pipeline::holds_twice(const plan::Migration& migration) const {
+  const cost::Cluster cluster = decisions_.cluster();
+  auto costs = decisions_.costs(state_.frozen_layers);
+  const bool limited = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
+    return rank.memory < cost::kUnlimitedMemory;
+  });
+  if (!costs || !limited) return true;
+  costs = plan::recomputed(*std::move(costs), program_.recomputed);
+  const auto evaluation = plan::evaluate(state_.plan, *costs, cluster, options_.micro_batches);
+  if (!evaluation) return true;
+  std::vector<Bytes> needed;
+  for (const auto& rank : evaluation->result.ranks) needed.push_back(rank.peak_memory);
+  for (const plan::LayerMove& move : migration.moves) {
+    const cost::LayerCost& layer = costs->layers[move.layer.index()];
+    needed[move.to.index()] += move.bytes + layer.gradient_bytes;
+  }
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] > cluster.ranks[i].memory) return false;
+  }
+  return true;
+}
+
+void Pipeline::send_layers() {
+  const auto start = Clock::now();
+  moving_->transfer.send_some();
+  times_.moving_s += seconds_since(start);
+}
+
+// The step's gradients are complete.
+Expected<void> Pipeline::finish_moving(StepReport& report) {
+  if (!moving_) return {};
+  DYNMO_ASSIGN(report.migrate_end_s, moving_->transfer.finish(state_.layers));
+  report.migrate_s += report.migrate_end_s;
+  moving_->report.seconds += report.migrate_end_s;
+  return {};
+}
+
+// A rank holds another copy than was sent: all ranks go on with the plan in force.
+void Pipeline::give_up_move(LayerId refused) {
+  DYNMO_CHECK(moving_ != nullptr, "a move whose copy of layer {} is refused", refused);
+  migration_ = moving_->report;
+  const auto& own = moving_->transfer.refusal();
+  migration_.refusal = own && own->layer == refused
+                           ? own->why
+                           : fmt::format("layer {}: another rank has refused its copy", refused);
+  decisions_.not_moved();
+  moving_.reset();
+}
+
+// Both ends of a move update the layers that move, and tell the sources of both what the step's
+// outcome is: afterwards both have the same.
+Expected<void> Pipeline::update_all(const StepReport& report, const dynamism::Outcome& outcome) {
+  std::vector<LayerId> arrived;
+  if (moving_) {
+    for (const auto& [id, layer] : moving_->transfer.arrived()) arrived.push_back(id);
+    state_.layers.merge(moving_->transfer.arrived());
+  }
+  update(report);
+  auto told = dynamism::after_update(state_.sources, boundary(), outcome);
+  for (const LayerId id : arrived) moving_->transfer.arrived().insert(state_.layers.extract(id));
+  if (!told || !moving_) return told;
+  moving_->agreed = true;
+  keep_as_spares(moving_->transfer.arrived(), state_);
+  return {};
+}
+
+// The plan that layers have moved to while the last step ran comes into force. Nothing is sent: all
+// ranks know that it does.
+void Pipeline::settle_move(StepReport& report) {
+  if (!moving_ || !moving_->agreed) return;
+  const auto start = Clock::now();
+  Moving& moving = *moving_;
+  state_.plan = std::move(moving.plan);
+  for (const auto& [id, layer] : moving.transfer.arrived()) state_.spares.erase(id);
+  state_.layers.merge(moving.transfer.arrived());
+  set_aside(state_, grid_.position());
+  decisions_.moved(moving.bytes);
+  remake_program(std::move(moving.recomputed));
+  const double seconds = seconds_since(start);
+  migration_ = moving.report;
+  migration_.committed = true;
+  migration_.seconds += seconds;
+  migration_.sent = moving.transfer.sent();
+  migration_.received = moving.transfer.received();
+  report.migrate_s += seconds;
+  report.moved_layers += moving.layers;
+  report.moved_bytes += moving.bytes;
+  report.move_pause_s += migration_.seconds;
+  moving_.reset();
+}
+
+}  // namespace dynmo::runtime
