@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -34,7 +35,7 @@ extern "C" const char* __ubsan_default_options() {  // NOLINT
 namespace dynmo::fuzz {
 namespace {
 
-constexpr unsigned kSecondsAnInput = 20;
+constexpr int kSecondsAnInput = 20;  // of the processor: another program may stop this one
 constexpr std::size_t kMaxInputs = 512;
 
 struct Flags {
@@ -61,7 +62,7 @@ void on_signal(int number) {
 }
 
 void catch_signals() {
-  for (const int number : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM}) {
+  for (const int number : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGPROF}) {
     std::signal(number, on_signal);
   }
 #ifndef __SANITIZE_ADDRESS__
@@ -70,10 +71,16 @@ void catch_signals() {
 #endif
 }
 
+// 0: no limit.
+void limit_seconds(int seconds) {
+  const itimerval limit{.it_interval = {}, .it_value = {.tv_sec = seconds, .tv_usec = 0}};
+  ::setitimer(ITIMER_PROF, &limit, nullptr);
+}
+
 // False: a finding, which has been reported.
 bool execute(std::string input, bool& taken) {
   current_input = std::move(input);
-  ::alarm(kSecondsAnInput);
+  limit_seconds(kSecondsAnInput);
   try {
     taken = run_target(current_input) == Outcome::kTaken;
   } catch (const std::exception& fault) {
@@ -81,7 +88,7 @@ bool execute(std::string input, bool& taken) {
     fmt::print(stderr, "fuzz: {}\nfuzz: the input is in {}\n", fault.what(), finding_path);
     return false;
   }
-  ::alarm(0);
+  limit_seconds(0);
   return true;
 }
 
