@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace dynmo::observe {
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-traffic-1";
+constexpr std::int64_t kMaxSum = std::int64_t{1} << 62;  // of all counts of a file
 
 std::int64_t count_of(JsonObject& object, const std::string& key) {
   const std::int64_t value = object.integer(key);
@@ -34,13 +36,26 @@ std::int32_t small_of(JsonObject& object, const std::string& key) {
   return 0;
 }
 
+// Adds `count` to a sum of them; false where that would be above kMaxSum.
+bool add_count(std::int64_t& sum, std::int64_t count) {
+  if (count > kMaxSum - sum) return false;
+  sum += count;
+  return true;
+}
+
+bool add_counts(std::int64_t& sum, const TrafficRows& rows) {
+  return std::ranges::all_of(rows, [&](const dynmo::TrafficRow& row) {
+    return add_count(sum, row.count.messages) && add_count(sum, row.count.bytes.value);
+  });
+}
+
 Expected<TrafficRows> read_rows(JsonObject& object, const std::string& key,
-                                const std::vector<int>& ranks) {
+                                const std::set<int>& ranks) {
   std::vector<dynmo::TrafficRow> rows;
   for (JsonObject& one : object.objects(key)) {
     const auto rank_of = [&](const std::string& end) {
       const std::int32_t rank = small_of(one, end);
-      if (std::ranges::find(ranks, rank) == ranks.end()) {
+      if (!ranks.contains(rank)) {
         one.fail(end, fmt::format("is {}, wanted one of the ranks of this line", rank));
       }
       return WorldRank(rank);
@@ -56,7 +71,10 @@ Expected<TrafficRows> read_rows(JsonObject& object, const std::string& key,
     DYNMO_TRY(one.finish());
     rows.push_back(row);
   }
-  return sums_of(std::move(rows));
+  std::int64_t sum = 0;
+  if (add_counts(sum, rows)) return sums_of(std::move(rows));
+  object.fail(key, "adds up to more than 2^62 messages and bytes");
+  return TrafficRows();
 }
 
 }  // namespace
@@ -82,13 +100,18 @@ Expected<TrafficInterval> parse_traffic_interval(const Json& json, std::string_v
   interval.generation = count_of(root, "generation");
   interval.first_step = count_of(root, "first_step");
   interval.steps = count_of(root, "steps");
+  std::set<int> known;
   for (JsonObject& rank : root.objects("ranks")) {
-    interval.ranks.push_back(small_of(rank, "rank"));
+    const std::int32_t number = small_of(rank, "rank");
+    if (!known.insert(number).second) {
+      rank.fail("rank", fmt::format("is {}, as of another rank of this line", number));
+    }
+    interval.ranks.push_back(number);
     interval.nodes.push_back(small_of(rank, "node"));
     DYNMO_TRY(rank.finish());
   }
-  DYNMO_ASSIGN(interval.measured, read_rows(root, "measured", interval.ranks));
-  DYNMO_ASSIGN(interval.predicted, read_rows(root, "predicted", interval.ranks));
+  DYNMO_ASSIGN(interval.measured, read_rows(root, "measured", known));
+  DYNMO_ASSIGN(interval.predicted, read_rows(root, "predicted", known));
   DYNMO_TRY(root.finish());
   return interval;
 }
@@ -102,23 +125,37 @@ Expected<void> append_traffic(const std::filesystem::path& path, const TrafficIn
                     std::strerror(errno));
 }
 
-Expected<std::vector<TrafficInterval>> read_traffic(const std::filesystem::path& path) {
-  DYNMO_ASSIGN(const std::string text, read_file(path));
+Expected<std::vector<TrafficInterval>> parse_traffic(std::string_view text,
+                                                     std::string_view origin) {
   std::vector<TrafficInterval> intervals;
+  std::int64_t sum = 0;
   int line = 0;
   for (std::size_t start = 0; start < text.size();) {
     const std::size_t newline = text.find('\n', start);
-    const bool finished = newline != std::string::npos;
+    const bool finished = newline != std::string_view::npos;
     const std::size_t end = finished ? newline : text.size();
-    const std::string origin = fmt::format("{}: line {}", path.string(), ++line);
-    const auto json = parse_json(std::string_view(text).substr(start, end - start), origin);
+    const std::string where = fmt::format("{}: line {}", origin, ++line);
+    const auto json = parse_json(text.substr(start, end - start), where);
     start = end + 1;
     if (!json && !finished) break;
     if (!json) return json.error();
-    DYNMO_ASSIGN(TrafficInterval interval, parse_traffic_interval(*json, origin));
+    DYNMO_ASSIGN(TrafficInterval interval, parse_traffic_interval(*json, where));
+    const bool fits = add_count(sum, interval.steps) && add_counts(sum, interval.measured) &&
+                      add_counts(sum, interval.predicted);
+    if (!fits) {
+      return make_error(ErrorCode::kBadInput,
+                        "{}: with the lines before it adds up to more than 2^62 messages, bytes "
+                        "and steps",
+                        where);
+    }
     intervals.push_back(std::move(interval));
   }
   return intervals;
+}
+
+Expected<std::vector<TrafficInterval>> read_traffic(const std::filesystem::path& path) {
+  DYNMO_ASSIGN(const std::string text, read_file(path));
+  return parse_traffic(text, path.string());
 }
 
 void renumber(TrafficInterval& interval, const std::vector<int>& numbers) {

@@ -37,7 +37,10 @@ struct TrafficInterval {
 // Adds a line. kBadInput naming the path and the system's reason.
 [[nodiscard]] Expected<void> append_traffic(const std::filesystem::path& path,
                                             const TrafficInterval& interval);
-// All lines; a last one without its newline that cannot be read is passed over.
+// All lines; a last one without its newline that cannot be read is passed over. Sums over all of
+// them do not overflow. kBadInput with `origin`, the line and JSON pointer.
+[[nodiscard]] Expected<std::vector<TrafficInterval>> parse_traffic(std::string_view text,
+                                                                   std::string_view origin);
 [[nodiscard]] Expected<std::vector<TrafficInterval>> read_traffic(
     const std::filesystem::path& path);
 

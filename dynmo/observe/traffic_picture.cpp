@@ -179,8 +179,9 @@ std::string traffic_text(const TrafficInterval& traffic, const TrafficTextOption
   const std::string purposes = purposes_text(traffic);
   if (purposes.empty()) return "";
   std::string text = purposes + '\n';
+  if (traffic.ranks.size() > kMaxDrawnRanks) return text;
   const Drawn drawn(traffic);
-  if (drawn.ranks.size() > kMaxDrawnRanks || drawn.most == Bytes{0}) return text;
+  if (drawn.most == Bytes{0}) return text;
   constexpr std::array<std::string_view, 5> kBlocks = {" ", "░", "▒", "▓", "█"};
   constexpr std::array<std::string_view, 5> kAscii = {" ", ".", ":", "*", "#"};
   const auto& shades = options.ascii ? kAscii : kBlocks;

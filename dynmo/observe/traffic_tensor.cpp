@@ -9,11 +9,11 @@
 namespace dynmo::observe {
 
 tensor::SparseTensor tensor_of(const std::vector<TrafficInterval>& intervals) {
-  std::int32_t ranks = 0;
+  std::int32_t last = 0;
   for (const TrafficInterval& one : intervals) {
-    for (const int rank : one.ranks) ranks = std::max(ranks, rank + 1);
+    for (const int rank : one.ranks) last = std::max(last, rank);
   }
-  const auto size = static_cast<std::uint64_t>(std::max(ranks, 1));
+  const auto size = static_cast<std::uint64_t>(last) + 1;
   tensor::SparseTensor tensor{.sizes = {intervals.size(), size, size},
                               .names = {"interval", "from", "to"},
                               .indices = {{}, {}, {}}};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 
 #include "dynmo/observe/traffic_tensor.h"
 #include "tests/support/temp_folder.h"
@@ -75,6 +76,26 @@ TEST(TrafficLog, SaysWhatIsWrong) {
             "t: line 1: /measured/1/to is 5, wanted one of the ranks of this line");
   EXPECT_NE(error([](Json& json) { json["steps"] = -1; }).find("/steps is -1"), std::string::npos);
   EXPECT_NE(error([](Json& json) { json["format"] = "dynmo-traffic-9"; }), "");
+  EXPECT_EQ(error([](Json& json) { json["ranks"][3]["rank"] = 1; }),
+            "t: line 1: /ranks/3/rank is 1, as of another rank of this line");
+  EXPECT_EQ(error([](Json& json) { json["measured"][1]["bytes"] = std::int64_t{1} << 62; }),
+            "t: line 1: /measured adds up to more than 2^62 messages and bytes");
+}
+
+TEST(TrafficLog, SumsOfItsLinesDoNotOverflow) {
+  TrafficInterval large = traffic_example();
+  large.measured.front().count.bytes = Bytes{std::int64_t{1} << 61};
+  const std::string line = to_json(large).dump() + '\n';
+  EXPECT_TRUE(parse_traffic(line, "t").has_value());
+  EXPECT_EQ(parse_traffic(line + line, "t").error().message,
+            "t: line 2: with the lines before it adds up to more than 2^62 messages, bytes and "
+            "steps");
+}
+
+TEST(TrafficLog, TheLargestNumberOfARankIsAnIndex) {
+  TrafficInterval far = traffic_example();
+  far.ranks.back() = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(tensor_of({far}).sizes[1], std::uint64_t{1} << 31);
 }
 
 TEST(TrafficPicture, FramesNodesAndShadesByTheLogarithm) {
