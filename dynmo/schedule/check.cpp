@@ -232,6 +232,13 @@ MaybeFault check_channels(const ActionIndex& index) {
   return std::nullopt;
 }
 
+MaybeFault check_lists(ActionIndex& index) {
+  if (MaybeFault fault = check_actions(index)) return fault;
+  if (MaybeFault fault = check_complete(index)) return fault;
+  if (MaybeFault fault = check_orders(index)) return fault;
+  return check_channels(index);
+}
+
 }  // namespace
 
 ActionIndex::ActionIndex(const Schedule& of)
@@ -254,11 +261,14 @@ ActionIndex::ActionIndex(const Schedule& of)
 MaybeFault find_fault(const Schedule& lowered) {
   if (MaybeFault fault = check_form(lowered)) return fault;
   ActionIndex index(lowered);
-  if (MaybeFault fault = check_actions(index)) return fault;
-  if (MaybeFault fault = check_complete(index)) return fault;
-  if (MaybeFault fault = check_orders(index)) return fault;
-  if (MaybeFault fault = check_channels(index)) return fault;
+  if (MaybeFault fault = check_lists(index)) return fault;
   return find_deadlock(index);
+}
+
+MaybeFault find_fault_in_lists(const Schedule& lowered) {
+  if (MaybeFault fault = check_form(lowered)) return fault;
+  ActionIndex index(lowered);
+  return check_lists(index);
 }
 
 Expected<ScheduleFacts> check(const Schedule& lowered) {

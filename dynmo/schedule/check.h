@@ -47,6 +47,8 @@ struct Fault {
   std::vector<Position> marked;  // the actions it is about: for a deadlock, each rank of the cycle
 };
 [[nodiscard]] std::optional<Fault> find_fault(const Schedule& lowered);
+// The same of rules 1 to 4, for who replays the schedule anyhow and sees whether it ends.
+[[nodiscard]] std::optional<Fault> find_fault_in_lists(const Schedule& lowered);
 
 // The message of the fault, then the grid with the fault's actions marked (a long list only around
 // its marks). "" for a valid schedule.

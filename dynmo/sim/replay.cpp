@@ -114,6 +114,7 @@ class Replay {
       take_turn(message);
     }
     for (const RankState& rank : ranks_) {
+      result_.is_stuck |= rank.awaited != kNothing;
       result_.ranks.push_back({.end = std::max({rank.clock, rank.sends_end, rank.reductions_end}),
                                .free_end = rank.free_clock,
                                .busy = rank.busy,

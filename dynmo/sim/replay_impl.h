@@ -21,12 +21,13 @@ struct RankReplay {
 };
 
 struct ReplayResult {
+  bool is_stuck = false;  // ranks wait for each other, and nothing else below means anything
   std::vector<RankReplay> ranks;
   schedule::Timeline timeline;  // if asked for
   std::vector<std::vector<MemoryStep>> memory;
 };
 
-// Requires a schedule that the checker accepts, and its costs.
+// Requires a schedule that keeps rules 1 to 4 of the checker (schedule/check.h), and its costs.
 [[nodiscard]] ReplayResult replay(const schedule::Schedule& schedule, const StepCosts& costs,
                                   const SimOptions& options);
 

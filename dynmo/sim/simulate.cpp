@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -89,34 +90,36 @@ SimResult summary(ReplayResult replayed, const StepCosts& costs) {
   return result;
 }
 
-// Requires a schedule that the checker accepts.
-Expected<SimResult> simulate_valid(const schedule::Schedule& lowered,
+Error error_of(std::optional<schedule::Fault> fault) {
+  return Error{ErrorCode::kBadInput, std::move(fault.value().message)};
+}
+
+// Requires a schedule that keeps rules 1 to 4 of the checker.
+Expected<SimResult> simulate_lists(const schedule::Schedule& lowered,
                                    std::span<const StageCost> stages, const cost::Cluster& cluster,
                                    const SimOptions& options) {
   DYNMO_ASSIGN(const StepCosts costs, step_costs(lowered.shape, stages, cluster));
-  return summary(replay(lowered, costs, options), costs);
+  ReplayResult replayed = replay(lowered, costs, options);
+  if (replayed.is_stuck) return error_of(find_fault(lowered));
+  return summary(std::move(replayed), costs);
 }
 
 }  // namespace
 
 Expected<CheckedSchedule> CheckedSchedule::make(schedule::Schedule lowered) {
-  if (auto fault = find_fault(lowered)) {
-    return Error{ErrorCode::kBadInput, std::move(fault->message)};
-  }
+  if (auto fault = find_fault_in_lists(lowered)) return error_of(std::move(fault));
   return CheckedSchedule(std::move(lowered));
 }
 
 Expected<SimResult> simulate(const CheckedSchedule& checked, std::span<const StageCost> stages,
                              const cost::Cluster& cluster, SimOptions options) {
-  return simulate_valid(checked.schedule(), stages, cluster, options);
+  return simulate_lists(checked.schedule(), stages, cluster, options);
 }
 
 Expected<SimResult> simulate(const schedule::Schedule& lowered, std::span<const StageCost> stages,
                              const cost::Cluster& cluster, SimOptions options) {
-  if (auto fault = find_fault(lowered)) {
-    return Error{ErrorCode::kBadInput, std::move(fault->message)};
-  }
-  return simulate_valid(lowered, stages, cluster, options);
+  if (auto fault = find_fault_in_lists(lowered)) return error_of(std::move(fault));
+  return simulate_lists(lowered, stages, cluster, options);
 }
 
 Nanoseconds all_reduce_time(Bytes gradients, int replicas, const cost::Link& link) {

@@ -93,8 +93,8 @@ struct SimResult {
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});
 
-// A schedule that the checker has accepted, for callers who replay it against many costs: the check
-// takes most of the time of a replay. A value; immutable.
+// A schedule whose lists the checker has accepted, for callers who replay it against many costs.
+// Whether its actions wait for each other is found by every replay. A value; immutable.
 class CheckedSchedule {
  public:
   // kBadInput with the checker's message.
@@ -106,7 +106,7 @@ class CheckedSchedule {
   schedule::Schedule schedule_;
 };
 
-// The same result, and the same errors but those of the checker.
+// The same result and errors.
 [[nodiscard]] Expected<SimResult> simulate(const CheckedSchedule& checked,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});

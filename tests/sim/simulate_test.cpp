@@ -304,7 +304,18 @@ TEST(Simulator, NamesTheActionsOfAScheduleThatCannotComplete) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
   EXPECT_EQ(result.error().message, check(stuck).error().message);
-  EXPECT_EQ(CheckedSchedule::make(stuck).error().message, check(stuck).error().message);
+  const auto checked = CheckedSchedule::make(stuck);
+  ASSERT_TRUE(checked);
+  for (const bool queues : {false, true}) {
+    Cluster cluster = cluster_of(2);
+    if (queues) {
+      cluster.ranks[1].node = 1;
+      cluster.nic_bandwidth_bytes_per_s = 1e9;
+    }
+    const auto replayed = simulate(*checked, equal_costs(2, 1, 1, 1), cluster);
+    ASSERT_FALSE(replayed);
+    EXPECT_EQ(replayed.error().message, check(stuck).error().message);
+  }
   EXPECT_NE(result.error().message.find("0B0 on rank 0 waits for 1SEND_B0"), std::string::npos);
 }
 
