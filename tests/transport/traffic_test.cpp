@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "dynmo/core/check.h"
+#include "dynmo/core/rng.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/transport/gather.h"
 #include "dynmo/transport/in_process.h"
 #include "dynmo/transport/tags.h"
 
@@ -71,6 +75,53 @@ TEST(Traffic, CountsWhatEachRankSendsAndPassesItOn) {
     return {};
   });
   EXPECT_TRUE(done.has_value()) << done.error().message;
+}
+
+// A collective, its closed form: every rank sends every other one what it gives, texts at the
+// length of the longest behind a message of their length.
+TEST(Traffic, OfRandomCollectivesIsTheirClosedForm) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Rng rng(mix_key({0xC011EC, seed}));
+    const int ranks = 2 + static_cast<int>(rng.below(4));
+    const auto kind = rng.below(3);
+    std::vector<std::size_t> sizes;
+    for (int r = 0; r < ranks; ++r) {
+      sizes.push_back(rng.below(4) == 0 ? 0 : static_cast<std::size_t>(rng.below(3000)));
+    }
+    const auto longest = static_cast<std::int64_t>(*std::ranges::max_element(sizes));
+    MessageCount expected;
+    const auto expect_message = [&](std::int64_t bytes) {
+      if (bytes == 0) return;
+      ++expected.messages;
+      expected.bytes += Bytes{bytes};
+    };
+    if (kind == 0) expect_message(8);
+    if (kind < 2) expect_message(longest);
+    if (kind == 2) expect_message(8 * longest);
+    const auto done = run_ranks(ranks, [&](Transport& inner) -> Expected<void> {
+      CountingTransport transport(inner);
+      const Tag tag = control_tag(Control::kUser);
+      if (kind == 0) {
+        DYNMO_TRY(gather_texts(transport, tag, std::string(sizes[inner.rank().index()], 'x')));
+      } else if (kind == 1) {
+        const std::vector<std::byte> mine(static_cast<std::size_t>(longest), std::byte{7});
+        DYNMO_TRY(all_gather(transport, tag, mine));
+      } else {
+        const std::vector<double> mine(static_cast<std::size_t>(longest), 0.5);
+        DYNMO_TRY(gather_numbers(transport, tag, mine));
+      }
+      for (int to = 0; to < ranks; ++to) {
+        const bool other = to != inner.rank().value;
+        EXPECT_EQ(
+            transport.sent().at(WorldRank(inner.rank().value), WorldRank(to), Purpose::kControl),
+            other ? expected : MessageCount{})
+            << "seed " << seed << ", rank " << inner.rank().value << " to " << to;
+      }
+      EXPECT_EQ(transport.sent_bytes(), expected.bytes * (ranks - 1)) << "seed " << seed;
+      return {};
+    });
+    ASSERT_TRUE(done.has_value()) << "seed " << seed << ": " << done.error().message;
+  }
 }
 
 }  // namespace
