@@ -242,6 +242,17 @@ std::vector<Sorted> sorts_of(const SparseTensor& tensor) {
   return sorts;
 }
 
+// How many sorts may run at once. Each has a key an entry, or cells of as many bytes at most,
+// beside the indices, and what these take together with the program is below 40 bytes an entry
+// where there are two million of them.
+int sorts_at_once(const SparseTensor& tensor, const std::vector<Sorted>& sorts, int threads) {
+  if (!tensor.values.empty()) return threads;
+  constexpr int kRoom = 35;                                          // bytes an entry
+  const int key = bits_of(tensor, sorts.front().key) > 63 ? 16 : 8;  // of the longest
+  const int indices = 4 * tensor.order();
+  return std::clamp((kRoom - indices) / key, 1, threads);
+}
+
 Expected<void> check_modes(const SparseTensor& tensor, const FeatureOptions& options) {
   std::vector<int> all(tensor.sizes.size());
   std::iota(all.begin(), all.end(), 0);
@@ -272,8 +283,8 @@ Expected<Features> features_of(const SparseTensor& tensor, const FeatureOptions&
     for (const double value : tensor.values) values.add(value);
     features.values = values.over(product(tensor, all));
   }
-  OrderedTasks<Found> tasks(std::max(options.threads, 1));
   const std::vector<Sorted> sorts = sorts_of(tensor);
+  OrderedTasks<Found> tasks(sorts_at_once(tensor, sorts, std::max(options.threads, 1)));
   const auto take = [&] {
     Found found = tasks.take();
     if (found.fine) {
