@@ -12,6 +12,7 @@
 #include "dynmo/model/precision.h"
 #include "gradients.h"
 #include "helpers.h"
+#include "stash_bytes.h"
 
 namespace dynmo::model {
 namespace {
@@ -235,6 +236,59 @@ TEST_P(HeadSlices, BeginWithTheRowsOfTheWholeMatrix) {
           make_state(layer, LayerId(5 + static_cast<int>(i)), 3).parameters.back().value);
     }
     EXPECT_TRUE(testing::same_bits(at::cat(rows), expected.parameters.back().value)) << slices;
+  }
+}
+
+// What a layer holds between forward and input_gradient, and the most that its three calls have
+// allocated at once.
+struct Metered {
+  std::int64_t held = 0;
+  std::int64_t peak = 0;
+};
+Metered metered(const Layer& layer, const at::Tensor& x, const LayerContext& context) {
+  LayerState state = make_state(layer, LayerId(5), 3);
+  Metered found{.held = measure_stash(layer, state, x, context).held.value};
+  const AllocationMeter meter;
+  std::unique_ptr<Stash> stash;
+  at::Tensor gradient = layer.forward(state, {x}, context, &stash).hidden.x;  // any of its shape
+  (void)layer.input_gradient(state, *stash, gradient, Layer::InputGradient::kWanted);
+  layer.weight_gradient(state, *stash);
+  found.peak = meter.peak().value;
+  return found;
+}
+
+// A slice holds a share of the scores, and nothing that is as large as all of them.
+TEST(HeadSlice, HoldsItsShareOfTheScoresAtMostTwice) {
+  constexpr std::int64_t kSequences = 2;
+  LlamaConfig config;
+  config.shape = {.vocabulary = 32768,
+                  .hidden = 256,
+                  .blocks = 1,
+                  .heads = 4,
+                  .kv_heads = 4,
+                  .intermediate = 64,
+                  .sequence = 128};
+  const std::int64_t tokens = kSequences * config.shape.sequence;
+  const LayerContext context = testing::random_context(config.shape, kSequences, 9);
+  const at::Tensor x = random_tensor({kSequences, 128, 256}, 21, at::kFloat);
+  const Metered whole = metered(*head_of(config, 1)[0], x, context);
+  EXPECT_GT(whole.peak, kFp32Bytes * tokens * config.shape.vocabulary);
+  for (const std::int64_t slices : {2, 5, 16}) {
+    config.shape.head_slices = slices;
+    const std::int64_t boundary = kFp32Bytes * tokens * (config.shape.hidden + 2);
+    at::Tensor input = x;
+    std::int64_t slice = 0;
+    for (const auto& layer : head_of(config, slices)) {
+      const cost::HeadRows rows = cost::head_rows(config.shape.vocabulary, slices, slice++);
+      const Metered found = metered(*layer, input, context);
+      const auto predicted =
+          static_cast<double>(boundary + kFp32Bytes * tokens * (rows.end - rows.begin));
+      EXPECT_NEAR(static_cast<double>(found.held), predicted, 0.05 * predicted) << layer->name();
+      EXPECT_LE(found.peak, 2 * whole.peak / slices + boundary) << layer->name();
+      const LayerState state = make_state(*layer, LayerId(5), 3);
+      input = layer->forward(state, {input}, context, nullptr).hidden.x;
+    }
+    ASSERT_EQ(slice, slices);
   }
 }
 
