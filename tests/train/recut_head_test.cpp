@@ -176,6 +176,48 @@ TEST(RecutHead, OfExitsHasTheSameValuesAndMomentsInAnyNumberOfSlices) {
   }
 }
 
+// The bytes of every tensor, by layer and name.
+std::map<std::string, std::vector<std::byte>> tensor_bytes(const Restored& restored) {
+  std::map<std::string, std::vector<std::byte>> bytes;
+  for (const auto& entry : restored.checkpoint.manifest.files) {
+    const auto file = checkpoint::read_layer(restored.checkpoint, entry.layer).value();
+    for (const auto& tensor : file.tensors()) {
+      bytes[fmt::format("{}, {}", entry.layer.value, tensor.name)].assign(tensor.bytes.begin(),
+                                                                          tensor.bytes.end());
+    }
+  }
+  return bytes;
+}
+
+// From 8 slices over other numbers of them, each written and read as a run does, and back to 8.
+TEST(RecutHead, ComesBackByteByByte) {
+  for (const std::vector<std::int64_t>& way :
+       {std::vector<std::int64_t>{1}, {3}, {1, 3}, {3, 1}, {5, 9, 2}}) {
+    const TempFolder folder;
+    const Made first = made_of(config_of(8));
+    Restored restored = write(folder.path() / "first", first, trained(first.layers));
+    const auto expected = tensor_bytes(restored);
+    ASSERT_TRUE(expected.contains("12, optimizer.exp_avg.lm_head.weight[896:1163]"));
+    const auto recut = [&](std::int64_t slices) {
+      const Made made = made_of(config_of(slices));
+      auto states = read(restored, made);
+      ASSERT_TRUE(states) << states.error().message;
+      restored = write(folder.path() / fmt::format("as-{}", slices), made, *states);
+    };
+    for (const std::int64_t slices : way) {
+      recut(slices);
+      ASSERT_NE(tensor_bytes(restored), expected) << slices;
+    }
+    recut(8);
+    const auto found = tensor_bytes(restored);
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [name, bytes] : expected) {
+      EXPECT_TRUE(found.contains(name) && found.at(name) == bytes)
+          << name << ", over " << fmt::format("{}", fmt::join(way, ", ")) << " slices";
+    }
+  }
+}
+
 TEST(RecutHead, OfAnotherNumberOfBlocksIsRefused) {
   const TempFolder folder;
   model::Gpt2Config more = std::get<model::Gpt2Config>(config_of(2));

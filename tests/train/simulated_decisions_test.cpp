@@ -134,24 +134,36 @@ PipelineOptions options_for(int steps, int micro_batches) {
   return options;
 }
 
-TEST(SimulatedDecisions, OfARunThatFreezesAreTheRunsOwn) {
+// The last rank has the head, whole or in slices.
+void a_run_that_freezes(int slices) {
   runtime::testing::RunOptions run{.steps = 30, .micro_batches = 4};
   run.freezing = runtime::testing::freezing();
   run.balancing = Balancing::kAutomatic;
-  const model::LlamaConfig config = runtime::testing::small_model();
+  model::LlamaConfig config = runtime::testing::small_model();
+  if (slices > 1) config.shape.vocabulary = std::int64_t{128} * slices;
+  config.shape.head_slices = slices;
   const PipelineOptions options = runtime::testing::pipeline_options(config, run);
   const auto batches = [&](std::int64_t step, MicroBatchId id) {
     return runtime::testing::batch(config, run.seed, step, id);
   };
-  for (const int ranks : {2, 3}) {
+  for (std::vector<int> cut : {std::vector<int>{4, 4}, {2, 3, 3}}) {
+    SCOPED_TRACE(fmt::format("{} slices, {} ranks", slices, cut.size()));
     TempFolder folder;
     const std::filesystem::path trace = folder.path() / "trace.jsonl";
-    const std::vector<int> cut = ranks == 2 ? std::vector<int>{4, 4} : std::vector<int>{2, 3, 3};
+    cut.back() += slices - 1;
     const Told told = train(model::make_llama(config), options, cut, batches, trace);
     EXPECT_FALSE(told.decisions.empty()) << "layers freeze in every third step";
-    expect_the_same(told, trace, ranks, options);
+    expect_the_same(told, trace, static_cast<int>(cut.size()), options);
+    const auto load = dynamism::read_trace(trace);
+    ASSERT_TRUE(load) << load.error().message;
+    ASSERT_EQ((*load)->at(0).size(), 7 + slices);
+    EXPECT_EQ((*load)->at(0).layers.back().name,
+              slices == 1 ? "head" : fmt::format("head.{} of {}", slices - 1, slices));
   }
 }
+
+TEST(SimulatedDecisions, OfARunThatFreezesAreTheRunsOwn) { a_run_that_freezes(1); }
+TEST(SimulatedDecisions, OfARunWithAHeadInSlicesAreTheRunsOwn) { a_run_that_freezes(5); }
 
 // Messages shrink while tokens leave: the run plans with the bytes of the step before.
 TEST(SimulatedDecisions, OfARunWhoseTokensLeaveAreTheRunsOwn) {
