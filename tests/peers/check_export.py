@@ -29,6 +29,9 @@ TRAINED = {
     "mixtral tied, of wider experts": {"moe.enabled": "true", "moe.experts": 6, "moe.top_k": 3, "moe.expert_hidden": 64,
                                        "model.tied_embeddings": "true"},
     "gpt2 untied": {"model.family": "gpt2", "model.tied_embeddings": "false", "model.norm_epsilon": 1e-4},
+    "llama, head in 8 slices": {"model.vocabulary": 1100, "model.head_slices": 8},
+    "gpt2, tied head in 3 slices": {"model.family": "gpt2", "model.vocabulary": 515, "model.head_slices": 3},
+    "mixtral, head in 2 slices": {"moe.enabled": "true", "moe.experts": 4, "model.head_slices": 2},
 }
 
 
@@ -56,6 +59,9 @@ def difference(dynmo, ours, exported, prompt, scratch):
     scores = scratch / "scores.safetensors"
     made = dynmo("generate", ours, "--prompt-tokens", ",".join(map(str, prompt)), "--tokens", TOKENS, "--scores", scores)
     tokens = [int(word) for word in made.split()]
+    heads = [name for name in load_file(exported / "model.safetensors") if name.startswith("lm_head")]
+    if heads not in ([], ["lm_head.weight"]):  # none: tied
+        return f"the head is in {', '.join(heads)}, wanted one lm_head.weight"
     model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32, output_loading_info=True)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(kind):

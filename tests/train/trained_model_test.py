@@ -210,6 +210,34 @@ class SlicedHead(RunCase):
         self.assertEqual(losses(self.folder / "from-one-rank"), losses(self.folder / "from-hf"))
         self.assertLess(losses(self.folder / "from-whole")[0], whole[0] - 0.5)
 
+    def test_its_profile_and_load_trace_are_read_back(self):
+        self.train("recorded", 8, 2, 12, extra=("model.vocabulary=1100", "run.load_trace=1", "balance.enabled=false"))
+        profile, trace = self.folder / "recorded" / "profile.json", self.folder / "recorded" / "load-trace.jsonl"
+        header = json.loads(trace.read_text().splitlines()[0])
+        names = [f"head.{slice} of 8" for slice in range(8)]
+        for layers in (json.loads(profile.read_text())["layers"], header["layers"]):
+            self.assertEqual([layer["name"] for layer in layers[-8:]], names)
+        planned = self.run_command([DYNMO, "plan", str(profile), "--ranks", "4", "--json"])
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        self.assertEqual(sum(stage["layers"] for stage in json.loads(planned.stdout)["stages"]), 1 + 2 * 3 + 8)
+        # What one slice passes to the next is 2 floats a token wider than what blocks do.
+        self.assertEqual([layer["boundary_bytes"] for layer in header["layers"][-9:-1]], [2 * 16 * 32 * 4, *7 * [2 * 16 * 34 * 4]])
+        for key, file in (("profile", profile), ("trace", trace)):
+            emulated = self.run_command(self.command("-n", "3", "--steps", "12", run=f"emulated-{key}", extra=(
+                "run.device=emulated", f"emulated.{key}={file}", "run.load_trace=1")))
+            self.assertEqual(emulated.returncode, 0, emulated.stdout + emulated.stderr)
+            again = json.loads((self.folder / f"emulated-{key}" / "load-trace.jsonl").read_text().splitlines()[0])["layers"]
+            for field in ("name", "parameter_bytes"):
+                self.assertEqual([layer[field] for layer in again], [layer[field] for layer in header["layers"]], (key, field))
+            passed = [[layer["boundary_bytes"] for layer in layers[:-1]] for layers in (again, header["layers"])]
+            self.assertEqual(*passed, key)
+            scenario = self.folder / f"{key}.toml"
+            given = f'[dynamism]\ntrace = "{file}"' if key == "trace" else f'[model]\nprofile = "{file}"'
+            scenario.write_text(f"{given}\n[cluster]\npipeline_ranks = 2\n[training]\nsteps = 12\nmicro_batches = 4\n")
+            simulated = self.run_command([DYNMO, "simulate", str(scenario), "--compare", "optimal,search", "--json"])
+            self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
+            self.assertEqual([run["name"] for run in json.loads(simulated.stdout)["runs"]], ["dense", "uniform", "optimal", "search"])
+
     def test_wrong_numbers_of_slices(self):
         for extra, wanted in ((("model.head_slices=3",), "model.head_slices is 3, wanted 1 to 2: slices of at least 128 of the 257 words"),
                               (("model.head_slices=0",), "model.head_slices is 0, wanted 1 to")):
