@@ -96,6 +96,24 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
   return to_all(plan, present, cluster.size());
 }
 
+plan::Plan with_layers_of(plan::Plan plan, const cost::ModelCost& dense,
+                          const cost::ModelCost& model) {
+  if (model.size() == dense.size()) return plan;
+  int next = 0;  // layer of the model
+  for (plan::PlanStage& stage : plan.stages) {
+    const int first = next;
+    // The dense layer behind the stage; past the last one, all that is left is of the stage.
+    const int behind = stage.layers.end();
+    while (next < model.size() &&
+           (behind >= dense.size() || model.layers[static_cast<std::size_t>(next)].name !=
+                                          dense.layers[static_cast<std::size_t>(behind)].name)) {
+      ++next;
+    }
+    stage.layers = {LayerId{first}, next - first};
+  }
+  return plan;
+}
+
 double plan_s(const Scenario& scenario, const Policy& policy) {
   return policy.balancer == plan::Balancer::kSearch ? scenario.policy.search_s
                                                     : scenario.policy.plan_s;

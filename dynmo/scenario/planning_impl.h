@@ -34,6 +34,11 @@ namespace dynmo::scenario {
                                            const cost::Cluster& cluster,
                                            const std::vector<int>& present, Generation generation);
 
+// A plan of the dense model for `model`, which may have layers besides: the slices of the heads of
+// exits. Each of them goes where the layer before it is.
+[[nodiscard]] plan::Plan with_layers_of(plan::Plan plan, const cost::ModelCost& dense,
+                                        const cost::ModelCost& model);
+
 // Positions that are there in the first step, ascending: before it, its events have come.
 [[nodiscard]] std::vector<int> first_ranks(const Scenario& scenario);
 // A recorded run that began with as many ranks and replicas: its controller is fed with what was

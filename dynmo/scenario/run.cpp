@@ -112,9 +112,13 @@ class Run {
   }
 
   Expected<plan::Plan> proposed(const std::vector<int>& there, Generation generation) const {
-    return policy_.cut_for == Model::kDense
-               ? propose(scenario(), policy_, job_.dense->at(0), cluster(), there, generation)
-               : propose(scenario(), policy_, costs_.model, cluster(), there, generation);
+    if (policy_.cut_for != Model::kDense) {
+      return propose(scenario(), policy_, costs_.model, cluster(), there, generation);
+    }
+    const cost::ModelCost dense = job_.dense->at(0);
+    DYNMO_ASSIGN(plan::Plan plan,
+                 propose(scenario(), policy_, dense, cluster(), there, generation));
+    return with_layers_of(std::move(plan), dense, costs_.model);
   }
   // The ranks that are there, as the controller knows them.
   [[nodiscard]] cost::Cluster planned_ranks() const {

@@ -12,6 +12,7 @@
 #include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/scenario/grid.h"
+#include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/report.h"
 #include "dynmo/sim/simulate.h"
 
@@ -147,6 +148,47 @@ TEST(Run, DensePoliciesTrainOrCutForTheModelWithoutItsDynamism) {
   EXPECT_LT(c.runs[2].step_time_s, c.runs[1].step_time_s);
   EXPECT_EQ(parse_policy("dense:optimel").error().message,
             "policy 'dense:optimel': balancer 'optimel' is not known, did you mean 'optimal'?");
+}
+
+// Exits have heads of their own: in slices they are layers that the dense model lacks.
+TEST(Run, TheDenseModelsCutHoldsTheSlicesOfExitsToo) {
+  const auto scenario = parse_scenario(R"(
+[model]
+blocks = 8
+head_slices = 4
+[cluster]
+pipeline_ranks = 4
+[dynamism]
+source = "early-exit"
+[early_exit]
+warm_up = 0
+[training]
+steps = 3
+)",
+                                       "exits.toml");
+  ASSERT_TRUE(scenario) << scenario.error().message;
+  const Job job = make_job(*scenario).value();
+  ASSERT_GT(job.load->at(0).size(), job.dense->at(0).size());
+  for (const char* balancer : {"blocks", "optimal", "search"}) {
+    const auto c = compare(job, {fmt::format("static:dense:{}", balancer)});
+    ASSERT_TRUE(c) << balancer << ": " << c.error().message;
+    EXPECT_GT(c->runs[0].step_time_s, 0) << balancer;
+  }
+  const cost::ModelCost dense = job.dense->at(0);
+  const cost::ModelCost model = job.load->at(0);
+  const plan::Plan plan =
+      with_layers_of(plan::make_plan({4, 5, 6, 6}, schedule::ScheduleKind::k1F1B), dense, model);
+  ASSERT_TRUE(plan::validate(plan, model.size()));
+  ASSERT_EQ(plan.stages.size(), 4U);
+  // The exit behind block 3, blocks.3.mlp and 3 layers more, is the end of the second stage.
+  EXPECT_EQ(model.layers[8].name, "blocks.3.mlp");
+  for (std::size_t i = 0, d = 0; i < model.layers.size(); ++i) {
+    const bool extra = model.layers[i].name.find(".exit.") != std::string::npos;
+    const LayerId in_dense(static_cast<int>(extra ? d - 1 : d++));
+    EXPECT_EQ(plan.owner(LayerId(static_cast<int>(i))),
+              plan::make_plan({4, 5, 6, 6}, schedule::ScheduleKind::k1F1B).owner(in_dense))
+        << model.layers[i].name;
+  }
 }
 
 // 8 of 16 layers freeze at step 95, in the middle of the last tenth of 100 steps.
