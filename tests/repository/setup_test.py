@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/setup on machines that lack something: a PATH of few commands, a stand-in for apt, wheels made here."""
+import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -276,6 +278,55 @@ class Python(unittest.TestCase):
         self.assertEqual((code, errors.count("downloading")), (0, 3), errors)
         self.assertTrue((self.machine.cache / "python-torch" / "stand-ins" / "libcufake.so.1").exists())
         self.assertEqual(self.machine.run("torch", **self.pip), (0, "", ""))
+
+
+class Report(unittest.TestCase):
+    """What `dynmo report --html` draws with: a wheel that is not one of those that were checked is refused."""
+
+    def setUp(self):
+        if subprocess.run(["/usr/bin/python3", "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("the system's python3 cannot make virtual environments")
+        self.machine = Machine()
+        self.addCleanup(self.machine.folder.cleanup)
+        self.wheels = self.machine.root / "wheels"
+        self.wheels.mkdir()
+        self.pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": "/dev/null"}
+        make_wheel(self.wheels, "vl-convert-python", "1.9.0.post1", {"vl_convert.py": b"def javascript_bundle():\n    return 'vega'\n"})
+        self.wheel = next(self.wheels.iterdir())
+        self.sha256 = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
+        self.report = self.machine.cache / "report"
+
+    def test_of_another_digest_is_refused_in_one_line(self):
+        self.report.mkdir()
+        (self.report / "vega.js").write_text("of an older version")
+        code, _, errors = self.machine.run("report", **self.pip)
+        said, refused = errors.splitlines()
+        self.assertEqual(code, 2)
+        self.assertIn("downloading vl-convert", said)
+        self.assertIn(f"has sha256 {self.sha256}, wanted one of", refused)
+        self.assertEqual(sorted(path.name for path in self.machine.cache.iterdir()), [".report.lock", "report"])
+        self.assertEqual((self.report / "vega.js").read_text(), "of an older version")
+
+    def test_of_the_digest_is_installed_once(self):
+        setup = (self.machine.root / "setup").read_text()
+        pinned = re.search(r"vl_convert_wheels=\(([0-9a-f]{64})\s+([0-9a-f]{64})\)", setup)
+        (self.machine.root / "setup").write_text(setup.replace(pinned.group(2), self.sha256))
+        code, _, errors = self.machine.run("report", **self.pip)
+        self.assertEqual((code, errors.count("\n")), (0, 1), errors)
+        self.assertEqual((self.report / "vega.js").read_text(), "vega\n")
+        self.assertTrue((self.report / "bin/python").exists())
+        self.assertEqual(self.machine.run("report", **self.pip), (0, "", ""))
+        # Another wheel is wanted now.
+        (self.machine.root / "setup").write_text(setup)
+        code, _, errors = self.machine.run("report", **self.pip)
+        self.assertEqual((code, errors.count("\n")), (2, 2), errors)
+
+    def test_that_cannot_be_downloaded_leaves_nothing_behind(self):
+        self.wheel.unlink()
+        code, _, errors = self.machine.run("report", **self.pip)
+        self.assertEqual(code, 2)
+        self.assertIn("check the network", errors.splitlines()[-1])
+        self.assertEqual([path.name for path in self.machine.cache.iterdir()], [".report.lock"])
 
 
 if __name__ == "__main__":
