@@ -76,6 +76,41 @@ Chart speed() {
       {{"height", 200}, {"layer", {line_of("tokens_per_s", "tokens/s"), std::move(decisions)}}}};
 }
 
+Chart pipelines() {
+  Json spec = {
+      {"data", table("spans")},
+      {"mark", {{"type", "rect"}, {"tooltip", true}, {"stroke", "white"}, {"strokeWidth", 0.4}}},
+      {"height", 140},
+      {"encoding",
+       {{"facet",
+         {{"field", "plan"},
+          {"type", "nominal"},
+          {"title", nullptr},
+          {"columns", 1},
+          {"sort", nullptr},
+          {"header", {{"labelAnchor", "start"}, {"labelFontWeight", "bold"}}}}},
+        {"x", number("start_s", "seconds")},
+        {"x2", {{"field", "end_s"}}},
+        {"y", {{"field", "rank"}, {"type", "ordinal"}, {"title", "rank"}}},
+        {"color",
+         {{"field", "kind"},
+          {"type", "nominal"},
+          {"title", nullptr},
+          {"scale",
+           {{"domain", {"F", "I", "W", "B"}},
+            {"range", {"#4c78a8", "#f58518", "#54a24b", "#b279a2"}}}}}},
+        {"tooltip",
+         {{{"field", "action"}, {"type", "nominal"}},
+          {{"field", "start_s"}, {"type", "quantitative"}},
+          {{"field", "end_s"}, {"type", "quantitative"}}}}}}};
+  spec["encoding"]["x"]["scale"] = {{"nice", false}};
+  return {"A step before and after a move",
+          "The move that promised the largest gain; both plans by replay, with the costs of the "
+          "step at which it was made. F: forward, I: gradient of inputs, W: of weights, B: both.",
+          {"spans"},
+          std::move(spec)};
+}
+
 Chart folded(std::string title, std::string note, Json fields, const char* axis) {
   return {std::move(title),
           std::move(note),
@@ -168,6 +203,7 @@ std::vector<Chart> charts_of_a_run() {
   return {
       layers_by_step(),
       speed(),
+      pipelines(),
       loss(),
       folded("Imbalance and bubble",
              "Busy time of the slowest rank over the mean, less 1; the share of a step in which "
@@ -224,9 +260,11 @@ const draw = (parent, chart, tables) => {
   make(section, "h3", chart.title);
   if (chart.note) make(section, "p", chart.note);
   const datasets = Object.fromEntries(chart.tables.map(name => [name, tables[name]]));
-  const width = chart.spec.encoding && chart.spec.encoding.facet ? {} : {width : "container"};
   const drawn = make(section, "div", "", "chart");
   drawn.style.width = "100%";
+  // Vega-Lite wants a number where a chart has facets.
+  const facet = chart.spec.encoding && chart.spec.encoding.facet;
+  const width = {width : facet ? Math.max(drawn.clientWidth - 110, 200) : "container"};
   vegaEmbed(drawn, {... width, ... chart.spec, datasets, config},
             {actions : false, renderer : "svg"})
       .catch(error => make(section, "p", String(error)));
@@ -235,6 +273,8 @@ for (const chart of report.together) draw(document.getElementById("together"), c
 for (const run of report.runs) {
   run.tables.layers = run.seconds.flatMap((row, layer) => row.map((seconds, i) =>
     ({layer, name: run.layers[layer], seconds, step: run.tables.steps[i].step, to_step: run.tables.steps[i].to_step})));
+  run.tables.spans = run.tracks.flatMap(({plan, rank, actions, start_s, end_s}) => actions.map((action, i) =>
+    ({plan, rank, action, kind: action.replace(/[0-9]/g, ""), start_s: start_s[i], end_s: end_s[i]})));
   const column = make(document.getElementById("runs"), "div");
   make(column, "h2", run.name);
   for (const chart of report.charts) {
@@ -268,6 +308,7 @@ Json html_report(const std::vector<RunData>& runs) {
     document["runs"].push_back({{"name", run.name},
                                 {"layers", run.layer_names},
                                 {"seconds", run.layer_seconds},
+                                {"tracks", run.tracks},
                                 {"tables", run.tables}});
   }
   if (runs.size() < 2) return document;

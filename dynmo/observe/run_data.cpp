@@ -7,12 +7,15 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <system_error>
 #include <utility>
 
 #include "dynmo/core/files.h"
+#include "dynmo/cost/files.h"
 #include "dynmo/dynamism/load_log.h"
+#include "dynmo/observe/move_picture.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/observe/summary.h"
@@ -188,14 +191,22 @@ Json source_table(const std::map<int, Records>& ranks, const Columns& columns) {
   return table;
 }
 
+// The costs that a run wrote down which began or was resumed at step `first`; null: none.
+Expected<std::unique_ptr<dynamism::LoadModel>> load_of(const RunFolder& folder,
+                                                       std::int64_t first) {
+  std::error_code fault;
+  const fs::path path = folder.load_trace(first);
+  if (!fs::exists(path, fault)) return std::unique_ptr<dynamism::LoadModel>();
+  DYNMO_ASSIGN(const std::string text, read_file(path));
+  // The rank that wrote it was lost.
+  if (!text.ends_with('\n')) return std::unique_ptr<dynamism::LoadModel>();
+  return dynamism::parse_trace(text, path.string());
+}
+
 // The costs as the load trace has them. Between two of its steps the earlier holds.
 Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunData& run) {
-  std::error_code fault;
-  const fs::path path = folder.load_trace(0);
-  if (!fs::exists(path, fault)) return {};
-  DYNMO_ASSIGN(const std::string text, read_file(path));
-  if (!text.ends_with('\n')) return {};  // the rank that wrote it was lost
-  DYNMO_ASSIGN(const auto load, dynamism::read_trace(path));
+  DYNMO_ASSIGN(const auto load, load_of(folder, 0));
+  if (load == nullptr) return {};
   for (std::int64_t column = 0; column < columns.count(); ++column) {
     const cost::ModelCost costs = load->at(columns.begin(column));
     for (std::size_t i = 0; i < costs.layers.size(); ++i) {
@@ -212,7 +223,7 @@ Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunDa
 }
 
 // Lines between the layers of two ranks, as long as a plan was in force.
-void add_cuts(const plan::Plan& plan, std::int64_t from, std::int64_t to, Json& table) {
+void add_cuts_of(const plan::Plan& plan, std::int64_t from, std::int64_t to, Json& table) {
   const std::vector<Rank> owners = plan::owners(plan);
   for (std::size_t i = 1; i < owners.size(); ++i) {
     if (owners[i] == owners[i - 1] || from >= to) continue;
@@ -234,33 +245,54 @@ std::string text_of(const Json& event) {
   return text;
 }
 
-Expected<void> add_events(const RunFolder& folder, const Columns& columns, RunData& run) {
-  run.tables["decisions"] = run.tables["cuts"] = run.tables["changes"] = Json::array();
+struct Event {
+  std::string kind;
+  std::int64_t step = 0;
+  Json json;
+  std::string origin;
+
+  [[nodiscard]] double number(const char* key) const {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_number() ? found->get<double>() : 0;
+  }
+};
+
+Expected<std::vector<Event>> events_of(const RunFolder& folder) {
+  std::vector<Event> events;
   std::error_code fault;
-  if (!fs::exists(folder.events(), fault)) return {};
+  if (!fs::exists(folder.events(), fault)) return events;
   DYNMO_ASSIGN(const std::string text, read_file(folder.events()));
-  const std::int64_t end = columns.first + columns.steps;
-  std::optional<plan::Plan> plan;
-  std::int64_t since = columns.first;
   std::size_t at = 0;
   for (int line = 1; at < text.size(); ++line) {
     const std::size_t newline = text.find('\n', at);
     if (newline == std::string::npos) break;  // half written
-    const std::string origin = fmt::format("{}:{}", folder.events().string(), line);
-    DYNMO_ASSIGN(const Json event, parse_json(text.substr(at, newline - at), origin));
+    std::string origin = fmt::format("{}:{}", folder.events().string(), line);
+    DYNMO_ASSIGN(Json event, parse_json(text.substr(at, newline - at), origin));
     at = newline + 1;
-    if (!event.is_object() || !event.contains("event") || !event.contains("step") ||
-        !event["step"].is_number_integer()) {
+    if (!event.is_object() || !event.contains("event") || !event["event"].is_string() ||
+        !event.contains("step") || !event["step"].is_number_integer()) {
       return make_error(ErrorCode::kBadInput, "{}: wanted an event with its step", origin);
     }
-    const auto kind = event["event"].get<std::string>();
+    auto kind = event["event"].get<std::string>();
     const auto step = event["step"].get<std::int64_t>();
-    if (event.contains("plan") && event["plan"].is_object() && kind != "decision") {
-      DYNMO_ASSIGN(plan::Plan now, plan::parse_plan(event["plan"], origin));
-      if (plan) add_cuts(*plan, since, std::min(step, end), run.tables["cuts"]);
-      plan = std::move(now);
-      since = std::max(step, columns.first);
-    }
+    events.push_back({std::move(kind), step, std::move(event), std::move(origin)});
+  }
+  return events;
+}
+
+// The plan that an event puts in force. (A decision's is put in force by the move that follows it.)
+Expected<std::optional<plan::Plan>> plan_of(const Event& event) {
+  const auto found = event.json.find("plan");
+  if (found == event.json.end() || !found->is_object() || event.kind == "decision") {
+    return std::optional<plan::Plan>();
+  }
+  DYNMO_ASSIGN(plan::Plan plan, plan::parse_plan(*found, event.origin));
+  return std::optional(std::move(plan));
+}
+
+void add_decisions_and_changes(const std::vector<Event>& events, RunData& run) {
+  run.tables["decisions"] = run.tables["changes"] = Json::array();
+  for (const auto& [kind, step, event, origin] : events) {
     if (kind == "decision") {
       run.tables["decisions"].push_back({{"step", step},
                                          {"taken", event.value("taken", false)},
@@ -274,7 +306,71 @@ Expected<void> add_events(const RunFolder& folder, const Columns& columns, RunDa
       run.tables["changes"].push_back({{"step", step}, {"kind", kind}, {"text", what}});
     }
   }
-  if (plan) add_cuts(*plan, since, end, run.tables["cuts"]);
+}
+
+Expected<void> add_cuts(const std::vector<Event>& events, const Columns& columns, RunData& run) {
+  run.tables["cuts"] = Json::array();
+  const std::int64_t end = columns.first + columns.steps;
+  std::optional<plan::Plan> plan;
+  std::int64_t since = columns.first;
+  for (const Event& event : events) {
+    DYNMO_ASSIGN(std::optional<plan::Plan> now, plan_of(event));
+    if (!now) continue;
+    if (plan) add_cuts_of(*plan, since, std::min(event.step, end), run.tables["cuts"]);
+    plan = std::move(now);
+    since = std::max(event.step, columns.first);
+  }
+  if (plan) add_cuts_of(*plan, since, end, run.tables["cuts"]);
+  return {};
+}
+
+struct DrawnMove {
+  Move move;
+  double gain_s = 0;         // as promised
+  std::int64_t started = 0;  // the step at which the run had begun or was resumed before
+  int micro_batches = 0;
+};
+
+// The move whose decision promised the largest gain; none: no layer moved to gain something.
+Expected<std::optional<DrawnMove>> largest_move(const std::vector<Event>& events) {
+  std::optional<DrawnMove> largest;
+  std::optional<plan::Plan> plan;
+  DrawnMove next;
+  std::int64_t decided = -1;
+  for (const Event& event : events) {
+    if (event.kind == "start") {
+      next.started = event.step;
+      next.micro_batches = static_cast<int>(event.number("micro_batches"));
+    } else if (event.kind == "decision" && event.json.value("taken", false)) {
+      next.gain_s = event.number("gain_s");
+      decided = event.step;
+    }
+    DYNMO_ASSIGN(std::optional<plan::Plan> now, plan_of(event));
+    if (!now) continue;
+    if (event.kind == "move" && event.step == decided && plan &&
+        (!largest || next.gain_s > largest->gain_s)) {
+      largest = next;
+      largest->move = {.step = event.step, .before = *plan, .after = *now};
+    }
+    plan = std::move(now);
+  }
+  return largest;
+}
+
+// Nothing is drawn of a run that has not written down what its layers cost, or in how many
+// micro-batches.
+Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& events, RunData& run) {
+  DYNMO_ASSIGN(const std::optional<DrawnMove> drawn, largest_move(events));
+  if (!drawn || drawn->micro_batches < 1) return {};
+  DYNMO_ASSIGN(const auto load, load_of(folder, drawn->started));
+  if (load == nullptr) return {};
+  cost::Cluster cluster;
+  std::error_code fault;
+  if (fs::exists(folder.cluster(), fault)) {
+    DYNMO_ASSIGN(cluster, cost::read_cluster(folder.cluster()));
+  }
+  auto tracks = tracks_of(drawn->move, load->at(drawn->move.step), cluster, drawn->micro_batches);
+  if (tracks) run.tracks = *std::move(tracks);
   return {};
 }
 
@@ -287,7 +383,10 @@ Expected<RunData> read_one(const RunFolder& folder, const std::string& name,
   run.tables["ranks"] = rank_table(ranks, columns);
   run.tables["sources"] = source_table(ranks, columns);
   DYNMO_TRY(add_layers(folder, columns, run));
-  DYNMO_TRY(add_events(folder, columns, run));
+  DYNMO_ASSIGN(const std::vector<Event> events, events_of(folder));
+  add_decisions_and_changes(events, run);
+  DYNMO_TRY(add_cuts(events, columns, run));
+  DYNMO_TRY(add_move(folder, events, run));
   run.tables["traffic"] = Json::array();
   for (const TrafficRow& row : traffic) {
     run.tables["traffic"].push_back({{"from", row.from},

@@ -34,6 +34,8 @@ struct RunData {
   // Seconds of a micro-batch, forward and backward: a list of all columns of `steps` for each
   // layer.
   Json layer_seconds = Json::array();
+  // A step before and after the move that promised the largest gain (move_picture.h).
+  Json tracks = Json::array();
 };
 
 // The run of a folder, or the runs that it compares. kBadInput: it has no records, or a file of it

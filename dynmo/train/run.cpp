@@ -159,7 +159,8 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   log.event("start", done_.first,
             {{"plan", plan::to_json(begin.first.plan)},
              {"ranks", world().size()},
-             {"steps", config().train.steps}});
+             {"steps", config().train.steps},
+             {"micro_batches", config_of(lane).batch.micro_batches}});
   if (elasticity_) log.series().members = elasticity_->view().size();
   log.keep(done_.first);
   lane.traffic->begin(*lane.group);

@@ -24,11 +24,70 @@ STEPS, RANKS = 12, 2
 
 
 def tables_of(run):
-    """With the table that the page makes of the seconds of layers."""
+    """With the tables that the page makes of the seconds of layers and of the tracks of ranks."""
     columns = run["tables"]["steps"]
     layers = [{"layer": layer, "seconds": seconds, "step": column["step"], "to_step": column["to_step"]}
               for layer, row in enumerate(run["seconds"]) for seconds, column in zip(row, columns, strict=True)]
-    return {**run["tables"], "layers": layers}
+    spans = [{"plan": track["plan"], "rank": track["rank"], "action": action, "kind": re.sub("[0-9]", "", action), "start_s": start, "end_s": end}
+             for track in run["tracks"] for action, start, end in zip(track["actions"], track["start_s"], track["end_s"], strict=True)]
+    return {**run["tables"], "layers": layers, "spans": spans}
+
+
+def record(step, rank=0, **facts):
+    return {"format": "dynmo-step-1", "step": step, "rank": rank, "generation": 0, "tokens": 100, "first_layer": rank, "layers": 1,
+            "loss": step, "step_s": 0.5, "predicted_s": 0.4, "busy_s": 0.25, "idle_s": 0.25, "frozen_layers": 0, "imbalance": 0.1,
+            "bubble": 0.5, "memory_bytes": 1 << 20, **facts}
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def plan_of(counts, generation):
+    stages, first = [], 0
+    for rank, count in enumerate(counts):
+        stages.append({"stage": rank, "rank": rank, "first_layer": first, "layers": count})
+        first += count
+    return {"format": "dynmo-plan-1", "schedule": "1f1b", "ranks": len(counts), "generation": generation, "stages": stages}
+
+
+def moves(micro_batches, first, *planned):
+    """Events of a run: (step, gain, cut, whether layers moved) of each decision that was taken."""
+    plan = plan_of(first, 0)
+    events = [{"event": "start", "step": 0, "plan": plan, "micro_batches": micro_batches}]
+    for generation, (step, gain_s, cut, moved) in enumerate(planned, 1):
+        plan = plan_of(cut, generation)
+        events.append({"event": "decision", "step": step, "taken": True, "gain_s": gain_s, "plan": plan})
+        if moved:
+            events.append({"event": "move", "step": step, "plan": plan})
+    return events
+
+
+def replayed(forward, backward, micro_batches):
+    """When the actions of 1F1B begin and end, whose messages take no time: {(rank, action): (start, end)}."""
+    ranks, times = len(forward), {}
+    orders = []
+    for rank in range(ranks):
+        ahead = min(ranks - 1 - rank, micro_batches)
+        order = [("F", m) for m in range(ahead)]
+        for m in range(micro_batches):
+            order += [("F", m + ahead)] if m + ahead < micro_batches else []
+            order.append(("B", m))
+        orders.append(order)
+    free, left = [0.0] * ranks, [list(order) for order in orders]
+    while any(left):
+        for rank, order in enumerate(left):
+            while order:
+                kind, m = order[0]
+                needs = (rank - 1, f"{rank - 1}F{m}") if kind == "F" else (rank + 1, f"{rank + 1}B{m}")
+                if needs[0] in range(ranks) and needs not in times:
+                    break
+                start = max(free[rank], times[needs][1] if needs[0] in range(ranks) else 0.0)
+                free[rank] = start + (forward if kind == "F" else backward)[rank]
+                times[rank, f"{rank}{kind}{m}"] = (start, free[rank])
+                order.pop(0)
+    return times
 
 
 class HtmlReport(RunCase):
@@ -100,17 +159,12 @@ class HtmlReport(RunCase):
 
     def test_a_long_run_is_drawn_from_means(self):
         """10,000 steps of 98 layers: as many columns as a screen shows, and a page that can be sent."""
-        run = self.folder / "long"
-        (run / "records").mkdir(parents=True)
-        with (run / "records/rank-0.jsonl").open("w") as file:
-            for step in range(10_000):
-                file.write(json.dumps({"format": "dynmo-step-1", "step": step, "rank": 0, "generation": 0, "tokens": 100, "first_layer": 0,
-                                       "layers": 98, "loss": step, "step_s": 0.5, "predicted_s": 0.4, "busy_s": 0.25, "idle_s": 0.25,
-                                       "frozen_layers": 0, "imbalance": 0.1, "bubble": 0.5, "memory_bytes": 1 << 20}) + "\n")
+        run, ranks = self.folder / "long", 16
+        write_lines(run / "records/rank-0.jsonl", (record(step, layers=98) for step in range(10_000)))
         layer = {"forward_s": 0.00123456, "backward_input_s": 0.001, "backward_weight_s": 0.001, "parameter_bytes": 4}
-        with (run / "load-trace.jsonl").open("w") as file:
-            file.write(json.dumps({"format": "dynmo-load-trace-1", "layers": [{"name": f"layer.{i}", **layer} for i in range(98)]}) + "\n")
-            file.write('{"step":0}\n')
+        write_lines(run / "load-trace.jsonl", [
+            {"format": "dynmo-load-trace-1", "layers": [{"name": f"layer.{i}", **layer} for i in range(98)]}, {"step": 0}])
+        write_lines(run / "events.jsonl", moves(32, [8, *[6] * (ranks - 1)], (5000, 1, [6] * (ranks - 1) + [8], True)))
         document, page = self.document(str(run))
         tables = tables_of(document["runs"][0])
         self.assertEqual(len(tables["steps"]), 400)
@@ -118,18 +172,17 @@ class HtmlReport(RunCase):
         for row in tables["steps"]:
             self.assertEqual(row["to_step"] - row["step"], 25)
             self.assertEqual(row["loss"], sum(range(row["step"], row["to_step"])) / 25)
+        self.assertEqual(len(tables["spans"]), 2 * ranks * 32 * 2)  # F and B of each micro-batch under both plans
         self.assertLessEqual(len(page.encode()) + 900_000, 2_500_000, "with Vega's script")
 
     def test_many_ranks_are_drawn_from_means_of_more_steps(self):
         run, ranks, steps = self.folder / "wide", 200, 300
-        (run / "records").mkdir(parents=True)
         for rank in range(ranks):
-            with (run / f"records/rank-{rank}.jsonl").open("w") as file:
-                for step in range(steps):
-                    file.write(json.dumps({"format": "dynmo-step-1", "step": step, "rank": rank, "generation": 0, "tokens": 100,
-                                           "first_layer": rank, "layers": 1, "loss": step, "step_s": 1, "predicted_s": 0.4,
-                                           "busy_s": (rank + step % 4) / 256, "idle_s": 0.25, "frozen_layers": 0, "imbalance": 0.1,
-                                           "bubble": 0.5, "memory_bytes": 1 << 20}) + "\n")
+            write_lines(run / f"records/rank-{rank}.jsonl", (
+                record(step, rank, step_s=1, busy_s=(rank + step % 4) / 256) for step in range(steps)))
+        layer = {"forward_s": 0.001, "backward_input_s": 0.001, "backward_weight_s": 0.001}
+        write_lines(run / "load-trace.jsonl", [{"format": "dynmo-load-trace-1", "layers": [layer] * (ranks + 1)}, {"step": 0}])
+        write_lines(run / "events.jsonl", moves(400, [2, *[1] * (ranks - 1)], (5, 1, [1] * (ranks - 1) + [2], True)))
         document, page = self.document(str(run))
         tables = tables_of(document["runs"][0])
         self.assertEqual(len(tables["steps"]), steps)
@@ -138,7 +191,76 @@ class HtmlReport(RunCase):
         for row in tables["ranks"]:
             self.assertEqual(row["to_step"] - row["step"], 4)
             self.assertAlmostEqual(row["idle"], 1 - (row["rank"] + 1.5) / 256, places=9)
-        self.assertLessEqual(len(page.encode()) + 900_000, 2_500_000, "with Vega's script")
+        # ... and a step of the first and the last ones, as far as it can be seen.
+        for plan in dict.fromkeys(row["plan"] for row in tables["spans"]):
+            spans = [row for row in tables["spans"] if row["plan"] == plan]
+            self.assertEqual(len(spans), 3200)
+            self.assertLessEqual({row["rank"] for row in spans}, {*range(16), *range(ranks - 16, ranks)})
+            self.assertEqual(min(row["start_s"] for row in spans), 0)
+        self.assertLessEqual(len(page.encode()) + 900_000, 3_000_000, "with Vega's script")
+
+    def moved_run(self):
+        """Four layers on two ranks, the second of half the speed. The largest gain is promised by a move that is not made."""
+        run = self.folder / "moved"
+        write_lines(run / "records/rank-0.jsonl", map(record, range(12)))
+        layer = {"forward_s": 0.01, "backward_input_s": 0.01, "backward_weight_s": 0.01}
+        write_lines(run / "load-trace.jsonl", [
+            {"format": "dynmo-load-trace-1", "layers": [layer] * 4}, {"step": 0}, {"step": 5, "forward_s": [0.01, 0.02, 0.03, 0.04]},
+            {"step": 7, "forward_s": [1, 1, 1, 1]}])
+        write_lines(run / "events.jsonl", moves(5, [1, 3], (2, 0.1, [2, 2], True), (6, 0.5, [3, 1], True), (8, 0.9, [1, 3], False),
+                                                (9, 0.2, [2, 2], True)))
+        (run / "cluster.json").write_text(json.dumps({"format": "dynmo-cluster-1", "ranks": [{}, {"speed": 0.5}],
+                                                      "links": {"inside_node": {}, "between_nodes": {}}}))
+        return run
+
+    def test_a_step_before_and_after_the_move_of_the_largest_gain(self):
+        document, _ = self.document(str(self.moved_run()))
+        spans = tables_of(document["runs"][0])["spans"]
+        before, after = dict.fromkeys(row["plan"] for row in spans)
+        wanted = {before: replayed([0.03, 0.07 / 0.5], [0.04, 0.04 / 0.5], 5),  # 2|2 with the costs of steps 5 and 6
+                  after: replayed([0.06, 0.04 / 0.5], [0.06, 0.02 / 0.5], 5)}
+        for plan, times in wanted.items():
+            given = {(row["rank"], row["action"]): (row["start_s"], row["end_s"]) for row in spans if row["plan"] == plan}
+            self.assertEqual(given.keys(), times.keys())
+            for key, both in times.items():
+                for one, other in zip(given[key], both, strict=True):
+                    self.assertAlmostEqual(one, other, places=8, msg=(plan, key))
+        ends = [max(end for _, end in times.values()) for times in wanted.values()]
+        self.assertEqual([before, after], [f"before step 6: {1000 * ends[0]:.2f} ms a step" if ends[0] < 1 else f"before step 6: {ends[0]:.2f} s a step",
+                                           f"from step 6 on: {1000 * ends[1]:.2f} ms a step"])
+        self.assertTrue(all(row["kind"] in row["action"] for row in spans))
+
+    def test_no_step_is_drawn_where_costs_or_plans_do_not_say_how_long_it_takes(self):
+        run = self.moved_run()
+        for change in "no costs", "other layers", "no micro-batches", "nothing moved":
+            events = moves(5, [1, 3], (2, 0.1, [2, 2], change != "nothing moved"))
+            if change == "no micro-batches":
+                del events[0]["micro_batches"]
+            write_lines(run / "events.jsonl", events)
+            layers = [{"forward_s": 1, "backward_input_s": 1, "backward_weight_s": 1}] * (3 if change == "other layers" else 4)
+            write_lines(run / "load-trace.jsonl", [{"format": "dynmo-load-trace-1", "layers": layers}, {"step": 0}])
+            if change == "no costs":
+                (run / "load-trace.jsonl").unlink()
+            document, _ = self.document(str(run))
+            self.assertEqual(tables_of(document["runs"][0])["spans"], [], change)
+
+    def test_a_run_that_moves_layers_shows_how(self):
+        layers = [{"name": f"layer{i}", "forward_s": 0.002, "backward_input_s": 0.002, "backward_weight_s": 0.002, "parameter_bytes": 64}
+                  for i in range(6)]
+        profile = self.folder / "profile.json"
+        profile.write_text(json.dumps({"format": "dynmo-profile-1", "layers": layers}))
+        done = self.run_command([DYNMO, "train", "-n", "2", "--steps", "12", "--out", str(self.folder / "emulated"), *settings(
+            ["run.device=emulated", "train.validation_every=0", "pipeline.pin=false", f"emulated.profile={profile}", "pipeline.cut=[5,1]",
+             "batch.micro_batches=4"])])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        document, _ = self.document(str(self.folder / "emulated"))
+        spans = tables_of(document["runs"][0])["spans"]
+        plans = list(dict.fromkeys(row["plan"] for row in spans))
+        self.assertEqual(len(plans), 2, done.stdout)
+        for plan in plans:
+            for rank in range(2):
+                forward = [row["action"] for row in spans if (row["plan"], row["rank"], row["kind"]) == (plan, rank, "F")]
+                self.assertEqual(forward, [f"{rank}F{m}" for m in range(4)])
 
     def test_what_is_missing_or_wrong(self):
         run = str(self.folder / self.run_name)
@@ -149,9 +271,12 @@ class HtmlReport(RunCase):
 
     @unittest.skipUnless((VEGA / "complete").exists(), "Vega is not here: scripts/setup report")
     def test_every_chart_can_be_drawn(self):
-        document, page = self.document(str(self.folder / self.run_name))
-        tables = tables_of(document["runs"][1])
-        charts = [(chart, tables) for chart in document["charts"] if tables[chart["tables"][0]]]
+        document, page = self.document(str(self.folder / self.run_name), str(self.moved_run()))
+        charts = []
+        for run in document["runs"][1:]:
+            tables = tables_of(run)
+            charts += [(chart, tables) for chart in document["charts"] if tables[chart["tables"][0]]]
+        self.assertIn("spans", {chart["tables"][0] for chart, _ in charts})
         charts += [(chart, document["all"]) for chart in document["together"]]
         specs = [{"width": 600, **chart["spec"], "datasets": {name: own[name] for name in chart["tables"]}} for chart, own in charts]
         given = {"specs": specs, "script": re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]}

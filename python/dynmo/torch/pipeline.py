@@ -78,7 +78,7 @@ class Pipeline:
                 self._split, self._ranks.size,
                 {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer},
             )
-        self._record = Record(run, self.rank, self.ranks, self.plan, accumulation, steps) if run is not None else None
+        self._record = Record(run, self.rank, self.ranks, self.plan, micro_batches, accumulation, steps) if run is not None else None
         self._tokens, self._predicted_s = 0, 0.0
         self.steps = 0
         self.losses: list[float] = []

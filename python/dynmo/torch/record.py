@@ -14,13 +14,13 @@ Path = Union[str, "os.PathLike[str]"]
 class Record:
     """One rank's files. Rank 0 has the events and the load trace, too."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, plan: Plan, accumulation: int, steps: int) -> None:
+    def __init__(self, folder: Path, rank: int, ranks: int, plan: Plan, micro_batches: int, accumulation: int, steps: int) -> None:
         self._log = RunLog(os.fspath(folder), rank)
         self._rank, self._ranks = rank, ranks
         self._facts: list[dict[str, float]] = []
         self._moved = 0
         self._log.start(plan.document(), accumulation)
-        self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks, "steps": steps})
+        self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks, "steps": steps, "micro_batches": micro_batches})
 
     def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, float], decisions: Decisions) -> None:
         """One step that is done, as this rank has seen it."""
