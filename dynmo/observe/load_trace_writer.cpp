@@ -23,7 +23,8 @@ void LoadTraceWriter::fail(const char* reason) {
 }
 
 void LoadTraceWriter::add(const Step& step) {
-  if (error_ || (step.step < next_ && step.announced == cost::Announced::kNothing)) return;
+  const bool asked = step.moved || step.announced != cost::Announced::kNothing;
+  if (error_ || (step.step < next_ && !asked)) return;
   const auto costs = step.profiler.costs(step.frozen_layers);
   if (!costs) return;
   next_ = step.step + every_;

@@ -18,8 +18,9 @@
 
 namespace dynmo::observe {
 
-// A line every `every` steps, and at each step that begins with a change; of every step also what
-// was measured, so that its decisions can be made again (dynamism/recording.h). One thread.
+// A line every `every` steps, and at each step that begins with a change or a move; of every step
+// also what was measured, so that its decisions can be made again (dynamism/recording.h). One
+// thread.
 class LoadTraceWriter {
  public:
   // kBadInput, naming the path. Requires every >= 1.
@@ -35,6 +36,7 @@ class LoadTraceWriter {
     std::int64_t step = 0;
     int frozen_layers = 0;
     cost::Announced announced = cost::Announced::kNothing;
+    bool moved = false;  // layers, at the boundary before it
     const control::Profiler& profiler;
     const cost::Observation& observed;
     bool moving = false;  // layers moved during it to the plan of the next one

@@ -13,6 +13,7 @@ namespace dynmo::train {
   return {.step = report.step,
           .frozen_layers = report.frozen_layers,
           .announced = pipeline.announced(),
+          .moved = report.moved_layers > 0,
           .profiler = pipeline.profiler(),
           .observed = pipeline.observed(),
           .moving = pipeline.coming_plan() != nullptr};

@@ -257,6 +257,12 @@ class HtmlReport(RunCase):
         spans = tables_of(document["runs"][0])["spans"]
         plans = list(dict.fromkeys(row["plan"] for row in spans))
         self.assertEqual(len(plans), 2, done.stdout)
+        # With costs that were written down for that, whatever the step.
+        lines = [[json.loads(line) for line in (self.folder / "emulated" / name).read_text().splitlines()]
+                 for name in ("events.jsonl", "load-trace.jsonl")]
+        moved = {event["step"] for event in lines[0] if event["event"] == "move"}
+        self.assertTrue(moved)
+        self.assertLessEqual(moved, {line["step"] for line in lines[1] if "step" in line})
         for plan in plans:
             for rank in range(2):
                 forward = [row["action"] for row in spans if (row["plan"], row["rank"], row["kind"]) == (plan, rank, "F")]
