@@ -80,6 +80,12 @@ Expected<void> report_html(const ReportFlags& flags) {
         "report` once, or name the file in DYNMO_VEGA",
         script.error().message);
   }
+  std::error_code fault;
+  if (flags.runs.size() == 1 && std::filesystem::is_regular_file(flags.runs.front(), fault)) {
+    DYNMO_ASSIGN(const std::string text, read_file(flags.runs.front()));
+    DYNMO_ASSIGN(const Json document, observe::parse_html_report(text, flags.runs.front()));
+    return write_file_durably(flags.html, observe::html_page(document, *script));
+  }
   std::vector<observe::RunData> runs;
   for (const std::string& run : flags.runs) {
     DYNMO_ASSIGN(std::vector<observe::RunData> own, observe::read_run_data(run));
@@ -94,7 +100,10 @@ void add_report_command(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand(
       "report", "Reprint the final report of a run, with a table of its layers and its traffic");
   const auto flags = std::make_shared<ReportFlags>();
-  command->add_option("run", flags->runs, "Folder of a run; several with --html")->required();
+  command
+      ->add_option("run", flags->runs,
+                   "Folder of a run; several with --html, or a document of its format")
+      ->required();
   const CLI::Option* traffic =
       command
           ->add_option(

@@ -232,9 +232,10 @@ body { margin: 1.5rem auto; padding: 0 1rem; max-width: 90rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; } h3 { font-size: 1rem; margin: 1.2rem 0 0; }
 p { margin: .1rem 0 .4rem; opacity: .75; }
 .runs { display: grid; gap: 2rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }
-.chart { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .1rem .7rem .1rem 0; text-align: left; border-bottom: 1px solid #8884; }
+.chart { overflow-x: auto; } .chart svg { max-width: 100%; height: auto; }
 @media print { :root { color-scheme: light; } .runs { display: block; } section { break-inside: avoid; } svg text { fill: #222 !important; } }
-</style></head><body><h1>DynMo report</h1><div id="together"></div><div id="runs" class="runs"></div>
+</style></head><body><h1>DynMo report</h1><div id="about"></div><div id="together"></div><div id="runs" class="runs"></div>
 <script type="application/json" id="document">)";
 
 // Draws each chart with the tables that it names.
@@ -265,10 +266,15 @@ const draw = (parent, chart, tables) => {
   // Vega-Lite wants a number where a chart has facets.
   const facet = chart.spec.encoding && chart.spec.encoding.facet;
   const width = {width : facet ? Math.max(drawn.clientWidth - 110, 200) : "container"};
-  vegaEmbed(drawn, {... width, ... chart.spec, datasets, config},
+  const spec = {... width, ... chart.spec, datasets, config};
+  if (spec.layer) spec.layer = spec.layer.filter(layer => datasets[layer.data.name].length > 0);
+  vegaEmbed(drawn, spec,
             {actions : false, renderer : "svg"})
       .catch(error => make(section, "p", String(error)));
 };
+if (report.title) document.title = document.querySelector("h1").textContent = report.title;
+for (const line of report.about || []) make(document.getElementById("about"), "p", line);
+if (report.wide) document.getElementById("runs").className = "";
 for (const chart of report.together) draw(document.getElementById("together"), chart, report.all);
 for (const run of report.runs) {
   run.tables.layers = run.seconds.flatMap((row, layer) => row.map((seconds, i) =>
@@ -278,7 +284,12 @@ for (const run of report.runs) {
   const column = make(document.getElementById("runs"), "div");
   make(column, "h2", run.name);
   for (const chart of report.charts) {
-    if (run.tables[chart.tables[0]].length > 0) draw(column, chart, run.tables);
+    if ((run.tables[chart.tables[0]] || []).length > 0) draw(column, chart, run.tables);
+  }
+  const grid = run.rows && make(column, "table");
+  for (const [i, row] of (run.rows || []).entries()) {
+    const line = make(grid, "tr");
+    for (const cell of row) make(line, i > 0 ? "td" : "th", cell);
   }
 }
 </script></body></html>
@@ -322,6 +333,20 @@ Json html_report(const std::vector<RunData>& runs) {
   spec["height"] = 220;
   spec["encoding"]["color"] = {{"field", "run"}, {"type", "nominal"}, {"title", nullptr}};
   document["together"].push_back(json_of({"Speed of all runs", "", {"steps"}, std::move(spec)}));
+  return document;
+}
+
+Expected<Json> parse_html_report(std::string_view text, std::string_view origin) {
+  DYNMO_ASSIGN(Json document, parse_json(text, std::string(origin)));
+  const auto is_list = [&](const char* key) {
+    return document.contains(key) && document[key].is_array();
+  };
+  if (!document.is_object() || !document.contains("format") || document["format"] != kFormat ||
+      !is_list("charts") || !is_list("runs") || !is_list("together")) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: wanted the folder of a run, or a document of format \"{}\"", origin,
+                      kFormat);
+  }
   return document;
 }
 

@@ -2,16 +2,14 @@
 """`dynmo report --html`: its numbers are those of the records, whoever draws them."""
 import json
 import os
-import pathlib
 import re
 import subprocess
 import unittest
 
+from browser import VEGA
 from program import DYNMO
 from run_case import TINY, RunCase, settings
 
-CACHE = pathlib.Path(os.environ.get("DYNMO_CACHE") or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dynmo")
-VEGA = CACHE / "report"
 DRAW = """
 import collections, json, re, sys, vl_convert
 given = json.load(sys.stdin)
@@ -21,6 +19,7 @@ for spec in given["specs"]:
     print(json.dumps(collections.Counter(re.findall('aria-roledescription="([a-z]+) mark"', svg))))
 """
 STEPS, RANKS = 12, 2
+HOSTILE = '<!--<script>&"\u2028'  # a name
 
 
 def tables_of(run):
@@ -28,7 +27,8 @@ def tables_of(run):
     columns = run["tables"]["steps"]
     layers = [{"layer": layer, "seconds": seconds, "step": column["step"], "to_step": column["to_step"]}
               for layer, row in enumerate(run["seconds"]) for seconds, column in zip(row, columns, strict=True)]
-    spans = [{"plan": track["plan"], "rank": track["rank"], "action": action, "kind": re.sub("[0-9]", "", action), "start_s": start, "end_s": end}
+    spans = [{"plan": track["plan"], "rank": track["rank"], "action": action, "kind": re.sub("[0-9]", "", action), "start_s": start,
+              "end_s": end}
              for track in run["tracks"] for action, start, end in zip(track["actions"], track["start_s"], track["end_s"], strict=True)]
     return {**run["tables"], "layers": layers, "spans": spans}
 
@@ -90,23 +90,38 @@ def replayed(forward, backward, micro_batches):
     return times
 
 
+def train(case, name):
+    """A comparison of two runs of 12 steps while layers freeze."""
+    words = [DYNMO, "train", "-n", str(RANKS), "--steps", str(STEPS), "--compare", "static,balanced", "--data", str(case.data),
+             "--out", str(case.folder / name)]
+    words += settings([*TINY, "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "run.load_trace=1"])
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=case.folder, check=False)
+
+
+def moved_run(run):
+    """Four layers on two ranks, the second of half the speed. The largest gain is promised by a move that is not made."""
+    write_lines(run / "records/rank-0.jsonl", map(record, range(12)))
+    layer = {"forward_s": 0.01, "backward_input_s": 0.01, "backward_weight_s": 0.01}
+    write_lines(run / "load-trace.jsonl", [
+        {"format": "dynmo-load-trace-1", "layers": [layer] * 4}, {"step": 0}, {"step": 5, "forward_s": [0.01, 0.02, 0.03, 0.04]},
+        {"step": 7, "forward_s": [1, 1, 1, 1]}])
+    write_lines(run / "events.jsonl", moves(5, [1, 3], (2, 0.1, [2, 2], True), (6, 0.5, [3, 1], True), (8, 0.9, [1, 3], False),
+                                            (9, 0.2, [2, 2], True)))
+    (run / "cluster.json").write_text(json.dumps({"format": "dynmo-cluster-1", "ranks": [{}, {"speed": 0.5}],
+                                                  "links": {"inside_node": {}, "between_nodes": {}}}))
+    return run
+
+
 class HtmlReport(RunCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.script = cls.folder / "vega.js"
         cls.script.write_text("window.vegaEmbed = null; // </script>")
-        cls.run_name = '<!--<script>&"\u2028'
-        done = cls.train(cls.run_name)
+        cls.run_name = HOSTILE
+        done = train(cls, cls.run_name)
         if done.returncode != 0:
             raise AssertionError(done.stdout + done.stderr)
-
-    @classmethod
-    def train(cls, name):
-        words = [DYNMO, "train", "-n", str(RANKS), "--steps", str(STEPS), "--compare", "static,balanced", "--data", str(cls.data), "--out",
-                 str(cls.folder / name)]
-        words += settings([*TINY, "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "run.load_trace=1"])
-        return subprocess.run(words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=cls.folder, check=False)
 
     def report(self, *words, script=None):
         return self.run_command([DYNMO, "report", *words], env={**os.environ, "DYNMO_VEGA": str(script or self.script)})
@@ -199,22 +214,8 @@ class HtmlReport(RunCase):
             self.assertEqual(min(row["start_s"] for row in spans), 0)
         self.assertLessEqual(len(page.encode()) + 900_000, 3_000_000, "with Vega's script")
 
-    def moved_run(self):
-        """Four layers on two ranks, the second of half the speed. The largest gain is promised by a move that is not made."""
-        run = self.folder / "moved"
-        write_lines(run / "records/rank-0.jsonl", map(record, range(12)))
-        layer = {"forward_s": 0.01, "backward_input_s": 0.01, "backward_weight_s": 0.01}
-        write_lines(run / "load-trace.jsonl", [
-            {"format": "dynmo-load-trace-1", "layers": [layer] * 4}, {"step": 0}, {"step": 5, "forward_s": [0.01, 0.02, 0.03, 0.04]},
-            {"step": 7, "forward_s": [1, 1, 1, 1]}])
-        write_lines(run / "events.jsonl", moves(5, [1, 3], (2, 0.1, [2, 2], True), (6, 0.5, [3, 1], True), (8, 0.9, [1, 3], False),
-                                                (9, 0.2, [2, 2], True)))
-        (run / "cluster.json").write_text(json.dumps({"format": "dynmo-cluster-1", "ranks": [{}, {"speed": 0.5}],
-                                                      "links": {"inside_node": {}, "between_nodes": {}}}))
-        return run
-
     def test_a_step_before_and_after_the_move_of_the_largest_gain(self):
-        document, _ = self.document(str(self.moved_run()))
+        document, _ = self.document(str(moved_run(self.folder / "moved")))
         spans = tables_of(document["runs"][0])["spans"]
         before, after = dict.fromkeys(row["plan"] for row in spans)
         wanted = {before: replayed([0.03, 0.07 / 0.5], [0.04, 0.04 / 0.5], 5),  # 2|2 with the costs of steps 5 and 6
@@ -226,12 +227,11 @@ class HtmlReport(RunCase):
                 for one, other in zip(given[key], both, strict=True):
                     self.assertAlmostEqual(one, other, places=8, msg=(plan, key))
         ends = [max(end for _, end in times.values()) for times in wanted.values()]
-        self.assertEqual([before, after], [f"before step 6: {1000 * ends[0]:.2f} ms a step" if ends[0] < 1 else f"before step 6: {ends[0]:.2f} s a step",
-                                           f"from step 6 on: {1000 * ends[1]:.2f} ms a step"])
+        self.assertEqual([before, after], [f"before step 6: {ends[0]:.2f} s a step", f"from step 6 on: {1000 * ends[1]:.2f} ms a step"])
         self.assertTrue(all(row["kind"] in row["action"] for row in spans))
 
     def test_no_step_is_drawn_where_costs_or_plans_do_not_say_how_long_it_takes(self):
-        run = self.moved_run()
+        run = moved_run(self.folder / "moved")
         for change in "no costs", "other layers", "no micro-batches", "nothing moved":
             events = moves(5, [1, 3], (2, 0.1, [2, 2], change != "nothing moved"))
             if change == "no micro-batches":
@@ -274,10 +274,21 @@ class HtmlReport(RunCase):
         self.assert_error(self.report(str(self.folder / "nowhere"), "--html", str(self.folder / "out.html")), 2, "has no records")
         self.assert_error(self.report(run, run), 2, "2 runs, wanted one without --html")
         self.assert_error(self.report(run, "--html", "out.html", "--traffic"), 2, "--html with --traffic")
+        wanted = 'wanted the folder of a run, or a document of format "dynmo-html-report-1"'
+        none = json.dumps({"format": "dynmo-html-report-1", "charts": [], "runs": 1, "together": []})
+        for text, said in ("{", "parse"), (none, wanted), ("[]", wanted):
+            (self.folder / "document.json").write_text(text)
+            self.assert_error(self.report("document.json", "--html", "out.html"), 2, "document.json", said)
+
+    def test_a_document_of_the_format_is_a_page_too(self):
+        given, page = self.document(str(moved_run(self.folder / "moved")))
+        (self.folder / "document.json").write_text(json.dumps(given))
+        again, same = self.document(str(self.folder / "document.json"))
+        self.assertEqual((again, same), (given, page))
 
     @unittest.skipUnless((VEGA / "complete").exists(), "Vega is not here: scripts/setup report")
     def test_every_chart_can_be_drawn(self):
-        document, page = self.document(str(self.folder / self.run_name), str(self.moved_run()))
+        document, page = self.document(str(self.folder / self.run_name), str(moved_run(self.folder / "moved")))
         charts = []
         for run in document["runs"][1:]:
             tables = tables_of(run)
