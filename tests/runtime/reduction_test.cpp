@@ -10,6 +10,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/runtime/pieces.h"
 #include "dynmo/transport/in_process.h"
+#include "dynmo/transport/traffic.h"
 
 namespace dynmo::runtime {
 namespace {
@@ -91,6 +92,46 @@ INSTANTIATE_TEST_SUITE_P(Reduction, Sums,
                            return fmt::format("{}_{}", std::get<0>(test.param),
                                               c10::toString(std::get<1>(test.param)));
                          });
+
+// Of N elements on D replicas each replica sends every other one a D-th of its gradients and of the
+// sums, in all 2 (D - 1) / D of its bytes where D divides N.
+TEST(Reduction, OfRandomSizesSendsTheBytesOfItsClosedForm) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Rng rng(mix_key({0x5EDC, seed}));
+    const auto replicas = static_cast<std::int64_t>(2 + rng.below(4));
+    const bool even = rng.below(2) == 0;
+    const std::int64_t elements = even ? replicas * static_cast<std::int64_t>(1 + rng.below(500))
+                                       : static_cast<std::int64_t>(1 + rng.below(2000));
+    const auto bytes_of = [&](std::int64_t part) {
+      return 4 * (elements * (part + 1) / replicas - elements * part / replicas);
+    };
+    const auto done = transport::run_ranks(
+        static_cast<int>(replicas), [&](transport::Transport& inner) -> Expected<void> {
+          at::set_num_threads(1);
+          transport::CountingTransport counting(inner);
+          LayerStates states;
+          states.emplace(LayerId(6), layer_of(6, {{elements}}, seed, at::kFloat));
+          Reduction reduction(counting, states);
+          reduction.start(LayerId(6));
+          DYNMO_TRY(reduction.finish());
+          const std::int64_t self = inner.rank().value;
+          for (std::int64_t to = 0; to < replicas; ++to) {
+            const std::int64_t expected = to == self ? 0 : bytes_of(to) + bytes_of(self);
+            const auto& count =
+                counting.sent().at(WorldRank(inner.rank().value), WorldRank(static_cast<int>(to)),
+                                   Purpose::kReduction);
+            EXPECT_EQ(count.bytes.value, expected)
+                << "seed " << seed << ", " << self << " to " << to;
+          }
+          if (even) {
+            EXPECT_EQ(counting.sent_bytes().value, 2 * (replicas - 1) * 4 * elements / replicas)
+                << "seed " << seed;
+          }
+          return {};
+        });
+    ASSERT_TRUE(done.has_value()) << "seed " << seed << ": " << done.error().message;
+  }
+}
 
 TEST(GradientPieces, CoverEveryElementOnceInEvenPartsOfBoundedPieces) {
   for (const auto& [id, state] : states_of(0, at::kFloat)) {
