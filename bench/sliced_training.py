@@ -121,7 +121,8 @@ def freezing(options, folder):
         summary = json.loads((out / "summary.json").read_text())
         gains.append(summary["speedup"])
         possible.append(summary["best_speedup"])
-        shares.append((summary["speedup"] - 1) / (summary["best_speedup"] - 1))
+        # No share where nothing is to be gained, as in a run that is too short to freeze.
+        shares.append((summary["speedup"] - 1) / (summary["best_speedup"] - 1) if summary["best_speedup"] > 1.01 else float("nan"))
         predicted.append(summary["measured_step_time_s"] / summary["predicted_step_time_s"])
         print(f"  round: gain {gains[-1]:.3f} of {possible[-1]:.3f}, measured / predicted {predicted[-1]:.3f}", flush=True)
     print(f"two ranks, freezing, gain by balancing: {spread(gains)}, possible: {spread(possible)}, share: {spread(shares)}")
