@@ -239,8 +239,8 @@ TEST_P(HeadSlices, BeginWithTheRowsOfTheWholeMatrix) {
   }
 }
 
-// What a layer holds between forward and input_gradient, and the most that its three calls have
-// allocated at once.
+// Bytes that a layer holds between forward and input_gradient, and the most that its three calls
+// have allocated at once.
 struct Metered {
   std::int64_t held = 0;
   std::int64_t peak = 0;
