@@ -18,9 +18,12 @@ import pathlib
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
+
+import page
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,12 +56,22 @@ def expanded(entry):
         yield one
 
 
+def with_seed(line, seeds):
+    """The command with the first seed of its part, where it takes one."""
+    for start, key in {"dynmo simulate ": "training.seed", "dynmo train ": "train.seed"}.items():
+        if seeds and line.startswith(start):
+            return f"{line} --set {key}={seeds[0]}"
+    return line
+
+
 def read_rows(path):
     """The parts with their commands and rows, one entry each."""
     parts = json.loads(path.read_text())["parts"]
     for part in parts.values():
         for kind in ("commands", "rows"):
             part[kind] = [one for entry in part[kind] for one in expanded(entry)]
+        for command in part["commands"]:
+            command |= {key: with_seed(command[key], part.get("seeds")) for key in ("before", "command") if key in command}
     return parts
 
 
@@ -74,7 +87,7 @@ def commit():
 
 
 class Commands:
-    """Runs commands, and keeps what they print in a folder."""
+    """Runs commands, and keeps what they print in a folder. One with "repeat" runs so often."""
 
     def __init__(self, programs, folder):
         self.programs = programs
@@ -86,10 +99,13 @@ class Commands:
                 inputs.update(path.read_bytes())
         self.inputs = inputs.hexdigest()
 
-    def result(self, command):
-        """What a command printed, its seconds and the load around it. ValueError where it failed."""
+    def results(self, command):
+        """Of each repetition what the command printed, its seconds and the load around it. ValueError where one failed."""
+        return [self.result(command, number) for number in range(command.get("repeat", 1))]
+
+    def result(self, command, number):
         lines = [*([command["before"]] if "before" in command else []), command["command"]]
-        key = hashlib.sha256((self.inputs + "\n".join(lines)).encode()).hexdigest()[:16]
+        key = hashlib.sha256((self.inputs + "\n".join([*lines, str(number)])).encode()).hexdigest()[:16]
         path = self.folder / f"{key}.json"
         if path.exists():
             return json.loads(path.read_text())
@@ -100,7 +116,8 @@ class Commands:
             program = self.programs.get(words[0], pathlib.Path(words[0]))
             if not program.exists():
                 raise ValueError(f"{words[0]} is not built: {program}")
-            words = [str(program), *(word.replace("RUN", str(run)) for word in words[1:])]
+            words = [word.replace("RUN", str(run)).replace("DYNMO", str(self.programs["dynmo"])) for word in words]
+            words[0] = str(program)
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
             if done.returncode != 0:
                 last = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
@@ -114,21 +131,37 @@ class Commands:
         return result
 
 
+def field(value, path):
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
 def looked_up(output, place):
-    """A number: of a run by its name and field ("end.step_time_s") in JSON, or the group of a pattern in text."""
+    """A run's field by its name ("end.step_time_s") in JSON, or the sum of several ("a.b+a.c"); "" is the document, no run. In text
+    it is the group of a pattern."""
     if len(place) == 1:
         found = re.search(place[0], output, re.MULTILINE)
         if not found:
             raise ValueError(f"nothing printed matches {place[0]}")
         return float(found.group(1))
     value = json.loads(output)
-    runs = {run["name"]: run for run in value["runs"]}
+    runs = {run["name"]: run for run in value["runs"]} | {"": value}
     if place[0] not in runs:
         raise ValueError(f"no run {place[0]} among {', '.join(runs)}")
-    value = runs[place[0]]
-    for key in place[1].split("."):
-        value = value[key]
-    return float(value)
+    values = [field(runs[place[0]], path) for path in place[1].split("+")]
+    if None in values:
+        raise ValueError(f"{place[1]} is not known")
+    return sum(values) if len(values) > 1 else values[0]
+
+
+def combined(row, numbers):
+    """The one value of a row's terms or the ratio of two; "same": 1 if all are equal; "share": of the second's gain, what the first has."""
+    if row.get("is") == "same":
+        return float(len(set(numbers)) == 1)
+    if row.get("is") == "share":
+        return (numbers[0] - 1) / (numbers[1] - 1)
+    return float(numbers[0]) if len(numbers) == 1 else numbers[0] / numbers[1]
 
 
 class Evaluation:
@@ -142,7 +175,7 @@ class Evaluation:
         """Runs commands side by side, before their rows ask for them."""
         def one(name):
             try:
-                return name, self.commands.result(self.known[name]), None
+                return name, self.commands.results(self.known[name]), None
             except ValueError as error:
                 return name, None, str(error)
 
@@ -158,21 +191,25 @@ class Evaluation:
             raise ValueError(self.failures[name])
         return self.results[name]
 
-    def value(self, terms):
-        """One number, or the ratio of two: [command, place...] each."""
-        numbers = [looked_up(self.output(term[0])["output"], term[1:]) for term in terms]
-        return numbers[0] if len(numbers) == 1 else numbers[0] / numbers[1]
+    def values(self, row, terms):
+        """Of each repetition one number, from [command, place...] each."""
+        outputs = [self.output(term[0]) for term in terms]
+        return [combined(row, [looked_up(result["output"], term[1:]) for result, term in zip(results, terms)]) for results in zip(*outputs)]
 
-    def row(self, row):
-        done = {key: row[key] for key in ("id", "paper", "goal", "floor", "at_most") if key in row}
+    def row(self, row, seeds):
+        done = {key: row[key] for key in ("id", "is", "paper", "goal", "goal_is", "floor", "at_most") if key in row}
         try:
-            done["value"] = self.value(row["value"])
+            values = self.values(row, row["value"])
             if "bound" in row:
-                done["bound"] = self.value(row["bound"])
-        except ValueError as error:
-            done["failed"] = str(error)
-        used = [self.results[term[0]] for term in row["value"] if term[0] in self.results]
+                done["bound"] = statistics.median(self.values({}, row["bound"]))
+            done |= {"value": statistics.median(values), "spread": [min(values), max(values)], "runs": len(values)}
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            done["failed"] = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        names = dict.fromkeys(term[0] for term in row["value"])
+        used = [result for name in names for result in self.results.get(name, [])]
         done["commands"] = sorted({result["command"] for result in used})
+        done["seeds"] = seeds
+        done["seconds"] = [result["seconds"] for result in used]
         done["load"] = max((max(result["load"]) for result in used), default=0.0)
         return done
 
@@ -190,7 +227,7 @@ def complaints(part, rows, recorded):
                 yield f"{name}: {value:.12g}, nothing is recorded: run with --record"
             elif not math.isclose(value, recorded[name], rel_tol=EXACT):
                 yield f"{name}: {value:.12g}, recorded is {recorded[name]:.12g}"
-        elif row["load"] > QUIET_LOAD:
+        elif row["load"] > QUIET_LOAD and row.get("is") != "same":
             say(f"{name}: {value:.4g}, not judged: load average was {row['load']:.1f}")
             continue
         if "floor" in row and value < row["floor"]:
@@ -229,11 +266,11 @@ def main():
     for name in chosen:
         if name not in parts:
             sys.exit(f"reproduce: part {name} is not known, wanted one of {', '.join(parts)}")
-    programs = {"dynmo": options.dynmo.resolve(), "controller_bench": options.bench / "controller_bench",
-                "search_bench": options.bench / "search_bench"}
+    programs = {"dynmo": options.dynmo.resolve(), "demo-text": ROOT / "scripts/demo-text",
+                "controller_bench": options.bench / "controller_bench", "search_bench": options.bench / "search_bench"}
     evaluation = Evaluation(parts.values(), Commands(programs, options.out / "commands"))
     recorded = json.loads(options.recorded.read_text()) if options.recorded.exists() else {}
-    document = {"format": "dynmo-reproduce-1", **commit(), "machine": machine(), "parts": {}}
+    document = {"format": "dynmo-reproduce-1", **commit(), "machine": machine(), "load": [os.getloadavg()[0]], "parts": {}}
     bad, tables = [], []
     for name in chosen:
         rows = []
@@ -241,7 +278,7 @@ def main():
         used = dict.fromkeys(term[0] for row in asked for term in row["value"] + row.get("bound", []))
         evaluation.run(used, 1 if parts[name]["kind"] == "measured" else os.cpu_count())
         for row in asked:
-            rows.append(evaluation.row(row))
+            rows.append(evaluation.row(row, parts[name].get("seeds", [])))
             if "failed" in rows[-1]:
                 say(f"{row['id']}: failed: {rows[-1]['failed']}")
         if options.record and parts[name]["kind"] == "exact":
@@ -249,8 +286,14 @@ def main():
         document["parts"][name] = rows
         tables.append(f"## {name}\n{parts[name]['title']}\n\n{table(rows)}")
         bad += complaints(parts[name], rows, recorded)
+    document["load"].append(os.getloadavg()[0])
     (options.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     (options.out / "tables.md").write_text("\n".join(tables))
+    (options.out / "report.json").write_text(json.dumps(page.document(document, parts)))
+    drawn = subprocess.run([programs["dynmo"], "report", options.out / "report.json", "--html", options.out / "report.html"],
+                           capture_output=True, text=True, check=False)
+    if drawn.returncode != 0:
+        say(f"no page: {drawn.stderr.strip()}")
     if options.record:
         options.recorded.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
     count = sum(len(rows) for rows in document["parts"].values())

@@ -11,6 +11,8 @@ import sys
 import tempfile
 import unittest
 
+from browser import MISSING, browse, inked
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench/reproduce"
 ONLY = os.environ.get("DYNMO_REPRODUCE_ONLY", "/24/")
@@ -36,6 +38,12 @@ class Reproduce(unittest.TestCase):
         rows = document["parts"]["simulated"]
         self.assertEqual([row["id"] for row in rows if "value" not in row], [])
         self.assertTrue(all(row["value"] <= row["bound"] * (1 + 1e-9) for row in rows if "bound" in row))
+        for row in rows:
+            self.assertEqual((row["spread"], row["seeds"]), ([row["value"]] * 2, [1]), row["id"])
+            self.assertTrue(all(command.endswith("--set training.seed=1") for command in row["commands"]))
+        self.assertEqual({"commit", "dirty", "machine", "load", "parts"} - document.keys(), set())
+        self.assertEqual(len(document["load"]), 2)
+        self.check_page(rows)
         kept = {path: path.stat().st_mtime_ns for path in (self.folder / "out/commands").iterdir()}
 
         # One value is another now: a line names it, and nothing has run again.
@@ -46,6 +54,63 @@ class Reproduce(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()[1:]], [ROW], done.stdout + done.stderr)
         self.assertEqual({path: path.stat().st_mtime_ns for path in (self.folder / "out/commands").iterdir()}, kept)
+
+    def check_page(self, rows):
+        """A figure beside the paper's number for each row."""
+        report = json.loads((self.folder / "out/report.json").read_text())
+        drawn = {row["id"]: row for table in report["runs"][0]["tables"].values() for row in table}
+        self.assertEqual(drawn.keys(), {row["id"] for row in rows})
+        for row in rows:
+            one = drawn[row["id"]]
+            self.assertEqual((one["value"], one["bound"], one["goal"]), (row["value"], row.get("bound"), row.get("goal")))
+            self.assertEqual(one["paper"], float(row["paper"].split()[-1]) if "paper" in row else None)
+        if MISSING:
+            print(f"the page is not looked at: {MISSING}")
+            return
+        shown, console = browse(self.folder / "out/report.html", "--dump-dom", f"--screenshot={self.folder}/page.png")
+        self.assertEqual(console, [])
+        self.assertGreater(inked(self.folder / "page.png"), 0.01)
+        self.assertEqual(shown.count("<svg "), len(report["charts"]))
+        def count(key):
+            return sum(one[key] is not None for one in drawn.values())
+
+        marks = {"bar": len(rows), "tick": count("bound") + count("goal"), "point": count("paper")}
+        for kind, wanted in marks.items():
+            self.assertEqual(shown.count(f'aria-roledescription="{kind}"'), wanted, kind)
+
+    def test_measured_rows_have_their_spread(self):
+        """Each repetition runs; a row is the median, judged on a quiet machine alone, and what no clock decides always."""
+        count = self.folder / "count"
+        count.write_text("0")
+        program = self.folder / "program"
+        program.write_text(f"""#!{sys.executable}
+import json, pathlib
+count = pathlib.Path({str(count)!r})
+n = int(count.read_text()) + 1
+count.write_text(str(n))
+runs = [{{"name": name, "speed": n * speed, "digest": digest}} for name, speed, digest in (("a", 2.0, "x"), ("b", 3.0 + n, "y"))]
+print(json.dumps({{"runs": runs, "speedup": 1 + 0.25 * n, "best": 2.0, "overhead": {{"plan": 0.25, "move": 0.5}}, "unknown": None}}))
+""")
+        program.chmod(0o755)
+        def row(name, value, **more):
+            return {"id": name, "value": [["it", *place] for place in value], **more}
+
+        rows = [row("ratio", [("b", "speed"), ("a", "speed")], floor=100), row("share", [("", "speedup"), ("", "best")], **{"is": "share"}),
+                row("sum", [("", "overhead.plan+overhead.move")]), row("unknown", [("", "unknown")]),
+                row("same", [("a", "digest"), ("b", "digest")], floor=1, **{"is": "same"})]
+        (self.folder / "rows.json").write_text(json.dumps({"parts": {"simulated": {
+            "title": "", "kind": "measured", "seeds": [7], "commands": [{"id": "it", "command": str(program), "repeat": 3}],
+            "rows": rows}}}))
+        done = self.reproduce("--rows", self.folder / "rows.json", only="")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        given = {one["id"]: one for one in json.loads((self.folder / "out/results.json").read_text())["parts"]["simulated"]}
+        self.assertEqual(count.read_text(), "3")
+        for name, value, spread in (("ratio", 2.5, [2.0, 3.0]), ("share", 0.5, [0.25, 0.75]), ("sum", 0.75, [0.75, 0.75]),
+                                    ("same", 0, [0, 0])):
+            self.assertEqual((given[name]["value"], given[name]["spread"]), (value, spread), name)
+            self.assertEqual((given[name]["runs"], len(given[name]["seconds"]), given[name]["seeds"]), (3, 3, [7]))
+        self.assertEqual(given["unknown"]["failed"], "unknown is not known")
+        self.assertIn("same: 0, below 1", done.stdout)
 
     def test_a_command_may_need_another_one_before(self):
         """Its files are named by the command's own."""
