@@ -17,7 +17,7 @@
 namespace dynmo::train {
 namespace {
 
-// What all ranks do before the run itself.
+// All ranks do this before the run itself.
 Expected<Inputs> prepare(transport::Transport& transport, TrainOptions& options,
                          const Reporter& reporter) {
   DYNMO_TRY(pipeline_ranks(options.config, transport.size()));

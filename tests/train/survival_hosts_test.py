@@ -11,7 +11,7 @@ from hosts_case import A, B, HostsCase
 from two_hosts import ADDRESSES, RATE_BITS_PER_S, run_tests
 
 SEED = 22
-SILENCE_S = 1  # a third of what it is without a word: this is what the tests wait for
+SILENCE_S = 1  # a third of the default: this is what the tests wait for
 
 
 class SurvivalHosts(HostsCase):
