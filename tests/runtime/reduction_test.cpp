@@ -93,8 +93,8 @@ INSTANTIATE_TEST_SUITE_P(Reduction, Sums,
                                               c10::toString(std::get<1>(test.param)));
                          });
 
-// Of N elements on D replicas each replica sends every other one a D-th of its gradients and of the
-// sums, in all 2 (D - 1) / D of its bytes where D divides N.
+// Each of D replicas sends every other one a D-th of its N gradients and of the sums, in all
+// 2 (D - 1) / D of its bytes where D divides N.
 TEST(Reduction, OfRandomSizesSendsTheBytesOfItsClosedForm) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Rng rng(mix_key({0x5EDC, seed}));
