@@ -347,7 +347,9 @@ Expected<std::optional<DrawnMove>> largest_move(const std::vector<Event>& events
     }
     DYNMO_ASSIGN(std::optional<plan::Plan> now, plan_of(event));
     if (!now) continue;
-    if (event.kind == "move" && event.step == decided && plan &&
+    // Where layers moved while a step ran, the new plan is that of the step after the decision's.
+    const bool of_decision = event.step == decided || event.step == decided + 1;
+    if (event.kind == "move" && decided >= 0 && of_decision && plan &&
         (!largest || next.gain_s > largest->gain_s)) {
       largest = next;
       largest->move = {.step = event.step, .before = *plan, .after = *now};
