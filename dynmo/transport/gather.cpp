@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 namespace dynmo::transport {
 
@@ -54,7 +55,7 @@ Expected<std::vector<std::vector<double>>> gather_numbers(Transport& transport, 
   DYNMO_ASSIGN(const auto all, all_gather(transport, tag, std::as_bytes(mine)));
   std::vector<std::vector<double>> numbers(all.size(), std::vector<double>(mine.size()));
   for (std::size_t i = 0; i < all.size(); ++i) {
-    std::memcpy(numbers[i].data(), all[i].data(), mine.size_bytes());
+    std::ranges::copy(all[i], std::as_writable_bytes(std::span(numbers[i])).begin());
   }
   return numbers;
 }
