@@ -412,9 +412,11 @@ Found explore_one(const Options& options, std::uint64_t seed) {
 }
 
 TEST(SurvivorsExplorer, NoTwoGroupsTakeStepsInAnyOrderOfEvents) {
-  std::vector<Options> spaces = {{.members = 2, .newcomers = 1, .deaths = 1, .changes = 1},
-                                 {.members = 4, .replicas = 2, .deaths = 1, .newest = 2}};
-  if (draws_all_samples()) spaces.push_back({.members = 3, .deaths = 1, .newest = 3});
+  std::vector<Options> spaces = {{.members = 2, .newcomers = 1, .deaths = 1, .changes = 1}};
+  if (draws_all_samples()) {
+    spaces.push_back({.members = 3, .deaths = 1, .newest = 3});
+    spaces.push_back({.members = 4, .replicas = 2, .deaths = 1, .newest = 2});
+  }
   if (draws_all_samples() && std::getenv("DYNMO_SAMPLES") != nullptr) {
     spaces.push_back({.members = 3, .deaths = 2, .newest = 3});
   }
@@ -435,7 +437,9 @@ constexpr Options kMany = {.members = 5, .newcomers = 2, .deaths = 4, .changes =
 
 TEST(SurvivorsExplorer, NoTwoGroupsTakeStepsInRandomSchedules) {
   const char* samples = std::getenv("DYNMO_SAMPLES");
-  const std::uint64_t schedules = samples != nullptr && draws_all_samples() ? 40000 : 1500;
+  const std::uint64_t schedules = samples != nullptr && draws_all_samples() ? 40000
+                                  : draws_all_samples()                     ? 1500
+                                                                            : 300;
   std::int64_t events = 0;
   for (std::uint64_t seed = 0; seed < schedules; ++seed) {
     for (const int members : {3, 4, 5}) {

@@ -121,9 +121,13 @@ class KillScripts(ElasticCase):
         ledger, reached, first = [], 0, None
         seen = Events(run)
 
-        def noted(numbers):
+        def noted(numbers, last):
+            """(Whoever leads may be killed before it has written down the loss before its own.)"""
             seen.read()
-            return numbers <= seen.lost and seen.recovery is not None
+            if last not in seen.lost or seen.recovery is None:
+                return False
+            there = {rank["rank"] for rank in self.status(name).get("ranks", [])}
+            return bool(there) and numbers.isdisjoint(there)
 
         while len(ledger) < count:
             status = self.whole(process, reached + draw.randrange(STEPS_AFTER), name, respawns)
@@ -134,7 +138,7 @@ class KillScripts(ElasticCase):
                 os.kill(rank["pid"], how)
                 time.sleep(draw.choice((0, draw.uniform(0, 0.08))))  # the second one while the others recover
             numbers = {rank["rank"] for rank in lost}
-            self.until(process, lambda n=numbers: noted(n))
+            self.until(process, lambda n=numbers, last=lost[-1]["rank"]: noted(n, last))
             event = seen.recovery
             reached = event["step"] + event["steps_again"]
             descriptors, zombies = self.launcher(process)
