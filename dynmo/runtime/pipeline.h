@@ -188,6 +188,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> finish_moving(StepReport& report);
   void send_layers();
   void settle_move(StepReport& report);
+  [[nodiscard]] Expected<void> end_last_move();
   void give_up_move(LayerId refused);
   void count_work(const dynamism::Outcome& outcome, std::vector<cost::LayerSample>& layers);
   [[nodiscard]] Expected<void> measure_links();

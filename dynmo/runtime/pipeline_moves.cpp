@@ -90,11 +90,17 @@ Expected<Pipeline::Wanted> Pipeline::agree_on(const plan::Plan& plan, Moves how)
   return wanted;
 }
 
-Expected<bool> Pipeline::apply(const plan::Plan& plan) {
+// The caller's move is the next one.
+Expected<void> Pipeline::end_last_move() {
   DYNMO_TRY(ask_sources_first());
   StepReport report;
   settle_move(report);
   DYNMO_CHECK(moving_ == nullptr, "one move at a time");
+  return {};
+}
+
+Expected<bool> Pipeline::apply(const plan::Plan& plan) {
+  DYNMO_TRY(end_last_move());
   DYNMO_ASSIGN(Wanted wanted, agree_on(plan, Moves::kNow));
   return move_now(plan, std::move(wanted));
 }
@@ -112,10 +118,7 @@ Expected<bool> Pipeline::move_now(const plan::Plan& plan, Wanted wanted) {
 }
 
 Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
-  DYNMO_TRY(ask_sources_first());
-  StepReport report;
-  settle_move(report);
-  DYNMO_CHECK(moving_ == nullptr, "one move at a time");
+  DYNMO_TRY(end_last_move());
   // Sources change layers for the step before these are sent.
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());

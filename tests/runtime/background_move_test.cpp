@@ -139,16 +139,26 @@ struct Ended {
   std::vector<RankState> states = {};
 };
 
+// A training of kSteps steps of the small model.
+struct Training {
+  Training() { run.steps = kSteps; }
+
+  model::LlamaConfig config = small_model();
+  model::Model layers = model::make_llama(config);
+  RunOptions run = {};
+
+  [[nodiscard]] PipelineOptions options() const { return pipeline_options(config, run); }
+  [[nodiscard]] Pipeline::Batches batches() const {
+    return [this](std::int64_t step, MicroBatchId id) { return batch(config, run.seed, step, id); };
+  }
+};
+
 Ended run_until(const std::vector<int>& before, const std::vector<int>& wanted, int faulty,
                 const Fault& fault) {
-  const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
-  RunOptions run;
-  run.steps = kSteps;
-  const PipelineOptions options = pipeline_options(config, run);
-  const auto batches = [&](std::int64_t step, MicroBatchId id) {
-    return batch(config, run.seed, step, id);
-  };
+  const Training training;
+  const model::Model& layers = training.layers;
+  const PipelineOptions options = training.options();
+  const Pipeline::Batches batches = training.batches();
   const auto ranks = static_cast<int>(before.size());
   Ended ended;
   ended.states = std::vector<RankState>(before.size());
@@ -163,7 +173,8 @@ Ended run_until(const std::vector<int>& before, const std::vector<int>& wanted, 
     const plan::Plan plan = plan::make_plan(before, schedule::ScheduleKind::k1F1B);
     Pipeline pipeline(
         *group, layers, options,
-        {.plan = plan, .layers = initial_states(layers, plan, Rank(inner.rank().value), run.seed)});
+        {.plan = plan,
+         .layers = initial_states(layers, plan, Rank(inner.rank().value), training.run.seed)});
     const auto train = [&]() -> Expected<void> {
       for (int step = 0; step < kSteps; ++step) {
         if (step == kMoveAt) {
@@ -195,14 +206,10 @@ Ended run_until(const std::vector<int>& before, const std::vector<int>& wanted, 
 
 // Trains on from the states of these ranks to the end.
 Expected<std::map<int, std::string>> go_on(std::vector<RankState> states) {
-  const model::LlamaConfig config = small_model();
-  const model::Model layers = model::make_llama(config);
-  RunOptions run;
-  run.steps = kSteps;
-  const PipelineOptions options = pipeline_options(config, run);
-  const auto batches = [&](std::int64_t step, MicroBatchId id) {
-    return batch(config, run.seed, step, id);
-  };
+  const Training training;
+  const model::Model& layers = training.layers;
+  const PipelineOptions options = training.options();
+  const Pipeline::Batches batches = training.batches();
   const auto ranks = static_cast<int>(states.size());
   Rng rng(kSeed);
   const plan::Plan plan = plan::make_plan(random_cut(rng, kLayers, ranks),
@@ -386,7 +393,7 @@ TEST(BackgroundMove, AStepThatIsSkippedOrStoppedLeavesBothEndsAlike) {
   }
 }
 
-// Where the memory of a rank does not hold the layers that come beside its own, they move at once.
+// Layers move at once where a rank's memory does not hold them in addition to its own.
 TEST(BackgroundMove, LayersMoveAtOnceWhereTheMemoryDoesNotHoldThemTwice) {
   for (const bool tight : {false, true}) {
     RunOptions run{.steps = 6, .cut = {3, 5}};
