@@ -6,7 +6,8 @@
 //
 // The first one is of moves between two steps, the second of moves during one, whose layers compute
 // by sleeping. There the pause is by how much longer the step of the move and the one after it take
-// than a step without, which each plan runs beside them; and what the pipeline itself says.
+// than a step without a move, of which each plan runs some. A column has what the pipeline itself
+// says.
 //
 // The pause is all of Pipeline::apply: agreeing on the plan, new memory, checksums at both ends,
 // the vote, new schedules. The bare transfer goes from the same memory into memory that was used

@@ -5,8 +5,8 @@
 // no moment, so these travel between the actions of the schedule; at the end of the step follow the
 // gradients, and both ends make the same update. Training waits for the gradients alone.
 //
-// As in a migration (migrate.h) the source keeps its layer, and what arrives is verified. Whether
-// all ranks hold what was sent is told with the figures of the step (exchange.h).
+// The source keeps its layer, and copies that arrive are verified, as in a migration (migrate.h).
+// The figures of the step (exchange.h) tell whether all ranks hold what was sent.
 
 #include <atomic>
 #include <chrono>

@@ -243,7 +243,7 @@ std::vector<Sorted> sorts_of(const SparseTensor& tensor) {
 }
 
 // How many sorts may run at once. Each has a key an entry, or cells of as many bytes at most,
-// beside the indices, and what these take together with the program is below 40 bytes an entry
+// in addition to the indices. All of it and the program take less than 40 bytes an entry
 // where there are two million of them.
 int sorts_at_once(const SparseTensor& tensor, const std::vector<Sorted>& sorts, int threads) {
   if (!tensor.values.empty()) return threads;

@@ -94,7 +94,7 @@ struct Reports {
   }
 };
 
-// A rank's own, beside its state and its log.
+// A rank reports this in addition to its state and its log.
 struct Own {
   bool whole = false;
   bool complete = false;         // gradients of a step that lacks its update

@@ -125,7 +125,7 @@ Expected<std::unique_ptr<transport::Transport>> Hub::meet(const elastic::View& v
                take_locked(generation, view.size(), rank));
   ++met_[generation];
   note_news();
-  // As survivors.h says it: who has ended, or was called and does not answer any more.
+  // A member is gone that has ended, or that was called and does not answer any more (survivors.h).
   const auto gone = [&] {
     return std::ranges::find_if(view.members, [&](const elastic::Member& member) {
       return !alive_.contains(member.id) || asleep_.contains(member.id);
