@@ -4,10 +4,13 @@
 
 Kills: a run of --ranks processes, of which a drawn one, the leader too, is killed again and again; another joins after
 each (`dynmo ctl RUN grow 1`). For each loss:
+  ended     from the kill until the system has taken the process apart (its pidfd): its connections close
+            towards the end of that
   noticed   from the kill until the control plane of the rank that leads then has learned of it (clocks of one host)
   rest      from there until its main thread has left what it was at (event "recovery", ms.rest)
   meet      from there to the new group (ms.meet)
   ready     from the kill until the others are ready for their next step
+  finished  from the kill until the next step is done: ready, and that step's time by its record
   again     steps that run again, and where the layers came from
 Ready: pairs of undisturbed runs with snapshots and without, in turn, who begins alternating: the paired ratio of their
 tokens/s.
@@ -19,6 +22,7 @@ import collections
 import json
 import os
 import random
+import select
 import signal
 import statistics
 import subprocess
@@ -38,10 +42,21 @@ def members(run, after=-1):
     return {rank["rank"]: rank["pid"] for rank in found.get("ranks", [])}
 
 
+def step_times(run):
+    """Seconds by step; of a step that ran again, the longest."""
+    found = {}
+    for path in (run.folder / "records").glob("rank-*.jsonl"):
+        for line in path.read_text().splitlines():
+            if line.endswith("}"):  # a killed rank may leave half a line
+                record = json.loads(line)
+                found[record["step"]] = max(record["step_s"], found.get(record["step"], 0))
+    return found
+
+
 def measure_kills(options, folder, data):
     draw = random.Random(options.seed)
     run = Run(options, folder / "kills", data)
-    ready, noticed = [], []
+    ready, noticed, ended = [], [], []
     reached = -1  # steps done at the last loss: a run ends with the third of one step
     run.start("elastic.enabled=true", "train.steps=1000000")
     try:
@@ -51,8 +66,12 @@ def measure_kills(options, folder, data):
             time.sleep(draw.uniform(0, 1))
             victim = draw.choice(sorted(members(run)))
             pid = members(run)[victim]
+            process = os.pidfd_open(pid)
             killed_at = time.time()
             os.kill(pid, signal.SIGKILL)
+            select.select([process], [], [])
+            ended.append(time.time() - killed_at)
+            os.close(process)
             run.wait_for("a recovery", lambda: len(run.events("recovery")) > number)
             event = run.events("recovery")[number]
             reached = run.events("loss")[number]["step"]
@@ -66,9 +85,12 @@ def measure_kills(options, folder, data):
     finally:
         run.end()
     events = run.events("recovery")
-    return {"kills": len(events), "seed": options.seed, "noticed_s": quantiles(noticed),
+    times = step_times(run)
+    finished = [ready_s + times[event["step"]] for ready_s, event in zip(ready, events)]
+    return {"kills": len(events), "seed": options.seed, "ended_s": quantiles(ended), "noticed_s": quantiles(noticed),
+            "noticed_after_end_s": quantiles([late - end for late, end in zip(noticed, ended)]),
             **{f"{phase}_s": quantiles([event["ms"][phase] / 1000 for event in events]) for phase in ("rest", "meet")},
-            "ready_s": quantiles(ready),
+            "ready_s": quantiles(ready), "finished_s": quantiles(finished),
             "steps_again": quantiles([event["steps_again"] for event in events]),
             "from": dict(collections.Counter(event["from"] for event in events))}
 
@@ -105,16 +127,16 @@ def main():
             result["kills"] = measure_kills(options, folder, data)
         if options.rounds:
             result["ready"] = measure_ready(options, folder, data)
-    for name in ("noticed_s", "rest_s", "meet_s", "ready_s"):
+    for name in ("ended_s", "noticed_s", "noticed_after_end_s", "rest_s", "meet_s", "ready_s", "finished_s"):
         if options.kills:
             found = result["kills"][name]
-            say(f"{name:10} {found['count']:4}   p50 {1e3 * found['p50']:8.1f}   p99 {1e3 * found['p99']:8.1f} ms")
+            say(f"{name:19} {found['count']:4}   p50 {1e3 * found['p50']:8.1f}   p99 {1e3 * found['p99']:8.1f} ms")
     if options.kills:
         again = result["kills"]["steps_again"]
-        say(f"again      p50 {again['p50']}, max {again['max']} steps; from {result['kills']['from']}")
+        say(f"again               p50 {again['p50']}, max {again['max']} steps; from {result['kills']['from']}")
     if options.rounds:
         ready = result["ready"]
-        say(f"snapshots  {ready['median']:.3f} of the tokens/s without ({ready['min']:.3f} to {ready['max']:.3f})")
+        say(f"snapshots           {ready['median']:.3f} of the tokens/s without ({ready['min']:.3f} to {ready['max']:.3f})")
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
 
