@@ -135,11 +135,10 @@ class EarlyExit final : public LoadModel {
     const auto hidden = static_cast<double>(dense_.shape.hidden);
     const bool sliced = dense_.shape.head_slices > 1;
     // The head learns from all that come where those that stay have a loss, and the classifier from
-    // whether it is right about them; it is asked of all where its own scores decide. A slice
-    // scores all: who leaves is known behind the last one.
+    // whether it is right about them; it is asked of all where its own scores decide.
     const bool learns =
         options_.exit_loss > 0 || options_.confidence == ExitConfidence::kClassifier;
-    const bool asked = sliced || learns || options_.confidence == ExitConfidence::kGap;
+    const bool asked = learns || options_.confidence == ExitConfidence::kGap;
     const double forward = asked ? rho : rho - after;
     const double back = learns ? rho : rho - after;
     const double share = (forward + 2 * back) / 3;  // F, I and W are one product each

@@ -108,56 +108,91 @@ void add_best(const SavedSlice& slice, ExitNumbers& numbers) {
   }
 }
 
-// The scores of a slice in the numbers that it got, which are those that it passes on.
-void score(const model::Parameter& matrix, cost::HeadRows rows, const Tensor& n_ND,
-           const Tensor& targets_N, SavedSlice& slice, ExitNumbers& numbers) {
-  DYNMO_CHECK(targets_N.defined(), "targets: a head that makes a text is whole");
-  slice.score(matrix, rows, n_ND, targets_N);
-  const Tensor& scores_NV = slice.scores();
-  const auto number = [&](const Tensor& before_N, double initial) {
-    return before_N.defined() ? before_N.contiguous().clone()
-                              : at::full({scores_NV.size(0)}, initial, scores_NV.options());
-  };
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
-  numbers.best_N = number(numbers.best_N, kNone);
-  numbers.second_N = number(numbers.second_N, kNone);
-  numbers.right_N = number(numbers.right_N, 0);
-  if (scores_NV.scalar_type() == at::kDouble) {
-    add_best<double>(slice, numbers);
-  } else {
-    add_best<float>(slice, numbers);
-  }
-  numbers.slice = slice.pass_on(numbers.slice);
-  numbers.slice.n_ND = n_ND;
+// Some rows of `all`; undefined: all of them.
+Tensor some_of(const Tensor& all, const Tensor& rows) {
+  return all.defined() && rows.defined() ? all.index_select(0, rows) : all;
 }
 
-// SavedSlice with the rows that learn: the score of their target has a gradient.
+SliceNumbers some_of(const SliceNumbers& all, const Tensor& rows) {
+  return {.n_ND = some_of(all.n_ND, rows),
+          .log_sum_N = some_of(all.log_sum_N, rows),
+          .target_N = some_of(all.target_N, rows)};
+}
+
+// The other way round: `count` rows, zeros where there is none of `some`.
+Tensor all_of(const Tensor& some, const Tensor& rows, std::int64_t count) {
+  if (!some.defined() || !rows.defined()) return some;
+  Shape shape = some.sizes().vec();
+  shape[0] = count;
+  return at::zeros(shape, some.options()).index_copy_(0, rows, some);
+}
+
+SliceNumbers all_of(const SliceNumbers& some, const Tensor& rows, std::int64_t count) {
+  return {.n_ND = all_of(some.n_ND, rows, count),
+          .log_sum_N = all_of(some.log_sum_N, rows, count),
+          .target_N = all_of(some.target_N, rows, count)};
+}
+
+// The rows that the head scores; undefined: all. Similarity is known before: where rows that stay
+// have no loss, those that leave.
+Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
+                     const Tensor& similarity_N) {
+  if (question.teaches || options.confidence != Confidence::kSimilarity) return {};
+  if (question.never()) return indices({});
+  return (similarity_N.to(at::kDouble) >= question.threshold).nonzero().squeeze(1);
+}
+
+// SavedSlice of the rows that are scored, of which some learn: the score of their target has a
+// gradient.
 struct LearningSlice {
   SavedSlice slice;
-  Tensor learn;  // undefined: all
+  Tensor scored;  // undefined: all
+  Tensor learn;   // of those that are scored; undefined: all
 
+  // Adds the scores of the slice to the numbers that it got. `n_ND` is of the scored rows.
+  void score(const model::Parameter& matrix, cost::HeadRows rows, const Tensor& n_ND,
+             const Tensor& targets_N, ExitNumbers& numbers) {
+    DYNMO_CHECK(targets_N.defined(), "targets: a head that makes a text is whole");
+    slice.score(matrix, rows, n_ND, some_of(targets_N, scored));
+    const Tensor& scores_NV = slice.scores();
+    const auto number = [&](const Tensor& before_N, double initial) {
+      return before_N.defined() ? some_of(before_N, scored).contiguous().clone()
+                                : at::full({scores_NV.size(0)}, initial, scores_NV.options());
+    };
+    constexpr double kNone = -std::numeric_limits<double>::infinity();
+    ExitNumbers own{.best_N = number(numbers.best_N, kNone),
+                    .second_N = number(numbers.second_N, kNone),
+                    .right_N = number(numbers.right_N, 0)};
+    if (scores_NV.scalar_type() == at::kDouble) {
+      add_best<double>(slice, own);
+    } else {
+      add_best<float>(slice, own);
+    }
+    const std::int64_t N = numbers.y_ND.size(0);
+    numbers.best_N = all_of(own.best_N, scored, N);
+    numbers.second_N = all_of(own.second_N, scored, N);
+    numbers.right_N = all_of(own.right_N, scored, N);
+    const Tensor whole_ND = numbers.slice.n_ND;
+    const SliceNumbers before{.n_ND = {},
+                              .log_sum_N = some_of(numbers.slice.log_sum_N, scored),
+                              .target_N = some_of(numbers.slice.target_N, scored)};
+    numbers.slice = all_of(slice.pass_on(before), scored, N);
+    numbers.slice.n_ND = whole_ND.defined() ? whole_ND : all_of(n_ND, scored, N);
+  }
   [[nodiscard]] SliceNumbers gradient(const model::Parameter& matrix, const SliceNumbers& after) {
-    const Tensor own = after.target_N.nonzero().squeeze(1);
-    if (own.numel() == after.target_N.numel()) return slice.gradient(matrix, after);
-    learn = own;
-    slice.keep(learn);
-    const auto some = [&](const Tensor& all) {
-      return all.defined() ? all.index_select(0, learn) : all;
-    };
-    const SliceNumbers part = slice.gradient(matrix, {.n_ND = some(after.n_ND),
-                                                      .log_sum_N = some(after.log_sum_N),
-                                                      .target_N = some(after.target_N)});
-    const auto whole = [&](const Tensor& rows) {
-      if (!rows.defined()) return rows;
-      std::vector<std::int64_t> shape = rows.sizes().vec();
-      shape[0] = after.target_N.numel();
-      return at::zeros(shape, rows.options()).index_copy_(0, learn, rows);
-    };
-    return {
-        .n_ND = whole(part.n_ND), .log_sum_N = whole(part.log_sum_N), .target_N = after.target_N};
+    SliceNumbers own = some_of(after, scored);
+    const std::int64_t count = own.target_N.numel();
+    const Tensor with_gradient = own.target_N.nonzero().squeeze(1);
+    if (with_gradient.numel() < count) {
+      learn = with_gradient;
+      slice.keep(learn);
+      own = some_of(own, learn);
+    }
+    return all_of(all_of(slice.gradient(matrix, own), learn, count), scored,
+                  after.target_N.numel());
   }
   void add_weight_gradient(model::Parameter& matrix, const Tensor& n_ND) const {
-    slice.add_weight_gradient(matrix, learn.defined() ? n_ND.index_select(0, learn) : n_ND);
+    slice.add_weight_gradient(matrix, some_of(n_ND, learn));
   }
 };
 
@@ -177,7 +212,7 @@ model::ParameterSpec slice_of_head(const ExitOptions& options, std::int64_t slic
 struct SavedFirst : model::Stash {
   std::unique_ptr<model::Stash> inner;
   Shape tokens;
-  Tensor y_ND, inverse_N1;  // undefined: nothing is scored
+  Tensor y_ND, inverse_N1;  // of the scored rows; undefined: none
   LearningSlice slice;
   Tensor norm_gradient_D;
 
@@ -232,13 +267,18 @@ class FirstExitSlice final : public model::ForwardingLayer {
     const ExitQuestion question =
         question_of(state.buffers[inner_buffers_], context.pass, options_);
     if (question.asks || question.teaches) {
-      saved->y_ND = y_ND;
-      saved->inverse_N1 = kernels::rstd(y_ND, kExitEpsilon);
-      const Tensor n_ND = kernels::rms_norm(y_ND, saved->inverse_N1, model::value(state, norm_));
-      score(state.parameters[head()], rows(), n_ND, model::targets_of(output.hidden, context),
-            saved->slice.slice, numbers);
       if (options_.confidence == Confidence::kSimilarity) {
         numbers.similarity_N = similarity(model::rows(input.x), y_ND);
+      }
+      LearningSlice& slice = saved->slice;
+      slice.scored = rows_to_score(question, options_, numbers.similarity_N);
+      if (!slice.scored.defined() || slice.scored.numel() > 0) {
+        saved->y_ND = some_of(y_ND, slice.scored);
+        saved->inverse_N1 = kernels::rstd(saved->y_ND, kExitEpsilon);
+        const Tensor n_ND =
+            kernels::rms_norm(saved->y_ND, saved->inverse_N1, model::value(state, norm_));
+        slice.score(state.parameters[head()], rows(), n_ND,
+                    model::targets_of(output.hidden, context), numbers);
       }
     }
     output.hidden.x = pack(numbers, saved->tokens, y_ND.scalar_type());
@@ -255,11 +295,13 @@ class FirstExitSlice final : public model::ForwardingLayer {
     Tensor dy_ND = after.y_ND.to(type).contiguous();
     if (saved.y_ND.defined()) {
       const SliceNumbers before = saved.slice.gradient(state.parameters[head()], after.slice);
-      kernels::NormGradient gradient =
-          kernels::norm_gradient(before.n_ND.to(type).contiguous(), saved.y_ND, saved.inverse_N1,
-                                 model::value(state, norm_), InputGradient::kWanted, dy_ND);
+      const Tensor& scored = saved.slice.scored;
+      // Where some rows are scored alone, they leave: there is no gradient from behind.
+      kernels::NormGradient gradient = kernels::norm_gradient(
+          some_of(before.n_ND, scored).to(type).contiguous(), saved.y_ND, saved.inverse_N1,
+          model::value(state, norm_), InputGradient::kWanted, scored.defined() ? Tensor() : dy_ND);
       saved.norm_gradient_D = std::move(gradient.weight_D);
-      dy_ND = gradient.x_ND;
+      dy_ND = scored.defined() ? dy_ND.index_copy(0, scored, gradient.x_ND) : gradient.x_ND;
     }
     return inner().input_gradient(inner_state(state), *saved.inner,
                                   dy_ND.view(with_width(saved.tokens, options_.hidden)), wanted);
@@ -300,7 +342,7 @@ class FirstExitSlice final : public model::ForwardingLayer {
 struct SavedExitSlice : model::Saved {
   Shape tokens;
   LearningSlice slice;
-  Tensor n_ND;       // undefined: nothing is scored
+  Tensor n_ND;       // of the scored rows; undefined: none
   Tensor weights_N;  // in the last slice, of the rows' losses in that of the step
   Tensor stay;       // ... the rows that stay; undefined: all
   Tensor odds_N1;    // ... gradients of the classifier's sums
@@ -343,9 +385,13 @@ class ExitSlice final : public model::HandWritten<SavedExitSlice> {
     ExitNumbers numbers = unpack(input.x, options_.hidden);
     const at::ScalarType type = model::value(state, kHead).scalar_type();
     if (question.asks || question.teaches) {
-      saved.n_ND = numbers.slice.n_ND.to(type).contiguous();
-      score(state.parameters[kHead], rows_, saved.n_ND, model::targets_of(input, context),
-            saved.slice.slice, numbers);
+      LearningSlice& slice = saved.slice;
+      slice.scored = rows_to_score(question, options_, numbers.similarity_N);
+      if (!slice.scored.defined() || slice.scored.numel() > 0) {
+        saved.n_ND = some_of(numbers.slice.n_ND, slice.scored).to(type).contiguous();
+        slice.score(state.parameters[kHead], rows_, saved.n_ND, model::targets_of(input, context),
+                    numbers);
+      }
     }
     if (is_last_) return leave(state, input, context, question, numbers, saved);
     if (!saved.n_ND.defined()) return {.hidden = input};
@@ -365,7 +411,7 @@ class ExitSlice final : public model::HandWritten<SavedExitSlice> {
     own[kExitRows] = static_cast<double>(N);
     const auto tokens = static_cast<double>(context.targets_BT.numel());
     double loss = 0;
-    if (saved.n_ND.defined()) {
+    if (question.asks || question.teaches) {
       const std::vector<double> losses = doubles(numbers.slice.log_sum_N - numbers.slice.target_N);
       const std::vector<double> right = doubles(numbers.right_N);
       Tensor odds_N1;
@@ -383,7 +429,8 @@ class ExitSlice final : public model::HandWritten<SavedExitSlice> {
       }
       for (const double c : confidence) ++own[static_cast<std::size_t>(kExitCounts + exit_bin(c))];
       own[kExitLeft] = static_cast<double>(left.size());
-      own[kExitScored] = static_cast<double>(N);
+      const Tensor& scored = saved.slice.scored;
+      own[kExitScored] = static_cast<double>(scored.defined() ? scored.numel() : N);
       const double share = context.loss_weight / tokens;
       saved.weights_N = at::full({N}, options_.loss * share, numbers.slice.log_sum_N.options());
       saved.weights_N.index_fill_(0, indices(left), share);

@@ -163,10 +163,7 @@ TEST_P(ExitSlices, AreTheWholeExitForwardAndBack) {
     EXPECT_TRUE(at::equal(found.rows, expected.rows)) << slices;
     ASSERT_EQ(found.exits.size(), expected.exits.size());
     for (const auto& [layer, figures] : expected.exits) {
-      // Where a head scores those that leave alone, its slices score all.
-      const bool all = figures[kExitScored] == figures[kExitRows];
       for (std::size_t k = 0; k < figures.size(); ++k) {
-        if (!all && k != kExitRows && k != kExitLeft && k < kExitCounts) continue;
         EXPECT_NEAR(found.exits.at(layer).at(k), figures[k], 1e-9) << layer << ", figure " << k;
       }
     }
@@ -190,6 +187,10 @@ INSTANTIATE_TEST_SUITE_P(
                                  .loss = 0,
                                  .threshold = 0.8F,
                                  .recomputes = true},
+                      SlicesCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = 0},
+                      SlicesCase{.confidence = Confidence::kSimilarity,
+                                 .loss = 0,
+                                 .threshold = kNeverLeaves},
                       SlicesCase{.confidence = Confidence::kClassifier, .threshold = 0.5F},
                       SlicesCase{
                           .confidence = Confidence::kClassifier, .loss = 0, .threshold = 0.5F}));
