@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/plan/migration.h"
 
+#include <algorithm>
+
 #include "dynmo/core/check.h"
+#include "dynmo/plan/evaluate.h"
 
 namespace dynmo::plan {
 // Gradients do not travel: a plan changes between steps, when they are zero.
@@ -14,6 +17,34 @@ Bytes Migration::bytes() const {
   Bytes sum;
   for (const LayerMove& move : moves) sum += move.bytes;
   return sum;
+}
+
+Bytes Migration::gradient_bytes(const cost::ModelCost& model) const {
+  Bytes sum;
+  for (const LayerMove& move : moves) {
+    const cost::LayerCost& layer = model.layers[move.layer.index()];
+    if (!layer.frozen) sum += layer.gradient_bytes;
+  }
+  return sum;
+}
+
+bool holds_both(const Plan& plan, const Migration& migration, const cost::ModelCost& model,
+                const cost::Cluster& cluster, int micro_batches) {
+  const bool limited = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
+    return rank.memory < cost::kUnlimitedMemory;
+  });
+  if (!limited) return true;
+  const auto evaluation = evaluate(plan, model, cluster, micro_batches);
+  if (!evaluation) return true;
+  std::vector<Bytes> needed;
+  for (const auto& rank : evaluation->result.ranks) needed.push_back(rank.peak_memory);
+  for (const LayerMove& move : migration.moves) {
+    needed[move.to.index()] += move.bytes + model.layers[move.layer.index()].gradient_bytes;
+  }
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] > cluster.ranks[i].memory) return false;
+  }
+  return true;
 }
 
 Migration difference(const Plan& from, const Plan& to, const cost::ModelCost& model) {

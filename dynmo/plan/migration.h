@@ -29,12 +29,20 @@ struct LayerMove {
 struct Migration {
   std::vector<LayerMove> moves;  // ascending by layer
   [[nodiscard]] Bytes bytes() const;
+  // Gradients of the layers that move. A move during a step stops training for them alone.
+  [[nodiscard]] Bytes gradient_bytes(const cost::ModelCost& model) const;
   // Rank of every layer after it, from those before. Requires moves from where the layers are.
   [[nodiscard]] std::vector<Rank> apply(std::vector<Rank> owners) const;
 };
 
 // Requires two valid plans over the layers of `model`.
 [[nodiscard]] Migration difference(const Plan& from, const Plan& to, const cost::ModelCost& model);
+
+// Whether each rank's memory holds a step under `plan` and the layers that `migration` brings it in
+// addition. Requires a valid plan; true where the step cannot be evaluated.
+[[nodiscard]] bool holds_both(const Plan& plan, const Migration& migration,
+                              const cost::ModelCost& model, const cost::Cluster& cluster,
+                              int micro_batches);
 
 // Rank of every layer.
 [[nodiscard]] std::vector<Rank> owners(const Plan& plan);

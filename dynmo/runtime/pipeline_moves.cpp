@@ -146,25 +146,11 @@ Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
 // Whether every rank has the memory for the layers that come in addition to those of the plan in
 // force, as far as that is known.
 bool Pipeline::holds_twice(const plan::Migration& migration) const {
-  const cost::Cluster cluster = decisions_.cluster();
   auto costs = decisions_.costs(state_.frozen_layers);
-  const bool limited = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
-    return rank.memory < cost::kUnlimitedMemory;
-  });
-  if (!costs || !limited) return true;
+  if (!costs) return true;
   costs = plan::recomputed(*std::move(costs), program_.recomputed);
-  const auto evaluation = plan::evaluate(state_.plan, *costs, cluster, options_.micro_batches);
-  if (!evaluation) return true;
-  std::vector<Bytes> needed;
-  for (const auto& rank : evaluation->result.ranks) needed.push_back(rank.peak_memory);
-  for (const plan::LayerMove& move : migration.moves) {
-    const cost::LayerCost& layer = costs->layers[move.layer.index()];
-    needed[move.to.index()] += move.bytes + layer.gradient_bytes;
-  }
-  for (std::size_t i = 0; i < needed.size(); ++i) {
-    if (needed[i] > cluster.ranks[i].memory) return false;
-  }
-  return true;
+  return plan::holds_both(state_.plan, migration, *costs, decisions_.cluster(),
+                          options_.micro_batches);
 }
 
 void Pipeline::send_layers() {

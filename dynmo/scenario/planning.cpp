@@ -6,6 +6,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/plan/migration.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/planning_impl.h"
@@ -159,6 +160,23 @@ control::Profiler recorded_profiler(const dynamism::Recording& recording,
   return profiler;
 }
 
+namespace {
+
+// Bytes of layers by seconds that training waits for them: while a step runs all but the gradients
+// travel.
+double moved_bytes_per_s(const cost::ModelCost& model, double bandwidth) {
+  double moved = 0;
+  double waited_for = 0;
+  for (const cost::LayerCost& layer : model.layers) {
+    if (layer.frozen) continue;
+    moved += static_cast<double>(plan::moved_bytes(layer).value);
+    waited_for += static_cast<double>(layer.gradient_bytes.value);
+  }
+  return waited_for > 0 && moved > 0 ? bandwidth * moved / waited_for : bandwidth;
+}
+
+}  // namespace
+
 // A layer's times of one step share their noise: it comes from the machine's clock and neighbours.
 cost::Observation measured(const Measuring& how, std::int64_t step, const cost::ModelCost& truth) {
   const Scenario& scenario = how.scenario;
@@ -166,7 +184,7 @@ cost::Observation measured(const Measuring& how, std::int64_t step, const cost::
   cost::Observation seen{.layers = {},
                          .charges = {.plan_s = plan_s(scenario, how.policy),
                                      .move_fixed_s = p.move_fixed_s,
-                                     .bytes_per_s = p.move_bandwidth}};
+                                     .bytes_per_s = moved_bytes_per_s(truth, p.move_bandwidth)}};
   for (std::size_t i = 0; i < truth.layers.size(); ++i) {
     Rng rng(mix_key({static_cast<std::uint64_t>(scenario.training.seed), 0x70726f66,
                      static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(step)}));

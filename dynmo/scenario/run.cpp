@@ -35,6 +35,9 @@ struct Sums {
   std::int64_t steps = 0;
 };
 
+// How layers go over to another rank.
+enum class Moves { kDuringStep, kAtOnce };
+
 class Run {
  public:
   Run(const Job& job, const dynamism::LoadModel& load, const Policy& policy,
@@ -144,11 +147,15 @@ class Run {
   }
 
   // Layers go over to `next`. Every replica moves its own at the same time.
-  void move_to(plan::Plan next) {
+  void move_to(plan::Plan next, Moves moves) {
     const plan::Migration migration = plan::difference(plan_, next, costs_.model);
     const auto bytes = static_cast<double>(migration.bytes().value);
+    const auto waited_for =
+        moves == Moves::kAtOnce
+            ? bytes
+            : static_cast<double>(migration.gradient_bytes(costs_.model).value);
     spend(score_.result.time.move_s,
-          scenario().policy.move_fixed_s + bytes / scenario().policy.move_bandwidth);
+          scenario().policy.move_fixed_s + waited_for / scenario().policy.move_bandwidth);
     score_.result.layers_moved += static_cast<std::int64_t>(migration.moves.size());
     score_.result.bytes_moved += bytes * replicas();
     ++score_.result.migrations;
@@ -156,10 +163,10 @@ class Run {
   }
 
   // A decision of the controller over the ranks that are there.
-  void take(control::Decision decision) {
+  void take(control::Decision decision, Moves moves) {
     charge_plan();
     decision.plan = to_all(decision.plan, ranks_.present, cluster().size());
-    if (decision.migrate) move_to(decision.plan);
+    if (decision.migrate) move_to(decision.plan, moves);
     score_.result.decisions.push_back({step_, std::move(decision)});
   }
 
@@ -202,7 +209,7 @@ class Run {
     if (!autonomous() || controller_.profiler().steps() == 0) {
       DYNMO_ASSIGN(plan::Plan plan, proposed(next, plan_.generation + 1));
       charge_plan();
-      move_to(std::move(plan));
+      move_to(std::move(plan), Moves::kAtOnce);
       return {};
     }
     std::vector<Rank> staying;
@@ -217,7 +224,7 @@ class Run {
         controller_.vacate(
             {.plan = current, .step = step_, .known = costs_.model, .cluster = planned_ranks()},
             staying));
-    take(std::move(decision));
+    take(std::move(decision), Moves::kAtOnce);
     return {};
   }
 
@@ -301,7 +308,7 @@ class Run {
     const bool traced = step_ >= scenario().training.steps - options_.trace_steps;
     DYNMO_ASSIGN(
         const StepMeasure* measure,
-        replayer_.step(plan_, costs_.model, traced ? Timelines::kKept : Timelines::kLeftOut));
+        replayer_.step(step_plan(), costs_.model, traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
     if (score_.others) DYNMO_TRY(score_.others->add(costs_.model));
     if (traced) {
@@ -342,10 +349,11 @@ class Run {
     if (!measure.fits) ++score_.result.steps_over_memory;
   }
 
+  // The plan of the step that runs: the one before, where layers move while it runs.
+  [[nodiscard]] const plan::Plan& step_plan() const { return left_ ? *left_ : plan_; }
+
   void observe() {
-    const bool moving = recording_ != nullptr && recording_->moving.contains(step_);
-    const plan::Plan& under = moving && left_ ? *left_ : plan_;
-    controller_.observe(observed(), to_present(under, ranks_.present),
+    controller_.observe(observed(), to_present(step_plan(), ranks_.present),
                         costs_.model.frozen_layers());
   }
 
@@ -369,9 +377,21 @@ class Run {
                  controller_.decide(
                      {.plan = current, .step = step_, .known = costs_.model, .cluster = there}));
     left_.reset();
-    if (decision && decision->migrate) left_ = plan_;
-    if (decision) take(*std::move(decision));
+    if (!decision) return {};
+    const Moves moves = decision->migrate ? how_to_move(current, decision->plan) : Moves::kAtOnce;
+    if (moves == Moves::kDuringStep) left_ = plan_;
+    take(*std::move(decision), moves);
     return {};
+  }
+
+  // During the step where the ranks' memory holds the layers twice, or as it was recorded.
+  [[nodiscard]] Moves how_to_move(const plan::Plan& from, const plan::Plan& to) const {
+    const bool during =
+        recording_ != nullptr
+            ? recording_->moving.contains(step_)
+            : plan::holds_both(from, plan::difference(from, to, costs_.model), costs_.model,
+                               planned_ranks(), scenario().training.micro_batches);
+    return during ? Moves::kDuringStep : Moves::kAtOnce;
   }
 
   RunResult finished() {
@@ -404,7 +424,7 @@ class Run {
   StepReplayer replayer_;
   Ranks ranks_;
   plan::Plan plan_;
-  std::optional<plan::Plan> left_;  // before this step's decision to move
+  std::optional<plan::Plan> left_;  // of this step, while layers move to plan_
   std::int64_t step_ = 0;
   std::size_t event_ = 0;  // the next one
   Score score_;

@@ -37,6 +37,35 @@ TEST(Migration, AppliedToTheOldOwnersItGivesTheNewOnes) {
   }
 }
 
+// Three layers of 10 bytes of parameters, 20 of gradients, 30 of moments and 5 of stash on two ranks;
+// one moves to rank 1, whose step holds one layer, and needs 60 bytes more.
+TEST(Migration, NeedsTheMemoryOfAStepAndOfTheLayersThatCome) {
+  cost::ModelCost model;
+  model.layers.assign(3, {.name = "layer",
+                          .forward_s = 1,
+                          .backward_input_s = 1,
+                          .backward_weight_s = 1,
+                          .parameter_bytes = Bytes{10},
+                          .gradient_bytes = Bytes{20},
+                          .optimizer_bytes = Bytes{30},
+                          .copy_bytes = Bytes{},
+                          .activation_bytes = Bytes{5},
+                          .boundary_bytes = Bytes{}});
+  const Plan from = make_plan(std::vector<int>{2, 1}, ScheduleKind::k1F1B);
+  const Plan to = make_plan(std::vector<int>{1, 2}, ScheduleKind::k1F1B);
+  const Migration migration = difference(from, to, model);
+  EXPECT_EQ(migration.bytes(), Bytes{40});
+  EXPECT_EQ(migration.gradient_bytes(model), Bytes{20});
+  cost::Cluster cluster = cost::equal_ranks(2);
+  EXPECT_TRUE(holds_both(from, migration, model, cluster, 1));
+  cluster.ranks[1].memory = Bytes{125};
+  EXPECT_TRUE(holds_both(from, migration, model, cluster, 1));
+  cluster.ranks[1].memory = Bytes{124};
+  EXPECT_FALSE(holds_both(from, migration, model, cluster, 1));
+  model.layers[0].frozen = model.layers[1].frozen = true;
+  EXPECT_EQ(difference(from, to, model).gradient_bytes(model), Bytes{0});
+}
+
 TEST(Align, MovesAsFewBytesAsTheBestOfAllPermutations) {
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     Rng rng(mix_key({0xA119, seed}));

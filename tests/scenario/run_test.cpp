@@ -34,7 +34,7 @@ class FreezingLoad final : public dynamism::LoadModel {
                               .backward_input_s = 1e-3,
                               .backward_weight_s = 1e-3,
                               .parameter_bytes = Bytes{1000},
-                              .gradient_bytes = Bytes{1'000'000},
+                              .gradient_bytes = Bytes{2000},
                               .optimizer_bytes = Bytes{3000},
                               .copy_bytes = Bytes{},
                               .activation_bytes = Bytes{1},
@@ -222,13 +222,13 @@ TEST(Run, SharesSayWhatReplanningGainedOfWhatItCan) {
   EXPECT_NEAR(asked->others->kept_s, result_of(job, "static:optimal").time.train_s, 1e-9);
   const auto shares = shares_of(*asked);
   ASSERT_TRUE(shares);
-  EXPECT_NEAR(shares->cuts, 1, 1e-9);
+  EXPECT_NEAR(shares->cuts, 149.0 / 150, 1e-9) << "in one step of 150 layers moved";
   EXPECT_LT(shares->whole, shares->cuts);
-  EXPECT_GT(shares->past, 1) << "it knew of the change one step earlier";
+  EXPECT_NEAR(shares->past, 1, 1e-9);
   EXPECT_FALSE(shares_of(result_of(job, "optimal"))) << "nobody asked";
   const auto compared = compare(job, {"optimal"}, {.shares = true});
   ASSERT_TRUE(compared);
-  EXPECT_NE(report(s, *compared).find("optimal: of what re-planning can gain its steps took 1.000"),
+  EXPECT_NE(report(s, *compared).find("optimal: of what re-planning can gain its steps took 0.993"),
             std::string::npos);
   EXPECT_EQ(comparison_json(s, *compared)["runs"][2]["shares"]["cuts"], shares->cuts);
   Job with_events = job_of(s);
@@ -247,7 +247,18 @@ TEST(Run, ChargesMovesAndRefusesThoseThatDoNotPay) {
   const JobOptions options{.layers = 16, .frozen_from = 50, .frozen = 8};
   const RunResult run = result_of(job_of(s, options), "optimal");
   ASSERT_EQ(run.migrations, 1);
-  EXPECT_NEAR(run.time.move_s, 0.25 + run.bytes_moved / 1e5, 1e-9);
+  // Training stands still for the gradients; of a frozen layer only parameters move.
+  const double trained = (run.bytes_moved - 1e3 * static_cast<double>(run.layers_moved)) / 3e3;
+  EXPECT_GT(trained, 0);
+  EXPECT_NEAR(run.time.move_s, 0.25 + 2e3 * trained / 1e5, 1e-9);
+  // It stands still for all where the memory does not hold a layer more.
+  s.cluster.memory = Bytes{26'000};
+  const RunResult at_once = result_of(job_of(s, options), "optimal");
+  ASSERT_EQ(at_once.migrations, 1);
+  EXPECT_EQ(at_once.bytes_moved, run.bytes_moved);
+  EXPECT_NEAR(at_once.time.move_s, 0.25 + run.bytes_moved / 1e5, 1e-9);
+  EXPECT_LT(at_once.time.train_s, run.time.train_s) << "a step less under the plan before";
+  s.cluster.memory = {};
   EXPECT_NEAR(run.time.plan_s, 0.125 * static_cast<double>(run.plans), 1e-9);
   s.policy.move_fixed_s = 1000;
   EXPECT_EQ(result_of(job_of(s, options), "optimal").migrations, 0);
@@ -294,12 +305,12 @@ TEST(Run, RanksThatLeaveAndComeBackChangeTheAverage) {
   EXPECT_NEAR(left.average_ranks, (10 * four * 4 + 10 * three * 3) / (10 * four + 10 * three),
               1e-9);
   EXPECT_EQ(left.migrations, 1);
-  // Five steps on three ranks, then the fourth is back.
+  // Five steps on three ranks, then the fourth is back; layers move to it while a sixth runs.
   s.events.push_back({.step = 15, .join = {1}});
   s.training.steps = 100;
   const RunResult back = result_of(job_of(s, {.layers = 12}), "optimal");
   EXPECT_EQ(back.migrations, 2);
-  EXPECT_NEAR(back.time.total_s(), 95 * four + 5 * three, 1e-9);
+  EXPECT_NEAR(back.time.total_s(), 94 * four + 6 * three, 1e-9);
   // A static job restarts on three ranks, and stays there.
   const RunResult kept = result_of(job_of(s, {.layers = 12}), "uniform");
   EXPECT_NEAR(kept.time.total_s(), 10 * four + 90 * three + s.training.restart_s, 1e-9);
@@ -336,11 +347,11 @@ TEST(Run, AFailureThatThawsLayersReplacesAnAdaptivePlan) {
 TEST(Run, ReplicasAddTheReductionAndTheirTokens) {
   Scenario s = free_scenario();
   s.cluster.data_parallel = 3;
-  s.cluster.inside_bandwidth = s.cluster.between_bandwidth = 1e9;
+  s.cluster.inside_bandwidth = s.cluster.between_bandwidth = 2e6;
   const RunResult run = result_of(job_of(s), "uniform");
-  const cost::Link link{.latency_s = 0, .bandwidth_bytes_per_s = 1e9};
-  const double tail = to_seconds(sim::all_reduce_time(Bytes{2'000'000}, 3, link));
-  EXPECT_NEAR(tail, 2 * 2.0 / 3 * 2e6 / 1e9, 1e-8);
+  const cost::Link link{.latency_s = 0, .bandwidth_bytes_per_s = 2e6};
+  const double tail = to_seconds(sim::all_reduce_time(Bytes{4000}, 3, link));
+  EXPECT_NEAR(tail, 2 * 2.0 / 3 * 4000 / 2e6, 1e-8);
   EXPECT_NEAR(run.step_time_s, kStep + tail, 1e-9);
   EXPECT_EQ(run.micro_batches, 20 * 8 * 3);
   EXPECT_NEAR(run.average_ranks, 12, 1e-9);
