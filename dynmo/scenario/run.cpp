@@ -150,10 +150,9 @@ class Run {
   void move_to(plan::Plan next, Moves moves) {
     const plan::Migration migration = plan::difference(plan_, next, costs_.model);
     const auto bytes = static_cast<double>(migration.bytes().value);
-    const auto waited_for =
-        moves == Moves::kAtOnce
-            ? bytes
-            : static_cast<double>(migration.gradient_bytes(costs_.model).value);
+    const auto waited_for = moves == Moves::kAtOnce
+                                ? bytes
+                                : static_cast<double>(migration.gradient_bytes(costs_.model).value);
     spend(score_.result.time.move_s,
           scenario().policy.move_fixed_s + waited_for / scenario().policy.move_bandwidth);
     score_.result.layers_moved += static_cast<std::int64_t>(migration.moves.size());

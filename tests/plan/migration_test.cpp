@@ -37,8 +37,8 @@ TEST(Migration, AppliedToTheOldOwnersItGivesTheNewOnes) {
   }
 }
 
-// Three layers of 10 bytes of parameters, 20 of gradients, 30 of moments and 5 of stash on two ranks;
-// one moves to rank 1, whose step holds one layer, and needs 60 bytes more.
+// Three layers of 10 bytes of parameters, 20 of gradients, 30 of moments and 5 of stash on two
+// ranks; one moves to rank 1, whose step holds one layer, and needs 60 bytes more.
 TEST(Migration, NeedsTheMemoryOfAStepAndOfTheLayersThatCome) {
   cost::ModelCost model;
   model.layers.assign(3, {.name = "layer",

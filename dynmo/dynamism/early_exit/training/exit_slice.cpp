@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +9,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
+#include "dynmo/dynamism/early_exit/training/learning_slice_impl.h"
 #include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
 #include "dynmo/model/head_slice.h"
@@ -19,60 +18,9 @@ namespace dynmo::dynamism {
 namespace {
 
 using at::Tensor;
-using model::SavedSlice;
 using model::SliceNumbers;
 using InputGradient = model::Layer::InputGradient;
 using Shape = std::vector<std::int64_t>;
-
-constexpr std::int64_t kNumbers = 6;  // of a token, beside the two vectors
-
-// The numbers that pass between two slices, or their gradients, of the type that sums are kept in:
-// the last four have none. Undefined: zeros.
-struct ExitNumbers {
-  Tensor y_ND = {};         // output of the half block
-  SliceNumbers slice = {};  // normed values, log-sum-exp, score of the target
-  Tensor best_N = {};       // score
-  Tensor second_N = {};
-  Tensor right_N = {};  // 1: the best is the target's
-  Tensor similarity_N = {};
-};
-
-std::int64_t width_of(std::int64_t hidden) { return 2 * hidden + kNumbers; }
-
-// As model::pack does.
-Tensor pack(const ExitNumbers& numbers, Shape tokens, at::ScalarType compute_type) {
-  const Tensor& y_ND = numbers.y_ND;
-  const std::int64_t D = y_ND.size(1);
-  Tensor packed = at::zeros({y_ND.size(0), width_of(D)},
-                            y_ND.options().dtype(kernels::accumulation_type(y_ND.scalar_type())));
-  packed.narrow(1, 0, D).copy_(y_ND);
-  if (numbers.slice.n_ND.defined()) packed.narrow(1, D, D).copy_(numbers.slice.n_ND);
-  std::int64_t column = 2 * D;
-  for (const Tensor* each_N : {&numbers.slice.log_sum_N, &numbers.slice.target_N, &numbers.best_N,
-                               &numbers.second_N, &numbers.right_N, &numbers.similarity_N}) {
-    if (each_N->defined()) packed.select(1, column).copy_(*each_N);
-    ++column;
-  }
-  if (compute_type == at::kBFloat16) packed = packed.view(at::kBFloat16);
-  tokens.push_back(packed.size(1));
-  return packed.view(tokens);
-}
-
-ExitNumbers unpack(const Tensor& packed, std::int64_t hidden) {
-  Tensor all = model::rows(packed);
-  if (all.scalar_type() == at::kBFloat16) all = all.view(at::kFloat);
-  DYNMO_CHECK(all.size(1) == width_of(hidden), "{} numbers a token, got {}", width_of(hidden),
-              all.size(1));
-  const auto column = [&](std::int64_t i) { return all.select(1, 2 * hidden + i); };
-  return {.y_ND = all.narrow(1, 0, hidden),
-          .slice = {.n_ND = all.narrow(1, hidden, hidden),
-                    .log_sum_N = column(0),
-                    .target_N = column(1)},
-          .best_N = column(2),
-          .second_N = column(3),
-          .right_N = column(4),
-          .similarity_N = column(5)};
-}
 
 Shape tokens_of(const Tensor& x) {
   return x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1).vec();
@@ -83,56 +31,6 @@ Shape with_width(Shape tokens, std::int64_t width) {
   return tokens;
 }
 
-template <typename Element>
-void add_best(const SavedSlice& slice, ExitNumbers& numbers) {
-  const Tensor& scores_NV = slice.scores();
-  const std::int64_t width = scores_NV.size(1);
-  const auto* row = scores_NV.const_data_ptr<Element>();
-  const auto* column = slice.column().const_data_ptr<std::int64_t>();
-  const auto* here = slice.here().const_data_ptr<bool>();
-  auto* best = numbers.best_N.data_ptr<Element>();
-  auto* second = numbers.second_N.data_ptr<Element>();
-  auto* right = numbers.right_N.data_ptr<Element>();
-  for (std::int64_t n = 0; n < scores_NV.size(0); ++n, row += width) {
-    std::int64_t own = -1;  // column of the best, where it is one of these
-    for (std::int64_t v = 0; v < width; ++v) {
-      if (row[v] > best[n]) {
-        second[n] = best[n];
-        best[n] = row[v];
-        own = v;
-      } else {
-        second[n] = std::max(second[n], row[v]);
-      }
-    }
-    if (own >= 0) right[n] = here[n] && own == column[n] ? 1 : 0;
-  }
-}
-
-// Some rows of `all`; undefined: all of them.
-Tensor some_of(const Tensor& all, const Tensor& rows) {
-  return all.defined() && rows.defined() ? all.index_select(0, rows) : all;
-}
-
-SliceNumbers some_of(const SliceNumbers& all, const Tensor& rows) {
-  return {.n_ND = some_of(all.n_ND, rows),
-          .log_sum_N = some_of(all.log_sum_N, rows),
-          .target_N = some_of(all.target_N, rows)};
-}
-
-// The other way round: `count` rows, zeros where there is none of `some`.
-Tensor all_of(const Tensor& some, const Tensor& rows, std::int64_t count) {
-  if (!some.defined() || !rows.defined()) return some;
-  Shape shape = some.sizes().vec();
-  shape[0] = count;
-  return at::zeros(shape, some.options()).index_copy_(0, rows, some);
-}
-
-SliceNumbers all_of(const SliceNumbers& some, const Tensor& rows, std::int64_t count) {
-  return {.n_ND = all_of(some.n_ND, rows, count),
-          .log_sum_N = all_of(some.log_sum_N, rows, count),
-          .target_N = all_of(some.target_N, rows, count)};
-}
-
 // The rows that the head scores; undefined: all. Similarity is known before: where rows that stay
 // have no loss, those that leave.
 Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
@@ -141,60 +39,6 @@ Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
   if (question.never()) return indices({});
   return (similarity_N.to(at::kDouble) >= question.threshold).nonzero().squeeze(1);
 }
-
-// SavedSlice of the rows that are scored, of which some learn: the score of their target has a
-// gradient.
-struct LearningSlice {
-  SavedSlice slice;
-  Tensor scored;  // undefined: all
-  Tensor learn;   // of those that are scored; undefined: all
-
-  // Adds the scores of the slice to the numbers that it got. `n_ND` is of the scored rows.
-  void score(const model::Parameter& matrix, cost::HeadRows rows, const Tensor& n_ND,
-             const Tensor& targets_N, ExitNumbers& numbers) {
-    DYNMO_CHECK(targets_N.defined(), "targets: a head that makes a text is whole");
-    slice.score(matrix, rows, n_ND, some_of(targets_N, scored));
-    const Tensor& scores_NV = slice.scores();
-    const auto number = [&](const Tensor& before_N, double initial) {
-      return before_N.defined() ? some_of(before_N, scored).contiguous().clone()
-                                : at::full({scores_NV.size(0)}, initial, scores_NV.options());
-    };
-    constexpr double kNone = -std::numeric_limits<double>::infinity();
-    ExitNumbers own{.best_N = number(numbers.best_N, kNone),
-                    .second_N = number(numbers.second_N, kNone),
-                    .right_N = number(numbers.right_N, 0)};
-    if (scores_NV.scalar_type() == at::kDouble) {
-      add_best<double>(slice, own);
-    } else {
-      add_best<float>(slice, own);
-    }
-    const std::int64_t N = numbers.y_ND.size(0);
-    numbers.best_N = all_of(own.best_N, scored, N);
-    numbers.second_N = all_of(own.second_N, scored, N);
-    numbers.right_N = all_of(own.right_N, scored, N);
-    const Tensor whole_ND = numbers.slice.n_ND;
-    const SliceNumbers before{.n_ND = {},
-                              .log_sum_N = some_of(numbers.slice.log_sum_N, scored),
-                              .target_N = some_of(numbers.slice.target_N, scored)};
-    numbers.slice = all_of(slice.pass_on(before), scored, N);
-    numbers.slice.n_ND = whole_ND.defined() ? whole_ND : all_of(n_ND, scored, N);
-  }
-  [[nodiscard]] SliceNumbers gradient(const model::Parameter& matrix, const SliceNumbers& after) {
-    SliceNumbers own = some_of(after, scored);
-    const std::int64_t count = own.target_N.numel();
-    const Tensor with_gradient = own.target_N.nonzero().squeeze(1);
-    if (with_gradient.numel() < count) {
-      learn = with_gradient;
-      slice.keep(learn);
-      own = some_of(own, learn);
-    }
-    return all_of(all_of(slice.gradient(matrix, own), learn, count), scored,
-                  after.target_N.numel());
-  }
-  void add_weight_gradient(model::Parameter& matrix, const Tensor& n_ND) const {
-    slice.add_weight_gradient(matrix, some_of(n_ND, learn));
-  }
-};
 
 // The parameter of a slice of the head of an exit, which would be parameter `parameter` of the
 // whole exit.

@@ -178,22 +178,19 @@ TEST_P(ExitSlices, AreTheWholeExitForwardAndBack) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, ExitSlices,
-    ::testing::Values(SlicesCase{}, SlicesCase{.loss = 0}, SlicesCase{.threshold = 0},
-                      SlicesCase{.threshold = 0.2F, .recomputes = true},
-                      SlicesCase{.threshold = kNeverLeaves},
-                      SlicesCase{.loss = 0, .threshold = kNeverLeaves, .counts = false},
-                      SlicesCase{.confidence = Confidence::kSimilarity, .threshold = 0.8F},
-                      SlicesCase{.confidence = Confidence::kSimilarity,
-                                 .loss = 0,
-                                 .threshold = 0.8F,
-                                 .recomputes = true},
-                      SlicesCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = 0},
-                      SlicesCase{.confidence = Confidence::kSimilarity,
-                                 .loss = 0,
-                                 .threshold = kNeverLeaves},
-                      SlicesCase{.confidence = Confidence::kClassifier, .threshold = 0.5F},
-                      SlicesCase{
-                          .confidence = Confidence::kClassifier, .loss = 0, .threshold = 0.5F}));
+    ::testing::Values(
+        SlicesCase{}, SlicesCase{.loss = 0}, SlicesCase{.threshold = 0},
+        SlicesCase{.threshold = 0.2F, .recomputes = true}, SlicesCase{.threshold = kNeverLeaves},
+        SlicesCase{.loss = 0, .threshold = kNeverLeaves, .counts = false},
+        SlicesCase{.confidence = Confidence::kSimilarity, .threshold = 0.8F},
+        SlicesCase{.confidence = Confidence::kSimilarity,
+                   .loss = 0,
+                   .threshold = 0.8F,
+                   .recomputes = true},
+        SlicesCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = 0},
+        SlicesCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = kNeverLeaves},
+        SlicesCase{.confidence = Confidence::kClassifier, .threshold = 0.5F},
+        SlicesCase{.confidence = Confidence::kClassifier, .loss = 0, .threshold = 0.5F}));
 
 // Some rows leave and some stay in the cases above.
 TEST(ExitSlice, LetsSomeRowsGo) {

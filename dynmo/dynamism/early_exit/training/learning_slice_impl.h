@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The share of one slice of an exit's head, and the numbers that pass between two slices.
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "dynmo/cost/decoder_shape.h"
+#include "dynmo/model/head_slice.h"
+
+namespace dynmo::dynamism {
+
+// Numbers of a token, or their gradients, of the type that sums are kept in: the last four have
+// none. Undefined: zeros.
+struct ExitNumbers {
+  at::Tensor y_ND = {};            // output of the half block
+  model::SliceNumbers slice = {};  // normed values, log-sum-exp, score of the target
+  at::Tensor best_N = {};          // score
+  at::Tensor second_N = {};
+  at::Tensor right_N = {};  // 1: the best is the target's
+  at::Tensor similarity_N = {};
+};
+
+// How many they are as one tensor.
+[[nodiscard]] std::int64_t width_of(std::int64_t hidden);
+// As model::pack does.
+[[nodiscard]] at::Tensor pack(const ExitNumbers& numbers, std::vector<std::int64_t> tokens,
+                              at::ScalarType compute_type);
+[[nodiscard]] ExitNumbers unpack(const at::Tensor& packed, std::int64_t hidden);
+
+// Some rows of `all`; undefined: all of them.
+[[nodiscard]] at::Tensor some_of(const at::Tensor& all, const at::Tensor& rows);
+
+// SavedSlice of the rows that are scored, of which some learn: the score of their target has a
+// gradient.
+struct LearningSlice {
+  model::SavedSlice slice;
+  at::Tensor scored;  // undefined: all
+  at::Tensor learn;   // of those that are scored; undefined: all
+
+  // Adds the scores of the slice to the numbers that it got. `n_ND` is of the scored rows.
+  void score(const model::Parameter& matrix, cost::HeadRows rows, const at::Tensor& n_ND,
+             const at::Tensor& targets_N, ExitNumbers& numbers);
+  [[nodiscard]] model::SliceNumbers gradient(const model::Parameter& matrix,
+                                             const model::SliceNumbers& after);
+  void add_weight_gradient(model::Parameter& matrix, const at::Tensor& n_ND) const;
+};
+
+}  // namespace dynmo::dynamism
