@@ -68,7 +68,7 @@ def measure_kills(options, folder, data):
             pid = members(run)[victim]
             process = os.pidfd_open(pid)
             killed_at = time.time()
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.Signals[options.signal])
             select.select([process], [], [])
             ended.append(time.time() - killed_at)
             os.close(process)
@@ -112,6 +112,7 @@ def main():
     parser.add_argument("--dynmo", default="build/release/apps/dynmo/dynmo")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--signal", default="SIGKILL", help="SIGSTOP: the others end the rank after elastic.silence_s")
     parser.add_argument("--rounds", type=int, default=10, help="pairs with snapshots and without")
     parser.add_argument("--steps", type=int, default=200, help="of each run of a pair")
     parser.add_argument("--seed", type=int, default=22)
