@@ -7,7 +7,7 @@
 #include "dynmo/plan/evaluate.h"
 
 namespace dynmo::plan {
-// Gradients do not travel: a plan changes between steps, when they are zero.
+// Gradients are counted apart: between two steps they are zero, and do not travel.
 Bytes moved_bytes(const cost::LayerCost& layer) {
   if (layer.frozen) return layer.parameter_bytes;
   return layer.parameter_bytes + layer.optimizer_bytes;

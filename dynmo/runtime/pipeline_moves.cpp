@@ -9,7 +9,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
-#include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/agree.h"
 #include "dynmo/runtime/pipeline.h"

@@ -146,6 +146,12 @@ class Run {
     ++score_.result.plans;
   }
 
+  // A move takes this time, where training waits for `bytes`.
+  void charge_move(double bytes) {
+    spend(score_.result.time.move_s,
+          scenario().policy.move_fixed_s + bytes / scenario().policy.move_bandwidth);
+  }
+
   // Layers go over to `next`. Every replica moves its own at the same time.
   void move_to(plan::Plan next, Moves moves) {
     const plan::Migration migration = plan::difference(plan_, next, costs_.model);
@@ -153,8 +159,7 @@ class Run {
     const auto waited_for = moves == Moves::kAtOnce
                                 ? bytes
                                 : static_cast<double>(migration.gradient_bytes(costs_.model).value);
-    spend(score_.result.time.move_s,
-          scenario().policy.move_fixed_s + waited_for / scenario().policy.move_bandwidth);
+    charge_move(waited_for);
     score_.result.layers_moved += static_cast<std::int64_t>(migration.moves.size());
     score_.result.bytes_moved += bytes * replicas();
     ++score_.result.migrations;
@@ -268,8 +273,7 @@ class Run {
       all += state;
     }
     const double most = *std::max_element(bytes.begin(), bytes.end());
-    spend(score_.result.time.move_s,
-          scenario().policy.move_fixed_s + most / scenario().policy.move_bandwidth);
+    charge_move(most);
     score_.result.bytes_moved += all * added;
     return {};
   }

@@ -116,7 +116,7 @@ class FirstExitSlice final : public model::ForwardingLayer {
       }
       LearningSlice& slice = saved->slice;
       slice.scored = rows_to_score(question, options_, numbers.similarity_N);
-      if (!slice.scored.defined() || slice.scored.numel() > 0) {
+      if (slice.scores_some()) {
         saved->y_ND = some_of(y_ND, slice.scored);
         saved->inverse_N1 = kernels::rstd(saved->y_ND, kExitEpsilon);
         const Tensor n_ND =
@@ -231,7 +231,7 @@ class ExitSlice final : public model::HandWritten<SavedExitSlice> {
     if (question.asks || question.teaches) {
       LearningSlice& slice = saved.slice;
       slice.scored = rows_to_score(question, options_, numbers.similarity_N);
-      if (!slice.scored.defined() || slice.scored.numel() > 0) {
+      if (slice.scores_some()) {
         saved.n_ND = some_of(numbers.slice.n_ND, slice.scored).to(type).contiguous();
         slice.score(state.parameters[kHead], rows_, saved.n_ND, model::targets_of(input, context),
                     numbers);

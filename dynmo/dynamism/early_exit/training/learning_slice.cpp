@@ -15,7 +15,7 @@ using model::SavedSlice;
 using model::SliceNumbers;
 using Shape = std::vector<std::int64_t>;
 
-constexpr std::int64_t kNumbers = 6;  // of a token, beside the two vectors
+constexpr std::int64_t kNumbers = 6;  // of a token, in addition to the two vectors
 
 template <typename Element>
 void add_best(const SavedSlice& slice, ExitNumbers& numbers) {

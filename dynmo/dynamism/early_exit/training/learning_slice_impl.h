@@ -26,7 +26,8 @@ struct ExitNumbers {
 
 // How many they are as one tensor.
 [[nodiscard]] std::int64_t width_of(std::int64_t hidden);
-// As model::pack does.
+// Both are as model::pack and model::unpack are: fp32 numbers, which bf16 runs see as twice as
+// many.
 [[nodiscard]] at::Tensor pack(const ExitNumbers& numbers, std::vector<std::int64_t> tokens,
                               at::ScalarType compute_type);
 [[nodiscard]] ExitNumbers unpack(const at::Tensor& packed, std::int64_t hidden);
@@ -40,6 +41,8 @@ struct LearningSlice {
   model::SavedSlice slice;
   at::Tensor scored;  // undefined: all
   at::Tensor learn;   // of those that are scored; undefined: all
+
+  [[nodiscard]] bool scores_some() const { return !scored.defined() || scored.numel() > 0; }
 
   // Adds the scores of the slice to the numbers that it got. `n_ND` is of the scored rows.
   void score(const model::Parameter& matrix, cost::HeadRows rows, const at::Tensor& n_ND,
