@@ -10,6 +10,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <optional>
 
 #include "dynmo/core/units.h"
@@ -165,6 +166,20 @@ bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b
   if (fs::equivalent(a, b, fault)) return true;
   const fs::path normal = fs::weakly_canonical(a, fault);
   return !fault && normal == fs::weakly_canonical(b, fault) && !fault;
+}
+
+Expected<void> cut_torn_line(const std::filesystem::path& path) {
+  std::error_code fault;
+  if (!std::filesystem::is_regular_file(path, fault)) return {};
+  std::ifstream file(path, std::ios::binary);
+  if (file.seekg(-1, std::ios::end) && file.get() == '\n') return {};
+  DYNMO_ASSIGN(const std::string text, read_file(path));
+  std::filesystem::resize_file(path, text.rfind('\n') + 1, fault);  // no newline: npos + 1 is 0
+  if (fault) {
+    return make_error(ErrorCode::kBadInput, "cannot cut half a line off '{}': {}", path.string(),
+                      fault.message());
+  }
+  return {};
 }
 
 Expected<void> make_directories(const std::filesystem::path& path) {

@@ -35,6 +35,10 @@ namespace dynmo {
 // those may be written twice.
 [[nodiscard]] bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b);
 
+// Cuts a file of lines behind its last newline: a crash may have left half a line, which no other
+// is to be joined to. Nothing where there is no such file.
+[[nodiscard]] Expected<void> cut_torn_line(const std::filesystem::path& path);
+
 [[nodiscard]] Expected<void> make_directories(const std::filesystem::path& path);
 
 }  // namespace dynmo

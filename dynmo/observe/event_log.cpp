@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "dynmo/core/files.h"
+
 namespace dynmo::observe {
 namespace {
 
@@ -13,18 +15,10 @@ double wall_time_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// A crash may have left half a line, which no other is to be joined to.
-bool ends_with_a_line(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || file.tellg() == 0) return true;
-  file.seekg(-1, std::ios::end);
-  return file.get() == '\n';
-}
-
 }  // namespace
 
 Expected<EventLog> EventLog::open(const std::filesystem::path& path, Start start) {
-  const bool whole = ends_with_a_line(path);
+  if (start == Start::kAppend) DYNMO_TRY(cut_torn_line(path));
   errno = 0;
   if (start == Start::kEmpty) std::ofstream(path, std::ios::trunc);
   std::ofstream file(path, std::ios::app);  // also behind what another leader adds
@@ -32,7 +26,6 @@ Expected<EventLog> EventLog::open(const std::filesystem::path& path, Start start
     return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
                       std::strerror(errno));
   }
-  if (start == Start::kAppend && !whole) file << '\n';
   return EventLog(path, std::move(file));
 }
 

@@ -23,22 +23,6 @@ Error system_error(std::string_view what, const std::filesystem::path& path) {
                     std::strerror(errno));
 }
 
-// Cuts the file behind its last newline.
-Expected<void> cut_torn_line(const std::filesystem::path& path) {
-  std::error_code fault;
-  if (!std::filesystem::exists(path, fault)) return {};
-  DYNMO_ASSIGN(const std::string text, read_file(path));
-  const std::size_t last = text.rfind('\n');
-  const std::size_t whole = last == std::string::npos ? 0 : last + 1;
-  if (whole == text.size()) return {};
-  std::filesystem::resize_file(path, whole, fault);
-  if (fault) {
-    return make_error(ErrorCode::kBadInput, "cannot repair step records '{}': {}", path.string(),
-                      fault.message());
-  }
-  return {};
-}
-
 }  // namespace
 
 Expected<std::unique_ptr<RecordWriter>> RecordWriter::open(const std::filesystem::path& path,

@@ -87,6 +87,19 @@ TEST(Files, MoreThanTheLimitIsRefused) {
             fmt::format("'{}' has more than 1023 B, wanted a smaller file", path.string()));
 }
 
+TEST(Files, HalfALineIsCut) {
+  const TempFolder folder;
+  for (const auto& [before, after] :
+       {std::pair{"", ""}, {"a", ""}, {"\n", "\n"}, {"a\n", "a\n"}, {"a\nb\nhalf", "a\nb\n"}}) {
+    const fs::path path = folder.write("lines", before);
+    ASSERT_TRUE(cut_torn_line(path));
+    EXPECT_EQ(*read_file(path), after);
+  }
+  EXPECT_TRUE(cut_torn_line(folder.path() / "none"));
+  EXPECT_FALSE(fs::exists(folder.path() / "none"));
+  EXPECT_TRUE(cut_torn_line("/dev/null"));
+}
+
 TEST(Files, OneFileByTwoNamesIsTheSame) {
   const TempFolder folder;
   const fs::path file = folder.write("a.txt", "");
