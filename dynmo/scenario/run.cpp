@@ -11,29 +11,11 @@
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/replay_impl.h"
+#include "dynmo/scenario/score_impl.h"
 #include "dynmo/scenario/shares_impl.h"
 
 namespace dynmo::scenario {
 namespace {
-
-// Means, and what a failure takes back.
-struct Sums {
-  double weighted_bubble = 0;  // x step time
-  double step_time = 0;
-  double imbalance = 0;
-  double ideal = 0;
-  std::int64_t executed = 0;
-  double end_step_time = 0;
-  double end_ideal = 0;
-  std::int64_t end_steps = 0;
-  double rank_seconds = 0;     // in use
-  double held_seconds = 0;     // those too that have no layers
-  double offered_seconds = 0;  // those too that were given back
-  // Since the last checkpoint.
-  double train_s = 0;
-  double micro_batches = 0;
-  std::int64_t steps = 0;
-};
 
 // How layers go over to another rank.
 enum class Moves { kDuringStep, kAtOnce };
@@ -49,10 +31,10 @@ class Run {
         costs_{.model = load.at(0)},
         recording_(recording_of(load, job.scenario, policy)),
         controller_(make_controller()),
-        replayer_(std::move(grid), job.scenario.training.micro_batches) {
+        replayer_(std::move(grid), job.scenario.training.micro_batches),
+        score_(policy.name) {
     for (int r = 0; r < scenario().cluster.pipeline_ranks; ++r) ranks_.present.push_back(r);
     ranks_.offered = ranks_.present.size();
-    score_.result.name = policy.name;
   }
 
   Expected<RunResult> all() {
@@ -60,13 +42,13 @@ class Run {
       ranks_.present = first_ranks(scenario());
       ranks_.offered = ranks_.present.size();
       plan_ = to_all(recording_->start.plan, ranks_.present, cluster().size());
-      while (event_ < scenario().events.size() && scenario().events[event_].step == 0) ++event_;
+      while (due() != nullptr) ++ranks_.next_event;
     } else {
       DYNMO_ASSIGN(plan_, proposed(ranks_.present, 0));
     }
     if (autonomous()) charge_plan();
     if (autonomous() && options_.shares) {
-      score_.others.emplace(job_, policy_, replayer_.grid(), plan_);
+      others_.emplace(job_, policy_, replayer_.grid(), plan_);
     }
     while (step_ < scenario().training.steps) {
       const auto applied = apply_events();
@@ -87,11 +69,7 @@ class Run {
   struct Ranks {
     std::vector<int> present;  // positions, ascending
     std::size_t offered = 0;   // there, or given back
-  };
-  struct Score {
-    Sums sums;
-    std::optional<OtherPlans> others;
-    RunResult result;
+    std::size_t next_event = 0;
   };
 
   [[nodiscard]] const Scenario& scenario() const { return job_.scenario; }
@@ -130,25 +108,25 @@ class Run {
                             controller_.profiler().overhead());
   }
 
-  // Time passes for the ranks there and the ranks in use.
-  void spend(double& part, double seconds) {
-    part += seconds;
-    const auto in_use = static_cast<double>(
-        std::count_if(ranks_.present.begin(), ranks_.present.end(),
-                      [&](int rank) { return !plan_.stages_of(Rank{rank}).empty(); }));
-    score_.sums.rank_seconds += seconds * in_use * replicas();
-    score_.sums.held_seconds += seconds * static_cast<double>(ranks_.present.size()) * replicas();
-    score_.sums.offered_seconds += seconds * static_cast<double>(ranks_.offered) * replicas();
+  [[nodiscard]] RanksHeld held() const {
+    const auto in_use = std::count_if(ranks_.present.begin(), ranks_.present.end(), [&](int rank) {
+      return !plan_.stages_of(Rank{rank}).empty();
+    });
+    return {.in_use = static_cast<std::size_t>(in_use),
+            .present = ranks_.present.size(),
+            .offered = ranks_.offered,
+            .replicas = replicas()};
   }
+  void spend(double TimeSpent::*part, double seconds) { score_.spend(part, seconds, held()); }
 
   void charge_plan() {
-    spend(score_.result.time.plan_s, plan_s(scenario(), policy_));
-    ++score_.result.plans;
+    spend(&TimeSpent::plan_s, plan_s(scenario(), policy_));
+    score_.count_plan();
   }
 
   // A move takes this time, where training waits for `bytes`.
   void charge_move(double bytes) {
-    spend(score_.result.time.move_s,
+    spend(&TimeSpent::move_s,
           scenario().policy.move_fixed_s + bytes / scenario().policy.move_bandwidth);
   }
 
@@ -160,9 +138,7 @@ class Run {
                                 ? bytes
                                 : static_cast<double>(migration.gradient_bytes(costs_.model).value);
     charge_move(waited_for);
-    score_.result.layers_moved += static_cast<std::int64_t>(migration.moves.size());
-    score_.result.bytes_moved += bytes * replicas();
-    ++score_.result.migrations;
+    score_.count_move(static_cast<std::int64_t>(migration.moves.size()), bytes * replicas());
     plan_ = std::move(next);
   }
 
@@ -171,16 +147,24 @@ class Run {
     charge_plan();
     decision.plan = to_all(decision.plan, ranks_.present, cluster().size());
     if (decision.migrate) move_to(decision.plan, moves);
-    score_.result.decisions.push_back({step_, std::move(decision)});
+    score_.keep(DecisionAt{step_, std::move(decision)});
+  }
+
+  // The next event of this step; null: none.
+  [[nodiscard]] const Event* due() const {
+    const std::vector<Event>& events = scenario().events;
+    const bool more = ranks_.next_event < events.size();
+    return more && events[ranks_.next_event].step == step_ ? &events[ranks_.next_event] : nullptr;
   }
 
   // Whether there was one.
   Expected<bool> apply_events() {
-    const std::size_t before = event_;
-    while (event_ < scenario().events.size() && scenario().events[event_].step == step_) {
-      DYNMO_TRY(apply(scenario().events[event_++]));
+    const std::size_t before = ranks_.next_event;
+    while (const Event* event = due()) {
+      ++ranks_.next_event;
+      DYNMO_TRY(apply(*event));
     }
-    return event_ > before;
+    return ranks_.next_event > before;
   }
 
   Expected<void> apply(const Event& event) {
@@ -199,7 +183,7 @@ class Run {
           return !std::binary_search(kept.begin(), kept.end(), stage.rank.value);
         });
     if (event.failure || (stranded && !autonomous())) {
-      spend(score_.result.time.restart_s, scenario().training.restart_s);
+      spend(&TimeSpent::restart_s, scenario().training.restart_s);
     }
     if (stranded) DYNMO_TRY(vacate(kept, next));
     change_ranks(kept, next);
@@ -274,27 +258,14 @@ class Run {
     }
     const double most = *std::max_element(bytes.begin(), bytes.end());
     charge_move(most);
-    score_.result.bytes_moved += all * added;
+    score_.count_bytes(all * added);
     return {};
   }
 
-  // The steps since the last checkpoint are lost: their time stays spent, their tokens do not
-  // count.
   void go_back() {
-    score_.result.time.train_s -= score_.sums.train_s;
-    score_.result.time.lost_s += score_.sums.train_s;
-    score_.result.micro_batches -= score_.sums.micro_batches;
-    score_.result.steps_lost += score_.sums.steps;
-    step_ -= score_.sums.steps;
+    step_ -= score_.go_back();
     costs_.fresh = true;
-    forget_checkpoint_sums();
     controller_.announce(cost::Announced::kWork, step_);
-  }
-
-  void forget_checkpoint_sums() {
-    score_.sums.train_s = 0;
-    score_.sums.micro_batches = 0;
-    score_.sums.steps = 0;
   }
 
   Expected<void> advance() {
@@ -313,43 +284,27 @@ class Run {
         const StepMeasure* measure,
         replayer_.step(step_plan(), costs_.model, traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
-    if (score_.others) DYNMO_TRY(score_.others->add(costs_.model));
+    if (others_) DYNMO_TRY(others_->add(costs_.model));
     if (traced) {
-      score_.result.trace.push_back({.step = step_,
-                                     .timeline = measure->timeline,
-                                     .duration = to_nanoseconds(measure->step_s)});
+      score_.keep(observe::TracedStep{.step = step_,
+                                      .timeline = measure->timeline,
+                                      .duration = to_nanoseconds(measure->step_s)});
     }
     if (autonomous()) {
-      spend(score_.result.time.profile_s, scenario().policy.profile_share * measure->step_s);
+      spend(&TimeSpent::profile_s, scenario().policy.profile_share * measure->step_s);
       if (sampled) observe();
     }
     if (options_.progress) options_.progress(step_);
     ++step_;
     const std::int64_t every = scenario().training.checkpoint_every;
-    if (every > 0 && step_ % every == 0) forget_checkpoint_sums();
+    if (every > 0 && step_ % every == 0) score_.checkpoint();
     return {};
   }
 
   void count(const StepMeasure& measure) {
-    spend(score_.result.time.train_s, measure.step_s);
-    const double micro_batches =
-        scenario().training.micro_batches * static_cast<double>(replicas());
-    score_.result.micro_batches += micro_batches;
-    score_.sums.train_s += measure.step_s;
-    score_.sums.micro_batches += micro_batches;
-    ++score_.sums.steps;
-    ++score_.sums.executed;
-    score_.sums.step_time += measure.step_s;
-    score_.sums.weighted_bubble += measure.bubble * measure.step_s;
-    score_.sums.imbalance += measure.imbalance;
-    score_.sums.ideal += measure.ideal_step_s;
-    if (step_ >=
-        scenario().training.steps - std::max<std::int64_t>(scenario().training.steps / 10, 1)) {
-      score_.sums.end_step_time += measure.step_s;
-      score_.sums.end_ideal += measure.ideal_step_s;
-      ++score_.sums.end_steps;
-    }
-    if (!measure.fits) ++score_.result.steps_over_memory;
+    const std::int64_t steps = scenario().training.steps;
+    score_.count(measure, scenario().training.micro_batches * static_cast<double>(replicas()),
+                 step_ >= steps - std::max<std::int64_t>(steps / 10, 1), held());
   }
 
   // The plan of the step that runs: the one before, where layers move while it runs.
@@ -398,23 +353,10 @@ class Run {
   }
 
   RunResult finished() {
-    const double total = score_.result.time.total_s();
-    const auto steps = static_cast<double>(scenario().training.steps);
-    const auto executed = static_cast<double>(score_.sums.executed);
-    score_.result.tokens =
-        score_.result.micro_batches * static_cast<double>(job_.tokens_per_micro_batch);
-    score_.result.step_time_s = score_.result.time.train_s / steps;
-    score_.result.bubble =
-        score_.sums.step_time > 0 ? score_.sums.weighted_bubble / score_.sums.step_time : 0;
-    score_.result.imbalance = score_.sums.imbalance / executed;
-    score_.result.ideal_step_time_s = score_.sums.ideal / executed;
-    const auto end_steps = static_cast<double>(score_.sums.end_steps);
-    score_.result.end = {.step_time_s = score_.sums.end_step_time / end_steps,
-                         .ideal_step_time_s = score_.sums.end_ideal / end_steps};
-    score_.result.average_ranks = total > 0 ? score_.sums.rank_seconds / total : 0;
-    if (score_.others) score_.result.others = score_.others->times();
-    score_.result.gpu_hours_saved = (score_.sums.offered_seconds - score_.sums.held_seconds) / 3600;
-    return std::move(score_.result);
+    RunResult result =
+        std::move(score_).finished(scenario().training.steps, job_.tokens_per_micro_batch);
+    if (others_) result.others = others_->times();
+    return result;
   }
 
   const Job& job_;
@@ -429,8 +371,8 @@ class Run {
   plan::Plan plan_;
   std::optional<plan::Plan> left_;  // of this step, while layers move to plan_
   std::int64_t step_ = 0;
-  std::size_t event_ = 0;  // the next one
   Score score_;
+  std::optional<OtherPlans> others_;
 };
 
 }  // namespace

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A Score sums what a run of a scenario has spent and achieved so far.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "dynmo/scenario/replay_impl.h"
+#include "dynmo/scenario/run.h"
+
+namespace dynmo::scenario {
+
+// While time passes.
+struct RanksHeld {
+  std::size_t in_use = 0;   // of each replica: those with layers
+  std::size_t present = 0;  // those too that have none
+  std::size_t offered = 0;  // those too that were given back
+  int replicas = 1;
+};
+
+class Score {
+ public:
+  explicit Score(std::string name) { result_.name = std::move(name); }
+
+  // Time passes for these ranks.
+  void spend(double TimeSpent::*part, double seconds, const RanksHeld& ranks);
+  void count_plan() { ++result_.plans; }
+  // Bytes of all replicas; layers of one.
+  void count_move(std::int64_t layers, double bytes);
+  void count_bytes(double bytes) { result_.bytes_moved += bytes; }
+  // A step with these micro-batches of all replicas. `at_end`: it is one of the last tenth.
+  void count(const StepMeasure& measure, double micro_batches, bool at_end, const RanksHeld& ranks);
+  void keep(DecisionAt decision) { result_.decisions.push_back(std::move(decision)); }
+  void keep(observe::TracedStep step) { result_.trace.push_back(std::move(step)); }
+
+  // From now on no failure takes back the steps before.
+  void checkpoint() { unsaved_ = {}; }
+  // Takes back the steps since the last checkpoint: their time stays spent, their tokens do not
+  // count. How many there were.
+  std::int64_t go_back();
+
+  // The run had so many steps, a micro-batch so many tokens (0: not known).
+  [[nodiscard]] RunResult finished(std::int64_t steps, std::int64_t tokens_per_micro_batch) &&;
+
+ private:
+  struct Sums {
+    double weighted_bubble = 0;  // x step time
+    double step_time = 0;
+    double imbalance = 0;
+    double ideal = 0;
+    std::int64_t executed = 0;
+    double end_step_time = 0;
+    double end_ideal = 0;
+    std::int64_t end_steps = 0;
+    double rank_seconds = 0;     // in use
+    double held_seconds = 0;     // those too that have no layers
+    double offered_seconds = 0;  // those too that were given back
+  };
+  struct Unsaved {  // since the last checkpoint
+    double train_s = 0;
+    double micro_batches = 0;
+    std::int64_t steps = 0;
+  };
+
+  RunResult result_;
+  Sums sums_ = {};
+  Unsaved unsaved_ = {};
+};
+
+}  // namespace dynmo::scenario
