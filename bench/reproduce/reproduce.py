@@ -27,7 +27,7 @@ import page
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-QUIET_LOAD = 0.5  # of a processor, above which nothing measured is judged
+QUIET = 0.25  # processors that others may use while a figure that is judged is measured
 EXACT = 1e-9  # relative
 
 
@@ -86,6 +86,14 @@ def commit():
     return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
 
 
+def processor_seconds():
+    """Of the whole machine, and of the processes that this one has started and waited for."""
+    ticks = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]  # and waiting for a disk
+    own = os.times()
+    return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), own.children_user + own.children_system
+
+
 class Commands:
     """Runs commands, and keeps what they print in a folder. One with "repeat" runs so often."""
 
@@ -100,7 +108,7 @@ class Commands:
         self.inputs = inputs.hexdigest()
 
     def results(self, command):
-        """Of each repetition what the command printed, its seconds and the load around it. ValueError where one failed."""
+        """Of each repetition what the command printed, its seconds, and the processors that others used meanwhile. ValueError where one failed."""
         return [self.result(command, number) for number in range(command.get("repeat", 1))]
 
     def result(self, command, number):
@@ -110,7 +118,7 @@ class Commands:
         if path.exists():
             return json.loads(path.read_text())
         run = self.folder / key
-        before, began = os.getloadavg()[0], time.monotonic()
+        before, began = processor_seconds(), time.monotonic()
         for line in lines:
             words = shlex.split(line)
             program = self.programs.get(words[0], pathlib.Path(words[0]))
@@ -123,8 +131,9 @@ class Commands:
                 last = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
                 raise ValueError(f"exit code {done.returncode}: {last}")
         output = (run / command["file"]).read_text() if "file" in command else done.stdout
-        result = {"command": command["command"], "output": output, "seconds": time.monotonic() - began,
-                  "load": [before, os.getloadavg()[0]]}
+        seconds, after = time.monotonic() - began, processor_seconds()
+        others = (after[0] - before[0] - (after[1] - before[1])) / seconds
+        result = {"command": command["command"], "output": output, "seconds": seconds, "others": others}
         unfinished = path.with_suffix(".part")
         unfinished.write_text(json.dumps(result))
         unfinished.replace(path)  # whole, or not there
@@ -210,7 +219,7 @@ class Evaluation:
         done["commands"] = sorted({result["command"] for result in used})
         done["seeds"] = seeds
         done["seconds"] = [result["seconds"] for result in used]
-        done["load"] = max((max(result["load"]) for result in used), default=0.0)
+        done["others"] = max((result["others"] for result in used), default=0.0)
         return done
 
 
@@ -227,8 +236,8 @@ def complaints(part, rows, recorded):
                 yield f"{name}: {value:.12g}, nothing is recorded: run with --record"
             elif not math.isclose(value, recorded[name], rel_tol=EXACT):
                 yield f"{name}: {value:.12g}, recorded is {recorded[name]:.12g}"
-        elif row["load"] > QUIET_LOAD and row.get("is") != "same":
-            say(f"{name}: {value:.4g}, not judged: load average was {row['load']:.1f}")
+        elif row["others"] > QUIET and row.get("is") != "same":
+            say(f"{name}: {value:.4g}, not judged: others used {row['others']:.1f} processors meanwhile")
             continue
         if "floor" in row and value < row["floor"]:
             yield f"{name}: {value:.4g}, below {row['floor']}"
