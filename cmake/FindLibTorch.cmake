@@ -79,5 +79,5 @@ endif()
 # libtorch's headers take seconds an include, and half a minute to precompile: once, for dynmo_runtime and all who use it.
 function(dynmo_precompile_torch target)
   target_precompile_headers(${target} PRIVATE <ATen/ATen.h> <torch/csrc/autograd/autograd.h>
-    <torch/csrc/autograd/custom_function.h> <torch/csrc/autograd/engine.h> <fmt/format.h> <string> <vector> <memory>)
+    <torch/csrc/autograd/custom_function.h> <torch/csrc/autograd/engine.h> <fmt/format.h> <nlohmann/json.hpp> <string> <vector> <memory>)
 endfunction()
