@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/c10d/closing_groups.h"
 #include "dynmo/c10d/gloo_group_impl.h"
 #include "dynmo/core/check.h"
 
@@ -93,10 +94,11 @@ class GlooGroup final : public Group {
   GlooGroup(std::shared_ptr<GroupState> state, std::shared_ptr<Store> store, milliseconds timeout)
       : state_(std::move(state)), store_(std::move(store)), timeout_(timeout) {}
   ~GlooGroup() override {
-    if (state_->watch == nullptr) return;
-    if (!left_ && !state_->failure()) {
+    if (state_->watch != nullptr && !left_ && !state_->failure()) {
       abort(make_error(ErrorCode::kPeerLost, "rank {} has left the group", state_->rank));
     }
+    const ClosingGroup closing;
+    state_.reset();
   }
 
   [[nodiscard]] Member rank() const override { return state_->rank; }

@@ -100,6 +100,8 @@ Expected<std::unique_ptr<GroupWatch>> ControlPlane::join(const WatchOptions& opt
   return std::unique_ptr<GroupWatch>(new GroupWatch(std::move(ends)));
 }
 
+void ControlPlane::watch(const std::vector<Member>& members) { loop_->watch(members); }
+
 void ControlPlane::post(const std::string& notice) { loop_->post(notice); }
 
 Answer ControlPlane::ask(const PlanePlace& place, MemberId member, milliseconds time) const {

@@ -127,6 +127,10 @@ class ControlPlane {
                                                            const PlanePlace& place,
                                                            std::chrono::milliseconds time);
 
+  // From now on this plane takes the end of these processes of this host for the end of their
+  // connections, which close only once a killed process has given its memory back.
+  void watch(const std::vector<Member>& members);
+
   // Those that ask this process's plane get this answer from now on.
   void post(const std::string& notice);
   // Asks the plane that the process `member` listened with at `place`, and waits for the answer, at

@@ -41,23 +41,31 @@ Expected<void> ControlService::publish() {
   return {};
 }
 
+void ControlService::hand_over(JobFile next) {
+  const std::lock_guard lock(mutex_);
+  next_endpoint_ = std::move(next);
+}
+
+Reply ControlService::over() const {
+  Reply over = refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
+  if (!next_endpoint_) return over;
+  over.text = fmt::format("another rank leads the run now: ask again at {}:{} of host '{}'",
+                          next_endpoint_->address, next_endpoint_->port, next_endpoint_->host);
+  over.again = true;
+  over.leader = next_endpoint_;
+  return over;
+}
+
 ControlService::~ControlService() {
   if (published_ && !next_endpoint_) remove_job_of(options_.run, endpoint_);
   if (server_ == nullptr) return;
-  Reply over = refusal(make_error(ErrorCode::kPeerLost, "the run has ended"));
-  if (next_endpoint_) {
-    over.text = fmt::format("another rank leads the run now: ask again at {}:{} of host '{}'",
-                            next_endpoint_->address, next_endpoint_->port, next_endpoint_->host);
-    over.again = true;
-    over.leader = next_endpoint_;
-  }
   std::vector<ClientId> present;
   {
     const std::lock_guard lock(mutex_);
     present.swap(present_);
   }
   for (const ClientId client : present) {
-    server_->send(client, to_line(over), /*done=*/true);
+    server_->send(client, to_line(over()), /*done=*/true);
   }
   server_->flush();
   server_.reset();
@@ -80,6 +88,7 @@ LineServer::Answer ControlService::on_line(ClientId client, std::string_view lin
   }
   if (request->kind == RequestKind::kStatus) {
     const std::lock_guard lock(mutex_);
+    if (next_endpoint_) return {.line = to_line(over()), .done = true};
     return {.line = to_line(Reply{.done = true, .text = "", .status = status_}), .done = true};
   }
   if (request->kind == RequestKind::kJoin) return on_join(client, *request);

@@ -48,8 +48,9 @@ class ControlService {
   [[nodiscard]] Expected<void> publish();
   // Where it listens, as job.json has it.
   [[nodiscard]] const JobFile& endpoint() const { return endpoint_; }
-  // Another rank leads, and its service has taken this one's place: who waits is told to ask there.
-  void hand_over(JobFile next) { next_endpoint_ = std::move(next); }
+  // Another rank leads, and its service has taken this one's place: who asks for the status from
+  // now on, or waits at the end, is told to ask there.
+  void hand_over(JobFile next);
   [[nodiscard]] const std::string& secret() const { return secret_; }
   [[nodiscard]] int next_member();
 
@@ -79,14 +80,15 @@ class ControlService {
   void gone(process::ClientId client);
   void forget(process::ClientId client);  // under the lock
   void note_waiting();                    // sets waiting_
+  [[nodiscard]] Reply over() const;       // what is said once another rank leads, or none
 
   Options options_;
   std::string secret_;
   JobFile endpoint_;
-  std::optional<JobFile> next_endpoint_;
   bool published_ = false;
   std::atomic<bool> waiting_{false};
   std::mutex mutex_;  // guards what follows
+  std::optional<JobFile> next_endpoint_;
   std::vector<ClientRequest> requests_;
   std::vector<Newcomer> newcomers_;
   std::optional<Error> missing_;  // one that was admitted

@@ -66,6 +66,10 @@ class Groups {
   // is not in it, and has left. kPeerLost where a rank is lost meanwhile.
   [[nodiscard]] virtual Expected<bool> take() = 0;
 
+  // Members of a group that is, or is to be, in force: the end of their processes is noticed at
+  // once from now on where this can be.
+  virtual void watch(const View& view) { static_cast<void>(view); }
+
   // Why the group in force has failed, if it has.
   [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
   // When this process learned of that, where it is known.

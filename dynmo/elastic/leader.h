@@ -70,8 +70,9 @@ class Leader {
 
   // For the next leader.
   [[nodiscard]] Json handover() const;
-  // The next leader listens there and goes on with the handover: clients are sent to it.
-  void retire(const JobFile& next);
+  // The next leader listens there and goes on with the handover: clients are sent to it, but for
+  // the one that has asked for the change, which gets this reply.
+  void retire(const JobFile& next, process::ClientId client = 0, const Reply& reply = {});
   // Calls the hooks of releases that none was called for yet, in so much time, or until `hurry`.
   // Any thread, while nothing else is called.
   [[nodiscard]] BoundaryEvents finish(std::chrono::milliseconds at_most,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/elastic/plane_loop_impl.h"
+#include "dynmo/process/ending.h"
 #include "dynmo/process/signals_blocked.h"
 
 namespace dynmo::elastic {
@@ -20,6 +22,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
+constexpr const char* kThreadName = "dynmo-plane";
 constexpr milliseconds kCloseTime{200};
 constexpr std::size_t kMaxEnded = 16;    // groups that are remembered
 constexpr std::size_t kMaxEarly = 1024;  // frames for one of them
@@ -33,6 +36,7 @@ PlaneLoop::PlaneLoop(const PlaneOptions& options)
   secret_ = (std::uint64_t{random()} << 32) | random();
   const process::SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), kThreadName);  // for watch()
 }
 
 PlaneLoop::~PlaneLoop() {
@@ -136,6 +140,18 @@ std::string PlaneLoop::hello() const {
   return look([this] { return own_hello(); });
 }
 
+void PlaneLoop::watch(const std::vector<Member>& members) {
+  for (const Member& member : members) {
+    const auto is_same = [&](const WatchedProcess& one) { return one.id == member.id; };
+    if (member.id == options_.id || look([&] { return std::ranges::any_of(watched_, is_same); })) {
+      continue;
+    }
+    UniqueFd end = process::end_of_thread(static_cast<pid_t>(member.pid), kThreadName);
+    if (!end) continue;
+    request([&] { watched_.push_back({.id = member.id, .end = std::move(end)}); });
+  }
+}
+
 void PlaneLoop::post(const std::string& notice) {
   const std::lock_guard lock(mutex_);
   notice_ = notice;
@@ -169,6 +185,7 @@ void PlaneLoop::run() {
     last_turn = now;
     if (listener_) accept_all();
     read_peers();
+    handle_ended();
     check_silence(now);
     if (now >= next_beat) {
       next_beat = now + options_.period;
@@ -190,12 +207,19 @@ void PlaneLoop::wait_for_events(Lock& lock, Clock::time_point until) {
     const int wanted = POLLIN | (peer.out.empty() ? 0 : POLLOUT);
     events.push_back({.fd = peer.socket.get(), .events = static_cast<short>(wanted), .revents = 0});
   }
+  const std::size_t watched = events.size();
+  for (const WatchedProcess& process : watched_) {
+    events.push_back({.fd = process.end.get(), .events = POLLIN, .revents = 0});
+  }
   const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
   lock.unlock();
   poll(events.data(), events.size(), static_cast<int>(std::max<long>(left, 0)));
   std::uint64_t ignored = 0;
   (void)!read(wake_.get(), &ignored, sizeof ignored);
   lock.lock();
+  for (std::size_t place = watched; place < events.size(); ++place) {
+    if (events[place].revents != 0) watched_[place - watched].ended = true;
+  }
 }
 
 void PlaneLoop::accept_all() {
@@ -289,6 +313,17 @@ void PlaneLoop::handle_closed(PlanePeer& peer) {
   peer.socket.reset();
   peer.out.clear();
   peer.in.clear();
+}
+
+// All that they have sent before has been read.
+void PlaneLoop::handle_ended() {
+  for (const WatchedProcess& process : watched_) {
+    if (!process.ended) continue;
+    for (PlanePeer& peer : peers_) {
+      if (peer.socket && peer.id == process.id) handle_closed(peer);
+    }
+  }
+  std::erase_if(watched_, [](const WatchedProcess& process) { return process.ended; });
 }
 
 void PlaneLoop::check_silence(Clock::time_point now) {

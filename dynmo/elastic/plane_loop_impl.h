@@ -22,6 +22,13 @@
 
 namespace dynmo::elastic {
 
+// A process of this host, and whether its plane's thread has been seen to have ended.
+struct WatchedProcess {
+  MemberId id = {};
+  process::UniqueFd end;
+  bool ended = false;
+};
+
 class PlaneLoop {
  public:
   using Clock = std::chrono::steady_clock;
@@ -39,6 +46,7 @@ class PlaneLoop {
                                                           std::chrono::milliseconds time,
                                                           std::string& own_address);
   void end(GroupStar& star);
+  void watch(const std::vector<Member>& members);
   void post(const std::string& notice);
   [[nodiscard]] std::string hello() const;  // this end's first frame
 
@@ -78,6 +86,7 @@ class PlaneLoop {
   State handle_of_group(PlanePeer& peer, process::FrameType type, const process::OfGroup& of_group);
   State handle_join(PlanePeer& peer, std::uint32_t channel, const process::Join& join);
   void handle_closed(PlanePeer& peer);
+  void handle_ended();
   void check_silence(Clock::time_point now);
   void tell_verdicts(Lock& lock);
   void close_connections(Lock& lock);
@@ -90,8 +99,9 @@ class PlaneLoop {
   mutable std::condition_variable changed_;
   std::uint64_t secret_;
   process::UniqueFd listener_;
-  std::string address_;         // where it listens
-  std::list<PlanePeer> peers_;  // only the thread closes and removes them
+  std::string address_;                  // where it listens
+  std::list<PlanePeer> peers_;           // only the thread closes and removes them
+  std::vector<WatchedProcess> watched_;  // only the thread removes them
   std::vector<std::shared_ptr<GroupStar>> stars_;
   std::map<Generation, Error> ended_;  // groups of this rank 0 that others may still want to join
   std::string notice_;                 // for whoever asks

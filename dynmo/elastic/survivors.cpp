@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <iterator>
 #include <string>
@@ -17,26 +16,16 @@
 #include <vector>
 
 #include "dynmo/core/json.h"
+#include "dynmo/process/ending.h"
 
 namespace dynmo::elastic {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kNone = ' ';
-
-// The letter that the system gives a process's state (proc(5)); kNone: there is no such process.
-char state_of(std::int64_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  if (!std::getline(file, text)) return kNone;
-  const std::size_t name_end = text.rfind(") ");
-  return name_end == std::string::npos || name_end + 2 >= text.size() ? kNone : text[name_end + 2];
-}
-
 bool lives(std::int64_t pid) {
-  const char state = state_of(pid);
-  return state != kNone && state != 'Z' && state != 'X' && state != 'x';
+  const char state = process::state_of(static_cast<pid_t>(pid));
+  return state != ' ' && state != 'X';
 }
 
 }  // namespace
@@ -44,11 +33,12 @@ bool lives(std::int64_t pid) {
 void end_stopped(const View& members, const std::string& host) {
   std::error_code fault;
   for (const Member& member : members.members) {
-    if (member.host != host || state_of(member.pid) != 'T') continue;
+    const auto pid = static_cast<pid_t>(member.pid);
+    if (member.host != host || process::state_of(pid) != 'T') continue;
     // The number may be another process's by now.
     const fs::path theirs = fs::read_symlink(fmt::format("/proc/{}/exe", member.pid), fault);
     if (fault || theirs != fs::read_symlink("/proc/self/exe", fault) || fault) continue;
-    ::kill(static_cast<pid_t>(member.pid), SIGKILL);
+    ::kill(pid, SIGKILL);
   }
 }
 
@@ -134,6 +124,7 @@ void Survivors::note(const Member& member, Answer answer, Clock::time_point now)
   if (answer.fate == Fate::kSilent) {
     silent_since_.try_emplace(member.id, now);
   } else {
+    if (answer.fate == Fate::kAlive && is_given_up(member)) back_ = now;
     silent_since_.erase(member.id);
   }
   answers_[member.id] = std::move(answer);
@@ -178,7 +169,7 @@ Fate Survivors::fate_of(const Member& member) const {
 
 bool Survivors::is_given_up(const Member& member) const {
   const auto since = silent_since_.find(member.id);
-  return since != silent_since_.end() && now_ - since->second >= patience_;
+  return since != silent_since_.end() && now_ - std::max(since->second, back_) >= patience_;
 }
 
 // Others of the views that count may have ended meanwhile.

@@ -53,8 +53,8 @@ class Survivors {
   using Clock = std::chrono::steady_clock;
   // Asks another process's control plane (control_plane.h). Several threads at a time.
   using Ask = std::function<Answer(const Member&)>;
-  // A member that has not answered for `patience` may be left out. What is learned is noted
-  // in `standing`.
+  // A member that has not answered for `patience` may be left out; where another such one answers
+  // again, after as long again. What is learned is noted in `standing`.
   Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
             Clock::duration patience = std::chrono::seconds(3));
 
@@ -91,6 +91,8 @@ class Survivors {
   Clock::time_point now_ = {};
   std::map<MemberId, Answer> answers_;
   std::map<MemberId, Clock::time_point> silent_since_;
+  // One that was silent for too long has answered again: others may be about to.
+  Clock::time_point back_ = {};
 };
 
 }  // namespace dynmo::elastic

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMaxAtOnce = 4096;
 constexpr std::string_view kWanted = "wanted ";
-constexpr std::string_view kJoined = "joined ";
+constexpr std::string_view kMet = "met ";
 constexpr std::string_view kHook = "hook ";
 constexpr std::string_view kEnded = "ended ";
 
@@ -65,7 +65,7 @@ Expected<void> ask_for_ranks(int ranks) {
                     "--join RUN` on the host of each new rank");
 }
 
-void tell_launcher_joined(int number) { tell(fmt::format("{}{} {}", kJoined, getpid(), number)); }
+void tell_launcher_met(int number) { tell(fmt::format("{}{} {}", kMet, getpid(), number)); }
 
 void tell_launcher_hook(pid_t pid) { tell(fmt::format("{}{}", kHook, pid)); }
 
@@ -95,14 +95,14 @@ std::optional<LaunchRequest> parse_launch_request(std::string_view text) {
     if (*pid < 2) return std::nullopt;  // kill(-1) and kill(0) mean others
     return StartedHook{*pid};
   }
-  if (!text.starts_with(kJoined)) return std::nullopt;
-  text.remove_prefix(kJoined.size());
+  if (!text.starts_with(kMet)) return std::nullopt;
+  text.remove_prefix(kMet.size());
   const auto pid = take_number(text);
   if (!pid || !text.starts_with(' ')) return std::nullopt;
   text.remove_prefix(1);
   const auto number = take_number(text);
   if (!number || !text.empty()) return std::nullopt;
-  return JoinedRank{.pid = *pid, .number = *number};
+  return MetRank{.pid = *pid, .number = *number};
 }
 
 }  // namespace dynmo::process

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -11,18 +10,19 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <optional>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/process/descriptors.h"
+#include "dynmo/process/ending.h"
+#include "dynmo/process/ending_signals_impl.h"
 #include "dynmo/process/late_ranks.h"
 #include "dynmo/process/launch_environment_impl.h"
 #include "dynmo/process/line_merger_impl.h"
@@ -56,41 +56,10 @@ struct Child {
   bool running = true;
   bool signalled = false;  // we sent it a signal before it ended
   bool counts = true;      // not: it came later and is no rank yet
+  bool met = false;        // it has said that it has met the others
   int turn = 0;            // in which it was seen to have ended
   int code = 0;
   int signal = 0;
-};
-
-// Blocks the signals that end a run, and SIGPIPE, and gives them as a descriptor.
-class Signals {
- public:
-  Signals() {
-    sigset_t wanted;
-    sigemptyset(&wanted);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) sigaddset(&wanted, signal);
-    pthread_sigmask(SIG_BLOCK, &wanted, &before_);
-    fd_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
-  }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-  ~Signals() {
-    while (next() != 0) {
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-
-  [[nodiscard]] int fd() const { return fd_.get(); }
-  [[nodiscard]] const sigset_t& before() const { return before_; }
-  // 0: none.
-  [[nodiscard]] int next() const {
-    signalfd_siginfo info{};
-    return read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)
-                                                              : 0;
-  }
-
- private:
-  sigset_t before_{};
-  UniqueFd fd_;
 };
 
 void write_all(int fd, std::string_view text) {
@@ -107,12 +76,10 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-bool is_stopped(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(file, text);
-  const std::size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && text.substr(name_end).starts_with(") T");
+// It ended for a reason that the others have as well, and was not just lost.
+bool is_fault(const Child& child) {
+  return child.counts && child.code != 0 && child.code != exit_code(ErrorCode::kInternal) &&
+         child.code != kLostExit;
 }
 
 class Launch {
@@ -144,12 +111,14 @@ class Launch {
   void drain();
   void reap();
   [[nodiscard]] int result() const;
-  [[nodiscard]] bool any_running() const {
-    return std::ranges::any_of(children_, [](const Child& child) { return child.running; });
+  [[nodiscard]] bool any_running() const { return std::ranges::any_of(children_, &Child::running); }
+  // From then on they know of each other's losses. Who has no way to say so is taken to have.
+  [[nodiscard]] bool have_met() const {
+    return !requests_ || std::ranges::any_of(children_, &Child::met);
   }
 
   const LaunchOptions& options_;
-  Signals signals_;
+  EndingSignals signals_;
   UniqueFd requests_;  // what ranks ask for
   UniqueFd asking_;    // their end
   int wanted_ = 0;     // ranks that are to be started
@@ -244,12 +213,16 @@ void Launch::hear_ranks() {
 
 void Launch::hear(const LaunchRequest& request) {
   if (const auto* wanted = std::get_if<WantedRanks>(&request)) wanted_ += wanted->ranks;
-  if (const auto* joined = std::get_if<JoinedRank>(&request)) {
-    const auto found = std::ranges::find_if(
-        children_, [&](const Child& child) { return !child.counts && child.pid == joined->pid; });
-    if (found == children_.end()) return;
-    found->counts = true;
-    found->rank = WorldRank(joined->number);
+  if (const auto* met = std::get_if<MetRank>(&request)) {
+    auto newest_first = std::views::reverse(children_);  // the system gives numbers again
+    const auto found = std::ranges::find(newest_first, met->pid, &Child::pid);
+    if (found == newest_first.end()) return;
+    // Another one may have been lost after they met, but before anybody said so.
+    if (!have_met() && !interrupted_ && std::ranges::none_of(children_, is_fault)) {
+      terminate_at_.reset();
+    }
+    found->met = true;
+    if (!std::exchange(found->counts, true)) found->rank = WorldRank(met->number);
   }
   if (const auto* hook = std::get_if<StartedHook>(&request)) hooks_.add(hook->pid);
 }
@@ -377,9 +350,9 @@ void Launch::note_end(Child& child) {
   if (child.code != 0 && !stopped && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
   }
-  const bool is_event =
-      options_.survives && (child.signal != 0 || child.code == exit_code(ErrorCode::kInternal));
-  if (child.counts && !is_event) begin_ending(options_.grace);
+  if (child.counts && (!options_.survives || is_fault(child) || !have_met())) {
+    begin_ending(options_.grace);
+  }
 }
 
 void Launch::handle_signals() {
@@ -403,7 +376,7 @@ void Launch::begin_ending(milliseconds grace) {
   terminate_at_ = Clock::now() + grace;
   // A stopped rank ends by nothing but SIGKILL.
   for (Child& child : children_) {
-    if (!child.running || !is_stopped(child.pid)) continue;
+    if (!child.running || state_of(child.pid) != 'T') continue;
     child.signalled = true;
     kill(child.pid, SIGKILL);
   }

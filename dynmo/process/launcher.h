@@ -30,8 +30,9 @@ struct LaunchOptions {
   // The command of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It
   // finds nothing of a place in its environment.
   std::vector<std::string> late_command = {};
-  // The others go on where one is killed by a signal or ends with 1, a defect: they end by
-  // themselves where they cannot. The exit code is then that of those that end last.
+  // Once a rank has said that they have met, the others go on where one is killed by a signal, ends
+  // with 1, a defect, or with 5, as it has hung or was left out: they end by themselves where they
+  // cannot. The exit code is then that of those that end last.
   bool survives = false;
   bool all_report = false;     // the output below is that of all ranks, as any may come to speak
   int output = STDOUT_FILENO;  // becomes rank 0's own stdout
@@ -50,7 +51,7 @@ struct LaunchOptions {
 // this process be killed itself, the system kills the ranks.
 //
 // A rank that ends with 0 before the others is no failure. One that came later counts once it has
-// said that it is a rank (tell_launcher_joined).
+// said that it is a rank (tell_launcher_met).
 //
 // Says on `errors` which rank was killed or failed silently. A line "dynmo: ..." that another
 // rank has printed already is shown once.

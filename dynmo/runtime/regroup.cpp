@@ -21,6 +21,7 @@ using elastic::CopyKind;
 using Holders = std::map<WorldRank, model::StateShape>;
 
 constexpr std::array<std::string_view, 4> kKinds = {"live", "shadow", "own", "neighbour"};
+constexpr int kTries = 3;  // to bring the layers over
 
 // Training goes on from it as it is.
 bool is_live(const Holdings::Layer& held) {
@@ -119,9 +120,13 @@ Expected<void> bring_together(std::optional<std::int64_t> wanted, const transpor
                choose_sources(all, step, plan, grid.axes()));
   mine.layers.merge(mine.spares);
   mine.layers.merge(mine.arriving);
-  DYNMO_ASSIGN(const MigrationReport report,
-               migrate(grid.world(), transport::control_tag(transport::Control::kHandover), model,
-                       moves, mine, staging));
+  // After a loss there is no group to stay in: what was damaged on its way is sent again.
+  MigrationReport report;
+  for (int left = wanted ? kTries : 1; left > 0 && !report.committed; --left) {
+    DYNMO_ASSIGN(report,
+                 migrate(grid.world(), transport::control_tag(transport::Control::kHandover), model,
+                         moves, mine, staging));
+  }
   if (!report.committed) return make_error(ErrorCode::kInternal, "{}", report.refusal);
   mine.plan = plan;
   mine.step = step;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <future>
 #include <random>
 #include <span>
 #include <thread>
@@ -236,12 +237,22 @@ void C10dGroups::drop(const Error& why) {
 Expected<bool> C10dGroups::take() {
   const HangWatch::Waiting waits = waiting();
   DYNMO_TRY(now_.group->leave());
-  // The transport goes before its group.
+  // The transport goes before its group. Gloo takes 10 ms and more to close its connections.
   now_.transport.reset();
+  closing_ =
+      std::async(std::launch::async, [left = std::move(now_.group)]() mutable { left.reset(); });
   now_ = std::exchange(next_, Joined());
   if (next_standing_) standing_ = *std::exchange(next_standing_, std::nullopt);
   if (now_.group != nullptr && !now_.group->address().empty()) address_ = now_.group->address();
   return now_.group != nullptr;
+}
+
+void C10dGroups::watch(const elastic::View& view) {
+  if (plane_ == nullptr) return;
+  std::vector<elastic::Member> beside;
+  std::ranges::copy_if(view.members, std::back_inserter(beside),
+                       [&](const auto& member) { return member.host == self_.host; });
+  plane_->watch(beside);
 }
 
 std::optional<Error> C10dGroups::failure() const {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -63,6 +64,7 @@ class C10dGroups final : public elastic::Groups {
                                                      const GiveUp& give_up) override;
   void drop(const Error& why) override;
   [[nodiscard]] Expected<bool> take() override;
+  void watch(const elastic::View& view) override;
   [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> failed_at() const override;
   // Those that are left find each other by their control planes (elastic/survivors.h). kPeerLost
@@ -108,6 +110,7 @@ class C10dGroups final : public elastic::Groups {
   Decorate decorate_;
   std::unique_ptr<HangWatch> hangs_;  // null: not watched
   std::shared_ptr<elastic::ControlPlane> plane_;
+  std::future<void> closing_;  // of the group before
   Joined now_;
   std::string address_;  // of this process, in the newest group
   Joined next_;

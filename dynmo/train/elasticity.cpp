@@ -39,13 +39,11 @@ void Elasticity::add(elastic::BoundaryEvents events) {
   std::ranges::move(events, std::back_inserter(events_));
 }
 
-elastic::BoundaryEvents Elasticity::take_events() {
-  if (leads()) {
-    for (const elastic::BoundaryEvent& event : events_) {
-      if (event.client != 0) leader_->answer(event.client, event.reply);
-    }
+void Elasticity::tell_events(const std::function<void(const elastic::BoundaryEvent&)>& write) {
+  for (const elastic::BoundaryEvent& event : std::exchange(events_, {})) {
+    write(event);
+    if (leads() && event.client != 0) leader_->answer(event.client, event.reply);
   }
-  return std::exchange(events_, {});
 }
 
 Expected<void> Elasticity::begin_again(const elastic::View& survivors,

@@ -6,6 +6,7 @@
 // passes from one group to the next (regrouping.h).
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -71,8 +72,8 @@ class Elasticity {
 
   // A loss has ended a change: what the rank had in it; nothing where none was under way.
   [[nodiscard]] runtime::RankState take_state() { return regrouping_.take_state(); }
-  // Returns the events since the last call. Clients have been answered.
-  [[nodiscard]] elastic::BoundaryEvents take_events();
+  // Has each event since the last call written, and then answers its client, who may read it.
+  void tell_events(const std::function<void(const elastic::BoundaryEvent&)>& write);
 
   // Whether a loss now leaves it unclear which ranks are in the run.
   [[nodiscard]] bool is_changing() const { return regrouping_.is_taking(); }

@@ -156,7 +156,7 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();
-      process::tell_launcher_joined(place.member);
+      process::tell_launcher_met(place.member);
       process.reporter.line(fmt::format("joined as rank {}", place.member));
     };
     const auto work = [&] { return train::join(**groups, options, process.reporter, note_taken); };

@@ -3,6 +3,7 @@
 
 // Keeps a run's series as they were at the checkpoints and snapshots that the run may go back to.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -14,10 +15,13 @@ namespace dynmo::train {
 
 class KeptSeries {
  public:
-  // `checkpoints`: that stay on the disk.
+  static constexpr std::int64_t kMost = 8;  // checkpoints; the series of one take up to a MiB
+
+  // `checkpoints`: that stay on the disk. A run that has to go further back than to the newest
+  // kMost goes on, and does not know all that was before.
   explicit KeptSeries(std::int64_t checkpoints)
       // The oldest is where the run began. One may be under way.
-      : most_(static_cast<std::size_t>(checkpoints) + 2) {}
+      : most_(static_cast<std::size_t>(std::min(checkpoints, kMost)) + 2) {}
 
   // Before step `step`.
   void add_checkpoint(std::int64_t step, const RunSeries& series) {

@@ -81,6 +81,7 @@ Expected<void> run_rank(const RankProcess& process) {
     const bool elastic = process.options.config.elastic.enabled;
     return elastic ? named_as_early(joined.error()) : joined.error();
   }
+  process::tell_launcher_met(environment->rank.value);
   const std::unique_ptr<C10dGroups> groups = *std::move(joined);
   c10d::NcclTransport nccl;
   if (device.is_cuda()) {

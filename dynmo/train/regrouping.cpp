@@ -79,6 +79,7 @@ Expected<void> Regrouping::begin() {
     member.number = view_.size();
     view_.members.push_back(std::move(member));
   }
+  groups_.watch(view_);
   return {};
 }
 
@@ -243,7 +244,9 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
                                        const elastic::JobFile& next) {
   Regrouped& result = attempt.result;
   result.done = true;
-  // The files name the next leader before the one that leaves stops to listen.
+  // The files name the next leader, and it tells of the next group, before the one that leaves
+  // stops to listen.
+  if (attempt.next_leader) attempt.next_leader->set_group(attempt.view, attempt.plan);
   const Expected<void> published =
       attempt.next_leader ? attempt.next_leader->publish() : Expected<void>();
   taking_ = true;
@@ -299,9 +302,8 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
 void Regrouping::leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
                        const elastic::JobFile& next, const std::string& line) {
   if (leader == nullptr) return;
-  leader->answer(attempt.change.client,
+  leader->retire(next, attempt.change.client,
                  elastic::done(fmt::format("before step {}: {}", attempt.step, line)));
-  leader->retire(next);
   attempt.result.events = leader->finish(elastic::kLastHooks);
   leader.reset();
 }
@@ -351,6 +353,7 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
     return make_error(ErrorCode::kInternal, "{}: wanted members and a plan", origin);
   }
   DYNMO_ASSIGN(view, elastic::parse_view(said["view"], origin));
+  groups_.watch(view);
   DYNMO_ASSIGN(plan, plan::parse_plan(said["plan"], origin));
   if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));
   DYNMO_TRY(groups_.know(said["standing"]));

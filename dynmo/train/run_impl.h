@@ -234,6 +234,10 @@ class Run {
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);
+  // Returns the step that has a checkpoint now, the one that the ranks are at; none: it could not
+  // be written.
+  Expected<std::optional<std::int64_t>> keep_in_checkpoint(Lane& lane);
+  Expected<bool> has_checkpoint(std::int64_t step) const;  // as the first rank sees the folder
   // A rank that lacks what the run has done is told by those that know.
   Expected<void> share_series(Lane& lane, bool has_it);
   Expected<void> after_step_again(Lane& lane);

@@ -118,10 +118,10 @@ Expected<void> Run::finish_checkpoint(Lane& lane) {
 }
 
 void Run::note_events(Lane& lane, std::int64_t step) {
-  for (const elastic::BoundaryEvent& event : elasticity_->take_events()) {
+  elasticity_->tell_events([&](const elastic::BoundaryEvent& event) {
     if (!event.line.empty()) say(fmt::format("step {:5}  {}", step, event.line));
     if (!event.kind.empty()) lane.log->event(event.kind, step, event.json);
-  }
+  });
 }
 
 Expected<bool> Run::change_size(Lane& lane, bool asked) {

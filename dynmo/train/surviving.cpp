@@ -43,6 +43,18 @@ std::vector<std::optional<Rank>> positions_before(const elastic::View& before,
   return found;
 }
 
+// Whatever the layers cost, and whatever memory the ranks may use.
+Expected<plan::Plan> even_plan(const config::Config& config, const cost::Cluster& cluster,
+                               int layers) {
+  const cost::ModelCost even{std::vector<cost::LayerCost>(static_cast<std::size_t>(layers))};
+  DYNMO_ASSIGN(const std::vector<int> cut,
+               plan::balance(plan::Balancer::kUniform,
+                             {.model = even,
+                              .cluster = cluster,
+                              .micro_batches = static_cast<int>(config.batch.micro_batches)}));
+  return plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
+}
+
 // From what the layers cost, an even cut where nothing was measured. Made at once: the controller
 // looks for a better one while steps run.
 Expected<plan::Plan> plan_again(const config::Config& config, const runtime::RankState& state,
@@ -62,13 +74,7 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
     if (!proposed) return proposed.error();
     return std::move(proposed->proposal.plan);
   }
-  const cost::ModelCost even{std::vector<cost::LayerCost>(static_cast<std::size_t>(layers))};
-  DYNMO_ASSIGN(const std::vector<int> cut,
-               plan::balance(plan::Balancer::kUniform,
-                             {.model = even,
-                              .cluster = cluster,
-                              .micro_batches = static_cast<int>(config.batch.micro_batches)}));
-  return plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
+  return even_plan(config, cluster, layers);
 }
 
 struct Reports {
@@ -139,6 +145,14 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
   }
   reports.losses = Losses::with_another(losses, reports.reached());
   return reports;
+}
+
+// The ranks that are left cannot hold the model, of which there may be a checkpoint. (The loss
+// comes last: of a line that begins with it the launcher thinks that it has said so itself.)
+Error too_few(const Error& loss, const std::string& why, std::optional<std::int64_t> checkpoint) {
+  const std::string kept =
+      checkpoint ? fmt::format("a checkpoint of step {}", *checkpoint) : "no checkpoint";
+  return make_error(ErrorCode::kInfeasible, "{}; there is {}; {}", why, kept, loss.message);
 }
 
 }  // namespace
@@ -253,7 +267,12 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const Generation generation = std::max(view.generation, reports.generation + 1);
   if (decision.origin != elastic::Origin::kMemory) {
     held_ = {};
-    DYNMO_TRY(begin_again(lane, generation));
+    const Expected<void> again = begin_again(lane, generation);
+    if (!again && again.error().code == ErrorCode::kInfeasible) {
+      return too_few(recovery.why, again.error().message,
+                     newest < 0 ? std::nullopt : std::optional(newest));
+    }
+    DYNMO_TRY(again);
     recovery.reached = std::max(recovery.reached, done_.first);  // of a resumed run
     recovery.end_phase("read");
     recovery.from = done_.first > 0 ? "checkpoint" : "initial values";
@@ -273,18 +292,25 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const cost::Cluster& cluster = measured.cluster;
   Json mine;
   if (world().rank() == transport::Member(0)) {
-    auto plan = plan_again(config(), held_, cluster, layers);
+    Expected<plan::Plan> plan = plan_again(config(), held_, cluster, layers);
+    std::string fault;
+    if (!plan) {
+      fault = plan.error().message;
+      plan = even_plan(config(), cluster, layers);
+    }
     if (plan) plan->generation = generation;
-    mine = plan ? plan::to_json(*plan) : Json{{"fault", plan.error().message}};
+    mine = {{"plan", plan ? plan::to_json(*plan) : Json()}, {"fault", fault}};
   }
   const std::string origin = "the plan after a loss";
   DYNMO_ASSIGN(const Json said, transport::first_json(world(), tag(), mine, origin));
-  if (said.contains("fault")) {  // of all alike
-    return make_error(ErrorCode::kInfeasible, "{}: {}", recovery.why.message,
-                      said["fault"].get<std::string>());
-  }
-  DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said, origin));
+  DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said.value("plan", Json()), origin));
   DYNMO_TRY(regroup_at(lane, plan, decision.step, cluster));
+  const auto fault = said.value("fault", "");
+  if (!fault.empty()) {
+    DYNMO_ASSIGN(const auto kept, keep_in_checkpoint(lane));
+    return too_few(recovery.why, fault, kept);
+  }
+  if (lane.group->pipeline().costs()) DYNMO_TRY(lane.group->pipeline().go_on());
   recovery.end_phase("regroup");
   const bool asked = lane.group->pipeline().state().asked;
   const std::size_t self = world().rank().index();
@@ -329,8 +355,27 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
                                           std::exchange(held_, {}));
   lane.traffic->begin(*lane.group);
   write_cluster();
-  if (!lane.group->pipeline().costs()) return {};
-  return lane.group->pipeline().go_on();
+  return {};
+}
+
+Expected<std::optional<std::int64_t>> Run::keep_in_checkpoint(Lane& lane) {
+  const std::int64_t step = lane.group->pipeline().next_step();
+  done_.first = done_.steps = step;
+  DYNMO_ASSIGN(const bool there, has_checkpoint(step));
+  if (!there) {
+    DYNMO_TRY(checkpoint(lane, /*due=*/true));
+    DYNMO_TRY(finish_checkpoint(lane));
+    if (lane.group->checkpoints()->failure()) return std::optional<std::int64_t>();
+  }
+  return std::optional(step);
+}
+
+Expected<bool> Run::has_checkpoint(std::int64_t step) const {
+  const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
+  const bool there = found && std::ranges::count(*found, step, &checkpoint::CheckpointFolder::step);
+  DYNMO_ASSIGN(const Json said,
+               transport::first_json(world(), tag(), Json(there), "whether there is a checkpoint"));
+  return said == Json(true);
 }
 
 Expected<void> Run::share_series(Lane& lane, bool has_it) {
@@ -355,16 +400,12 @@ Expected<void> Run::after_step_again(Lane& lane) {
   if (step == 0) return {};
   auto& validation = lane.log->series().validation;
   if (!validation.empty() && validation.back().first == step) validation.pop_back();
-  const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
-  const bool there = found && std::ranges::count(*found, step, &checkpoint::CheckpointFolder::step);
-  const Checkpointer* checkpoints = lane.group->checkpoints();
-  const bool waits = checkpoints != nullptr && checkpoints->writes_dropped();
-  const std::array mine = {there ? 1.0 : 0.0, waits ? 1.0 : 0.0};
+  DYNMO_ASSIGN(const bool is_there, has_checkpoint(step));
+  const std::array mine = {lane.group->checkpoints()->writes_dropped() ? 1.0 : 0.0};
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(world(), tag(), mine));
-  const bool is_there = all.front()[0] > 0;
   // Nobody waits here for the disk that the loss found at work; the last checkpoint is waited for.
   const bool passes = step < config().train.steps &&
-                      std::ranges::any_of(all, [](const auto& rank) { return rank[1] > 0; });
+                      std::ranges::any_of(all, [](const auto& rank) { return rank[0] > 0; });
   if (passes && !is_there && config().checkpoint.every > 0 &&
       step % config().checkpoint.every == 0) {
     say(fmt::format(

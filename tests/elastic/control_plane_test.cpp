@@ -4,11 +4,15 @@
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <csignal>
 #include <future>
 #include <thread>
 
+#include "dynmo/process/ending.h"
 #include "dynmo/process/peer_connection.h"
 #include "dynmo/process/sockets.h"
 
@@ -314,6 +318,54 @@ TEST(ControlPlane, AnswersWhoAsksForItsMember) {
   const auto other = plane_of(1);
   ASSERT_TRUE(other->listen("127.0.0.1"));
   EXPECT_EQ(ask(other->place(), 1, milliseconds(500)).fate, Fate::kSilent);
+}
+
+// A process of its own, another one of which keeps the connection open: that of a killed process
+// closes late.
+TEST(ControlPlane, SeesAWatchedProcessEndBeforeItsConnectionCloses) {
+  std::array<int, 2> place_pipe{};
+  std::array<int, 2> keeper_pipe{};  // also ends the keeper
+  ASSERT_EQ(pipe(place_pipe.data()), 0);
+  ASSERT_EQ(pipe(keeper_pipe.data()), 0);
+  const pid_t child = fork();  // before this process has other threads
+  if (child == 0) {
+    PlanePlace place{.address = "127.0.0.1"};
+    if (read(place_pipe[0], &place.port, sizeof place.port) < 0) _exit(1);
+    if (read(place_pipe[0], &place.secret, sizeof place.secret) < 0) _exit(1);
+    const auto plane = plane_of(1);
+    const auto watch = plane->join(options_of(1, 2), place, kPlaneTime);
+    const pid_t keeper = fork();
+    if (keeper == 0) {
+      char byte = 0;
+      close(place_pipe[1]);
+      _exit(static_cast<int>(read(place_pipe[0], &byte, 1)));  // until the test has ended
+    }
+    if (!watch || write(keeper_pipe[1], &keeper, sizeof keeper) < 0) _exit(1);
+    while (true) pause();
+  }
+  close(place_pipe[0]);
+  const auto plane = plane_of(0);
+  ASSERT_TRUE(plane->listen("127.0.0.1"));
+  std::promise<Error> heard;
+  WatchOptions options = options_of(0, 2);
+  options.on_verdict = [&heard](const Error& why) { heard.set_value(why); };
+  const auto watch = plane->open(options);
+  const PlanePlace place = plane->place();
+  ASSERT_GT(write(place_pipe[1], &place.port, sizeof place.port), 0);
+  ASSERT_GT(write(place_pipe[1], &place.secret, sizeof place.secret), 0);
+  pid_t keeper = -1;
+  ASSERT_GT(read(keeper_pipe[0], &keeper, sizeof keeper), 0);
+  const bool is_seen = static_cast<bool>(process::end_of_thread(child, "dynmo-plane"));
+  plane->watch({{.id = MemberId{2}, .number = 1, .pid = child}});
+  kill(child, SIGKILL);
+  auto future = heard.get_future();
+  const bool in_time = future.wait_for(kPlaneTime) == std::future_status::ready;
+  const Error why = in_time ? future.get() : Error{};
+  kill(keeper, SIGKILL);
+  waitpid(child, nullptr, 0);
+  for (const int end : {place_pipe[1], keeper_pipe[0], keeper_pipe[1]}) close(end);
+  if (!is_seen) GTEST_SKIP() << "this system does not tell of the end of a thread";
+  EXPECT_EQ(why.message, "rank 1 was lost: its connection closed");
 }
 
 TEST(ControlPlane, NobodyListeningIsALossOfRank0) {

@@ -122,6 +122,13 @@ TEST_F(ControlServiceTest, WhoWaitsHearsWhereTheNextLeaderIs) {
   const JobFile next{.address = "192.0.2.1", .port = 9, .host = "b", .pid = 3};
   ASSERT_TRUE(write_job(folder_.path(), next, secret));
   service_->hand_over(next);
+  // It still listens, but what it knows of the run is old.
+  auto asks = LineClient::connect("127.0.0.1", port_, kLong);
+  ASSERT_TRUE(asks);
+  ASSERT_TRUE(asks->send(to_line(Request{.kind = RequestKind::kStatus, .secret = secret})));
+  const auto told = asks->receive(kMaxReply, kLong);
+  ASSERT_TRUE(told) << told.error().message;
+  EXPECT_EQ(parse_reply(*told)->leader, next);
   service_.reset();
   const auto line = waits.receive(kMaxReply, kLong);
   ASSERT_TRUE(line) << line.error().message;

@@ -111,6 +111,36 @@ TEST(Survivors, HearEachCallOnce) {
   EXPECT_FALSE(heard()) << "heard before";
 }
 
+// Two of four are cut off, and do not answer at the same time when the way is open again.
+TEST(Survivors, WaitForTheOthersOnceOneOfThoseThatWereSilentAnswers) {
+  const View before = view_of(4);
+  std::vector<Fate> fates = {Fate::kAlive, Fate::kAlive, Fate::kSilent, Fate::kSilent};
+  for (const bool both : {true, false}) {
+    Standing standing;
+    Survivors survivors(
+        loss_of(before), before.members[0],
+        [&](const Member& member) {
+          return Answer{.fate = fates[static_cast<std::size_t>(member.number)]};
+        },
+        standing, std::chrono::seconds(3));
+    auto at = Survivors::Clock::time_point() + std::chrono::hours(1);
+    const auto call_after = [&](int seconds) {
+      survivors.look(at += std::chrono::seconds(seconds));
+      return survivors.call();
+    };
+    fates[2] = fates[3] = Fate::kSilent;
+    EXPECT_FALSE(call_after(0));
+    EXPECT_FALSE(call_after(10));  // half is not enough
+    fates[3] = Fate::kAlive;
+    EXPECT_FALSE(call_after(1));
+    EXPECT_FALSE(call_after(2));
+    if (both) fates[2] = Fate::kAlive;
+    const auto call = call_after(1);
+    ASSERT_TRUE(call);
+    EXPECT_EQ(call->next.size(), both ? 4 : 3);
+  }
+}
+
 TEST(Survivors, WhoIsSpareLeavesAndWhoIsLeftOutKnowsIt) {
   const View before = view_of(3);
   for (const int of : {0, 2}) {  // who tells of it, below and above

@@ -127,8 +127,7 @@ TEST(Launcher, StartsRanksThatARankAsksFor) {
   EXPECT_EQ(run.wait(), 0) << run.output();
   // One that is no rank yet ends nothing; nor does a request that is none.
   Shells failed(
-      1,
-      std::string(kAsk) + "ask 'wanted'; ask 'wanted 0'; ask 'joined 1'; ask 'wanted 1'; await a",
+      1, std::string(kAsk) + "ask 'wanted'; ask 'wanted 0'; ask 'met 1'; ask 'wanted 1'; await a",
       {.late = "mkdir $DIR/a; echo 'dynmo: bad' >&2; exit 3"});
   EXPECT_EQ(failed.wait(), 0) << failed.output();
   EXPECT_EQ(failed.output(), "[rank 1] dynmo: bad\n");
@@ -137,13 +136,12 @@ TEST(Launcher, StartsRanksThatARankAsksFor) {
 TEST(Launcher, ARankThatCameLaterCountsOnceItHasJoined) {
   Shells run(
       1, std::string(kAsk) + "ask 'wanted 1'; sleep 100",
-      {.grace = milliseconds(100), .late = std::string(kAsk) + "ask \"joined $$ 7\"; kill -9 $$"});
+      {.grace = milliseconds(100), .late = std::string(kAsk) + "ask \"met $$ 7\"; kill -9 $$"});
   EXPECT_EQ(run.wait(), 5) << run.output();
   EXPECT_EQ(run.output(), "dynmo: rank 7 was killed by signal 9 (Killed)\n");
   // Also when the first ranks have left.
-  Shells left(
-      1, std::string(kAsk) + "ask 'wanted 1'; await a",
-      {.late = std::string(kAsk) + "ask \"joined $$ 3\"; mkdir $DIR/a; sleep 0.05; exit 4"});
+  Shells left(1, std::string(kAsk) + "ask 'wanted 1'; await a",
+              {.late = std::string(kAsk) + "ask \"met $$ 3\"; mkdir $DIR/a; sleep 0.05; exit 4"});
   EXPECT_EQ(left.wait(), 4) << left.output();
 }
 
@@ -193,33 +191,18 @@ TEST(Launcher, RequestsOfRanksAreReadOrRefusedWhole) {
   const auto wanted = parse_launch_request("wanted 12");
   ASSERT_TRUE(wanted);
   EXPECT_EQ(std::get<WantedRanks>(*wanted).ranks, 12);
-  const auto joined = parse_launch_request("joined 4321 7");
-  ASSERT_TRUE(joined);
-  EXPECT_EQ(std::get<JoinedRank>(*joined).pid, 4321);
-  EXPECT_EQ(std::get<JoinedRank>(*joined).number, 7);
+  const auto met = parse_launch_request("met 4321 7");
+  ASSERT_TRUE(met);
+  EXPECT_EQ(std::get<MetRank>(*met).pid, 4321);
+  EXPECT_EQ(std::get<MetRank>(*met).number, 7);
   const auto hook = parse_launch_request("hook 4321");
   ASSERT_TRUE(hook);
   EXPECT_EQ(std::get<StartedHook>(*hook).pid, 4321);
-  for (const char* text : {"",
-                           "wanted",
-                           "wanted ",
-                           "wanted 0",
-                           "wanted -1",
-                           "wanted 4097",
-                           "wanted 1 ",
-                           "wanted 99999999999",
-                           "joined",
-                           "joined 1",
-                           "joined 1 ",
-                           "joined 1 x",
-                           "joined 1 2 3",
-                           "wantedjoined 1 2",
-                           "hook",
-                           "hook 0",
-                           "hook 1",
-                           "hook -5",
-                           "hook 5 6",
-                           "ended 3"}) {
+  for (const char* text : {"",          "wanted",        "wanted ",   "wanted 0",
+                           "wanted -1", "wanted 4097",   "wanted 1 ", "wanted 99999999999",
+                           "met",       "met 1",         "met 1 ",    "met 1 x",
+                           "met 1 2 3", "wantedmet 1 2", "hook",      "hook 0",
+                           "hook 1",    "hook -5",       "hook 5 6",  "ended 3"}) {
     EXPECT_FALSE(parse_launch_request(text)) << text;
   }
 }
@@ -263,12 +246,13 @@ TEST(Launcher, EndsTheStubbornAndWhatTheyStarted) {
 TEST(Launcher, LetsTheOthersGoOnWhereTheySurviveALoss) {
   for (const auto& [loss, others, code] :
        {std::tuple("kill -9 $$", "exit 0", 0), std::tuple("exit 1", "exit 0", 0),
+        std::tuple("exit 5", "exit 0", 0),  // it was left out, or has hung
         std::tuple("kill -9 $$", "exit 4", 4), std::tuple("kill -9 $$", "exit 5", 5)}) {
     Shells run(3,
                fmt::format("enter; if [ $RANK = 0 ]; then {}; fi; await_end 0; sleep 0.1; "
-                           "echo on >&2; {}",
+                           "echo on >&2; touch $DIR/on$RANK; await on1; await on2; {}",
                            loss, others),
-               {.survives = true});
+               {.grace = milliseconds(1), .survives = true});
     EXPECT_EQ(run.wait(), code) << run.output();
     EXPECT_NE(run.output().find("[rank 2] on\n"), std::string::npos) << run.output();
   }
@@ -276,6 +260,22 @@ TEST(Launcher, LetsTheOthersGoOnWhereTheySurviveALoss) {
   Shells ended(2, "enter; if [ $RANK = 0 ]; then exit 2; fi; sleep 1000",
                {.grace = milliseconds(1), .survives = true});
   EXPECT_EQ(ended.wait(), 2) << ended.output();
+}
+
+// Before they have met, they do not know that they wait for one that is lost.
+TEST(Launcher, EndsTheOthersWhereOneIsLostBeforeTheyMet) {
+  const std::string lost = "enter; if [ $RANK = 0 ]; then kill -9 $$; fi; await_end 0; ";
+  Shells ended(3, kAsk + lost + "sleep 1000",
+               {.grace = milliseconds(1), .late = "true", .survives = true});
+  EXPECT_EQ(ended.wait(), 5) << ended.output();
+  // One of them says only now that they did meet.
+  Shells late(3, kAsk + lost + "sleep 0.1; ask \"met $$ $RANK\"; sleep 2.5; echo on >&2",
+              {.grace = milliseconds(2000), .late = "true", .survives = true});
+  EXPECT_EQ(late.wait(), 0) << late.output();
+  EXPECT_NE(late.output().find("[rank 2] on\n"), std::string::npos) << late.output();
+  Shells survived(3, kAsk + std::string("ask \"met $$ $RANK\"; ") + lost + "sleep 0.1; echo on >&2",
+                  {.grace = milliseconds(1), .late = "true", .survives = true});
+  EXPECT_EQ(survived.wait(), 0) << survived.output();
 }
 
 TEST(Launcher, AFinishedRankDoesNotEndTheOthers) {

@@ -12,8 +12,9 @@ LIMIT = 120  # seconds for anything to happen: bounds a hang, decides nothing
 
 
 def events(run, kind=None):
+    """Those whose line is whole: one that is being written is seen next time."""
     path = run / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
 
 

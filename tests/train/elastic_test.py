@@ -96,6 +96,7 @@ class Elastic(ElasticCase):
                 os.kill(pids[leader], signal.SIGTERM)
             else:
                 self.assertIn(f"rank {leader} was drained", self.done("leaders", "drain", str(leader)))
+                self.assertEqual(self.ranks("leaders"), list(range(leader + 1, 4)))  # whoever answers: the change is done
             self.until(joiner, lambda: self.status("leaders").get("ranks", [{}])[0].get("rank") == leader + 1)
         self.assertIn("step ", self.done("leaders", "status"))
         self.assertEqual((run / "secret").read_text(), secret)

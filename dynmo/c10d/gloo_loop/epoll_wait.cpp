@@ -10,12 +10,15 @@
 //
 // Gloo has no option for it. So a program that links dynmo::gloo_loop has its own epoll_wait: the
 // system's, but that a thread that is answered again and again at once sleeps for some microseconds
-// before it asks the next time. Only Gloo's waits are meant: those of 10 ms. The library itself
-// leaves the name alone.
+// before it asks the next time, and that nobody waits for long while a group is closed
+// (closing_groups.h). Only Gloo's waits are meant: those of 10 ms. The library itself leaves the
+// name alone.
 #include <sys/epoll.h>
 #include <time.h>
 
 #include <chrono>
+
+#include "dynmo/c10d/closing_groups.h"
 
 namespace dynmo::c10d {
 namespace {
@@ -23,6 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kGlooTimeout = 10;  // ms
+constexpr int kClosingTimeout = 1;
 // Answers that follow one another like this, so many times, are of nothing that was done: there is
 // a call of the system between two messages at each end.
 constexpr std::chrono::nanoseconds kAtOnce{2000};
@@ -51,6 +55,7 @@ extern "C" __attribute__((visibility("default"))) int epoll_wait(int fd, epoll_e
   if (timeout != kGlooTimeout) return epoll_pwait(fd, events, max_events, timeout, nullptr);
   thread_local Patience patience;
   if (patience.at_once > kAllowed) (void)nanosleep(&kNap, nullptr);
+  if (closing_groups > 0) timeout = kClosingTimeout;
   const int count = epoll_pwait(fd, events, max_events, timeout, nullptr);
   if (count > 0) patience.answer();
   return count;

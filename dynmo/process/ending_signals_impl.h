@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "dynmo/process/sockets.h"
+
+namespace dynmo::process {
+
+// Blocks the signals by which a run is told to end, and SIGPIPE, while it lives; they are read from
+// a descriptor.
+class EndingSignals {
+ public:
+  EndingSignals() {
+    sigset_t wanted;
+    sigemptyset(&wanted);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) sigaddset(&wanted, signal);
+    pthread_sigmask(SIG_BLOCK, &wanted, &before_);
+    fd_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  EndingSignals(const EndingSignals&) = delete;
+  EndingSignals& operator=(const EndingSignals&) = delete;
+  ~EndingSignals() {
+    while (next() != 0) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const sigset_t& before() const { return before_; }
+  // 0: none.
+  [[nodiscard]] int next() const {
+    signalfd_siginfo info{};
+    return read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)
+                                                              : 0;
+  }
+
+ private:
+  sigset_t before_{};
+  UniqueFd fd_;
+};
+
+}  // namespace dynmo::process
