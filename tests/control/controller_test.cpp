@@ -298,7 +298,7 @@ void hand_on(Controller& controller) {
 // trainings of all kinds of changes.
 TEST(Controller, ItsStateReadAgainDecidesAsItWould) {
   std::int64_t plans = 0;
-  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+  for (std::uint64_t seed = 1; seed <= samples(10U); ++seed) {
     Training whole(seed);
     Training handed_on(seed);
     for (Training* training : {&whole, &handed_on}) {
@@ -327,7 +327,7 @@ TEST(Controller, ItsStateReadAgainDecidesAsItWould) {
     EXPECT_EQ(whole.plan, handed_on.plan) << "seed " << seed;
     plans += whole.plans;
   }
-  EXPECT_GT(plans, 50);
+  EXPECT_GT(plans, samples(50));
 }
 
 TEST(Controller, AStateThatIsNoneIsRefused) {

@@ -11,12 +11,18 @@ from support import ROOT
 
 
 class Typing(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        # PyTorch's own types take half a minute to read: once for all.
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.cache = folder.name
+
     def check(self, *words):
         package = pathlib.Path(os.environ["PYTHONPATH"])
-        with tempfile.TemporaryDirectory() as cache:
-            command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, *words]
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(package)}, cwd=cache,
-                                  check=False)
+        command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", self.cache, *words]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(package)}, cwd=self.cache,
+                              check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_of_the_package_is_strict(self):

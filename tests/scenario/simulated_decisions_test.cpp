@@ -302,9 +302,9 @@ void expect_the_same(Drawn& run, const std::string& what) {
   }
 }
 
-// Sanitizers make a run cost ten times as much.
+// Under sanitizers a run costs ten times as much.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kRuns = 100;
+constexpr int kRuns = 50;
 #else
 constexpr int kRuns = 1000;
 #endif
