@@ -7,7 +7,8 @@ Same decoder, batch, precision, optimizer and cores. Every schedule of both side
 with its first cut, then the peer's fastest one with its other cuts; the best --keep of each side then run
 in interleaved rounds. A round pairs our best schedule with the peer's best one; what is reported is the
 median of the paired ratios and their spread. Memory is VmHWM, the largest resident size of a rank, read
-from outside for both; that of a GPU is not measured. Each round also measures what rate PyTorch's matrix
+from outside for both; on a GPU it is what nvidia-smi says is in use there, with nothing else on it, twice
+a second. Each round also measures what rate PyTorch's matrix
 products reach on the same cores at once (product_rate.py): the share of it that the model's products would
 need at the measured speed is what others call MFU, of a measured peak.
 
@@ -114,8 +115,13 @@ def peak_bytes(pid):
     return 0
 
 
-def run_processes(commands):
-    """Runs (command, environment, core) at once. Returns the outputs and the largest peak of any process."""
+def used_bytes_of_gpu():
+    listed = subprocess.check_output(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], text=True)
+    return int(listed.splitlines()[0]) * 2**20
+
+
+def run_processes(commands, device="cpu"):
+    """Runs (command, environment, core) at once. Returns the outputs and the largest peak of any process, or of the GPU."""
     files = [tempfile.TemporaryFile("w+") for _ in commands]
     processes = []
     for (command, environment, core), file in zip(commands, files):
@@ -124,8 +130,10 @@ def run_processes(commands):
                                           stderr=subprocess.STDOUT, preexec_fn=pin))
     peaks = {}
     while any(p.poll() is None for p in processes):
-        for process in processes:
-            for pid in descendants(process.pid):
+        if device == "cuda":
+            peaks[device] = max(peaks.get(device, 0), used_bytes_of_gpu())
+        else:
+            for pid in (pid for process in processes for pid in descendants(process.pid)):
                 peaks[pid] = max(peaks.get(pid, 0), peak_bytes(pid))
         if any(p.returncode not in (None, 0) for p in processes):
             for process in processes:
@@ -156,7 +164,7 @@ def run_peer(options, shape, data, schedule, cut):
                        "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
         command = [options.python, str(HERE / "pipelining_peer.py"), json.dumps(config)]
         commands.append((command, environment, core))
-    outputs, peak = run_processes(commands)
+    outputs, peak = run_processes(commands, options.device)
     reports = [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith("{")]
     losses = next(r["losses"] for r in reports if "losses" in r)
     return {"step_s": max(r["seconds"] for r in reports) / shape["steps"], "peak_bytes": peak, "losses": losses}
@@ -177,7 +185,7 @@ def run_ours(options, shape, data, schedule, folder):
     config += "[balance]\nenabled = false\n[run]\n" + toml({"directory": str(folder / "run"), "device": options.device})
     (folder / "config.toml").write_text(config)
     command = ["taskset", "-c", ",".join(map(str, options.cores)), options.dynmo, "train", "--config", str(folder / "config.toml")]
-    _, peak = run_processes([(command, {}, None)])
+    _, peak = run_processes([(command, {}, None)], options.device)
     seconds, losses, cut = [], [], []
     for rank in range(options.ranks):
         lines = (folder / "run" / "records" / f"rank-{rank}.jsonl").read_text().splitlines()
@@ -321,7 +329,7 @@ def table(results):
     for r in results:
         for what, ours, theirs, ratio in (
                 ("tokens/s", r["dynmo_tokens_per_s"], r["peer_tokens_per_s"], r["tokens_ratio"]),
-                ("peak MiB of a rank" if r["device"] == "cpu" else "peak MiB of its host", r["dynmo_peak_bytes"] / 2**20,
+                ("peak MiB of a rank" if r["device"] == "cpu" else "peak MiB of the GPU", r["dynmo_peak_bytes"] / 2**20,
                  r["peer_peak_bytes"] / 2**20, r["memory_ratio"])):
             rows.append([r["model"], r["precision"], what, f"{ours:.0f}", f"{theirs:.0f}", f"{ratio['median']:.2f}",
                          "{:.2f} to {:.2f}".format(*ratio["quartiles"]), "{:.2f} to {:.2f}".format(*ratio["range"]), str(r["rounds"])])

@@ -218,6 +218,26 @@ TEST_F(Gpu, ReplicasTrainLikeTheCpu) {
   }
 }
 
+TEST_F(Gpu, LayersThatMoveWhileStepsRunAndFreezeChangeNoBit) {
+  for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
+    RunOptions alone = on(device_, {8});
+    alone.steps = 30;
+    alone.micro_batches = 6;
+    alone.precision = precision;
+    alone.freezing = testing::freezing();
+    RunOptions moving = alone;
+    moving.cut = {3, 2, 3};
+    const auto begin_move =
+        testing::random_plans(/*seed=*/31, 3, 6, {}, testing::MoveHow::kDuringStep);
+    moving.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+      DYNMO_TRY(open_cuda(0));
+      return begin_move(pipeline, step);
+    };
+    testing::expect_same(testing::run_pipeline(alone), testing::run_pipeline(moving),
+                         precision == cost::Precision::kFp32 ? "fp32" : "bf16");
+  }
+}
+
 TEST_F(Gpu, MigrationMovesEveryBit) {
   RunOptions run = on(device_, {3, 5});
   std::mutex mutex;

@@ -155,10 +155,11 @@ class Emulated(RunCase):
             read = self.run_command(self.command("--dry-run", extra=["emulated." + name.replace("=", f"={folder}/")]))
             self.assertEqual(read.returncode, 0, read.stderr)
         records = [json.loads(line) for line in (self.folder / "emulated/records/rank-0.jsonl").read_text().splitlines()]
-        # 8 micro-batches through 4 ranks of two layers of 2 ms: at least their work and the fill.
+        # 8 micro-batches through two layers of three passes of 2 ms, by the emulated device's own time: a step that follows
+        # one whose end came late is shorter by the host's clock.
         for record in records:
             self.assertTrue(record["emulated"])
-            self.assertGreaterEqual(record["step_s"], 8 * 2 * 0.006 + 3 * 2 * 0.002)
+            self.assertGreaterEqual(record["busy_s"], 8 * 2 * 0.006 - 1e-9)
 
     def test_what_it_could_gain_is_of_the_given_costs_at_any_time_scale(self):
         # From a cut of 5 and 2 ms a pass, with which four micro-batches take 61 ms (the first rank works for 60 and waits for
@@ -184,7 +185,7 @@ class Emulated(RunCase):
             self.assertGreater(summary["cuts_speedup"], 0)
             self.assertLess(summary["cuts_speedup"], 61 / 54 + 1e-6)
             for line in (folder / "static/records/rank-0.jsonl").read_text().splitlines():
-                self.assertGreaterEqual(json.loads(line)["step_s"], float(scale) * 0.061)
+                self.assertGreaterEqual(json.loads(line)["busy_s"], float(scale) * 0.060 - 1e-9)
             shutil.rmtree(folder)
         # Whatever the noise of the steps.
         for speedup in best:
@@ -200,7 +201,7 @@ class Emulated(RunCase):
             f"emulated.trace={trace}", "pipeline.cut=[1,1,1,1]", "batch.micro_batches=4"]))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         for line in (self.folder / "emulated/dense/records/rank-0.jsonl").read_text().splitlines():
-            self.assertGreaterEqual(json.loads(line)["step_s"], 4 * 0.012)
+            self.assertGreaterEqual(json.loads(line)["busy_s"], 4 * 0.012 - 1e-9)
         self.assertRegex(result.stdout, r"\nover dense [0-9.]+ x")
 
     def test_a_rank_that_becomes_slow_is_named_once(self):
