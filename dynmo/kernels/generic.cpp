@@ -54,26 +54,41 @@ std::pair<Tensor, Tensor> product_of(const Tensor& words, std::int64_t factor) {
 }  // namespace
 
 Tensor rstd(const Tensor& x_ND, double epsilon) {
-  return wide(x_ND).square().mean(-1, /*keepdim=*/true).add_(epsilon).rsqrt_();
+  const auto size = static_cast<double>(x_ND.size(-1));
+  return at::linalg_vector_norm(x_ND, 2, {-1}, /*keepdim=*/true,
+                                accumulation_type(x_ND.scalar_type()))
+      .square_()
+      .div_(size)
+      .add_(epsilon)
+      .rsqrt_();
 }
 
 Tensor rms_norm(const Tensor& x_ND, const Tensor& inverse_N1, const Tensor& weight_D) {
-  return (wide(x_ND) * inverse_N1).mul_(wide(weight_D)).to(x_ND.scalar_type());
+  Tensor normed_ND = at::empty_like(x_ND);
+  at::mul_out(normed_ND, x_ND * inverse_N1, weight_D);
+  return normed_ND;
 }
 
-// With u = x * inverse: dweight = sum_N(dy * u), dx = inverse * (dy * w - u * mean_D(dy * w * u)).
+// With u = x * inverse: dweight = sum_N(dy * u), dx = inverse * (dy * w) - x * inverse^2 *
+// mean_D(dy * u * w). An operation on a device reads and writes all of its tensors: so few and so
+// narrow ones as there can be.
 NormGradient norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND, const Tensor& inverse_N1,
                            const Tensor& weight_D, InputGradient wanted,
                            const Tensor& residual_ND) {
-  const Tensor slope_ND = wide(gradient_ND);
-  const Tensor unit_ND = wide(x_ND) * inverse_N1;
-  NormGradient gradient{.x_ND = {}, .weight_D = (slope_ND * unit_ND).sum(0)};
+  const Tensor product_ND = gradient_ND * (x_ND * inverse_N1);
+  NormGradient gradient{.x_ND = {}, .weight_D = product_ND.sum(0)};
   if (wanted == InputGradient::kNotWanted) return gradient;
-  const Tensor weighed_ND = slope_ND * wide(weight_D);
-  const Tensor mean_N1 = (weighed_ND * unit_ND).mean(-1, /*keepdim=*/true);
-  Tensor x_gradient_ND = (weighed_ND - unit_ND * mean_N1).mul_(inverse_N1);
-  if (residual_ND.defined()) x_gradient_ND.add_(residual_ND);
-  gradient.x_ND = x_gradient_ND.to(x_ND.scalar_type());
+  const Tensor wide_D = wide(weight_D);
+  const Tensor sum_N = at::mv(product_ND, wide_D);
+  const Tensor factor_N1 = inverse_N1.square().mul_(sum_N.unsqueeze(1)).div_(-x_ND.size(-1));
+  Tensor first_ND = gradient_ND * wide_D;
+  if (residual_ND.defined()) {
+    first_ND = at::addcmul(residual_ND, first_ND, inverse_N1);
+  } else {
+    first_ND.mul_(inverse_N1);
+  }
+  gradient.x_ND = at::empty_like(x_ND);
+  at::addcmul_out(gradient.x_ND, first_ND, x_ND, factor_N1);
   return gradient;
 }
 
@@ -109,15 +124,15 @@ void cross_entropy_gradient(Tensor& probabilities_NV, const Tensor& targets_N, d
 
 void apply_rope(Tensor& x_BTHK, const Tensor& cosine, const Tensor& sine, Rope direction) {
   const std::int64_t half = x_BTHK.size(3) / 2;
-  const Tensor low = x_BTHK.narrow(3, 0, half);
-  const Tensor high = x_BTHK.narrow(3, half, half);
+  Tensor low = x_BTHK.narrow(3, 0, half);
+  Tensor high = x_BTHK.narrow(3, half, half);
   // One angle for all heads of a token: [T, 1, K / 2].
   const Tensor c = cosine.unsqueeze(1);
   const Tensor s = direction == Rope::kForward ? sine.unsqueeze(1) : sine.neg().unsqueeze(1);
-  const Tensor turned_low = low * c - high * s;
-  const Tensor turned_high = high * c + low * s;
-  low.copy_(turned_low);
-  high.copy_(turned_high);
+  const Tensor low_c = low * c;
+  const Tensor low_s = low * s;
+  at::addcmul_out(low, low_c, high, s, /*value=*/-1);
+  at::addcmul_out(high, low_s, high, c);
 }
 
 Attention causal_attention(const Tensor& q_BTHK, const Tensor& k_BTHK, const Tensor& v_BTHK) {
@@ -213,7 +228,9 @@ Tensor keep_mask(const Tensor& like, std::uint64_t key, std::uint32_t threshold)
 }
 
 double sum_of_squares(const Tensor& tensor) {
-  return tensor.to(at::kDouble).square().sum().item<double>();
+  const auto norm =
+      at::linalg_vector_norm(tensor, 2, /*dim=*/{}, /*keepdim=*/false, at::kDouble).item<double>();
+  return norm * norm;
 }
 
 }  // namespace dynmo::kernels::generic

@@ -88,7 +88,15 @@ std::vector<model::DecoderConfig> decoders() {
   gpt2.shape.heads = 4;
   gpt2.shape.sequence = gpt2.shape.positions = 40;
   gpt2.dropout = 0.1;
-  return {llama, gpt2};
+  // Heads as wide as CUDA's fused attention takes, more rows than a block of threads.
+  model::LlamaConfig wide = llama;
+  wide.shape.vocabulary = 5003;
+  wide.shape.hidden = 256;
+  wide.shape.heads = 2;
+  wide.shape.kv_heads = 1;
+  wide.shape.intermediate = 688;
+  wide.shape.sequence = 300;
+  return {llama, gpt2, wide};
 }
 
 TEST_F(Gpu, LayersGiveTheLossAndGradientsOfTheCpu) {
