@@ -11,6 +11,13 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(dynmo_options INTERFACE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
     -Wno-dangling-reference)
 endif()
+# Programs name their sources as the repository does, wherever it lies: what one checkout has compiled is good for another. Debug
+# information keeps the whole path, but under sanitizers, as debuggers find the sources by it.
+set(prefix_map macro)
+if(DYNMO_SANITIZE)
+  set(prefix_map file)
+endif()
+target_compile_options(dynmo_options INTERFACE "-f${prefix_map}-prefix-map=${PROJECT_SOURCE_DIR}/=")
 if(DYNMO_SANITIZE)
   target_compile_options(dynmo_options INTERFACE -fsanitize=${DYNMO_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(dynmo_options INTERFACE -fsanitize=${DYNMO_SANITIZE})

@@ -16,7 +16,7 @@
 namespace dynmo::observe {
 namespace {
 
-const std::filesystem::path kData = std::filesystem::path(__FILE__).parent_path() / "data";
+const std::filesystem::path kData = DYNMO_TRACE_DATA;
 
 Json event(const std::string& category, const std::string& name, int thread, double start,
            double duration, Json arguments = Json::object()) {

@@ -14,8 +14,7 @@ namespace {
 class ScenarioExamples : public testing::TestWithParam<const char*> {};
 
 TEST_P(ScenarioExamples, EveryFileAnswers) {
-  const auto examples =
-      std::filesystem::path(__FILE__).parent_path() / "../../examples" / GetParam();
+  const auto examples = std::filesystem::path(DYNMO_EXAMPLES) / GetParam();
   constexpr std::int64_t kSteps = 20;
   std::set<std::string> sources;
   for (const auto& entry : std::filesystem::directory_iterator(examples)) {
