@@ -14,6 +14,8 @@ each (`dynmo ctl RUN grow 1`). For each loss:
   again     steps that run again, and where the layers came from
 Ready: pairs of undisturbed runs with snapshots and without, in turn, who begins alternating: the paired ratio of their
 tokens/s.
+Plane: the processor time of the threads of the control plane in an undisturbed run of --plane seconds, of that of all
+threads of the ranks. Where processors are busy, training has so much less.
 
     bench/recovery.py --dynmo build/release/apps/dynmo/dynmo --out build/bench-recovery.json
 """
@@ -107,6 +109,33 @@ def measure_ready(options, folder, data):
     return {"rounds": len(ratios), "ratio": ratios, "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
+def processor_seconds(pids):
+    """Of the threads of the control plane, and of all threads."""
+    plane = every = 0.0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
+            every += seconds
+            plane += seconds if (task / "comm").read_text() == "dynmo-plane\n" else 0.0
+    return plane, every
+
+
+def measure_plane(options, folder, data):
+    run = Run(options, folder / "plane", data)
+    run.start("elastic.enabled=true", "train.steps=1000000")
+    try:
+        run.wait_for("ten steps", lambda: len(members(run, 10)) == options.ranks)
+        pids = list(members(run).values())
+        before = processor_seconds(pids)
+        time.sleep(options.plane)
+        plane, every = (late - early for late, early in zip(processor_seconds(pids), before))
+        run.control("stop")
+        run.process.wait(WAIT_S)
+    finally:
+        run.end()
+    return {"seconds": options.plane, "plane_s": plane, "all_s": every, "share": plane / every}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynmo", default="build/release/apps/dynmo/dynmo")
@@ -115,6 +144,7 @@ def main():
     parser.add_argument("--signal", default="SIGKILL", help="SIGSTOP: the others end the rank after elastic.silence_s")
     parser.add_argument("--rounds", type=int, default=10, help="pairs with snapshots and without")
     parser.add_argument("--steps", type=int, default=200, help="of each run of a pair")
+    parser.add_argument("--plane", type=float, default=60, help="seconds in which the control plane is measured")
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run's settings")
     parser.add_argument("--out", type=Path, help="where the result goes as JSON")
@@ -128,6 +158,8 @@ def main():
             result["kills"] = measure_kills(options, folder, data)
         if options.rounds:
             result["ready"] = measure_ready(options, folder, data)
+        if options.plane:
+            result["plane"] = measure_plane(options, folder, data)
     for name in ("ended_s", "noticed_s", "noticed_after_end_s", "rest_s", "meet_s", "ready_s", "finished_s"):
         if options.kills:
             found = result["kills"][name]
@@ -138,6 +170,8 @@ def main():
     if options.rounds:
         ready = result["ready"]
         say(f"snapshots           {ready['median']:.3f} of the tokens/s without ({ready['min']:.3f} to {ready['max']:.3f})")
+    if options.plane:
+        say(f"control plane       {100 * result['plane']['share']:.3f} % of the processor time of the ranks")
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
 
