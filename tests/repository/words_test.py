@@ -2,10 +2,13 @@
 """Comments, texts and docs use the words of the field: words.txt lists those they do not use, and a better one each.
 
 A comment of C++ also starts with a subject: none begins with Of, What, Whose or By, and no later sentence with Of, Whose or By.
+Comments of headers have short sentences, and those of functions begin with a verb: LIMITS, which only fall. `words_test.py figures` prints them.
 """
+import collections
 import io
 import pathlib
 import re
+import statistics
 import sys
 import tokenize
 import unittest
@@ -20,6 +23,20 @@ LATER = re.compile(r"[.:;)] (Of|Whose|By)\b")
 # A comment, a string or a character; what is between them is code. Raw strings come first.
 CPP_TOKEN = re.compile(r'R"(\w*)\((?P<raw>.*?)\)\1"|//(?P<line>[^\n]*)|/\*(?P<block>.*?)\*/|"(?P<string>(?:\\.|[^"\\\n])*)"'
                        r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'", re.DOTALL)
+COMMENT = re.compile(r"\s*//\s?(?!\s*(?:SPDX|NOLINT))(.*)")
+ITEM = re.compile(r"^\s*(?:\d+\.|-) ")
+SHORT_FORM = re.compile(r"\b(e\.g|i\.e|et al|vs|cf)\. ")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z0-9`\"(\[])")
+NO_FUNCTION = re.compile(r"\s*(?:struct|class|enum|union|using|namespace|extern|friend|#|}|$)")
+VERB = re.compile(r"(?!(?:This|Its|Less|Bytes|Seconds|Indices|Elements|Numbers|Names|Ranks|Layers|Weights|Tokens|Stages|Tensors|Values|Rows|Costs"
+                  r"|Times|Messages|Always|Plus|Errors|Samples|Logits|Matrices|Products|Lines|Paths|Bits|Keys|Entries|Ranges|Scores|Predictions|Medians"
+                  r"|Tasks|Heads|Parameters|Steps|Blocks|Others|Tables|Members|Cosines|Views|Offsets|Slices|Gradients|Descriptors|Positions|Actions|States|Fields|Transports)\b)(?:[A-Z][a-z]+s|Like)\b")
+AVOIDED = re.compile(r"\b(who|whoever|somebody|nobody|as many|so many|anew|besides|gone|hears|(?<!in )turns?|the one|the other ones|for want of)\b", re.IGNORECASE)
+# {figure: limit}: of the folders that were rewritten, each, and of all folders together. Median and shares (per cent) only fall.
+FIGURES = ("median", "above 25 words", "above 30 words", "avoided words", "functions without a verb")
+REWRITTEN = ()
+LIMITS = (11, 8, 2.5, 0, 5)
+LIMITS_OF_ALL = (14, 16, 9, 330, 77)
 
 
 def listed_words():
@@ -93,6 +110,66 @@ def fragment_faults(name, text):
     return found
 
 
+def comment_blocks(text):
+    """[(lines of a comment that has lines of its own, code behind it up to the first ; or {)] of a header."""
+    found, lines, code = [], [], None
+    for line in text.splitlines():
+        match = COMMENT.match(line)
+        if match:
+            lines.append(match.group(1))
+        elif lines:
+            found.append((lines, [line]))
+            lines, code = [], found[-1][1]
+        elif code is not None:
+            code.append(line)
+        if not match and re.search(r"[;{]", line):
+            code = None
+    return [(block, re.split(r"[;{]", " ".join(code))[0]) for block, code in found]
+
+
+def is_function(code):
+    code = re.sub(r"\[\[\w+\]\]|\btemplate\b", "", code.replace("operator()", "call"))
+    for _ in range(4):
+        code = re.sub(r"<[^<>]*>", "", code)
+    return not NO_FUNCTION.match(code) and bool(re.match(r"[^=(]*[\w\]=<>+-]\(", code))
+
+
+def sentences(block):
+    """The sentences of a comment: empty lines and items of a list end one."""
+    paragraphs = [[]]
+    for line in block:
+        if not line.strip() or ITEM.match(line):
+            paragraphs.append([])
+        paragraphs[-1].append(ITEM.sub("", line).strip())
+    joined = [SHORT_FORM.sub(lambda m: m.group(1).replace(".", "") + " ", " ".join(lines)) for lines in paragraphs]
+    return [sentence for text in joined for sentence in SENTENCE_END.split(text) if sentence.strip()]
+
+
+def figures(headers):
+    """FIGURES of the comments in the texts of headers; trailing notes count for the avoided words only."""
+    blocks = [block for text in headers for block in comment_blocks(text)]
+    lengths = [len(sentence.split()) for lines, _ in blocks for sentence in sentences(lines)] or [0]
+    starts = [lines[0] for lines, code in blocks if is_function(code)] or ["Returns"]
+    notes = [line.split("//", 1)[1] for text in headers for line in text.splitlines() if "//" in line]
+    share = [100 * sum(length > most for length in lengths) / len(lengths) for most in (25, 30)]
+    return (statistics.median(lengths), *share, sum(len(AVOIDED.findall(note)) for note in notes),
+            100 * sum(not VERB.match(start) for start in starts) / len(starts))
+
+
+def figures_by_folder():
+    """{folder: figures}, and those of all headers as "all"."""
+    texts_of = collections.defaultdict(list)
+    for name in files():
+        if name.suffix == ".h" and name.parts[0] == "dynmo":
+            for folder in (name.parts[1], "all"):
+                texts_of[folder].append(text_of(name))
+    return {folder: figures(headers) for folder, headers in sorted(texts_of.items())}
+
+
+def figure_faults(folder, found, limits):
+    return [f"{folder}: {figure}: {value:.1f}, limit {limit}" for figure, value, limit in zip(FIGURES, found, limits) if value > limit]
+
+
 def faults(name, text, words):
     if str(name) in OWN:
         return []
@@ -120,6 +197,29 @@ class Words(unittest.TestCase):
                            ("a.h", "// A stage runs\n// What it has.\n"), ("a.md", "Of two plans the first wins. spec.deviation")]:
             self.assertEqual(faults(pathlib.Path(name), text, words), [], text)
 
+    def test_of_headers_are_short_sentences_that_begin_with_a_verb(self):
+        found = figures_by_folder()
+        self.assertLessEqual(set(REWRITTEN), set(found))
+        by_folder = [line for folder in REWRITTEN for line in figure_faults(folder, found[folder], LIMITS)]
+        self.assertEqual(by_folder + figure_faults("all", found["all"], LIMITS_OF_ALL), [])
+
+    def test_that_count_are_counted(self):
+        long_one = "// Returns " + "a " * 26 + "b.\nint f();\n"
+        self.assertEqual(figures(["// Returns x. See y.\nint f();\n", "// A stage.\nstruct S {\n  // Its rank.\n  int rank = f(0);  // as many\n"]),
+                         (2, 0, 0, 1, 0))
+        self.assertEqual(figures(["// The rank.\ntemplate <typename T>\n[[nodiscard]] int f(T x);\n\n// Likes whoever hears.\nint g() {\n"]),
+                         (2.5, 0, 0, 2, 50))
+        self.assertEqual(figures([long_one, "// 1. One, e.g. 1. two\n// 2. Three\n// four.\nusing F = int(int);\n"]), (4, 100 / 3, 0, 0, 0))
+        self.assertEqual(figure_faults("x", (11, 8, 9, 0, 5), LIMITS), ["x: above 30 words: 9.0, limit 2.5"])
+
+
+def main():
+    if sys.argv[1:] != ["figures"]:
+        sys.exit(unittest.main())
+    print(f"{'folder':<14}", *(f"{figure:>25}" for figure in FIGURES))
+    for folder, found in figures_by_folder().items():
+        print(f"{folder:<14}", *(f"{value:>25.1f}" for value in found))
+
 
 if __name__ == "__main__":
-    sys.exit(unittest.main())
+    main()
