@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The checker's index of a schedule says where every action stands, and which kinds each stage
+// The checker's index of a schedule: the position of every action, and the kinds that each stage
 // runs.
 
 #include <optional>
@@ -20,14 +20,14 @@ class ActionIndex {
  public:
   static constexpr int kAbsent = -1;
 
-  // Requires a valid shape; borrows the schedule. All positions are absent until placed.
+  // Borrows `of`. All positions are absent until placed. Requires a valid shape.
   explicit ActionIndex(const Schedule& of);
 
   [[nodiscard]] const Schedule& schedule() const { return schedule_; }
   [[nodiscard]] std::size_t stages() const { return kinds_.size(); }
   [[nodiscard]] std::size_t micro_batches() const { return micro_batches_; }
 
-  // Whether the stage may run this kind at all.
+  // Returns whether the stage may run this kind.
   [[nodiscard]] bool may(std::size_t stage, ActionKind kind) const {
     return (kinds_[stage] & bit(kind)) != 0;
   }
@@ -35,7 +35,7 @@ class ActionIndex {
     return schedule_.shape.stages[stage.index()].rank;
   }
   [[nodiscard]] Rank rank_of(const Action& action) const { return rank_of(action.stage); }
-  // A number of its own for every possible action.
+  // Returns a number that no other possible action has.
   [[nodiscard]] std::size_t slot(const Action& action) const {
     return (action.stage.index() * micro_batches_ + action.micro_batch.index()) * kKinds +
            static_cast<std::size_t>(action.kind);
@@ -44,7 +44,7 @@ class ActionIndex {
   [[nodiscard]] Position position(const Action& action) const {
     return {.rank = rank_of(action), .index = at_[slot(action)]};
   }
-  // The positions of one (stage, micro-batch), by kind.
+  // Returns the positions of one (stage, micro-batch), by kind.
   [[nodiscard]] const int* row(std::size_t stage, std::size_t micro_batch) const {
     return &at_[(stage * micro_batches_ + micro_batch) * kKinds];
   }
@@ -59,7 +59,7 @@ class ActionIndex {
   std::vector<int> at_;          // position in its rank's list, by slot
 };
 
-// Rule 5 of check.h, for a schedule that keeps rules 1 to 4.
+// Checks rule 5 of check.h. Requires a schedule that keeps rules 1 to 4.
 [[nodiscard]] std::optional<Fault> find_deadlock(const ActionIndex& index);
 
 }  // namespace dynmo::schedule

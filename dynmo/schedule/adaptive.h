@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The `adaptive` schedule: an order made from the actual costs of every stage, under a memory limit
-// a rank, for any placement of stages on ranks. A list scheduler: whenever a rank is free it runs,
-// of the actions whose inputs have arrived, the one that is due first, or waits for one that is due
-// earlier and arrives soon. How due dates follow from the costs is set by a few numbers
-// (DuePolicy), which plan::search tunes (docs/planner.md).
+// The `adaptive` schedule: an order made from the actual costs of every stage. It takes any
+// placement of stages and a memory limit for each rank.
 //
-// Cannot deadlock: an F is admitted only if, on its rank, every older micro-batch still on its way
-// forward could go on to its last stage there once the micro-batches before it have finished (the
-// banker's rule, Dijkstra 1965). So the oldest unfinished micro-batch can always take its next
-// action, on every rank, whatever the order of the others.
+// A list scheduler makes it. A free rank runs the action that is due first among those whose inputs
+// have arrived. It waits instead if an action that is due earlier arrives soon. A few numbers
+// (DuePolicy) derive due dates from the costs, and plan::search tunes them (docs/planner.md).
+//
+// The order cannot deadlock, because an F is admitted by the banker's rule (Dijkstra 1965). The
+// rule looks at the older micro-batches that are still on their way forward on this rank. Each must
+// be able to reach its last stage there once those before it have finished. So the oldest
+// unfinished micro-batch can always take its next action on every rank.
 
 #include <cstdint>
 #include <span>
@@ -28,18 +29,20 @@ struct StageTiming {
   Nanoseconds forward{0};
   Nanoseconds input_gradient{0};
   Nanoseconds weight_gradient{0};
-  Nanoseconds activation_transfer{0};  // message from the stage before; 0 on the same rank
-  Nanoseconds gradient_transfer{0};    // message from the stage behind; 0 on the same rank
+  Nanoseconds activation_transfer{0};  // message from the previous stage; 0 on the same rank
+  Nanoseconds gradient_transfer{0};    // message from the next stage; 0 on the same rank
   Bytes stash;                         // from the start of F to the end of W
 };
 
-// Due dates of micro-batch m, with the period T = the largest work of a rank for one micro-batch:
+// Due dates of micro-batch m. The period T is the largest work of a rank for one micro-batch.
+//
 //   F(s, m) = m T + forward x (time of a lone F to reach s) + offset
 //   I(s, m) = m T + forward x (time of all F) + gradient x (time of a lone I back to s) + offset
 //   W(s, m) = that of I(s, m) without offset + weight_delay x T + offset
-// A rank that could run an action waits instead for one that is due earlier if that is known to
-// arrive within `wait` x the duration of the action. All in parts of kWhole: integers, so that
-// every machine makes the same order.
+//
+// A rank may wait although it could run an action. It does so if an action that is due earlier will
+// arrive within `wait` x the duration of the action that it could run. All factors are integers in
+// parts of kWhole, so every machine makes the same order.
 struct DuePolicy {
   static constexpr int kWhole = 1024;
   struct Offset {  // in parts of T
@@ -51,80 +54,87 @@ struct DuePolicy {
   int forward = kWhole;
   int gradient = kWhole;
   int weight_delay = kWhole;
-  int wait_for_weight = 3 * kWhole / 10;  // where the action that could run is a W
-  int wait_for_others = 3 * kWhole / 10;  // where it is an F or I
-  std::vector<Offset> offsets = {};       // by stage; empty: none
+  int wait_for_weight = 3 * kWhole / 10;  // `wait` if the action that could run is a W
+  int wait_for_others = 3 * kWhole / 10;  // `wait` if it is an F or I
+  std::vector<Offset> offsets = {};       // by stage, or empty
   friend bool operator==(const DuePolicy&, const DuePolicy&) = default;
 };
 
 struct AdaptiveProblem {
   PipelineShape shape;
   std::vector<StageTiming> stages;  // by stage
-  std::vector<Bytes> stash_limit;   // by rank: most bytes of stashes at once
+  std::vector<Bytes> stash_limit;   // by rank: largest sum of stashes
 };
 
 struct AdaptiveSchedule {
   Schedule schedule;        // compute-only
-  Nanoseconds makespan{0};  // what a replay of the lowered schedule takes, without updates
+  Nanoseconds makespan{0};  // of a replay of the lowered schedule, without updates
 };
 
-// kBadInput: an invalid shape, counts that do not fit it, costs below 0, times that do not fit 62
-// bits in sum. kInfeasible, naming the rank and the bytes that would do: one micro-batch alone
-// exceeds the limit of a rank.
+// Makes an adaptive schedule.
+//
+// Returns kBadInput for an invalid shape, counts that do not fit it, costs below 0, or times whose
+// sum needs more than 62 bits. Returns kInfeasible if one micro-batch alone exceeds the limit of a
+// rank. The message names the rank and the bytes that would suffice.
 [[nodiscard]] Expected<AdaptiveSchedule> make_adaptive(const AdaptiveProblem& problem,
                                                        const DuePolicy& policy = {});
 
-// The same for a search that makes hundreds of thousands of orders: allocates only when a problem
-// is larger than all before it, trusts its input, stops early. One thread at a time.
+// Like make_adaptive(), for a search that makes hundreds of thousands of orders. It allocates only
+// if a problem is larger than all before it, trusts its input and stops early. One thread at a
+// time.
 class ListScheduler {
  public:
-  // Takes over the numbers of a problem that make_adaptive would accept.
+  // Takes over the numbers of a problem that make_adaptive() would accept.
   void load(const PipelineShape& shape, std::span<const StageTiming> stages,
             std::span<const Bytes> stash_limit);
-  // Largest work of a rank for a micro-batch: the period T.
+  // Returns the period T: the largest work of a rank for a micro-batch.
   [[nodiscard]] std::int64_t period() const { return period_; }
 
   static constexpr std::int64_t kStopped = INT64_MAX;
-  // The makespan in nanoseconds, or kStopped as soon as it is certain to exceed `bound`.
+  // Returns the makespan in nanoseconds, or kStopped as soon as it is certain to exceed `bound`.
   [[nodiscard]] std::int64_t run(const DuePolicy& policy, std::int64_t bound);
-  // Actions that all calls of run() have placed: what they cost, in a unit that no machine changes.
+  // Returns the number of actions that all calls of run() have placed. It measures their cost in a
+  // unit that does not depend on the machine.
   [[nodiscard]] std::int64_t placed() const { return placed_; }
-  // The same run, keeping the order.
+  // Like run(), and keeps the order.
   [[nodiscard]] AdaptiveSchedule record(const DuePolicy& policy);
 
  private:
-  // In the order in which actions that are due at once run.
+  // Actions that are due at once run in this order.
   enum Kind : int { kW = 0, kF = 1, kI = 2 };
   static constexpr int kKinds = 3;
   static constexpr int kStride = 4;  // a power of 2
   static constexpr std::int64_t kUnknown = std::int64_t{1} << 62;
-  // One stage and how far it has come. Slots of a rank are neighbours, in the order of the stages.
+  // The progress of one stage. Slots of a rank are neighbours, in the order of the stages.
   struct alignas(64) Slot {
-    // When the input of the next action existed; kUnknown: not yet known; of a W always 0.
+    // Time at which the input of the next action existed, or kUnknown. It is always 0 for a W.
     std::int64_t ready[kKinds] = {};
     std::int64_t transfer[kKinds] = {};
     std::int64_t duration[kKinds] = {};
     std::int64_t due[kKinds] = {};  // of the next action, whether or not it can run
     int head[kKinds] = {};          // micro-batch of the next action
     int rank = 0;
-    // Rows of `done_`: the ends of the actions whose output F, I take; the ends of F, I.
+    // Rows of `done_`: `input` has the ends of the actions whose output F and I take, `output` the
+    // ends of F and I.
     std::size_t input[kKinds] = {};
     std::size_t output[kKinds] = {};
-    int reader[kKinds] = {};  // slot whose F or I takes the output of F, I; the last slot: none
+    // Slot whose F or I takes the output of this F or I. The last slot stands for none.
+    int reader[kKinds] = {};
     Kind reads[kKinds] = {};
     std::int64_t stash = 0;
-    std::int64_t stash_before = 0;  // of the rank's stages in front of this one
-    std::int64_t stash_behind = 0;  // of this one and the rank's stages behind it
-    // Stash of the micro-batches from the next F's on in the rank's stages in front of this one.
+    std::int64_t stash_before = 0;  // of the rank's earlier stages
+    std::int64_t stash_behind = 0;  // of this stage and the rank's later ones
+    // Stash of the micro-batches from the next F's on, in the rank's earlier stages.
     std::int64_t ahead = 0;
     int stage = 0;
     bool frozen = false;
   };
   struct RankState {
-    std::int64_t free = 0;    // end of its last action
-    std::int64_t posted = 0;  // end of the one before: when the next action's receive is posted
-    std::int64_t left = 0;    // work not placed yet
-    std::int64_t held = 0;    // stashes
+    std::int64_t free = 0;  // end of the last action
+    // End of the action before it, at which the next action's receive is posted.
+    std::int64_t posted = 0;
+    std::int64_t left = 0;  // work not placed yet
+    std::int64_t held = 0;  // sum of stashes
     std::int64_t limit = 0;
     std::int64_t stash = 0;  // of one micro-batch, all stages
     int first = 0;           // slots [first, end)
@@ -164,14 +174,16 @@ class ListScheduler {
   std::vector<int> slot_of_;  // by stage
   std::vector<Slot> slots_;
   std::vector<RankState> ranks_;
-  // The due date of the next action at kStride x slot + kind; kStopped: its input is not known yet.
+  // The due date of the next action at kStride x slot + kind, or kStopped if its input is not known
+  // yet.
   std::vector<std::int64_t> known_due_;
-  // The earliest start of each rank's next action; kStopped: none. The last `rank_bits_` bits are
-  // the rank, so that the least one names the rank that wakes first, and the lowest among equals.
+  // The earliest start of each rank's next action, or kStopped. The last `rank_bits_` bits are the
+  // rank. So the least value names the rank that wakes first, and the lowest rank among equals.
   std::vector<std::int64_t> wake_;
   int rank_bits_ = 0;
-  // Ends of F and I, kUnknown where there are none yet, by slot, kind, micro-batch; one micro-batch
-  // more than there is, which never ends; and a row of zeros, the inputs of the first stage.
+  // Ends of F and I by slot, kind and micro-batch, or kUnknown if there is none yet. A row has one
+  // micro-batch more than there is, which never ends. A row of zeros stands for the inputs of the
+  // first stage.
   std::vector<std::int64_t> done_;
   std::vector<std::vector<Action>>* record_ = nullptr;
 };

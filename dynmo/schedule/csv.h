@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Schedules in the CSV of PyTorch's pipelining (2.11: _dump_csv and _load_csv of its schedules),
-// compute-only ("compute_only") or lowered ("compute_comms"). One row a rank, one action a cell in
-// the spelling of text.h; an empty cell is a bubble, an empty row an idle rank.
+// Schedules in the CSV format of PyTorch's pipelining (2.11, _dump_csv and _load_csv of its
+// schedules). They are compute-only ("compute_only") or lowered ("compute_comms"). The text has a
+// row for each rank and an action in each cell, spelled as in text.h. An empty cell is a bubble, an
+// empty row an idle rank.
 
 #include <cstdint>
 #include <string>
@@ -16,23 +17,26 @@ namespace dynmo::schedule {
 
 struct CsvSchedule {
   Schedule schedule;  // lowered if the text has a send or a receive
-  // Cells that stand for no action of ours and were left out: UNSHARD, RESHARD, REDUCE_GRAD of
-  // fully sharded parameters.
+  // Number of cells that are no action here and were left out. These are UNSHARD, RESHARD and
+  // REDUCE_GRAD of fully sharded parameters.
   std::int64_t ignored = 0;
 };
 
-// The text says nothing of the pipeline but its actions. So a stage is on the rank whose row has
-// its F; stages and micro-batches are numbered up to the largest number found; the first stages
-// without a backward are frozen. An overlapped pair "(1F0;2B1)OVERLAP_F_B" is its actions in order.
+// Reads a schedule and derives its pipeline from the actions, because the text says nothing else
+// about it. A stage is on the rank whose row has its F. Stages and micro-batches are numbered up to
+// the largest number found. The first stages without a backward are frozen. An overlapped pair
+// "(1F0;2B1)OVERLAP_F_B" becomes its actions in order.
 //
-// kBadInput with `origin`, row and column (both from 1), or with the stage: a cell that is no
-// action, a stage without F or with F in two rows, far more stages x micro-batches than actions,
-// what validate(PipelineShape) refuses. Whether the order is valid is for check() to say, after
-// lower() if it is compute-only. Time and memory are linear in the text.
+// Time and memory are linear in the text. The order of actions is not checked: call check(), after
+// lower() if the schedule is compute-only.
+//
+// Returns kBadInput with `origin`, row and column (both from 1), or with the stage. Faults are a
+// cell that is no action, a stage without F or with F in two rows, and far more stages x
+// micro-batches than actions. Other faults are those of validate(PipelineShape).
 [[nodiscard]] Expected<CsvSchedule> read_csv(std::string_view text, std::string_view origin);
 
-// Lines end as PyTorch writes them, "\r\n". Read back it is the same schedule, if it is valid and
-// frozen stages run forward only.
+// Returns the text, whose lines end with "\r\n" as PyTorch writes them. Reading it gives the same
+// schedule if it is valid and frozen stages run forward only.
 [[nodiscard]] std::string write_csv(const Schedule& schedule);
 
 }  // namespace dynmo::schedule

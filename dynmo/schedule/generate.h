@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Compute-only schedules from a shape: GPipe (Huang et al. 2019), 1F1B (PipeDream-Flush, Narayanan
-// et al. 2021), interleaved 1F1B (the same), ZB-H1 (Qi et al. 2023) and ZB-V (Qi et al. 2024). All
-// take stages that are unequal, idle ranks, and a frozen prefix, whose stages run F only. Orders,
-// step times, bubbles and stashes: docs/schedules.md.
+// Makes compute-only schedules from a shape: GPipe (Huang et al. 2019), 1F1B (PipeDream-Flush,
+// Narayanan et al. 2021), interleaved 1F1B (the same), ZB-H1 (Qi et al. 2023) and ZB-V (Qi et al.
+// 2024).
+//
+// All of them take unequal stages, idle ranks and a frozen prefix, whose stages run F only.
+// docs/schedules.md has orders, step times, bubbles and stashes.
 
 #include "dynmo/core/expected.h"
 #include "dynmo/schedule/schedule.h"
@@ -12,26 +14,32 @@
 namespace dynmo::schedule {
 
 struct ScheduleOptions {
-  // kInterleaved with several stages a rank: micro-batches that pass a rank's first stage before
-  // its second gets one. 0: as many as ranks hold stages, the least and the usual.
+  // For kInterleaved with several stages a rank. It is the number of micro-batches that pass a
+  // rank's first stage before its second gets one. 0 means the number of ranks that hold stages:
+  // the minimum, and the usual value.
   int group_size = 0;
 };
 
-// Below, P counts the ranks that hold stages. kBadInput, with what would do, where the shape is
-// invalid or not what the kind wants:
+// Makes the schedule of a kind.
+//
+// Returns kBadInput, with what would work, if the shape is invalid or does not meet the kind's
+// condition. P counts the ranks that hold stages.
+//
 // - kGpipe, k1F1B, kZbH1: at most one stage a rank.
-// - kInterleaved: the stages in a loop over the ranks, as many on each (loop_placement). With two
-//   or more a rank: P <= group size <= M, and M divided by it leaves 0 or at least P.
-// - kZbV: the stages there and back over the ranks (wave_placement with 2), of which any may be
-//   missing, and the two in the middle, neighbours on one rank, may be one.
-// - kAdaptive: never, no shape alone gives its order.
+// - kInterleaved: the stages in a loop over the ranks, the same number on each (loop_placement).
+//   With two or more a rank, P <= group size <= M, and M mod group size is 0 or at least P.
+// - kZbV: the stages as wave_placement() places two a rank. Any of them may be missing. The middle
+//   two, neighbours on one rank, may be one stage.
+// - kAdaptive: never, because its order does not follow from a shape alone.
 [[nodiscard]] Expected<Schedule> make_schedule(ScheduleKind kind, const PipelineShape& shape,
                                                const ScheduleOptions& options = {});
 
-// F of every micro-batch through all stages and nothing else: for validation. All stages of the
-// result are frozen, so nothing is stashed. A rank with several stages runs all micro-batches of
-// the first before the second: one fill of the pipeline for any placement, where micro-batch by
-// micro-batch would wait for a round trip each. kBadInput where the shape is invalid.
+// Makes a schedule for validation: F of every micro-batch through all stages and nothing else. All
+// stages of the result are frozen, so nothing is stashed.
+//
+// A rank with several stages runs all micro-batches of the first before the second. This fills the
+// pipeline once, for any placement. Micro-batch by micro-batch, each would wait for a round trip.
+// Returns kBadInput if the shape is invalid.
 [[nodiscard]] Expected<Schedule> make_forward_schedule(PipelineShape shape);
 
 }  // namespace dynmo::schedule

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The generators share these helpers.
+// Helpers of the generators.
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace dynmo::schedule {
 
 // Appends actions of one stage to the list of its rank. A frozen stage runs its F and leaves the
-// rest out; so every template takes a frozen prefix, whose backwards nothing waits for.
+// rest out. So every template takes a frozen prefix, and no action waits for its backwards.
 class StageOrder {
  public:
   StageOrder(Schedule& schedule, int stage)
@@ -38,10 +38,10 @@ class StageOrder {
   bool frozen_;
 };
 
-// Number of ranks that hold a stage.
+// Returns the number of ranks that hold a stage.
 [[nodiscard]] int ranks_in_use(const PipelineShape& shape);
 
-// Fill `schedule`, whose shape is valid and whose lists are empty.
+// Fills `schedule`. Requires a valid shape and empty lists.
 Expected<void> append_interleaved(Schedule& schedule, int group_size);
 Expected<void> append_zb_v(Schedule& schedule);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The schedule of one step as a value: one ordered list of actions a rank. The simulator and the
-// engine interpret the same Schedule; neither knows 1F1B.
+// The schedule of one step as a value: one ordered list of actions for each rank. The simulator and
+// the engine interpret the same Schedule. Neither knows 1F1B.
 
 #include <compare>
 #include <cstddef>
@@ -23,29 +23,29 @@ enum class ActionKind : std::uint8_t {
   kInputGradient,      // I
   kWeightGradient,     // W
   kSendActivation,     // SEND_F: this stage's output to the next stage
-  kReceiveActivation,  // RECV_F: this stage's input from the stage before
-  kSendGradient,       // SEND_B: gradient of this stage's input to the stage before
+  kReceiveActivation,  // RECV_F: this stage's input from the previous stage
+  kSendGradient,       // SEND_B: gradient of this stage's input to the previous stage
   kReceiveGradient,    // RECV_B: gradient of this stage's output from the next stage
 };
 [[nodiscard]] bool is_compute(ActionKind kind);
 
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  StageId stage;  // the stage of the rank that runs the action, also for sends and receives
+  StageId stage;  // stage of the acting rank, also for sends and receives
   MicroBatchId micro_batch;
   friend auto operator<=>(const Action&, const Action&) = default;
 };
 
 struct StageShape {
   Rank rank;
-  // Wholly inside the frozen prefix: forward only, nothing stashed, no gradient arrives or leaves.
-  // The frozen stages are the first ones.
+  // Set if the stage is entirely inside the frozen prefix. It runs forward only, stashes nothing,
+  // and exchanges no gradients. The frozen stages are the first ones.
   bool frozen = false;
   friend bool operator==(const StageShape&, const StageShape&) = default;
 };
 
-// A generator takes its input from this struct. Stages are numbered along the model; a rank may
-// hold none (idle) or several.
+// The input of a generator. Stages are numbered along the model. A rank may hold none (idle) or
+// several.
 struct PipelineShape {
   int ranks = 0;
   int micro_batches = 0;
@@ -53,17 +53,17 @@ struct PipelineShape {
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
 
-// More (stage, micro-batch) pairs than a step can have: positions in a rank's list stay an int.
+// Limit of (stage, micro-batch) pairs. Below it, positions in a rank's list fit an int.
 inline constexpr std::size_t kMaxStageMicroBatches = std::size_t{1} << 27;
 
-// kBadInput: no ranks, stages or micro-batches, a stage on no rank, a frozen stage behind a trained
-// one, more than kMaxStageMicroBatches.
+// Returns kBadInput if there are no ranks, stages or micro-batches. Also if a stage is on no rank,
+// a frozen stage follows a trained one, or there are more than kMaxStageMicroBatches pairs.
 [[nodiscard]] Expected<void> validate(const PipelineShape& shape);
 
 struct Schedule {
   PipelineShape shape;
   std::vector<std::vector<Action>> ranks;  // actions in order, by rank
-  bool lowered = false;                    // sends and receives inserted (lowering.h)
+  bool lowered = false;                    // has sends and receives (lowering.h)
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
@@ -73,26 +73,28 @@ enum class ScheduleKind {
   kInterleaved,
   kZbH1,
   kZbV,
-  kAdaptive,  // an order made from actual costs: a plan carries it, no shape alone gives it
+  // An order made from actual costs. A plan carries it, because it does not follow from a shape
+  // alone.
+  kAdaptive,
 };
 
-// Where a kind wants its stages.
+// The placement of stages that a kind needs.
 enum class StageLayout {
   kOneARank,
   kLoop,  // several times around the ranks
-  kV,     // there and back: ranks r and 2P - 1 - r
-  kAny,   // wherever the plan has them
+  kV,     // forth and back: ranks r and 2P - 1 - r
+  kAny,   // any placement of the plan
 };
 struct KindTraits {
   ScheduleKind kind;
   std::string_view name;
   StageLayout layout;
 };
-// Every kind, in the order in which planners try them: of equal plans the first stays.
+// Returns every kind, in the order in which planners try them. The first of equal plans is kept.
 [[nodiscard]] std::span<const KindTraits> schedule_kinds();
 [[nodiscard]] const KindTraits& traits(ScheduleKind kind);
 
-// "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "adaptive".
+// Returns "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v" or "adaptive".
 [[nodiscard]] std::string_view name(ScheduleKind kind);
 [[nodiscard]] Expected<ScheduleKind> parse_schedule_kind(std::string_view name);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A timeline says what ran when in one step. Engine and simulator write the same value, so that one
+// The times at which the actions of one step ran. Engine and simulator write the same value, so one
 // can be laid over the other.
 
 #include <vector>
@@ -19,7 +19,8 @@ struct TimedAction {
 
 struct Timeline {
   std::vector<std::vector<TimedAction>>
-      ranks;  // by rank, in order of start; compute, and communication where known
+      // Actions by rank, in order of start. Communication is there if its times are known.
+      ranks;
 };
 
 }  // namespace dynmo::schedule
