@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The replay itself: when each rank is done, by the rules of docs/simulator.md.
+// The replay itself: computes when each rank is done, by the rules of docs/simulator.md.
 
 #include <cstdint>
 #include <vector>
@@ -14,20 +14,22 @@
 namespace dynmo::sim {
 
 struct RankReplay {
-  std::int64_t end = 0;       // last action done, last send arrived, last reduction done
-  std::int64_t free_end = 0;  // the same if messages and reductions were free and immediate
-  std::int64_t busy = 0;      // without the update
+  std::int64_t end = 0;  // last action done, last send arrived, last reduction done
+  // The same if messages and reductions were free and immediate.
+  std::int64_t free_end = 0;
+  std::int64_t busy = 0;  // without the update
   std::int64_t peak_stash = 0;
 };
 
 struct ReplayResult {
-  bool is_stuck = false;  // ranks wait for each other, and nothing else below means anything
+  // Set if ranks wait for each other. Then all other fields mean nothing.
+  bool is_stuck = false;
   std::vector<RankReplay> ranks;
-  schedule::Timeline timeline;  // if asked for
+  schedule::Timeline timeline;  // if requested
   std::vector<std::vector<MemoryStep>> memory;
 };
 
-// Requires a schedule that keeps rules 1 to 4 of the checker (schedule/check.h), and its costs.
+// Replays a step. Requires a schedule that keeps rules 1 to 4 of schedule/check.h, and its costs.
 [[nodiscard]] ReplayResult replay(const schedule::Schedule& schedule, const StepCosts& costs,
                                   const SimOptions& options);
 

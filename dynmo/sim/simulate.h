@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Replays one step of a lowered schedule against per-stage costs, in integer nanoseconds and with
-// the engine's rules: receives posted as the schedule says, a transfer starts when both ends are
-// posted, sends waited for at the end (docs/simulator.md). Pure and deterministic; the planner
-// scores candidates with it. Time and memory are linear in the number of actions; where messages
-// queue for a node's network card, each also costs the logarithm of the messages under way.
+// Replays one step of a lowered schedule against the costs of its stages. Times are integer
+// nanoseconds, and the rules are the engine's. Receives are posted as the schedule says. A transfer
+// starts when both ends are posted. Sends are waited for at the end (docs/simulator.md).
+//
+// Pure and deterministic. The planner scores candidates with it. Time and memory are linear in the
+// number of actions. If messages queue for a node's network card, each also costs the logarithm of
+// the number of messages under way.
 
 #include <span>
 #include <utility>
@@ -19,42 +21,45 @@
 
 namespace dynmo::sim {
 
-// Costs of one stage on a rank of speed 1; times of one micro-batch. A rank of speed v takes each
-// time / v, rounded to the nearest nanosecond; B takes I + W.
+// Costs of one stage on a rank of speed 1. Times are those of one micro-batch. A rank of speed v
+// takes each time / v, rounded to the nearest nanosecond. B takes I + W.
 struct StageCost {
   Nanoseconds forward{0};
   Nanoseconds input_gradient{0};
   Nanoseconds weight_gradient{0};
-  // Once a step, after the last action, send and reduction of all ranks: the global gradient norm
-  // that clips it needs every gradient. 0 if frozen.
+  // Runs once a step, after the last action, send and reduction of all ranks. It must wait, because
+  // the global gradient norm that clips the update needs every gradient. 0 if frozen.
   Nanoseconds update{0};
-  // Once a step, from the end of the stage's last W (or B): its gradients summed over the replicas
-  // of a data-parallel job (all_reduce_time). Beside compute; the stages of a rank in turn, at any
-  // speed of the rank. 0 if frozen.
+  // Runs once a step, from the end of the stage's last W (or B). It sums the stage's gradients over
+  // the replicas of a data-parallel job (all_reduce_time). It runs beside compute and does not
+  // depend on the rank's speed. The stages of a rank are reduced in turn. 0 if frozen.
   Nanoseconds reduction{0};
-  Bytes state = {};       // parameters, gradients, optimizer
-  Bytes activation = {};  // stash of a micro-batch, from the start of F to the end of W (0 for a
-                          // frozen stage)
-  Bytes boundary = {};    // message to the next stage, and the gradient back
+  Bytes state = {};  // parameters, gradients, optimizer
+  // Stash of a micro-batch, from the start of F to the end of W. 0 if frozen.
+  Bytes activation = {};
+  Bytes boundary = {};  // message to the next stage, and the gradient back
 };
 
 struct SimOptions {
-  // Record SimResult::timeline: compute actions from start to end; a send and its receive, each on
-  // its own rank, from the moment both are posted to the arrival.
+  // Records SimResult::timeline. Compute actions last from start to end. A send and its receive,
+  // each on its own rank, last from the moment when both are posted to the arrival.
   bool timeline = false;
-  bool memory = false;  // record SimResult::memory
+  bool memory = false;  // records SimResult::memory
 };
 
-// Why a rank is idle; the parts are 0 or more and add up to its idle time exactly. T is the step
-// time, T0 the step time of the same lists if messages and reductions were free and immediate.
+// The reasons why a rank is idle. The parts are 0 or more and add up to its idle time exactly. T is
+// the step time. T0 is the step time of the same lists if messages and reductions were free and
+// immediate.
 struct IdleSplit {
-  Nanoseconds fill_drain{0};     // T0 - busy time of the busiest rank
-  Nanoseconds imbalance{0};      // less work than the rank with the most: a better cut would help
+  Nanoseconds fill_drain{0};  // T0 - busy time of the busiest rank
+  // The rank has less work than the rank with the most. A better cut would help.
+  Nanoseconds imbalance{0};
   Nanoseconds communication{0};  // exposed: T - T0
-  Nanoseconds straggler{0};      // a slower rank has it wait, though the work is even
+  // The rank waits for a slower one, although the work is even.
+  Nanoseconds straggler{0};
 };
 
-// The same over all ranks, as fractions of ranks x step time: they add up to the bubble.
+// The same over all ranks, as fractions of ranks x step time. The parts add up to the bubble.
 struct BubbleSplit {
   double fill_drain = 0;
   double imbalance = 0;
@@ -65,7 +70,7 @@ struct BubbleSplit {
 struct RankUsage {
   Nanoseconds busy{0};    // compute and update
   Nanoseconds idle{0};    // step_time - busy
-  IdleSplit split = {};   // of idle
+  IdleSplit split = {};   // parts of `idle`
   Bytes peak_activation;  // largest sum of stashes
   Bytes peak_memory;      // state + peak_activation
 };
@@ -86,18 +91,22 @@ struct SimResult {
   std::vector<std::vector<MemoryStep>> memory;  // by rank: the state at 0, then every change
 };
 
-// kBadInput: a schedule that the checker refuses (with its message: what is wrong, or which actions
-// wait for each other); not one cost a stage and one cluster rank a schedule rank; costs or links
-// that are negative or NaN, a speed that is not positive; sums of 2^62 ns or bytes and more.
+// Replays a schedule. Returns kBadInput for:
+//
+// - a schedule that the checker refuses: its message says what is wrong, or which actions wait for
+//   each other
+// - other numbers than one cost for each stage and one cluster rank for each schedule rank
+// - costs or links that are negative or NaN, or a speed that is not positive
+// - sums of 2^62 ns or bytes and more
 [[nodiscard]] Expected<SimResult> simulate(const schedule::Schedule& lowered,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});
 
-// A schedule whose lists the checker has accepted, for callers who replay it against many costs.
-// Whether its actions wait for each other is found by every replay. A value; immutable.
+// A schedule whose lists the checker has accepted, for callers that replay it against many costs.
+// Every replay still finds out whether its actions wait for each other. A value; immutable.
 class CheckedSchedule {
  public:
-  // kBadInput with the checker's message.
+  // Checks the schedule. Returns kBadInput with the checker's message.
   [[nodiscard]] static Expected<CheckedSchedule> make(schedule::Schedule lowered);
   [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
 
@@ -106,16 +115,18 @@ class CheckedSchedule {
   schedule::Schedule schedule_;
 };
 
-// The same result and errors.
+// Like simulate() of a Schedule, but does not check the lists again.
 [[nodiscard]] Expected<SimResult> simulate(const CheckedSchedule& checked,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});
 
-// StageCost::reduction of so many bytes by a ring of `replicas` over a link of its own: in each of
-// 2 (d - 1) rounds every replica passes on a d-th of the bytes, which takes latency + bytes / d /
-// bandwidth (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-// workstations", JPDC 69, 2009). At most 2^62 ns, which simulate() refuses. Requires 1 or more
-// replicas, bytes of 0 or more, a valid link.
+// Returns StageCost::reduction of `gradients` by a ring of `replicas` over a link of its own. The
+// ring has 2 (d - 1) rounds for d replicas. In each one every replica passes on a d-th of the
+// bytes, in latency + bytes / d / bandwidth (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+// algorithms for clusters of workstations", JPDC 69, 2009).
+//
+// The result is at most 2^62 ns, which simulate() refuses. Requires 1 or more replicas, bytes of 0
+// or more, and a valid link.
 [[nodiscard]] Nanoseconds all_reduce_time(Bytes gradients, int replicas, const cost::Link& link);
 
 }  // namespace dynmo::sim
