@@ -13,7 +13,7 @@ namespace dynmo::tensor {
 
 __extension__ using Wide = unsigned __int128;
 
-// Sums of whole numbers, exact: every moment follows from them.
+// Exact sums of whole numbers. Every moment follows from them.
 class Counted {
  public:
   void add(std::uint64_t count) {
@@ -37,11 +37,11 @@ class Counted {
   }
 
  private:
-  // n groups; `whole` is the same number, or 0 where it has more bits.
+  // Returns the spread of n groups. `whole` is the same number, or 0 if it has more bits.
   [[nodiscard]] Spread spread(double n, std::uint64_t whole, std::uint64_t min) const {
     const double mean = static_cast<double>(sum_) / n;
     double variance = static_cast<double>(squares_) / n - mean * mean;
-    // (n squares - sum^2) / n^2, without cancellation where it fits.
+    // (n squares - sum^2) / n^2, without cancellation if it fits.
     if (whole > 0 && squares_ <= ~Wide{0} / whole) {
       variance = static_cast<double>(squares_ * whole - Wide{sum_} * sum_) / n / n;
     }

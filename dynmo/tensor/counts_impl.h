@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Numbers of a given sum, largest one and spread: how many fibers a slice has, or entries a fiber.
+// Numbers with a given sum, maximum and spread: how many fibers each slice has, or entries each
+// fiber.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,25 +14,26 @@
 
 namespace dynmo::tensor {
 
-// A number that a file has, as a count: 0 where it is NaN or below 0, at most 2^62.
+// Returns a number that a file has as a count. NaN and numbers below 0 give 0, and the result is at
+// most 2^62.
 [[nodiscard]] std::uint64_t count_of(double number);
 
 struct CountTarget {
-  std::uint64_t groups = 0;  // how many numbers, each at least 1
+  std::uint64_t groups = 0;  // number of numbers, each at least 1
   std::uint64_t sum = 0;
-  std::uint64_t max = 0;  // of the largest
+  std::uint64_t max = 0;  // largest number
   double cv = 0;          // standard deviation / mean
 };
 
-// Gives the numbers one after another, in an order that the seed decides. Their sum and their
-// largest are exact. They follow a log-logistic distribution, cut off at 1 and at the largest; its
-// scale gives the mean and its shape, found by bisection, the coefficient of variation.
+// Draws the numbers one after another, in an order that the seed decides. Their sum and their
+// maximum are exact. They follow a log-logistic distribution between 1 and the maximum. Its scale
+// gives the mean. Its shape, found by bisection, gives the coefficient of variation.
 class Counts {
  public:
-  // kBadInput names the two requests that contradict each other; `what` names the numbers.
+  // Returns kBadInput with the two requests that contradict each other. `what` names the numbers.
   [[nodiscard]] static Expected<Counts> make(const CountTarget& target, std::uint64_t seed,
                                              std::string_view what);
-  // Requires that fewer than `groups` were taken.
+  // Returns the next number. Requires fewer than `groups` calls before.
   [[nodiscard]] std::uint64_t next();
 
  private:
@@ -46,12 +48,12 @@ class Counts {
 
   CountTarget target_;
   Shuffle shuffle_;  // rank by number
-  // The ranks in groups: those of one have one value. The highest have one each.
+  // Ranks in groups of one value each. Each of the highest ranks is a group.
   std::vector<double> logits_;
   std::vector<double> weights_;
   std::vector<double> values_;
   std::uint64_t taken_ = 0;
-  // Over all lower ranks: how many there are, and the sum of their values and a half.
+  // For all lower ranks, their number and the sum of their values plus a half.
   std::vector<double> ranks_below_;
   std::vector<double> sums_below_;
 };

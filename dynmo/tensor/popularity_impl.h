@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The popularity of an expert is exp(f(t) g(b) (lasting u + drifting y(t))): u is drawn once, and y
-// is a series of first order, y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of a block b
-// in a step t are its tokens times the shares of these. The three parameters and the factors f and
-// g are found by making a part of the counts, measuring them, and correcting.
+// The popularity of an expert is exp(f(t) g(b) (lasting u + drifting y(t))). u is drawn once. y is
+// a series of first order: y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of block b in
+// step t are its tokens times the experts' shares of the popularity.
+//
+// The three parameters and the factors f and g are found iteratively: part of the counts is made,
+// measured and corrected.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +23,7 @@ struct Popularity {
   double lasting = 0;
   double drifting = 0;
   double rho = 0;
-  Unevenness factors = {};  // of parts of the steps and of the blocks; means of 1
+  Unevenness factors = {};  // factors of parts of the steps and blocks; means of 1
 
   [[nodiscard]] double of_step(std::int64_t step, std::int64_t steps) const {
     return value_at(factors.steps, step, steps);
@@ -29,7 +31,8 @@ struct Popularity {
   [[nodiscard]] double of_block(std::int64_t block, std::int64_t blocks) const {
     return value_at(factors.rows, block, blocks);
   }
-  // The value at `index` of `count`, where parts have theirs in their middles; 1 without parts.
+  // Returns the value at `index` of `count`, linear between the middles of the parts, or 1 without
+  // parts.
   static double value_at(const std::vector<double>& parts, std::int64_t index, std::int64_t count) {
     if (parts.empty()) return 1;
     const auto n = static_cast<double>(parts.size());
@@ -45,13 +48,15 @@ struct Popularity {
 // Draws u, then e(0), e(1), ...
 [[nodiscard]] Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert);
 
-// Whole numbers with the sum `total` and shares in proportion to exp of what they replace, none
-// above `most` but for rounding.
+// Replaces each weight w by a whole number. The numbers are proportional to exp(w) and have the sum
+// `total`. None has a share above `most`, except by rounding.
 void apportion(std::vector<double>& weights, double total, double most);
 
-// The parameters whose counts have the measures of the request; where its profile of steps and
-// blocks cannot be met, those that came nearest. `series`: the noun for what the counts are of.
-// kBadInput naming the two that contradict each other.
+// Returns the parameters whose counts have the measures of the request. If its profile of steps and
+// blocks cannot be met, they are the nearest ones found. `series` is the noun for what the counts
+// belong to.
+//
+// Returns kBadInput with the two measures that contradict each other.
 [[nodiscard]] Expected<Popularity> fitted(const CountsRequest& request, std::string_view series);
 
 }  // namespace dynmo::tensor

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A permutation of the numbers below a size, one image after another, without a list of them: for
-// counts in an order that shows no pattern. The one of core/permute.h mixes as well as Rng does and
-// takes ten times as long.
+// A permutation of the numbers below a size, computed one image after another without a list of
+// them. It gives counts an order that shows no pattern. The permutation of core/permute.h mixes as
+// well as Rng does and takes ten times as long.
 
 #include <array>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace dynmo::tensor {
 
 class Shuffle {
  public:
-  // Requires 1 <= size <= 2^62.
+  // Makes the permutation. Requires 1 <= size <= 2^62.
   Shuffle(std::uint64_t size, std::uint64_t key) : size_(size) {
     width_ = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size)));
     while (width_ * width_ < size) ++width_;
@@ -22,9 +22,11 @@ class Shuffle {
     for (std::uint64_t& round : keys_) round = key = mixed(key + 0x9e3779b97f4a7c15U);
   }
 
-  // The image of 0 at the first call, of 1 at the next, and so on. Requires fewer than `size` calls
-  // before. A Feistel network over the cells of a rectangle that hardly exceeds the size; what
-  // falls outside goes through it again.
+  // Returns the image of 0 at the first call, of 1 at the next, and so on. Requires fewer than
+  // `size` calls before.
+  //
+  // It is a Feistel network over the cells of a rectangle that hardly exceeds the size. A cell
+  // outside the size goes through the network again.
   [[nodiscard]] std::uint64_t next() {
     std::uint64_t column = column_;
     std::uint64_t row = row_;
@@ -49,7 +51,7 @@ class Shuffle {
     bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
     return bits ^ (bits >> 31);
   }
-  // The share of `bound` that `bits` are of 2^64.
+  // Returns floor(bound x bits / 2^64), a number below `bound`.
   static std::uint64_t below(std::uint64_t bound, std::uint64_t bits) {
     __extension__ using Product = unsigned __int128;
     return static_cast<std::uint64_t>((Product{bits} * bound) >> 64);
@@ -58,7 +60,7 @@ class Shuffle {
   std::uint64_t size_;
   std::uint64_t width_ = 0;
   std::uint64_t height_ = 0;
-  std::uint64_t column_ = 0;  // of the next one
+  std::uint64_t column_ = 0;  // column of the next number
   std::uint64_t row_ = 0;
   std::array<std::uint64_t, 4> keys_{};
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sorts by an integer key. The keys of many entries take most of the memory, so that large parts
-// are sorted in place, digit after digit from the highest (American flag sort); those that fit the
-// processor's cache are sorted from the lowest digit, to a buffer of their size and back.
+// Sorts by an integer key. The keys of many entries take most of the memory. So large parts are
+// sorted in place, from the highest digit on (American flag sort). Parts that fit the processor's
+// cache are sorted from the lowest digit on, to a buffer of their size and back.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ namespace dynmo::tensor {
 template <typename Element>
 class KeySorter {
  public:
-  // `bits`: so many of the lowest bits differ.
+  // Sorts `elements`, whose keys differ only in the lowest `bits` bits.
   void sort(std::span<Element> elements, int bits) {
     if (bits <= 0 || elements.size() < 2) return;
     if (elements.size() <= kFew) {
@@ -82,8 +82,8 @@ class KeySorter {
   std::vector<Element> buffer_;
 };
 
-// Elements have `key`, an unsigned integer of at most `bits` bits; those of equal keys come in some
-// order that depends on the input alone.
+// Sorts elements by their member `key`, an unsigned integer of at most `bits` bits. Elements with
+// equal keys come in an order that depends on the input alone.
 template <typename Element>
 void sort_by_key(std::span<Element> elements, int bits) {
   const auto less = [](const Element& a, const Element& b) { return a.key < b.key; };

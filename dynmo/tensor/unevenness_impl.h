@@ -7,8 +7,8 @@
 
 namespace dynmo::tensor {
 
-// Requires a tensor of three modes with values, whose first mode is the steps. kBadInput: more than
-// 2^28 rows.
+// Computes the unevenness of a tensor. Requires three modes, the first of which is the steps, and
+// values. Returns kBadInput for more than 2^28 rows.
 [[nodiscard]] Expected<Unevenness> unevenness_of(const SparseTensor& tensor);
 
 }  // namespace dynmo::tensor
