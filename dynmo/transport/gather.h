@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// all_gather of texts and JSON values, which may be of unequal sizes (two rounds, the first one
-// exchanges the sizes), and of numbers. All ranks call them in the same order.
+// all_gather of texts, JSON values and numbers. Texts and JSON values may differ in size and take
+// two rounds: the first exchanges the sizes. All ranks call these functions in the same order.
 
 #include <cstddef>
 #include <span>
@@ -16,19 +16,19 @@
 
 namespace dynmo::transport {
 
-// The contribution of every rank, in order of rank; contributions may be empty.
+// Returns the contribution of every rank, in order of rank. Contributions may be empty.
 [[nodiscard]] Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
                                                               std::string_view mine);
 
-// The same of JSON values; null is nothing, and costs one round where all ranks give it. `origin`
-// names the values in an error.
+// Like gather_texts(), for JSON values. null means that a rank has no value. If all ranks give
+// null, the call takes one round. `origin` names the values in an error.
 [[nodiscard]] Expected<std::vector<Json>> gather_json(Transport& transport, Tag tag,
                                                       const Json& mine, std::string_view origin);
-// The first value that is not null, the same on all ranks; null where there is none.
+// Returns the first value that is not null, the same on all ranks, or null if there is none.
 [[nodiscard]] Expected<Json> first_json(Transport& transport, Tag tag, const Json& mine,
                                         std::string_view origin);
 
-// The same of numbers, as many of every rank.
+// Like gather_texts(), for numbers, in one round. Every rank gives the same count.
 [[nodiscard]] Expected<std::vector<std::vector<double>>> gather_numbers(
     Transport& transport, Tag tag, std::span<const double> mine);
 

@@ -13,35 +13,38 @@
 
 namespace dynmo::transport {
 
-// One rank's views of its group. One thread, as its transport.
+// One rank's views of its group. Belongs to one thread, like its transport.
 class Grid {
  public:
-  // The group must outlive it. Requires a size that `replicas` divides.
+  // Divides the group into `replicas`. The group must outlive the grid. Requires a size that is a
+  // multiple of `replicas`.
   Grid(Transport& world, int replicas);
 
   [[nodiscard]] const Axes& axes() const { return axes_; }
   [[nodiscard]] int replicas() const { return axes_.replicas; }
   [[nodiscard]] int positions() const { return axes_.positions; }
-  // The coordinates of this rank.
+  // Returns a coordinate of this rank.
   [[nodiscard]] WorldRank rank() const { return rank_; }
   [[nodiscard]] int replica() const { return axes_.place(rank()).replica; }
   [[nodiscard]] Rank position() const { return axes_.place(rank()).position; }
   [[nodiscard]] WorldRank world_rank(const Place& place) const { return axes_.world_rank(place); }
 
   [[nodiscard]] Transport& world() const { return world_; }
-  // Along the axis of positions: the ranks of this replica, numbered by position.
+  // Returns the axis of positions: the ranks of this replica, numbered by position.
   [[nodiscard]] Transport& pipeline() const { return pipeline_ ? *pipeline_ : world_; }
-  // Along the axis of replicas: the ranks with this one's layers, numbered by replica.
+  // Returns the axis of replicas: the ranks that hold the same layers, numbered by replica.
   [[nodiscard]] Transport& peers() const { return *peers_; }
 
-  // The ranks of the group at a position, for people: "rank 1", "ranks 1, 3".
+  // Returns the ranks of the group at a position as text: "rank 1", "ranks 1, 3".
   [[nodiscard]] std::string name_of(Rank position) const;
 
  private:
   Transport& world_;
-  WorldRank rank_;  // known when the transport is gone
+  // A copy, so that it is known after the transport has ended.
+  WorldRank rank_;
   Axes axes_;
-  std::unique_ptr<Transport> pipeline_;  // none: the group is one pipeline
+  // Null if the group is one pipeline.
+  std::unique_ptr<Transport> pipeline_;
   std::unique_ptr<Transport> peers_;
 };
 

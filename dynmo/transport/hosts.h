@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The hosts of a group's ranks and the links inside and between hosts, as a cluster that plans are
-// made for.
+// The hosts of a group's ranks and the links inside and between hosts, as a cluster for which plans
+// are made.
 
 #include <span>
 #include <string>
@@ -15,44 +15,55 @@
 
 namespace dynmo::transport {
 
-// The host that a rank is on, as far as the rank knows it.
+// The host of a rank, as far as the rank knows it.
 struct Host {
   std::string name;
-  // The switches from the top of the network down to the host, joined by '.'; empty: not known.
+  // The switches from the top of the network down to the host, joined by '.', or empty if they are
+  // not known.
   std::string switches = {};
-  std::string fault = {};  // why the switches are not known, where that is to be mended
+  // Why the switches are not known, if the user should mend that.
+  std::string fault = {};
 };
 
-// The node of each position of a replica. Two positions share a node where their ranks share a host
-// in every replica, so a message between two nodes leaves a host in one replica or more. Nodes are
-// numbered by their first position. `hosts` is by world rank; requires a multiple of `positions`.
+// Returns the node of each position of a replica. `hosts` is by world rank.
+//
+// Two positions share a node if their ranks share a host in every replica. So a message between two
+// nodes leaves a host in one replica or more. Nodes are numbered by their first position. Requires
+// a multiple of `positions` hosts.
 [[nodiscard]] std::vector<int> nodes_of(std::span<const std::string> hosts, int positions);
 
-// The switch above each rank's host, by name: that of the lowest level on which some nodes share a
-// switch and some do not. Empty where there is no such level, as where nothing is known of any
-// host. kBadInput naming hosts: one has several switches, or more levels than another.
+// Returns the name of the switch above each rank's host. It is the switch of the lowest level on
+// which some nodes share a switch and some do not. Returns an empty list if there is no such level,
+// for example if nothing is known of any host.
+//
+// Returns kBadInput with names of hosts if one has several switches, or more levels than another.
 [[nodiscard]] Expected<std::vector<std::string>> switches_of(std::span<const Host> hosts,
                                                              int positions);
 
 struct MeasuredCluster {
   cost::Cluster cluster;
-  std::string note;  // a line for people about what is to be mended; empty: nothing
+  // A line for the user about what to mend, or empty.
+  std::string note;
 };
 
-// The ranks of a replica on the nodes that follow from the hosts of all ranks, and on their
-// switches where all ranks know them. Where ranks are on several hosts, links are measured, one
-// pair of ranks after the other while all others wait: a link inside a host, if one has two ranks,
-// one between two hosts, whose bandwidth also counts as that of a host's network card, and one
-// between two switches. `known`: the cluster of a group before, with links measured then; the first
-// rank that has one gives them to all. On one host nothing is measured, and links are free.
+// Builds the cluster of a replica. The hosts of all ranks decide the nodes. If all ranks know their
+// switches, the switches are part of it, too. All ranks of the group call this function and get the
+// same result.
 //
-// Called by all ranks of the group; the same result on all of them.
+// If the ranks are on several hosts, links are measured. One pair of ranks measures at a time while
+// all others wait. Up to three links are measured: one inside a host that has two ranks, one
+// between two hosts, and one between two switches. The bandwidth between hosts also counts as that
+// of a host's network card. On one host nothing is measured, and links are free.
+//
+// `known` is the cluster of an earlier group, with the links measured then. The first rank that has
+// one sends them to all.
 [[nodiscard]] Expected<MeasuredCluster> measured_cluster(Transport& group, const Host& host,
                                                          int replicas, Bytes memory,
                                                          const cost::Cluster& known = {});
 
-// The link between this rank and a peer, which calls it at the same time: medians of round trips of
-// two sizes. `asks`: of the two, the one that begins. Meaningful on that one.
+// Measures the link between this rank and a peer, which calls the function at the same time. The
+// result has medians of round trips of two sizes. Exactly one of the two ranks passes `asks` and
+// begins. The result is meaningful on that rank.
 [[nodiscard]] Expected<cost::Link> measured_link(Transport& group, Member peer, Tag tag, bool asks);
 
 }  // namespace dynmo::transport

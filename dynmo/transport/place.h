@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a process is in the grid of a group: in which replica, and where in its pipeline
+// The place of a process in the grid of a group: its replica, and its position in the pipeline
 // (docs/decisions/011-ranks-and-world-ranks.md).
 
 #include <compare>

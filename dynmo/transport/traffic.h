@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who sends how much to whom, and what for: a decorator that counts what its rank sends, and the
-// matrix of all ranks.
+// Counts the messages of a group by sender, receiver and purpose. A decorator counts what its rank
+// sends, and a matrix has the counts of all ranks.
 
 #include <vector>
 
@@ -16,12 +16,12 @@ namespace dynmo::transport {
 
 [[nodiscard]] Purpose purpose_of(Tag tag);  // requires a tag of transport/tags.h
 
-// Messages by sender, receiver and purpose. A value.
+// The messages by sender, receiver and purpose. A value.
 class Traffic {
  public:
   explicit Traffic(int ranks = 0);
   [[nodiscard]] int ranks() const { return ranks_; }
-  // Requires ranks below ranks().
+  // Returns one count. Requires ranks below ranks().
   [[nodiscard]] MessageCount& at(WorldRank from, WorldRank to, Purpose purpose);
   [[nodiscard]] const MessageCount& at(WorldRank from, WorldRank to, Purpose purpose) const;
   friend bool operator==(const Traffic&, const Traffic&) = default;
@@ -32,8 +32,8 @@ class Traffic {
   std::vector<MessageCount> counts_;
 };
 
-// Passes everything on to `inner`, which outlives it, and counts a message when its send is posted.
-// The same threads may use it as `inner`.
+// Passes all calls on to `inner`, which must outlive it, and counts a message when its send is
+// posted. The same threads may use it as `inner`.
 class CountingTransport final : public Transport {
  public:
   explicit CountingTransport(Transport& inner);
@@ -48,8 +48,9 @@ class CountingTransport final : public Transport {
   }
   void abort(const Error& why) override { inner_.abort(why); }
 
-  [[nodiscard]] const Traffic& sent() const { return sent_; }  // by this rank
-  // The same as a list: by receiver, then in the order of kPurposes.
+  // Returns what this rank has sent.
+  [[nodiscard]] const Traffic& sent() const { return sent_; }
+  // Returns the same as a list: by receiver, then in the order of kPurposes.
   [[nodiscard]] std::vector<MessageCount> row() const;
   [[nodiscard]] Bytes sent_bytes() const { return bytes_; }
 
@@ -59,10 +60,11 @@ class CountingTransport final : public Transport {
   Bytes bytes_;
 };
 
-// The sum of what all ranks give; called by all. Its own messages are in none of them.
+// Returns the sum of the contributions of all ranks. All ranks call it. Its own messages are not
+// counted.
 [[nodiscard]] Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& mine);
 
-// The rows of all ranks, each of which gives its own list (CountingTransport::row).
+// Returns the rows of all ranks. Each rank gives its own list (CountingTransport::row).
 [[nodiscard]] Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
                                                 const std::vector<MessageCount>& mine);
 

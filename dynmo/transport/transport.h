@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Byte channels between the ranks of one group. Implementations: in-process (ranks as threads, for
-// tests and examples), Gloo through c10d (runtime/), and a decorator that injects faults.
+// Byte channels between the ranks of one group. Implementations are in-process (ranks as threads,
+// for tests and examples), Gloo through c10d (runtime/), and a decorator that injects faults.
 //
-// The rules are those of the strictest of them, Gloo: a send completes only after its receive is
-// posted (rendezvous, at any size); both ends of a message must name the same number of bytes;
-// messages of one (source, destination, tag) arrive in the order sent. After the first error the
-// group is finished: every later call fails with the same error.
+// The rules are those of the strictest implementation, Gloo:
+//
+// - A send completes only after its receive is posted (rendezvous, at any size).
+// - Both ends of a message must name the same number of bytes.
+// - Messages of one (source, destination, tag) arrive in the order sent.
+// - After the first error the group has ended. Every later call fails with the same error.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,14 +22,14 @@
 
 namespace dynmo::transport {
 
-// A process by its number in one transport: a rank in its pipeline's, the number of its replica
-// among its peers, a world rank in the group of all.
+// A process by its number in one transport. It is a rank in the transport of its pipeline, a
+// replica's number among peers, and a world rank in the group of all.
 using Member = Id<struct MemberTag>;
 
-using Tag = std::int32_t;  // >= 0; users of a transport divide the range in transport/tags.h
+using Tag = std::int32_t;  // >= 0; divided in transport/tags.h
 
-// A posted send or receive. The bytes must stay alive until wait() has returned. Destroying an
-// operation that was not waited for is allowed only after the group has failed.
+// A posted send or receive. The bytes must stay alive until wait() has returned. An operation may
+// be destroyed before wait() only if the group has failed.
 class Operation {
  public:
   Operation() = default;
@@ -35,12 +37,12 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  // Returns when the bytes are sent (received by the peer's transport) or received; kPeerLost
-  // otherwise, naming the rank that was lost where that is known. Called once.
+  // Waits until the bytes are sent (received by the peer's transport) or received. Otherwise
+  // returns kPeerLost, with the lost rank if it is known. Called once.
   [[nodiscard]] virtual Expected<void> wait() = 0;
 };
 
-// One rank's end of a group. One thread posts and waits; `abort` may be called from any thread.
+// One rank's end of a group. One thread posts and waits. Any thread may call abort().
 class Transport {
  public:
   Transport() = default;
@@ -51,18 +53,19 @@ class Transport {
   [[nodiscard]] virtual Member rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  // Posts without blocking. Requires peer != rank(), peer < size(), bytes not empty.
+  // Posts a message without blocking. Requires peer != rank(), peer < size(), bytes not empty.
   [[nodiscard]] virtual std::unique_ptr<Operation> send(Member to, Tag tag,
                                                         std::span<const std::byte> bytes) = 0;
   [[nodiscard]] virtual std::unique_ptr<Operation> receive(Member from, Tag tag,
                                                            std::span<std::byte> bytes) = 0;
 
-  // Ends the group: all outstanding and later operations fail with `why`. The first call wins.
+  // Ends the group: all outstanding and later operations fail with `why`. Only the first call has
+  // an effect.
   virtual void abort(const Error& why) = 0;
 };
 
-// Returns the contribution of every rank, in order of rank. All ranks call it in the same order,
-// with the same number of bytes.
+// Returns the contribution of every rank, in order of rank. All ranks call it in the same order and
+// give the same number of bytes.
 [[nodiscard]] Expected<std::vector<std::vector<std::byte>>> all_gather(
     Transport& transport, Tag tag, std::span<const std::byte> mine);
 
