@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The loop over blocks of queries (attention_impl.h says how it goes), for all that is attention on
-// the CPU: whole sequences and ragged rows (attention.cpp), chosen rows (selected_attention.cpp).
+// The loop over blocks of queries for all attention on the CPU (attention_impl.h explains it). It
+// serves whole sequences and ragged rows (attention.cpp), and chosen rows (selected_attention.cpp).
 
 #include <ATen/core/Tensor.h>
 
@@ -21,8 +21,8 @@
 
 namespace dynmo::kernels::blocks {
 
-// Rows of a block: enough for a product to run at its rate, few enough that the keys a block works
-// on in vain (half a block) and its scores (rows x T) stay few.
+// Number of rows in a block. Products of this size run at their full rate. More rows would mean
+// more scores (rows x T), and more keys computed in vain (half a block).
 inline constexpr std::int64_t kRows = 64;
 
 struct Sizes {
@@ -33,7 +33,7 @@ struct Sizes {
         group(heads_of_a_group),
         scale(1 / std::sqrt(static_cast<double>(elements))) {}
   std::int64_t head;   // elements of a head
-  std::int64_t group;  // query heads to a key head
+  std::int64_t group;  // query heads for each key head
   double scale;
 };
 
@@ -44,11 +44,12 @@ struct Section {
   std::int64_t queries = 0;
   std::int64_t first_key = 0;
   std::int64_t keys = 0;
-  const std::int64_t* seen = nullptr;  // by query: it sees the first so many keys; never falling
+  // For each query, the number of first keys that it sees. The numbers never fall.
+  const std::int64_t* seen = nullptr;
 };
 using Sections = std::vector<Section>;
 
-// One head of one sequence: T rows of K elements that lie `stride` apart.
+// One head of one sequence: T rows of K elements whose starts are `stride` apart.
 template <typename Element>
 struct Head {
   Element* data;
@@ -75,15 +76,15 @@ Head<Element> mutable_head_of(at::Tensor& x_BTHK, std::int64_t b, std::int64_t h
           x_BTHK.stride(1)};
 }
 
-// Memory for what a thread makes of one head. Where an element is narrower than its sums, products
-// go to the wide buffers and are rounded once; otherwise to where they belong.
+// A thread's memory for one head. If an element is narrower than its sums, products go to the wide
+// buffers and are rounded once. Otherwise they go to their final place.
 template <typename Element>
 class Scratch {
  public:
   using Wide = loops::Wide<Element>;
   static constexpr bool kNarrow = !std::is_same_v<Element, Wide>;
 
-  // `most_scores`: kRows rows of keys, or fewer, of any section.
+  // Makes buffers. `most_scores` is the largest kRows x keys, or less, of any section.
   Scratch(const Sizes& sizes, std::int64_t most_scores)
       : scores(size(most_scores)),
         gradient(scores.size()),
@@ -100,8 +101,8 @@ class Scratch {
     if constexpr (!kNarrow) return gradient.data();
   }
 
-  std::vector<Wide> scores;    // kRows x T, and then, if they are wide, the probabilities
-  std::vector<Wide> gradient;  // kRows x T, of the probabilities, and then of the scores
+  std::vector<Wide> scores;    // kRows x T; then the probabilities, if they are wide
+  std::vector<Wide> gradient;  // kRows x T; of the probabilities, then of the scores
   std::vector<Wide> correction;
   std::vector<Wide> rows;  // kRows x K
 
@@ -110,7 +111,7 @@ class Scratch {
   std::vector<Element> narrow_;
 };
 
-// a b, times `factor`, into rows of Element.
+// Sets `to` to `factor` x a b, rounded to rows of Element.
 template <typename Element>
 void multiply_into(Scratch<Element>& scratch, const ProductShape& shape, double factor,
                    const MatrixView<Element>& a, const MatrixView<Element>& b, Element* to,
@@ -163,8 +164,8 @@ void zero_rows(const Head<Element>& x, std::int64_t first, std::int64_t end, std
   for (std::int64_t t = first; t < end; ++t) std::fill_n(x.row(t), width, Element(0));
 }
 
-// The last block comes first: it reaches all keys that any query sees, so that it sets what the
-// others add to.
+// Computes the gradients of one head. The last block comes first, because it reaches every visible
+// key. So it sets the sums to which the other blocks add.
 template <typename Element>
 void backward(const Sizes& sizes, const Section& section, const HeadGradient<Element>& head,
               Scratch<Element>& scratch) {
@@ -203,7 +204,7 @@ void backward(const Sizes& sizes, const Section& section, const HeadGradient<Ele
   }
 }
 
-// Elements of the largest block of scores, which a Scratch has room for.
+// Returns the number of elements of the largest block of scores, for the size of a Scratch.
 inline std::int64_t max_scores(const Sections& sections) {
   std::int64_t most = 0;
   for (const Section& section : sections) {
@@ -213,7 +214,7 @@ inline std::int64_t max_scores(const Sections& sections) {
   return most;
 }
 
-// Calls function(section, key head, scratch) for all, each once, on libtorch's threads.
+// Calls function(section, key head, scratch) once for each pair, on libtorch's threads.
 template <typename Element, typename Function>
 void for_each_group(const Sections& sections, std::int64_t heads, const Sizes& sizes,
                     Function function) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Causal attention on the CPU, a head at a time, its rows block by block: two products forward,
-// five backward, and one pass over the scores between them. A row sees the keys up to its own
-// position, so a block works on no more keys than its last row sees (ragged_attention.h is the same
-// for rows that do not lie together). Probabilities exist for one
-// block at a time; the gradient makes them again from the logarithm of their sum (Dao et al.,
-// "FlashAttention", 2022). A head is one thread's: results do not depend on the number of threads.
+// Causal attention on the CPU, one head at a time, its rows block by block. A block takes two
+// products forward, five backward, and one pass over the scores between them. A row sees the keys
+// up to its own position. So a block computes no more keys than its last row sees. The same for
+// rows that are not contiguous is in ragged_attention.h.
+//
+// Probabilities exist for one block at a time. The gradient recomputes them from the logarithm of
+// their sum (Dao et al., "FlashAttention", 2022). One thread computes a head, so results do not
+// depend on the number of threads.
 
 #include <c10/core/ScalarType.h>
 
@@ -14,13 +16,13 @@
 
 namespace dynmo::kernels {
 
-// Whether libtorch's BLAS has the products of this type that these need.
+// Returns whether libtorch's BLAS has the products of this type that blocked attention needs.
 [[nodiscard]] bool has_blocked_attention(at::ScalarType type);
-// The type itself where it has them, else fp32.
+// Returns the type itself if BLAS has these products, and fp32 otherwise.
 [[nodiscard]] at::ScalarType product_type(at::ScalarType type);
 
-// As causal_attention and its gradient, for CPU tensors. Tensors may have any strides but for K,
-// which must lie together; results are contiguous.
+// Like causal_attention() and its gradient, for CPU tensors. Tensors may have any strides, except
+// that K is contiguous. Results are contiguous.
 [[nodiscard]] Attention blocked_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                           const at::Tensor& v_BTHK);
 [[nodiscard]] AttentionGradient blocked_attention_gradient(const at::Tensor& gradient_BTHK,

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Products of fp32 matrices for processors that multiply 512 bits at a time and to which MKL gives
-// kernels of 256: AMD's from Zen 5 on (Zen 4 does 512 bits in two halves). Includes no header of
-// libtorch.
+// Products of fp32 matrices for processors that multiply 512 bits at a time, but to which MKL gives
+// kernels of 256 bits. These are AMD's from Zen 5 on. (Zen 4 multiplies 512 bits in two halves.)
+// Includes no header of libtorch.
 //
-// 32 columns of b at a time are copied into a panel that stays in the first cache; 12 rows of a at
-// a time are multiplied with it, in 24 vectors of running sums. A sum goes by the depth in order,
-// in pieces of a length that the depth alone decides: an element's bits depend neither on the
-// other rows and columns nor on the threads.
+// 32 columns of b are copied at a time into a panel that stays in the first cache. 12 rows of a are
+// multiplied with it at a time, in 24 vectors of running sums. A sum adds the depth in order, in
+// pieces whose length depends on the depth alone. So an element's bits do not depend on other rows,
+// other columns or the threads.
 
 #include <cstdint>
 
 namespace dynmo::kernels::gemm {
 
-// Whether this processor is such a one.
+// Returns whether these kernels are made for this processor.
 [[nodiscard]] bool is_wanted();
-// Whether it can run them at all.
+// Returns whether this processor can run them.
 [[nodiscard]] bool is_possible();
 
-// A row-major matrix, or the transpose of one, whose rows lie `stride` elements apart.
+// A row-major matrix, or the transpose of one, whose rows start `stride` elements apart.
 struct Operand {
   const float* data;
   std::int64_t stride;
   bool transposed = false;
 };
 
-// Rows and columns of the result; the whole, or a thread's part.
+// Rows and columns of the result: all of them, or those of one thread.
 struct Range {
   std::int64_t first_row, end_row;
   std::int64_t first_column, end_column;
@@ -34,8 +34,8 @@ struct Range {
 
 enum class Result { kSet, kAddTo };
 
-// Part of c = a b, or of c += a b. Requires is_possible(); a part that begins at a multiple of
-// kColumns columns.
+// Computes part of c = a b, or of c += a b. Requires is_possible(), and a part that begins at a
+// multiple of kColumns columns.
 inline constexpr std::int64_t kColumns = 32;
 void multiply(const Range& part, std::int64_t depth, const Operand& a, const Operand& b,
               Result result, float* c, std::int64_t c_stride);

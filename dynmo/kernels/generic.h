@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The operations of layers as compositions of libtorch's, for devices that loops.h has no loops
-// for. They run on any device, so that tests hold them against the kernels on the CPU; arguments
-// and results are those of operations.h. Nothing here waits for the device: no value is read, no
-// bound is checked that lies in its memory.
+// The operations of layers as compositions of libtorch's, for devices for which loops.h has no
+// loops. They run on any device, so tests compare them with the kernels on the CPU. Arguments and
+// results are those of operations.h.
+//
+// Nothing here waits for the device. No value is read, and no bound is checked if it is in the
+// device's memory.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,24 +24,26 @@ namespace dynmo::kernels::generic {
                                          const at::Tensor& inverse_N1, const at::Tensor& weight_D,
                                          InputGradient wanted, const at::Tensor& residual_ND);
 
-// In bf16 each of the two operations rounds, where the CPU's loop rounds once: the fp32 copies that
-// this would take cost more than they are worth.
+// Rounds in bf16 after each of the two operations, unlike the CPU's loop, which rounds once. One
+// rounding would need fp32 copies, which cost too much.
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 
 [[nodiscard]] at::Tensor softmax(at::Tensor& scores_NV);
-// A target outside the vocabulary is whatever the device makes of it; data/sampler.h refuses them.
+// Like cross_entropy() of operations.h, except for a target outside the vocabulary. The device
+// decides the result of such a target. The sampler (data/sampler.h) refuses it.
 [[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N);
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient);
 
-// Cosines and sines of the first T positions, [T, K / 2], on x's device and of its
-// accumulation_type.
+// Rotates as apply_rope() of operations.h does. `cosine` and `sine` are those of the first T
+// positions: [T, K / 2], on x's device and of its accumulation_type.
 void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& sine,
                 Rope direction);
 
-// As many heads in k and v as in q. On CUDA by the fused operation that libtorch chooses for type,
-// shape and device, where there is one that keeps no T x T probabilities; else by the formula.
+// Requires the same number of heads in k, v and q. On CUDA, uses the fused operation that libtorch
+// chooses for type, shape and device, if one keeps no T x T probabilities. Otherwise uses the
+// formula.
 [[nodiscard]] Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                          const at::Tensor& v_BTHK);
 [[nodiscard]] AttentionGradient causal_attention_gradient(const at::Tensor& gradient_BTHK,
@@ -48,15 +52,15 @@ void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& 
                                                           const at::Tensor& v_BTHK,
                                                           const Attention& attention);
 
-// add_rows of hand_written.h.
+// Does what add_rows() of hand_written.h does.
 void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from);
 
-// Which of `like`'s elements dropout keeps: word i of philox under `key` is at least `threshold`.
-// The CPU's bits.
+// Returns which of `like`'s elements dropout keeps, with the CPU's bits. Element i is kept if word
+// i of philox under `key` is at least `threshold`.
 [[nodiscard]] at::Tensor keep_mask(const at::Tensor& like, std::uint64_t key,
                                    std::uint32_t threshold);
 
-// Sum of the squares in fp64, in the device's order of additions.
+// Returns the sum of the squares in fp64, in the device's order of additions.
 [[nodiscard]] double sum_of_squares(const at::Tensor& tensor);
 
 }  // namespace dynmo::kernels::generic

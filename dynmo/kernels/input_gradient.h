@@ -3,8 +3,8 @@
 
 namespace dynmo::kernels {
 
-// Whether anybody will use the gradient of an operation's input: nobody does in the first layer
-// behind a frozen prefix.
+// Whether the gradient of an operation's input will be used. The first layer behind a frozen prefix
+// needs none.
 enum class InputGradient { kWanted, kNotWanted };
 
 }  // namespace dynmo::kernels

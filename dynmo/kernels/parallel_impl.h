@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// at::parallel_for for our own loops. Compiled without OpenMP it is a loop on one thread, and says
-// nothing: CMakeLists.txt names the files that include this, and here g++ refuses others.
+// at::parallel_for for our own loops. Without OpenMP it silently becomes a loop on one thread. So
+// CMakeLists.txt names the files that include this header, and g++ refuses other files here.
 
 #include <ATen/Parallel.h>
 

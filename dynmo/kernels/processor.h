@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Describes the features of the processor that the bits of a model's numbers depend on.
+// Describes the features of the processor on which the bits of a model's numbers depend.
 
 #include <string>
 
 namespace dynmo::kernels {
 
-// libtorch's instruction set, "AVX512", and whether products are our own for this processor
-// (gemm.h), "AVX512, own products".
+// Returns libtorch's instruction set, and whether this processor uses the products of gemm.h:
+// "AVX512" or "AVX512, own products".
 [[nodiscard]] std::string instruction_set_name();
 
 }  // namespace dynmo::kernels

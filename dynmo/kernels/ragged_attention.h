@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Causal attention of rows that are no whole sequences: tokens of one bucket, tokens that a router
-// chose, tokens that have not left. Rows come in sections, one behind the other; a query attends
-// to the keys of its own section whose positions precede its own. It is the same loop over blocks
-// as that of whole sequences (attention_impl.h), and gives its bits on them. On the CPU.
+// Causal attention on the CPU for rows that are no whole sequences. Examples are tokens of one
+// bucket, tokens that a router chose, and tokens that have not exited. Rows come in consecutive
+// sections. A query attends to the keys of its own section up to its own position.
+//
+// It uses the same loop over blocks as whole sequences (attention_impl.h), and gives the same bits
+// on them.
 //
 // Dimensions: N rows of queries, M rows of keys, H heads, G of the keys, K head size.
 
@@ -17,27 +19,28 @@ namespace dynmo::kernels {
 
 enum class Mask {
   kCausal,  // a query sees keys up to its own position
-  kStrict,  // ... and not the one at it
+  kStrict,  // a query sees keys before its own position
 };
 
 struct RaggedRows {
-  // Section s has the rows offsets[s] to offsets[s + 1]; it may have none.
+  // Section s has the rows offsets[s] to offsets[s + 1]. It may have none.
   std::vector<std::int64_t> offsets;
   std::vector<std::int32_t> positions;  // by row, ascending within a section
 };
 
 struct Ragged {
   RaggedRows queries;
-  RaggedRows keys;  // as many sections
+  RaggedRows keys;  // same number of sections
   Mask mask = Mask::kCausal;
 };
 
-// How many (query, key) there are of which the query sees the key: what the work of a head goes by.
+// Returns the number of pairs (query, key) in which the query sees the key. The work of a head is
+// proportional to it.
 [[nodiscard]] std::int64_t pairs_of(const Ragged& ragged);
 
-// softmax(q k^T / sqrt(K)) v. A query that sees no key gives 0 and has no gradient. Heads of q are
-// a multiple of those of k and v. Elements of a head lie together; results are contiguous, of q's
-// type.
+// The result of softmax(q k^T / sqrt(K)) v. A query without keys gives 0 and has no gradient. The
+// number of heads of q is a multiple of that of k and v. The elements of a head are contiguous.
+// Results are contiguous and have q's type.
 struct RaggedAttention {
   at::Tensor out_NHK;
   at::Tensor log_sum_exp;  // of the scores, [H, N]

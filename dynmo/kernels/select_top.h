@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The rows with the highest scores, chosen alike wherever they are chosen.
+// Chooses the rows with the highest scores by one rule.
 
 #include <cmath>
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace dynmo::kernels {
 
-// A total order of indices: the higher score, then the lower index; a score of NaN comes
-// last, so that a step that diverges ends as it does without a selection, by its loss.
+// A total order of indices: the higher score, then the lower index. NaN comes last. So a step that
+// diverges ends by its loss, as it does without a selection.
 template <typename Score>
 struct HigherFirst {
   std::span<const Score> scores;
@@ -25,7 +25,7 @@ struct HigherFirst {
   }
 };
 
-// Indices of the `count` first in that order, ascending. Requires 0 <= count <= scores.size().
+// Returns the first `count` indices in that order, ascending. Requires 0 <= count <= scores.size().
 [[nodiscard]] std::vector<std::int64_t> select_top(std::span<const double> scores,
                                                    std::int64_t count);
 [[nodiscard]] std::vector<std::int64_t> select_top(std::span<const float> scores,

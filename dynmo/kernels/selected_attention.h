@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention on chosen rows of queries and keys, so that its time goes by their pairs. On the CPU.
+// Attention on chosen rows of queries and keys, so that its time is proportional to their pairs. On
+// the CPU.
 //
 // Dimensions as in operations.h, G key heads.
 
@@ -14,9 +15,9 @@
 
 namespace dynmo::kernels {
 
-// Rows of x_BTHK in sections, int64. Row (b T + t) H + h is head h of token t; the heads are those
+// Rows of x_BTHK in sections, int64. Row (b T + t) H + h is head h of token t. The heads are those
 // of the queries, also for keys. A section has rows of one head of one sequence, and no row is in
-// two sections. Sections go by sequence, then by head; within a section tokens ascend.
+// two sections. Sections are ordered by sequence, then by head. Within a section tokens ascend.
 struct Selection {
   at::Tensor queries;
   at::Tensor query_offsets;
@@ -25,11 +26,14 @@ struct Selection {
   Mask mask = Mask::kCausal;
 };
 
-// How many pairs (query, key) of all heads and sequences the selection looks at.
+// Returns the number of pairs (query, key) of all heads and sequences in the selection.
 [[nodiscard]] std::int64_t pairs_of(const at::Tensor& q_BTHK, const Selection& selection);
 
-// As causal_attention and its gradient, on the selection. Queries that are not chosen, or see no
-// key, give 0. Undefined k: shared keys, whose gradient is in that of q, and k's is undefined.
+// Like causal_attention() and its gradient, on the selection. Queries that are not chosen, or see
+// no key, give 0.
+//
+// If k is undefined, the queries with norm 1 serve as keys. Their gradient is then part of q's, and
+// k's is undefined.
 [[nodiscard]] Attention selected_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK,
                                            const at::Tensor& v_BTGK, const Selection& selection);
 [[nodiscard]] AttentionGradient selected_attention_gradient(

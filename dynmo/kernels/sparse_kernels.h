@@ -3,11 +3,12 @@
 
 // Loops of sparse_products.cpp over tiles of activations.
 //
-// A tile holds kTile tokens of a matrix [N, D] transposed: D rows of kTile elements, so that one
-// kept weight multiplies a few whole vectors, each loaded for one multiply-add. The loops pass over
-// blocks of kBlock columns, whose part of the tile fits the first cache, and read columns and
-// values in the order in which they come. Inside a block, rows come in the order of how many
-// weights they have there, so that the processor can foresee where a row ends.
+// A tile holds kTile tokens of a matrix [N, D] transposed: D rows of kTile elements. So one kept
+// weight multiplies a few whole vectors, each loaded for one multiply-add.
+//
+// The loops pass over blocks of kBlock columns, whose part of the tile fits the first cache. They
+// read columns and values in storage order. Inside a block, rows are sorted by their number of
+// weights there, so that the processor can predict where a row ends.
 
 #include <cstdint>
 #include <span>
@@ -21,35 +22,37 @@ inline constexpr std::int64_t kGroup = 512;                   // rows
 
 // The kept weights of one row of a group in one block of columns.
 struct Segment {
-  std::uint16_t row;    // of the group
+  std::uint16_t row;    // row of the group
   std::uint16_t count;  // at least 1
 };
 
 enum class InstructionSet { kAny, kAvx2, kAvx512 };
 
-// The widest that this processor has.
+// Returns the widest set of this processor.
 [[nodiscard]] InstructionSet instruction_set();
 
-// Matrices without a stride are contiguous; tiles are aligned to 64 bytes.
+// Matrices without a stride are contiguous. Tiles are aligned to 64 bytes.
 template <typename Element>
 struct Kernels {
-  // Loads at most kTile of x's rows, `stride` apart: tile_DT = x_TD^T, with zeros for missing rows.
+  // Loads at most kTile rows of x, `stride` apart: tile_DT = x_TD^T, with zeros for missing rows.
   void (*load_tile)(const Element* x, std::int64_t stride, std::int64_t tokens, std::int64_t width,
                     Element* tile);
-  // y_TD = tile_DT^T, or y_TD += tile_DT^T, for the first `tokens` columns of the tile.
+  // Sets y_TD = tile_DT^T, or y_TD += tile_DT^T, for the first `tokens` columns of the tile.
   void (*store_tile)(const Element* tile, std::int64_t tokens, std::int64_t width, Element* y,
                      std::int64_t stride);
   void (*add_tile)(const Element* tile, std::int64_t tokens, std::int64_t width, Element* y,
                    std::int64_t stride);
-  // The weights of a cell, segment after segment: y_tile[row] += value * x_block[column].
+  // Multiplies the weights of a cell, segment after segment: y_tile[row] += value *
+  // x_block[column].
   void (*add_times)(std::span<const Segment> segments, const std::uint8_t* column,
                     const Element* value, const Element* x_block, Element* y_tile);
-  // Their gradients += dy_tile[row] . x_block[column].
+  // Adds to their gradients: gradient += dy_tile[row] . x_block[column].
   void (*add_dots)(std::span<const Segment> segments, const std::uint8_t* column,
                    const Element* dy_tile, const Element* x_block, Element* gradient);
 };
 
-// Requires a set that this processor has; kAny where the compiler knows no other.
+// Returns the loops of a set. Requires a set that this processor has, or kAny if the compiler knows
+// no other.
 template <typename Element>
 [[nodiscard]] const Kernels<Element>& kernels(InstructionSet set);
 template <>

@@ -13,8 +13,9 @@
 
 namespace dynmo::kernels::vectors {
 
-// g++ and clang++ turn arithmetic on these into the instructions of the function they are inlined
-// into; names with a reference, as vectors passed by value have another ABI in each set.
+// A vector of kBytes bytes. g++ and clang++ compile its arithmetic to the instructions of the
+// function into which it is inlined. Vectors are passed by reference, because by value they have
+// another ABI in each set.
 template <typename E, std::size_t kBytes>
 struct VectorOf {
   using Type [[gnu::vector_size(kBytes), gnu::may_alias]] = E;
@@ -31,7 +32,7 @@ DYNMO_INLINE V& at(E* data) {
   return *reinterpret_cast<V*>(data);
 }
 
-// Loads and stores at addresses that are multiples of an element's size only.
+// Loads or stores a vector at an address that need only be a multiple of an element's size.
 template <typename V, typename E>
 DYNMO_INLINE void get(const E* data, V& vector) {
   std::memcpy(&vector, data, sizeof(V));
@@ -51,7 +52,7 @@ DYNMO_INLINE void shuffle(const V& a, const V& b, V& result, std::index_sequence
   result = __builtin_shufflevector(a, b, static_cast<int>(i)...);
 }
 
-// A square of kLanes x kLanes elements, transposed by log2(kLanes) perfect shuffles of its rows.
+// Transposes a square of kLanes x kLanes elements by log2(kLanes) perfect shuffles of its rows.
 template <typename V, int kLanes>
 DYNMO_INLINE void transpose(V* rows) {
   using Lanes = std::make_index_sequence<kLanes>;
