@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which pairs of tokens an attention layer looks at, where it does not look at all of them. A
-// pattern chooses rows of queries and keys for every micro-batch; attention runs on the chosen ones
-// alone (kernels/selected_attention.h), so that its time goes by their pairs.
+// The pairs of tokens that an attention layer computes, if it does not compute all of them. A
+// pattern chooses rows of queries and keys for every micro-batch. Attention runs on the chosen rows
+// alone (kernels/selected_attention.h), so its time is proportional to their pairs.
 //
 // Dimensions as in operations.h, G key heads.
 
@@ -19,20 +19,20 @@
 
 namespace dynmo::model {
 
-// Immutable; any thread may use it.
+// Chooses the pairs. Immutable; any thread may use it.
 class AttentionPattern {
  public:
   virtual ~AttentionPattern() = default;
-  // Keys are the queries, of norm 1: the layer has no projection of keys.
+  // Returns whether the keys are the queries with norm 1. The layer then has no projection of keys.
   [[nodiscard]] virtual bool shares_keys() const = 0;
-  // A function of its arguments, the same whatever follows a token: what is chosen of a token
-  // depends on it and on those before alone. Queries as they are before rotation.
+  // Chooses rows of the queries, which are not rotated yet. The result is a function of the
+  // arguments. For a token it depends on that token and earlier ones alone.
   [[nodiscard]] virtual kernels::Selection select(const at::Tensor& q_BTHK, const LayerState& state,
                                                   const LayerContext& context) const = 0;
 };
 
-// An attention layer derives from this class too, so that a source of dynamism can give it a
-// pattern. Such a layer has the figures below, and reads whole texts: it takes no KeyValueCache.
+// A second base of attention layers, through which a source of dynamism gives them a pattern. A
+// layer with a pattern has the figures below. It reads whole texts, so it takes no KeyValueCache.
 class TakesPattern {
  public:
   virtual ~TakesPattern() = default;
@@ -40,8 +40,8 @@ class TakesPattern {
       std::shared_ptr<const AttentionPattern> pattern) const = 0;
 };
 
-// Figures of a layer with a pattern: pairs (query, key) of all heads and sequences that it looked
-// at, and those that causal attention has.
+// Figures of a layer with a pattern, over all heads and sequences: the pairs (query, key) that it
+// computed, and those of causal attention.
 enum PatternFigure { kPairs, kCausalPairs, kPatternFigures };
 [[nodiscard]] inline std::vector<std::string> pattern_figures() {
   return {"pairs", "causal_pairs"};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A decoder of any of the families there are: what training, checkpoints and generation need of
-// one, whichever it is.
+// A decoder of any family: what training, checkpoints and generation need of it, independent of the
+// family.
 
 #include <ATen/core/Tensor.h>
 
@@ -31,20 +31,21 @@ using DecoderConfig = std::variant<LlamaConfig, Gpt2Config>;
 [[nodiscard]] const cost::DecoderShape& shape_of(const DecoderConfig& config);
 
 [[nodiscard]] Expected<void> validate(const DecoderConfig& config);
-// The layers of make_decoder in their places.
+// Returns the layers of make_decoder() with their places.
 [[nodiscard]] Recipe make_recipe(const DecoderConfig& config);
-// 1 + 2 x blocks + shape.head_slices layers: embedding, blocks.0.attention, blocks.0.mlp, ...,
-// head. Requires a valid config.
+// Makes 1 + 2 x blocks + shape.head_slices layers: embedding, blocks.0.attention, blocks.0.mlp,
+// ..., head. Requires a valid config.
 [[nodiscard]] Model make_decoder(const DecoderConfig& config);
-// Whether the embedding's and the head's matrix are one.
+// Returns whether the embedding and the head share one matrix.
 [[nodiscard]] bool tied(const DecoderConfig& config);
-// The embedding's and the head's matrix, where they are one; else none. A slice of a head is tied
-// to its rows of the embedding. For make_decoder's layers.
+// Returns the ties of make_decoder()'s layers: the shared matrix of embedding and head, if there is
+// one. A slice of a head is tied to its rows of the embedding.
 [[nodiscard]] std::vector<Tie> ties(const DecoderConfig& config);
-// Hugging Face's full name of a layer's parameter.
+// Returns Hugging Face's full name of a layer's parameter.
 [[nodiscard]] std::string checkpoint_name(const DecoderConfig& config, const Place& place,
                                           std::string_view parameter);
-// The head's scores before softmax, [B, T, vocabulary], without a graph: for generating text.
+// Returns the head's scores before softmax, [B, T, vocabulary], without a graph, for generating
+// text.
 [[nodiscard]] at::Tensor logits(const DecoderConfig& config, const LayerState& head,
                                 const at::Tensor& hidden_BTD);
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// When the emulated device of a rank is done with the layers that it was given.
+// The emulated device of a rank: decides when each layer begins and ends.
 //
-// A device works off a queue: while there is work in it, what the host does between two layers
-// takes none of its time. An emulated one sleeps on its host's thread, which can only give it the
-// next layer when the one before has ended, wakes up late and has messages to post first. So a
-// layer does not begin when the host comes to it but when the device was done and had what the
-// layer works on, and what was late does not add up.
+// A real device works off a queue. While the queue is not empty, the host's work between two layers
+// costs the device no time. An emulated device sleeps on its host's thread. The host can give it
+// the next layer only when the previous one has ended. It also wakes up late and has messages to
+// post first.
+//
+// So a layer does not begin when the host reaches it. It begins when the device was free and the
+// layer's inputs were there. So delays of the host do not add up.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,38 +19,40 @@
 
 namespace dynmo::model {
 
-// An emulated device belongs to one thread. Until it is given work it has no time of its own.
+// A device that belongs to one thread. It has no time of its own before its first work.
 class EmulatedDevice {
  public:
   using Clock = std::chrono::steady_clock;
 
   [[nodiscard]] bool has_worked() const { return free_.has_value(); }
-  // When the next layer begins: as the last one ended; where none was given yet, now.
+  // Returns the time at which the next layer begins: the end of the last one, or now if there was
+  // none.
   [[nodiscard]] Clock::time_point time() const { return free_ ? *free_ : Clock::now(); }
 
-  // time(), for who measures: the first work then begins at it, however late its host comes to it.
+  // Returns time() for a measurement. The first work then begins at that time, even if the host
+  // starts it later.
   Clock::time_point mark();
 
-  // Works for so long. Returns when that is over, at once where it is already.
+  // Works for `seconds`. Returns at the end of the work, or at once if that is past.
   void work(double seconds);
-  // Does nothing for as long as the host needed for what the next layer works on.
+  // Idles for `seconds`, which the host needed to prepare the next layer's input.
   void stand_still(double seconds);
 
-  // The next layer works on this message. Where the host had to wait for it, the layer begins now.
-  // Where it was there, the layer begins when the device was free, but not before the message was
-  // made.
+  // Adds a message that the next layer works on. If the host waited for it, the layer begins now.
+  // If it was already there, the layer begins when the device was free, but not before the message
+  // was made.
   enum class Message { kWasThere, kWaitedFor };
   void receive(const at::Tensor& arrived, Message message);
-  // How often the calling thread has given up its processor to wait for something.
+  // Returns the number of times that the calling thread has given up its processor to wait.
   [[nodiscard]] static std::int64_t waits();
 
-  // Writes what time it is into the first bytes of what is sent, which mean nothing otherwise: for
-  // receive() of the rank that gets it. On a host with another clock it may say any time: then the
-  // layer begins at one between that of the free device and now.
+  // Writes the time into the first bytes of a message, whose content has no meaning, for receive()
+  // of its receiver. Another host's clock may give any time. The layer then begins between the time
+  // of the free device and now.
   void stamp(const at::Tensor& sent) const;
 
-  // While it lives, the emulated layers that its thread calls work on the device; without one, each
-  // call's work begins when it is made.
+  // Makes the emulated layers that its thread calls work on the device, while it exists. Without
+  // it, the work of each call begins at the call.
   class Use {
    public:
     explicit Use(EmulatedDevice& device);
@@ -59,12 +63,12 @@ class EmulatedDevice {
    private:
     EmulatedDevice* before_;
   };
-  // Returns the device of this thread; null: none.
+  // Returns the device of this thread, or null.
   [[nodiscard]] static EmulatedDevice* in_use();
 
  private:
   std::optional<Clock::time_point> free_;
-  std::optional<Clock::time_point> marked_;  // last, before the first work
+  std::optional<Clock::time_point> marked_;  // last mark(), before the first work
 };
 
 }  // namespace dynmo::model

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The parts that families of decoders have in common: how parameters are described, what any config
-// must satisfy, how Hugging Face names the tensors of a list of blocks.
+// The common parts of decoder families: descriptions of parameters, checks of configs, and
+// Hugging Face's names of the tensors of a list of blocks.
 
 #include <cstdint>
 #include <initializer_list>
@@ -20,39 +20,41 @@ namespace dynmo::model {
 
 using Specs = std::vector<ParameterSpec>;
 
-// A vector that starts as `value` everywhere and does not decay: a norm's weight, a bias.
+// Describes a vector that starts as `value` everywhere and does not decay: a norm's weight, a bias.
 [[nodiscard]] ParameterSpec constant(std::string name, std::int64_t size, double value);
 [[nodiscard]] ParameterSpec matrix(std::string name, std::int64_t rows, std::int64_t columns,
                                    double init_std);
-// The same of a matrix inside a block, which may be pruned.
+// Describes a matrix inside a block, which may be pruned.
 [[nodiscard]] ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
                                          double init_std);
 
-// Returns that of the two projections into the residual stream (Radford et al., 2019, section 2.3).
+// Returns the standard deviation of the two projections into the residual stream (Radford et al.,
+// 2019, section 2.3).
 [[nodiscard]] double residual_init_std(double init_std, std::int64_t blocks);
 
 struct ConfigField {
   std::string_view name;
   double value;
 };
-// The limits lie ten times above the largest models that were trained so far, so that what exceeds
-// one is a slip; below them, to describe and to plan a model takes seconds and little memory.
+// Limits ten times above the largest models trained so far, so that a larger number is a mistake.
+// Below them, describing and planning a model takes seconds and little memory.
 inline constexpr cost::DecoderLimits kDecoderLimits = {.hidden = std::int64_t{1} << 17,
                                                        .blocks = std::int64_t{1} << 12,
                                                        .intermediate = std::int64_t{1} << 20,
                                                        .tokens = std::int64_t{1} << 24};
-inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // of rotary positions
+inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // angles of rotary positions
 
-// All kBadInput naming the key of a run's config.
+// Checks fields. All return kBadInput with the key of a run's config.
 [[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField> fields);
 [[nodiscard]] Expected<void> check_heads(std::int64_t hidden, std::int64_t heads);
 [[nodiscard]] Expected<void> check_dropout(double dropout);
 
-// The id of the head, after the embedding and two half blocks a block.
+// Returns the id of the head, after the embedding and two half blocks a block.
 [[nodiscard]] LayerId head_of(std::int64_t blocks);
 
-// "model" and "layers" make {of block 1, "mlp.up_proj.weight"} "model.layers.1.mlp.up_proj.weight".
-// The head's matrix stands outside of the model.
+// Returns the full name of a parameter. "model" and "layers" make {of block 1,
+// "mlp.up_proj.weight"} "model.layers.1.mlp.up_proj.weight". The head's matrix is outside of the
+// model.
 [[nodiscard]] std::string checkpoint_name(std::string_view model, std::string_view list,
                                           const Place& place, std::string_view parameter);
 

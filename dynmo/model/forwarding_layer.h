@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The base of all decorators: a layer that does what another one does. A decorator overrides what
-// it changes, and a function that Layer gains is forwarded here once for all of them.
+// The base of all decorators: a layer that forwards every call to another layer. A decorator
+// overrides what it changes. A new function of Layer is forwarded here once for all of them.
 
 #include <memory>
 #include <string>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The parts that layers written by hand share: the order of the three calls, and the products that
-// most of them end in. A layer derives from HandWritten with its own stash and writes the three
-// calls on it: forward, input_gradient, weight_gradient.
+// The common parts of hand-written layers: the order of the three calls, and the products that most
+// of them end in. A layer derives from HandWritten with its own stash. It defines the three calls
+// on it: forward, input_gradient, weight_gradient.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -30,11 +30,11 @@ namespace dynmo::model {
 
 inline at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// A stash with the order of the three calls. A layer takes out of it what later calls do not need.
+// A stash with the order of the three calls. A layer removes from it what later calls do not need.
 struct Saved : Stash {
   enum class Phase { kForward, kInputDone, kDone } phase = Phase::kForward;
 
-  // All tensors in it, but for tokens and targets.
+  // Returns all its tensors, except for tokens and targets.
   [[nodiscard]] virtual std::vector<at::Tensor> tensors() const = 0;
   [[nodiscard]] std::optional<Bytes> bytes() const final {
     Bytes total;
@@ -45,7 +45,7 @@ struct Saved : Stash {
   }
 };
 
-// The stash as the layer's own type, moved on to the next phase.
+// Returns the stash as the layer's own type, and moves it to the next phase.
 template <typename T>
 T& advance(Stash& stash, Saved::Phase from, const std::string& name) {
   auto& saved = dynamic_cast<T&>(stash);
@@ -55,8 +55,8 @@ T& advance(Stash& stash, Saved::Phase from, const std::string& name) {
   return saved;
 }
 
-// A base that has what the layers share: name, parameters, and that a frozen layer adds no weight
-// gradients.
+// A base with what the layers share: name and parameters. It also ensures that a frozen layer adds
+// no weight gradients.
 template <typename T>
 class HandWritten : public Layer {
  public:
@@ -109,22 +109,23 @@ class HandWritten : public Layer {
   std::vector<ParameterSpec> specs_;
 };
 
-// The operand of the layer's parameter i, for what is no product: norms, tables of vectors.
+// Returns the operand of the layer's parameter i, for uses other than products: norms, tables of
+// vectors.
 inline const at::Tensor& value(const LayerState& state, std::size_t i) {
   return compute_value(state.parameters[i]);
 }
 
-// The products below are the only ways in which a layer multiplies with a matrix W of its own, so
-// that another format of W needs no other layer. W is [O, I] as Hugging Face's Linear has it; of
-// GPT-2's Conv1D, whose W is [I, O], forward is times_transposed and backward is times. Where W is
-// compressed (pruned.h), they multiply with what is left of it.
+// A layer multiplies with a matrix W of its own only by the products below. So another format of W
+// needs no other layer. W is [O, I] as in Hugging Face's Linear. In GPT-2's Conv1D it is [I, O]:
+// forward is times_transposed and backward is times. If W is compressed (pruned.h), the products
+// use its kept weights.
 
-// x W^T.
+// Returns x W^T.
 inline at::Tensor times(const Parameter& parameter, const at::Tensor& x_NI) {
   if (parameter.pattern) return kernels::sparse::times(*parameter.pattern, parameter.value, x_NI);
   return at::linear(x_NI, compute_value(parameter));
 }
-// y W, plus a vector where one is given.
+// Returns y W, plus a vector if one is given.
 inline at::Tensor times_transposed(const Parameter& parameter, const at::Tensor& y_NO) {
   if (parameter.pattern)
     return kernels::sparse::times_transposed(*parameter.pattern, parameter.value, y_NO);
@@ -135,7 +136,7 @@ inline at::Tensor times_transposed(const Parameter& parameter, const at::Tensor&
   if (parameter.pattern) return times_transposed(parameter, y_NO).add_(compute_value(bias));
   return at::addmm(compute_value(bias), y_NO, compute_value(parameter));
 }
-// sum += y W, in place: one product, no temporary.
+// Adds y W to `sum_NI`, in place: one product, no temporary.
 inline void add_times_transposed(at::Tensor& sum_NI, const Parameter& parameter,
                                  const at::Tensor& y_NO) {
   if (parameter.pattern) {
@@ -144,8 +145,8 @@ inline void add_times_transposed(at::Tensor& sum_NI, const Parameter& parameter,
     sum_NI.addmm_(y_NO, compute_value(parameter));
   }
 }
-// gradient += dy^T x, in place: one product, no temporary. Where there is no product of bf16 into
-// fp32, that of a micro-batch is rounded before it is added.
+// Adds dy^T x to the gradient, in place: one product, no temporary. If there is no product of bf16
+// into fp32, that of a micro-batch is rounded before it is added.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
   if (x_NI.size(0) == 0) return;
   if (parameter.pattern) {
@@ -171,8 +172,9 @@ void add_rows_of(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Te
   }
 }
 
-// Adds each row of `from` to the row of gradient_VD that its token names, row by row in the order
-// of the tokens, whatever the number of threads; on other devices in theirs.
+// Adds each row of `from` to the row of gradient_VD that its token names. On the CPU the rows are
+// added in the order of the tokens, with any number of threads. Other devices use an order of their
+// own.
 inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from) {
   if (!gradient_VD.is_cpu()) return kernels::generic::add_rows(gradient_VD, tokens, from);
   if (gradient_VD.scalar_type() == at::kDouble) {
@@ -184,13 +186,13 @@ inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at
   }
 }
 
-// Tokens of a sequence that precede those of the input.
+// Returns the number of tokens of a sequence that precede those of the input.
 inline std::int64_t tokens_before(const LayerContext& context) {
   return context.cache == nullptr ? 0 : context.cache->tokens();
 }
 
-// Attention to the tokens of the input and to those before; to those that are still here where
-// there are `left` ones.
+// Computes attention to the tokens of the input and to those before. If `left` is not null, it
+// attends only to the tokens that are still here.
 inline kernels::Attention attend(LayerId layer, const LayerContext& context,
                                  const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                  const at::Tensor& v_BTHK, const RowsLeft& left) {
@@ -203,7 +205,7 @@ inline kernels::Attention attend(LayerId layer, const LayerContext& context,
   return kernels::causal_attention(q_BTHK, all.k_BTHK, all.v_BTHK);
 }
 
-// Where attend had no cache.
+// Computes the gradient of attend(). Requires that there was no cache.
 inline kernels::AttentionGradient attend_gradient(
     const at::Tensor& gradient_BTHK, const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
     const at::Tensor& v_BTHK, const kernels::Attention& attention, const RowsLeft& left) {
@@ -212,7 +214,7 @@ inline kernels::AttentionGradient attend_gradient(
              : kernels::causal_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
 }
 
-// Asks the pattern which pairs an attention layer computes; returns the layer's figures of it.
+// Asks the pattern which pairs an attention layer computes. Returns the layer's figures.
 inline std::vector<double> select(const AttentionPattern& pattern, const Hidden& input,
                                   const at::Tensor& q_BTHK, const LayerState& state,
                                   const LayerContext& context, kernels::Selection& selection) {
@@ -222,28 +224,29 @@ inline std::vector<double> select(const AttentionPattern& pattern, const Hidden&
   return pattern_figures_of(q_BTHK, selection);
 }
 
-// How a half block ends its forward pass: x + dropout(update), [N, D], in the memory of the update
-// (or of what dropout left of it).
+// Ends the forward pass of a half block: returns x + dropout(update), [N, D]. The result uses the
+// memory of the update, or that of dropout's result.
 inline at::Tensor with_residual(const at::Tensor& update_ND, const at::Tensor& mask, double p,
                                 const at::Tensor& x_ND) {
   return masked(update_ND, mask, p).add_(x_ND);
 }
 
-// The targets of the rows of `input`, [N].
+// Returns the targets of the rows of `input`, [N].
 inline at::Tensor targets_of(const Hidden& input, const LayerContext& context) {
   const at::Tensor all = context.targets_BT.reshape({-1});
   return input.rows.defined() ? all.index_select(0, input.rows.to(at::kLong)) : all;
 }
 
-// The loss at the end of a head: cross entropy of n W^T. What the stash saves of it.
+// The loss at the end of a head, the cross entropy of n W^T, as its stash saves it.
 struct SavedLoss {
-  at::Tensor scores_NV;  // probabilities, fp32 also in bf16; from gradient() on, gradient of the
-                         // scores
+  // Probabilities, fp32 also in bf16. gradient() replaces them by the gradient of the scores.
+  at::Tensor scores_NV;
   at::Tensor targets_N;
-  double weight = 0;        // of the loss in that of the step
-  std::int64_t tokens = 0;  // of the micro-batch, where only some rows are here
+  double weight = 0;  // weight of the loss in that of the step
+  // Tokens of the micro-batch, if only some of its rows are here.
+  std::int64_t tokens = 0;
 
-  // The mean over the micro-batch, a scalar; of rows that have left nothing is added.
+  // Returns the mean over the micro-batch, a scalar. Rows that have left add nothing.
   [[nodiscard]] at::Tensor forward(const Parameter& head, const at::Tensor& n_ND,
                                    const Hidden& input, const LayerContext& context) {
     scores_NV = times(head, n_ND).to(kernels::accumulation_type(n_ND.scalar_type()));
@@ -256,8 +259,8 @@ struct SavedLoss {
                  : context.loss_weight;
     return loss;
   }
-  // The gradient of n. d loss / d scores = (softmax - one-hot) / N, in the buffer that held the
-  // probabilities.
+  // Returns the gradient of n. d loss / d scores = (softmax - one-hot) / N, in the buffer that held
+  // the probabilities.
   [[nodiscard]] at::Tensor gradient(const Parameter& head) {
     kernels::cross_entropy_gradient(scores_NV, targets_N, weight, tokens);
     targets_N.reset();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A slice of a head (head_slice.h), for any norm in front of the head. The first slice has the
-// family's norm, all others NoNorm.
+// A slice of a head (head_slice.h), for any norm before the head. The first slice has the family's
+// norm, all others NoNorm.
 
 #include <ATen/ATen.h>
 
@@ -22,22 +22,23 @@
 
 namespace dynmo::model {
 
-// As one contiguous tensor [B, T, D + 2], or [N, D + 2] for `tokens` {N}; of bf16, twice as many
-// numbers with the same bits.
+// Packs the numbers as one contiguous tensor [B, T, D + 2], or [N, D + 2] for `tokens` {N}. In bf16
+// it has twice that number of values with the same bits.
 [[nodiscard]] at::Tensor pack(const SliceNumbers& numbers, std::vector<std::int64_t> tokens,
                               at::ScalarType compute_type);
-// Views of what pack returned, of width D.
+// Returns views of the result of pack(), of width D.
 [[nodiscard]] SliceNumbers unpack(const at::Tensor& packed, std::int64_t width);
 
-// The mean loss of a micro-batch and the gradient of what the last slice has.
+// The mean loss of a micro-batch, and the gradient of the last slice's numbers.
 struct SliceLoss {
   at::Tensor loss;
   SliceNumbers gradient;
 };
-// `tokens` of the micro-batch, where only some rows are here; 0: all are.
+// Computes the loss. `tokens` is the number of tokens of the micro-batch if only some rows are
+// here, or 0 if all are.
 [[nodiscard]] SliceLoss loss_of(const SliceNumbers& last, double loss_weight, std::int64_t tokens);
 
-// Stands for the norm in every slice but the first.
+// Replaces the norm in every slice but the first.
 struct NoNorm {
   static constexpr std::size_t kParameters = 0;
   struct Kept {
@@ -55,7 +56,7 @@ struct NoNorm {
 
 template <typename Norm>
 struct SavedHeadSlice : Saved {
-  std::vector<std::int64_t> batch;  // B and T; or N, where rows have left
+  std::vector<std::int64_t> batch;  // B and T; or N if rows have left
   typename Norm::Kept norm;
   SavedSlice slice;
   SliceNumbers loss_gradient;  // in the last slice
@@ -134,8 +135,8 @@ class HeadSlice final : public HandWritten<SavedHeadSlice<Norm>> {
   bool is_last_;
 };
 
-// The layers of a head in shape.head_slices slices, whose norm and matrix are the parameters of the
-// whole head, the matrix last.
+// Adds the layers of a head in shape.head_slices slices. `head` has the parameters of the norm,
+// then the matrix of the whole head.
 template <typename Norm>
 void add_head_slices(const Specs& head, const Norm& norm, const cost::DecoderShape& shape,
                      Model& model) {

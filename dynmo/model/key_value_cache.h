@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The cache holds what attention layers have read, so that generating a token runs the layers on
-// that token alone: the keys and values of every token so far, by layer. Its owner passes it to the
-// layers in LayerContext::cache, each time with the tokens that follow, and says then how many they
-// were. Layers that look at one token at a time need nothing of it but the position; a layer that
-// reads some of the tokens has the keys and values of those alone.
+// Holds what attention layers have read, so that generating a token runs the layers on that token
+// alone. These are the keys and values of every token so far, by layer.
+//
+// Its owner passes it to the layers in LayerContext::cache, each time with the tokens that follow.
+// Then the owner says how many tokens these were. Layers that process one token at a time need only
+// the position. A layer that reads some of the tokens has the keys and values of those alone.
 
 #include <ATen/core/Tensor.h>
 
@@ -16,10 +17,10 @@
 
 namespace dynmo::model {
 
-// One thread.
+// The cache itself. One thread.
 class KeyValueCache {
  public:
-  // For at most `max_tokens` of every sequence. Memory grows with the tokens that are there.
+  // Holds at most `max_tokens` of every sequence. Memory grows with the tokens that are there.
   explicit KeyValueCache(std::int64_t max_tokens) : max_tokens_(max_tokens) {}
 
   // Returns the number of tokens in every sequence that all layers have read.
@@ -28,21 +29,22 @@ class KeyValueCache {
     at::Tensor k_BTHK;
     at::Tensor v_BTHK;
   };
-  // Adds those of the next tokens that a layer reads, and returns views of all that it has read.
-  // Again before advance(): takes their place. Requires as many sequences each time.
+  // Adds keys and values of the next tokens that a layer reads. Returns views of all that it has
+  // read. A second call before advance() replaces the first. Requires the same number of sequences
+  // each time.
   [[nodiscard]] KeyValues append(LayerId layer, const at::Tensor& k_BTHK, const at::Tensor& v_BTHK);
-  // All layers have read `tokens` more.
+  // Counts `tokens` more, which all layers have read.
   void advance(std::int64_t tokens);
   // Forgets everything, and keeps the memory.
   void clear();
-  // How many tokens a layer has read of every sequence.
+  // Returns the number of tokens that a layer has read of every sequence.
   [[nodiscard]] std::int64_t tokens_of(LayerId layer) const;
 
  private:
   struct Room {
     KeyValues all = {};       // with room for more
-    std::int64_t tokens = 0;  // that the layer has read
-    std::int64_t next = 0;    // behind them, until advance()
+    std::int64_t tokens = 0;  // tokens that the layer has read
+    std::int64_t next = 0;    // later tokens, until advance()
   };
   void reserve(at::Tensor& room_BTHK, const at::Tensor& like_BTHK, std::int64_t kept,
                std::int64_t tokens) const;

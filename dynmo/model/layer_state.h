@@ -27,19 +27,20 @@ namespace dynmo::model {
 
 // Shape and initial values of one parameter.
 struct ParameterSpec {
-  std::string name;  // Hugging Face's, within the layer: "self_attn.q_proj.weight"
+  // Hugging Face's name within the layer: "self_attn.q_proj.weight".
+  std::string name;
   std::vector<std::int64_t> shape;
-  double init_std = 0;       // of the normal initial values
+  double init_std = 0;       // std of the normal initial values
   double mean = 0;           // 1 for norms
-  bool weight_decay = true;  // weight decay applies (matrices: yes; norms: no)
-  // A matrix that the layer uses in the products of hand_written.h alone, so that it may lose
+  bool weight_decay = true;  // true for matrices, false for norms
+  // Set for a matrix that the layer uses only in the products of hand_written.h. It may then lose
   // weights (pruned.h).
   bool prunable = false;
-  // A matrix may lie in pieces in several layers (head_slice.h). The initial values of a piece are
-  // those of its rows in the whole matrix, as a parameter of a layer further to the front.
+  // A part of a matrix whose rows are in several layers (head_slice.h). Its initial values are
+  // those of its rows in the whole matrix, as a parameter of an earlier layer.
   struct Piece {
-    std::int64_t layers_before = 0;  // from this layer to that one
-    std::size_t parameter = 0;       // of that layer
+    std::int64_t layers_before = 0;  // from this layer to the earlier one
+    std::size_t parameter = 0;       // index in the earlier layer
     std::int64_t first = 0;          // element of the whole; a multiple of 4
   };
   std::optional<Piece> piece = {};
@@ -48,8 +49,9 @@ struct ParameterSpec {
 // One parameter and what training holds for it. Value, gradient and moments are fp32, contiguous,
 // of one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
 // freed.
-// A pruned matrix (pruned.h) has a mask. Its tensors have the matrix's shape, with zeros where a
-// weight is gone, or are compressed: one dimension, the kept weights by offset.
+//
+// A pruned matrix (pruned.h) has a mask. Its tensors have the matrix's shape, with zeros for
+// removed weights. Or they are compressed, with one dimension: the kept weights by offset.
 struct Parameter {
   std::string name;
   at::Tensor value;
@@ -57,16 +59,16 @@ struct Parameter {
   at::Tensor first_moment;   // AdamW's exp_avg
   at::Tensor second_moment;  // AdamW's exp_avg_sq
   bool weight_decay = true;
-  // `value` in bf16 where the layer computes in it (precision.h), else undefined. Derived: neither
-  // a migration nor a checkpoint carries it; see derive.
+  // `value` in bf16 if the layer computes in it (precision.h), else undefined. Derived by derive():
+  // neither a migration nor a checkpoint holds it.
   at::Tensor compute_copy = {};
-  // Weight i of the matrix is kept where bit i % 8 of byte i / 8 is set; uint8, on the CPU.
-  // Undefined: all are.
+  // Weight i of the matrix is kept if bit i % 8 of byte i / 8 is set. uint8, on the CPU. Undefined
+  // if all are kept.
   at::Tensor mask = {};
-  // Where the kept weights lie, of a compressed matrix. Derived from the mask, as `compute_copy`
-  // is.
+  // The places of the kept weights of a compressed matrix. Derived from the mask by derive().
   std::shared_ptr<const kernels::sparse::Pattern> pattern = {};
-  // The pattern's, which are known where the pattern is not; 0 of a matrix that is not compressed.
+  // Number of segments of the pattern. It is known also if the pattern is not, and 0 if the matrix
+  // is not compressed.
   std::int64_t segments = 0;
 };
 
@@ -76,13 +78,13 @@ struct Parameter {
 }
 
 // A tensor of the state that is no parameter: a mask, a router's bias, a reference copy. It moves
-// and is checkpointed with the layer, but never optimized. Layers read it; sources of dynamism
+// and is checkpointed with the layer, but never optimized. Layers read it. Sources of dynamism
 // (dynamism/training/source.h) write it between steps.
 struct BufferSpec {
   std::string name;
   std::vector<std::int64_t> shape;
   at::ScalarType type = at::kFloat;
-  double initial = 0;  // every element
+  double initial = 0;  // of every element
 };
 struct Buffer {
   std::string name;
@@ -92,9 +94,10 @@ struct Buffer {
 struct LayerState {
   LayerId id;
   std::vector<Parameter> parameters;
-  std::int64_t optimizer_steps = 0;  // updates so far: AdamW's bias correction
-  std::uint64_t random_key =
-      0;  // key of the layer's random stream; draws are a function of (key, step, micro-batch)
+  // Number of updates so far, for AdamW's bias correction.
+  std::int64_t optimizer_steps = 0;
+  // Key of the layer's random stream. Draws are a function of (key, step, micro-batch).
+  std::uint64_t random_key = 0;
   bool frozen = false;
   std::vector<Buffer> buffers = {};
 };
@@ -104,22 +107,22 @@ using LayerStates = std::map<LayerId, LayerState>;
 
 class Layer;
 
-// Initial state: every value from philox under (seed, layer, parameter), so it does not depend on
-// who makes it.
+// Makes the initial state. Every value comes from philox under (seed, layer, parameter), so it is
+// the same on any rank.
 [[nodiscard]] LayerState make_state(const Layer& layer, LayerId id, std::uint64_t seed);
 
-// Makes what is derived of every parameter: `compute_copy` from its value where the layer computes
-// in bf16, `pattern` and `segments` from the mask of a compressed matrix. Due after values or masks
-// were written from outside (a migration, a checkpoint); make_state and update do it.
+// Derives `compute_copy` from the value if the layer computes in bf16, and `pattern` and `segments`
+// from the mask of a compressed matrix. Call it after values or masks were written from outside (a
+// migration, a checkpoint). make_state() and update() call it themselves.
 void derive(const Layer& layer, LayerState& state);
 
-// The state with all its tensors on `device`: those that are there already are shared.
+// Returns the state with all its tensors on `device`. Tensors that are there already are shared.
 [[nodiscard]] LayerState on_device(LayerState state, at::Device device);
 
-// Frees gradients and moments; the layer runs forward only from now on (and keeps its values).
+// Frees gradients and moments, and keeps the values. From now on the layer runs forward only.
 void freeze(LayerState& state);
-// Trains again, with new gradients and moments and the count of updates at 0 (a bias correction for
-// moments that have just been zeroed). Nothing if it was not frozen.
+// Trains the layer again, with new gradients and moments. The count of updates is 0, because it
+// corrects the bias of moments that are zero now. Does nothing if the layer was not frozen.
 void unfreeze(LayerState& state);
 
 }  // namespace dynmo::model

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How many bytes layers hold, and a meter of what libtorch allocates.
+// Computes the bytes that layers hold, and meters what libtorch allocates.
 
 #include <c10/core/DeviceType.h>
 
@@ -12,18 +12,20 @@
 
 namespace dynmo::model {
 
-// fp32 values of a layer; its gradients take as much, its AdamW moments twice as much.
+// Returns the bytes of a layer's fp32 values. Its gradients take the same, its AdamW moments twice
+// that.
 [[nodiscard]] Bytes parameter_bytes(const Layer& layer);
 
-// The rounded copies of the same (Parameter::rounded): half as much in bf16, else 0.
+// Returns the bytes of the rounded copies of the values (Parameter::compute_copy): half of theirs
+// in bf16, else 0.
 [[nodiscard]] Bytes copy_bytes(const Layer& layer);
 
 // Returns the bytes of a layer's buffers (Layer::buffers()), frozen or not.
 [[nodiscard]] Bytes buffer_bytes(const Layer& layer);
 
-// Counts what libtorch's allocator of one kind of device gives to and takes back from the thread
-// that made it, while it lives. Not to be nested with libtorch's profiler, whose place it takes.
-// Use on one thread.
+// Counts what libtorch's allocator gives to and takes back from the thread that made the meter, for
+// one kind of device. It replaces libtorch's profiler while it exists, so do not nest the two. Use
+// on one thread.
 class AllocationMeter {
  public:
   explicit AllocationMeter(c10::DeviceType device = c10::DeviceType::CPU);

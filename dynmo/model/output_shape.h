@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Boundaries that have another size than the model's hidden tensor, which both ends know: behind a
-// slice of a head (Layer::floats_passed), and behind a layer that replays a run, where the size
-// follows from the step. Everywhere else what passes between layers has one shape, or has it with
+// Boundaries whose size differs from the model's hidden tensor, and which both ends know. Examples
+// are those after a slice of a head (Layer::floats_passed), and after a layer that replays a run,
+// in which the size follows from the step. All other boundaries have one shape, or the same with
 // fewer rows (Needs::drops_rows).
 
 #include <c10/core/ScalarType.h>
@@ -22,8 +22,8 @@ class SizesOutput {
   [[nodiscard]] virtual std::vector<std::int64_t> output_shape(std::int64_t step) const = 0;
 };
 
-// The shapes by layer, in elements of the boundary's type; an empty one is that of the boundary.
-// Empty where no layer has another.
+// The shapes by layer, in elements of the boundary's type. An empty shape is that of the boundary.
+// An empty list means that all are.
 using OutputShapes = std::vector<std::vector<std::int64_t>>;
 [[nodiscard]] OutputShapes output_shapes(const Model& model, std::int64_t step,
                                          const std::vector<std::int64_t>& boundary_shape,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tokens that are no whole sequences, but some of them: they keep the positions that they had.
+// Tokens that are no whole sequences, but some tokens of them. They keep their positions.
 //
-// Attention layers use RowsLeft where rows of a micro-batch have left (Hidden::rows): they attend
-// among those that are still here, each at its place in its sequence. N such rows lie as one
-// sequence, 1NHK, so that layers are written once.
+// Attention layers use RowsLeft if rows of a micro-batch have left (Hidden::rows). They attend
+// among the rows that are still here, each at its position in its sequence. N such rows are stored
+// as one sequence, 1NHK, so that layers are written once.
 
 #include <ATen/ATen.h>
 
@@ -21,19 +21,19 @@
 
 namespace dynmo::model {
 
-// A layer derives from this class too, if its arithmetic depends on the positions of its tokens.
+// A second base of layers whose arithmetic depends on the positions of their tokens.
 class TakesPositions {
  public:
   virtual ~TakesPositions() = default;
-  // Layer::forward of tokens at these positions of their sequences, int64, ascending in each. Its
-  // stash is one of the layer's own.
+  // Like Layer::forward(), for tokens at these positions of their sequences, int64, ascending in
+  // each. Its stash is one of the layer's own.
   [[nodiscard]] virtual Output forward_at(const LayerState& state, const Hidden& input,
                                           const at::Tensor& positions_BT,
                                           const LayerContext& context,
                                           std::unique_ptr<Stash>* stash) const = 0;
 };
 
-// Runs any layer: those that take no positions do not depend on them.
+// Runs any layer. Layers without TakesPositions do not depend on positions.
 [[nodiscard]] inline Output forward_at(const Layer& layer, const LayerState& state,
                                        const Hidden& input, const at::Tensor& positions_BT,
                                        const LayerContext& context, std::unique_ptr<Stash>* stash) {
@@ -42,7 +42,7 @@ class TakesPositions {
                           : takes->forward_at(state, input, positions_BT, context, stash);
 }
 
-// The sections of an attention among the rows that are left; null: all tokens are here.
+// The sections of an attention among the rows that are left, or null if all tokens are here.
 using RowsLeft = std::shared_ptr<const kernels::Ragged>;
 
 [[nodiscard]] inline RowsLeft rows_left(const Hidden& input, const LayerContext& context) {
@@ -69,7 +69,7 @@ using RowsLeft = std::shared_ptr<const kernels::Ragged>;
       kernels::Ragged{.queries = all, .keys = all, .mask = kernels::Mask::kCausal});
 }
 
-// The places of the rows in their sequences, as rotate takes them.
+// Returns the positions of the rows in their sequences, as apply_rope() takes them.
 [[nodiscard]] inline at::Tensor positions_of(const RowsLeft& left) {
   const std::vector<std::int32_t>& positions = left->queries.positions;
   at::Tensor positions_1N = at::empty({1, std::ssize(positions)}, at::kLong);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A model on its way to be made: its layers with their places, so that who replaces or wraps some
-// of them says which ("every MLP"), and need not count.
+// A model before it is made: its layers with their places. So code that replaces or wraps layers
+// can name them ("every MLP") and need not count.
 
 #include <cstdint>
 #include <memory>
@@ -15,10 +15,11 @@ namespace dynmo::model {
 
 enum class Part { kEmbedding, kAttention, kMlp, kBlock, kHead };
 
-// Where a layer stands in a decoder.
+// The place of a layer in a decoder.
 struct Place {
-  Part part = Part::kBlock;  // kBlock: a whole block as one layer, or a layer behind its halves
-  std::int64_t block = -1;   // of the blocks' parts, from 0
+  // kBlock is a whole block as one layer, or a layer behind its halves.
+  Part part = Part::kBlock;
+  std::int64_t block = -1;  // from 0; for parts of blocks
   friend bool operator==(const Place&, const Place&) = default;
 };
 
@@ -36,11 +37,11 @@ struct Recipe {
 // Returns the places in order of LayerId.
 [[nodiscard]] std::vector<Place> places_of(const Recipe& recipe);
 
-// Place of a layer in a decoder of `blocks` blocks in halves: embedding, (attention, MLP) a block,
-// head, which may be several layers. Requires a layer from 0 on.
+// Returns the place of a layer in a decoder of `blocks` blocks in halves. The order is embedding,
+// (attention, MLP) for each block, head, which may be several layers. Requires layer >= 0.
 [[nodiscard]] Place decoder_place(LayerId layer, std::int64_t blocks);
-// A decoder's layers in that order. Requires an even number of them, 2 or more, with the head's
-// slices (head_slice.h) as one.
+// Returns a decoder's layers with their places in that order. Requires an even number of them, 2 or
+// more, with the head's slices (head_slice.h) as one.
 [[nodiscard]] Recipe decoder_recipe(Model layers);
 
 }  // namespace dynmo::model

@@ -11,16 +11,17 @@
 
 namespace dynmo::model {
 
-// Two parameters that are one, such as the matrices of embedding and head. Each layer has a copy
-// of value and moments and a gradient of its own; the two gradients are added once at the end of a
-// step, so that equal updates keep the copies equal, bit for bit, wherever the layers are.
-// The initial value is the first's.
+// Two parameters that are one, such as the matrices of embedding and head. Each layer has its own
+// copy of value and moments, and its own gradient. The two gradients are added once at the end of a
+// step. So equal updates keep the copies equal, bit for bit, on any ranks. The initial value is
+// that of `first`.
 struct Tie {
   LayerId first;
   std::string first_parameter;  // ParameterSpec::name
   LayerId second;
   std::string second_parameter;
-  std::optional<cost::HeadRows> rows = {};  // of the first that are the second; none: all
+  std::optional<cost::HeadRows> rows =
+      {};  // rows of `first` that are `second`; without a value, all
 };
 
 }  // namespace dynmo::model
