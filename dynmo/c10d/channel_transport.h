@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A transport of a device's memory, made of c10d groups of two ranks: NCCL has no tags and puts all
-// operations of a communicator in one order, so every channel (source, destination, tag) gets a
-// communicator of its own. It knows c10d's interface alone; nccl_transport.h has the groups.
+// A transport of a device's memory, made of c10d groups of two ranks. NCCL has no tags and puts all
+// operations of a communicator in one order. So every channel (source, destination, tag) has a
+// communicator of its own. This file knows only c10d's interface; nccl_transport.h has the groups.
 //
-// Making a communicator takes both of its ranks, so all ranks open the channels of a schedule in
-// one order before they run it. What was opened stays open: a plan that comes back finds its own.
+// Both ranks take part in making a communicator. So all ranks open the channels of a schedule in
+// one order before they run it. Channels stay open, and a plan that returns finds its own.
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
@@ -42,25 +42,26 @@ struct Channel {
 struct ChannelOptions {
   WorldRank rank;
   int size = 1;
-  at::Device device = at::kCPU;  // whose memory the bytes of sends and receives are in
-  // Makes the group of a channel, in which the source is rank 0 and the destination 1; returns when
-  // both have called it. May throw.
+  at::Device device = at::kCPU;  // device of the bytes of sends and receives
+  // Makes the group of a channel, with the source as rank 0 and the destination as rank 1. Returns
+  // when both have called it. May throw.
   std::function<c10::intrusive_ptr<::c10d::Backend>(const Channel&)> connect;
-  // Why the ranks' other transport failed, if it has. Asked for now and then: a device waits for a
-  // lost rank forever unless the groups are aborted.
+  // Returns the failure of the ranks' other transport, if there is one. Called now and then,
+  // because a device waits for a lost rank forever unless the groups are aborted.
   std::function<std::optional<Error>()> failure = [] { return std::optional<Error>(); };
 };
 
-// The rules of transport.h but for these. The bytes are in the memory of `device`, and wait()
-// returns when the device's current stream will wait for them: the host does not. Only a channel
-// that was opened may be used.
+// Follows the rules of transport.h with two exceptions. The bytes are in the memory of `device`.
+// The host does not wait: wait() returns when the device's current stream will wait for them. Only
+// a channel that was opened may be used.
 class ChannelTransport final : public transport::Transport {
  public:
   explicit ChannelTransport(ChannelOptions options);
-  ~ChannelTransport() override;  // all ranks, when nothing is under way any more
+  // Called by all ranks when nothing is in flight.
+  ~ChannelTransport() override;
 
-  // Called by all ranks of the group with equal channels, at the same point of their work. Opens
-  // those of this rank that are not open yet. kPeerLost.
+  // Opens the channels of this rank that are not open yet. All ranks of the group call it with
+  // equal channels, at the same point of their work. Returns kPeerLost.
   [[nodiscard]] Expected<void> open(std::span<const Channel> channels);
 
   [[nodiscard]] transport::Member rank() const override {
@@ -81,8 +82,9 @@ class ChannelTransport final : public transport::Transport {
   [[nodiscard]] WorldRank self() const { return options_.rank; }
 
   ChannelOptions options_;
-  std::shared_ptr<State> state_;  // with the operations
-  std::jthread watcher_;          // last: it uses the others
+  std::shared_ptr<State> state_;  // shared with the operations
+  // Last, because it uses the other members.
+  std::jthread watcher_;
 };
 
 }  // namespace dynmo::c10d

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Groups that are being closed. Gloo takes each of a group's connections out of its loop one after
-// the other, each time waiting for the loop's next turn, which comes after 10 ms where no message
-// does: meanwhile dynmo::gloo_loop has it turn more often.
+// Counts the groups that are being closed. Gloo removes the connections of a group from its loop
+// one at a time. Each removal waits for the loop's next iteration, which comes after 10 ms if no
+// message does. While the count is above 0, dynmo::gloo_loop iterates more often.
 
 #include <atomic>
 
@@ -11,7 +11,7 @@ namespace dynmo::c10d {
 
 inline std::atomic<int> closing_groups = 0;
 
-// Lives while one is closed.
+// Exists while a group is closed.
 class ClosingGroup {
  public:
   ClosingGroup() { ++closing_groups; }

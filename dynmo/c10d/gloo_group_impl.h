@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A group that has been joined, on c10d's Gloo backend: messages, and what becomes of them when a
-// rank is lost. c10d_transport.cpp has how it is joined.
+// A joined group on c10d's Gloo backend: its messages, and what happens to them if a rank is lost.
+// c10d_transport.cpp has the joining.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -22,15 +22,15 @@
 
 namespace dynmo::c10d {
 
-// The first line of what c10d or Gloo says; they add stack traces and places in their sources.
+// Returns the first line of a message of c10d or Gloo, which add stack traces and source positions.
 [[nodiscard]] std::string first_line_of(const std::exception& exception);
 
-// The works of one group that are waited for, and why it failed. Any thread may call.
+// The works of one group that are waited for, and its failure. Any thread may call.
 class Outstanding {
  public:
   using Works = std::list<c10::intrusive_ptr<::c10d::Work>>;
 
-  // Aborts them all; the first call wins.
+  // Aborts all works. Only the first call has an effect.
   void fail(const Error& why) {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
@@ -42,7 +42,7 @@ class Outstanding {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
-  // Requires that it has.
+  // Returns the time of the failure. Requires a failure.
   [[nodiscard]] std::chrono::steady_clock::time_point failed_at() const {
     const std::lock_guard lock(mutex_);
     return failed_at_;
@@ -50,11 +50,11 @@ class Outstanding {
 
   Works::iterator add(c10::intrusive_ptr<::c10d::Work> work) {
     const std::lock_guard lock(mutex_);
-    if (failure_) work->abort();  // the group failed since it was posted
+    if (failure_) work->abort();  // the group failed after it was posted
     return works_.insert(works_.end(), std::move(work));
   }
-  // Under the lock, so that nobody else holds the work after it: with the work goes Gloo's right to
-  // touch the bytes.
+  // Removes a work, under the lock, so that nothing else holds the work afterwards. Gloo's right to
+  // access the bytes ends with the work.
   void remove(Works::iterator place) {
     const std::lock_guard lock(mutex_);
     works_.erase(place);
@@ -67,23 +67,25 @@ class Outstanding {
   Works works_;
 };
 
-// A group and its operations share this state. Made by one thread before it is shared, not changed
-// later.
+// The state that a group and its operations share. One thread makes it before it is shared. It is
+// not changed later.
 struct GroupState {
   transport::Member rank;
   int size;
   std::chrono::milliseconds verdict_time;  // longer than the plane's silence
-  std::shared_ptr<Outstanding> outstanding = std::make_shared<Outstanding>();  // and the watch
+  std::shared_ptr<Outstanding> outstanding =
+      std::make_shared<Outstanding>();  // shared with the watch
   c10::intrusive_ptr<::c10d::Backend> gloo = {};
-  std::string address = {};                         // of this rank, as the others reach it
-  std::shared_ptr<elastic::GroupWatch> watch = {};  // gone first
+  // Address at which other ranks reach this one.
+  std::string address = {};
+  std::shared_ptr<elastic::GroupWatch> watch = {};  // destroyed first
 
   [[nodiscard]] std::optional<Error> failure() const { return outstanding->failure(); }
-  // Fails the group here and everywhere.
+  // Fails the group here and on all other ranks.
   void abort(const Error& why) const {
     if (watch == nullptr) return outstanding->fail(why);
     watch->announce(why);
-    outstanding->fail(watch->verdict().value_or(why));  // an earlier one stays
+    outstanding->fail(watch->verdict().value_or(why));  // an earlier verdict stays
   }
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Device memory between ranks that have a CUDA device each: a ChannelTransport whose groups are
-// c10d's NCCL groups. Each has a stream of its own beside that of the computation.
+// Transfers device memory between ranks that have a CUDA device each. It is a ChannelTransport
+// whose groups are c10d's NCCL groups. Each group has its own stream beside that of the
+// computation.
 
 #include <memory>
 #include <string>
@@ -14,13 +15,13 @@
 namespace dynmo::c10d {
 
 struct NcclTransport {
-  std::unique_ptr<ChannelTransport> channels;  // null: messages pass through host memory
-  std::string why_not;                         // then, for people
+  std::unique_ptr<ChannelTransport> channels;  // null if messages pass through host memory
+  std::string why_not;                         // reason for the user, if null
 };
 
-// Called by all ranks of `group`, of `options`, which outlives the result; all get channels, or
-// none does: this build has no NCCL on some rank, or two ranks share a device, which NCCL refuses.
-// kPeerLost.
+// Connects the channels of `group`, which was made with `options` and must outlive the result. All
+// ranks of the group call it, and all get channels or none does. There are none if some rank's
+// build has no NCCL, or if two ranks share a device, which NCCL refuses. Returns kPeerLost.
 [[nodiscard]] Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options,
                                                    at::Device device);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A store of c10d for the forming of one group: what a rank sets goes over the control plane's
-// connections to all, and who waits for a key hears of a lost rank instead of waiting for it to
-// the end of its time. It needs no server, and nothing of it is left when the group is.
+// A store of c10d for the forming of one group. A value that a rank sets goes to all ranks over the
+// control plane's connections. A rank that waits for a key gets an error when a rank is lost, and
+// need not wait until its timeout. The store needs no server and leaves nothing behind.
 
 #include <memory>
 #include <string>
@@ -14,8 +14,8 @@
 
 namespace dynmo::c10d {
 
-// Can what Gloo's constructor asks for; throws where it cannot. Any thread may call. It does not
-// keep the watch: without it every call throws.
+// Has the operations that Gloo's constructor needs, and throws in others. Any thread may call. It
+// does not keep the watch alive: without it every call throws.
 class RelayStore final : public ::c10d::Store {
  public:
   explicit RelayStore(std::weak_ptr<elastic::GroupWatch> watch, std::chrono::milliseconds timeout)
@@ -30,7 +30,7 @@ class RelayStore final : public ::c10d::Store {
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-  // No rank asks for this operation, which one place would have to decide.
+  // Throws. One place would have to decide the result, and no rank needs this operation.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;
   std::int64_t getNumKeys() override;

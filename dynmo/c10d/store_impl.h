@@ -13,7 +13,7 @@ namespace dynmo::c10d {
 class Store {
  public:
   c10::intrusive_ptr<::c10d::Store> keys;
-  std::string address;  // of this rank, as the others reach it
+  std::string address;  // address at which other ranks reach this one
 };
 
 }  // namespace dynmo::c10d
