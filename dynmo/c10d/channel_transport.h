@@ -57,7 +57,7 @@ struct ChannelOptions {
 class ChannelTransport final : public transport::Transport {
  public:
   explicit ChannelTransport(ChannelOptions options);
-  // Called by all ranks when nothing is in flight.
+  // Closes the channels. All ranks call it when nothing is in flight.
   ~ChannelTransport() override;
 
   // Opens the channels of this rank that are not open yet. All ranks of the group call it with

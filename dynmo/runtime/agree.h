@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Every rank must derive the same by itself; this finds the defect where it does not, before any
-// rank acts on it.
+// Checks that every rank derived the same value by itself. It finds a defect before any rank acts
+// on it.
 
 #include <string_view>
 
@@ -11,8 +11,8 @@
 
 namespace dynmo::runtime {
 
-// Called by all ranks with the text of what they derived. kInternal, naming `what` and a rank with
-// another text.
+// Compares the text of what each rank derived. All ranks call it. Returns kInternal, with `what`
+// and a rank whose text differs.
 [[nodiscard]] Expected<void> agree(transport::Transport& transport, transport::Tag tag,
                                    std::string_view what, std::string_view text);
 

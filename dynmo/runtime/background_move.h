@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Moves layers to other ranks while a step runs. Before its update a step changes no parameter and
-// no moment, so these travel between the actions of the schedule; at the end of the step follow the
-// gradients, and both ends make the same update. Training waits for the gradients alone.
+// Moves layers to other ranks while a step runs. A step changes no parameter and no moment before
+// its update. So these travel between the actions of the schedule. The gradients follow at the end
+// of the step, and both ends make the same update. Training waits only for the gradients.
 //
-// The source keeps its layer, and copies that arrive are verified, as in a migration (migrate.h).
+// The source keeps its layer, and the receiver verifies its copies, as in a migration (migrate.h).
 // The figures of the step (exchange.h) tell whether all ranks hold what was sent.
 
 #include <atomic>
@@ -27,14 +27,16 @@
 
 namespace dynmo::runtime {
 
-// One rank's part of a move. One thread calls it and posts its messages; a thread of its own waits
-// for what arrives and computes the digests, but posts nothing.
+// One rank's part of a move. One thread calls it and posts its messages. A thread of its own waits
+// for messages and computes the digests, but posts nothing.
 class BackgroundMove {
  public:
-  // Called by all ranks of the group with equal `moves` at a step boundary, each with the layers
-  // that it sends `from`. Posts all that this rank receives. `actions`: calls of send_some() until
-  // the end of the step. The group, the model and, until finish(), the tensors of the layers
-  // outlive it, and nothing but gradients changes in them.
+  // Begins a move and posts all receives of this rank. All ranks of the group call it at a step
+  // boundary with equal `moves`. Each passes the layers that it sends in `from`. `actions` is the
+  // number of send_some() calls until the end of the step.
+  //
+  // The group and the model must outlive the object. The tensors of the layers must exist until
+  // finish(), and only gradients may change in them.
   BackgroundMove(transport::Transport& group, const model::Model& model,
                  const std::vector<LayerTransfer>& moves, const LayerStates& from,
                  std::size_t actions, const Staging& staging = {});
@@ -42,21 +44,22 @@ class BackgroundMove {
   BackgroundMove(const BackgroundMove&) = delete;
   BackgroundMove& operator=(const BackgroundMove&) = delete;
 
-  // Sends the next few pieces, so few that the step's own messages do not wait for long behind
-  // them. Does not block.
+  // Sends the next few pieces. Their number is small, so that the step's own messages do not wait
+  // long behind them. Does not block.
   void send_some();
-  // The gradients of the step are complete in `from`, which has the layers that this rank sends.
-  // Sends the rest and waits for what arrives. Returns the seconds that this took; a wait for
-  // another rank to come to the end of its step is not among them. Called once. kPeerLost where a
-  // rank is gone; the group is finished then.
+  // Sends the rest and waits for all copies. The gradients of the step are complete in `from`,
+  // which has the layers that this rank sends. Called once.
+  //
+  // Returns the seconds that this took. They do not include waiting for another rank to reach the
+  // end of its step. Returns kPeerLost if a rank is lost, which ends the group.
   [[nodiscard]] Expected<double> finish(const LayerStates& from);
-  // Ends the group where the move is not finished, as others wait for this rank, and the use of the
-  // group in any case.
+  // Stops using the group. If the move is not finished, it also ends the group, because other ranks
+  // wait for this one.
   void give_up();
 
-  // After finish(): the verified copies, with the gradients of the step, where they train.
+  // Returns the verified copies after finish(). They have the gradients of the step if they train.
   [[nodiscard]] LayerStates& arrived() { return arrived_; }
-  // The first layer whose copy is not among them, and why.
+  // The first layer whose copy was refused, and the reason.
   struct Refusal {
     LayerId layer;
     std::string why;
@@ -68,11 +71,11 @@ class BackgroundMove {
  private:
   struct Outgoing;
   struct Incoming;
-  // The thread leaves this when it has ended.
+  // The thread's result, when it has ended.
   struct Received {
     Expected<void> status = {};
     std::exception_ptr fault = {};
-    // The first source has come to the end of its step.
+    // Time at which the first source reached the end of its step.
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::time_point::max();
   };
   void work();
@@ -89,9 +92,10 @@ class BackgroundMove {
   std::list<Incoming> incoming_;
   std::size_t a_call_ = 1;  // pieces of a call of send_some()
   std::size_t calls_ = 0;
-  std::size_t posted_ = 0;             // of the pieces of all layers
-  std::atomic<std::size_t> ready_{0};  // pieces that the thread has been through
-  Received all_received_;              // by the thread; read once it has ended
+  std::size_t posted_ = 0;             // pieces of all layers
+  std::atomic<std::size_t> ready_{0};  // pieces that the thread has processed
+  // Written by the thread, and read after it has ended.
+  Received all_received_;
   LayerStates arrived_;
   std::optional<Refusal> refusal_;
   std::jthread thread_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How long work takes where it is done. On the CPU that is the host's clock; a device works later
-// than the host gives it work, so there a mark is an event in its stream, and times are known when
-// the device has come past it. An emulated device has a time of its own.
+// Measures work where it is done. On the CPU that is the host's clock. A device works later than
+// the host gives it work. So there a mark is an event in its stream, and its time is known when the
+// device has passed it. An emulated device has its own time.
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -16,27 +16,28 @@
 
 namespace dynmo::runtime {
 
-// One thread, whose current stream on the device is measured.
+// A clock for one thread. It measures the thread's current stream on the device.
 class DeviceClock {
  public:
   // A point in the work of the device. It belongs to the clock that made it.
   struct Mark {
-    std::chrono::steady_clock::time_point host;  // when it was made
-    std::size_t event = 0;                       // on a device
+    std::chrono::steady_clock::time_point host;  // time of mark()
+    std::size_t event = 0;                       // index, on a device
   };
 
-  // Its first mark, start(), is made at once; the device should have nothing to do then. On the CPU
-  // `emulated`, where it has worked, says what time it is.
+  // Makes the first mark, start(), at once. The device should be idle then. On the CPU `emulated`
+  // gives the time if it has worked.
   explicit DeviceClock(at::Device device, model::EmulatedDevice* emulated = nullptr);
 
-  // Behind all that this thread has given the device so far.
+  // Makes a mark behind all work that this thread has given the device so far.
   [[nodiscard]] Mark mark();
   [[nodiscard]] Mark start() const { return start_; }
 
-  // Waits until the device has done all that it was given.
+  // Waits until the device has done all its work.
   void finish();
 
-  // On a device only for marks made before finish().
+  // Returns the seconds between two marks. On a device the marks must have been made before
+  // finish().
   [[nodiscard]] double seconds(Mark from, Mark to) const;
 
  private:

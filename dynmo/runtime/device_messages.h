@@ -2,7 +2,7 @@
 #pragma once
 
 // The channels on which a pipeline's activations and gradients pass between devices
-// (channel_transport.h): opened by all ranks together whenever the schedules have changed.
+// (channel_transport.h). All ranks open them together whenever the schedules have changed.
 
 #include <memory>
 
@@ -16,14 +16,15 @@ namespace dynmo::runtime {
 
 class DeviceMessages {
  public:
-  // `group` outlives it; null: there are none, and everything below does nothing.
+  // Stores `group`, which must outlive it. If `group` is null, there are no channels, and all
+  // functions below do nothing.
   DeviceMessages(const transport::Grid& grid, c10d::ChannelTransport* group);
 
-  // The transport of this replica's ranks for a step; null: none.
+  // Returns the transport of this replica's ranks for a step, or null.
   [[nodiscard]] transport::Transport* transport() const { return transport_.get(); }
   void schedules_changed() { due_ = group_ != nullptr; }
-  // All ranks have the same schedules, come here at the same points, and open channels in one
-  // order.
+  // Opens the channels of the schedules. All ranks have the same schedules and call it at the same
+  // points. They open the channels in one order.
   [[nodiscard]] Expected<void> open(const transport::Grid& grid, const Program& program, int lane);
 
  private:

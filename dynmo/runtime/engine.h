@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Runs one rank's part of a lowered schedule on real layers: the counterpart of sim::simulate. It
-// knows no schedule by name; what is sent, received and computed when stands in the Schedule.
+// Runs one rank's part of a lowered schedule on real layers: the counterpart of sim::simulate(). It
+// knows no schedule by name. The Schedule decides what is sent, received and computed, and in which
+// order.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -31,58 +32,63 @@ struct StepInput {
   const schedule::Schedule& lowered;
   const plan::Plan& plan;
   std::int64_t step = 0;
-  int frozen_layers =
-      0;  // length of the frozen prefix; equals the number of layers for a forward-only schedule
+  // Length of the frozen prefix. It is the number of layers for a forward-only schedule.
+  int frozen_layers = 0;
   model::Pass pass = model::Pass::kTraining;
-  // Where the schedule is a part of the step (one of several rounds, or replicas): the number of
-  // its first micro-batch in the step, and how many the step has (0: those of the schedule).
+  // Set if the schedule is only a part of the step (one of several rounds, or replicas). They are
+  // the number of its first micro-batch in the step, and the number of micro-batches of the step. 0
+  // means those of the schedule.
   int first_micro_batch = 0;
   int step_micro_batches = 0;
-  // Fill StepOutput::stash_bytes also of layers whose stash does not know its bytes (slower).
+  // Fills StepOutput::stash_bytes also for layers whose stash does not know its bytes. This is
+  // slower.
   bool meter_stashes = false;
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
-  model::OutputShapes output_shapes = {};    // of the step, where layers have shapes of their own
-  // For each layer, equal on all ranks: how many rows the first message behind it has room for,
-  // where rows may have left (row_messages.h); 0: none have. Empty: so for all layers.
+  // Shapes of the step, for layers with shapes of their own.
+  model::OutputShapes output_shapes = {};
+  // For each layer, the number of rows for which its first output message has room
+  // (row_messages.h). It is 0 if no rows may have left, and an empty list means 0 for all. Equal on
+  // all ranks.
   std::vector<std::int64_t> room = {};
   at::ScalarType boundary_type = at::kFloat;
-  Staging staging = {};  // of the states, and of what passes between stages
-  // A transport of the same ranks for bytes in the device's memory, whose waits put the device's
-  // work in order instead of stopping the host. None: they pass through host memory.
+  Staging staging = {};  // of the states and of messages between stages
+  // A transport of the same ranks for bytes in the device's memory. Its waits order the device's
+  // work and do not stop the host. If null, messages pass through host memory.
   transport::Transport* device_messages = nullptr;
-  // Called with a micro-batch of the step when its first or last stage, or one with a layer that
-  // needs targets, runs here.
+  // Returns a micro-batch of the step. Called if its first or last stage, or a stage with a layer
+  // that needs targets, runs here.
   std::function<MicroBatch(MicroBatchId)> batch;
-  // Called when the layer's last weight gradient of the schedule is done. Its time is no layer's,
-  // but lies within an action.
+  // Called when the layer's last weight gradient of the schedule is done. Its time belongs to an
+  // action but to no layer.
   std::function<void(LayerId)> gradient_ready = {};
   // Called before each action that computes.
   std::function<void()> before_action = {};
 };
 
 struct StepOutput {
-  std::map<LayerId, std::vector<double>> losses;  // by micro-batch, of layers here that have one
-  // The figures of the layers here that have some, added up over the micro-batches in their order;
-  // kTraining only.
+  // Losses by micro-batch, for layers here that have one.
+  std::map<LayerId, std::vector<double>> losses;
+  // The figures of the layers here, summed over the micro-batches in their order. kTraining only.
   std::map<LayerId, std::vector<double>> figures;
   std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
-  // For each micro-batch, the rows behind layers here with room for rows; kTraining only.
+  // The number of rows behind each layer here with room for rows, by micro-batch. kTraining only.
   std::map<LayerId, std::vector<std::int64_t>> rows;
-  std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, where known
+  std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, if known
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
-  // Sends and receives, from being posted until this rank saw that they are done: a receive when it
-  // needs the message, a send at the end of the step. It is the host's clock, also for
+  // Sends and receives, from posting until this rank saw their end. It sees a receive when it needs
+  // the message, and a send at the end of the step. Times are those of the host's clock, also for
   // device_messages.
   std::vector<schedule::TimedAction> messages;
   std::int64_t start_ns = 0;  // steady clock, comparable on one host
   double seconds = 0;         // from start_ns to the end of the last send
-  double waiting_s = 0;       // of that, for messages
+  double waiting_s = 0;       // part of `seconds` spent waiting for messages
 };
 
-// Runs the actions of transport.rank(). Gradients are added to `states`; every loss weighs 1 /
+// Runs the actions of transport.rank(). Gradients are added to `states`. Every loss weighs 1 /
 // (micro-batches of the step). Tags are those of `lane` (transport/tags.h).
-// kPeerLost where a message failed; after an error the states' gradients are unfinished and the
-// group is finished.
+//
+// Returns kPeerLost if a message failed. After an error the states' gradients are incomplete and
+// the group has ended.
 [[nodiscard]] Expected<StepOutput> run_schedule(transport::Transport& transport, int lane,
                                                 const model::Model& model, const StepInput& input,
                                                 LayerStates& states);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The ranks exchange their figures at the end of a step: one message from each to all, after which
-// they know the same and can decide alike. A rank sends its own layers' numbers only; where each
-// number stands follows from plan and model, which all ranks have.
+// Exchanges the figures of all ranks at the end of a step, with one message from each rank to all.
+// Then all ranks know the same and decide alike. A rank sends only its own layers' numbers. The
+// position of each number follows from plan and model, which all ranks have.
 
 #include <cstdint>
 #include <map>
@@ -29,30 +29,34 @@ struct RankStats {
     double squared_norm = 0;           // of the gradients
     std::vector<double> figures = {};  // of the step
     std::vector<double> losses = {};   // by micro-batch of the replica
-    double rows = 0;  // behind it, mean over the micro-batches, of models where rows leave
+    // Rows of its output, mean over the micro-batches, in models whose rows leave.
+    double rows = 0;
   };
-  std::map<LayerId, Layer> layers;  // that it owns
+  std::map<LayerId, Layer> layers;  // layers that it owns
   double busy_s = 0;
-  double overhead_s = 0;  // of the step before, beside its schedule and update
+  double overhead_s = 0;  // of the previous step, except for its schedule and update
   double plan_s = 0;
   double migrate_s = 0;
-  double action_overhead_s = 0;  // of its actions, beside layers and waiting
+  double action_overhead_s = 0;  // of its actions, except for layers and waiting
   double actions = 0;
-  double message_s = 0;  // here and below 0: not measured by this rank
+  double message_s = 0;  // 0 here and below: not measured by this rank
   double reduction_bytes_per_s = 0;
-  double asks = 0;     // 1: this rank has something to tell all before the next step
-  double refuses = 0;  // a layer whose copy is not what was sent (background_move.h) + 1; 0: none
+  // 1 if this rank has something to tell all ranks before the next step.
+  double asks = 0;
+  // Id + 1 of a layer whose copy differs from what was sent (background_move.h), or 0.
+  double refuses = 0;
 };
 
-// The whole, equal on all ranks.
+// The figures of all ranks, equal on all ranks.
 struct Exchange {
   std::vector<cost::LayerSample> layers;  // means over the replicas
   std::vector<double> squared_norms;      // of the gradients, by layer
-  // For each layer, its figures added up over the replicas in their order: as many as
-  // Layer::figures() names.
+  // For each layer, its figures in the order of Layer::figures(), summed over the replicas in their
+  // order.
   std::vector<std::vector<double>> figures;
-  std::vector<double> losses;  // by micro-batch of the step: sums over the layers that have one
-  // For each layer, the rows behind it, mean over the micro-batches. Empty where no layer drops
+  // Sums over the layers that have a loss, by micro-batch of the step.
+  std::vector<double> losses;
+  // For each layer, the rows of its output, mean over the micro-batches. Empty if no layer drops
   // rows.
   std::vector<double> rows;
   std::vector<double> busy_s;  // by rank of the group
@@ -60,27 +64,28 @@ struct Exchange {
   double plan_s = 0;  // largest of any rank
   double migrate_s = 0;
   bool asked = false;  // by any rank
-  // `refuses` of the first rank that has refused a copy; 0: none has.
+  // `refuses` of the first rank that has refused a copy, or 0.
   std::int64_t refused = 0;
   friend bool operator==(const Exchange&, const Exchange&) = default;
 };
 
-// Called by all ranks with the plan of the step; `micro_batches` of a replica. Numbers that a layer
-// here does not give are 0; more than the model names are refused by a check.
+// Exchanges the figures. All ranks call it with the plan of the step. `micro_batches` is the number
+// of a replica. Numbers that a layer here does not give are 0. A check refuses more numbers than
+// the model names.
 [[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
                                           const plan::Plan& plan, const model::Model& model,
                                           int micro_batches, const RankStats& own);
 
-// Whether it has the numbers of every layer of the model and every rank.
+// Returns whether it has the numbers of every layer of the model and of every rank.
 [[nodiscard]] bool fits(const Exchange& exchanged, const model::Model& model,
                         const transport::Axes& axes);
 
-// The exchange as bytes, bit for bit, for a rank that did not get it.
+// Returns the exchange as bytes, bit for bit, for a rank that did not receive it.
 [[nodiscard]] std::string pack(const Exchange& exchanged);
-// kBadInput: other bytes.
+// Parses these bytes. Returns kBadInput for others.
 [[nodiscard]] Expected<Exchange> parse_exchange(std::string_view bytes);
 
-// Returns the values that the controller decides by.
+// Returns the values by which the controller decides.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {
   return {.layers = exchanged.layers,
           .overhead = exchanged.overhead,

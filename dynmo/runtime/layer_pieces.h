@@ -2,7 +2,7 @@
 #pragma once
 
 // A layer's tensors as messages: one stream of bytes, cut into pieces of bounded size. A message
-// costs as much as the copy of some ten thousand bytes, and a layer has many tensors smaller than
+// costs the same as a copy of some ten thousand bytes, and many tensors of a layer are smaller than
 // that.
 
 #include <cstddef>
@@ -16,31 +16,34 @@
 
 namespace dynmo::runtime {
 
-// One message. The bytes of the state themselves where they lie together in memory, else a copy.
+// One message. It is the bytes of the state themselves if they are adjacent in memory, else a copy.
 class LayerPiece {
  public:
-  // Requires at least one part, none empty; parts that touch are one.
+  // Makes a piece from parts of a state. Adjacent parts become one. Requires at least one part,
+  // none empty.
   explicit LayerPiece(std::vector<std::span<std::byte>> parts);
 
   [[nodiscard]] std::span<std::byte> message() const { return message_; }
-  void take_from_state();                 // before it is sent
-  void bring_to_state() const;            // when it has arrived
-  void digest(Digester& digester) const;  // of the bytes of the state
+  void take_from_state();                 // call before sending
+  void bring_to_state() const;            // call after receiving
+  void digest(Digester& digester) const;  // of the state's bytes
 
  private:
   std::vector<std::span<std::byte>> parts_;
-  std::unique_ptr<std::byte[]> copy_;  // none where there is one part
+  std::unique_ptr<std::byte[]> copy_;  // null if there is one part
   std::span<std::byte> message_;
 };
 
-// The tensors of a state in the order of model::tensors(), as pieces of kPieceBytes and a rest.
-// Their sizes follow from the model and the state's shape, so that both ends of a transfer know
-// them, wherever each has its tensors.
+// Returns the tensors of a state in the order of model::tensors(), as pieces of kPieceBytes and a
+// rest. Sizes follow from the model and the state's shape. So both ends of a transfer know them,
+// even if their tensors have different addresses.
 [[nodiscard]] std::vector<LayerPiece> layer_pieces(model::LayerState& state);
-// The same of the gradients alone, in the order of the parameters; none where the layer is frozen.
+// Like layer_pieces(), for the gradients alone, in the order of the parameters. Returns none if the
+// layer is frozen.
 [[nodiscard]] std::vector<LayerPiece> layer_gradient_pieces(const model::LayerState& state);
 
-// Takes over the numbers of a header that arrived and describes this very layer; else the refusal.
+// Takes over the numbers of a header that arrived, if it describes this layer. Otherwise returns
+// the reason for the refusal.
 [[nodiscard]] std::string take_header(std::span<const std::byte> bytes, model::LayerState& state);
 
 }  // namespace dynmo::runtime

@@ -8,7 +8,7 @@
 
 namespace dynmo::runtime {
 
-// Requires a value or more.
+// Returns the mean. Requires one value or more.
 [[nodiscard]] inline double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A pipeline takes these inputs.
+// The inputs of a pipeline.
 
 #include <ATen/core/Tensor.h>
 

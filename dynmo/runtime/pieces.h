@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Large transfers as messages of bounded size.
+// Splits large transfers into messages of bounded size.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,11 +15,12 @@
 
 namespace dynmo::runtime {
 
-// Largest message of a transfer: Gloo notices a lost peer least reliably in the middle of a large
-// one.
+// Largest message of a transfer. Gloo notices a lost peer least reliably in the middle of a large
+// message.
 inline constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
 
-// Requires a contiguous tensor in host memory (of others: staging.h).
+// Returns the bytes of a tensor. Requires a contiguous tensor in host memory; staging.h handles
+// others.
 [[nodiscard]] inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   DYNMO_CHECK(tensor.is_cpu() && tensor.is_contiguous(), "a contiguous tensor in host memory");
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One rank of a training pipeline, bound to one group: it takes the rank's state, runs steps of
-// observe → plan → simulate → apply on it, and gives it back when the group ends. Every rank
-// constructs one with equal arguments and calls the same functions in the same order; all decisions
-// follow from values that every rank has, so no rank waits for another's opinion.
+// One rank of a training pipeline, bound to one group. It takes the rank's state and runs steps of
+// observe → plan → simulate → apply on it. It gives the state back when the group ends. Every rank
+// constructs one with equal arguments and calls the same functions in the same order. All decisions
+// follow from values that every rank has, so no rank waits for another's decision.
 //
-// The group may be several replicas of one pipeline (transport/grid.h), which share one plan, move
-// layers together and add up their gradients (runtime/reduction.h). A step has replicas x
-// accumulation x micro_batches micro-batches, numbered in this order, the last one fastest.
+// The group may be several replicas of one pipeline (transport/grid.h). They share one plan, move
+// layers together and sum their gradients (runtime/reduction.h). A step has replicas x accumulation
+// x micro_batches micro-batches, numbered in this order, the last factor fastest.
 
 #include <chrono>
 #include <cstdint>
@@ -44,93 +44,102 @@ namespace dynmo::runtime {
 
 class Pipeline {
  public:
-  // A micro-batch by its number in the step.
+  // Returns a micro-batch by its number in the step.
   using Batches = std::function<MicroBatch(std::int64_t step, MicroBatchId)>;
 
-  // Takes initial or restored states of the layers that the state's plan gives this rank of its
-  // replica, and puts them on its device. Requires a plan valid for the model and the ranks of a
-  // replica: transport.size() / replicas.
+  // Takes initial or restored states of the layers that the state's plan gives this rank, and puts
+  // them on its device. Requires a plan that is valid for the model and the ranks of a replica:
+  // transport.size() / replicas.
   Pipeline(transport::Transport& transport, model::Model model, PipelineOptions options,
            RankState state);
 
-  // Runs the next step's schedule and leaves its gradients, summed over replicas and ties, in
-  // states(); no update, no exchange.
+  // Runs the next step's schedule. Leaves its gradients, summed over replicas and ties, in
+  // states(). Makes no update and no exchange.
   [[nodiscard]] Expected<StepOutput> accumulate(const Batches& batches);
   // Runs `steps` steps forward and backward without an update, so that costs are known before the
   // first step.
   [[nodiscard]] Expected<void> measure(const Batches& batches, int steps);
-  // Starts from costs that another pipeline of the same model and group has measured.
-  // kInfeasible (Recompute::kAuto): the plan does not fit the memory with every layer recomputed.
+  // Starts from the costs that another pipeline of the same model and group has measured. With
+  // Recompute::kAuto, returns kInfeasible if the plan does not fit the memory even with every layer
+  // recomputed.
   [[nodiscard]] Expected<void> use(const control::Profiler& measured);
-  // In a group that follows another: measures its links, and chooses with the costs known.
+  // Continues in a group that follows another. Measures the links of the group, and chooses with
+  // the known costs.
   [[nodiscard]] Expected<void> go_on();
   // Runs one training step, which is the three calls below.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
-  // Asks the sources, plans and moves if it pays, and runs the schedule. Afterwards the step's
+  // Asks the sources, plans, moves if that pays, and runs the schedule. Afterwards the step's
   // gradients are complete on this rank.
   [[nodiscard]] Expected<void> begin_step(const Batches& batches);
-  // Tells the other ranks this rank's figures of the step, and returns those of all.
+  // Sends this rank's figures of the step to the other ranks, and returns those of all.
   [[nodiscard]] Expected<Exchange> exchange_figures();
   // Clips, updates, and tells sources and controller the outcome. It sends nothing and needs no
-  // group, so a rank whose group was lost in the exchange can finish the step with the value that
-  // another rank has got. Requires gradients_complete(). Where the report says to stop, nothing has
-  // changed and the step is not done. kInternal: the exchange is of another model or group.
+  // group. So if the group was lost in the exchange, a rank can finish the step with the value that
+  // another rank received. Requires gradients_complete().
+  //
+  // If the report says to stop, nothing has changed and the step is not done. Returns kInternal if
+  // the exchange is of another model or group.
   [[nodiscard]] Expected<StepReport> finish_step(const Exchange& exchanged);
-  // Whether finish_step() is all that next_step() lacks.
+  // Returns whether only finish_step() is missing in next_step().
   [[nodiscard]] bool gradients_complete() const { return begun_ && begun_->complete; }
-  // Mean loss over a step's number of micro-batches of held-out data, forward only, shared out over
-  // the replicas like those of a step.
-  // kGeneration: with the decisions that layers take while a text is made.
+  // Returns the mean loss over one step's number of micro-batches of held-out data. It runs forward
+  // only, and the replicas share the micro-batches as in a step. kGeneration uses the decisions
+  // that layers take during generation.
   [[nodiscard]] Expected<double> validate(const Batches& batches,
                                           model::Pass pass = model::Pass::kValidation);
-  // Decides now, not with the next step, and moves where that pays: ranks have come. The report
-  // has the decision and the move only.
+  // Decides now instead of in the next step, because ranks have joined, and moves if that pays. The
+  // report has only the decision and the move.
   [[nodiscard]] Expected<StepReport> rebalance();
-  // Takes all layers from the positions that are not among `kept`, ascending; the report as above:
-  // no layers moved where a copy was refused, or the ranks' memory does not suffice. kInfeasible:
-  // no plan fits it; kBadInput: nothing was measured yet.
+  // Removes all layers from the positions that are not in `kept`, which is ascending. The report is
+  // that of rebalance(). No layers moved if a copy was refused, or if the memory of the ranks does
+  // not suffice. Returns kInfeasible if no plan fits it, and kBadInput if nothing was measured yet.
   [[nodiscard]] Expected<StepReport> vacate(const std::vector<Rank>& kept);
-  // Whether positions without layers are released now (Controller::release).
+  // Returns the release of positions without layers, if it happens now (Controller::release).
   [[nodiscard]] std::optional<control::Release> release() {
     return decisions_.release(state_.plan, state_.step);
   }
-  // Moves to `plan` now. False where a copy was refused and the old plan runs on.
+  // Moves to `plan` now. Returns false if a copy was refused and the old plan stays.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
-  // Begins to move to `plan` while the next step runs under the one in force: the new plan is from
-  // the step after it on, unless a copy is refused (background_move.h). Moves now, as apply() does,
-  // where no layer moves, or where the memory does not hold the layers twice for a step.
+  // Begins to move to `plan` while the next step runs under the present plan. The new plan applies
+  // from the step after it, unless a copy is refused (background_move.h). Like apply(), it moves at
+  // once if no layer moves, or if the memory cannot hold the layers twice for a step.
   [[nodiscard]] Expected<bool> begin_move(const plan::Plan& plan);
-  // The plan that is in force from the next step on: all ranks hold what it gives them.
+  // Returns the plan of the following steps, if all ranks hold the layers that it gives them, or
+  // null.
   [[nodiscard]] const plan::Plan* coming_plan() const {
     return moving_ && moving_->agreed ? &moving_->plan : nullptr;
   }
-  // Takes a snapshot before the next step (snapshot.h); not committed where a copy was refused.
+  // Takes a snapshot before the next step (snapshot.h). It is not committed if a copy was refused.
   [[nodiscard]] Expected<MigrationReport> take_snapshot(std::span<const WorldRank> keepers);
 
-  // The rank's state, for a pipeline of the next group. After an error, too: a step that was not
-  // finished is forgotten, as nothing but its gradients was there. The pipeline is done with.
+  // Returns the rank's state, for a pipeline of the next group, and ends this pipeline. It works
+  // after an error, too. A step that was not finished is forgotten, because it has only made
+  // gradients.
   [[nodiscard]] RankState take_state();
 
-  // Costs as measured, with the frozen prefix of the next step; nullopt before anything was
-  // measured.
+  // Returns the measured costs, with the frozen prefix of the next step, or nullopt before the
+  // first measurement.
   [[nodiscard]] std::optional<cost::ModelCost> costs() const {
     return decisions_.costs(state_.frozen_layers);
   }
   [[nodiscard]] cost::Cluster cluster() const { return decisions_.cluster(); }
   [[nodiscard]] const control::Profiler& profiler() const { return decisions_.profiler(); }
-  // The newest step, as its figures went into decisions, and what sources said before it.
+  // Returns the newest step, as its figures went into decisions. announced() is what sources
+  // announced before it.
   [[nodiscard]] const cost::Observation& observed() const { return decisions_.observed(); }
   [[nodiscard]] cost::Announced announced() const { return decisions_.announced(); }
   [[nodiscard]] const transport::Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return state_.plan; }
-  // Layers that keep their input only, under the plan in force: chosen anew with every plan, every
-  // other frozen prefix and the first costs, alike on all ranks.
+  // Returns the layers that keep only their input, under the present plan. They are chosen again
+  // with every plan, every change of the frozen prefix, and the first costs. All ranks choose
+  // alike.
   [[nodiscard]] const plan::LayerSet& recomputed() const { return program_.recomputed; }
-  // All that take_state() gives back, but for the controller.
+  // Returns everything that take_state() gives back, except for the controller.
   [[nodiscard]] const RankState& state() const { return state_; }
   [[nodiscard]] const LayerStates& states() const { return state_.layers; }
   [[nodiscard]] LayerStates& states() { return state_.layers; }
-  [[nodiscard]] const Staging& staging() const { return options_.staging; }  // of the states
+  // Returns the staging of the states.
+  [[nodiscard]] const Staging& staging() const { return options_.staging; }
   [[nodiscard]] std::int64_t next_step() const { return state_.step; }
   [[nodiscard]] int frozen_layers() const { return state_.frozen_layers; }
   [[nodiscard]] const model::Model& model() const { return model_; }
@@ -143,10 +152,10 @@ class Pipeline {
     StepReport report;
     StepOutput output = {};
     std::chrono::steady_clock::time_point start = {};
-    std::chrono::steady_clock::time_point ready = {};  // to run the schedule
-    bool complete = false;                             // its gradients
+    std::chrono::steady_clock::time_point ready = {};  // time at which the schedule could start
+    bool complete = false;                             // whether its gradients are complete
   };
-  // A move under a step.
+  // A move during a step.
   struct Moving {
     plan::Plan plan;
     plan::LayerSet recomputed;
@@ -159,7 +168,7 @@ class Pipeline {
   enum class Moves { kNow, kDuringStep };
   [[nodiscard]] transport::Tag control(transport::Control use) const;
   [[nodiscard]] control::Decisions::Now now() const;
-  // Makes the input that the rounds of a step have in common with those of validation.
+  // Makes the input that the rounds of a step share with those of validation.
   [[nodiscard]] StepInput round_input(const schedule::Schedule& lowered, const Batches& batches,
                                       int round) const;
   [[nodiscard]] Expected<StepOutput> run_round(const StepInput& input);
@@ -177,7 +186,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> balance(StepReport& report, Moves how);
   [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report,
                                          Moves how);
-  // All ranks know this alike of a plan that layers move to.
+  // The common knowledge of all ranks about a plan to which layers move.
   struct Wanted {
     plan::Migration migration;
     plan::LayerSet recomputed;
@@ -201,7 +210,8 @@ class Pipeline {
   model::Model model_;
   PipelineOptions options_;
   RankState state_;
-  bool goes_on_;  // from an earlier group, so that changes before the first step are news
+  // Set if the pipeline follows an earlier group. Then changes before the first step are news.
+  bool goes_on_;
   control::Decisions decisions_;
   Program program_;
   DeviceMessages device_messages_;

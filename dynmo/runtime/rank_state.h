@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A rank holds this state between two steps and takes it along when its group ends: a value that
-// knows no transport. A Pipeline (pipeline.h) binds it to one group and gives it back.
+// The state of a rank between two steps, which outlives its group. It is a value and knows no
+// transport. A Pipeline (pipeline.h) binds it to one group and gives it back.
 
 #include <cstdint>
 #include <map>
@@ -24,72 +24,74 @@
 
 namespace dynmo::runtime {
 
-// A run goes back to a snapshot when it has lost a rank: copies of layers as they were before
-// `step` ran, and what all ranks knew alike then. The layers are without gradients and compute
-// copies.
+// The state to which a run returns when it has lost a rank. It has copies of layers from before
+// `step`, and what all ranks knew alike then. The layers are without gradients and compute copies.
 struct Snapshot {
   std::int64_t step = 0;
-  bool asked = false;  // as RankState has it
+  bool asked = false;  // as RankState::asked
   int frozen_layers = 0;
   Json source_state = nullptr;
   std::optional<control::Controller> controller = {};
-  LayerStates own = {};         // this rank's layers
-  LayerStates neighbours = {};  // another rank's, which this one keeps (runtime/snapshot.h)
+  LayerStates own = {};  // this rank's layers
+  // Layers of another rank, which this one keeps (runtime/snapshot.h).
+  LayerStates neighbours = {};
 };
 
 struct RankState {
-  plan::Plan plan;        // that the layers lie under
-  LayerStates layers;     // that the plan gives this rank of its replica
-  std::int64_t step = 0;  // the next one to run
-  // The sources were asked before `step`: layers may be changed for it, and are no longer those
-  // that the last step has left.
+  plan::Plan plan;        // plan of the layers' places
+  LayerStates layers;     // layers that the plan gives this rank
+  std::int64_t step = 0;  // next step to run
+  // Set if the sources were asked before `step`. They may then have changed layers for it, so these
+  // are not those that the last step left.
   bool asked = false;
   int frozen_layers = 0;  // length of the frozen prefix
-  // The shape of each layer that has lost weights to pruning; equal on all ranks.
+  // The shape of each layer that has lost weights to pruning. Equal on all ranks.
   std::map<LayerId, model::StateShape> pruned = {};
-  // Times of their products as measured; equal on all ranks. None before a matrix is compressed.
+  // The measured times of their products, equal on all ranks. None before a matrix is compressed.
   std::optional<cost::ProductFit> product_fit = {};
-  // The sources of dynamism, with their state; none: the pipeline makes those of its options.
+  // The sources of dynamism, with their state. If empty, the pipeline makes those of its options.
   dynamism::Sources sources = {};
-  // The state of the sources, where those of this rank are still to be made: it came new.
+  // The state of the sources, for a new rank that has not made its sources yet.
   Json source_state = nullptr;
-  // Decides (control/controller.h), with all it has measured; none: the pipeline makes it.
+  // Decides (control/controller.h), with all its measurements. If empty, the pipeline makes it.
   std::optional<control::Controller> controller = {};
-  // The state to make it from, where this rank has none yet.
+  // The state of the controller, for a rank that has none yet.
   Json controller_state = nullptr;
-  // Copies of layers that the last migration took away, or brought while it is not known whether
-  // all ranks take it: without gradients and compute copies. Empty once all ranks have met again.
+  // Copies of layers, without gradients and compute copies. The last migration took them away, or
+  // brought them while it is unknown whether all ranks accept it. Empty once all ranks have met
+  // again.
   LayerStates spares = {};
-  // The newest that all ranks have.
+  // The newest snapshot that all ranks have.
   std::optional<Snapshot> snapshot = {};
   // Another rank's layers before `step`, for a snapshot that perhaps not all ranks have. Empty once
   // all ranks have met again.
   LayerStates arriving = {};
-  // That of step `step` - 1, for a rank that lacks only this; none where this rank has not run it.
+  // The exchange of step `step` - 1, for a rank that lacks only this. None if this rank has not run
+  // it.
   std::optional<Exchange> last_exchange = {};
 };
 
-// Returns the shape of the layer's state, whichever rank has it.
+// Returns the shape of the layer's state, on any rank.
 [[nodiscard]] model::StateShape shape_of(const RankState& state, LayerId layer);
 
-// Frees what a state that no step uses can do without: gradients, which are zero, and what is
-// derived from the values.
+// Frees what a state needs only in a step: gradients, which are zero, and values derived from
+// others.
 void strip(model::LayerState& layer);
-// Makes spares of the layers that the state's plan gives to others.
+// Makes spares of the layers that the state's plan gives to other positions.
 void set_aside(RankState& state, Rank position);
-// Makes spares of verified copies, which keep all they have.
+// Makes spares of verified copies, which keep all their tensors.
 void keep_as_spares(const LayerStates& copies, RankState& state);
-// Undoes what was moved under other plans since `plan` was in force, which nobody has agreed on:
-// the state has all layers that `plan` gives to this position, some of them as spares.
+// Undoes moves to later plans than `plan`, on which the ranks have not agreed. Afterwards the state
+// has all layers that `plan` gives to this position. Some of them may have been spares.
 void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position);
-// Takes the state back to `step`: `layers` and `spares` are all copies of that step which this rank
-// has anywhere, sources and controller those of the snapshot where the rank was at another step.
-// Without a copy of that step it is like a rank that comes new.
+// Takes the state back to `step`. `layers` and `spares` become all copies of that step that this
+// rank has anywhere. Sources and controller are those of the snapshot if the rank was at another
+// step. Without a copy of that step, the state becomes that of a new rank.
 void roll_back(RankState& state, std::int64_t step);
-// Layers that were spares get back what they were kept without.
+// Restores in layers that were spares what strip() freed.
 void make_whole(const model::Model& model, LayerStates& layers);
 
-// Layers that `plan` gives to `rank`, with their initial values.
+// Returns the layers that `plan` gives to `rank`, with their initial values.
 [[nodiscard]] LayerStates initial_states(const model::Model& model, const plan::Plan& plan,
                                          Rank rank, std::uint64_t seed,
                                          const std::vector<model::Tie>& ties = {});

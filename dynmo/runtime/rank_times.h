@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Holds one rank's times of its own part of the newest step, and those among them that the rank
-// tells the others (exchange.h).
+// One rank's times of its own part of the newest step. Some of them go to the other ranks
+// (exchange.h).
 
 #include <map>
 #include <vector>
@@ -21,16 +21,16 @@ struct RankTimes {
   double update_total_s = 0;
   double schedule_s = 0;   // its rounds without reducing
   double reduction_s = 0;  // exposed, in summing gradients over the replicas
-  double reducing_s = 0;   // the part of it that lies within actions
+  double reducing_s = 0;   // part of reduction_s within actions
   double moving_s = 0;     // between actions, in sending layers that move
   double after_exchange_s = 0;
-  // As measured last; 0: not yet.
-  double overhead_s = 0;  // of a step, beside its schedule and update
+  // The last measured values, or 0 before the first.
+  double overhead_s = 0;  // of a step, except for its schedule and update
   double message_s = 0;
   double reduction_bytes_per_s = 0;
 };
 
-// This rank's part of the exchange, but for the costs of planning and moving.
+// Returns this rank's part of the exchange, except for the costs of planning and moving.
 [[nodiscard]] RankStats own_figures(const LayerStates& states, const StepOutput& output,
                                     const RankTimes& times, const plan::LayerSet& recomputed,
                                     const std::vector<model::Tie>& ties);

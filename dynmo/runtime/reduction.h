@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sums the gradients of a step over data-parallel replicas while the rest of the step still runs: a
+// Sums the gradients of a step over data-parallel replicas while the rest of the step runs. A
 // layer's messages are posted as soon as its last weight gradient is done.
 //
-// Direct reduce-scatter, then all-gather: of D replicas, replica i sums the i-th part of a layer's
-// gradients and gives the sum to the others, so each sends and receives 2 (D - 1) / D of the bytes,
-// which no order of messages can undercut. Every element is added in the order of the replicas,
-// ((g0 + g1) + g2) + ..., whoever sums it: all replicas get the same bits, and they are those of
-// one rank that keeps an accumulator a replica. (A ring adds each part in an order of its own.)
+// It is a direct reduce-scatter, then an all-gather. Replica i of D sums the i-th part of a layer's
+// gradients and sends the sum to the others. So each replica sends and receives 2 (D - 1) / D of
+// the bytes, the minimum for any order of messages.
+//
+// Every element is added in the order of the replicas, ((g0 + g1) + g2) + ..., on any replica. So
+// all replicas get the same bits: those of one rank that keeps an accumulator for each replica. (A
+// ring adds each part in a different order.)
 
 #include <ATen/core/Tensor.h>
 
@@ -25,34 +27,35 @@
 
 namespace dynmo::runtime {
 
-// The reduction of one step on one rank. One thread, as its transport.
+// The reduction of one step on one rank. Belongs to one thread, like its transport.
 class Reduction {
  public:
-  // `peers`: the ranks that hold the same layers, by replica; with one of them nothing is done.
-  // The first two arguments must outlive it.
+  // Prepares a reduction over `peers`: the ranks that hold the same layers, by replica. With one
+  // peer nothing is done. The first two arguments must outlive the object.
   Reduction(transport::Transport& peers, LayerStates& states, const Staging& staging = {})
       : peers_(peers), states_(states), staging_(staging) {}
 
-  // The layer's gradients are complete on this rank and will not be touched before finish(). All
-  // peers call it in the same order of layers. Sums the layers before the previous one, which waits
-  // only where a peer is behind; so at most two layers' gradients are held twice. Messages are of
-  // at most kPieceBytes on transport::reduction_tag(layer).
+  // Begins to sum a layer, whose gradients are complete on this rank and do not change before
+  // finish(). All peers call it in the same order of layers.
+  //
+  // It also completes the sums of the layers before the previous one, and waits only if a peer is
+  // behind. So at most two layers' gradients are held twice. Messages have at most kPieceBytes, on
+  // transport::reduction_tag(layer).
   void start(LayerId layer);
 
-  // Waits for all that was started; then the states hold the sums. The first error of any call:
-  // kPeerLost, the group is finished.
+  // Waits for all reductions. Then the states hold the sums. Returns the first error of any call:
+  // kPeerLost, and the group has ended.
   [[nodiscard]] Expected<void> finish();
 
-  // This thread's time in the calls so far: what the reduction did not hide.
+  // Returns this thread's time in the calls so far, which the reduction did not hide.
   [[nodiscard]] double seconds() const { return seconds_; }
 
  private:
   // A layer between start() and finish().
   struct Bucket {
     LayerId layer;
-    model::LayerState host;  // its gradients alone, in host memory
-    // For each replica, piece by piece: its gradients of the part that is summed here (none for
-    // this one).
+    model::LayerState host;  // gradients only, in host memory
+    // For each other replica, its gradients of the part that is summed here, piece by piece.
     std::vector<std::vector<at::Tensor>> arrived;
     std::vector<std::unique_ptr<transport::Operation>> operations;
   };
@@ -63,15 +66,17 @@ class Reduction {
   transport::Transport& peers_;
   LayerStates& states_;
   Staging staging_;
-  std::list<Bucket> scattered_;  // parts under way to whom they are summed by, in order
-  std::list<Bucket> gathered_;   // sums under way
+  // Parts on their way to the ranks that sum them, in order.
+  std::list<Bucket> scattered_;
+  std::list<Bucket> gathered_;  // sums in flight
   Expected<void> status_;
   double seconds_ = 0;
 };
 
-// Elements of all gradients of `state`, in the order of its parameters, cut into `parts` parts of
-// equal size (up to one element) and those into views of at most kPieceBytes of one gradient each.
-// A function of the shapes alone. Empty for a frozen layer.
+// Returns part `part` of the elements of all gradients of `state`, in the order of its parameters.
+// The `parts` parts have equal sizes, up to one element. A part is cut into views of at most
+// kPieceBytes of one gradient each. The result depends only on the shapes, and is empty for a
+// frozen layer.
 [[nodiscard]] std::vector<at::Tensor> gradient_pieces(const model::LayerState& state, int part,
                                                       int parts);
 

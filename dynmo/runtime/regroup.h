@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How ranks that bring layers from an earlier group begin a new one, of the same or another number
-// of ranks: all say what they hold, every rank derives who sends what to whom, and the layers move
-// as in a migration. Plans of the past count for nothing, only what is there. After a loss they
-// bring copies of several steps, and begin at the newest one of which there are all
-// (elastic/recovery.h).
+// Begins a new group with ranks that bring layers from an earlier one, of the same or another size.
+// All ranks say what they hold. Every rank derives the transfers from that, and the layers move as
+// in a migration. Past plans do not matter, only what is there.
+//
+// After a loss the ranks bring copies of several steps. They begin at the newest step of which all
+// copies are there (elastic/recovery.h).
 
 #include <cstdint>
 #include <optional>
@@ -37,34 +38,39 @@ struct Holdings {
   Generation generation = 0;
   bool asked = false;  // RankState::asked
   std::optional<cost::ProductFit> product_fit = {};
-  std::vector<Layer> layers = {};  // ascending by layer and kind; none: a rank that comes new
+  // Ascending by layer and kind. Empty for a new rank.
+  std::vector<Layer> layers = {};
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };
-[[nodiscard]] Holdings holdings_of(const RankState& state);  // spares and snapshots included
+[[nodiscard]] Holdings holdings_of(const RankState& state);  // includes spares and snapshots
 [[nodiscard]] Json to_json(const Holdings& holdings);
 [[nodiscard]] Expected<Holdings> parse_holdings(const Json& json);
 
-// The step of the live layers. kNoCheckpoint where there are none, kInternal where they are of
-// several steps.
+// Returns the step of the live layers. Returns kNoCheckpoint if there are none, and kInternal if
+// they are of several steps.
 [[nodiscard]] Expected<std::int64_t> step_of(const std::vector<Holdings>& by_rank);
-// The transfers that bring every layer, as it was before `step`, to where `plan` wants it in each
-// replica; copies of other steps and in snapshots are ignored (roll_back makes those live). A rank
-// that holds a layer keeps its own; a missing one comes from a holder in its replica, else from the
-// holder that has the fewest to send, of equals the lowest. Sorted by layer, then receiver.
-// Requires a plan of axes.positions ranks. kNoCheckpoint where nobody holds a layer.
+// Returns the transfers that bring every layer of `step` to its place under `plan` in each replica.
+// Copies of other steps and in snapshots are ignored, because roll_back() makes those live.
+//
+// A rank that holds a layer keeps its own. A missing layer comes from a holder in the same replica.
+// Otherwise it comes from the holder that has the fewest layers to send, the lowest among equals.
+// Transfers are sorted by layer, then receiver.
+//
+// Requires a plan of axes.positions ranks. Returns kNoCheckpoint if no rank holds a layer.
 [[nodiscard]] Expected<std::vector<LayerTransfer>> choose_sources(
     const std::vector<Holdings>& by_rank, std::int64_t step, const plan::Plan& plan,
     const transport::Axes& axes);
 
-// Called by all ranks of a new group with equal `plan`, whose generation no group has had, and each
-// with what it brings (of a rank that comes new: RankState()). Afterwards `mine` is what the plan
-// gives this rank, with what sources and controller of the others remember. After an error it still
-// has all it came with.
+// Forms the new group's states. All its ranks call it with an equal `plan`, whose generation is
+// new, and with what each brings. A new rank brings RankState(). Afterwards `mine` is what the plan
+// gives this rank. It includes the state of sources and controller of the other ranks. After an
+// error it still has all that it brought.
 [[nodiscard]] Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
                                      const plan::Plan& plan, RankState& mine,
                                      const Staging& staging = {});
-// The same after a loss, with an equal `step`: each rank rolls back to it first. As some have been
-// in a step that others have not begun, all take sources and controller from one of them.
+// Like regroup(), after a loss, with an equal `step`. Each rank first rolls back to it. All take
+// sources and controller from one rank, because some have been in a step that others have not
+// begun.
 [[nodiscard]] Expected<void> regroup_at(std::int64_t step, const transport::Grid& grid,
                                         const model::Model& model, const plan::Plan& plan,
                                         RankState& mine, const Staging& staging = {});

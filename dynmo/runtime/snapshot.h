@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A snapshot lets a run that has lost a rank go back a few steps in place of to its last
-// checkpoint: every rank keeps a copy of its own layers and one of another rank's. It is a
-// migration that takes nothing away: the same pieces, digests and vote, between two steps.
+// Takes snapshots, so that a run that has lost a rank returns a few steps instead of to its last
+// checkpoint. Every rank keeps a copy of its own layers and of another rank's. A snapshot is a
+// migration that takes nothing away. It uses the same pieces, digests and vote, between two steps.
 
 #include <span>
 #include <vector>
@@ -20,17 +20,20 @@
 
 namespace dynmo::runtime {
 
-// For each rank of a group, the one that keeps its copy: as many places further round the group for
-// all, so that each keeps one, by the least distance at which most are on another host. `hosts` by
-// rank, equal numbers for ranks of one host.
+// Returns for each rank of a group the rank that keeps its copy. All keepers have the same distance
+// around the group, so each rank keeps one copy. It is the shortest distance at which the most
+// keepers are on another host. `hosts` is by rank, with equal numbers for ranks of one host.
 [[nodiscard]] std::vector<WorldRank> keepers(std::span<const int> hosts);
 
-// Called by all ranks of a group between two steps, with equal `keepers`, one a rank. When all have
-// a copy they replace the snapshot before by the new one; a refusal leaves it where it was. After
-// an error some ranks may have the new one and others not, and both are whole: a rank that has not
-// holds its own layers live, and what it keeps for its neighbour in `arriving`.
-// kPeerLost where a rank is gone; the group is finished then. The memory of the values and moments
-// is there twice more afterwards, three times more while they are copied.
+// Takes a snapshot between two steps. All ranks of a group call it with equal `keepers`, one for
+// each rank. When all have a copy, the new snapshot replaces the previous one. A refusal keeps the
+// previous one.
+//
+// After an error some ranks may have only the new snapshot and others only the old. Both are whole.
+// A rank with the old one still holds its own layers live, and its neighbour's in `arriving`.
+//
+// Returns kPeerLost if a rank is lost, which ends the group. Values and moments take twice their
+// memory in addition afterwards, and three times while they are copied.
 [[nodiscard]] Expected<MigrationReport> take_snapshot(
     const transport::Grid& grid, transport::Tag vote_tag, const model::Model& model,
     std::span<const WorldRank> keepers, const control::Controller& controller, RankState& state,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sends and receives for one rank of a schedule: activations and gradients between stages, whole
-// ones or, where rows have left, as row_messages.h has them.
+// Sends and receives for one rank of a schedule: activations and gradients between stages. They are
+// whole, or in the format of row_messages.h if rows have left.
 
 #include <ATen/core/Tensor.h>
 
@@ -24,8 +24,8 @@
 
 namespace dynmo::runtime {
 
-// One thread. `input` and `output` outlive it; times of messages and of waiting for them are added
-// to `output`.
+// The messages of one step. One thread. `input` and `output` must outlive it. Times of messages,
+// and of waiting for them, are added to `output`.
 class StageMessages {
  public:
   using Key = std::pair<StageId, MicroBatchId>;
@@ -35,25 +35,26 @@ class StageMessages {
   // Posts a send or a receive of the schedule. A gradient has no rows.
   void send(const schedule::Action& action, model::Hidden value);
   void receive(const schedule::Action& action);
-  // Notes the value that a trained stage has passed on: its gradient will have the same shape.
+  // Notes the value that a trained stage has passed on. Its gradient will have the same shape.
   void forwarded(Key key, const model::Hidden& value);
-  // Waits for the message that a compute action needs; nullopt: it needs none.
+  // Waits for the message that a compute action needs. Returns nullopt if it needs none.
   [[nodiscard]] Expected<std::optional<model::Hidden>> wait_for(const schedule::Action& action);
-  // Waits for what was sent.
+  // Waits for all sends.
   [[nodiscard]] Expected<void> finish();
   [[nodiscard]] bool all_used() const { return activations_.empty() && gradients_.empty(); }
-  // Rows that the first message behind a stage has room for; 0: no row has left there.
+  // Returns the number of rows for which the first message behind a stage has room, or 0 if no row
+  // has left there.
   [[nodiscard]] std::int64_t room_behind(StageId id) const;
 
  private:
-  // A tensor, as the transport sees it, with the operation that sends it or fills it; none of no
-  // bytes.
+  // A tensor, as the transport sees it, with the operation that sends or fills it. A tensor without
+  // bytes has no operation.
   struct Message {
     at::Tensor tensor;
     std::unique_ptr<transport::Operation> operation;
     std::size_t record;  // its place in StepOutput::messages
-    // For an activation that rows may have left: the first message is there, and the second one,
-    // where it has one, is posted.
+    // For an activation whose rows may have left. Set if the first message is there, and the second
+    // one is posted, if there is one.
     bool opened = false;
     at::Tensor second = {};
     std::unique_ptr<transport::Operation> second_operation = {};
@@ -69,7 +70,7 @@ class StageMessages {
   [[nodiscard]] transport::Member rank_of(int stage) const;
   [[nodiscard]] transport::Tag tag_of(const schedule::Action& action) const;
   [[nodiscard]] transport::Tag second_tag_of(const schedule::Action& action) const;
-  // Returns the shape of the values behind a stage, where no row has left.
+  // Returns the shape of the values behind a stage if no row has left.
   [[nodiscard]] const std::vector<std::int64_t>& shape_behind(StageId id) const;
   [[nodiscard]] RowFormat format_behind(StageId id) const {
     return {shape_behind(id), input_.boundary_type};
@@ -97,7 +98,7 @@ class StageMessages {
 
   std::map<Key, Message> activations_;  // receives posted, not yet used
   std::map<Key, Message> gradients_;
-  std::map<transport::Tag, std::deque<Key>> unopened_;  // of activations_, as posted
+  std::map<transport::Tag, std::deque<Key>> unopened_;  // keys of activations_, as posted
   std::map<Key, std::vector<std::int64_t>> forwarded_;  // shapes
   std::vector<LateReceive> late_;
   std::vector<Message> sent_;  // waited for at the end of the step

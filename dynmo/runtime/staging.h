@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Between tensors on a device and transports that move bytes of host memory: the one place that
-// knows how tensors get from one to the other. For tensors in host memory everything here is the
-// identity and costs nothing.
+// Copies tensors between a device and transports that move bytes of host memory. No other code
+// knows how. For tensors in host memory everything here is the identity and costs nothing.
 //
-// A device works off what it is given in order, later than the host gives it. So bytes on their way
-// out are waited for (the copy is complete when to_host returns), while bytes on their way in are
-// handed to the device in order and not waited for: libtorch keeps pinned memory until the device
-// has read it.
+// A device works off its queue in order, later than the host fills it. So outgoing bytes are waited
+// for: the copy is complete when to_host() returns. Incoming bytes are given to the device in order
+// and not waited for. libtorch keeps pinned memory until the device has read it.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -18,26 +16,29 @@
 
 namespace dynmo::runtime {
 
-// Where the tensors of a rank are, as the transports of host memory see it.
+// The places of a rank's tensors, as the transports of host memory see them.
 struct Staging {
   enum class Copies {
     kWhereNeeded,
-    kAlways,  // of tensors in host memory, too: so that the copies are tested without a device
+    // Also copies tensors in host memory, so that the copies are tested without a device.
+    kAlways,
   };
   at::Device device = at::kCPU;
   Copies copies = Copies::kWhereNeeded;
 
   [[nodiscard]] bool needed() const { return !device.is_cpu() || copies == Copies::kAlways; }
 
-  // `tensor`'s numbers in host memory, contiguous and complete: itself, or a copy in memory that
-  // the device reads and writes by itself (pinned). Undefined stays so.
+  // Returns `tensor`'s numbers in host memory, contiguous and complete. The result is the tensor
+  // itself, or a copy in memory that the device accesses directly (pinned). Undefined stays
+  // undefined.
   [[nodiscard]] at::Tensor to_host(const at::Tensor& tensor) const;
-  // Host memory for a transport to fill for to_device.
+  // Returns host memory that a transport fills for to_device().
   [[nodiscard]] at::Tensor host_buffer(at::IntArrayRef shape, at::ScalarType type) const;
-  // Returns the data that arrived in `host`, for the device to work with: itself, or a copy on the
+  // Returns the data that arrived in `host` for the device: the same tensor, or a copy on the
   // device.
   [[nodiscard]] at::Tensor to_device(const at::Tensor& host) const;
-  // The same into a tensor that is there: nothing where `host` is to_host(tensor) and no copy.
+  // Like to_device(), into an existing tensor. Does nothing if `host` is to_host(tensor) and no
+  // copy.
   void put(const at::Tensor& host, const at::Tensor& tensor) const;
 
   // Copies all tensors of a layer.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A step report describes one training step on one rank.
+// The report of one training step on one rank.
 
 #include <cstdint>
 #include <optional>
@@ -15,21 +15,24 @@
 
 namespace dynmo::runtime {
 
-// Equal on all ranks except where said, and for the facts that are this rank's. What only the
-// process knows of a step (memory, bytes sent, checkpoints) is added by train/run_log.
+// Equal on all ranks, except for fields that say otherwise and facts of this rank. What only the
+// process knows of a step (memory, bytes sent, checkpoints) comes from train/run_log.
 struct StepReport : observe::StepFacts {
   std::int64_t step = 0;
-  cost::Announced announced = cost::Announced::kNothing;  // before it
-  // For each rank of the group: computing in this step and updating at the end of the one before,
-  // all between the exchanges of the two steps.
+  cost::Announced announced = cost::Announced::kNothing;  // before the step
+  // For each rank of the group, the time that it computed in this step and updated at the end of
+  // the previous one. All of it is between the exchanges of the two steps.
   std::vector<double> busy_by_rank;
-  std::optional<control::Decision> decision;  // what the policy said this step, where it was asked
+  // The policy's decision in this step, if it was asked.
+  std::optional<control::Decision> decision;
   // The part of migrate_s after the schedule: gradients of layers that move while the step runs.
   double migrate_end_s = 0;
-  // Training stood still so long for the move before this step: also at the end of the one before.
+  // Time for which training stopped because of the move before this step. Part of it may be at the
+  // end of the previous step.
   double move_pause_s = 0;
-  bool skipped = false;                   // no update: loss or norm were NaN or Inf (OnNan::kSkip)
-  std::optional<Error> stop = {};         // all end the run: the same with OnNan::kStop
+  bool skipped = false;  // no update: loss or norm were NaN or Inf (OnNan::kSkip)
+  // The error with which all ranks end the run, for the same reason with OnNan::kStop.
+  std::optional<Error> stop = {};
   bool asked = false;                     // a rank has something to tell all before the next step
   std::vector<cost::LayerSample> layers;  // by LayerId, as measured in this step
   std::vector<schedule::TimedAction> actions;   // this rank's, compute

@@ -9,13 +9,13 @@
 
 namespace dynmo::runtime {
 
-enum class Update { kApply, kSkip };  // kSkip: the gradients go unused
+enum class Update { kApply, kSkip };  // kSkip leaves the gradients unused
 
-// Every trained layer, with its gradient times `clip_factor`.
+// Updates every trained layer, with its gradient times `clip_factor`.
 void update_layers(LayerStates& states, const model::AdamWOptions& optimizer, double clip_factor,
                    Update update, at::Device device, RankTimes& times);
 
-// Times the update of every trained layer on a copy and zeroes its gradient: no number changes.
+// Measures the update of every trained layer on a copy, and zeroes its gradient. No number changes.
 void measure_updates(LayerStates& states, const model::AdamWOptions& optimizer, at::Device device,
                      RankTimes& times);
 
