@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Something that happened to an elastic run between two steps, as a value: who carries a change out
-// returns such values, and the run prints their lines, logs them and answers clients.
+// An event of an elastic run between two steps, as a value. The code that makes a change returns
+// such values. The run prints their lines, logs them and answers clients.
 
 #include <string>
 #include <vector>
@@ -14,10 +14,10 @@
 namespace dynmo::elastic {
 
 struct BoundaryEvent {
-  std::string kind = {};         // in the event log (observe/event_log.h); "": it is not logged
-  std::string line = {};         // for people; "": nothing is printed
-  Json json = nullptr;           // what the event log has beside kind and step
-  process::ClientId client = 0;  // who is answered; 0: nobody
+  std::string kind = {};         // in the event log (observe/event_log.h); "" if not logged
+  std::string line = {};         // for the user; "" if not printed
+  Json json = nullptr;           // fields of the log entry after kind and step
+  process::ClientId client = 0;  // client that gets `reply`; 0: none
   Reply reply = {};              // to the client
 };
 using BoundaryEvents = std::vector<BoundaryEvent>;

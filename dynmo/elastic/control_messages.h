@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// These are the requests to a run's leader from outside and its answers: one line of JSON each
-// ("dynmo-control-1"). `dynmo ctl` asks and commands; a process that wants to become a rank says
-// what it is and waits for its place.
+// Requests from outside to a run's leader, and its answers: one line of JSON each
+// ("dynmo-control-1"). `dynmo ctl` asks and commands. A process that wants to become a rank
+// describes itself and waits for its place.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,21 +19,22 @@
 
 namespace dynmo::elastic {
 
-// Longer lines are refused before they are read to their end.
+// Limits of a line. A longer line is refused before it is read to its end.
 inline constexpr std::size_t kMaxRequest = 64 << 10;
 inline constexpr std::size_t kMaxReply = 1 << 20;
 
-// Two processes must agree on these values to compute the same bits.
+// The values that two processes must share to compute the same bits.
 struct Build {
   std::string program;          // digest of the program's file
-  std::string libtorch;         // its version
-  std::string instruction_set;  // that libtorch's kernels use
+  std::string libtorch;         // version
+  std::string instruction_set;  // of libtorch's kernels
   int threads = 1;              // of tensor operations
   std::string config;           // digest of the settings that decide what is computed
   std::string data;             // digest of the data
   friend bool operator==(const Build&, const Build&) = default;
 };
-// kBadInput with the first difference: what the newcomer has, what the run has, what to change.
+// Returns kBadInput with the first difference: the newcomer's value, the run's value, and what to
+// change.
 [[nodiscard]] Expected<void> check_same(const Build& newcomer, const Build& run);
 
 enum class RequestKind {
@@ -52,23 +53,24 @@ enum class RequestKind {
 struct Request {
   RequestKind kind = RequestKind::kStatus;
   std::string secret = {};
-  int ranks = 0;   // kPack: onto so many ranks of a replica; kGrow: so many more
+  int ranks = 0;   // kPack: target for a replica; kGrow: number of new ranks
   int member = 0;  // kDrain
-  // kJoin.
+  // For kJoin.
   Member newcomer = {};
   Build build = {};
 };
 [[nodiscard]] std::string to_line(const Request& request);
-// kBadInput: no such line; what is wrong with it, without its text.
+// Parses a request. Returns kBadInput for other lines. The error says what is wrong, without the
+// line's text.
 [[nodiscard]] Expected<Request> parse_request(std::string_view line);
 
-// For those who exchange members and views as JSON.
+// Converts members and views to JSON and back, for code that exchanges them.
 [[nodiscard]] Json to_json(const Member& member);
 [[nodiscard]] Expected<Member> parse_member(JsonObject& object);
 [[nodiscard]] Json to_json(const View& view);
 [[nodiscard]] Expected<View> parse_view(const Json& json, std::string_view origin);
 
-// Where a newcomer's place in the next group is, and how it gets there.
+// The place of a newcomer in the next group, and how it gets there.
 struct Place {
   Generation generation = 0;
   int size = 0;  // of the group
@@ -76,7 +78,7 @@ struct Place {
   int member = 0;
   std::string address;  // where the group's first rank waits for the others
   std::uint16_t port = 0;
-  std::uint64_t secret = 0;  // that it wants to hear
+  std::uint64_t secret = 0;  // secret that the newcomer must send
   friend bool operator==(const Place&, const Place&) = default;
 };
 
@@ -84,13 +86,16 @@ struct Place {
 [[nodiscard]] Expected<Place> parse_place(JsonObject& object);
 
 struct Reply {
-  ErrorCode code = ErrorCode::kBadInput;  // where it is not done
+  ErrorCode code = ErrorCode::kBadInput;  // reason, if not done
   bool done = false;
-  std::string text;                    // one line for people; kConfig: the settings as TOML
-  bool again = false;                  // it is not done, as another rank leads now: ask that one
-  std::optional<JobFile> leader = {};  // with `again`: where it listens; else job.json says it
-  Json status = nullptr;               // kStatus
-  std::optional<int> standby = {};  // kJoin: taken as this member, its place comes in a later line
+  std::string text;  // one line for the user; kConfig: the settings as TOML
+  // Set if it is not done because another rank leads now. Ask that rank.
+  bool again = false;
+  // With `again`: where the next leader listens. Without a value, job.json has it.
+  std::optional<JobFile> leader = {};
+  Json status = nullptr;  // kStatus
+  // For kJoin: taken as this member. Its place comes in a later line.
+  std::optional<int> standby = {};
   std::optional<Place> place = {};  // kJoin
 };
 [[nodiscard]] Reply refusal(const Error& why);

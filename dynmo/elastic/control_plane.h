@@ -2,18 +2,20 @@
 #pragma once
 
 // The control plane of a process: one thread, one listener, and connections to the planes of other
-// ranks, for as long as the run lasts. It tells the ranks of a group which of them is lost, and
-// carries the words by which they form a group.
+// ranks, for the whole run. It tells the ranks of a group which of them is lost. It also carries
+// the words by which they form a group.
 //
-// Gloo cannot tell of losses: bytes that are on the wire when their peer dies are waited for until
-// the timeout, and a rank whose own neighbours are well hears nothing of a loss elsewhere. So every
-// rank of a group keeps a connection to the group's rank 0 (a star) and sends a heartbeat over it.
-// One connection serves all groups that two processes share. A connection that closes or is silent
-// for too long is a lost rank; rank 0 tells everybody which. All ranks see the loss of rank 0. The
-// first verdict of a group is its only one, and it is the same at every rank.
+// Gloo does not notice losses. If a peer dies, Gloo waits until the timeout for bytes that are in
+// flight. A rank whose own neighbours live learns nothing of a loss elsewhere. So every rank of a
+// group keeps a connection to the group's rank 0 (a star) and sends a heartbeat over it. One
+// connection serves all groups that two processes share.
 //
-// A rank that ends on purpose says so first, with its reason: then the reason is the verdict, and
-// the end of its process is not taken for the cause. Knows nothing of libtorch.
+// A connection that closes, or is silent for too long, is a lost rank, and rank 0 tells all ranks
+// which. All ranks see the loss of rank 0. The first verdict of a group is its only one, and it is
+// the same at every rank.
+//
+// A rank that ends on purpose announces that first, with its reason. Then the reason is the
+// verdict, and the end of its process is not the cause. Knows nothing of libtorch.
 
 #include <chrono>
 #include <cstdint>
@@ -31,41 +33,42 @@ namespace dynmo::elastic {
 
 class PlaneLoop;
 
-// One rank's end of one group, which ends with it: without a verdict or leave(), the others take
-// that for the loss of this rank. Any thread may call.
+// One rank's end of one group. Any thread may call. Destroying it ends this rank's part: without a
+// verdict or leave(), the other ranks take that for its loss.
 class GroupWatch {
  public:
   GroupWatch(const GroupWatch&) = delete;
   GroupWatch& operator=(const GroupWatch&) = delete;
   ~GroupWatch();
 
-  // "rank 2 was lost: its connection closed" with kPeerLost, or what a rank that ended on purpose
-  // gave as its reason, with its code and its rank in front.
+  // Returns "rank 2 was lost: its connection closed" with kPeerLost. If a rank ended on purpose,
+  // returns its reason and code, with the rank in front.
   [[nodiscard]] std::optional<Error> verdict() const;
-  // Waits for one, at most so long.
+  // Waits for a verdict, at most for `time`.
   [[nodiscard]] std::optional<Error> verdict_within(std::chrono::milliseconds time) const;
 
-  // Tells all ranks, those that connect later as well, that `key` has this value. Returns at once.
-  // If a key has two values, the one that rank 0 received last counts.
+  // Tells all ranks, and those that connect later, that `key` has this value. Returns at once. If a
+  // key gets two values, rank 0's latest counts.
   void tell(const std::string& key, const std::string& value);
-  // Returns the value of the key; nullopt: it was not set yet.
+  // Returns the value of the key, or nullopt if it was not set yet.
   [[nodiscard]] std::optional<std::string> told(const std::string& key) const;
-  // Waits until all keys have been told, at most so long: whether they have. The verdict if one
-  // comes first.
+  // Waits until all keys have been told, at most for `time`. Returns whether they have, or the
+  // verdict if one comes first.
   [[nodiscard]] Expected<bool> wait_for(const std::vector<std::string>& keys,
                                         std::chrono::milliseconds time) const;
 
-  // This rank ends the group because of `why`, which becomes the verdict at every rank unless there
-  // is one already. Returns when it is handed to the system, so that the process may end, or after
-  // five seconds.
+  // Ends the group because of `why`. It becomes the verdict at every rank, unless there is one
+  // already. Returns when the system has the message, so that the process may end, or after five
+  // seconds.
   void announce(const Error& why);
 
-  // This rank has finished its work: returns when all ranks have said so; the verdict if one comes
-  // first; kPeerLost naming nobody after `deadline`. After it no connection is missed.
+  // Declares that this rank has finished its work. Returns when all ranks have. Returns the verdict
+  // if one comes first, and kPeerLost without a rank after `deadline`. Afterwards a closed
+  // connection is no loss.
   [[nodiscard]] Expected<void> leave(std::chrono::milliseconds deadline);
 
-  // Returns the address of this host for the other ranks, as the connection to rank 0 sees it; ""
-  // at rank 0.
+  // Returns the address of this host for the other ranks, as the connection to rank 0 sees it.
+  // Returns "" at rank 0.
   [[nodiscard]] std::string local_address() const;
 
  private:
@@ -76,36 +79,40 @@ class GroupWatch {
 };
 
 struct WatchOptions {
-  Generation generation = 0;  // of two groups at a time, not the same
+  // Two groups at the same time must have different ones.
+  Generation generation = 0;
   WorldRank rank;
-  int size = 2;                 // >= 2
-  std::vector<int> names = {};  // numbers for people, by rank; none: the ranks
+  int size = 2;  // >= 2
+  // Numbers for people, by rank. If empty, they are the ranks.
+  std::vector<int> names = {};
   // Called once, on the plane's thread, with the verdict. It must not call back.
   std::function<void(const Error&)> on_verdict = [](const Error&) {};
 };
 
-// Where the plane of a group's rank 0 listens.
+// The place where the plane of a group's rank 0 listens.
 struct PlanePlace {
   std::string address;
   std::uint16_t port = 0;
-  std::uint64_t secret = 0;  // the run's own; whoever does not know it is ignored
+  // The run's own. A process that does not know it is ignored.
+  std::uint64_t secret = 0;
 };
 
-// The state of another process. Dead is one where its host says that nobody listens at its port any
-// more, or somebody else; silent one that did not answer: it may be stopped or slow, or the way
-// cut.
+// The state of another process. It is dead if its host says that its port has no listener, or that
+// another process listens there. It is silent if it did not answer. Then it may be stopped or slow,
+// or the network may be cut.
 struct Answer {
   Fate fate = Fate::kSilent;
-  std::string notice = {};  // of one that is alive
+  std::string notice = {};  // of a process that is alive
 };
 
 struct PlaneOptions {
   MemberId id = {};                         // this process
   std::chrono::milliseconds period{100};    // from one heartbeat to the next
-  std::chrono::milliseconds silence{3000};  // longer than this is a loss
+  std::chrono::milliseconds silence{3000};  // a longer silence is a loss
 };
 
-// Any thread may call. A plane that is destroyed lives on until the last of its groups is.
+// The plane itself. Any thread may call. After its destruction it lives on until the last of its
+// groups is destroyed.
 class ControlPlane {
  public:
   [[nodiscard]] static std::shared_ptr<ControlPlane> start(const PlaneOptions& options);
@@ -113,28 +120,29 @@ class ControlPlane {
   ControlPlane& operator=(const ControlPlane&) = delete;
   ~ControlPlane();
 
-  // Listens on a free port of `address` from now on; a second call changes nothing. kBadInput.
+  // Listens on a free port of `address` from now on. A second call changes nothing. Returns
+  // kBadInput.
   [[nodiscard]] Expected<void> listen(const std::string& address);
-  // Requires that it listens.
+  // Returns where it listens. Requires that it does.
   [[nodiscard]] PlanePlace place() const;
 
-  // A group's rank 0, whose plane listens. Ranks that never connect are not missed: the plane does
-  // not know who should join.
+  // Opens a group as its rank 0. The plane must listen. Ranks that never connect are not missed,
+  // because the plane does not know which should join.
   [[nodiscard]] std::unique_ptr<GroupWatch> open(const WatchOptions& options);
-  // The other ranks: connects to rank 0 unless this plane has a connection to it already, and takes
-  // its secret for the run's. kPeerLost if that fails for `time`.
+  // Joins a group as another rank. It connects to rank 0 unless this plane already has a connection
+  // to it, and takes its secret as the run's. Returns kPeerLost if that fails for `time`.
   [[nodiscard]] Expected<std::unique_ptr<GroupWatch>> join(const WatchOptions& options,
                                                            const PlanePlace& place,
                                                            std::chrono::milliseconds time);
 
-  // From now on this plane takes the end of these processes of this host for the end of their
-  // connections, which close only once a killed process has given its memory back.
+  // Watches processes of this host. From now on the end of one counts as the end of its connection,
+  // which closes only once a killed process has returned its memory.
   void watch(const std::vector<Member>& members);
 
-  // Those that ask this process's plane get this answer from now on.
+  // Sets the text that this plane returns to ask() calls of other processes.
   void post(const std::string& notice);
-  // Asks the plane that the process `member` listened with at `place`, and waits for the answer, at
-  // most so long. Whoever has that port by now is another member, or nobody.
+  // Asks the plane with which the process `member` listened at `place`, and waits for the answer,
+  // at most for `time`. If another process has that port by now, the member is dead.
   [[nodiscard]] Answer ask(const PlanePlace& place, MemberId member,
                            std::chrono::milliseconds time) const;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The control endpoint of an elastic run, at its leader: `dynmo ctl` and processes that want to
+// The control endpoint of an elastic run, at its leader. `dynmo ctl` and processes that want to
 // become ranks connect to it. Their requests wait until the leader's training loop takes them,
-// between two steps; requests for status and settings are answered at once.
+// between two steps. Requests for status and settings are answered at once.
 
 #include <atomic>
 #include <filesystem>
@@ -28,49 +28,53 @@ namespace dynmo::elastic {
 class ControlService {
  public:
   struct Options {
-    std::filesystem::path run;                // its folder
+    std::filesystem::path run;                // folder of the run
     std::string address = "127.0.0.1";        // where it listens
     std::string group_address = "127.0.0.1";  // where the groups of the run meet
-    Member leader;                            // for people
-    std::string config;                       // TOML, for who joins
-    std::function<Build()> build;             // asked on the service's thread when somebody joins
-    int first_member = 0;                     // number of the first that joins
-    std::string secret = {};                  // that of the leader before; "": a new one
-    int replicas = 1;                         // as many join at once
+    Member leader;                            // leader's name for the user
+    std::string config;                       // TOML, for newcomers
+    // Called on the service's thread when a process joins.
+    std::function<Build()> build;
+    int first_member = 0;  // number of the first newcomer
+    // Secret of the previous leader, or "" for a new one.
+    std::string secret = {};
+    int replicas = 1;  // number of processes that join together
   };
-  // Listens. Nobody knows where before publish(). kBadInput.
+  // Listens. No client knows the endpoint before publish(). Returns kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<ControlService>> open(Options options);
   ControlService(const ControlService&) = delete;
   ControlService& operator=(const ControlService&) = delete;
-  // Tells who waits that the run has ended, and removes the files that it has published.
+  // Tells waiting clients that the run has ended, and removes the files that it has published.
   ~ControlService();
-  // Writes RUN/job.json and RUN/secret. kBadInput where that fails; it may be tried again.
+  // Writes RUN/job.json and RUN/secret. Returns kBadInput if that fails. The caller may try again.
   [[nodiscard]] Expected<void> publish();
-  // Where it listens, as job.json has it.
+  // Returns where it listens, as in job.json.
   [[nodiscard]] const JobFile& endpoint() const { return endpoint_; }
-  // Another rank leads, and its service has taken this one's place: who asks for the status from
-  // now on, or waits at the end, is told to ask there.
+  // Hands over to the service of another rank, which leads now. From now on, clients that ask for
+  // the status, or wait at the end, are told to ask there.
   void hand_over(JobFile next);
   [[nodiscard]] const std::string& secret() const { return secret_; }
   [[nodiscard]] int next_member();
 
-  // Whether somebody waits for the training loop, which calls it.
+  // Returns whether a client waits for the training loop, which calls it.
   [[nodiscard]] bool has_requests() const { return waiting_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::vector<ClientRequest> take();
-  // A multiple of `replicas`; they wait until they are admitted, refused or gone.
+  // Returns the processes that wait to join, a multiple of `replicas`. They wait until they are
+  // admitted or refused, or disconnect.
   [[nodiscard]] std::vector<Newcomer> newcomers();
   void answer(process::ClientId client, const Reply& reply);
-  // A process that waits gets a place in a group that is to be. Until that group is taken or given
-  // up it is watched: the error once one that was admitted has gone.
+  // Gives a waiting process a place in a group that will form. Until that group is taken or given
+  // up, missing() returns an error if an admitted process has disconnected.
   void admit(process::ClientId client, const Place& place);
   [[nodiscard]] std::optional<Error> missing();
-  // The group is in force, or never will be: then those that are left may ask again.
+  // Ends the admission, because the group is in force or never will be. The remaining processes may
+  // ask again.
   void dismiss_admitted();
   void set_status(Json status);
 
  private:
   struct Numbers {
-    std::map<MemberId, int> known;  // all that have come; one may come again
+    std::map<MemberId, int> known;  // all newcomers so far; one may return
     int next = 0;
   };
 
@@ -80,22 +84,23 @@ class ControlService {
   void gone(process::ClientId client);
   void forget(process::ClientId client);  // under the lock
   void note_waiting();                    // sets waiting_
-  [[nodiscard]] Reply over() const;       // what is said once another rank leads, or none
+  [[nodiscard]] Reply over() const;       // answer when another rank leads, or none
 
   Options options_;
   std::string secret_;
   JobFile endpoint_;
   bool published_ = false;
   std::atomic<bool> waiting_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::optional<JobFile> next_endpoint_;
   std::vector<ClientRequest> requests_;
   std::vector<Newcomer> newcomers_;
-  std::optional<Error> missing_;  // one that was admitted
+  std::optional<Error> missing_;  // of an admitted process
   Numbers numbers_;
   std::vector<process::ClientId> present_;  // clients that wait for an answer
   Json status_;
-  std::unique_ptr<process::LineServer> server_;  // last: its thread uses the above
+  // Last, because its thread uses the members above.
+  std::unique_ptr<process::LineServer> server_;
 };
 
 }  // namespace dynmo::elastic

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A group as the control plane of one of its ranks has it: rank 0 knows all others, another rank
-// knows rank 0. The plane guards it by its mutex; frames that it sends wait at their connection for
+// A group as the control plane of one of its ranks sees it. Rank 0 knows all other ranks; another
+// rank knows rank 0. The plane's mutex guards it. Frames that it sends wait at their connection for
 // the plane's thread.
 
 #include <cstdint>
@@ -24,11 +24,12 @@ class GroupStar;
 
 // The connection to another process's plane.
 struct PlanePeer : process::PeerConnection {
-  MemberId id = {};             // once its hello has come
-  std::string dialled_at = {};  // "ADDRESS:PORT"; "": the other end has connected
+  MemberId id = {};  // set by its hello
+  // "ADDRESS:PORT", or "" if the other end has connected.
+  std::string dialled_at = {};
   std::uint32_t last_channel = 0;
   std::map<std::uint32_t, std::shared_ptr<GroupStar>> channels = {};
-  // Those that have joined groups that are not open yet, and what they sent since.
+  // Processes that have joined groups that are not open yet, and what they have sent since.
   struct Early {
     process::Join join;
     std::vector<std::pair<process::FrameType, std::string>> frames = {};
@@ -48,31 +49,35 @@ class GroupStar {
   [[nodiscard]] const std::map<std::string, std::string>& words() const { return words_; }
   [[nodiscard]] Error lost(int rank, const std::string& why) const;
 
-  // Connects `peer` as this rank; false: there is no such rank, or it has been here already.
+  // Connects `peer` as this rank. Returns false if there is no such rank, or if it was connected
+  // before.
   [[nodiscard]] bool connect(int rank, PlanePeer& peer, std::uint32_t channel);
-  // Takes a frame of the group from that connection. False: it is malformed.
+  // Takes a frame of the group from that connection. Returns false if it is malformed.
   [[nodiscard]] bool take(const PlanePeer& peer, process::FrameType type, std::string_view rest);
-  // The rank behind the connection has gone, or is silent: a loss unless its work is done.
+  // Handles that the rank behind the connection has ended or is silent. It is a loss unless its
+  // work is done.
   void close(const PlanePeer& peer);
   void find_silent(const PlanePeer& peer, const std::string& why);
 
-  // This rank's own.
+  // Does for this rank what GroupWatch describes.
   void tell(const process::Word& word);
   void announce(const Error& why);
   void leave();
   [[nodiscard]] bool is_flushed() const;
-  // Ends this rank's end: the others hear that it is gone.
+  // Ends this rank's part. The other ranks learn of it.
   void end();
 
-  // Whether the verdict has come from elsewhere since the last call: it is to be told.
+  // Returns whether the verdict has come from another rank since the last call. Then the plane must
+  // report it.
   [[nodiscard]] bool take_news() { return std::exchange(news_, false); }
 
  private:
   struct Spoke {
-    PlanePeer* peer = nullptr;  // none: not connected, or not any more
+    PlanePeer* peer = nullptr;  // null if not connected
     std::uint32_t channel = 0;
     bool was_here = false;
-    bool done = false;  // has finished its work: its end is no loss
+    // Its work is done, so its end is no loss.
+    bool done = false;
   };
   [[nodiscard]] int name(int rank) const;
   [[nodiscard]] int rank_of(const PlanePeer& peer) const;  // -1: none
@@ -83,7 +88,8 @@ class GroupStar {
   void check_all_done();
 
   const WatchOptions options_;
-  std::vector<Spoke> spokes_;  // by rank; of a rank that is not 0: only that to rank 0
+  // Connections by rank. A rank other than 0 has only that to rank 0.
+  std::vector<Spoke> spokes_;
   std::optional<Error> verdict_;
   std::map<std::string, std::string> words_;  // all that has been told
   bool leaving_ = false;

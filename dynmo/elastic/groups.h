@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where the groups of an elastic run come from: one after another, each with its own transport. A
-// run asks for the next one; who the ranks are has been agreed on before.
+// The source of an elastic run's groups: one after another, each with its own transport. A run
+// requests the next one. The ranks have been agreed on before.
 //
-// The next group forms beside the one in force, which ends only when all its ranks have agreed
-// that the next one works: until then whatever goes wrong with it, such as a newcomer that dies,
-// is no loss of the run (docs/decisions/016-the-old-group-decides.md).
+// The next group forms beside the group in force. That group ends only when all its ranks have
+// agreed that the next one works. Until then a fault of the next group, such as a newcomer that
+// dies, is no loss of the run (docs/decisions/016-the-old-group-decides.md).
 
 #include <chrono>
 #include <functional>
@@ -23,72 +23,76 @@
 
 namespace dynmo::elastic {
 
-// The loss of a rank, as one of those that are left finds it.
+// The loss of a rank, as a survivor finds it.
 struct Loss {
-  const View& before;         // the members of the group that was in force
+  const View& before;         // members of the group in force
   Generation generation = 0;  // of the newest plan
-  int replicas = 1;           // as many members go on as they divide; the last others leave
+  // The number of survivors is rounded down to a multiple of it. The last others leave.
+  int replicas = 1;
   Error why;
-  // Asked while this process looks for the others: it needs them no more.
+  // Called while this process looks for other survivors. Returns whether it no longer needs them.
   std::function<bool()> needs_nobody = [] { return false; };
 };
 
-// Those that go on.
+// The members that continue.
 struct Survival {
-  View view;                          // one without this process: it has left
-  std::vector<MemberId> spares = {};  // of the others those that live, and leave
+  // A view without this process means that it has left.
+  View view;
+  // Other members that live, and leave.
+  std::vector<MemberId> spares = {};
 };
 
 class Groups {
  public:
   virtual ~Groups() = default;
 
-  // The one in force, until the next one is taken.
+  // Returns the group in force, until the next one is taken.
   [[nodiscard]] virtual transport::Transport& group() = 0;
-  // This process. Its number counts once the run has given it one.
+  // Returns this process. Its number is valid once the run has assigned one.
   [[nodiscard]] virtual const Member& self() const = 0;
-  // Whether somebody (SIGTERM) has asked this process to leave.
+  // Returns whether this process was asked to leave (SIGTERM).
   [[nodiscard]] virtual bool asked_to_leave() const { return false; }
-  // The address at which the others of the group reach this process.
+  // Returns the address at which other ranks of the group reach this process.
   [[nodiscard]] virtual std::string address() const = 0;
 
-  // A change, between two steps. At the first rank of the next group: from now on it listens there;
-  // rank and number are the caller's to fill in.
+  // Begins a change between two steps, at the first rank of the next group, which listens from now
+  // on. The caller fills in rank and number.
   [[nodiscard]] virtual Expected<Place> open(const View& next) = 0;
-  // At all ranks of the next group: forms it. `give_up` is asked meanwhile; its error ends the
+  // Forms the next group, at all its ranks. `give_up` is called meanwhile, and its error ends the
   // forming for all. The transport lives until it is dropped, or another one is taken.
   using GiveUp = std::function<std::optional<Error>()>;
   [[nodiscard]] virtual Expected<transport::Transport*> form(const View& next, const Place& place,
                                                              const GiveUp& give_up) = 0;
-  // The group in force goes on; the next one, or what there is of it, ends for all its ranks.
+  // Keeps the group in force. The next one, complete or not, ends for all its ranks.
   virtual void drop(const Error& why) = 0;
-  // At all ranks of the group in force: it ends, and the next one is in force. False: this process
-  // is not in it, and has left. kPeerLost where a rank is lost meanwhile.
+  // Ends the group in force, at all its ranks, and makes the next one the group in force. Returns
+  // false if this process is not in it and has left. Returns kPeerLost if a rank is lost meanwhile.
   [[nodiscard]] virtual Expected<bool> take() = 0;
 
-  // Members of a group that is, or is to be, in force: the end of their processes is noticed at
-  // once from now on where this can be.
+  // Watches the members of a group that is or will be in force. From now on the end of their
+  // processes is noticed at once, if that is possible.
   virtual void watch(const View& view) { static_cast<void>(view); }
 
-  // Why the group in force has failed, if it has.
+  // Returns the failure of the group in force, if it has failed.
   [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
-  // When this process learned of that, where it is known.
+  // Returns the time at which this process learned of that, if it is known.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> failed_at() const {
     return std::nullopt;
   }
-  // After a loss, called by every member of the group that is left: it ends, with what there is of
-  // the next one, and the members that are left form another, which is in force when this returns.
-  // The same view at all of them, with their numbers. An error where they cannot go on.
+  // Continues after a loss. Every remaining member of the group calls it. The group ends, together
+  // with the next one. The remaining members form another group, which is in force when this
+  // returns. All of them get the same view, with their numbers. Returns an error if they cannot
+  // continue.
   [[nodiscard]] virtual Expected<Survival> survive(const Loss& loss) { return loss.why; }
 
-  // Somebody who was left out of a view may be alive (quorum.h): whether a change to `next` leaves
-  // him too few to go on. kInfeasible. Asked at all ranks, before they agree on a change.
+  // Checks that `next` keeps more than half of every view of which a left-out member may be alive
+  // (quorum.h). Otherwise returns kInfeasible. All ranks call it before they agree on a change.
   [[nodiscard]] virtual Expected<void> may_change(const View& next) {
     static_cast<void>(next);
     return {};
   }
-  // The members of the next group have to know this of such views: its first rank says it, and all
-  // of them know it with that group.
+  // Returns what the members of the next group must know of such views. Its first rank sends it,
+  // and all of them know it with that group.
   [[nodiscard]] virtual Json standing(const View& next) const {
     static_cast<void>(next);
     return nullptr;

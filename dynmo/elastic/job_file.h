@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where somebody outside finds a run that goes on: RUN/job.json ("dynmo-job-1") says where its
-// leader listens, RUN/secret the token that clients must send first. Both can be read by their
-// owner only.
+// The files by which a client finds a run. RUN/job.json ("dynmo-job-1") says where its leader
+// listens. RUN/secret has the token that clients must send first. Only their owner can read either.
 
 #include <cstdint>
 #include <filesystem>
@@ -18,7 +17,7 @@ namespace dynmo::elastic {
 struct JobFile {
   std::string address;
   std::uint16_t port = 0;
-  std::string host;      // of the leader, for people
+  std::string host;      // leader's host, for the user
   std::int64_t pid = 0;  // of the leader
   friend bool operator==(const JobFile&, const JobFile&) = default;
 };
@@ -26,29 +25,29 @@ struct JobFile {
 [[nodiscard]] std::filesystem::path job_path(const std::filesystem::path& run);
 [[nodiscard]] std::filesystem::path secret_path(const std::filesystem::path& run);
 
-// kBadInput, naming the file and the system's reason.
+// Writes both files. Returns kBadInput with the file and the system's reason.
 [[nodiscard]] Expected<void> write_job(const std::filesystem::path& run, const JobFile& job,
                                        std::string_view secret);
-// The run has ended: nobody listens there any more.
+// Removes both files of a run that has ended, because nothing listens there any more.
 void remove_job(const std::filesystem::path& run);
-// The same, but only where the files are not another leader's; or those of one that has ended on
-// this host without removing them.
+// Like remove_job(), but only if the files belong to this leader, or to one that has ended on this
+// host without removing them.
 void remove_job_of(const std::filesystem::path& run, const JobFile& leader);
 void remove_job_of_ended(const std::filesystem::path& run);
 
-// Writes a file that nobody else can read at any moment, anew or in the place of one that is there.
-// kBadInput as above.
+// Writes a file that other users cannot read at any moment. It may replace an existing file.
+// Returns kBadInput like write_job().
 [[nodiscard]] Expected<void> write_private(const std::filesystem::path& path,
                                            std::string_view text);
 
 [[nodiscard]] Json to_json(const JobFile& job);
 [[nodiscard]] Expected<JobFile> parse_job(JsonObject& object);
 [[nodiscard]] Expected<JobFile> parse_job(std::string_view text, std::string_view origin);
-// kPeerLost where no run goes on there, saying so.
+// Reads job.json. Returns kPeerLost if no run is active there, and says so.
 [[nodiscard]] Expected<JobFile> read_job(const std::filesystem::path& run);
 [[nodiscard]] Expected<std::string> read_secret(const std::filesystem::path& file);
 
-// Where a leader listens, and the secret that clients must send.
+// The place where a leader listens, and the secret that clients must send.
 struct ControlEndpoint {
   std::string address;
   std::uint16_t port = 0;
@@ -57,17 +56,18 @@ struct ControlEndpoint {
     return address == other.address && port == other.port;
   }
 };
-// kBadInput where the leader listens on the loopback interface of another host: whoever listens on
-// that port of this one is not to hear the secret.
+// Returns the endpoint of a leader. Returns kBadInput if it listens on the loopback interface of
+// another host. A process that has that port on this host must not get the secret.
 [[nodiscard]] Expected<ControlEndpoint> endpoint_of(const JobFile& job, const std::string& secret);
-// `run` is the folder of a run, or HOST:PORT of its leader; `secret_file` that of its secret, which
-// may be "" with a folder. kBadInput, also as endpoint_of; kPeerLost as read_job.
+// Finds a leader. `run` is the folder of a run, or HOST:PORT of its leader. `secret_file` is the
+// file of its secret, which may be "" with a folder. Returns kBadInput, also like endpoint_of(), or
+// kPeerLost like read_job().
 [[nodiscard]] Expected<ControlEndpoint> find_leader(const std::string& run,
                                                     const std::string& secret_file);
 
-// 128 random bits, as 32 hexadecimal digits.
+// Returns 128 random bits as 32 hexadecimal digits.
 [[nodiscard]] std::string make_secret();
-// Takes as long for a wrong secret as for the right one.
+// Compares two secrets in a time that does not depend on their content.
 [[nodiscard]] bool same_secret(std::string_view a, std::string_view b);
 
 }  // namespace dynmo::elastic

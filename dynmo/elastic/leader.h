@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The state that only the leader of an elastic run has: the control endpoint, the releases whose
-// hooks are called, the ranks that the launcher was asked for, and who waits for an answer. When
-// another rank becomes the leader it goes on with what this one hands over.
+// The state that only the leader of an elastic run has. It has the control endpoint, the releases
+// whose hooks are called, the ranks requested from the launcher, and the clients that wait for an
+// answer. If another rank becomes the leader, it continues with what this one hands over.
 
 #include <chrono>
 #include <cstdint>
@@ -29,57 +29,61 @@ inline constexpr std::chrono::milliseconds kLastHooks{20000};  // for hooks when
   return {.done = true, .text = std::move(text)};
 }
 
-// One thread calls, between two steps or while a group forms.
+// The leader's state. One thread calls, between two steps or while a group forms.
 class Leader {
  public:
   struct Options {
     ControlService::Options service;
     ReleaseOptions releases;
   };
-  // Opens the control endpoint, which nobody knows before publish(). `handover` is that of the
-  // leader before; null: the run begins. kBadInput.
+  // Opens the control endpoint, which no client knows before publish(). `handover` comes from the
+  // previous leader, or is null if the run begins. Returns kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<Leader>> open(Options options,
                                                               const Json& handover);
-  // Writes the files by which clients find the endpoint. Where that fails, poll() tries it again.
+  // Writes the files by which clients find the endpoint. If that fails, poll() tries again.
   [[nodiscard]] Expected<void> publish();
   [[nodiscard]] const JobFile& endpoint() const { return service_->endpoint(); }
 
-  // At a boundary. Whether a client waits for the training loop.
+  // Returns whether a client waits for the training loop. Called at a boundary.
   [[nodiscard]] bool has_requests() const { return service_->has_requests(); }
-  // Fills in what clients ask all ranks for; what the leader does alone is done.
+  // Adds to `mine` the requests of clients that concern all ranks. Does itself what the leader does
+  // alone.
   void take_requests(RankRequest& mine);
-  // The results of hooks, of ranks that were started, and of files that could not be written.
+  // Returns the results of hooks, of ranks that were started, and of files that could not be
+  // written.
   [[nodiscard]] BoundaryEvents poll();
   void answer(process::ClientId client, const Reply& reply) { service_->answer(client, reply); }
-  // These clients are answered by answer_checkpoints, once no checkpoint is under way.
+  // Adds clients that answer_checkpoints() will answer, once no checkpoint is being written.
   void wait_for_checkpoint(const std::vector<process::ClientId>& clients);
   [[nodiscard]] bool awaits_checkpoint() const { return !wait_for_checkpoint_.empty(); }
   void answer_checkpoints(const Expected<void>& written);
 
-  // For `dynmo ctl RUN status`: figures of the newest step; who is in the run, and with what.
+  // Sets what `dynmo ctl RUN status` shows: figures of the newest step, members and their layers.
   void set_step(const Json& figures);
   void set_group(const View& view, const plan::Plan& plan);
 
-  // While a group forms: its newcomers get their places, and the error once one has gone.
+  // Gives newcomers their places while a group forms. missing() returns an error once one has
+  // disconnected.
   void admit(const SizeChange& change, const View& next, const Place& place);
   [[nodiscard]] std::optional<Error> missing() { return service_->missing(); }
-  // The group is in force, or never will be.
+  // Ends the admission: the group is in force, or never will be.
   void dismiss_admitted() { service_->dismiss_admitted(); }
-  // The members have changed; `line` tells whoever started ranks that they have joined.
+  // Notes that the members have changed. `line` tells a client that started ranks that they have
+  // joined.
   void note_change(const View& before, const View& now, int joined, const std::string& line);
 
-  // For the next leader.
+  // Returns the state for the next leader.
   [[nodiscard]] Json handover() const;
-  // The next leader listens there and goes on with the handover: clients are sent to it, but for
-  // the one that has asked for the change, which gets this reply.
+  // Hands over to the next leader, which listens at `next` and has the handover. Clients are sent
+  // there. Only the client that requested the change gets `reply`.
   void retire(const JobFile& next, process::ClientId client = 0, const Reply& reply = {});
-  // Calls the hooks of releases that none was called for yet, in so much time, or until `hurry`.
-  // Any thread, while nothing else is called.
+  // Calls the hooks of releases that have had no call yet, until `at_most` has passed or `hurry`
+  // returns true. Any thread may call it while no other function runs.
   [[nodiscard]] BoundaryEvents finish(std::chrono::milliseconds at_most,
                                       const std::function<bool()>& hurry = {});
 
  private:
-  struct Growing {  // ranks that the launcher was asked for
+  struct Growing {  // ranks requested from the launcher
     process::ClientId client = 0;
     int wanted = 0;
     int joined = 0;
@@ -92,12 +96,12 @@ class Leader {
   void try_releases_again(const ClientRequest& request);
 
   int replicas_;
-  bool unpublished_ = false;  // the files could not be written
+  bool unpublished_ = false;  // files could not be written
   Json status_ = Json::object();
   std::vector<process::ClientId> wait_for_checkpoint_;
   std::optional<Growing> growing_;
   ReleaseDriver releases_;
-  std::unique_ptr<ControlService> service_;  // null once it has retired
+  std::unique_ptr<ControlService> service_;  // null after retire()
 };
 
 }  // namespace dynmo::elastic

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who takes part in a run: members, and the views they form one after another.
+// The members of a run, and the views that they form one after another.
 
 #include <algorithm>
 #include <compare>
@@ -15,8 +15,8 @@
 
 namespace dynmo::elastic {
 
-// Drawn at random by a process that enters. A process that was left out and comes again is another
-// member: it draws a new one. 0 is nobody.
+// A random number that a process draws when it enters. A process that was left out and returns is
+// another member and draws a new one. 0 is no member.
 struct MemberId {
   std::uint64_t value = 0;
   friend constexpr auto operator<=>(MemberId, MemberId) = default;
@@ -24,15 +24,17 @@ struct MemberId {
 
 struct Member {
   MemberId id;
-  // For people and for files: 0 to P - 1 at the start, joiners go on counting. The lowest leads.
+  // Number for the user and for files: 0 to P - 1 at the start, and counting up for joiners. The
+  // member with the lowest number leads.
   std::int32_t number = 0;
-  std::string host = {};  // as the process names it: the unit that a job manager takes back
+  // Host as the process names it: the unit that a job manager takes back.
+  std::string host = {};
   std::int64_t pid = 0;
-  std::string address = {};  // of its control listener, HOST:PORT
+  std::string address = {};  // HOST:PORT of its control listener
   friend bool operator==(const Member&, const Member&) = default;
 };
 
-// The members of one group, by ascending number: the first is world rank 0.
+// The members of one group, by ascending number. The first is world rank 0.
 struct View {
   Generation generation = 0;  // 0: no view
   std::vector<Member> members = {};
@@ -52,11 +54,12 @@ struct View {
   friend bool operator==(const View&, const View&) = default;
 };
 
-// One process knows this of another one of the run, which may be on another host.
+// The fate of another process of the run, which may be on another host, as far as a process knows
+// it.
 enum class Fate : std::uint8_t {
   kAlive,
-  kSilent,  // for longer than the limit: it may be alive
-  kDead,    // for certain, and for ever
+  kSilent,  // longer than the limit; it may be alive
+  kDead,    // certain and final
 };
 
 }  // namespace dynmo::elastic

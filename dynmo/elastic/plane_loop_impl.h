@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The thread of a control plane, its connections and its groups. One mutex guards all of it; the
-// thread releases the mutex while it waits and while it tells verdicts.
+// The thread of a control plane, with its connections and groups. One mutex guards all of it. The
+// thread releases the mutex while it waits and while it reports verdicts.
 
 #include <poll.h>
 
@@ -22,7 +22,7 @@
 
 namespace dynmo::elastic {
 
-// A process of this host, and whether its plane's thread has been seen to have ended.
+// A process of this host. `ended` is set when its plane's thread has seen its end.
 struct WatchedProcess {
   MemberId id = {};
   process::UniqueFd end;
@@ -48,9 +48,9 @@ class PlaneLoop {
   void end(GroupStar& star);
   void watch(const std::vector<Member>& members);
   void post(const std::string& notice);
-  [[nodiscard]] std::string hello() const;  // this end's first frame
+  [[nodiscard]] std::string hello() const;  // Returns this end's first frame.
 
-  // Changes something under the mutex and wakes the thread.
+  // Changes state under the mutex and wakes the thread.
   template <typename Change>
   auto request(const Change& change) {
     const std::lock_guard lock(mutex_);
@@ -63,7 +63,7 @@ class PlaneLoop {
     const std::lock_guard lock(mutex_);
     return look_at();
   }
-  // Waits until `is_so`, asked under the mutex, at most so long.
+  // Waits until `is_so`, called under the mutex, returns true, at most for `time`.
   template <typename IsSo>
   bool wait_until(std::chrono::milliseconds time, const IsSo& is_so) const {
     std::unique_lock lock(mutex_);
@@ -95,7 +95,7 @@ class PlaneLoop {
   const PlaneOptions options_;
   const process::UniqueFd wake_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   mutable std::condition_variable changed_;
   std::uint64_t secret_;
   process::UniqueFd listener_;
@@ -103,8 +103,9 @@ class PlaneLoop {
   std::list<PlanePeer> peers_;           // only the thread closes and removes them
   std::vector<WatchedProcess> watched_;  // only the thread removes them
   std::vector<std::shared_ptr<GroupStar>> stars_;
-  std::map<Generation, Error> ended_;  // groups of this rank 0 that others may still want to join
-  std::string notice_;                 // for whoever asks
+  // Groups of this rank 0 that other processes may still want to join.
+  std::map<Generation, Error> ended_;
+  std::string notice_;  // answer to ask()
   bool stop_ = false;
 
   std::thread thread_;

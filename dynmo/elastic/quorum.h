@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who may go on without others that may still live: more than half of every view that counts, those
-// that have ended not counted (docs/decisions/015-views-with-open-ends.md). A group takes no step
-// without all its members, and each is in one group at a time; so of two groups that share a member
-// one has stopped, and two that may form share one.
+// Decides which members may continue without others that may still live: more than half of every
+// view that counts. Members that have ended do not count
+// (docs/decisions/015-views-with-open-ends.md).
+//
+// A group takes no step without all its members, and each member is in one group at a time. So if
+// two groups share a member, one of them has stopped. Any two groups that may form share a member.
 
 #include <vector>
 
@@ -14,10 +16,11 @@
 
 namespace dynmo::elastic {
 
-// The views that count for a member, besides the one in force.
+// The views that count for a member, in addition to the view in force.
 struct Standing {
-  std::vector<View> open = {};      // before it: somebody who was left out may be alive
-  std::vector<MemberId> dead = {};  // members of views that count, for certain
+  // Earlier views. A member that was left out of one may be alive.
+  std::vector<View> open = {};
+  std::vector<MemberId> dead = {};  // members of these views that have certainly ended
   friend bool operator==(const Standing&, const Standing&) = default;
 };
 [[nodiscard]] Json to_json(const Standing& standing);
@@ -25,17 +28,17 @@ struct Standing {
 
 [[nodiscard]] bool is_dead(const Standing& standing, MemberId id);
 void note_dead(Standing& standing, MemberId id);
-// Adds all that `theirs` knows; a view once.
+// Adds all that `theirs` knows. A view is added once.
 void merge(Standing& standing, const Standing& theirs);
 
-// Whether `next` has more than half of the members of a view that may be alive.
+// Returns whether `next` has more than half of the members of view `of` that may be alive.
 [[nodiscard]] bool has_quorum(const View& of, const View& next, const Standing& standing);
-// The same of all views that count, where `before` is in force.
+// Returns whether `next` has a quorum of all views that count, if `before` is in force.
 [[nodiscard]] bool may_form(const View& next, const View& before, const Standing& standing);
-// Selects of `views` those of which somebody who is not in `next` may be alive.
+// Selects from `views` those of which a member that is not in `next` may be alive.
 [[nodiscard]] std::vector<View> open_ends(const std::vector<View>& views, const View& next,
                                           const Standing& standing);
-// `next` is in force, which its members have formed from `before`.
+// Notes that `next` is in force, which its members have formed from `before`.
 void note_formed(Standing& standing, const View& next, const View& before);
 
 }  // namespace dynmo::elastic

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a run goes on after a loss: at which step, and whether from memory. A pure function of what
-// the members report to hold; plans of the past count for nothing. Who sends which layer to whom is
-// decided in the new group, from the same holdings (runtime/regroup.h).
+// Decides where a run continues after a loss: at which step, and whether from memory. It is a pure
+// function of what the members report to hold. Past plans do not matter. The new group decides from
+// the same holdings which rank sends which layer (runtime/regroup.h).
 //
-// Values change only in the update at the end of a step, and an update needs a message of every
-// rank whose gradients are complete. So members differ by at most one step. A member that lacks the
-// last update has all it takes to finish it but what the ranks exchanged, which the others report.
+// Values change only in the update at the end of a step. An update needs a message of every rank
+// whose gradients are complete. So members differ by at most one step. A member that lacks the last
+// update needs only what the ranks exchanged to finish it. The other members report that.
 
 #include <cstdint>
 #include <optional>
@@ -21,9 +21,9 @@
 
 namespace dynmo::elastic {
 
-// In the order of preference.
+// The kinds of copies, in the order of preference.
 enum class CopyKind : std::uint8_t {
-  kLive,       // what training changes
+  kLive,       // the values that training changes
   kShadow,     // of a layer that is moving: with its old or its new owner
   kOwn,        // this member's own copy of an earlier step
   kNeighbour,  // another member's copy of an earlier step
@@ -37,21 +37,21 @@ struct Holding {
   friend bool operator==(const Holding&, const Holding&) = default;
 };
 
-// All that a member needs to finish an update that others have made.
+// The data that a member needs to finish an update that others have made.
 struct UpdateRecord {
-  std::int64_t step = 0;      // the step that the update ended
-  std::string exchange = {};  // what all ranks exchanged in it, as the runtime writes it
+  std::int64_t step = 0;      // step that the update ended
+  std::string exchange = {};  // the ranks' exchange in it, as the runtime writes it
   friend bool operator==(const UpdateRecord&, const UpdateRecord&) = default;
 };
 
 // The report of one member when its main thread is quiet.
 struct Report {
   Member member = {};
-  std::int64_t step = 0;                        // the next to run
+  std::int64_t step = 0;                        // next step to run
   bool gradients_complete = false;              // of `step`: an UpdateRecord of it suffices
   std::optional<UpdateRecord> updated = {};     // its last update, of step - 1
-  std::vector<Holding> holdings = {};           // none: an idle or a new member
-  std::optional<std::int64_t> checkpoint = {};  // the step of the newest that it has verified
+  std::vector<Holding> holdings = {};           // empty for an idle or a new member
+  std::optional<std::int64_t> checkpoint = {};  // step of the newest verified one
   friend bool operator==(const Report&, const Report&) = default;
 };
 
@@ -59,20 +59,22 @@ enum class Origin : std::uint8_t { kMemory, kCheckpoint, kInitial };
 
 struct Decision {
   Origin origin = Origin::kMemory;
-  std::int64_t step = 0;  // the next to run
-  // Members whose live layers are one step behind finish this update first. Absent: nobody has to.
+  std::int64_t step = 0;  // next step to run
+  // Update that members whose live layers are one step behind finish first. Without a value, none
+  // needs to.
   std::optional<UpdateRecord> finish = {};
   friend bool operator==(const Decision&, const Decision&) = default;
 };
 
 struct Model {
   int layers = 0;
-  bool initial_values = true;  // they are a function of the seed, so that step 0 can be begun again
+  // Initial values are a function of the seed, so step 0 can begin again.
+  bool initial_values = true;
   friend bool operator==(const Model&, const Model&) = default;
 };
 
-// The newest step that all layers can be had at: from memory, else from a checkpoint, else from
-// initial values. At equal steps memory wins. kNoCheckpoint where there is none of them.
+// Returns the newest step at which all layers exist, from memory, a checkpoint or initial values.
+// At equal steps memory is preferred. Returns kNoCheckpoint if there is none.
 [[nodiscard]] Expected<Decision> recover(const Model& model, std::span<const Report> reports);
 
 }  // namespace dynmo::elastic

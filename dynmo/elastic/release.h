@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Giving ranks back: what a hook is told, what its exit code means, and which hook runs when.
+// Returning ranks: the environment of a hook, the meaning of its exit code, and the order of hooks.
 //
-// A rank that a change of generation left out has ended; its host may go back to the job manager.
-// DynMo knows no job manager: it calls a program of the user's, the hook, once a release, with the
-// released and the kept hosts in its environment. The hook may say "not now", and is then called
-// again; any other failure parks the release: it is remembered and said, and training goes on.
+// A rank that a change of generation left out has ended. Its host may return to the job manager.
+// DynMo knows no job manager. It calls a program of the user's, the hook, once for each release,
+// with the released and the kept hosts in its environment. The hook may say "not now" and is then
+// called again. Any other failure parks the release: it is kept and reported, and training
+// continues.
 //
-// Everything here is a value or a pure function; time is an argument. Who runs the program is
-// release_driver.h.
+// Everything here is a value or a pure function, and time is an argument. release_driver.h runs the
+// program.
 
 #include <chrono>
 #include <cstdint>
@@ -23,22 +24,23 @@
 
 namespace dynmo::elastic {
 
-// Ranks are members here: their numbers and hosts count, nothing else of them is looked at.
+// A release. Ranks are members here, and only their numbers and hosts matter.
 struct Release {
   std::int64_t number = 0;  // 1, 2, ... of a run
   std::vector<Member> released = {};
-  std::vector<Member> kept = {};  // the ranks that run when the hook is called
-  int calls = 0;                  // of the hook until now, the one under way included
-  int calls_before = 0;           // of these, those before it was tried again
+  std::vector<Member> kept = {};  // ranks that run when the hook is called
+  // Calls of the hook so far, including the present one.
+  int calls = 0;
+  int calls_before = 0;  // calls before it was tried again
 };
 
-// The hosts of the released ranks on which no kept rank runs, and the hosts of the kept ones. Each
-// once, in the order of the ranks.
+// Returns the hosts of the released ranks on which no kept rank runs, or the hosts of the kept
+// ranks. Each host occurs once, in the order of the ranks.
 [[nodiscard]] std::vector<std::string> released_hosts(const Release& release);
 [[nodiscard]] std::vector<std::string> kept_hosts(const Release& release);
 
-// A hook finds these variables in its environment, beside the run's own (lists are joined by
-// commas):
+// The variables that a hook finds in its environment, in addition to the run's own. Lists are
+// joined by commas.
 using Variables = std::vector<std::pair<std::string, std::string>>;
 [[nodiscard]] Variables hook_environment(const Release& release, std::string_view run);
 
@@ -46,63 +48,67 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 inline constexpr int kHookDone = 0;
 inline constexpr int kHookNotNow = 75;  // EX_TEMPFAIL of sysexits.h: call again later
 
-// How often a hook that says "not now" is called, and the pauses between: each twice the one
-// before, up to the longest.
+// How often a hook that says "not now" is called, and the pauses between calls. Each pause is twice
+// the previous one, up to the longest.
 struct HookRetries {
   int max_calls = 6;
   std::chrono::milliseconds first_pause{5000};
   std::chrono::milliseconds max_pause{60000};
 };
 
-// From the `calls`-th call to the next.
+// Returns the pause from the `calls`-th call to the next.
 [[nodiscard]] std::chrono::milliseconds pause_after(const HookRetries& retries, int calls);
 
 enum class ReleaseOutcome {
-  kDone,    // given back
+  kDone,    // returned
   kNotNow,  // the hook will be called again
-  kParked,  // not given back, and not tried again unless somebody asks for it
+  kParked,  // not returned; tried again only on request
 };
 
 // The releases of a run: at most one hook at a time, the oldest that is due first. One thread.
 //
-// A hook is always told who runs when it is called, not when its ranks left: a retry after another
-// release or after ranks have joined must not give back what is in use.
+// A hook always gets the ranks that run when it is called, not those of the time when its ranks
+// left. A retry after another release, or after ranks have joined, must not return a host that is
+// in use.
 class Releases {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   explicit Releases(const HookRetries& retries = {}) : retries_(retries) {}
 
-  // These ranks have ended and those go on. Returns the number of the release. Requires that at
-  // least one has ended and none is in both.
+  // Adds a release of ranks that have ended, while the `kept` ones continue. Returns its number.
+  // Requires at least one released rank, and none in both lists.
   std::int64_t add(std::vector<Member> released, std::vector<Member> kept);
-  // These ranks run: to be said when ranks have joined or were lost.
+  // Sets the ranks that run. Call it when ranks have joined or were lost.
   void set_running(std::vector<Member> ranks) { running_ = std::move(ranks); }
 
-  // The release whose hook is to be called now; it is under way until `ended` or `failed`. Nothing
-  // while another is under way.
+  // Returns the release whose hook must be called now. It is in progress until ended() or failed().
+  // Returns nothing while another is in progress.
   [[nodiscard]] std::optional<Release> next(Time now);
-  // When `next` has something, if nothing is added; nullopt: never, or one is under way.
+  // Returns the time at which next() has a release, if none is added. Returns nullopt if there is
+  // none, or if one is in progress.
   [[nodiscard]] std::optional<Time> due() const;
 
-  // The hook under way ended with this exit code. Requires one.
+  // Ends the hook in progress with this exit code. Requires one.
   [[nodiscard]] ReleaseOutcome ended(int exit_code, Time now);
-  // ... or not by itself: killed, never started. It is parked.
+  // Parks the release in progress, whose hook was killed or never started.
   void failed() { park(); }
-  // Those that are parked are called for again, as often as the first time. Returns how many.
+  // Calls for the parked releases again, with the same number of calls as the first time. Returns
+  // their number.
   int try_again(Time now);
-  // The open releases that another leader continues with: all but the one under way.
+  // The open releases with which another leader continues: all except that in progress.
   struct Open {
     std::int64_t last_number = 0;
     std::vector<Release> waiting = {};
     std::vector<Release> parked = {};
   };
   [[nodiscard]] Open open() const;
-  // That leader has it.
+  // Forgets the open releases, because another leader has them.
   void forget_open();
-  // Takes over open releases in a new object: all that wait are due.
+  // Takes over open releases in a new object. All that wait are due.
   void take_over(Open open);
-  // The run ends: what waits for another call is parked. Returns those. Requires none under way.
+  // Parks what waits for another call, because the run ends, and returns it. Requires none in
+  // progress.
   std::vector<Release> give_up();
 
   [[nodiscard]] bool is_idle() const { return waiting_.empty() && !current_; }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Calls the hooks of releases (release.h) beside a training: what the leader of a run has. The one
-// file of this folder that starts something and reads the clock.
+// Calls the hooks of releases (release.h) beside a training, at the leader of a run. No other file
+// of this folder starts processes or reads the clock.
 //
 //   release(ended, kept)   after a change of generation that left ranks out, once they have ended
-//   set_running(ranks)     after one that ranks joined or were lost in
+//   set_running(ranks)     after a change in which ranks joined or were lost
 //   poll()                 at every step boundary; does not block
 //   finish(at_most)        when the run ends
 //
-// Whatever a hook does, hangs and failures included, comes back as a line for people.
+// Every result of a hook, including hangs and failures, becomes a line for the user.
 
 #include <chrono>
 #include <functional>
@@ -34,34 +34,34 @@ struct ReleaseOptions {
 struct ReleaseNews {
   ReleaseOutcome outcome = ReleaseOutcome::kDone;
   Release release;
-  std::string line;  // without a line end, ASCII
+  std::string line;  // ASCII, without a line end
 };
 
-// One thread calls.
+// Runs the hooks. One thread calls.
 class ReleaseDriver {
  public:
   explicit ReleaseDriver(ReleaseOptions options);
 
-  // These ranks have ended, those go on. The hook is called by the next poll(). Requires that at
-  // least one has ended and none is in both.
+  // Adds a release of ranks that have ended, while the `kept` ones continue. The next poll() calls
+  // the hook. Requires at least one ended rank, and none in both lists.
   void release(std::vector<Member> ended, std::vector<Member> kept);
   void set_running(std::vector<Member> ranks);
 
   [[nodiscard]] std::vector<ReleaseNews> poll();
-  // Each release that no hook was called for yet is called for, one after the other, until the time
-  // is over or `hurry` is true, which is asked now and then; then the hook that runs is stopped.
-  // What waits for another call is parked.
+  // Calls the hooks of releases that have had no call yet, one after another. It stops when
+  // `at_most` has passed or `hurry` returns true, which is called now and then. Then it also stops
+  // the hook that runs. Releases that wait for another call are parked.
   [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most,
                                                 const std::function<bool()>& hurry = {});
 
-  // Those that are parked are called for again. Returns how many.
+  // Calls for the parked releases again. Returns their number.
   int try_again() { return releases_.try_again(std::chrono::steady_clock::now()); }
-  // For another leader; the hook that runs stays with this one.
+  // Returns the open releases for another leader. The hook that runs stays with this one.
   [[nodiscard]] Releases::Open open() const { return releases_.open(); }
   void forget_open() { releases_.forget_open(); }
   void take_over(Releases::Open open) { releases_.take_over(std::move(open)); }
 
-  // No hook runs, and none will without another release().
+  // Returns whether no hook runs, and none will without another release().
   [[nodiscard]] bool is_idle() const { return releases_.is_idle(); }
   [[nodiscard]] const std::vector<Release>& parked() const { return releases_.parked(); }
 
@@ -71,7 +71,7 @@ class ReleaseDriver {
 
   ReleaseOptions options_;
   Releases releases_;
-  std::optional<Release> current_;  // whose hook runs
+  std::optional<Release> current_;  // release whose hook runs
   process::HookRunner runner_;
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decides what happens to an elastic run between two steps: who leaves, who joins, whether a
-// checkpoint is written, whether the run stops. Every rank is told the same and decides the same,
-// so that no rank waits for another's opinion. It knows no transport.
+// Decides what happens to an elastic run between two steps: which ranks leave, which processes
+// join, whether a checkpoint is written, whether the run stops. Every rank gets the same requests
+// and decides the same. So no rank waits for another's decision. It knows no transport.
 
 #include <cstdint>
 #include <map>
@@ -23,64 +23,68 @@
 
 namespace dynmo::elastic {
 
-// Something that a client wants to happen between two steps.
+// A client's request for something between two steps.
 struct ClientRequest {
   RequestKind kind = RequestKind::kStop;
-  process::ClientId client = 0;  // who is answered; 0: nobody
+  process::ClientId client = 0;  // client that gets the answer; 0: none
   int ranks = 0;
   int member = 0;
 };
 
-// A process that may become a rank, and waits.
+// A process that waits to become a rank.
 struct Newcomer {
   process::ClientId client = 0;
   Member member;
-  bool admitted = false;  // it has a place in a group that is to be
+  bool admitted = false;  // has a place in a group that will form
 };
 
 // One rank's requests between two steps.
 struct RankRequest {
-  bool leave = false;                        // somebody has asked this process to go
-  std::vector<ClientRequest> requests = {};  // the leader's: what clients have asked for
+  bool leave = false;                        // this process was asked to leave
+  std::vector<ClientRequest> requests = {};  // the leader's, from clients
   std::vector<Newcomer> newcomers = {};      // the leader's: a multiple of the replicas
 };
-[[nodiscard]] Json to_json(const RankRequest& request);  // null where there is nothing
+[[nodiscard]] Json to_json(const RankRequest& request);  // null if there are none
 [[nodiscard]] Expected<RankRequest> parse_rank_request(const Json& json);
 
-// Another number of ranks.
+// A change to another number of ranks.
 struct SizeChange {
-  std::vector<Rank> kept = {};           // positions that stay, ascending
-  std::vector<Newcomer> newcomers = {};  // none where the first position leaves, as its rank leads
-  std::string why;                       // for people
-  process::ClientId client = 0;          // who is answered; 0: nobody
-  std::int64_t waited = 0;               // boundaries at which it was deferred
+  std::vector<Rank> kept = {};  // positions that stay, ascending
+  // Empty if the first position leaves, because its rank leads.
+  std::vector<Newcomer> newcomers = {};
+  std::string why;               // for the user
+  process::ClientId client = 0;  // client that gets the answer; 0: none
+  std::int64_t waited = 0;       // number of boundaries at which it was deferred
 };
 
-// The members after a change, replica by replica: those that stay, then newcomers. Its generation
-// is the caller's to fill in.
+// Returns the members after a change, replica by replica: those that stay, then newcomers. The
+// caller fills in its generation.
 [[nodiscard]] View view_after(const SizeChange& change, const View& view, int replicas);
 
 // The decision that follows from the requests of all ranks.
 struct BoundaryDecision {
   std::optional<SizeChange> change = {};
   bool checkpoint = false;
-  std::optional<std::string> stop = {};  // why
+  std::optional<std::string> stop = {};  // reason
   struct Answer {
     process::ClientId client = 0;
     Reply reply;
   };
-  std::vector<Answer> answers = {};  // at once
+  std::vector<Answer> answers = {};  // sent at once
   std::vector<process::ClientId> wait_for_checkpoint = {};
   std::vector<process::ClientId> wait_for_stop = {};
 };
 
 struct SizeOptions {
-  int pack_ranks = 0;               // of a replica: onto so many once costs are known; 0: none
-  std::int64_t release_after = 10;  // steps before a rank that could not leave tries again
-  int ranks_min = 1;                // of a replica: none leaves below it
+  // Target of a replica once costs are known, or 0 for none.
+  int pack_ranks = 0;
+  // Steps before a rank that could not leave tries again.
+  std::int64_t release_after = 10;
+  // Minimum for a replica. No rank leaves below it.
+  int ranks_min = 1;
 };
 
-// The ranks that the controller releases, as a change of the group under this plan.
+// Returns the ranks that the controller releases, as a change of the group under this plan.
 [[nodiscard]] SizeChange change_of(const control::Release& release, const plan::Plan& plan);
 
 class SizeChanges {
@@ -88,17 +92,17 @@ class SizeChanges {
   explicit SizeChanges(const SizeOptions& options) : options_(options) {}
 
   // Decides before step `step` for a group with these members under this plan. `requests` has those
-  // of all ranks by world rank, or is empty where no rank has any. `costs_known`: plans can be
-  // made. A change that cannot be made now comes again (defer).
+  // of all ranks by world rank, or is empty if no rank has any. `costs_known` says whether plans
+  // can be made. A change that cannot be made now returns later (defer()).
   [[nodiscard]] BoundaryDecision next(const std::vector<RankRequest>& requests, const View& view,
                                       const plan::Plan& plan, std::int64_t step, bool costs_known);
-  // The change of the last decision has to wait for the next boundary.
+  // Defers the change of the last decision to the next boundary.
   void defer(SizeChange change) {
     ++change.waited;
     deferred_ = std::move(change);
   }
 
-  // Returns what a later decision depends on, for a rank that joins: it decides as the others do.
+  // Returns what later decisions depend on, so that a rank that joins decides like the others.
   // Requires that no change is deferred.
   [[nodiscard]] Json state() const;
   [[nodiscard]] Expected<void> restore(const Json& state);
@@ -108,16 +112,17 @@ class SizeChanges {
            BoundaryDecision& decision);
   void drain(int place, const View& view, const plan::Plan& plan, BoundaryDecision& decision,
              process::ClientId client);
-  // Whole hosts are emptied first.
+  // Packs onto fewer ranks, and empties whole hosts first.
   void pack(int ranks, const View& view, const plan::Plan& plan, BoundaryDecision& decision,
             process::ClientId client);
-  // A rank that was asked to leave says so at every boundary until it does.
+  // Returns whether a member that was asked to leave, which says so at every boundary, tries again
+  // now.
   [[nodiscard]] bool tries_again(MemberId member, std::int64_t step);
 
   SizeOptions options_;
   std::optional<SizeChange> deferred_;
   std::map<MemberId, std::int64_t> tried_;  // members asked to leave: step of the newest try
-  bool packed_ = false;                     // as elastic.pack_ranks asks
+  bool packed_ = false;                     // as elastic.pack_ranks requests
 };
 
 }  // namespace dynmo::elastic

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How the processes that are left of a group find each other after a loss. The lowest that lives
-// calls the others: it says who goes on, and where they meet. Should it end meanwhile, too, the
-// next lowest does the same, and whoever has met without another meets again.
+// Finds the remaining processes of a group after a loss. The lowest living member calls the others:
+// it says which members continue, and where they meet. If it ends meanwhile, the next lowest does
+// the same. Members that have met without another member meet again.
 //
-// Whether a process of this host has ended is certain; one of another host has where that host says
-// that nobody listens at its port any more. One that does not answer may live. It is left out only
-// by more than half of those that may (quorum.h), and after a while.
+// The end of a process on this host is certain. A process on another host has ended if that host
+// says that nothing listens at its port any more. A process that does not answer may live. It is
+// left out only after a while, and only by more than half of the members that may live (quorum.h).
 
 #include <chrono>
 #include <functional>
@@ -26,50 +26,54 @@
 
 namespace dynmo::elastic {
 
-// Kills the processes of these members on this host that somebody has stopped (SIGSTOP): nobody
-// knows for how long, and the others do not wait. (One that a debugger holds is left alone.)
+// Kills the processes of these members on this host that are stopped (SIGSTOP). The stop may last
+// for any time, and the other members do not wait. A process that a debugger holds is left alone.
 void end_stopped(const View& members, const std::string& host);
 
-// Those of the living that go on: as many as the replicas divide. Who leaves is one whose position
-// in the pipeline another one of them has, so that their layers are there, else the last.
+// Returns the living members that continue. Their number is rounded down to a multiple of
+// `replicas`. A member leaves whose position in the pipeline another living member has, so that
+// their layers still exist. Without such a member the last one leaves.
 [[nodiscard]] View as_many_as_divide(View living, const View& before, int replicas);
 
-// The members that go on, and where their first one listens.
+// The members that continue, and where their first one listens.
 struct MeetingCall {
   View next = {};
   Place place = {};
-  std::vector<MemberId> spares = {};  // that live, and leave
-  std::vector<MemberId> dead = {};    // of the views that count
-  // They are more than half once the spares have ended: nobody meets before.
+  std::vector<MemberId> spares = {};  // living members that leave
+  std::vector<MemberId> dead = {};    // members of the views that count
+  // Set if the members are more than half only once the spares have ended. None meets before.
   bool waits = false;
 
   [[nodiscard]] bool spares_member(MemberId id) const;
 };
 [[nodiscard]] std::string text_of(const MeetingCall& call);
 
-// One process's part of it.
+// One process's part in finding the others.
 class Survivors {
  public:
   using Clock = std::chrono::steady_clock;
-  // Asks another process's control plane (control_plane.h). Several threads at a time.
+  // Asks another process's control plane (control_plane.h). Several threads call it at a time.
   using Ask = std::function<Answer(const Member&)>;
-  // A member that has not answered for `patience` may be left out; where another such one answers
-  // again, after as long again. What is learned is noted in `standing`.
+  // Begins the search. A member that has not answered for `patience` may be left out. If another
+  // such member answers again, the wait begins again. The facts found are noted in `standing`.
   Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
             Clock::duration patience = std::chrono::seconds(3));
 
-  // Looks who lives. What follows is about the newest look.
+  // Looks which members live. The functions below refer to the newest look.
   void look(Clock::time_point now);
-  // The call of another process that lives, each once; also one without this process: it is spare,
-  // or the others have gone on without it.
+  // Returns the call of another living process, each call once. It may be a call without this
+  // process, which is then spare, or without which the others have continued.
   [[nodiscard]] std::optional<MeetingCall> heard();
-  // This process's own, where it is the lowest that lives and may call the others: of those that
-  // live as many as the replicas divide, under a generation that no call has had. No members: too
-  // few are left. One that waits is made again until the spares have ended.
+  // Returns this process's own call, if it is the lowest that lives and may call the others. The
+  // number of living members is rounded down to a multiple of the replicas. The generation is one
+  // that no call has had.
+  //
+  // A call without members means that too few are left. A call that waits is made again until the
+  // spares have ended.
   [[nodiscard]] std::optional<MeetingCall> call();
-  // Why the members of a call cannot all come, if they can't.
+  // Returns why the members of a call cannot all come, if that is so.
   [[nodiscard]] std::optional<Error> misses(const View& next) const;
-  // The members that may live and whom nobody goes on without.
+  // Returns the members that may live and without which none continues.
   [[nodiscard]] std::string unknown() const;
 
  private:
@@ -86,12 +90,12 @@ class Survivors {
   int replicas_;
   Generation newest_;  // of views and plans that this process knows
   Generation heard_;
-  bool asks_all_ = false;            // also members of views before
+  bool asks_all_ = false;            // also members of earlier views
   std::vector<MemberId> dismissed_;  // spares of calls that have waited
   Clock::time_point now_ = {};
   std::map<MemberId, Answer> answers_;
   std::map<MemberId, Clock::time_point> silent_since_;
-  // One that was silent for too long has answered again: others may be about to.
+  // Time at which a member that was silent for too long has answered again. Others may follow.
   Clock::time_point back_ = {};
 };
 
