@@ -23,7 +23,7 @@ namespace dynmo::kernels::loops {
 template <typename Element>
 using Wide = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
-// The functions for one type of element. There are three types (kernels.cpp).
+// The functions for one type of element. There are three types (loops.cpp).
 #define DYNMO_LOOPS(Element)                                                                      \
   /* Sets inverse[n] = 1 / sqrt(mean_D(x^2) + epsilon). */                                        \
   void rstd(const Element* x, std::int64_t rows, std::int64_t width, double epsilon,              \
