@@ -9,15 +9,16 @@
 
 namespace dynmo::process {
 
-// Descriptors that a rank of `ranks` may need: a connection of Gloo to every other, on rank 0 also
-// of the store and the control plane, and as much again while joining; and what any rank has open.
+// Returns the descriptors that a rank of `ranks` may need. Gloo has a connection to every other
+// rank. Rank 0 also has those of store and control plane. The same number again is needed while
+// joining. The rest is what any rank has open.
 [[nodiscard]] constexpr int descriptors_of_rank(int ranks) { return 4 * ranks + 64; }
 
 // Returns the descriptors of a process that starts `ranks` ranks: two pipes or processes each.
 [[nodiscard]] constexpr int descriptors_of_launcher(int ranks) { return 2 * ranks + 32; }
 
-// Lets this process open `wanted` descriptors, raising its own limit up to the hard one. kBadInput
-// where that is lower: "... at most 64 open files here, wanted 128 for ...".
+// Lets this process open `wanted` descriptors, and raises its own limit up to the hard one. Returns
+// kBadInput if that is lower: "... at most 64 open files here, wanted 128 for ...".
 [[nodiscard]] Expected<void> allow_descriptors(int wanted, std::string_view whom);
 
 }  // namespace dynmo::process

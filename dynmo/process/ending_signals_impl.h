@@ -31,7 +31,7 @@ class EndingSignals {
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const sigset_t& before() const { return before_; }
-  // 0: none.
+  // Returns the next signal, or 0.
   [[nodiscard]] int next() const {
     signalfd_siginfo info{};
     return read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Runs a program of the user's beside a training, such as the hook that gives hosts back to the job
-// manager, so that nothing that it does can disturb the run.
+// Runs a program of the user's beside a training, so that nothing that it does can disturb the run.
+// For example, a hook returns hosts to the job manager.
 //
-// It has a process group of its own, so that Ctrl-C does not reach it, and none of this process's
-// descriptors, since a connection that it held open would hide the loss of this rank. Its stdin is
-// empty; the end of what it prints is kept. It is started by posix_spawn, which copies no page
-// tables, on a thread of its own: a slow file system holds that thread up and not the caller.
-// SIGCHLD and its handler are left alone.
+// The program has its own process group, so Ctrl-C does not reach it. It has none of this process's
+// descriptors, because an open connection would hide the loss of this rank. Its stdin is empty, and
+// the end of its output is kept.
+//
+// posix_spawn starts it, because that copies no page tables. A separate thread calls posix_spawn,
+// so that a slow file system does not delay the caller. SIGCHLD and its handler are left alone.
 
 #include <chrono>
 #include <memory>
@@ -22,7 +23,8 @@
 namespace dynmo::process {
 
 struct HookCall {
-  std::vector<std::string> command = {};  // program and arguments; looked up in PATH if without '/'
+  // Program and arguments. The program is looked up in PATH if it has no '/'.
+  std::vector<std::string> command = {};
   std::vector<std::pair<std::string, std::string>> environment = {};  // added to this process's
   std::chrono::milliseconds limit{60000};                             // then SIGTERM to its group
   std::chrono::milliseconds grace{2000};                              // then SIGKILL
@@ -30,7 +32,7 @@ struct HookCall {
 
 enum class HookEnd {
   kExited,      // by itself
-  kKilled,      // by a signal of somebody else's
+  kKilled,      // by another process's signal
   kTimedOut,    // killed after its limit
   kStopped,     // killed after stop()
   kNotStarted,  // no such program, no processes left, ...
@@ -39,23 +41,23 @@ enum class HookEnd {
 struct HookResult {
   HookEnd end = HookEnd::kNotStarted;
   int exit_code = -1;       // kExited
-  std::string reason = {};  // how it ended: "it ended with exit code 3", "cannot start 'x': ..."
-  std::string output = {};  // the last kHookOutput bytes of its stdout and stderr, as they came
+  std::string reason = {};  // "it ended with exit code 3", "cannot start 'x': ..."
+  std::string output = {};  // last kHookOutput bytes of stdout and stderr
 };
 
 inline constexpr std::size_t kHookOutput = 4096;
 
-// The last line of a hook's output that is not empty; control characters are spaces. At most 200
-// bytes.
+// Returns the last line of a hook's output that is not empty, at most 200 bytes. Control characters
+// become spaces.
 [[nodiscard]] std::string last_line(const HookResult& result);
 
-// Whether this process could start it: kBadInput "the program 'x' is not in PATH", "'/x/y' cannot
-// be run: ...". To be asked when a run begins, not when its first hook is due.
+// Checks whether this process could start the program. Returns kBadInput: "the program 'x' is not
+// in PATH", "'/x/y' cannot be run: ...". Call it when a run begins, not when its first hook is due.
 [[nodiscard]] Expected<void> check_program(const std::string& name);
 
-// One hook at a time. What it has started in its group ends with it. Should this process be killed,
-// the hook goes on to its own end, or to that of the run where `dynmo train` has started this
-// process. One thread calls.
+// Runs one hook at a time. Processes that it has started in its group end with it. If this process
+// is killed, the hook continues. If `dynmo train` has started this process, the hook ends with the
+// run at the latest. One thread calls.
 class HookRunner {
  public:
   HookRunner();
@@ -64,15 +66,15 @@ class HookRunner {
   // Kills the hook that runs.
   ~HookRunner();
 
-  // Returns at once; whatever goes wrong is in the result. Requires that none runs.
+  // Starts a hook and returns at once. The result has any error. Requires that none runs.
   void start(HookCall call);
-  // From start() until poll() or wait() has given the result.
+  // Returns true from start() until poll() or wait() has returned the result.
   [[nodiscard]] bool is_running() const { return hook_ != nullptr; }
-  // The result of a hook that has ended; does not block.
+  // Returns the result of a hook that has ended. Does not block.
   [[nodiscard]] std::optional<HookResult> poll();
-  // The same, but waits for its end, at most so long.
+  // Like poll(), and waits for the hook's end, for `at_most`.
   [[nodiscard]] std::optional<HookResult> wait(std::chrono::milliseconds at_most);
-  // Its time is over: SIGTERM now, SIGKILL after the grace. Does not block.
+  // Stops the hook: SIGTERM now, SIGKILL after the grace. Does not block.
   void stop();
 
  private:

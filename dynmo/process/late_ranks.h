@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Ranks tell the launcher that has started them that more are needed, that they have met the
-// others, and what they have started that is to end with the run. The launcher answers when a
-// process that it was asked for ends before it is a rank. One datagram each, on a socket that all
-// ranks have inherited.
+// Messages from ranks to the launcher that has started them, one datagram each, on a socket that
+// all ranks inherit. Ranks say that more ranks are needed, and that they have met the others. They
+// name the programs that must end with the run. The launcher answers if a process that it was asked
+// for ends before it is a rank.
 
 #include <sys/types.h>
 
@@ -17,20 +17,21 @@
 
 namespace dynmo::process {
 
-// Names the socket in the environment of a rank; empty or absent: there is none.
+// Environment variable with the socket of a rank. If it is empty or absent, there is none.
 inline constexpr const char* kLauncherFd = "DYNMO_LAUNCHER_FD";
 
-// Whether a launcher that starts more ranks when it is asked has started this process.
+// Returns whether this process was started by a launcher that starts more ranks on request.
 [[nodiscard]] bool has_launcher();
-// A rank asks for so many more. kBadInput where no launcher that starts them has started it.
+// Asks for `ranks` more ranks. Returns kBadInput if no launcher that starts them has started this
+// one.
 [[nodiscard]] Expected<void> ask_for_ranks(int ranks);
-// A rank tells that it has met the others, and its number among them. One that came later is a rank
-// from then on: its failure is one of the run.
+// Tells the launcher that this rank has met the others, and its number among them. A late process
+// is a rank from then on: its failure is one of the run.
 void tell_launcher_met(int number);
-// A rank tells that it has started a program, with this number, in a process group of its own.
+// Tells the launcher that this rank has started a program, with this id, in its own process group.
 void tell_launcher_hook(pid_t pid);
-// The rank that has asked for others learns the exit codes of those that have ended before they
-// were ranks, since the last call.
+// Returns the exit codes of requested processes that have ended before they were ranks, since the
+// last call.
 [[nodiscard]] std::vector<int> take_ended_ranks();
 
 struct WantedRanks {
@@ -44,9 +45,9 @@ struct StartedHook {
   pid_t pid = 0;
 };
 using LaunchRequest = std::variant<WantedRanks, MetRank, StartedHook>;
-// nullopt: it is none.
+// Parses a message. Returns nullopt for any other text.
 [[nodiscard]] std::optional<LaunchRequest> parse_launch_request(std::string_view text);
-// The launcher tells of such an end, on its end of the socket.
+// Tells the requesting rank of such an end, on the launcher's end of the socket.
 void tell_leader_ended(int fd, int exit_code);
 
 }  // namespace dynmo::process

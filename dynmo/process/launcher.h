@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Starts the ranks of a run as processes of this host, shows what they say, and sees to it that
-// they end together. What `dynmo train` does where nobody else (torchrun, srun) has started the
-// ranks.
+// Starts the ranks of a run as processes of this host, shows their output, and ensures that they
+// end together. `dynmo train` does this if no other program (torchrun, srun) has started the ranks.
 //
-// Each rank finds in its environment RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-// from torchrun, and one thread for OpenMP and MKL unless the user set another number. The port
-// cannot be taken by another program meanwhile: the launcher listens on it from the start and hands
-// the socket to rank 0 (DYNMO_STORE_FD, read by rank_environment.h). Knows nothing of libtorch.
+// Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as
+// from torchrun. It gets one thread for OpenMP and MKL unless the user set another number. No other
+// program can take the port meanwhile. The launcher listens on it from the start and passes the
+// socket to rank 0 (DYNMO_STORE_FD, read by rank_environment.h). Knows nothing of libtorch.
 
 #include <unistd.h>
 
@@ -23,23 +22,27 @@ namespace dynmo::process {
 
 struct LaunchOptions {
   int ranks = 1;
-  std::vector<std::string> command;  // program and arguments; looked up in PATH if without '/'
+  // Program and arguments. The program is looked up in PATH if it has no '/'.
+  std::vector<std::string> command;
   std::vector<std::pair<std::string, std::string>> environment = {};  // added to this process's
   std::string address = "127.0.0.1";  // of this host, where the ranks meet
-  std::vector<int> cores = {};        // rank i is pinned to cores[i % size]; empty: nowhere
-  // The command of a rank that comes when a rank asks for it (ask_for_ranks); empty: none does. It
-  // finds nothing of a place in its environment.
+  std::vector<int> cores = {};        // rank i is pinned to cores[i % size], or none if empty
+  // The command of a rank that starts on request (ask_for_ranks), or empty if none does. Its
+  // environment has no place.
   std::vector<std::string> late_command = {};
-  // Once a rank has said that they have met, the others go on where one is killed by a signal, ends
-  // with 1, a defect, or with 5, as it has hung or was left out: they end by themselves where they
-  // cannot. The exit code is then that of those that end last.
+  // Set if ranks survive losses. It applies once a rank has said that the ranks have met. The
+  // others then continue if a rank is killed by a signal, ends with 1 (a defect), or with 5 (hung
+  // or left out). They end by themselves if they cannot continue. The exit code is then that of the
+  // ranks that end last.
   bool survives = false;
-  bool all_report = false;     // the output below is that of all ranks, as any may come to speak
+  // The output below is that of all ranks, because any of them may have to report.
+  bool all_report = false;
   int output = STDOUT_FILENO;  // becomes rank 0's own stdout
-  int errors = STDERR_FILENO;  // what else the ranks print, in whole lines, "[rank 2] " in front
-  std::chrono::milliseconds grace{4000};             // for the others to end after a failure
-  std::chrono::milliseconds interrupt_grace{10000};  // for all to end after Ctrl-C
-  // After SIGTERM or SIGUSR1: to finish a step and to write a checkpoint.
+  // All other output of the ranks, in whole lines, with "[rank 2] " in front.
+  int errors = STDERR_FILENO;
+  std::chrono::milliseconds grace{4000};             // for other ranks to end after a failure
+  std::chrono::milliseconds interrupt_grace{10000};  // for all ranks to end after Ctrl-C
+  // Time to finish a step and write a checkpoint after SIGTERM or SIGUSR1.
   std::chrono::milliseconds stop_grace{600000};
 };
 

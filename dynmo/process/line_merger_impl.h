@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Makes one stream of lines out of what several ranks print.
+// Makes one stream of lines from the output of several ranks.
 
 #include <map>
 #include <set>
@@ -15,16 +15,17 @@ namespace dynmo::process {
 
 class LineMerger {
  public:
-  // The lines that `bytes` complete, with the rank in front where it is not 0. A line "dynmo: ..."
-  // is left out if another rank has printed it already, be it with "rank 1: " in front: all ranks
-  // end with the reason of the first.
+  // Returns the lines that `bytes` complete, with the rank in front if it is not 0. A line "dynmo:
+  // ..." is left out if another rank has printed it already, also with "rank 1: " in front. All
+  // ranks end with the reason of the first.
   [[nodiscard]] std::string feed(WorldRank rank, std::string_view bytes);
-  // The line that was not completed.
+  // Returns the incomplete last line.
   [[nodiscard]] std::string finish(WorldRank rank);
 
-  // The launcher says itself how this rank ended: that others have lost it is no news.
+  // Expects that other ranks report the loss of this rank. It is not shown again, because the
+  // launcher itself reports how the rank ended.
   void expect_loss_of(WorldRank rank) { gone_.insert(rank); }
-  // Whether the rank has printed a line "dynmo: ...".
+  // Returns whether the rank has printed a line "dynmo: ...".
   [[nodiscard]] bool has_explained(WorldRank rank) const { return explained_.contains(rank); }
 
  private:
@@ -32,12 +33,13 @@ class LineMerger {
   bool is_repeated(WorldRank rank, std::string_view line);
 
   std::map<WorldRank, std::string> partial_;
-  std::map<std::string, WorldRank, std::less<>> first_;  // who printed a line of ours first
+  // First rank that printed a line of ours.
+  std::map<std::string, WorldRank, std::less<>> first_;
   std::set<WorldRank> gone_;
   std::set<WorldRank> explained_;
 };
 
-// The ranks that our lines in the output name first, as each that tells of a loss does.
+// Returns the ranks that our lines in the output name first, as a report of a loss does.
 [[nodiscard]] std::vector<int> ranks_named(std::string_view output);
 
 }  // namespace dynmo::process

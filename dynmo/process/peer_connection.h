@@ -2,8 +2,8 @@
 #pragma once
 
 // Defines the frames between the control planes of two processes, and one end of their connection.
-// A connection serves all groups that the two share; a group has a channel on it, whose number the
-// end that connected chooses. It belongs to the plane's thread and never blocks it.
+// A connection serves all groups that the two share. A group has a channel on it, whose number the
+// connecting end chooses. The connection belongs to the plane's thread and never blocks it.
 
 #include <chrono>
 #include <cstdint>
@@ -17,20 +17,20 @@
 
 namespace dynmo::process {
 
-// On the wire: length of the rest (4 bytes), type (1), what follows depends on the type. Numbers as
-// the machine has them; the ranks of a group are of one kind.
+// A frame has the length of the rest (4 bytes), a type (1), and bytes that depend on the type.
+// Numbers are in the machine's order, because the ranks of a group have one architecture.
 enum class FrameType : char {
   kHello,  // the first of either end: secret (8), member (8)
-  kBeat,   // nothing
-  // These carry a group's channel (4), then
+  kBeat,   // empty
+  // The next frames have a group's channel (4), followed by these bytes:
   kJoin,     // to rank 0: generation (8), rank (4)
-  kDone,     // to rank 0: nothing
-  kAllDone,  // from rank 0: nothing
+  kDone,     // to rank 0: empty
+  kAllDone,  // from rank 0: empty
   kVerdict,  // code (4), text
   kWord,     // length of the key (4), key, value
-  kGone,     // nothing; the sender's end of the group is no more
-  // These carry no channel.
-  kAsk,     // nothing; wants a notice
+  kGone,     // empty; the sender's end of the group has ended
+  // The next frames have no channel.
+  kAsk,     // empty; requests a notice
   kNotice,  // text
 };
 
@@ -60,7 +60,7 @@ struct OfGroup {
   std::string_view rest;
 };
 
-// The whole frame.
+// Encodes the whole frame.
 [[nodiscard]] std::string encode(FrameType type, std::string_view rest = {});
 [[nodiscard]] std::string encode(const Hello& hello);
 [[nodiscard]] std::string encode(FrameType type, const OfGroup& of_group);
@@ -70,7 +70,7 @@ struct OfGroup {
 [[nodiscard]] std::string text_of(const Word& word);
 [[nodiscard]] std::string text_of(const Error& verdict);
 
-// Parses the rest of such a frame; nullopt if it is malformed.
+// Parses the rest of such a frame. Returns nullopt if it is malformed.
 [[nodiscard]] std::optional<Hello> parse_hello(std::string_view rest);
 [[nodiscard]] std::optional<OfGroup> parse_of_group(std::string_view rest);
 [[nodiscard]] std::optional<Join> parse_join(std::string_view rest);
@@ -81,23 +81,24 @@ struct PeerConnection {
   enum class State { kOpen, kClosed };
   using Clock = std::chrono::steady_clock;
 
-  // Sends what the system takes at once. A connection that fails shows as closed in receive().
+  // Sends what the system takes at once. If the connection fails, receive() returns kClosed.
   void flush();
   // Reads what has arrived.
   [[nodiscard]] State receive();
-  // Calls `handle` with each whole frame that has arrived, until it returns kClosed. kClosed also
-  // for bytes that are no frame.
+  // Calls `handle` with each whole frame that has arrived, until it returns kClosed. Also returns
+  // kClosed for bytes that are no frame.
   template <typename Handle>
   [[nodiscard]] State take_frames(const Handle& handle);
 
   UniqueFd socket;
-  bool known = false;  // it has said hello, or this end has connected to it
+  // The other end has sent its hello, or this end has connected to it.
+  bool known = false;
   std::string in;
   std::string out;
   Clock::time_point last_received = Clock::now();
 
  private:
-  // The length of the first frame's part behind the length field; 0: not there yet.
+  // Returns the length of the first frame after the length field, or 0 if it is incomplete.
   [[nodiscard]] std::optional<std::size_t> first_frame() const;
 };
 

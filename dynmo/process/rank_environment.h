@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which rank this process is, as whoever started it says in the environment: our launcher,
-// torchrun, mpirun, srun, a Kubernetes job (docs/clusters.md).
+// The rank of this process, as the environment describes it. The program that started the process
+// sets it: our launcher, torchrun, mpirun, srun, a Kubernetes job (docs/clusters.md).
 
 #include <cstdint>
 #include <functional>
@@ -14,10 +14,10 @@
 
 namespace dynmo::process {
 
-// Where the store through which the ranks find each other is.
+// The process that has the store through which the ranks find each other.
 enum class StoreHost {
   kRank0,      // rank 0 opens it
-  kElsewhere,  // it is open already, such as that of torchrun's agent
+  kElsewhere,  // open already, such as that of torchrun's agent
 };
 
 struct RankEnvironment {
@@ -27,8 +27,9 @@ struct RankEnvironment {
   std::string address = "127.0.0.1";
   std::uint16_t port = 29500;
   StoreHost store_host = StoreHost::kRank0;
-  std::optional<int> store_fd = {};  // rank 0: a listening socket on address and port, to be taken
-  std::string attempt = {};          // tells restarts that share one store apart
+  // A listening socket on address and port that rank 0 takes over.
+  std::optional<int> store_fd = {};
+  std::string attempt = {};  // distinguishes restarts that share a store
 };
 
 using GetVariable = std::function<const char*(const char*)>;
@@ -38,13 +39,14 @@ using GetVariable = std::function<const char*(const char*)>;
 // step of several tasks (srun; a batch script and a step of one task are no ranks: from there ranks
 // are started as from a shell).
 //
-// Where the ranks find each other is MASTER_ADDR and MASTER_PORT, which torchrun's names require.
-// Other launchers need not give them. Address: 127.0.0.1 where all ranks are on one host, else the
-// first host of Slurm's allocation, on which rank 0 runs unless the user has asked for another
-// distribution. Port: 15000 to 29999 from the id of the job, so that jobs that share a host differ.
+// The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun's names require. Other launchers
+// need not give them. The address is then 127.0.0.1 if all ranks are on one host. Otherwise it is
+// the first host of Slurm's allocation, on which rank 0 runs unless the user has requested another
+// distribution. The port is 15000 to 29999, from the id of the job, so jobs that share a host
+// differ.
 //
-// nullopt if nobody has started this process as a rank. kBadInput, naming the variable, if one is
-// missing or out of range.
+// Returns nullopt if this process was not started as a rank. Returns kBadInput with the variable if
+// one is missing or out of range.
 [[nodiscard]] Expected<std::optional<RankEnvironment>> rank_environment();
 [[nodiscard]] Expected<std::optional<RankEnvironment>> rank_environment(const GetVariable& get);
 

@@ -5,8 +5,8 @@
 
 namespace dynmo::process {
 
-// While it lives, threads begin with all signals blocked: signals are for the thread that the
-// program expects them in.
+// Blocks all signals in threads that start while it exists. Signals are for the thread in which the
+// program expects them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

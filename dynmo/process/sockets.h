@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The few calls on TCP sockets that the control plane, the launcher and the c10d transport share.
-// All sockets are closed on exec.
+// The calls on TCP sockets that the control plane, the launcher and the c10d transport share. All
+// sockets are closed on exec.
 
 #include <chrono>
 #include <cstdint>
@@ -34,50 +34,54 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Listens at a name or number of this host; port 0 is any free one. All addresses are meant by a
-// name that cannot be bound (the outside address of a container) and by one that others know this
-// host by but that is loopback to itself (Debian's /etc/hosts: 127.0.1.1 for the host's own name).
-// kBadInput: "port 29500 on host is in use: ...".
+// Listens at a name or number of this host. Port 0 is any free one. Two kinds of names stand for
+// all addresses. The first is a name that cannot be bound (the outside address of a container). The
+// second is a name by which others know this host, but which is loopback on it (Debian's
+// /etc/hosts: 127.0.1.1 for the host's own name).
+//
+// Returns kBadInput: "port 29500 on host is in use: ...".
 [[nodiscard]] Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port);
 
-// kBadInput where `address` is no address or name of this host: nothing can listen at it.
+// Returns kBadInput if `address` is no address or name of this host, so that nothing can listen at
+// it.
 [[nodiscard]] Expected<void> check_own_address(const std::string& address);
 
-// Connects, trying again until the deadline where nobody listens yet. kBadInput for a name that
-// does not resolve, kPeerLost if nobody answered; the messages are the system's reason alone, for
-// the caller to say what was wanted.
+// Connects, and tries again until the deadline if nothing listens yet. Returns kBadInput for a name
+// that does not resolve, and kPeerLost if no answer came. The message is only the system's reason.
+// The caller adds what it wanted.
 [[nodiscard]] Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
                                             std::chrono::steady_clock::time_point deadline);
 
-// One try to connect, at most until the deadline.
+// The result of one try to connect, at most until the deadline.
 struct Dialled {
-  UniqueFd socket;       // none: nobody answered
-  bool refused = false;  // the host says that nobody listens there
+  UniqueFd socket;       // none if no answer came
+  bool refused = false;  // the host says that nothing listens there
 };
 [[nodiscard]] Dialled dial(const std::string& address, std::uint16_t port,
                            std::chrono::steady_clock::time_point deadline);
 
-// The socket's own address, numeric, without the port.
+// Returns the socket's own address, numeric, without the port.
 [[nodiscard]] std::string local_address(const UniqueFd& socket);
 [[nodiscard]] std::uint16_t local_port(const UniqueFd& socket);
-// Whether it is an address, not a name.
+// Returns whether it is an address, not a name.
 [[nodiscard]] bool is_numeric(const std::string& address);
-// Whether only this host can reach it: a numeric address, or "localhost". Another name may be
-// loopback here and mean this host elsewhere.
+// Returns whether only this host can reach it: a numeric address, or "localhost". Another name may
+// be loopback here and mean this host elsewhere.
 [[nodiscard]] bool is_loopback(const std::string& address);
-// The address of this host from which packets to `to` would leave; nothing is sent. Empty: no way.
+// Returns the address of this host from which packets to `to` would leave, or "" if there is none.
+// Nothing is sent.
 [[nodiscard]] std::string address_towards(const std::string& to);
 
-// As hosts are told apart by people and job managers: what gethostname says.
+// Returns the name that gethostname gives, by which users and job managers distinguish hosts.
 [[nodiscard]] std::string host_name();
 
-// Small messages leave at once, reads and writes do not block.
+// Makes small messages leave at once, and reads and writes non-blocking.
 void make_prompt(const UniqueFd& socket);
-// Waits on the socket fail half a minute after the other end's host has gone or can no longer be
-// reached; without, a connection on which nobody speaks would never know.
+// Makes waits on the socket fail half a minute after the other end's host is down or unreachable.
+// Without it, an idle connection would never notice.
 void keep_alive(const UniqueFd& socket);
 
-// "Connection refused": what errno says.
+// Returns the text of errno: "Connection refused".
 [[nodiscard]] std::string system_reason(int error);
 
 }  // namespace dynmo::process

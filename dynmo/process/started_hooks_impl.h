@@ -2,7 +2,7 @@
 #pragma once
 
 // The programs that the ranks of a launcher have started and that end with the run
-// (tell_launcher_hook), as the hooks of releases.
+// (tell_launcher_hook), such as the hooks of releases.
 
 #include <sys/types.h>
 
@@ -14,16 +14,18 @@ namespace dynmo::process {
 
 class StartedHooks {
  public:
-  // `pid` is that of the program and of its process group. One that has ended is left out.
+  // Adds a program. `pid` is that of the program and of its process group. A program that has ended
+  // is left out.
   void add(pid_t pid);
-  // SIGTERM to all that still run, with what they have started; SIGKILL a second later. A hook has
-  // a group of its own, so that Ctrl-C does not reach it, and a rank that is killed leaves it.
+  // Sends SIGTERM to all that still run and to what they have started, and SIGKILL a second later.
+  // A hook has its own group, so Ctrl-C does not reach it, and it survives a rank that is killed.
   void end();
 
  private:
   struct Hook {
     pid_t group = -1;
-    UniqueFd process;  // names the program itself, also once its number is another's
+    // Refers to the program itself, also after its number is reused.
+    UniqueFd process;
   };
   void forget_ended();
 
