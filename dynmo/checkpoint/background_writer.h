@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One rank's files of a checkpoint, written while training goes on: layers are copied, a thread of
-// the writer's own puts the copies on the disk.
+// Writes one rank's files of a checkpoint while training continues. Layers are copied, and the
+// writer's own thread writes the copies to the disk.
 //
-// The copies never take more than a limit. A layer that does not fit into what is free of it at
-// that moment (or for which the system has no memory) is written by the caller's thread, before
-// add_layer returns: a limit of 0 is the synchronous write. Either way the file is the same, byte
-// for byte.
+// The copies never take more than a limit. A layer may not fit into the free part of it, or the
+// system may have no memory. Then the caller's thread writes the layer before add_layer() returns.
+// So a limit of 0 is the synchronous write. In both cases the file is the same, byte for byte.
 
 #include <chrono>
 #include <condition_variable>
@@ -27,38 +26,43 @@
 
 namespace dynmo::checkpoint {
 
-// One thread calls it; none of its calls but wait(), wait_for() and finish() waits for the disk,
-// where the limit allows.
+// The writer. One thread calls it. Within the limit, only wait(), wait_for() and finish() wait for
+// the disk.
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Bytes memory);
-  ~BackgroundWriter();  // ends after the file under way; what is queued is dropped
+  ~BackgroundWriter();  // ends after the present file; drops the queue
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  // Writes the layer's file into `pending`, sooner or later; its tensors may change when this has
-  // returned. After an error the layers behind it are passed over, until finish().
+  // Writes the layer's file into `pending`, now or later. The tensors may change once this has
+  // returned. After an error later layers are skipped, until finish().
   void add_layer(const std::filesystem::path& pending, const LayerFile& layer);
-  // Runs `task` after all that was added before, on the writer's thread, whatever became of that.
+  // Runs `task` on the writer's thread, after all that was added before. It runs also if an earlier
+  // job failed.
   void add_task(std::function<Expected<void>()> task);
 
-  [[nodiscard]] bool busy() const;  // something is queued or under way
-  void wait() const;                // until it is not
+  // Returns whether anything is queued or in progress.
+  [[nodiscard]] bool busy() const;
+  // Waits until the writer is not busy.
+  void wait() const;
   void wait_for(std::chrono::milliseconds most) const;
-  // Waits; the entries of the layers added since the last call, or the first error of a layer or
-  // task. Rethrows what one of them threw.
+  // Waits, and returns the entries of the layers added since the last call, or the first error of a
+  // layer or task. Rethrows an exception of one of them.
   [[nodiscard]] Expected<std::vector<FileEntry>> finish();
 
-  // Forgets what was added since the last finish(). Waits for nothing: a file under way is written
-  // to its end, or for as long as the disk hangs.
+  // Forgets what was added since the last finish(). Waits for nothing. A file in progress is
+  // written to its end, or for as long as the disk hangs.
   void drop();
-  [[nodiscard]] bool writes_dropped() const;  // that file is still under way
+  // Returns whether a dropped file is still in progress.
+  [[nodiscard]] bool writes_dropped() const;
 
-  [[nodiscard]] Bytes peak_memory() const;  // most bytes copied and not yet written, so far
+  // Returns the maximum of bytes copied and not yet written.
+  [[nodiscard]] Bytes peak_memory() const;
 
  private:
   struct Job {
-    // A layer's entry; none of a task.
+    // Returns a layer's entry, or none for a task.
     std::function<Expected<std::optional<FileEntry>>()> work;
     bool is_layer = false;
     Bytes held;
@@ -68,17 +72,18 @@ class BackgroundWriter {
   void keep(Expected<std::optional<FileEntry>> result, std::exception_ptr fault);  // under mutex_
 
   const Bytes memory_;
-  mutable std::mutex mutex_;  // guards all below but thread_
+  mutable std::mutex mutex_;  // guards the members below except thread_
   mutable std::condition_variable_any changed_;
   std::deque<Job> queue_;
   bool running_ = false;
-  bool dropped_ = false;  // what runs was dropped
+  bool dropped_ = false;  // the running job was dropped
   Bytes held_;
   Bytes peak_;
   std::vector<FileEntry> entries_;
   std::optional<Error> error_;
   std::exception_ptr fault_;
-  std::jthread thread_;  // last: it uses all of the above
+  // Last, because it uses all members above.
+  std::jthread thread_;
 };
 
 }  // namespace dynmo::checkpoint

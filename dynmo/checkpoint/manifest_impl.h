@@ -11,12 +11,12 @@ namespace dynmo::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
 
-// kBadInput if `entries`, sorted by layer, are not those of layers 0..n-1 with n >= 1, each under
-// its layer's file name.
+// Returns kBadInput if `entries`, sorted by layer, are not those of layers 0..n-1 with n >= 1. Each
+// must have its layer's file name.
 [[nodiscard]] Expected<void> check_entries(const std::vector<FileEntry>& entries,
                                            const std::string& origin);
 
-// The text of manifest.json; kBadInput if the state holds what JSON cannot.
+// Returns the text of manifest.json, or kBadInput if JSON cannot represent the state.
 [[nodiscard]] Expected<std::string> encode_manifest(const Manifest& manifest);
 
 }  // namespace dynmo::checkpoint

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The masks of a checkpoint's pruned matrices as tensors (tensor/sparse_tensor.h), so that their
+// Reads the masks of a checkpoint's pruned matrices as tensors (tensor/sparse_tensor.h), whose
 // features say how weights are spread.
 
 #include <filesystem>
@@ -14,12 +14,12 @@
 namespace dynmo::checkpoint {
 
 struct Mask {
-  std::string name;             // of the matrix
-  tensor::SparseTensor places;  // [row, column] of the weights that are left
+  std::string name;             // name of the matrix
+  tensor::SparseTensor places;  // [row, column] of the remaining weights
 };
 
-// All masks of a checkpoint's folder, by layer; none where nothing was pruned. kBadInput naming
-// file and tensor.
+// Returns all masks of a checkpoint's folder, by layer, or none if nothing was pruned. Returns
+// kBadInput with file and tensor.
 [[nodiscard]] Expected<std::vector<Mask>> read_masks(const std::filesystem::path& checkpoint);
 
 }  // namespace dynmo::checkpoint

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The safetensors format: an 8-byte header length, a JSON header, the tensors back to back. Files
-// are the bytes that the reference implementation writes, and are read with all of its rules, so
-// that any tool of the field opens our checkpoints and a damaged file is an error, not a wrong
-// model.
+// The safetensors format: an 8-byte header length, a JSON header, and the tensors without gaps.
+// Files have the bytes that the reference implementation writes, and all of its rules are checked
+// on reading. So any tool of the field opens our checkpoints, and a damaged file is an error, not a
+// wrong model.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace dynmo::checkpoint {
 
-// In the format's order of alignment: files hold the tensors of the last first.
+// The types in the format's order of alignment. Files hold the tensors of the last type first.
 enum class DType : std::uint8_t {
   kBool,
   kF4,
@@ -52,9 +52,9 @@ enum class DType : std::uint8_t {
 };
 [[nodiscard]] std::string_view name(DType dtype);  // "F32"
 [[nodiscard]] std::optional<DType> parse_dtype(std::string_view name);
-[[nodiscard]] int bits(DType dtype);  // an element: 4, 6, 8, 16, 32 or 64
+[[nodiscard]] int bits(DType dtype);  // of an element: 4, 6, 8, 16, 32 or 64
 
-// A tensor somebody else owns: row-major, contiguous. An empty shape is a scalar.
+// A tensor that another object owns: row-major, contiguous. An empty shape is a scalar.
 struct TensorView {
   std::string name;
   DType dtype = DType::kF32;
@@ -64,7 +64,8 @@ struct TensorView {
 
 using Metadata = std::map<std::string, std::string>;
 
-// Bytes of a tensor; nullopt if they overflow or are no whole number. Requires shape >= 0.
+// Returns the bytes of a tensor, or nullopt if they overflow or are no whole number. Requires shape
+// >= 0.
 [[nodiscard]] std::optional<std::uint64_t> bytes_of(DType dtype,
                                                     std::span<const std::int64_t> shape);
 
@@ -73,9 +74,11 @@ struct WrittenFile {
   Digest digest;  // of all bytes as they were handed to the system
 };
 
-// Writes a file durably (the old one or the new one after a crash). The tensors may come in any
-// order; none is copied. kBadInput: the disk says no, a name is not UTF-8, "__metadata__" or there
-// twice, a header above 100,000,000 bytes. Requires each tensor's bytes to be those of its shape.
+// Writes a file durably: after a crash there is the old file or the new one. The tensors may come
+// in any order, and none is copied. Requires each tensor's bytes to be those of its shape.
+//
+// Returns kBadInput if the disk fails, or the header is above 100,000,000 bytes. Also if a name is
+// not UTF-8, is "__metadata__", or occurs twice.
 [[nodiscard]] Expected<WrittenFile> write_safetensors(const std::filesystem::path& path,
                                                       std::span<const TensorView> tensors,
                                                       const Metadata& metadata = {});
@@ -84,23 +87,23 @@ struct WrittenFile {
 // copy of this value. Any number of threads may read.
 class Safetensors {
  public:
-  // kBadInput, naming the file, the tensor and the broken rule. `check`, if given, sees the bytes
-  // before they are parsed, and its error is returned: for digests.
+  // Opens a file. `check`, if given, gets the bytes before they are parsed, for digests, and its
+  // error is returned. Returns kBadInput with the file, the tensor and the broken rule.
   using Check = std::function<Expected<void>(std::span<const std::byte>)>;
   [[nodiscard]] static Expected<Safetensors> open(const std::filesystem::path& path,
                                                   const Check& check = {});
-  // The same of bytes that the caller keeps alive; `origin` names them in messages.
+  // Like open(), for bytes that the caller keeps alive. `origin` names them in messages.
   [[nodiscard]] static Expected<Safetensors> parse(std::span<const std::byte> bytes,
                                                    std::string_view origin);
 
   [[nodiscard]] const std::vector<TensorView>& tensors() const { return tensors_; }  // file order
   [[nodiscard]] const Metadata& metadata() const { return metadata_; }
   [[nodiscard]] const TensorView* find(std::string_view name) const;  // null if there is none
-  // All of the file.
+  // Returns the bytes of the whole file.
   [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
 
  private:
-  std::shared_ptr<const data::MappedFile> file_;  // null when parsed from the caller's bytes
+  std::shared_ptr<const data::MappedFile> file_;  // null if parsed from the caller's bytes
   std::span<const std::byte> bytes_;
   std::vector<TensorView> tensors_;
   Metadata metadata_;
