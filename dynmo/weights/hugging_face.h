@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decoders as Hugging Face's transformers keeps them: a folder of config.json and safetensors.
+// Reads and writes decoders in the format of Hugging Face's transformers: a folder of config.json
+// and safetensors.
 
 #include <cstdint>
 #include <filesystem>
@@ -17,8 +18,8 @@
 
 namespace dynmo::weights {
 
-// Experts in the place of every MLP, of the same width each, and those of a token: the likeliest by
-// softmax, whose gates sum to 1.
+// Experts that replace every MLP, all of the same width, and the number of them for a token. A
+// token has the likeliest by softmax, whose gates sum to 1.
 struct Experts {
   std::int64_t count = 0;
   std::int64_t per_token = 0;
@@ -28,25 +29,28 @@ struct Experts {
 // The model that a config.json describes.
 struct HuggingFaceModel {
   model::DecoderConfig decoder = {};
-  std::optional<Experts> experts = {};  // of a Mixtral, whose decoder is a Llama but for them
+  // Set for a Mixtral. Apart from them, its decoder is a Llama.
+  std::optional<Experts> experts = {};
   friend bool operator==(const HuggingFaceModel&, const HuggingFaceModel&) = default;
 };
 
-// A config.json of model_type llama, gpt2 or mixtral; its longest input becomes `sequence`.
-// Probabilities of dropout are no part of a model: 0 (left_out says which it has). kBadInput,
-// naming file, key, value and what is implemented: rope scaling, biases in Llama, sliding windows,
-// noise of a router, other activations, quantization and the like.
+// Parses a config.json of model_type llama, gpt2 or mixtral. Its longest input becomes `sequence`.
+// Dropout is 0, because probabilities of dropout are no part of a model (left_out() returns them).
+//
+// Returns kBadInput with file, key, value and what is implemented. It refuses rope scaling, biases
+// in Llama, sliding windows, noise of a router, other activations, quantization and similar
+// features.
 [[nodiscard]] Expected<HuggingFaceModel> parse_hugging_face(const Json& json,
                                                             std::string_view origin);
-// Names the settings of training in such a file that are not taken over, one line for people: its
-// probabilities of dropout, where they are not 0. Else "".
+// Returns a line for the user with the training settings of such a file that are not taken over,
+// else "". These are its probabilities of dropout, if they are not 0.
 [[nodiscard]] std::string left_out(const Json& json);
-// The other way; parse_hugging_face reads it back to the same value, but for dropout. Experts
-// require a Llama.
+// Writes a config.json, which parse_hugging_face() reads to the same value, except for dropout.
+// Experts require a Llama.
 [[nodiscard]] Json hugging_face_config(const HuggingFaceModel& model);
 
-// model.safetensors of a folder, or the shards that model.safetensors.index.json names: all of
-// which the index names are there. kBadInput.
+// Opens model.safetensors of a folder, or all shards that model.safetensors.index.json names.
+// Returns kBadInput.
 [[nodiscard]] Expected<std::vector<checkpoint::Safetensors>> open_hugging_face(
     const std::filesystem::path& directory);
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A Mixtral is a Llama that trains with [moe]: between that table and Mixtral's config, and between
-// two spellings of its tensors.
+// Converts between a Mixtral and a Llama that trains with [moe]. It converts that table and
+// Mixtral's config, and two spellings of its tensors.
 //
-// Files of Hugging Face's transformers hold a matrix a name,
-// "model.layers.0.block_sparse_moe.experts.3.w1.weight", which is what a layer's parameters are
-// called here. Since version 5 its models hold those of all experts in one tensor,
-// "model.layers.0.mlp.experts.gate_up_proj", and so do files that it is told to write as the model
-// is.
+// Files of Hugging Face's transformers hold one matrix for each name,
+// "model.layers.0.block_sparse_moe.experts.3.w1.weight". A layer's parameters have the same names
+// here. Since version 5 its models hold the matrices of all experts in one tensor,
+// "model.layers.0.mlp.experts.gate_up_proj". Files that are written in the model's own format do,
+// too.
 
 #include <map>
 #include <string>
@@ -26,17 +26,19 @@ namespace dynmo::weights {
 using TensorMap = std::map<std::string, checkpoint::TensorView, std::less<>>;
 
 // Replaces the tensors that hold all experts of a block by those of each expert, and the router's
-// later name by its first. They stay views of the same bytes. kBadInput naming the tensor: another
-// shape or number type than the config asks for, a tensor that is there under both names.
+// later name by its first. They stay views of the same bytes.
+//
+// Returns kBadInput with the tensor for another shape or number type than the config requires. Also
+// if a tensor exists under both names.
 [[nodiscard]] Expected<void> separate_experts(TensorMap& tensors, const cost::DecoderShape& shape,
                                               const Experts& experts, std::string_view origin);
 
-// The sources of a run that trains a Mixtral.
+// Returns the sources of a run that trains a Mixtral.
 [[nodiscard]] dynamism::SourceOptions sources_of(const Experts& experts);
 
-// Returns the model that transformers has for a decoder that was trained with these sources: a
-// Mixtral where [moe] is enabled. kBadInput, naming the key: a router or a capacity that a Mixtral
-// does not have.
+// Returns the transformers model of a decoder that was trained with these sources: a Mixtral if
+// [moe] is enabled. Returns kBadInput with the key for a router or a capacity that a Mixtral does
+// not have.
 [[nodiscard]] Expected<HuggingFaceModel> exported_model(const model::DecoderConfig& config,
                                                         const dynamism::SourceOptions& sources,
                                                         std::string_view origin);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Between the [model] table of a run's config and the decoder it means.
+// Converts between the [model] table of a run's config and its decoder.
 
 #include <cstdint>
 #include <string>
@@ -13,15 +13,17 @@
 
 namespace dynmo::weights {
 
-// The decoder of a valid config for data of `vocabulary` tokens, unless model.vocabulary is given.
+// Returns the decoder of a valid config. `vocabulary` is that of the data, and counts unless
+// model.vocabulary is given.
 [[nodiscard]] model::DecoderConfig decoder_config(const config::Config& config,
                                                   std::int64_t vocabulary);
 
-// The other way: defaults with a [model] table that means this decoder, whatever the data.
+// Returns defaults with a [model] table for this decoder, which does not depend on the data.
 [[nodiscard]] config::Config config_of(const model::DecoderConfig& decoder);
 
-// The keys of the [model] table that decide which weights fit and what they compute, with their
-// values as TOML: all but ties, dropout, and a length that no parameter depends on.
+// Returns the keys of the [model] table that decide which weights fit and what they compute, with
+// their values as TOML. These are all except ties, dropout, and a length on which no parameter
+// depends.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> settings_of(
     const model::DecoderConfig& decoder);
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A trained model as a whole, in one process: what to generate text with and to hand to other
-// tools.
+// A whole trained model in one process, to generate text and to export.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,54 +20,61 @@ namespace dynmo::weights {
 struct TrainedModel {
   std::filesystem::path checkpoint;
   std::int64_t step = 0;
-  std::string data;  // folder that knows the tokenizer: data.path of the run, a Hugging Face one
-  std::string tokenizer;           // data::tokenizer_name of that; "" where it is not known
-  std::string left_out;            // of a Hugging Face config (hugging_face.h), or ""
-  std::vector<std::string> notes;  // newer checkpoints passed over, and why
+  // Folder that knows the tokenizer: data.path of the run, or a Hugging Face folder.
+  std::string data;
+  // data::tokenizer_name of that folder, or "" if it is not known.
+  std::string tokenizer;
+  std::string left_out;            // as hugging_face.h returns it
+  std::vector<std::string> notes;  // newer checkpoints that were skipped, with reasons
   model::DecoderConfig config;
-  dynamism::SourceOptions sources = {};  // of its run, as far as they shape layers
+  dynamism::SourceOptions sources = {};  // those of its run that shape layers
   model::Model layers;
   std::vector<model::Place> places;       // by LayerId
   std::vector<model::LayerState> states;  // by LayerId; values only
-  // Attention looks at pairs that a source chooses: whole texts are read for each token.
+  // Set if a source chooses pairs for attention. Then the whole text is read for each token.
   bool sparse_attention = false;
-  // Tokens leave at heads on the way: so here.
+  // Set if tokens leave at earlier heads. They do so here, too.
   bool early_exit = false;
-  // The table of the source whose layers no other library has; empty: none, or [moe].
+  // The table of the source whose layers no other library has. Empty if there is none, or if it is
+  // [moe].
   std::string own_layers = {};
-  bool experts_choose = false;  // tokens, also later ones (moe.router)
+  bool experts_choose = false;  // experts choose tokens, also later ones (moe.router)
 };
 
-// `path` and errors are those of read_weights and check_finite (weights.h).
+// Opens a model. `path` and errors are those of read_weights() and check_finite() (weights.h).
 [[nodiscard]] Expected<TrainedModel> open_trained(const std::filesystem::path& path);
 
-// The tokenizer of the run's data; `name` (open_tokenizer) is taken instead if it is not empty.
-// kBadInput: the data are gone or have another tokenizer now, and it is not given, or its
-// vocabulary is larger than the model's.
+// Returns the tokenizer of the run's data, or that of `name` (open_tokenizer) if it is not empty.
+// Returns kBadInput if the data are missing or have another tokenizer now, and `name` is empty.
+// Also if the tokenizer's vocabulary is larger than the model's.
 [[nodiscard]] Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(
     const TrainedModel& model, const std::string& name);
 
-// kBadInput unless `directory` is absent or empty.
+// Returns kBadInput unless `directory` is absent or empty.
 [[nodiscard]] Expected<void> check_export_folder(const std::filesystem::path& directory);
 
-// Writes DIRECTORY/model.safetensors and config.json, which Hugging Face's LlamaForCausalLM,
-// GPT2LMHeadModel or, of a Llama with experts, MixtralForCausalLM reads. A tied pair is written
-// once, under the embedding's name, as they do. kBadInput: it has no such model (mixtral.h).
-// Overwriting replaces these two files, and touches nothing else in the folder.
+// Writes DIRECTORY/model.safetensors and config.json. Hugging Face's LlamaForCausalLM,
+// GPT2LMHeadModel or, for a Llama with experts, MixtralForCausalLM reads them. A tied pair is
+// written once, under the embedding's name, as these do. Returns kBadInput if transformers has no
+// such model (mixtral.h).
+//
+// Overwriting replaces these two files, and changes nothing else in the folder.
 enum class Overwrite { kNo, kYes };
 [[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,
                                                  const std::filesystem::path& directory,
                                                  Overwrite overwrite = Overwrite::kNo);
 
-// Copies the files of the model's tokenizer there, as they lie beside its data: their names, none
-// where the tokenizer is bytes. kBadInput: as tokenizer_of.
+// Copies the files of the model's tokenizer there, as they are beside its data. Returns their
+// names, or none if the tokenizer is bytes. Returns kBadInput like tokenizer_of().
 [[nodiscard]] Expected<std::vector<std::string>> export_tokenizer(
     const TrainedModel& model, const std::filesystem::path& directory);
 
 // Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
-// Hugging Face folder: `dynmo generate` works on it, and a run starts from it with train.init. It
-// has no optimizer state. Returns what of the folder's config is left out, a line for people, or
-// "". kBadInput: as read_weights, or `run` has checkpoints already.
+// Hugging Face folder. `dynmo generate` works on the result, and a run starts from it with
+// train.init. It has no optimizer state.
+//
+// Returns a line for the user with what is left out of the folder's config, or "". Returns
+// kBadInput like read_weights(), or if `run` has checkpoints already.
 [[nodiscard]] Expected<std::string> import_hugging_face(const std::filesystem::path& directory,
                                                         const std::filesystem::path& run);
 

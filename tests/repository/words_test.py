@@ -34,7 +34,7 @@ VERB = re.compile(r"(?!(?:This|Its|Less|Bytes|Seconds|Indices|Elements|Numbers|N
 AVOIDED = re.compile(r"\b(who|whoever|somebody|nobody|as many|so many|anew|besides|gone|hears|(?<!in )turns?|the one|the other ones|for want of)\b", re.IGNORECASE)
 # {figure: limit}: of the folders that were rewritten, each, and of all folders together. Median and shares (per cent) only fall.
 FIGURES = ("median", "above 25 words", "above 30 words", "avoided words", "functions without a verb")
-REWRITTEN = ("c10d", "checkpoint", "elastic", "kernels", "model", "process", "runtime", "schedule", "sim", "tensor", "transport")
+REWRITTEN = ("c10d", "checkpoint", "elastic", "kernels", "model", "process", "runtime", "schedule", "sim", "tensor", "transport", "weights")
 LIMITS = (11, 8, 2.5, 0, 5)
 LIMITS_OF_ALL = (14, 16, 9, 330, 77)
 
