@@ -104,8 +104,9 @@ void discard_pending(const std::filesystem::path& root);
 // the same step. Returns the checkpoint's folder. The entries may come in any order. Requires
 // `state` to be an object.
 //
-// Returns kBadInput if the entries are not those of layers 0..n-1, once each. Also if a file is
-// missing or has another size, or if the disk fails. The older checkpoints are untouched then.
+// Returns kBadInput if the entries are not those of layers 0..n-1, once each. Also returns it if a
+// file is missing or has another size, or if the disk fails. The older checkpoints are untouched
+// then.
 [[nodiscard]] Expected<std::filesystem::path> commit_checkpoint(
     const std::filesystem::path& pending, std::int64_t step, std::vector<FileEntry> entries,
     const Json& state);

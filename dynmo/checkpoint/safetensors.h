@@ -77,8 +77,8 @@ struct WrittenFile {
 // Writes a file durably: after a crash there is the old file or the new one. The tensors may come
 // in any order, and none is copied. Requires each tensor's bytes to be those of its shape.
 //
-// Returns kBadInput if the disk fails, or the header is above 100,000,000 bytes. Also if a name is
-// not UTF-8, is "__metadata__", or occurs twice.
+// Returns kBadInput if the disk fails, or the header is above 100,000,000 bytes. Also returns it if
+// a name is not UTF-8, is "__metadata__", or occurs twice.
 [[nodiscard]] Expected<WrittenFile> write_safetensors(const std::filesystem::path& path,
                                                       std::span<const TensorView> tensors,
                                                       const Metadata& metadata = {});

@@ -9,7 +9,7 @@
 // post first.
 //
 // So a layer does not begin when the host reaches it. It begins when the device was free and the
-// layer's inputs were there. So delays of the host do not add up.
+// layer's inputs were there. Delays of the host therefore do not add up.
 
 #include <ATen/core/Tensor.h>
 

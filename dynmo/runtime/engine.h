@@ -35,9 +35,9 @@ struct StepInput {
   // Length of the frozen prefix. It is the number of layers for a forward-only schedule.
   int frozen_layers = 0;
   model::Pass pass = model::Pass::kTraining;
-  // Set if the schedule is only a part of the step (one of several rounds, or replicas). They are
-  // the number of its first micro-batch in the step, and the number of micro-batches of the step. 0
-  // means those of the schedule.
+  // For a schedule that is only a part of the step (one of several rounds or replicas). The first
+  // number is that of its first micro-batch in the step. The second is the number of micro-batches
+  // of the step, or 0 for those of the schedule.
   int first_micro_batch = 0;
   int step_micro_batches = 0;
   // Fills StepOutput::stash_bytes also for layers whose stash does not know its bytes. This is

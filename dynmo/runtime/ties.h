@@ -19,7 +19,7 @@
 namespace dynmo::runtime {
 
 // Returns kBadInput for a layer or parameter that does not exist, and for two of different shapes
-// or weight decay. Also for a parameter in two ties.
+// or weight decay. Also returns it for a parameter in two ties.
 [[nodiscard]] Expected<void> check_ties(const std::vector<model::Tie>& ties,
                                         const model::Model& model);
 

@@ -31,8 +31,8 @@ struct CsvSchedule {
 // lower() if the schedule is compute-only.
 //
 // Returns kBadInput with `origin`, row and column (both from 1), or with the stage. Faults are a
-// cell that is no action, a stage without F or with F in two rows, and far more stages x
-// micro-batches than actions. Other faults are those of validate(PipelineShape).
+// cell that is no action, a stage without F, and one with F in two rows. Far more stages x
+// micro-batches than actions are a fault, too. Other faults are those of validate(PipelineShape).
 [[nodiscard]] Expected<CsvSchedule> read_csv(std::string_view text, std::string_view origin);
 
 // Returns the text, whose lines end with "\r\n" as PyTorch writes them. Reading it gives the same

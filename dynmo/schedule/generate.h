@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Makes compute-only schedules from a shape: GPipe (Huang et al. 2019), 1F1B (PipeDream-Flush,
-// Narayanan et al. 2021), interleaved 1F1B (the same), ZB-H1 (Qi et al. 2023) and ZB-V (Qi et al.
-// 2024).
+// Makes compute-only schedules from a shape. They are GPipe (Huang et al. 2019), 1F1B
+// (PipeDream-Flush, Narayanan et al. 2021) and interleaved 1F1B (the same). Two split backwards:
+// ZB-H1 (Qi et al. 2023) and ZB-V (Qi et al. 2024).
 //
 // All of them take unequal stages, idle ranks and a frozen prefix, whose stages run F only.
 // docs/schedules.md has orders, step times, bubbles and stashes.

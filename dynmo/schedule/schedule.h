@@ -56,8 +56,9 @@ struct PipelineShape {
 // Limit of (stage, micro-batch) pairs. Below it, positions in a rank's list fit an int.
 inline constexpr std::size_t kMaxStageMicroBatches = std::size_t{1} << 27;
 
-// Returns kBadInput if there are no ranks, stages or micro-batches. Also if a stage is on no rank,
-// a frozen stage follows a trained one, or there are more than kMaxStageMicroBatches pairs.
+// Returns kBadInput if there are no ranks, stages or micro-batches. Also returns it if a stage is
+// on no rank, a frozen stage follows a trained one, or there are more than kMaxStageMicroBatches
+// pairs.
 [[nodiscard]] Expected<void> validate(const PipelineShape& shape);
 
 struct Schedule {

@@ -50,7 +50,8 @@ struct StepCosts {
 // Computes the costs. Requires a valid shape.
 //
 // Returns kBadInput for costs or links that are negative or NaN, and for speeds that are not
-// positive. Also for the wrong number of stages or ranks, and sums that do not fit 64 bits.
+// positive. Also returns it for the wrong number of stages or ranks, and sums that do not fit 64
+// bits.
 [[nodiscard]] Expected<StepCosts> step_costs(const schedule::PipelineShape& shape,
                                              std::span<const StageCost> stages,
                                              const cost::Cluster& cluster);

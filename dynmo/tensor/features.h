@@ -94,7 +94,7 @@ struct FeatureOptions {
 // Computes the features. Entries at the same place count each.
 //
 // Returns kBadInput for a mode that the tensor does not have, and for modes whose indices need more
-// than 128 bits together. Also for more than 2^28 values of series along the steps.
+// than 128 bits together. Also returns it for more than 2^28 values of series along the steps.
 [[nodiscard]] Expected<Features> features_of(const SparseTensor& tensor,
                                              const FeatureOptions& options = {});
 

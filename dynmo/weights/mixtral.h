@@ -29,7 +29,7 @@ using TensorMap = std::map<std::string, checkpoint::TensorView, std::less<>>;
 // later name by its first. They stay views of the same bytes.
 //
 // Returns kBadInput with the tensor for another shape or number type than the config requires. Also
-// if a tensor exists under both names.
+// returns it if a tensor exists under both names.
 [[nodiscard]] Expected<void> separate_experts(TensorMap& tensors, const cost::DecoderShape& shape,
                                               const Experts& experts, std::string_view origin);
 

@@ -46,7 +46,7 @@ struct TrainedModel {
 
 // Returns the tokenizer of the run's data, or that of `name` (open_tokenizer) if it is not empty.
 // Returns kBadInput if the data are missing or have another tokenizer now, and `name` is empty.
-// Also if the tokenizer's vocabulary is larger than the model's.
+// Also returns it if the tokenizer's vocabulary is larger than the model's.
 [[nodiscard]] Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(
     const TrainedModel& model, const std::string& name);
 

@@ -47,7 +47,8 @@ struct Weights {
 // none of them.
 //
 // Returns kBadInput for a damaged file, or a model that is not implemented (hugging_face.h). Also
-// for a tensor that is missing, not part of the model, or of another shape or number type.
+// returns it for a tensor that is missing, not part of the model, or of another shape or number
+// type.
 [[nodiscard]] Expected<Weights> read_weights(const std::filesystem::path& path);
 
 // Returns kBadInput unless a run of `config` may start from the weights, with the first key of
