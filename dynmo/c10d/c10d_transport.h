@@ -120,7 +120,7 @@ class Group : public transport::Transport {
 [[nodiscard]] Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options);
 
 // Listens at `options.own_address`, or else `options.address`, on a free port. Rank 0 calls it
-// before the other ranks learn where to meet. Returns kBadInput.
+// before the other ranks learn where to meet. Fails with kBadInput.
 [[nodiscard]] Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options);
 [[nodiscard]] const MeetingPlace& place_of(const Meeting& meeting);
 

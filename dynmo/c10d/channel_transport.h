@@ -61,7 +61,7 @@ class ChannelTransport final : public transport::Transport {
   ~ChannelTransport() override;
 
   // Opens the channels of this rank that are not open yet. All ranks of the group call it with
-  // equal channels, at the same point of their work. Returns kPeerLost.
+  // equal channels, at the same point of their work. Fails with kPeerLost.
   [[nodiscard]] Expected<void> open(std::span<const Channel> channels);
 
   [[nodiscard]] transport::Member rank() const override {

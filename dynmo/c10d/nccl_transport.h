@@ -21,7 +21,7 @@ struct NcclTransport {
 
 // Connects the channels of `group`, which was made with `options` and must outlive the result. All
 // ranks of the group call it, and all get channels or none does. There are none if some rank's
-// build has no NCCL, or if two ranks share a device, which NCCL refuses. Returns kPeerLost.
+// build has no NCCL, or if two ranks share a device, which NCCL refuses. Fails with kPeerLost.
 [[nodiscard]] Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options,
                                                    at::Device device);
 

@@ -111,10 +111,10 @@ void discard_pending(const std::filesystem::path& root);
     const std::filesystem::path& pending, std::int64_t step, std::vector<FileEntry> entries,
     const Json& state);
 
-// Returns the manifest after checking its own digest. Returns kBadInput.
+// Returns the manifest after checking its own digest. Fails with kBadInput.
 [[nodiscard]] Expected<Manifest> read_manifest(const std::filesystem::path& checkpoint);
 
-// Reads every file and compares size and digest. Returns kBadInput with the file.
+// Reads every file and compares size and digest. Fails with kBadInput and the file's name.
 [[nodiscard]] Expected<Manifest> verify(const std::filesystem::path& checkpoint);
 
 // Returns the committed checkpoints, newest first, or none if `root` does not exist. They may be
@@ -132,8 +132,8 @@ void discard_pending(const std::filesystem::path& root);
 [[nodiscard]] Expected<VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path,
                                                            std::vector<Error>* skipped);
 
-// Opens one layer's file after comparing its size and digest with the manifest. Returns kBadInput.
-// Requires layer < manifest.files.size().
+// Opens one layer's file after comparing its size and digest with the manifest. Fails with
+// kBadInput. Requires layer < manifest.files.size().
 [[nodiscard]] Expected<Safetensors> read_layer(const VerifiedCheckpoint& checkpoint, LayerId layer);
 
 // Removes all checkpoints except the newest `keep`, and returns what it removed. The newest that

@@ -88,7 +88,7 @@ struct WrittenFile {
 class Safetensors {
  public:
   // Opens a file. `check`, if given, gets the bytes before they are parsed, for digests, and its
-  // error is returned. Returns kBadInput with the file, the tensor and the broken rule.
+  // error is returned. Fails with kBadInput, which names the file, the tensor and the broken rule.
   using Check = std::function<Expected<void>(std::span<const std::byte>)>;
   [[nodiscard]] static Expected<Safetensors> open(const std::filesystem::path& path,
                                                   const Check& check = {});

@@ -33,8 +33,8 @@ struct Build {
   std::string data;             // digest of the data
   friend bool operator==(const Build&, const Build&) = default;
 };
-// Returns kBadInput with the first difference: the newcomer's value, the run's value, and what to
-// change.
+// Compares two builds. Fails with kBadInput at the first difference, and names the newcomer's
+// value, the run's value, and what to change.
 [[nodiscard]] Expected<void> check_same(const Build& newcomer, const Build& run);
 
 enum class RequestKind {

@@ -120,7 +120,7 @@ class ControlPlane {
   ControlPlane& operator=(const ControlPlane&) = delete;
   ~ControlPlane();
 
-  // Listens on a free port of `address` from now on. A second call changes nothing. Returns
+  // Listens on a free port of `address` from now on. A second call changes nothing. Fails with
   // kBadInput.
   [[nodiscard]] Expected<void> listen(const std::string& address);
   // Returns where it listens. Requires that it does.

@@ -40,7 +40,7 @@ class ControlService {
     std::string secret = {};
     int replicas = 1;  // number of processes that join together
   };
-  // Listens. No client knows the endpoint before publish(). Returns kBadInput.
+  // Listens. No client knows the endpoint before publish(). Fails with kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<ControlService>> open(Options options);
   ControlService(const ControlService&) = delete;
   ControlService& operator=(const ControlService&) = delete;

@@ -25,7 +25,7 @@ struct JobFile {
 [[nodiscard]] std::filesystem::path job_path(const std::filesystem::path& run);
 [[nodiscard]] std::filesystem::path secret_path(const std::filesystem::path& run);
 
-// Writes both files. Returns kBadInput with the file and the system's reason.
+// Writes both files. Fails with kBadInput, which names the file and the system's reason.
 [[nodiscard]] Expected<void> write_job(const std::filesystem::path& run, const JobFile& job,
                                        std::string_view secret);
 // Removes both files of a run that has ended, because nothing listens there any more.
@@ -35,8 +35,8 @@ void remove_job(const std::filesystem::path& run);
 void remove_job_of(const std::filesystem::path& run, const JobFile& leader);
 void remove_job_of_ended(const std::filesystem::path& run);
 
-// Writes a file that other users cannot read at any moment. It may replace an existing file.
-// Returns kBadInput like write_job().
+// Writes a file that other users cannot read at any moment. It may replace an existing file. Fails
+// like write_job().
 [[nodiscard]] Expected<void> write_private(const std::filesystem::path& path,
                                            std::string_view text);
 

@@ -37,7 +37,7 @@ class Leader {
     ReleaseOptions releases;
   };
   // Opens the control endpoint, which no client knows before publish(). `handover` comes from the
-  // previous leader, or is null if the run begins. Returns kBadInput.
+  // previous leader, or is null if the run begins. Fails with kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<Leader>> open(Options options,
                                                               const Json& handover);
   // Writes the files by which clients find the endpoint. If that fails, poll() tries again.

@@ -44,7 +44,7 @@ inline constexpr cost::DecoderLimits kDecoderLimits = {.hidden = std::int64_t{1}
                                                        .tokens = std::int64_t{1} << 24};
 inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // angles of rotary positions
 
-// Checks fields. All return kBadInput with the key of a run's config.
+// Checks fields. All fail with kBadInput and the key of a run's config.
 [[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField> fields);
 [[nodiscard]] Expected<void> check_heads(std::int64_t hidden, std::int64_t heads);
 [[nodiscard]] Expected<void> check_dropout(double dropout);

@@ -46,8 +46,8 @@ struct Gpt2Config {
   friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
 };
 
-// Checks a config. Returns kBadInput with the key of a run's config, its value, and what it must
-// be.
+// Checks a config. Fails with kBadInput, which names the key of a run's config, its value, and what
+// it must be.
 [[nodiscard]] Expected<void> validate(const Gpt2Config& config);
 
 // Makes 1 + 2 x blocks + shape.head_slices layers: embedding, blocks.0.attention, blocks.0.mlp,

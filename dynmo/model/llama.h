@@ -43,8 +43,8 @@ struct LlamaConfig {
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
 };
 
-// Checks a config. Returns kBadInput with the key of a run's config, its value, and what it must
-// be.
+// Checks a config. Fails with kBadInput, which names the key of a run's config, its value, and what
+// it must be.
 [[nodiscard]] Expected<void> validate(const LlamaConfig& config);
 
 // Makes 1 + 2 x blocks + shape.head_slices layers: embedding, blocks.0.attention, blocks.0.mlp,

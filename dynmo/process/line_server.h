@@ -40,7 +40,7 @@ class LineServer {
   using OnLine = std::function<Answer(ClientId, std::string_view line)>;
   using OnGone = std::function<void(ClientId)>;  // for a client that was not done
 
-  // Listens on a free port of the address. Returns kBadInput.
+  // Listens on a free port of the address. Fails with kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<LineServer>> listen(const Options& options,
                                                                     OnLine on_line, OnGone on_gone);
   LineServer(const LineServer&) = delete;

@@ -27,7 +27,7 @@ struct ChildOptions {
 };
 
 // Starts the child by fork and exec. (A child forked after tensor work must exec, because it does
-// not have libtorch's threads.) It is killed when the calling thread ends. Returns kBadInput with
+// not have libtorch's threads.) It is killed when the calling thread ends. Fails with kBadInput and
 // the system's reason.
 [[nodiscard]] Expected<pid_t> spawn(const ChildOptions& options);
 

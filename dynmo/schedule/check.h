@@ -40,7 +40,7 @@ struct ScheduleFacts {
 // Checks all rules and returns figures of the schedule. Time and memory are linear in the number of
 // actions.
 //
-// Returns kBadInput with one line that names the fault. For a deadlock the line names the ranks
+// Fails with kBadInput and one line that names the fault. For a deadlock the line names the ranks
 // that wait for each other.
 [[nodiscard]] Expected<ScheduleFacts> check(const Schedule& lowered);
 

@@ -30,8 +30,8 @@ struct CsvSchedule {
 // Time and memory are linear in the text. The order of actions is not checked: call check(), after
 // lower() if the schedule is compute-only.
 //
-// Returns kBadInput with `origin`, row and column (both from 1), or with the stage. Faults are a
-// cell that is no action, a stage without F, and one with F in two rows. Far more stages x
+// Fails with kBadInput, which names `origin`, row and column (both from 1), or the stage. Faults
+// are a cell that is no action, a stage without F, and one with F in two rows. Far more stages x
 // micro-batches than actions are a fault, too. Other faults are those of validate(PipelineShape).
 [[nodiscard]] Expected<CsvSchedule> read_csv(std::string_view text, std::string_view origin);
 

@@ -106,7 +106,7 @@ struct SimResult {
 // Every replay still finds out whether its actions wait for each other. A value; immutable.
 class CheckedSchedule {
  public:
-  // Checks the schedule. Returns kBadInput with the checker's message.
+  // Checks the schedule. Fails with kBadInput and the checker's message.
   [[nodiscard]] static Expected<CheckedSchedule> make(schedule::Schedule lowered);
   [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
 

@@ -19,10 +19,10 @@ enum class Values { kDropped, kKept };
 
 // Parses any bytes.
 //
-// Returns kBadInput with `origin`, the line and the fault. Faults of numbers are a different count
-// than in earlier lines, a value above 1e100 or NaN, and more than kMaxOrder modes. Faults of an
-// index are 0, a number beyond its declared size, and one above kMaxSize. A text without entries is
-// a fault, too.
+// Fails with kBadInput, which names `origin`, the line and the fault. Faults of numbers are a
+// different count than in earlier lines, a value above 1e100 or NaN, and more than kMaxOrder modes.
+// Faults of an index are 0, a number beyond its declared size, and one above kMaxSize. A text
+// without entries is a fault, too.
 [[nodiscard]] Expected<SparseTensor> parse_coordinates(std::string_view text,
                                                        std::string_view origin,
                                                        Values values = Values::kDropped);

@@ -30,7 +30,8 @@ struct CountTarget {
 // gives the mean. Its shape, found by bisection, gives the coefficient of variation.
 class Counts {
  public:
-  // Returns kBadInput with the two requests that contradict each other. `what` names the numbers.
+  // Makes the numbers. Fails with kBadInput if two requests contradict each other, and names them.
+  // `what` names the numbers.
   [[nodiscard]] static Expected<Counts> make(const CountTarget& target, std::uint64_t seed,
                                              std::string_view what);
   // Returns the next number. Requires fewer than `groups` calls before.

@@ -100,7 +100,7 @@ struct FeatureOptions {
 
 // Writes "dynmo-features-1" (docs/formats.md).
 [[nodiscard]] Json to_json(const Features& features);
-// Reads any JSON. Returns kBadInput with `origin` and the JSON pointer.
+// Reads any JSON. Errors are kBadInput with `origin` and the JSON pointer.
 [[nodiscard]] Expected<Features> parse_features(const Json& json, const std::string& origin);
 
 }  // namespace dynmo::tensor

@@ -36,8 +36,8 @@ using Writer = std::function<Expected<void>(std::string_view)>;
 // Writes the tensor as coordinates with a header, in ascending order, with values between 0.1 and
 // 0.9. Memory holds one slice and a number for each nonempty slice.
 //
-// Returns kBadInput with two requests that contradict each other, or with sizes or counts out of
-// range. Also returns every error of `write`.
+// Fails with kBadInput if sizes or counts are out of range. Also fails if two requests contradict
+// each other, and names them. Also returns every error of `write`.
 [[nodiscard]] Expected<void> generate(const Request& request, const Writer& write);
 
 // Returns the request for a tensor with such features, or kBadInput if there are fewer than two

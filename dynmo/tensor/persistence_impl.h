@@ -7,8 +7,8 @@
 
 namespace dynmo::tensor {
 
-// Computes the persistence along a mode of the tensor. An entry without a value counts 1. Returns
-// kBadInput like features_of().
+// Computes the persistence along a mode of the tensor. An entry without a value counts 1. Fails
+// like features_of().
 [[nodiscard]] Expected<Persistence> persistence_of(const SparseTensor& tensor, int mode);
 
 }  // namespace dynmo::tensor

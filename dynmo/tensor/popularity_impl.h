@@ -56,7 +56,7 @@ void apportion(std::vector<double>& weights, double total, double most);
 // blocks cannot be met, they are the nearest ones found. `series` is the noun for what the counts
 // belong to.
 //
-// Returns kBadInput with the two measures that contradict each other.
+// Fails with kBadInput if two measures contradict each other, and names them.
 [[nodiscard]] Expected<Popularity> fitted(const CountsRequest& request, std::string_view series);
 
 }  // namespace dynmo::tensor

@@ -37,9 +37,9 @@ struct HuggingFaceModel {
 // Parses a config.json of model_type llama, gpt2 or mixtral. Its longest input becomes `sequence`.
 // Dropout is 0, because probabilities of dropout are no part of a model (left_out() returns them).
 //
-// Returns kBadInput with file, key, value and what is implemented. It refuses rope scaling, biases
-// in Llama, sliding windows, noise of a router, other activations, quantization and similar
-// features.
+// Fails with kBadInput, which names file, key, value and what is implemented. It refuses rope
+// scaling, biases in Llama, sliding windows, noise of a router, other activations, quantization and
+// similar features.
 [[nodiscard]] Expected<HuggingFaceModel> parse_hugging_face(const Json& json,
                                                             std::string_view origin);
 // Returns a line for the user with the training settings of such a file that are not taken over,
@@ -49,8 +49,8 @@ struct HuggingFaceModel {
 // Experts require a Llama.
 [[nodiscard]] Json hugging_face_config(const HuggingFaceModel& model);
 
-// Opens model.safetensors of a folder, or all shards that model.safetensors.index.json names.
-// Returns kBadInput.
+// Opens model.safetensors of a folder, or all shards that model.safetensors.index.json names. Fails
+// with kBadInput.
 [[nodiscard]] Expected<std::vector<checkpoint::Safetensors>> open_hugging_face(
     const std::filesystem::path& directory);
 

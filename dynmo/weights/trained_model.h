@@ -65,7 +65,7 @@ enum class Overwrite { kNo, kYes };
                                                  Overwrite overwrite = Overwrite::kNo);
 
 // Copies the files of the model's tokenizer there, as they are beside its data. Returns their
-// names, or none if the tokenizer is bytes. Returns kBadInput like tokenizer_of().
+// names, or none if the tokenizer is bytes. Fails like tokenizer_of().
 [[nodiscard]] Expected<std::vector<std::string>> export_tokenizer(
     const TrainedModel& model, const std::filesystem::path& directory);
 

@@ -60,7 +60,7 @@ struct Weights {
 [[nodiscard]] Expected<void> check_same_experts(const Weights& weights,
                                                 const dynamism::SourceOptions& sources);
 
-// Reads all values. Returns kBadInput with the first tensor that has a NaN or Inf.
+// Reads all values. Fails with kBadInput and the name of the first tensor with a NaN or Inf.
 [[nodiscard]] Expected<void> check_finite(const Weights& weights);
 
 // Returns the layers of a decoder, replaced by those of its sources. Returns kBadInput of a source.
