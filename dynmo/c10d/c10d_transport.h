@@ -68,7 +68,7 @@ struct GroupOptions {
   std::function<std::optional<Error>()> give_up = {};
   std::chrono::milliseconds join_timeout{60000};  // until all ranks have joined
   // Longest wait for one message. It does not detect losses, which the control plane does: a rank
-  // may have a reason to be busy for long. It ends a wait that would be endless because of a bug.
+  // may have a reason to be busy for long. It ends a wait that a bug would make endless.
   std::chrono::milliseconds message_timeout{1800000};
   // Time after which a silent rank is lost. For a plane that the group starts itself.
   std::chrono::milliseconds silence{3000};

@@ -2,8 +2,8 @@
 #pragma once
 
 // A transport of a device's memory, made of c10d groups of two ranks. NCCL has no tags and puts all
-// operations of a communicator in one order. So every channel (source, destination, tag) has a
-// communicator of its own. This file knows only c10d's interface; nccl_transport.h has the groups.
+// operations of a communicator in one order. So every channel (source, destination, tag) has its
+// own communicator. This file knows only c10d's interface; nccl_transport.h has the groups.
 //
 // Both ranks take part in making a communicator. So all ranks open the channels of a schedule in
 // one order before they run it. Channels stay open, and a plan that returns finds its own.

@@ -15,8 +15,8 @@
 
 namespace dynmo::c10d {
 
-// A group of two ranks that meet in `store`. Connecting it returns when it is connected, and throws
-// what c10d throws.
+// A group of two ranks that meet in `store`. The function returns when the group is connected. It
+// throws what c10d throws.
 struct NcclPair {
   c10::intrusive_ptr<::c10d::Store> store;
   int rank = 0;
@@ -27,7 +27,7 @@ using ConnectNccl = void(const NcclPair& pair, c10::intrusive_ptr<::c10d::Backen
 inline constexpr const char* kConnectNccl = "dynmo_connect_nccl";
 
 // Sets `name` to the address of a device on the buses of its host, or to "" if CUDA does not know
-// it. All processes get the same address, independent of their numbering of devices.
+// it. All processes get the same address, however they number devices.
 using NameCudaDevice = void(at::Device device, std::string& name);
 inline constexpr const char* kNameCudaDevice = "dynmo_name_cuda_device";
 

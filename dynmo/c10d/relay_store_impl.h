@@ -15,7 +15,7 @@
 namespace dynmo::c10d {
 
 // Has the operations that Gloo's constructor needs, and throws in others. Any thread may call. It
-// does not keep the watch alive: without it every call throws.
+// does not keep the watch alive. Without it every call throws.
 class RelayStore final : public ::c10d::Store {
  public:
   explicit RelayStore(std::weak_ptr<elastic::GroupWatch> watch, std::chrono::milliseconds timeout)

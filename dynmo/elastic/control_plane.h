@@ -2,8 +2,8 @@
 #pragma once
 
 // The control plane of a process: one thread, one listener, and connections to the planes of other
-// ranks, for the whole run. It tells the ranks of a group which of them is lost. It also carries
-// the words by which they form a group.
+// ranks, for the whole run. It tells a group's ranks which of them is lost. It also carries the
+// words by which they form a group.
 //
 // Gloo does not notice losses. If a peer dies, Gloo waits until the timeout for bytes that are in
 // flight. A rank whose own neighbours live learns nothing of a loss elsewhere. So every rank of a
@@ -57,9 +57,8 @@ class GroupWatch {
   [[nodiscard]] Expected<bool> wait_for(const std::vector<std::string>& keys,
                                         std::chrono::milliseconds time) const;
 
-  // Ends the group because of `why`. It becomes the verdict at every rank, unless there is one
-  // already. Returns when the system has the message, so that the process may end, or after five
-  // seconds.
+  // Ends the group because of `why`. It becomes the verdict at every rank unless one exists.
+  // Returns when the system has the message, so that the process may end, or after five seconds.
   void announce(const Error& why);
 
   // Declares that this rank has finished its work. Returns when all ranks have. Returns the verdict

@@ -2,8 +2,8 @@
 #pragma once
 
 // The control endpoint of an elastic run, at its leader. `dynmo ctl` and processes that want to
-// become ranks connect to it. Their requests wait until the leader's training loop takes them,
-// between two steps. Requests for status and settings are answered at once.
+// join connect to it. Their requests wait until the leader's training loop takes them, between two
+// steps. Requests for status and settings are answered at once.
 
 #include <atomic>
 #include <filesystem>
@@ -63,8 +63,8 @@ class ControlService {
   // admitted or refused, or disconnect.
   [[nodiscard]] std::vector<Newcomer> newcomers();
   void answer(process::ClientId client, const Reply& reply);
-  // Gives a waiting process a place in a group that will form. Until that group is taken or given
-  // up, missing() returns an error if an admitted process has disconnected.
+  // Gives a waiting process a place in the next group. Until that group is taken or given up,
+  // missing() returns an error if an admitted process has disconnected.
   void admit(process::ClientId client, const Place& place);
   [[nodiscard]] std::optional<Error> missing();
   // Ends the admission, because the group is in force or never will be. The remaining processes may

@@ -6,7 +6,7 @@
 // (docs/decisions/015-views-with-open-ends.md).
 //
 // A group takes no step without all its members, and each member is in one group at a time. So if
-// two groups share a member, one of them has stopped. Any two groups that may form share a member.
+// two groups share a member, one has stopped. Any two groups that may form share a member.
 
 #include <vector>
 

@@ -2,11 +2,11 @@
 #pragma once
 
 // Decides where a run continues after a loss: at which step, and whether from memory. It is a pure
-// function of what the members report to hold. Past plans do not matter. The new group decides from
-// the same holdings which rank sends which layer (runtime/regroup.h).
+// function of the holdings that members report. Past plans do not matter. The new group decides
+// from the same holdings which rank sends which layer (runtime/regroup.h).
 //
-// Values change only in the update at the end of a step. An update needs a message of every rank
-// whose gradients are complete. So members differ by at most one step. A member that lacks the last
+// Values change only in the update that ends a step. An update needs a message of every rank whose
+// gradients are complete. So members differ by at most one step. A member that lacks the last
 // update needs only what the ranks exchanged to finish it. The other members report that.
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 #pragma once
 
 // Calls the hooks of releases (release.h) beside a training, at the leader of a run. No other file
-// of this folder starts processes or reads the clock.
+// here starts processes or reads the clock.
 //
 //   release(ended, kept)   after a change of generation that left ranks out, once they have ended
 //   set_running(ranks)     after a change in which ranks joined or were lost

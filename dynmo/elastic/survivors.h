@@ -54,8 +54,8 @@ class Survivors {
   using Clock = std::chrono::steady_clock;
   // Asks another process's control plane (control_plane.h). Several threads call it at a time.
   using Ask = std::function<Answer(const Member&)>;
-  // Begins the search. A member that has not answered for `patience` may be left out. If another
-  // such member answers again, the wait begins again. The facts found are noted in `standing`.
+  // Begins the search. A member that is silent for `patience` may be left out. If another such
+  // member answers again, the wait begins again. The facts found are noted in `standing`.
   Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
             Clock::duration patience = std::chrono::seconds(3));
 

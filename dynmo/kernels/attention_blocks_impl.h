@@ -2,7 +2,7 @@
 #pragma once
 
 // The loop over blocks of queries for all attention on the CPU (attention_impl.h explains it). It
-// serves whole sequences and ragged rows (attention.cpp), and chosen rows (selected_attention.cpp).
+// serves whole sequences, ragged rows (attention.cpp), and chosen rows (selected_attention.cpp).
 
 #include <ATen/core/Tensor.h>
 

@@ -18,7 +18,7 @@ namespace dynmo::kernels {
 
 // Returns whether libtorch's BLAS has the products of this type that blocked attention needs.
 [[nodiscard]] bool has_blocked_attention(at::ScalarType type);
-// Returns the type itself if BLAS has these products, and fp32 otherwise.
+// Returns the type itself if BLAS has these products, else fp32.
 [[nodiscard]] at::ScalarType product_type(at::ScalarType type);
 
 // Like causal_attention() and its gradient, for CPU tensors. Tensors may have any strides, except

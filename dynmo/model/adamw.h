@@ -17,16 +17,15 @@ struct AdamWOptions {
   double weight_decay = 0.1;  // only for parameters with ParameterSpec::weight_decay
 };
 
-// Makes one update from the accumulated gradients times `scale` (clip_factor). The same pass sets
-// the gradients to zero for the next step. Counts state.optimizer_steps. Does nothing for a frozen
-// layer.
+// Makes one update from the accumulated gradients times `scale` (clip_factor). The same pass zeroes
+// the gradients for the next step. Counts state.optimizer_steps. Does nothing for a frozen layer.
 void update(LayerState& state, const AdamWOptions& options, double scale = 1);
 
 void zero_gradients(LayerState& state);
 
-// Returns the sum of the squares of all gradients, accumulated in fp64 in one fixed order. So every
-// rank, instruction set and thread count gets the same value. A device adds in an order of its own.
-// Returns 0 for a frozen layer.
+// Returns the sum of the squares of all gradients, accumulated in fp64 in one fixed order. So the
+// value is the same for every rank, instruction set and thread count. A device adds in an order of
+// its own. Returns 0 for a frozen layer.
 //
 // For the model's norm, add the values of the layers in the order of their ids.
 [[nodiscard]] double squared_norm(const LayerState& state);

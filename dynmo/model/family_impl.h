@@ -37,7 +37,7 @@ struct ConfigField {
   double value;
 };
 // Limits ten times above the largest models trained so far, so that a larger number is a mistake.
-// Below them, describing and planning a model takes seconds and little memory.
+// Below them, planning a model takes seconds and little memory.
 inline constexpr cost::DecoderLimits kDecoderLimits = {.hidden = std::int64_t{1} << 17,
                                                        .blocks = std::int64_t{1} << 12,
                                                        .intermediate = std::int64_t{1} << 20,

@@ -9,7 +9,7 @@
 // Parameters have Hugging Face's names and shapes, so a checkpoint is written without conversion.
 // Matrices of half blocks are [in, out], and query, key and value are one matrix.
 //
-// Dropout acts on the embedding and on the updates of half blocks. Dropout of attention's
+// Dropout acts on the embedding and the updates of half blocks. Dropout of attention's
 // probabilities is not supported.
 
 #include <ATen/core/Tensor.h>

@@ -5,8 +5,8 @@
 // alone. These are the keys and values of every token so far, by layer.
 //
 // Its owner passes it to the layers in LayerContext::cache, each time with the tokens that follow.
-// Then the owner says how many tokens these were. Layers that process one token at a time need only
-// the position. A layer that reads some of the tokens has the keys and values of those alone.
+// Then the owner says how many tokens these were. Layers that process single tokens need only the
+// position. A layer that reads some of the tokens has the keys and values of those alone.
 
 #include <ATen/core/Tensor.h>
 

@@ -113,8 +113,8 @@ class Layer {
   [[nodiscard]] virtual std::int64_t floats_passed() const { return 0; }
 
   // Computes the output. `input` is the hidden value of the previous layer, undefined for the
-  // first. `stash` is null if no gradient will be requested (frozen prefix, validation). Then
-  // nothing is saved and no graph is built.
+  // first. `stash` is null if no gradient is needed (frozen prefix, validation). Then nothing is
+  // saved and no graph is built.
   //
   // A layer uses the operands of `state`'s parameters, never its gradients, and changes nothing in
   // it. A second forward of the same micro-batch gives the same bits.

@@ -47,11 +47,10 @@ struct ParameterSpec {
 };
 
 // One parameter and what training holds for it. Value, gradient and moments are fp32, contiguous,
-// of one shape, on one device. A frozen layer has undefined gradient and moments: their memory is
-// freed.
+// of one shape, on one device. A frozen layer has no gradient and moments: their memory is freed.
 //
 // A pruned matrix (pruned.h) has a mask. Its tensors have the matrix's shape, with zeros for
-// removed weights. Or they are compressed, with one dimension: the kept weights by offset.
+// removed weights. Compressed tensors have one dimension: the kept weights by offset.
 struct Parameter {
   std::string name;
   at::Tensor value;

@@ -76,12 +76,11 @@ struct Routing {
 [[nodiscard]] at::Tensor routing_gradient(const RouterOptions& options, const Routing& routing,
                                           const at::Tensor& gates_gradient_NK, double loss_weight);
 
-// Returns diag(u) exp(z) diag(v) after 8 rounds, row by row, in fp64. Each round scales the rows to
+// Returns diag(u) exp(z) diag(v) after 8 rounds, in fp64, row by row. Each round scales the rows to
 // 1 / N, then the columns to 1 / E.
 [[nodiscard]] std::vector<double> sinkhorn(std::span<const double> scores, std::int64_t experts);
 
-// Figures of a layer of experts. They are followed by one for each expert: its assignments before
-// drops.
+// Figures of a layer of experts. Each expert's assignments before drops follow.
 enum MoeFigure {
   kMoeMicroBatches,  // micro-batches with tokens here
   kMoeTokens,

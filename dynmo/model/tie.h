@@ -12,7 +12,7 @@
 namespace dynmo::model {
 
 // Two parameters that are one, such as the matrices of embedding and head. Each layer has its own
-// copy of value and moments, and its own gradient. The two gradients are added once at the end of a
+// copy of value and moments, and its own gradient. Both gradients are added once at the end of a
 // step. So equal updates keep the copies equal, bit for bit, on any ranks. The initial value is
 // that of `first`.
 struct Tie {

@@ -5,8 +5,8 @@
 // For example, a hook returns hosts to the job manager.
 //
 // The program has its own process group, so Ctrl-C does not reach it. It has none of this process's
-// descriptors, because an open connection would hide the loss of this rank. Its stdin is empty, and
-// the end of its output is kept.
+// descriptors, because an open connection would hide the loss of this rank. Its stdin is empty. The
+// end of its output is kept.
 //
 // posix_spawn starts it, because that copies no page tables. A separate thread calls posix_spawn,
 // so that a slow file system does not delay the caller. SIGCHLD and its handler are left alone.

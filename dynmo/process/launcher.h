@@ -33,7 +33,7 @@ struct LaunchOptions {
   // Set if ranks survive losses. It applies once a rank has said that the ranks have met. The
   // others then continue if a rank is killed by a signal, ends with 1 (a defect), or with 5 (hung
   // or left out). They end by themselves if they cannot continue. The exit code is then that of the
-  // ranks that end last.
+  // last ranks.
   bool survives = false;
   // The output below is that of all ranks, because any of them may have to report.
   bool all_report = false;

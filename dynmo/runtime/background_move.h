@@ -75,7 +75,7 @@ class BackgroundMove {
   struct Received {
     Expected<void> status = {};
     std::exception_ptr fault = {};
-    // Time at which the first source reached the end of its step.
+    // Time at which the first source ended its step.
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::time_point::max();
   };
   void work();

@@ -53,7 +53,7 @@ struct StepInput {
   at::ScalarType boundary_type = at::kFloat;
   Staging staging = {};  // of the states and of messages between stages
   // A transport of the same ranks for bytes in the device's memory. Its waits order the device's
-  // work and do not stop the host. If null, messages pass through host memory.
+  // work without stopping the host. If null, messages pass through host memory.
   transport::Transport* device_messages = nullptr;
   // Returns a micro-batch of the step. Called if its first or last stage, or a stage with a layer
   // that needs targets, runs here.

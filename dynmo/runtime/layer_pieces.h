@@ -38,8 +38,8 @@ class LayerPiece {
 // rest. Sizes follow from the model and the state's shape. So both ends of a transfer know them,
 // even if their tensors have different addresses.
 [[nodiscard]] std::vector<LayerPiece> layer_pieces(model::LayerState& state);
-// Like layer_pieces(), for the gradients alone, in the order of the parameters. Returns none if the
-// layer is frozen.
+// Like layer_pieces(), for the gradients alone, in parameter order. Returns none if the layer is
+// frozen.
 [[nodiscard]] std::vector<LayerPiece> layer_gradient_pieces(const model::LayerState& state);
 
 // Takes over the numbers of a header that arrived, if it describes this layer. Otherwise returns

@@ -49,7 +49,7 @@ enum class Arrival {
   kStays,   // in host memory, stripped (rank_state.h)
 };
 // Copies layers. All ranks of the group call it with equal transfers, each with the layers that it
-// sends in `from`. Verified copies are in `arrived`, also after an error or a refusal.
+// sends in `from`. Verified copies are in `arrived`, even after an error or refusal.
 [[nodiscard]] Expected<MigrationReport> copy_layers(transport::Transport& group,
                                                     transport::Tag vote_tag,
                                                     const model::Model& model,

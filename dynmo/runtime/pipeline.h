@@ -6,9 +6,9 @@
 // constructs one with equal arguments and calls the same functions in the same order. All decisions
 // follow from values that every rank has, so no rank waits for another's decision.
 //
-// The group may be several replicas of one pipeline (transport/grid.h). They share one plan, move
-// layers together and sum their gradients (runtime/reduction.h). A step has replicas x accumulation
-// x micro_batches micro-batches, numbered in this order, the last factor fastest.
+// The group may be several replicas of one pipeline (transport/grid.h). They share a plan, move
+// layers together and sum gradients (runtime/reduction.h). A step has replicas x accumulation x
+// micro_batches micro-batches, numbered in this order, the last factor fastest.
 
 #include <chrono>
 #include <cstdint>
@@ -63,12 +63,12 @@ class Pipeline {
   // Recompute::kAuto, returns kInfeasible if the plan does not fit the memory even with every layer
   // recomputed.
   [[nodiscard]] Expected<void> use(const control::Profiler& measured);
-  // Continues in a group that follows another. Measures the links of the group, and chooses with
-  // the known costs.
+  // Continues in a group that follows another. Measures the group's links, and chooses with the
+  // known costs.
   [[nodiscard]] Expected<void> go_on();
   // Runs one training step, which is the three calls below.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
-  // Asks the sources, plans, moves if that pays, and runs the schedule. Afterwards the step's
+  // Asks the sources, plans, moves if useful, and runs the schedule. Afterwards the step's
   // gradients are complete on this rank.
   [[nodiscard]] Expected<void> begin_step(const Batches& batches);
   // Sends this rank's figures of the step to the other ranks, and returns those of all.
@@ -130,9 +130,8 @@ class Pipeline {
   [[nodiscard]] cost::Announced announced() const { return decisions_.announced(); }
   [[nodiscard]] const transport::Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return state_.plan; }
-  // Returns the layers that keep only their input, under the present plan. They are chosen again
-  // with every plan, every change of the frozen prefix, and the first costs. All ranks choose
-  // alike.
+  // Returns the layers that keep only their input under this plan. They are chosen again with every
+  // plan, every change of the frozen prefix, and the first costs. All ranks choose alike.
   [[nodiscard]] const plan::LayerSet& recomputed() const { return program_.recomputed; }
   // Returns everything that take_state() gives back, except for the controller.
   [[nodiscard]] const RankState& state() const { return state_; }

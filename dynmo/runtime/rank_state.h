@@ -55,7 +55,7 @@ struct RankState {
   Json source_state = nullptr;
   // Decides (control/controller.h), with all its measurements. If empty, the pipeline makes it.
   std::optional<control::Controller> controller = {};
-  // The state of the controller, for a rank that has none yet.
+  // The state of the controller, for a rank without one.
   Json controller_state = nullptr;
   // Copies of layers, without gradients and compute copies. The last migration took them away, or
   // brought them while it is unknown whether all ranks accept it. Empty once all ranks have met

@@ -3,11 +3,11 @@
 
 // Messages between stages if rows have left (model::Hidden::rows). Only one end knows their number.
 //
-// The first message has a fixed size that both ends know beforehand. It has a header with the
-// number of rows, and room for some rows. Rows beyond the room are in a second message, on its own
-// tag. The sender posts both at once. The receiver posts the second receive when the header has
-// told it the size. So the second message passes wherever the first does. A schedule that
-// schedule/check.h has proved still completes.
+// The first message has a fixed size that both ends know. It has a header with the number of rows,
+// and room for some rows. Rows beyond the room are in a second message, on its own tag. The sender
+// posts both at once. The receiver posts the second receive when the header has told it the size.
+// So the second message passes wherever the first does. A schedule that schedule/check.h has proved
+// still completes.
 //
 // Gradients have their exact size, which both ends know from the forward pass. No gradient is sent
 // for zero rows.
@@ -36,14 +36,14 @@ struct RowFormat {
 };
 
 // Returns for each layer B x T, if it or an earlier layer drops rows, and 0 otherwise. The last
-// layer has 0. The result is empty if no layer of the model drops rows.
+// layer has 0. The result is empty if no layer drops rows.
 [[nodiscard]] std::vector<std::int64_t> whole_room(const model::Model& model,
                                                    const std::vector<std::int64_t>& shape);
 
 [[nodiscard]] Bytes first_bytes(const RowFormat& format, std::int64_t room);
 [[nodiscard]] Bytes second_bytes(const RowFormat& format, std::int64_t room, std::int64_t rows);
 
-// Makes the messages of a hidden value in host memory, as bytes. The second is undefined if the
+// Makes the messages of a hidden value in host memory as bytes. The second is undefined if the
 // first has room for all rows.
 [[nodiscard]] at::Tensor first_message(const RowFormat& format, std::int64_t room,
                                        const model::Hidden& hidden);

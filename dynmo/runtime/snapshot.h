@@ -26,7 +26,7 @@ namespace dynmo::runtime {
 [[nodiscard]] std::vector<WorldRank> keepers(std::span<const int> hosts);
 
 // Takes a snapshot between two steps. All ranks of a group call it with equal `keepers`, one for
-// each rank. When all have a copy, the new snapshot replaces the previous one. A refusal keeps the
+// each rank. When all have copies, the new snapshot replaces the previous one. A refusal keeps the
 // previous one.
 //
 // After an error some ranks may have only the new snapshot and others only the old. Both are whole.

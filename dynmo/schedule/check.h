@@ -14,9 +14,9 @@
 //    between neighbouring stages on one rank, which exchange no message. Weight gradients (B, W) of
 //    a stage are in micro-batch order.
 // 4. The receives of a channel are in the order of its sends.
-// 5. A rendezvous replay reaches the end of all lists. In it, ranks run their lists in order, and
-//    posting never blocks. A message passes once both ends are posted. F, B, I block until their
-//    message has passed. Sends are waited for after the list.
+// 5. A rendezvous replay reaches the end of all lists. Ranks run their lists in order, and posting
+//    never blocks. A message passes once both ends are posted. F, B, I block until their message
+//    has passed. Sends are waited for after the list.
 //
 // An early receive or a late send costs time, not validity.
 

@@ -35,8 +35,8 @@ struct GridOptions {
   int context = -1;
 };
 
-// Returns one line for each rank, with its actions in aligned columns. A rank without actions has
-// the line "idle". Columns are positions in the lists, not times. Every line ends with a newline.
+// Returns a line for each rank, with actions in aligned columns. A rank without actions has the
+// line "idle". Columns are positions in the lists, not times. Every line ends with a newline.
 [[nodiscard]] std::string to_grid(const Schedule& schedule, const GridOptions& options = {});
 
 }  // namespace dynmo::schedule

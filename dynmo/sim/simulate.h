@@ -31,8 +31,8 @@ struct StageCost {
   // the global gradient norm that clips the update needs every gradient. 0 if frozen.
   Nanoseconds update{0};
   // Runs once a step, from the end of the stage's last W (or B). It sums the stage's gradients over
-  // the replicas of a data-parallel job (all_reduce_time). It runs beside compute and does not
-  // depend on the rank's speed. The stages of a rank are reduced in turn. 0 if frozen.
+  // the replicas of a data-parallel job (all_reduce_time). It runs beside compute, independent of
+  // the rank's speed. The stages of a rank are reduced in turn. 0 if frozen.
   Nanoseconds reduction{0};
   Bytes state = {};  // parameters, gradients, optimizer
   // Stash of a micro-batch, from the start of F to the end of W. 0 if frozen.
@@ -103,7 +103,7 @@ struct SimResult {
                                            const cost::Cluster& cluster, SimOptions options = {});
 
 // A schedule whose lists the checker has accepted, for callers that replay it against many costs.
-// Every replay still finds out whether its actions wait for each other. A value; immutable.
+// Every replay still finds whether actions wait for each other. A value; immutable.
 class CheckedSchedule {
  public:
   // Checks the schedule. Fails with kBadInput and the checker's message.
@@ -115,7 +115,7 @@ class CheckedSchedule {
   schedule::Schedule schedule_;
 };
 
-// Like simulate() of a Schedule, but does not check the lists again.
+// Like simulate() of a Schedule, without checking the lists again.
 [[nodiscard]] Expected<SimResult> simulate(const CheckedSchedule& checked,
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});

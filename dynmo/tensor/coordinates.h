@@ -26,7 +26,7 @@ enum class Values { kDropped, kKept };
 [[nodiscard]] Expected<SparseTensor> parse_coordinates(std::string_view text,
                                                        std::string_view origin,
                                                        Values values = Values::kDropped);
-// Reads a file in pieces, so that memory holds only the entries.
+// Reads a file in pieces, so memory holds only the entries.
 [[nodiscard]] Expected<SparseTensor> read_coordinates(const std::filesystem::path& path,
                                                       Values values = Values::kDropped);
 

@@ -64,7 +64,7 @@ struct Persistence {
 // In a mixture of experts, counts are more uneven in late blocks than in early ones. They are also
 // more uneven in the first steps than later.
 struct Unevenness {
-  // Mean over all rows, for equal parts of the steps, in order.
+  // Mean over all rows, for equal consecutive parts of the steps.
   std::vector<double> steps;
   // Mean over all steps, for each row or for equal parts of the rows.
   std::vector<double> rows;

@@ -7,8 +7,8 @@
 
 namespace dynmo::tensor {
 
-// Computes the unevenness of a tensor. Requires three modes, the first of which is the steps, and
-// values. Returns kBadInput for more than 2^28 rows.
+// Computes the unevenness of a tensor. Requires values and three modes, the steps first. Returns
+// kBadInput for more than 2^28 rows.
 [[nodiscard]] Expected<Unevenness> unevenness_of(const SparseTensor& tensor);
 
 }  // namespace dynmo::tensor

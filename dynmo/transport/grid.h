@@ -40,7 +40,7 @@ class Grid {
 
  private:
   Transport& world_;
-  // A copy, so that it is known after the transport has ended.
+  // A copy, known after the transport has ended.
   WorldRank rank_;
   Axes axes_;
   // Null if the group is one pipeline.

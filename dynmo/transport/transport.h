@@ -7,7 +7,7 @@
 // The rules are those of the strictest implementation, Gloo:
 //
 // - A send completes only after its receive is posted (rendezvous, at any size).
-// - Both ends of a message must name the same number of bytes.
+// - Both ends of a message name the same number of bytes.
 // - Messages of one (source, destination, tag) arrive in the order sent.
 // - After the first error the group has ended. Every later call fails with the same error.
 

@@ -4,7 +4,7 @@
 // Converts between a Mixtral and a Llama that trains with [moe]. It converts that table and
 // Mixtral's config, and two spellings of its tensors.
 //
-// Files of Hugging Face's transformers hold one matrix for each name,
+// Files of Hugging Face's transformers hold one matrix a name,
 // "model.layers.0.block_sparse_moe.experts.3.w1.weight". A layer's parameters have the same names
 // here. Since version 5 its models hold the matrices of all experts in one tensor,
 // "model.layers.0.mlp.experts.gate_up_proj". Files that are written in the model's own format do,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Converts between the [model] table of a run's config and its decoder.
+// Converts between a config's [model] table and its decoder.
 
 #include <cstdint>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace dynmo::weights {
 
-// Returns the decoder of a valid config. `vocabulary` is that of the data, and counts unless
+// Returns the decoder of a valid config. `vocabulary` is that of the data. It counts unless
 // model.vocabulary is given.
 [[nodiscard]] model::DecoderConfig decoder_config(const config::Config& config,
                                                   std::int64_t vocabulary);

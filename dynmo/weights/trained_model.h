@@ -58,7 +58,7 @@ struct TrainedModel {
 // written once, under the embedding's name, as these do. Returns kBadInput if transformers has no
 // such model (mixtral.h).
 //
-// Overwriting replaces these two files, and changes nothing else in the folder.
+// Overwriting replaces these two files and nothing else in the folder.
 enum class Overwrite { kNo, kYes };
 [[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,
                                                  const std::filesystem::path& directory,
