@@ -39,7 +39,8 @@ struct RankStats {
   double migrate_s = 0;
   double action_overhead_s = 0;  // of its actions, except for layers and waiting
   double actions = 0;
-  double message_s = 0;  // 0 here and below: not measured by this rank
+  // This value and the next are 0 if this rank has not measured them.
+  double message_s = 0;
   double reduction_bytes_per_s = 0;
   // 1 if this rank has something to tell all ranks before the next step.
   double asks = 0;

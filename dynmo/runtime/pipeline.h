@@ -162,7 +162,8 @@ class Pipeline {
     Bytes bytes;
     MigrationReport report = {};
     BackgroundMove transfer;
-    bool agreed = false;  // all ranks hold what was sent, as it is after the step
+    // All ranks hold what was sent, as it is after the step.
+    bool agreed = false;
   };
   enum class Moves { kNow, kDuringStep };
   [[nodiscard]] transport::Tag control(transport::Control use) const;

@@ -70,7 +70,8 @@ struct PipelineOptions {
   // Returns whether this rank has something to tell all ranks before the next step
   // (StepReport::asked).
   std::function<bool()> asks = {};
-  int lane = 0;  // differs between pipelines that share a group in turn
+  // Pipelines that share a group in turn have different lanes.
+  int lane = 0;
 };
 
 }  // namespace dynmo::runtime

@@ -33,8 +33,9 @@ struct StepReport : observe::StepFacts {
   bool skipped = false;  // no update: loss or norm were NaN or Inf (OnNan::kSkip)
   // The error with which all ranks end the run, for the same reason with OnNan::kStop.
   std::optional<Error> stop = {};
-  bool asked = false;                     // a rank has something to tell all before the next step
-  std::vector<cost::LayerSample> layers;  // by LayerId, as measured in this step
+  // A rank has something to tell all ranks before the next step.
+  bool asked = false;
+  std::vector<cost::LayerSample> layers;        // by LayerId, as measured in this step
   std::vector<schedule::TimedAction> actions;   // this rank's, compute
   std::vector<schedule::TimedAction> messages;  // this rank's (StepOutput::messages)
   std::int64_t start_ns = 0;                    // steady clock, of `actions`
