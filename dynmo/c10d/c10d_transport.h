@@ -36,7 +36,7 @@ class Store;
 // Rank 0's end of a group that will form: it listens.
 class Meeting;
 
-// The place where the ranks of a group meet that have agreed on it. It needs no store.
+// The place where ranks that have agreed on a group meet. They need no store.
 using MeetingPlace = elastic::PlanePlace;
 
 struct GroupOptions {

@@ -31,8 +31,8 @@ namespace dynmo::elastic {
 void end_stopped(const View& members, const std::string& host);
 
 // Returns the living members that continue. Their number is rounded down to a multiple of
-// `replicas`. A member leaves whose position in the pipeline another living member has, so that
-// their layers still exist. Without such a member the last one leaves.
+// `replicas`. A member leaves if another living member has its position in the pipeline, because
+// their layers then still exist. Without such a member the last one leaves.
 [[nodiscard]] View as_many_as_divide(View living, const View& before, int replicas);
 
 // The members that continue, and where their first one listens.

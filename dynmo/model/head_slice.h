@@ -95,7 +95,7 @@ struct WholePlace {
 [[nodiscard]] int layers_up_to(const Model& model, int layers);
 
 // Returns whether a parameter is the matrix of a head, or rows of one. The head may be the model's
-// or an exit's. Its name ends in "head.weight".
+// or an exit's. The parameter's name ends in "head.weight".
 [[nodiscard]] bool is_head(const ParameterSpec& spec);
 // Returns the number of rows of the head's matrix up to the end of a layer's rows. It is the whole
 // vocabulary in the last slice, and 0 if the layer has no rows.

@@ -23,7 +23,7 @@ class SizesOutput {
 };
 
 // The shapes by layer, in elements of the boundary's type. An empty shape is that of the boundary.
-// An empty list means that all are.
+// An empty list means that all shapes are.
 using OutputShapes = std::vector<std::vector<std::int64_t>>;
 [[nodiscard]] OutputShapes output_shapes(const Model& model, std::int64_t step,
                                          const std::vector<std::int64_t>& boundary_shape,

@@ -22,8 +22,8 @@ inline constexpr const char* kLauncherFd = "DYNMO_LAUNCHER_FD";
 
 // Returns whether this process was started by a launcher that starts more ranks on request.
 [[nodiscard]] bool has_launcher();
-// Asks for `ranks` more ranks. Returns kBadInput if no launcher that starts them has started this
-// one.
+// Asks for `ranks` more ranks. Returns kBadInput if this process was not started by a launcher that
+// starts more.
 [[nodiscard]] Expected<void> ask_for_ranks(int ranks);
 // Tells the launcher that this rank has met the others, and its number among them. A late process
 // is a rank from then on: its failure is one of the run.

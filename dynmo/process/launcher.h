@@ -28,7 +28,7 @@ struct LaunchOptions {
   std::string address = "127.0.0.1";  // of this host, where the ranks meet
   std::vector<int> cores = {};        // rank i is pinned to cores[i % size], or none if empty
   // The command of a rank that starts on request (ask_for_ranks), or empty if none does. Its
-  // environment has no place.
+  // environment names no rank.
   std::vector<std::string> late_command = {};
   // Set if ranks survive losses. It applies once a rank has said that the ranks have met. The
   // others then continue if a rank is killed by a signal, ends with 1 (a defect), or with 5 (hung

@@ -31,7 +31,7 @@ struct StepReport : observe::StepFacts {
   // end of the previous step.
   double move_pause_s = 0;
   bool skipped = false;  // no update: loss or norm were NaN or Inf (OnNan::kSkip)
-  // The error with which all ranks end the run, for the same reason with OnNan::kStop.
+  // The error with which all ranks end the run: loss or norm were NaN or Inf (OnNan::kStop).
   std::optional<Error> stop = {};
   // A rank has something to tell all ranks before the next step.
   bool asked = false;
