@@ -63,8 +63,8 @@ class Pipeline {
   // Recompute::kAuto, returns kInfeasible if the plan does not fit the memory even with every layer
   // recomputed.
   [[nodiscard]] Expected<void> use(const control::Profiler& measured);
-  // Continues in a group that follows another. Measures the group's links, and chooses with the
-  // known costs.
+  // Continues in a group that follows another. Measures the group's links, and chooses the layers
+  // to recompute with the known costs.
   [[nodiscard]] Expected<void> go_on();
   // Runs one training step, which is the three calls below.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
