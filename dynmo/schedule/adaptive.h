@@ -114,8 +114,8 @@ class ListScheduler {
     std::int64_t due[kKinds] = {};  // of the next action, whether or not it can run
     int head[kKinds] = {};          // micro-batch of the next action
     int rank = 0;
-    // Rows of `done_`: `input` has the ends of the actions whose output F and I take, `output` the
-    // ends of F and I.
+    // Rows of `done_`, for F and I. `input` has the ends of the actions that make their input,
+    // `output` their own ends.
     std::size_t input[kKinds] = {};
     std::size_t output[kKinds] = {};
     // Slot whose F or I takes the output of this F or I. The last slot stands for none.
