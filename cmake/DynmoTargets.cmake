@@ -95,17 +95,15 @@ function(dynmo_precompile_core target)
   target_precompile_headers(${target} PRIVATE <fmt/format.h> <nlohmann/json.hpp> <string> <vector>)
 endfunction()
 
-# dynmo_test(NAME LABELS... SOURCES... [LINK...] [TIMEOUT SECONDS] [PROCESSORS COUNT] [PRECOMPILED TARGET]): a GoogleTest
-# program; each of its tests is one of ctest's. A test counts as one processor where it does not say otherwise: what starts
-# processes, or keeps several threads busy for long, does.
+# dynmo_test(NAME LABELS... SOURCES... [LINK...] [TIMEOUT SECONDS] [PRECOMPILED TARGET]): a GoogleTest program. Each of its tests
+# is one of ctest's, NAME.SUITE.TEST, and with libtorch, which takes 0.3 s to load, each of its suites, NAME.SUITE. It counts as
+# one processor: ranks mostly wait for each other. COST is the TIMEOUT here and elsewhere: what may take long begins first, so
+# that no processor is idle at the end.
 # PRECOMPILED: whose precompiled header it uses; it links all that this one links.
 function(dynmo_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS;PRECOMPILED" "LABELS;SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PRECOMPILED" "LABELS;SOURCES;LINK")
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
-  endif()
-  if(NOT arg_PROCESSORS)
-    set(arg_PROCESSORS 1)
+    set(arg_TIMEOUT 900)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}")
@@ -115,16 +113,19 @@ function(dynmo_test name)
     target_precompile_headers(${name} REUSE_FROM ${arg_PRECOMPILED})
   endif()
   # Tests of dynmo::core only: those with libtorch have most of what they include precompiled, and name things alike.
+  set(each test)
   if("dynmo::runtime" IN_LIST arg_LINK)
+    set(each suite)
     set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
   endif()
-  include(GoogleTest)
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS})
-  # Not among the PROPERTIES above, where a list of labels falls apart into properties.
-  set(labels_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake")
-  file(GENERATE OUTPUT "${labels_file}" CONTENT
-    "foreach(test IN LISTS ${name}_TESTS)\n  set_tests_properties(\"\${test}\" PROPERTIES LABELS \"${arg_LABELS}\")\nendforeach()\n")
-  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${labels_file}")
+  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  set(suites_script "${CMAKE_SOURCE_DIR}/cmake/DynmoSuites.cmake")
+  set_property(TARGET ${name} APPEND PROPERTY LINK_DEPENDS "${suites_script}")
+  add_custom_command(TARGET ${name} POST_BUILD BYPRODUCTS "${suites}" VERBATIM COMMAND "${CMAKE_COMMAND}" -D "PROGRAM=$<TARGET_FILE:${name}>"
+    -D NAME=${name} -D EACH=${each} -D "OUT=${suites}" -D "PROPERTIES=TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT} LABELS [=[${arg_LABELS}]=]" -P "${suites_script}")
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake"
+    "if(EXISTS \"${suites}\")\n  include(\"${suites}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake")
 endfunction()
 
 # Tests are compiled more often than they are waited for. Their precompiled headers are those of -O3, with which g++ 13 for x86
