@@ -14,11 +14,12 @@ export CCACHE_MAXSIZE ?= 2G
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell scripts/jobs)
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-peers unit check format soak fuzz bench bench-peers bench-torch reproduce install clean
+.PHONY: help setup build demo test nightly test-peers unit check format soak fuzz bench bench-peers bench-torch reproduce install clean
 
 help:
 	@echo 'make demo      show what balancing gives: eight ranks that sleep, then a training on this machine'
 	@echo 'make test      build everything and run every test'
+	@echo 'make nightly   what a change must pass (.ci/run), with all that CI draws or leaves out'
 	@echo 'make test-peers  compare with the full PyTorch, transformers, torchrun, mpirun (9 GB, on demand)'
 	@echo 'make unit      build and test dynmo::core alone, without libtorch'
 	@echo 'make check     formatting, clang-tidy, shell scripts, sanitizers'
@@ -49,7 +50,10 @@ demo: build
 test: setup
 	@cmake --preset $(PRESET) >/dev/null
 	@scripts/build $(PRESET)
-	@ctest --preset $(PRESET) --output-junit ctest.xml
+	@ctest --preset $(PRESET)
+
+nightly:
+	@.ci/run nightly
 
 # MEGATRON=PATH of a checkout of Megatron-LM, for what compares with its reader.
 test-peers: build
@@ -79,7 +83,7 @@ soak: setup
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -L sources
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R '^python.torch_(bits|faults)$$'
 	@DYNMO_SAMPLES=all ctest --preset $(PRESET) -R 'Explorer|Spaces|Mutants|ElasticThreads|SurvivalThreads|ElasticProcesses|SurvivalHosts|KillScripts'
-	@DYNMO_SAMPLES=all scripts/check asan tsan
+	@DYNMO_SAMPLES=all DYNMO_MARKS=none scripts/check asan tsan
 
 fuzz:
 	@scripts/setup core

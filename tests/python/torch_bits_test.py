@@ -2,6 +2,7 @@
 """Losses, weights and optimizer state are those of the user's own loop on the unmodified model, bit for bit."""
 import unittest
 
+from drawn import drawn
 from torch_cases import FAMILIES
 from torch_support import ALL, RankCase
 
@@ -13,7 +14,7 @@ class Bits(RankCase):
     def test_every_family_with_layers_that_move(self):
         cases = [
             {"family": family, "steps": 30 if ALL else 18, "micro_batches": 4, "seed": index, "optimizer": OPTIMIZERS[index % 4], "clip": 1.0, "freeze": True}
-            for index, family in enumerate(FAMILIES)
+            for index, family in drawn(enumerate(FAMILIES), 4, "the families that move")
         ]
         self.compare(cases, 4)
 
@@ -21,7 +22,7 @@ class Bits(RankCase):
         common = {"steps": 30 if ALL else 18, "micro_batches": 4, "clip": 1.0, "freeze": True, "balance": True}
         cases = [
             {**common, "family": family, "config": SIX, "seed": 30 + index, "optimizer": OPTIMIZERS[index % 4]}
-            for index, family in enumerate(FAMILIES if ALL else ("llama", "qwen2", "mixtral"))
+            for index, family in drawn(enumerate(FAMILIES if ALL else ("llama", "qwen2", "mixtral")), 1, "the families that are balanced")
         ]
         self.compare(cases, 4)
 
@@ -36,6 +37,7 @@ class Bits(RankCase):
             {**llama, "family": "qwen3", "config": {"tie_word_embeddings": True}, "canonical": True, "freeze": False, "seed": 25},
             {**llama, "family": "gpt2", "config": {"tie_word_embeddings": True}, "canonical": True, "seed": 26},
         ]
+        cases = drawn(cases, 3, "the ways to train")
         for ranks, torchrun in ((3, False), (2, True)):
             with self.subTest(ranks=ranks):
                 self.compare(cases, ranks, torchrun=torchrun)

@@ -6,6 +6,7 @@ import time
 import unittest
 
 import torch_cases
+from drawn import drawn
 from torch_support import ALL, RankCase, start_ranks
 
 PLACES = ("forward", "backward", "exchange", "vote", "move")
@@ -16,7 +17,7 @@ class Faults(RankCase):
     def test_a_killed_rank_is_named_by_all_others(self):
         ranks = 4 if ALL else 3
         slowest = 0.0
-        for place, victim in itertools.product(PLACES, range(ranks)) if ALL else FEW:
+        for place, victim in itertools.product(PLACES, range(ranks)) if ALL else drawn(FEW, 2, "the places of a loss"):
             with self.subTest(place=place, victim=victim):
                 processes = start_ranks(ranks, "torch_fault_rank.py", place, victim)
                 self.addCleanup(lambda group=processes: [process.kill() for process in group if process.poll() is None])

@@ -16,6 +16,7 @@
 #include "dynmo/train/checkpointer.h"
 #include "named_sources.h"
 #include "pipeline_fixture.h"
+#include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::runtime::testing {
@@ -156,6 +157,7 @@ RunResult from_step(RunResult result, std::int64_t step) {
 
 std::uint64_t rotating_seed() {
   if (const char* given = std::getenv("DYNMO_SEED")) return std::strtoull(given, nullptr, 10);
+  if (const auto drawn = drawn_by("pairs of all ways to run a source")) return *drawn;
   return std::random_device()();
 }
 

@@ -3,10 +3,15 @@
 
 // How many of its random cases a test draws. The plain builds draw all; under a sanitizer, where a
 // case costs ten times as much and is there for what it touches, the most expensive tests draw a
-// fifth. DYNMO_SAMPLES=all draws all everywhere (`make soak`), DYNMO_SAMPLES=part nowhere.
+// fifth. DYNMO_SAMPLES=all draws all everywhere (`make soak`), DYNMO_SAMPLES=part nowhere. With
+// DYNMO_DRAW, which CI sets to its commit, the most expensive tests draw fewer, by the commit.
 
 #include <concepts>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace dynmo {
@@ -18,6 +23,15 @@ inline bool draws_all_samples() {
 #else
   return true;
 #endif
+}
+
+// The seed that CI gives. Says so in a line, of which .ci/run shows those with `drawn by`.
+inline std::optional<std::uint64_t> drawn_by(const char* what) {
+  const char* commit = std::getenv("DYNMO_DRAW");
+  if (commit == nullptr || *commit == '\0') return std::nullopt;
+  const std::string digits = std::string(commit).substr(0, 12);
+  std::printf("[          ] drawn by %s: %s\n", digits.c_str(), what);
+  return std::strtoull(digits.c_str(), nullptr, 16);
 }
 
 // A number of cases, or how often a verdict is required among them.
