@@ -5,11 +5,15 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <cctype>
 #include <memory>
 
 #include "apps/dynmo/runtime_commands.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/shell.h"
+#include "dynmo/core/toml.h"
+#include "dynmo/observe/run_folder.h"
 #include "dynmo/weights/trained_model.h"
 
 namespace dynmo::app {
@@ -74,12 +78,21 @@ Expected<int> export_hf(const CheckpointFlags& flags) {
   return 0;
 }
 
+// A string as the value of --set: in quotes where TOML could read something else, such as a number.
+std::string setting_text(std::string text) {
+  const bool plain = !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) != 0 ||
+                                       text[0] == '/' || text[0] == '.');
+  const bool word = text == "true" || text == "false" || text == "inf" || text == "nan";
+  return plain && !word ? text : toml_value(&text);
+}
+
 Expected<int> import_hf(const CheckpointFlags& flags) {
   DYNMO_ASSIGN(const std::string left_out, weights::import_hugging_face(flags.path, flags.out));
   fmt::print(
-      "{0}: a checkpoint of step 0 and config.toml; train on with `dynmo train --config "
-      "{0}/config.toml --set train.init={0} --data FOLDER --out RUN`\n",
-      flags.out);
+      "{}: a checkpoint of step 0 and config.toml; train on with: dynmo train --config {} --set {} "
+      "--data FOLDER --out RUN\n",
+      flags.out, shell_quote(observe::RunFolder(flags.out).config().string()),
+      shell_quote("train.init=" + setting_text(flags.out)));
   if (!left_out.empty()) fmt::print("{}\n", left_out);
   return 0;
 }

@@ -18,6 +18,7 @@
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
+#include "dynmo/core/shell.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/progress.h"
@@ -116,7 +117,7 @@ std::string describe(const train::Interruption& found, const train::TrainOptions
   }
   return text +
          fmt::format("; checkpoint of step {}; continue with: dynmo train --config {} --resume",
-                     *found.checkpoint_step, found.config.string());
+                     *found.checkpoint_step, shell_quote(found.config.string()));
 }
 
 [[noreturn]] void run_as_rank(train::TrainOptions options) {

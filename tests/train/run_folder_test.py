@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run: one run at a time, disks that are full, what an interrupted run leaves."""
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -80,16 +81,17 @@ class RunFolder(RunCase):
         self.assertEqual(sorted(path.name for path in run.rglob("run.lock")), [])
 
     def test_an_interrupted_run_says_its_step_and_how_to_go_on(self):
-        run = self.folder / "interrupted"
-        first = self.start("interrupted", extra=("checkpoint.every=5",))
+        name = "someone's $runs, interrupted"  # what a shell would take apart
+        run = self.folder / name
+        first = self.start(name, extra=("checkpoint.every=5",))
         self.wait_for(first, run / "checkpoints" / "step-00000005" / "manifest.json")
         lines = self.interrupt(first).splitlines()
         self.assertEqual(len(lines), 1, lines)
         newest = sorted((run / "checkpoints").glob("step-*[0-9]"))[-1].name
         self.assertRegex(lines[0], rf"^dynmo: interrupted at step \d+ of 100000; checkpoint of step {int(newest[5:])}; ")
-        command = lines[0].split("continue with: dynmo ")[1].split()
+        command = shlex.split(lines[0].split("continue with: dynmo ")[1])
         self.assertEqual(command, ["train", "--config", str(run / "config.toml"), "--resume"])
-        self.interrupt(self.resume("interrupted"))
+        self.interrupt(self.resume(name))
 
     def test_without_a_checkpoint_it_says_so(self):
         first = self.start("unsaved")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run leaves as a model: text from it, weights in and out of Hugging Face, tokenizers."""
 import json
+import shlex
 import shutil
 import subprocess
 
@@ -88,10 +89,12 @@ class Families(RunCase):
 
     def test_exported_and_imported_weights_start_the_same_run(self):
         for family in self.FAMILIES:
-            exported, imported = self.folder / f"{family}-hf", self.folder / f"{family}-imported"
+            exported, imported = self.folder / f"{family}-hf", self.folder / f"{family}'s import of $1"
             for words in (["export-hf", self.folder / family, "--out", exported], ["import-hf", exported, imported]):
                 done = self.run_command([DYNMO, "checkpoint", *map(str, words)])
                 self.assertEqual(done.returncode, 0, done.stderr)
+            command = shlex.split(done.stdout.splitlines()[0].split("train on with: ")[1])
+            self.assertEqual(command[:6], ["dynmo", "train", "--config", str(imported / "config.toml"), "--set", f"train.init={imported}"])
             self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], family)
             planned = self.run_command([DYNMO, "plan", "--model", str(exported), "--device", "cpu", "--sequence", "16", "--ranks", "2"])
             self.assertEqual(planned.returncode, 0, planned.stderr)
