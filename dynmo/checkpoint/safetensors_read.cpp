@@ -6,6 +6,7 @@
 
 #include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/checkpoint/safetensors_format_impl.h"
+#include "dynmo/core/known_content.h"
 
 namespace dynmo::checkpoint {
 namespace {
@@ -152,25 +153,31 @@ Expected<void> place(std::vector<Entry>& entries, std::span<const std::byte> dat
 Expected<Safetensors> Safetensors::parse(std::span<const std::byte> bytes,
                                          std::string_view origin) {
   std::uint64_t length = 0;
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  // The length of a header may begin as another format does: asked only where it is none.
+  const auto not_one = [&](const std::string& what) {
+    const std::string other = known_content(all);
+    return fault(origin, other.empty() ? what : "not a safetensors file but " + other);
+  };
   if (bytes.size() < sizeof length) {
-    return fault(origin,
-                 fmt::format("{} bytes are there, a safetensors file has at least the {} of "
-                             "its header's length",
-                             bytes.size(), sizeof length));
+    return not_one(
+        fmt::format("{} bytes are there, a safetensors file has at least the {} of "
+                    "its header's length",
+                    bytes.size(), sizeof length));
   }
   std::memcpy(&length, bytes.data(), sizeof length);
   const auto rest = bytes.subspan(sizeof length);
   if (length > kMaxHeader) {
-    return fault(origin, fmt::format("not a safetensors file: its header would have {} bytes, the "
-                                     "format allows {}",
-                                     length, kMaxHeader));
+    return not_one(
+        fmt::format("not a safetensors file: its header would have {} bytes, the format allows {}",
+                    length, kMaxHeader));
   }
   if (length > rest.size()) {
     return fault(origin, fmt::format("truncated: {} bytes are there, its header alone takes {}",
                                      bytes.size(), sizeof length + length));
   }
   const std::string_view text(reinterpret_cast<const char*>(rest.data()), length);
-  if (!text.starts_with('{')) return fault(origin, "the header does not begin with {");
+  if (!text.starts_with('{')) return not_one("the header does not begin with {");
   DYNMO_ASSIGN(const JsonTree header, parse_strictly(text, origin));
 
   Safetensors file;

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "dynmo/core/files.h"
+#include "dynmo/core/known_content.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo {
@@ -43,6 +44,12 @@ class ParseGuard {
         count_element();
         break;
     }
+  }
+
+  // The place of the value that would come next.
+  [[nodiscard]] std::string next_pointer() {
+    count_element();
+    return pointer();
   }
 
  private:
@@ -89,6 +96,7 @@ class ParseGuard {
         text += fmt::format("{}", level.elements - 1);
         continue;
       }
+      if (level.keys.empty()) continue;
       for (const char c : level.keys.back()) {
         text += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
       }
@@ -98,6 +106,16 @@ class ParseGuard {
 
   std::vector<Level> levels_;
 };
+
+// Names the number that programs write and JSON does not have, where reading stopped behind `bytes`
+// of the text; "" where there is none.
+std::string_view number_at(std::string_view text, std::size_t bytes) {
+  if (bytes == 0 || bytes > text.size()) return "";
+  const std::string_view rest = text.substr(bytes - 1);
+  const bool negative = bytes > 1 && text[bytes - 2] == '-';
+  if (rest.starts_with("Infinity")) return negative ? "-Infinity" : "Infinity";
+  return rest.starts_with("NaN") ? "NaN" : "";
+}
 
 // Values of a JSON text, or a few more where it is not JSON.
 std::size_t count_values(std::string_view text) {
@@ -147,7 +165,17 @@ Expected<Json> parse_json(std::string_view text, std::string_view origin) {
     std::string why = fault.what();
     if (const auto start = why.find("] "); start != std::string::npos) why = why.substr(start + 2);
     std::replace(why.begin(), why.end(), '\n', ' ');
-    return make_error(ErrorCode::kBadInput, "{}: wanted JSON: {}", origin, why);
+    const auto* stopped = dynamic_cast<const Json::parse_error*>(&fault);
+    const auto number = stopped == nullptr ? "" : number_at(text, stopped->byte);
+    if (!number.empty()) {
+      const std::string place = guard.next_pointer();
+      return make_error(ErrorCode::kBadInput,
+                        "{}: {} is {}, which JSON does not have: wanted a finite number or null",
+                        origin, place.empty() ? "/" : place, number);
+    }
+    const std::string other = known_content(text);
+    return make_error(ErrorCode::kBadInput, "{}: wanted JSON: {}", origin,
+                      other.empty() ? why : "it is " + other);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/known_content.h"
 #include "dynmo/core/permute.h"
 #include "dynmo/data/utf8.h"
 
@@ -183,6 +184,10 @@ Expected<std::unique_ptr<const Tokenizer>> read_sentence_piece(std::string model
   auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
   if (model.empty() || !processor->LoadFromSerializedProto(model).ok() ||
       processor->GetPieceSize() < 1) {
+    if (const std::string other = known_content(model); !other.empty()) {
+      return make_error(ErrorCode::kBadInput, "'{}' is not a SentencePiece model but {}", origin,
+                        other);
+    }
     return make_error(
         ErrorCode::kBadInput,
         "'{}' is not a SentencePiece model: wanted a file such as the tokenizer.model "

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/known_content.h"
 #include "dynmo/data/shard_format_impl.h"
 
 namespace dynmo::data {
@@ -98,6 +99,9 @@ Expected<void> TokenShard::check_index() {
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()),
                               std::min(bytes.size(), kIndexMagic.size()));
   if (!kIndexMagic.starts_with(head)) {
+    const std::string other =
+        known_content({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    if (!other.empty()) return fault("not a token index but " + other);
     return fault("not a token index: wanted a file that begins with MMIDIDX");
   }
   if (bytes.size() < kIndexHeaderBytes) {

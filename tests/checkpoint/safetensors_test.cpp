@@ -216,6 +216,21 @@ TEST(Safetensors, AFileCutAnywhereIsCalledTruncated) {
   }
 }
 
+TEST(Safetensors, AFileOfAnotherFormatIsNamed) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+       "a Git LFS pointer, which stands for the file: get that by `git lfs pull`"},
+      {"<!DOCTYPE html><html></html>", "an HTML page"},
+      {"PK\x03\x04 and more of it", "a zip archive, such as torch.save writes"},
+      {"\x80\x02}q\x01(X\x05 and more", "a pickle, such as torch.save writes"},
+      {std::string("GGUF\x03\0\0\0 and more", 17), "a GGUF file"},
+      {"\x93NUMPY and more", "a NumPy file"},
+      {"\x1f\x8b", "compressed by gzip"}};
+  for (const auto& [bytes, name] : cases) {
+    EXPECT_TRUE(why(bytes).starts_with("x: not a safetensors file but " + name)) << why(bytes);
+  }
+}
+
 TEST(Safetensors, RefusesToWriteWhatItCouldNotRead) {
   const TempFolder folder;
   const auto path = folder.path() / "w";

@@ -88,5 +88,39 @@ TEST(Json, AnEndlessFileIsRefusedByItsSize) {
   EXPECT_EQ(endless.error().message, "'/dev/zero' has more than 256.0 MiB, wanted a smaller file");
 }
 
+TEST(Json, ANumberThatJsonDoesNotHaveIsNamedWithItsKey) {
+  const std::vector<std::array<std::string, 3>> cases = {
+      {R"({"a": 1, "rope_theta": Infinity})", "/rope_theta", "Infinity"},
+      {R"({"a": {"b": [1, {"c": -Infinity}]}})", "/a/b/1/c", "-Infinity"},
+      {R"({"a": [1, 2, NaN, 3]})", "/a/2", "NaN"},
+      {R"([NaN])", "/0", "NaN"},
+      {R"({"done": {"x": 1}, "next": NaN})", "/next", "NaN"},
+      {"NaN", "/", "NaN"}};
+  for (const auto& [text, place, number] : cases) {
+    const auto parsed = parse_json(text, "config.json");
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error().message,
+              fmt::format("config.json: {} is {}, which JSON does not have: wanted a finite number "
+                          "or null",
+                          place, number));
+  }
+  for (const char* text : {R"({"a": Infinite})", R"({"a": nan})", R"({"a": N)", R"({"a": -})"}) {
+    EXPECT_NE(parse_json(text, "f").error().message.find("wanted JSON: "), std::string::npos);
+  }
+}
+
+TEST(Json, AFileThatIsSomethingElseIsNamed) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "a Git LFS pointer"},
+      {"<!DOCTYPE html><html>", "an HTML page"},
+      {std::string("\x1f\x8b\x08\0", 4), "compressed by gzip"},
+      {"PK\x03\x04", "a zip archive"}};
+  for (const auto& [text, name] : cases) {
+    EXPECT_NE(parse_json(text, "f").error().message.find("wanted JSON: it is " + name),
+              std::string::npos)
+        << parse_json(text, "f").error().message;
+  }
+}
+
 }  // namespace
 }  // namespace dynmo
