@@ -22,6 +22,7 @@
 
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/exception_error.h"
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo::app {
@@ -218,6 +219,7 @@ int run_program(int argc, char** argv,
   reserve_standard_descriptors();
   memory_for_the_last_line = std::malloc(kLastLine);
   std::set_terminate(end_for_uncaught);
+  show_notes_by([](std::string_view line) { print_note("note: {}", line); });
   std::signal(SIGXFSZ, SIG_IGN);  // a file at its limit is an error of the write, like a full disk
   try {
     const Expected<int> done = parse_and_run(argc, argv, add_commands);

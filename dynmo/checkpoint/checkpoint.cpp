@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +14,7 @@
 
 #include "dynmo/checkpoint/manifest_impl.h"
 #include "dynmo/core/check.h"
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
 #include "dynmo/observe/run_folder.h"
 
@@ -73,13 +75,25 @@ Expected<std::vector<CheckpointFolder>> folders_in(const fs::path& root) {
   return folders;
 }
 
+// Gives a checkpoint a name that is never listed. Where the file system does not rename such a
+// folder (one of a lower layer of an overlay), it is removed, its manifest first: without that it
+// is not listed.
+Expected<void> set_aside(const fs::path& checkpoint, const fs::path& aside) {
+  if (::rename(checkpoint.c_str(), aside.c_str()) == 0) return {};
+  const int error = errno;
+  if (!is_not_offered(error) || ::access(checkpoint.parent_path().c_str(), W_OK | X_OK) != 0) {
+    return system_error("remove", checkpoint, std::strerror(error));
+  }
+  DYNMO_TRY(remove_tree(checkpoint / kManifestName));
+  DYNMO_TRY(sync_directory(checkpoint));
+  return remove_tree(checkpoint);
+}
+
 // A removal under way is a ".tmp" like a checkpoint under way: never listed, cleared by the next.
 Expected<void> remove_checkpoint(const fs::path& root, const CheckpointFolder& checkpoint) {
   const fs::path doomed = checkpoint.path.string() + ".removed" + std::string(kPending);
   DYNMO_TRY(remove_tree(doomed));
-  if (::rename(checkpoint.path.c_str(), doomed.c_str()) != 0) {
-    return system_error("remove", checkpoint.path, std::strerror(errno));
-  }
+  DYNMO_TRY(set_aside(checkpoint.path, doomed));
   DYNMO_TRY(sync_directory(root));
   return remove_tree(doomed);
 }
@@ -89,14 +103,20 @@ Expected<void> remove_checkpoint(const fs::path& root, const CheckpointFolder& c
 // a moment in which the older steps are the newest.
 Expected<void> publish(const fs::path& root, const fs::path& pending, const fs::path& final_path) {
   if (::rename(pending.c_str(), final_path.c_str()) == 0) return sync_directory(root);
-  if (errno != ENOTEMPTY && errno != EEXIST) {
-    return system_error("commit", final_path, std::strerror(errno));
+  const int error = errno;
+  std::error_code fault;
+  // How a folder in the way is called differs between file systems (ENOTEMPTY, EEXIST, EACCES).
+  if (!is_not_offered(error) && error != ENOTEMPTY) {
+    return system_error("commit", final_path, std::strerror(error));
+  }
+  if (!fs::exists(final_path, fault)) {
+    return system_error("commit", final_path, std::strerror(error));
   }
   if (::renameat2(AT_FDCWD, pending.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) != 0) {
     const fs::path aside = final_path.string() + ".replaced" + std::string(kPending);
     DYNMO_TRY(remove_tree(aside));
-    if (::rename(final_path.c_str(), aside.c_str()) != 0 ||
-        ::rename(pending.c_str(), final_path.c_str()) != 0) {
+    DYNMO_TRY(set_aside(final_path, aside));
+    if (::rename(pending.c_str(), final_path.c_str()) != 0) {
       return system_error("commit", final_path, std::strerror(errno));
     }
     DYNMO_TRY(sync_directory(root));

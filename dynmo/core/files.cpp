@@ -13,6 +13,7 @@
 #include <fstream>
 #include <optional>
 
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/units.h"
 
 namespace dynmo {
@@ -97,9 +98,9 @@ Expected<void> replace_file(const std::filesystem::path& path,
   if (file.get() < 0) return system_error("create", path);
   bool ok = true;
   for (const auto piece : pieces) ok = ok && write_all(file.get(), piece);
-  ok = ok && ::fsync(file.get()) == 0;
+  ok = ok && sync_open(file.get(), path);
   ok = file.close_now() && ok;
-  if (!ok || ::rename(fresh.c_str(), path.c_str()) != 0) {
+  if (!ok || !rename_over(fresh, path)) {
     const Error error = system_error("write", path);
     ::unlink(fresh.c_str());
     return error;
@@ -153,8 +154,13 @@ Expected<void> write_file_durably(const std::filesystem::path& path, std::string
 
 Expected<void> sync_directory(const std::filesystem::path& path) {
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0 && is_not_offered(errno)) {  // it may be written to, but not read
+    note_not_offered("a folder cannot be opened to sync it", errno,
+                     "after a power cut the newest files may be missing", path);
+    return {};
+  }
   if (folder.get() < 0) return system_error("open folder", path);
-  if (::fsync(folder.get()) != 0) return system_error("sync folder", path);
+  if (!sync_open(folder.get(), path)) return system_error("sync folder", path);
   return {};
 }
 
@@ -174,7 +180,11 @@ Expected<void> cut_torn_line(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (file.seekg(-1, std::ios::end) && file.get() == '\n') return {};
   DYNMO_ASSIGN(const std::string text, read_file(path));
-  std::filesystem::resize_file(path, text.rfind('\n') + 1, fault);  // no newline: npos + 1 is 0
+  const std::size_t whole = text.rfind('\n') + 1;  // no newline: npos + 1 is 0
+  std::filesystem::resize_file(path, whole, fault);
+  if (fault && is_not_offered(fault.value())) {
+    return write_file_durably(path, std::string_view(text).substr(0, whole));
+  }
   if (fault) {
     return make_error(ErrorCode::kBadInput, "cannot cut half a line off '{}': {}", path.string(),
                       fault.message());

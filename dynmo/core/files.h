@@ -21,7 +21,8 @@ namespace dynmo {
     std::size_t max_bytes = std::numeric_limits<std::size_t>::max());
 
 // Writes the pieces to a new file in the folder of `path`, fsyncs, renames over `path`, fsyncs the
-// folder: after a crash the file is the old one or the new one. A pipe or a device is written into;
+// folder: after a crash the file is the old one or the new one, but for what the file system does
+// not offer (file_system.h). A pipe or a device is written into;
 // so is a descriptor of this process that the path names (/dev/stdout, /dev/fd/3), whatever it is.
 [[nodiscard]] Expected<void> write_file_durably(const std::filesystem::path& path,
                                                 std::span<const std::span<const std::byte>> pieces);

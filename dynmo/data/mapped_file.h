@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A file's bytes, mapped read-only. The mapping stays valid when the file is renamed over or
-// unlinked (as every writer of ours does), not when somebody truncates it in place: reading behind
-// the new end is then a SIGBUS.
+// A file's bytes, mapped read-only; read into memory where the file system maps none. The mapping
+// stays valid when the file is renamed over or unlinked (as every writer of ours does), not when
+// somebody truncates it in place: reading behind the new end is then a SIGBUS.
 
 #include <cstddef>
 #include <filesystem>

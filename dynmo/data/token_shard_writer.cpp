@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
 #include "dynmo/data/shard_format_impl.h"
 #include "dynmo/data/token_shard.h"
@@ -85,11 +87,14 @@ struct TokenShardWriter::State {
 
   Expected<void> publish_bin() {
     DYNMO_TRY(flush());
-    if (::fsync(file) != 0) return fault();
+    if (!sync_open(file, unfinished)) return fault();
     const std::filesystem::path finished = prefix.string() + ".bin";
-    if (::rename(unfinished.c_str(), finished.c_str()) != 0) return fault();
-    ::close(file);
-    file = -1;
+    // Closed first: some file systems rename no open file.
+    if (::close(std::exchange(file, -1)) != 0 || !rename_over(unfinished, finished)) {
+      const Error why = fault();
+      ::unlink(unfinished.c_str());
+      return why;
+    }
     return {};
   }
 

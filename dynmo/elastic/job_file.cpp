@@ -14,6 +14,7 @@
 #include <random>
 #include <system_error>
 
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/process/sockets.h"
@@ -38,7 +39,7 @@ Expected<void> write_private(const fs::path& path, std::string_view text) {
       file >= 0 && ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   const int fault = errno;
   if (file >= 0) ::close(file);
-  if (written && ::rename(made.c_str(), path.c_str()) == 0) return {};
+  if (written && rename_over(made, path)) return {};
   return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
                     std::strerror(written ? errno : fault));
 }

@@ -14,6 +14,7 @@
 #include <sstream>
 #include <utility>
 
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 
@@ -94,6 +95,15 @@ bool is_at(const UniqueFd& file, const std::filesystem::path& path) {
          open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
+// The same where the numbers of files do not last (CIFS, FUSE): by what stands in the file.
+bool is_at_by_content(const UniqueFd& file, const std::filesystem::path& path) {
+  const LockHolder self = this_process();
+  write_holder(file, self);
+  const auto there = read_holder(path);
+  return there && there->host == self.host && there->boot_id == self.boot_id &&
+         there->pid == self.pid && there->start_ticks == self.start_ticks;
+}
+
 }  // namespace
 
 LockHolder this_process() {
@@ -111,7 +121,8 @@ bool is_gone(const LockHolder& holder) {
 }
 
 Expected<FileLock> FileLock::take(const std::filesystem::path& path) {
-  while (true) {
+  constexpr int kRemoved = 100;  // times that holders have removed the file behind its opening
+  for (int tries = 0;; ++tries) {
     UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
     if (!file) {
       return make_error(ErrorCode::kBadInput, "cannot create '{}': {}", path.string(),
@@ -121,10 +132,12 @@ Expected<FileLock> FileLock::take(const std::filesystem::path& path) {
     if (!locked && errno == EINTR) continue;
     if (!locked && errno == EWOULDBLOCK) return held_error(read_holder(path));
     if (!locked) {
+      note_not_offered("this file system has no locks", errno,
+                       "a second run in this folder is refused by what stands in a file", path);
       const auto holder = read_holder(path);
       if (holder && !is_gone(*holder)) return held_error(holder);
     }
-    if (!is_at(file, path)) continue;
+    if (!is_at(file, path) && (tries < kRemoved || !is_at_by_content(file, path))) continue;
     write_holder(file, this_process());
     return FileLock(path, std::move(file));
   }

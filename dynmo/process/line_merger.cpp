@@ -9,7 +9,8 @@ namespace dynmo::process {
 namespace {
 
 constexpr std::string_view kOurs = "dynmo: ";
-constexpr std::size_t kMaxLine = 1 << 16;  // longer ones are cut
+constexpr std::string_view kNote = "note: ";  // a rank that goes on has said it
+constexpr std::size_t kMaxLine = 1 << 16;     // longer ones are cut
 constexpr std::size_t kMaxRemembered = 1000;
 
 // Without what the command line puts in front of an error: a loss that rank 1 reports as an error
@@ -28,8 +29,9 @@ std::string_view without_rank(std::string_view text) {
   return text.substr(end).starts_with(": ") ? text.substr(end + 2) : text;
 }
 
-// Two ranks may have noticed one loss in different ways.
+// Two ranks may have noticed one loss in different ways, and one file system in different folders.
 std::string_view without_detail(std::string_view text) {
+  if (text.starts_with(kNote)) return text.substr(0, text.rfind(" ('"));
   constexpr std::string_view kLost = " was lost: ";
   const std::size_t at = text.find(kLost);
   return at == std::string_view::npos ? text : text.substr(0, at + kLost.size());
@@ -60,8 +62,9 @@ std::string LineMerger::finish(WorldRank rank) {
 
 std::string LineMerger::show(WorldRank rank, std::string_view line) {
   if (line.starts_with(kOurs)) {
-    explained_.insert(rank);
-    if (is_repeated(rank, without_error(line.substr(kOurs.size())))) return "";
+    const std::string_view text = line.substr(kOurs.size());
+    if (!text.starts_with(kNote)) explained_.insert(rank);
+    if (is_repeated(rank, without_error(text))) return "";
   }
   return (rank == WorldRank(0) ? "" : fmt::format("[rank {}] ", rank)) + std::string(line) + "\n";
 }

@@ -2,11 +2,14 @@
 //
 // A crash before every single operation that changes the disk. The program replaces the system's
 // own write, fsync, rename and the like by ones that count, log, and die on a chosen call, and runs
-// the real code in a child process; then the parent looks at what is left.
+// the real code in a child process; then the parent looks at what is left. They may refuse a call,
+// too, as file systems do that do not offer it.
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <linux/fs.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,11 +18,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <functional>
+#include <string_view>
 
 #include "dynmo/checkpoint/background_writer.h"
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
+#include "dynmo/process/file_lock.h"
 #include "tests/support/temp_folder.h"
 
 namespace {
@@ -33,6 +41,34 @@ struct Watch {
 };
 Watch watch;
 std::atomic<int> operations = 0;  // of any thread, so far
+
+// A kind of call that fails, with this errno.
+enum class Call {
+  kNone,
+  kSyncFile,
+  kSyncFolder,
+  kReplaceFile,
+  kRenameFolder,
+  kExchange,
+  kLock,
+  kTruncate,
+};
+struct Refusal {
+  Call call = Call::kNone;
+  int error = 0;
+};
+Refusal refusal;
+
+bool refuses(Call call) {
+  if (refusal.call != call) return false;
+  errno = refusal.error;
+  return true;
+}
+
+bool is_folder(const char* path) {
+  struct stat status {};
+  return ::lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
+}
 
 std::string path_of(int file) {
   std::array<char, 4096> path{};
@@ -71,20 +107,32 @@ int fsync(int file) {
   // Not for real: what a dying process wrote stays in the system, and the tests take a tenth of the
   // time. What is synced when is seen in the log.
   step("fsync " + path_of(file));
-  return 0;
+  struct stat status {};
+  const bool folder = ::fstat(file, &status) == 0 && S_ISDIR(status.st_mode);
+  return refuses(folder ? Call::kSyncFolder : Call::kSyncFile) ? -1 : 0;
 }
 int rename(const char* from, const char* to) noexcept {
   step(std::string("rename ") + from + " " + to);
+  if (::access(to, F_OK) == 0 && !is_folder(to) && refuses(Call::kReplaceFile)) return -1;
+  const bool finished = std::string_view(to).ends_with(".tmp");
+  if (is_folder(from) && (finished || is_folder(to)) && refuses(Call::kRenameFolder)) return -1;
   return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 int renameat2(int from_folder, const char* from, int to_folder, const char* to,
               unsigned int flags) noexcept {
   step(std::string(flags == RENAME_EXCHANGE ? "exchange " : "rename ") + from + " " + to);
+  if (refuses(Call::kExchange) || refuses(Call::kRenameFolder)) return -1;
   return static_cast<int>(::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
 }
 int mkdir(const char* path, mode_t mode) noexcept {
   step(std::string("mkdir ") + path);
   return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+int flock(int file, int operation) noexcept {
+  return refuses(Call::kLock) ? -1 : static_cast<int>(::syscall(SYS_flock, file, operation));
+}
+int truncate(const char* path, off_t size) noexcept {
+  return refuses(Call::kTruncate) ? -1 : static_cast<int>(::syscall(SYS_truncate, path, size));
 }
 int unlinkat(int folder, const char* path, int flags) noexcept {
   step(std::string("unlink ") + path);
@@ -241,6 +289,77 @@ TEST(Crash, NothingIsNamedBeforeItIsOnTheDisk) {
     }
   }
   EXPECT_EQ(renames, 4) << "two layers, the manifest, the folder";
+}
+
+// Does with files what a run does, and returns what fails first.
+std::string first_failure(const fs::path& folder) {
+  const fs::path root = folder / "checkpoints";
+  const fs::path file = folder / "file";
+  for (const char* text : {"old", "new"}) {
+    const auto written = write_file_durably(file, text);
+    if (!written) return written.error().message;
+  }
+  if (*read_file(file) != "new") return "another content of the file";
+  for (const std::int64_t step : {1, 2, 3, 3}) {
+    const auto saved = save(root, step, "w");
+    if (!saved) return saved.error().message;
+  }
+  const auto pruned = prune(root, 2);
+  if (!pruned) return pruned.error().message;
+  const auto newest = newest_verified(root, nullptr);
+  if (!newest) return newest.error().message;
+  if (newest->manifest.step != 3 || list_checkpoints(root)->size() != 2) return "other checkpoints";
+  const auto lock = process::FileLock::take(folder / "run.lock");
+  if (!lock) return lock.error().message;
+  if (process::FileLock::take(folder / "run.lock")) return "two hold one lock";
+  if (!write_file_durably(file, "line\nhalf")) return "lines";
+  const auto cut = cut_torn_line(file);
+  if (!cut) return cut.error().message;
+  return *read_file(file) == "line\n" ? "" : "half a line is left";
+}
+
+std::vector<std::string> notes;  // that were shown
+
+// CIFS, sshfs, NFS without locks, FUSE with direct I/O, 9p, overlays: what they answer.
+TEST(LesserDisk, WhatAFileSystemDoesNotOfferIsSaidOnceAndStopsNothing) {
+  const std::vector<std::pair<Call, std::vector<int>>> calls = {
+      {Call::kNone, {0}},
+      {Call::kSyncFile, {EINVAL, ENOSYS, ENOTSUP}},
+      {Call::kSyncFolder, {EINVAL, ENOSYS, ENOTSUP, EACCES, EPERM, EISDIR}},
+      {Call::kReplaceFile, {EPERM, EACCES, EEXIST, EBUSY}},
+      {Call::kRenameFolder, {EXDEV, EACCES, EPERM}},
+      {Call::kExchange, {EINVAL, ENOSYS, ENOTSUP}},
+      {Call::kLock, {ENOLCK, ENOSYS, ENOTSUP, EINVAL}},
+      {Call::kTruncate, {EINVAL, ENOSYS, ENOTSUP}}};
+  notes.clear();
+  show_notes_by([](std::string_view line) { notes.emplace_back(line); });
+  for (const auto& [call, errors] : calls) {
+    for (const int error : errors) {
+      const TempFolder folder;
+      refusal = {call, error};
+      const std::string failure = first_failure(folder.path());
+      refusal = {};
+      EXPECT_EQ(failure, "") << "call " << static_cast<int>(call) << ", errno " << error;
+    }
+  }
+  show_notes_by(nullptr);
+  // Syncing a file, a folder, replacing a file, locks. The others guarantee the same.
+  ASSERT_EQ(notes.size(), 4U) << fmt::format("{}", fmt::join(notes, "\n"));
+  for (const std::string& note : notes) EXPECT_NE(note.find("this file system"), std::string::npos);
+}
+
+TEST(LesserDisk, ADiskThatFailsIsNotTakenForOneThatOffersLess) {
+  for (const Call call :
+       {Call::kSyncFile, Call::kSyncFolder, Call::kReplaceFile, Call::kTruncate}) {
+    for (const int error : {EIO, ENOSPC, EROFS}) {
+      const TempFolder folder;
+      refusal = {call, error};
+      const std::string failure = first_failure(folder.path());
+      refusal = {};
+      EXPECT_NE(failure.find(std::strerror(error)), std::string::npos)
+          << "call " << static_cast<int>(call) << ": " << failure;
+    }
+  }
 }
 
 }  // namespace

@@ -26,6 +26,16 @@ TEST(LineMerger, ShowsOneErrorOfSeveralRanksOnce) {
   EXPECT_FALSE(merger.has_explained(WorldRank(3)));
 }
 
+TEST(LineMerger, ShowsANoteOfSeveralRanksOnceAndTakesItForNoReasonToEnd) {
+  LineMerger merger;
+  const std::string note = "dynmo: note: no locks (Not supported): beware ('/run";
+  EXPECT_EQ(merger.feed(WorldRank(0), note + "')\n"), note + "')\n");
+  EXPECT_EQ(merger.feed(WorldRank(1), note + "/checkpoints')\n"), "");
+  EXPECT_NE(merger.feed(WorldRank(1), "dynmo: note: another (Not supported): b ('/run')\n"), "");
+  EXPECT_FALSE(merger.has_explained(WorldRank(0)));
+  EXPECT_FALSE(merger.has_explained(WorldRank(1)));
+}
+
 TEST(LineMerger, ShowsOneLossOnceHoweverItWasNoticed) {
   LineMerger merger;
   EXPECT_NE(
