@@ -20,6 +20,37 @@ enum Pass { kForward, kBackward, kBackwardInput, kBackwardWeight, kPasses };
 constexpr std::array<std::string_view, kPasses> kSuffixes = {".forward", ".backward",
                                                              ".backward_input", ".backward_weight"};
 
+// Whether a range is made by PyTorch or a library on it, which the user cannot rename: the forward
+// of a wrapper around the model or a layer, steps of optimizers, what compiled code and autograd
+// run.
+bool is_of_library(std::string_view name) {
+  for (const std::string_view prefix :
+       {"Optimizer.", "FSDP::", "Torch-Compiled Region", "TorchDynamo", "## Call",
+        "CompiledFunction", "ProfilerStep#", "nn.Module: ", "autograd::", "torch::autograd::",
+        "c10d::", "gloo:", "nccl:", "DDP::", "[pl]"}) {
+    if (name.starts_with(prefix)) return true;
+  }
+  for (const std::string_view suffix : kSuffixes) {
+    if (!name.ends_with(suffix)) continue;
+    name.remove_suffix(suffix.size());
+    break;
+  }
+  name.remove_prefix(name.rfind('.') + 1);  // "torch.nn.parallel."; npos + 1 is 0
+  constexpr std::array<std::string_view, 12> kWrappers = {"DistributedDataParallel",
+                                                          "FullyShardedDataParallel",
+                                                          "FSDPModule",
+                                                          "DataParallel",
+                                                          "OptimizedModule",
+                                                          "CheckpointWrapper",
+                                                          "OffloadWrapper",
+                                                          "DeepSpeedEngine",
+                                                          "PipelineEngine",
+                                                          "_CompiledModule",
+                                                          "ScriptModule",
+                                                          "RecursiveScriptModule"};
+  return std::ranges::find(kWrappers, name) != kWrappers.end();
+}
+
 // Time of an event: its own, or that of the kernels launched in it by its thread.
 class Clock {
  public:
@@ -70,12 +101,13 @@ struct Layer {
 };
 
 // Share of a node's time that is spent on gradients of weights. Products with weights compute two
-// gradients of the same arithmetic; those of attention go by other names.
+// gradients of the same arithmetic; those of attention go by other names. A compiled layer's node
+// has both.
 double weight_share(std::string_view node) {
   if (node.find("AccumulateGrad") != std::string_view::npos) return 1;
   if (node.starts_with("EmbeddingBackward")) return 1;
-  for (const std::string_view product :
-       {"AddmmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward"}) {
+  for (const std::string_view product : {"AddmmBackward", "MmBackward", "LinearBackward",
+                                         "ConvolutionBackward", "CompiledFunctionBackward"}) {
     if (node.starts_with(product)) return 0.5;
   }
   return 0;
@@ -96,9 +128,14 @@ class Importer {
 
  private:
   Expected<void> find_layers() {
+    std::string looked_through;
     for (const TraceEvent& range : events_.ranges) {
       const std::string_view suffix = kSuffixes[kForward];
       if (!range.name.ends_with(suffix) || range.name.size() == suffix.size()) continue;
+      if (is_of_library(range.name)) {
+        looked_through = fmt::format(" but '{}', which a library makes", range.name);
+        continue;
+      }
       const std::string name = range.name.substr(0, range.name.size() - suffix.size());
       const auto [found, is_new] = ids_.emplace(name, static_cast<int>(layers_.size()));
       if (is_new) layers_.push_back({.name = name, .seconds = {}});
@@ -112,15 +149,15 @@ class Importer {
     for (Occurrence& one : occurrences_) by_thread_[one.range->thread].push_back(&one);
     if (!layers_.empty()) return {};
     return make_error(ErrorCode::kBadInput,
-                      "{}: no range is called NAME.forward; run each layer's forward in "
+                      "{}: no range is called NAME.forward{}; run each layer's forward in "
                       "torch.profiler.record_function(\"NAME.forward\")",
-                      origin_);
+                      origin_, looked_through);
   }
 
   Expected<void> add_backward_ranges() {
     for (const TraceEvent& range : events_.ranges) {
       for (const Pass pass : {kBackward, kBackwardInput, kBackwardWeight}) {
-        if (!range.name.ends_with(kSuffixes[pass])) continue;
+        if (!range.name.ends_with(kSuffixes[pass]) || is_of_library(range.name)) continue;
         const std::string name = range.name.substr(0, range.name.size() - kSuffixes[pass].size());
         const auto found = ids_.find(name);
         if (found == ids_.end()) {

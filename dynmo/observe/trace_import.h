@@ -6,12 +6,14 @@
 //
 // Convention: each layer's forward runs in a range `NAME.forward`, made by
 // `torch.profiler.record_function("NAME.forward")`; layers are in order of their first. Every
-// occurrence is a micro-batch; a layer's times are medians over them. Backward nodes belong to the
-// layer whose forward operation made them: PyTorch gives both the same sequence number. Their time
-// is W for what accumulates gradients of weights and for the embedding's gradient, half I and half
-// W for products with weights, else I. Ranges `NAME.backward_input` and `NAME.backward_weight`, or
-// `NAME.backward` (half each), take the place of the nodes where a layer has them. Where the trace
-// has device kernels, times are those of the kernels launched inside a range or node.
+// occurrence is a micro-batch. Ranges that wrappers (DDP, FSDP, compiled modules), optimizers and
+// autograd make themselves are no layers: they are looked through. A layer's times are medians over
+// them. Backward nodes belong to the layer whose forward operation made them: PyTorch gives both
+// the same sequence number. Their time is W for what accumulates gradients of weights and for the
+// embedding's gradient, half I and half W for products with weights, else I. Ranges
+// `NAME.backward_input` and `NAME.backward_weight`, or `NAME.backward` (half each), take the place
+// of the nodes where a layer has them. Where the trace has device kernels, times are those of the
+// kernels launched inside a range or node.
 
 #include <filesystem>
 #include <string_view>

@@ -202,6 +202,57 @@ TEST(TraceImport, RangesOfTheBackwardReplaceNodes) {
   EXPECT_DOUBLE_EQ(layers[0].backward_weight_s, 5e-6);
 }
 
+// Two layers in every step, inside of what libraries make around and between them.
+TEST(TraceImport, LooksThroughTheRangesOfLibraries) {
+  const auto steps = [](const std::string& around, const std::string& inside) {
+    std::vector<Json> events;
+    for (int m = 0; m < 3; ++m) {
+      const double start = 1000 * m;
+      if (!around.empty()) events.push_back(range(around, start, 500));
+      for (int layer = 0; layer < 2; ++layer) {
+        const double at = start + 10 + 40 * layer;
+        const int sequence = 10 * m + layer;
+        events.push_back(range(fmt::format("layers.{}.forward", layer), at, 30));
+        if (!inside.empty()) events.push_back(range(inside, at + 1, 28));
+        events.push_back(operation(sequence, at + 2, 20));
+        events.push_back(node("AddmmBackward0", sequence, start + 300 - 60 * layer, 50));
+      }
+      events.push_back(range("Optimizer.step#AdamW.step", start + 600, 50));
+    }
+    return trace_of(events);
+  };
+  const auto plain = import_trace(steps("", ""), "t.json");
+  ASSERT_TRUE(plain) << plain.error().message;
+  ASSERT_EQ(plain->model.size(), 2);
+  for (const std::string name :
+       {"DistributedDataParallel.forward", "FullyShardedDataParallel.forward",
+        "torch.nn.DataParallel.forward", "OptimizedModule.forward", "DeepSpeedEngine.forward",
+        "FSDP::pre_forward", "Torch-Compiled Region: 0/0", "Optimizer.step#SGD.forward",
+        "autograd::Function.backward", "nn.Module: Block_0.forward"}) {
+    for (const auto& [around, inside] :
+         {std::pair(name, std::string()), {"", name}, {name, name}}) {
+      const auto imported = import_trace(steps(around, inside), "t.json");
+      ASSERT_TRUE(imported) << imported.error().message;
+      EXPECT_EQ(imported->model, plain->model) << name;
+    }
+  }
+  EXPECT_EQ(
+      message({range("DistributedDataParallel.forward", 0, 10), operation(1, 1, 1)}),
+      "t.json: no range is called NAME.forward but 'DistributedDataParallel.forward', which a "
+      "library makes; run each layer's forward in "
+      "torch.profiler.record_function(\"NAME.forward\")");
+}
+
+TEST(TraceImport, ACompiledLayersNodeIsHalfInputsAndHalfWeights) {
+  const auto layer = import_trace(trace_of({range("a.forward", 0, 10), operation(1, 1, 6),
+                                            node("CompiledFunctionBackward", 1, 20, 10)}),
+                                  "t.json")
+                         .value()
+                         .model.layers[0];
+  EXPECT_DOUBLE_EQ(layer.backward_input_s, 5e-6);
+  EXPECT_DOUBLE_EQ(layer.backward_weight_s, 5e-6);
+}
+
 // A damaged trace is an Error or is read; it throws nothing.
 TEST(TraceImport, SurvivesDamage) {
   const std::string whole =
