@@ -164,6 +164,39 @@ bool is_buffer(cost::Family family, std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
+// The name of a tensor without what wrappers of PyTorch put into it: torch.compile, FSDP and
+// checkpointing of activations at any place, DDP in front.
+std::string unwrapped(std::string_view name) {
+  std::string plain;
+  bool front = true;
+  while (!name.empty()) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    const bool last = part.size() == name.size();
+    name.remove_prefix(last ? part.size() : part.size() + 1);
+    const bool wrapper = part == "_orig_mod" || part == "_fsdp_wrapped_module" ||
+                         part == "_checkpoint_wrapped_module" || (front && part == "module");
+    if (wrapper && !last) continue;
+    front = false;
+    plain += std::string(part) + (last ? "" : ".");
+  }
+  return plain;
+}
+
+// Adds a tensor of a Hugging Face file by the name that the model with a head has for it. Files of
+// the bare decoder, such as the first GPT-2's, leave out the beginning of that.
+Expected<void> add_tensor(TensorMap& tensors, const TensorView& tensor, cost::Family family,
+                          const std::string& origin) {
+  const std::string plain = unwrapped(tensor.name);
+  if (is_buffer(family, plain)) return {};
+  const std::string prefix = family == cost::Family::kGpt2 ? "transformer." : "model.";
+  const bool bare = plain != kHead && !plain.starts_with(prefix);
+  const auto [place, added] = tensors.emplace(bare ? prefix + plain : plain, tensor);
+  if (added) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "'{}': tensors '{}' and '{}' are one parameter, '{}': wanted one of them",
+                    origin, place->second.name, tensor.name, place->first);
+}
+
 Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
   DYNMO_ASSIGN(const Json json, read_json(directory / "config.json"));
   Weights weights{.origin = directory,
@@ -180,12 +213,7 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
   const cost::Family family = model::family(weights.config);
   for (const checkpoint::Safetensors& file : weights.files) {
     for (const TensorView& tensor : file.tensors()) {
-      if (is_buffer(family, tensor.name)) continue;
-      // Files of the bare decoder, such as the first GPT-2's, leave out the name it has in the
-      // model with a head.
-      const std::string prefix = family == cost::Family::kGpt2 ? "transformer." : "model.";
-      const bool bare = tensor.name != kHead && !tensor.name.starts_with(prefix);
-      weights.tensors.emplace(bare ? prefix + tensor.name : tensor.name, tensor);
+      DYNMO_TRY(add_tensor(weights.tensors, tensor, family, directory.string()));
     }
   }
   if (described.experts) {
@@ -215,6 +243,16 @@ Expected<void> complete_tie(Weights& weights) {
                     weights.origin.string(), kHead, embedding->first);
 }
 
+// Names a tensor that may be the missing one: it has more in front of its name.
+std::string lookalike(const Weights& weights, const std::string& name) {
+  for (const auto& [key, tensor] : weights.tensors) {
+    if (!tensor.name.ends_with("." + name)) continue;
+    return fmt::format("; '{}' is there: wanted it without '{}' in front", tensor.name,
+                       tensor.name.substr(0, tensor.name.size() - name.size()));
+  }
+  return "";
+}
+
 // Every parameter, of its shape; nothing else.
 Expected<void> check_tensors(const Weights& weights) {
   model::DecoderConfig config = weights.config;
@@ -226,7 +264,8 @@ Expected<void> check_tensors(const Weights& weights) {
   for (const auto& [name, spec] : parameters) {
     const auto found = weights.tensors.find(name);
     if (found == weights.tensors.end()) {
-      return make_error(ErrorCode::kBadInput, "'{}': tensor '{}' is missing", origin, name);
+      return make_error(ErrorCode::kBadInput, "'{}': tensor '{}' is missing{}", origin, name,
+                        lookalike(weights, name));
     }
     const TensorView& tensor = found->second;
     if (!std::ranges::equal(tensor.shape, spec.shape)) {

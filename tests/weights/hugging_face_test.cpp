@@ -373,6 +373,46 @@ TEST_F(Changed, NamesAndBuffersOfOlderFilesAreUnderstood) {
   EXPECT_EQ(error(folder), "");
 }
 
+// torch.compile, FSDP and DDP put parts into the names of what they wrap.
+TEST_F(Changed, NamesThatWrappersMadeAreUnderstood) {
+  using Rename = std::function<std::string(const std::string&)>;
+  const auto inside = [](const std::string& name, const std::string& part) {
+    const std::size_t at = name.rfind('.', name.rfind('.') - 1);
+    return at == std::string::npos ? name : name.substr(0, at + 1) + part + name.substr(at + 1);
+  };
+  const std::vector<Rename> wrappers = {
+      [](const std::string& name) { return "module." + name; },
+      [](const std::string& name) { return "_orig_mod." + name; },
+      [](const std::string& name) { return "module._orig_mod." + name; },
+      [](const std::string& name) { return "_orig_mod.module." + name; },
+      [&](const std::string& name) { return inside(name, "_orig_mod."); },
+      [&](const std::string& name) {
+        return "_fsdp_wrapped_module." + inside(name, "_checkpoint_wrapped_module.");
+      }};
+  for (const char* golden : {"gpt2-tied", "llama-tied", "mixtral-fused-bf16"}) {
+    for (std::size_t i = 0; i < wrappers.size(); ++i) {
+      const fs::path folder = copy(golden);
+      rewrite(folder, [&](auto& tensors) {
+        for (auto& t : tensors) t.name = wrappers[i](t.name);
+      });
+      EXPECT_EQ(error(folder), "") << golden << ", wrapper " << i;
+      fs::remove_all(folder);
+    }
+  }
+  const fs::path twice = copy("llama-tied");
+  rewrite(twice, [](auto& tensors) {
+    tensors.push_back(tensors.front());
+    tensors.back().name = "module." + tensors.front().name;
+  });
+  EXPECT_PRED2(contains, error(twice), "are one parameter");
+  EXPECT_PRED2(contains, error(twice), "'module.");
+  const fs::path other = copy("llama-bf16");
+  rewrite(other, [](auto& tensors) {
+    for (auto& t : tensors) t.name = "base_model." + t.name;
+  });
+  EXPECT_PRED2(contains, error(other), "is there: wanted it without 'base_model.' in front");
+}
+
 TEST_F(Changed, ATiedPairThatDiffersIsRefusedAndOneThatIsEqualTaken) {
   const fs::path folder = copy("llama-tied");
   std::vector<float> head(71 * 32, 0.5F);
