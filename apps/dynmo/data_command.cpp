@@ -25,6 +25,7 @@ struct PrepareFlags {
   data::PrepareOptions options;
   std::optional<std::int32_t> vocabulary;
   std::optional<std::string> algorithm;
+  std::string format = "auto";
 };
 
 // Shows the step of the preparation, and the time left.
@@ -72,13 +73,19 @@ std::string held_out_text(const data::PrepareReport& report, double share) {
     case data::HeldOutKind::kNotAsked:
       return fmt::format("nothing, as --held-out 0 asks: {}", kWithout);
     case data::HeldOutKind::kDrawn:
-      return fmt::format("{} of {} documents, drawn with a probability of {} each (--held-out)",
-                         report.validation.documents,
-                         report.train.documents + report.validation.documents, percent);
+      return fmt::format(
+          "{} of {} documents, drawn with a probability of {} each (--held-out){}",
+          report.validation.documents, report.train.documents + report.validation.documents,
+          percent,
+          report.too_large == 0
+              ? ""
+              : fmt::format("; {} drawn and trained on, each too large a part of the text",
+                            report.too_large));
     case data::HeldOutKind::kDocument:
-      return fmt::format("one document, {}: a draw with {} each takes none of {}",
+      return fmt::format("one document, {}: a draw with {} each takes none of {}{}",
                          report.held_out_name, percent,
-                         report.train.documents + report.validation.documents);
+                         report.train.documents + report.validation.documents,
+                         report.too_large == 0 ? "" : " that is no large part of the text");
     case data::HeldOutKind::kEnd:
       return fmt::format("the end of {}, {} of it: too few documents to hold one out",
                          report.held_out_name, percent);
@@ -94,16 +101,24 @@ void print_summary(const data::PrepareReport& report, const data::PrepareOptions
                  ? ""
                  : fmt::format(", trained on {} of {} lines: more would take too much memory",
                                report.training_lines - report.unused_lines, report.training_lines));
+  const std::string such =
+      report.first_by_content.empty()
+          ? ""
+          : fmt::format(" (such as {}, by its first line)", report.first_by_content);
+  fmt::print("taken       {:>12} files as JSON lines{}, {} as a document each\n", report.json_lines,
+             such, report.files - report.json_lines);
   fmt::print("train       {:>12} documents {:>14} tokens\n", report.train.documents,
              report.train.tokens);
   fmt::print("validation  {:>12} documents {:>14} tokens\n", report.validation.documents,
              report.validation.tokens);
   fmt::print("held out    {}\n", held_out_text(report, options.validation));
   fmt::print(
-      "skipped     {:>12} files: {} with other extensions, {} compressed, {} binary{}, {} empty, "
+      "skipped     {:>12} files: {} with other extensions, {} compressed, {} not text{}, {} empty, "
       "{} seen twice, {} links and the like\n",
       report.skipped(), report.skipped_ending, report.skipped_compressed, report.skipped_binary,
-      report.first_binary.empty() ? "" : fmt::format(" (such as {})", report.first_binary),
+      report.first_binary.empty()
+          ? ""
+          : fmt::format(" (such as {}: {})", report.first_binary, report.why_binary),
       report.skipped_empty, report.skipped_twice, report.skipped_other);
   fmt::print("written to  {}\n", options.out.string());
 }
@@ -120,7 +135,11 @@ Error with_flag(Error error) {
       break;
     }
   }
-  if (error.message.ends_with("the text key")) error.message += " (--text-key)";
+  for (const auto& [end, flags] : {std::pair("the text key", "--text-key"),
+                                   {"for the text of one document", "--text-key, --format text"},
+                                   {"to overwrite the data set in it", "--overwrite"}}) {
+    if (error.message.ends_with(end)) error.message += fmt::format(" ({})", flags);
+  }
   return error;
 }
 
@@ -144,6 +163,9 @@ Expected<int> run_prepare(PrepareFlags flags) {
     }
     flags.options.training.algorithm = *flags.algorithm;
   }
+  flags.options.format = flags.format == "text"    ? data::InputFormat::kText
+                         : flags.format == "jsonl" ? data::InputFormat::kJsonLines
+                                                   : data::InputFormat::kAuto;
   Expected<data::PrepareReport> report = [&] {
     PrepareLine line;
     flags.options.progress = [&](const data::PrepareProgress& progress) { line.show(progress); };
@@ -160,12 +182,19 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
   const auto flags = std::make_shared<PrepareFlags>();
   data::PrepareOptions& options = flags->options;
   options.jobs = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  prepare->add_option("paths", flags->paths, "Files and folders of text; .jsonl is JSON lines")
+  prepare->add_option("paths", flags->paths, "Files and folders of text or JSON lines")
       ->required()
       ->option_text("PATH...");
   prepare->add_option("--out,--output", options.out, "Folder to write")
       ->required()
       ->option_text("DIR");
+  prepare->add_flag("--overwrite", options.overwrite, "Replace the data set in a folder");
+  prepare
+      ->add_option("--format", flags->format,
+                   "auto: JSON lines where a file's name or first line says so; text: a file is a "
+                   "document; jsonl: a line is one")
+      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
+      ->capture_default_str();
   prepare
       ->add_option("--tokenizer", options.tokenizer,
                    "bytes; sentencepiece: train one on the text; or the file of a SentencePiece "
@@ -187,7 +216,7 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
                    "Files of a folder that are taken, such as .txt,.py")
       ->delimiter(',')
       ->capture_default_str();
-  prepare->add_option("--text-key", options.text_key, "Key of the text in a line of a .jsonl file")
+  prepare->add_option("--text-key", options.text_key, "Key of the text in a line of JSON lines")
       ->capture_default_str();
   run_when_parsed(prepare, chosen, flags, run_prepare);
 }

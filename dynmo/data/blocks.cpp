@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dynmo/core/json.h"
+#include "dynmo/core/known_content.h"
 #include "dynmo/data/corpus_impl.h"
 #include "dynmo/data/utf8.h"
 
@@ -12,8 +13,29 @@ namespace {
 
 constexpr std::size_t kLinesBytes = std::size_t{1} << 20;
 
+constexpr std::string_view kBlank = " \t\r\n";
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
 Error cannot_read(const CorpusFile& file) {
   return make_error(ErrorCode::kBadInput, "cannot read '{}'", file.path.string());
+}
+
+// Whether a line is an object with the text of a document.
+bool has_document(std::string_view line, const std::string& text_key) {
+  const auto json = parse_json(line, "");
+  if (!json || !json->is_object()) return false;
+  const auto text = json->find(text_key);
+  return text != json->end() && text->is_string();
+}
+
+// Why `text`, all of a file, is no text; "" if it is.
+std::string why_no_text(std::string_view text) {
+  if (is_pointer_file(text)) return known_content(text);
+  TextCheck check;
+  check.feed(text);
+  if (check.is_text()) return "";
+  const std::string known = known_content(text);
+  return known.empty() ? check.why_not() : known;
 }
 
 }  // namespace
@@ -39,7 +61,7 @@ Expected<bool> BlockReader::next(Block& block) {
            .offset = 0,
            .last = true,
            .text = {}};
-  DYNMO_TRY(file_->is_json_lines() ? next_lines(block) : next_piece(block));
+  DYNMO_TRY(lines_ ? next_lines(block) : next_piece(block));
   return true;
 }
 
@@ -49,33 +71,75 @@ Expected<bool> BlockReader::open() {
   stream_ = std::ifstream(file_->path, std::ios::binary);
   if (!stream_) return cannot_read(*file_);
   left_ = file_->bytes;
-  number_ = file_->is_json_lines() ? 1 : 0;
+  DYNMO_ASSIGN(lines_, is_json_lines());
+  number_ = lines_ ? 1 : 0;
   offset_ = 0;
-  if (file_->is_json_lines()) return false;
+  if (lines_) return false;
   if (file_->bytes <= static_cast<std::int64_t>(kPieceBytes)) return true;
-  DYNMO_ASSIGN(const bool text, is_text());
-  if (!text) {
-    binary_.push_back(file_);
+  DYNMO_ASSIGN(std::string why, why_not_text());
+  if (!why.empty()) {
+    binary_.push_back({.file = file_, .why = std::move(why)});
     bytes_ += left_;
     left_ = 0;
   }
   return false;
 }
 
-// Reads the file through, and goes back to its beginning.
-Expected<bool> BlockReader::is_text() {
+// Looks at the name, then at the first line, and goes back to the beginning.
+Expected<bool> BlockReader::is_json_lines() {
+  if (format_ != InputFormat::kAuto) return format_ == InputFormat::kJsonLines;
+  if (file_->is_named_json_lines()) return true;
+  DYNMO_ASSIGN(const std::string line, first_line());
+  const bool object = line.starts_with('{');
+  if (object && has_document(line, text_key_)) return true;
+  if (!file_->is_named_json() || (!object && !line.starts_with('['))) return false;
+  return make_error(ErrorCode::kBadInput,
+                    "'{}' is JSON, but not of an object with a string under '{}' a line: wanted "
+                    "JSON lines, another text key, or to take it for the text of one document",
+                    file_->path.string(), text_key_);
+}
+
+// Returns the first line that is not blank, as far as it is needed; "" where there is none.
+Expected<std::string> BlockReader::first_line() {
+  std::string line;
+  std::array<char, 4096> piece;
+  bool whole = false;
+  while (!whole && line.size() <= kMaxLine) {
+    stream_.read(piece.data(), piece.size());
+    if (stream_.bad()) return cannot_read(*file_);
+    if (stream_.gcount() == 0) break;
+    const std::string_view got(piece.data(), static_cast<std::size_t>(stream_.gcount()));
+    const bool begun = !line.empty();
+    line += got;
+    if (line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
+    line.erase(0, std::min(line.find_first_not_of(kBlank), line.size()));
+    // Only what begins as JSON is looked at further; a long line is searched once.
+    whole = (!line.empty() && !line.starts_with('{')) ||
+            (begun ? got : std::string_view(line)).find('\n') != std::string_view::npos;
+  }
+  stream_.clear();
+  stream_.seekg(0);
+  return line.substr(0, line.find('\n'));
+}
+
+// Reads the file through, and goes back to its beginning; "" if it is text.
+Expected<std::string> BlockReader::why_not_text() {
   TextCheck check;
+  std::string known;
   std::array<char, 65536> piece;
   for (std::int64_t rest = left_; rest > 0 && check.can_be_text();) {
     stream_.read(piece.data(), std::min<std::streamsize>(piece.size(), rest));
     if (stream_.bad()) return cannot_read(*file_);
     if (stream_.gcount() == 0) break;
-    check.feed({piece.data(), static_cast<std::size_t>(stream_.gcount())});
+    const std::string_view got(piece.data(), static_cast<std::size_t>(stream_.gcount()));
+    if (rest == left_) known = known_content(got);
+    check.feed(got);
     rest -= stream_.gcount();
   }
   stream_.clear();
   stream_.seekg(0);
-  return check.is_text();
+  if (check.is_text()) return std::string();
+  return known.empty() ? check.why_not() : known;
 }
 
 // Appends at most `max` bytes to `text`.
@@ -140,7 +204,12 @@ namespace {
 
 Expected<void> take_lines(const Block& block, const std::string& text_key, BlockCounts& counts,
                           const std::function<void(const Document&)>& take) {
-  if (block.number == 1) ++counts.files;
+  if (block.number == 1) {
+    ++counts.files;
+    ++counts.json_lines;
+    const bool named = block.file->is_named_json_lines();
+    if (!named && counts.first_by_content == nullptr) counts.first_by_content = block.file;
+  }
   std::string_view text = block.text;
   for (std::int64_t number = block.number; !text.empty(); ++number) {
     const std::string_view line = text.substr(0, text.find('\n'));
@@ -151,7 +220,13 @@ Expected<void> take_lines(const Block& block, const std::string& text_key, Block
     if (!parsed) {
       TextCheck check;
       check.feed(line);
-      if (check.is_text()) return parsed.error();
+      if (check.is_text() && block.file->is_named_json_lines()) return parsed.error();
+      if (check.is_text()) {
+        return make_error(ErrorCode::kBadInput,
+                          "{}; the first line of this file is one of JSON lines: wanted all so, or "
+                          "to take it for the text of one document",
+                          parsed.error().message);
+      }
       return make_error(ErrorCode::kBadInput, "{}: damaged text, wanted JSON in UTF-8", origin);
     }
     const Json& json = *parsed;
@@ -204,10 +279,9 @@ Expected<BlockCounts> for_each_document(std::span<const Block> blocks, const std
       continue;
     }
     if (block.kind == Block::Kind::kFile) {
-      TextCheck check;
-      check.feed(block.text);
-      if (!check.is_text()) {
-        counts.binary.push_back(block.file);
+      std::string why = why_no_text(block.text);
+      if (!why.empty()) {
+        counts.binary.push_back({.file = block.file, .why = std::move(why)});
         continue;
       }
     }

@@ -16,15 +16,25 @@ namespace fs = std::filesystem;
 constexpr std::array<std::string_view, 6> kCompressed = {".gz", ".zst", ".bz2",
                                                          ".xz", ".zip", ".7z"};
 
+// Whatever the case of ASCII letters.
+bool has_ending(std::string_view name, std::string_view ending) {
+  const auto lower = [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  };
+  return name.size() >= ending.size() &&
+         std::ranges::equal(name.substr(name.size() - ending.size()), ending,
+                            [&](char a, char b) { return lower(a) == lower(b); });
+}
+
 bool ends_with_any(const std::string& name, const std::vector<std::string>& endings) {
   return std::any_of(endings.begin(), endings.end(),
-                     [&](const std::string& ending) { return name.ends_with(ending); });
+                     [&](const std::string& ending) { return has_ending(name, ending); });
 }
 
 // `name` without the ending of a compressed file; `name` itself if it has none.
 std::string uncompressed(const std::string& name) {
   for (const auto ending : kCompressed) {
-    if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size());
+    if (has_ending(name, ending)) return name.substr(0, name.size() - ending.size());
   }
   return name;
 }
@@ -116,6 +126,13 @@ Expected<void> Listing::take_file(const fs::path& path, const std::string& name)
 }
 
 }  // namespace
+
+bool CorpusFile::is_named_json_lines() const {
+  return has_ending(name, ".jsonl") || has_ending(name, ".ndjson") ||
+         has_ending(name, ".jsonlines");
+}
+
+bool CorpusFile::is_named_json() const { return has_ending(name, ".json"); }
 
 Expected<Corpus> list_corpus(std::span<const fs::path> paths,
                              const std::vector<std::string>& endings) {

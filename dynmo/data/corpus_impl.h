@@ -23,7 +23,9 @@ struct CorpusFile {
   std::filesystem::path path;
   std::string name;        // relative to what the user gave
   std::int64_t bytes = 0;  // when it was listed: no more are read
-  [[nodiscard]] bool is_json_lines() const { return name.ends_with(".jsonl"); }
+  // Whether its name says so: .jsonl, .ndjson.
+  [[nodiscard]] bool is_named_json_lines() const;
+  [[nodiscard]] bool is_named_json() const;  // .json
 };
 
 struct Corpus {
@@ -58,33 +60,46 @@ struct Block {
   std::string text;
 };
 
+// A file that is no text, and why.
+struct NotText {
+  const CorpusFile* file = nullptr;
+  std::string why;
+};
+
 // Reads the blocks of a corpus in order. One thread.
 class BlockReader {
  public:
-  explicit BlockReader(const Corpus& corpus) : corpus_(corpus) {}
-  // False at the end. kBadInput: a file that cannot be read, a line above kMaxLine.
+  BlockReader(const Corpus& corpus, const PrepareOptions& options)
+      : corpus_(corpus), format_(options.format), text_key_(options.text_key) {}
+  // False at the end. kBadInput: a file that cannot be read, a line above kMaxLine, a .json file of
+  // something else than JSON lines.
   [[nodiscard]] Expected<bool> next(Block& block);
   [[nodiscard]] std::int64_t bytes() const { return bytes_; }  // of the corpus, behind us
   // Files above kPieceBytes that turned out to be no text.
-  [[nodiscard]] const std::vector<const CorpusFile*>& binary() const { return binary_; }
+  [[nodiscard]] const std::vector<NotText>& binary() const { return binary_; }
 
  private:
   Expected<bool> open();
-  Expected<bool> is_text();
+  Expected<bool> is_json_lines();
+  Expected<std::string> first_line();
+  Expected<std::string> why_not_text();
   Expected<void> read(std::string& text, std::size_t max);
   Expected<void> next_piece(Block& block);
   Expected<void> next_lines(Block& block);
 
   const Corpus& corpus_;
+  InputFormat format_;
+  std::string text_key_;
   std::size_t index_ = 0;  // of the next file
   const CorpusFile* file_ = nullptr;
+  bool lines_ = false;  // it is JSON lines
   std::ifstream stream_;
   std::int64_t left_ = 0;    // bytes of the file not read yet
   std::string carried_;      // read, and not in a block yet
   std::int64_t number_ = 0;  // of the next block
   std::int64_t offset_ = 0;  // of the next piece
   std::int64_t bytes_ = 0;
-  std::vector<const CorpusFile*> binary_;
+  std::vector<NotText> binary_;
 };
 
 // A document, or a piece of one.
@@ -99,10 +114,12 @@ struct Document {
 
 // Counts what blocks of the corpus hold.
 struct BlockCounts {
-  std::int64_t files = 0;  // begun, and text
+  std::int64_t files = 0;                        // begun, and text
+  std::int64_t json_lines = 0;                   // of those
+  const CorpusFile* first_by_content = nullptr;  // of those, the first that is not named so
   std::int64_t documents = 0;
   std::int64_t empty = 0;
-  std::vector<const CorpusFile*> binary;
+  std::vector<NotText> binary;
 };
 
 // Calls `take` with every document of the blocks, in order. kBadInput: a line that is no object

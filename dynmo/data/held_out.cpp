@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <iterator>
+#include <limits>
 #include <span>
 
 #include "dynmo/core/digest.h"
@@ -10,8 +11,11 @@
 namespace dynmo::data {
 namespace {
 
-// A document above this share of the text is not held out whole in place of a draw.
+// A document above this share of the text is not held out whole.
 constexpr double kMaxWholeShare = 0.1;
+// A corpus of fewer bytes is read through to know how much text it has; of a larger one the bytes
+// of its files are taken, and no line of JSON lines is looked for that is a tenth of it.
+constexpr std::int64_t kReadThrough = std::int64_t{256} << 20;
 
 // The same for a document whatever else is prepared with it. `name` is relative to what the user
 // gave, so that moving the corpus changes nothing either. In [0, 1).
@@ -39,7 +43,11 @@ std::size_t cut_of(std::string_view text, std::size_t from, std::size_t window, 
 
 }  // namespace
 
-bool HeldOut::is_drawn(std::string_view name) const { return place_of(seed_, name) < share_; }
+bool HeldOut::is_drawn(const CorpusFile* file, std::string_view name) const {
+  return place_of(seed_, name) < share_ && std::ranges::none_of(too_large_, [&](const Id& id) {
+           return id.first == file && id.second == name;
+         });
+}
 
 std::array<HeldOut::Part, 2> HeldOut::parts_of(const Document& document) const {
   std::array<Part, 2> parts;
@@ -47,7 +55,9 @@ std::array<HeldOut::Part, 2> HeldOut::parts_of(const Document& document) const {
     parts[split] = {document.text, document.last};
     return parts;
   };
-  if (kind_ == HeldOutKind::kDrawn) return all_in(is_drawn(document.name) ? kValidation : kTrain);
+  if (kind_ == HeldOutKind::kDrawn) {
+    return all_in(is_drawn(document.file, document.name) ? kValidation : kTrain);
+  }
   const bool chosen = document.file == file_ && document.name == name_;
   if (!chosen) return all_in(kTrain);
   if (kind_ == HeldOutKind::kDocument) return all_in(kValidation);
@@ -66,31 +76,41 @@ std::array<HeldOut::Part, 2> HeldOut::parts_of(const Document& document) const {
 class HeldOutChoice {
  public:
   HeldOutChoice(const PrepareOptions& options, std::int64_t bytes)
-      : max_whole_bytes_(std::max(options.validation, kMaxWholeShare) *
-                         static_cast<double>(bytes)) {
+      : corpus_bytes_(bytes), max_share_(std::max(options.validation, kMaxWholeShare)) {
     held_out_.kind_ = HeldOutKind::kDrawn;
     held_out_.seed_ = options.seed;
     held_out_.share_ = options.validation;
   }
 
   void take(const Document& document) {
-    (held_out_.is_drawn(document.name) ? drawn_ : left_) = true;
-    if (document.piece == 0) current_ = {document.file, std::string(document.name), 0};
+    if (document.piece == 0) current_ = {document.file, std::string(document.name), 0, 0};
     current_.bytes += std::ssize(document.text);
     if (!document.last) return;
+    text_bytes_ += current_.bytes;
     if (current_.bytes > longest_.bytes) longest_ = current_;
-    const double place = place_of(held_out_.seed_, current_.name);
-    const bool next = !whole_ || place < whole_place_;
-    if (!next || static_cast<double>(current_.bytes) > max_whole_bytes_) return;
-    whole_ = current_;
-    whole_place_ = place;
+    current_.place = place_of(held_out_.seed_, current_.name);
+    if (current_.place < held_out_.share_) {
+      take_drawn();
+    } else {
+      left_ = true;
+    }
+    take_candidate();
   }
-  // Whether the draw takes some documents and leaves some.
-  [[nodiscard]] bool divides() const { return drawn_ && left_; }
+  // Whether no more needs to be read: what is drawn and what is left are known.
+  [[nodiscard]] bool is_decided() const {
+    return corpus_bytes_ > kReadThrough && left_ && smallest_drawn_ <= limit(corpus_bytes_);
+  }
 
-  [[nodiscard]] HeldOut made() {
-    if (divides()) return held_out_;
-    if (whole_ && !drawn_) return one(HeldOutKind::kDocument, *whole_);
+  [[nodiscard]] HeldOut made(std::span<const CorpusFile> files) {
+    const std::int64_t most = limit(is_decided() ? corpus_bytes_ : text_bytes_);
+    std::erase_if(drawn_, [&](const Candidate& one) { return one.bytes <= most; });
+    if (is_decided()) add_large_files(files, most);
+    for (const Candidate& one : drawn_) held_out_.too_large_.emplace_back(one.file, one.name);
+    const bool drawn = smallest_drawn_ <= most;
+    if (drawn && (left_ || !drawn_.empty())) return held_out_;
+    const auto whole =
+        std::ranges::find_if(candidates_, [&](const Candidate& one) { return one.bytes <= most; });
+    if (whole != candidates_.end() && !drawn) return one(HeldOutKind::kDocument, *whole);
     if (longest_.bytes < 2) return one(HeldOutKind::kNothing, {});
     HeldOut end = one(HeldOutKind::kEnd, longest_);
     const auto bytes = static_cast<double>(longest_.bytes);
@@ -105,7 +125,44 @@ class HeldOutChoice {
     const CorpusFile* file = nullptr;
     std::string name;
     std::int64_t bytes = 0;
+    double place = 0;
   };
+
+  [[nodiscard]] std::int64_t limit(std::int64_t text) const {
+    return static_cast<std::int64_t>(max_share_ * static_cast<double>(text));
+  }
+
+  // More than ten documents above a tenth of the text there cannot be.
+  void take_drawn() {
+    constexpr std::size_t kMost = 10;
+    smallest_drawn_ = std::min(smallest_drawn_, current_.bytes);
+    const auto larger = [](const Candidate& a, const Candidate& b) { return a.bytes > b.bytes; };
+    drawn_.insert(std::ranges::upper_bound(drawn_, current_, larger), current_);
+    if (drawn_.size() > kMost) drawn_.pop_back();
+  }
+
+  // Of those that a larger share would draw one after the other, the ones that are smaller than all
+  // before: how small it must be is known at the end.
+  void take_candidate() {
+    const auto sooner = [](const Candidate& a, const Candidate& b) { return a.place < b.place; };
+    auto at = std::ranges::upper_bound(candidates_, current_, sooner);
+    if (at != candidates_.begin() && std::prev(at)->bytes <= current_.bytes) return;
+    const auto smaller = std::find_if(
+        at, candidates_.end(), [&](const Candidate& one) { return one.bytes < current_.bytes; });
+    at = candidates_.erase(at, smaller);
+    candidates_.insert(at, current_);
+  }
+
+  // A file that is one document need not be read to know that it is too large.
+  void add_large_files(std::span<const CorpusFile> files, std::int64_t most) {
+    drawn_.clear();
+    for (const CorpusFile& file : files) {
+      const bool drawn = place_of(held_out_.seed_, file.name) < held_out_.share_;
+      if (drawn && file.bytes > most && !file.is_named_json_lines())
+        drawn_.push_back({&file, file.name, file.bytes, 0});
+    }
+  }
+
   [[nodiscard]] HeldOut one(HeldOutKind kind, const Candidate& candidate) const {
     HeldOut held_out = held_out_;
     held_out.kind_ = kind;
@@ -115,29 +172,31 @@ class HeldOutChoice {
   }
 
   HeldOut held_out_;
-  double max_whole_bytes_;
-  bool drawn_ = false;
+  std::int64_t corpus_bytes_;
+  double max_share_;  // of the text, that a whole document may be
+  std::int64_t text_bytes_ = 0;
+  std::int64_t smallest_drawn_ = std::numeric_limits<std::int64_t>::max();
   bool left_ = false;
   Candidate current_;
   Candidate longest_;
-  std::optional<Candidate> whole_;  // the one that a larger share would draw first
-  double whole_place_ = 1;
+  std::vector<Candidate> drawn_;       // the largest ones, descending
+  std::vector<Candidate> candidates_;  // by place; each smaller than those before
 };
 
 Expected<HeldOut> choose_held_out(const Corpus& corpus, const PrepareOptions& options,
                                   const std::function<void(std::int64_t)>& read) {
   if (options.validation == 0) return HeldOut();
   HeldOutChoice choice(options, corpus.bytes);
-  BlockReader reader(corpus);
+  BlockReader reader(corpus, options);
   Block block;
-  while (!choice.divides()) {
+  while (!choice.is_decided()) {
     DYNMO_ASSIGN(const bool more, reader.next(block));
     if (!more) break;
     DYNMO_TRY(for_each_document(std::span<const Block>(&block, 1), options.text_key,
                                 [&](const Document& document) { choice.take(document); }));
     read(reader.bytes());
   }
-  return choice.made();
+  return choice.made(corpus.files);
 }
 
 }  // namespace dynmo::data

@@ -46,6 +46,71 @@ Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptio
   return {};
 }
 
+bool is_within(const fs::path& inner, const fs::path& outer) {
+  const auto [rest, end] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return rest == outer.end();
+}
+
+// Returns a text of the corpus that lies in the folder to write; empty if there is none.
+fs::path text_in_out(std::span<const fs::path> paths, const Corpus& corpus, const fs::path& out) {
+  std::error_code fault;
+  const fs::path folder = fs::weakly_canonical(out, fault);
+  for (const fs::path& path : paths) {
+    const fs::path given = fs::weakly_canonical(path, fault);
+    if (is_within(given, folder)) return path;
+    if (!is_within(folder, given)) continue;
+    const fs::path inside = path / folder.lexically_relative(given);
+    for (const CorpusFile& file : corpus.files) {
+      if (is_within(file.path, inside)) return file.path;
+    }
+  }
+  return {};
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code fault;
+  fs::directory_iterator next(folder, fault);
+  for (; !fault && next != fs::directory_iterator(); next.increment(fault)) {
+    std::string name = next->path().filename().string();
+    // A preparation that was killed leaves its unfinished files.
+    if (!name.ends_with(".bin.tmp")) names.push_back(std::move(name));
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+// Nothing is lost that somebody may want: a data set, a run, the text itself.
+Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& corpus,
+                                const PrepareOptions& options) {
+  const std::vector<std::string> names = names_in(options.out);
+  if (names.empty()) return {};
+  const std::string out = options.out.string();
+  if (const fs::path text = text_in_out(paths, corpus, options.out); !text.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' holds '{}', which is to be prepared: wanted another folder to write",
+                      out, text.string());
+  }
+  const bool set = std::ranges::find(names, kDescriptionFile) != names.end();
+  static constexpr std::array<std::string_view, 5> kOwn = {
+      "train.bin", "train.idx", "validation.bin", "validation.idx", kTokenizerFile};
+  // What a preparation that was killed at its end leaves.
+  const bool left = std::ranges::all_of(
+      names, [](std::string_view name) { return std::ranges::find(kOwn, name) != kOwn.end(); });
+  if ((set || left) && options.overwrite) return {};
+  const std::size_t shown = std::min<std::size_t>(names.size(), 3);
+  std::string content =
+      fmt::format("{}{}", fmt::join(std::span(names).first(shown), ", "),
+                  names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "");
+  if (const auto description = read_description(options.out)) {
+    content = fmt::format("a data set of {} documents, tokenizer {}",
+                          description->train.documents + description->validation.documents,
+                          description->tokenizer);
+  }
+  return make_error(ErrorCode::kBadInput, "'{}' holds {}: wanted a new or empty folder{}", out,
+                    content, set || left ? ", or to be told to overwrite the data set in it" : "");
+}
+
 // Limits the bytes of distinct words that a tokenizer is trained on. Prose has a twentieth of it in
 // the 32 MiB that are drawn.
 constexpr std::size_t kMaxWordBytes = std::size_t{4} << 20;
@@ -124,7 +189,7 @@ class Preparation {
   Expected<std::string> train_tokenizer();
   Expected<void> open_writers();
   Expected<void> write(Encoded encoded);
-  void add_binary(const std::vector<const CorpusFile*>& files);
+  void add_binary(const std::vector<NotText>& files);
   Expected<PrepareReport> finish();
 
   const PrepareOptions& options_;
@@ -143,7 +208,7 @@ template <typename Work, typename Take>
 Expected<void> Preparation::over_all_blocks(PrepareProgress::Phase phase, Work work, Take take) {
   using Result = decltype(work(std::span<const Block>()));
   progress_.phase = phase;
-  BlockReader reader(corpus_);
+  BlockReader reader(corpus_, options_);
   OrderedTasks<Result> tasks(options_.jobs);
   const auto take_oldest = [&]() -> Expected<void> {
     DYNMO_ASSIGN(auto value, tasks.take());
@@ -185,6 +250,7 @@ Expected<void> Preparation::hold_out() {
                }));
   report_.held_out = held_out_.kind();
   report_.held_out_name = held_out_.name();
+  report_.too_large = held_out_.too_large();
   return {};
 }
 
@@ -257,25 +323,34 @@ Expected<void> Preparation::write(Encoded encoded) {
   }
   progress_.documents += encoded.counts.documents;
   report_.files += encoded.counts.files;
+  report_.json_lines += encoded.counts.json_lines;
+  if (encoded.counts.first_by_content != nullptr && report_.first_by_content.empty()) {
+    report_.first_by_content = encoded.counts.first_by_content->path.string();
+  }
   report_.skipped_empty += encoded.counts.empty;
   add_binary(encoded.counts.binary);
   return {};
 }
 
-void Preparation::add_binary(const std::vector<const CorpusFile*>& files) {
+void Preparation::add_binary(const std::vector<NotText>& files) {
   report_.skipped_binary += static_cast<std::int64_t>(files.size());
   if (!files.empty() && report_.first_binary.empty()) {
-    report_.first_binary = files.front()->path.string();
+    report_.first_binary = files.front().file->path.string();
+    report_.why_binary = files.front().why;
   }
 }
 
 Expected<PrepareReport> Preparation::finish() {
   if (progress_.documents == 0) {
-    return make_error(ErrorCode::kBadInput,
-                      "no text found: {} files with other extensions, {} compressed, {} binary, {} "
-                      "empty; the extensions taken are {}",
-                      report_.skipped_ending, report_.skipped_compressed, report_.skipped_binary,
-                      report_.skipped_empty, fmt::join(options_.endings, ","));
+    return make_error(
+        ErrorCode::kBadInput,
+        "no text found: {} files with other extensions, {} compressed, {} not UTF-8 "
+        "text{}, {} empty; the extensions taken are {}",
+        report_.skipped_ending, report_.skipped_compressed, report_.skipped_binary,
+        report_.why_binary.empty()
+            ? ""
+            : fmt::format(" ('{}' is none: {})", report_.first_binary, report_.why_binary),
+        report_.skipped_empty, fmt::join(options_.endings, ","));
   }
   // A folder without dataset.json is no data set: from here until the new one is written.
   std::error_code fault;
@@ -311,14 +386,16 @@ Expected<PrepareReport> Preparation::finish() {
 }  // namespace
 
 std::vector<std::string> default_endings() {
-  return {".txt", ".text", ".md", ".rst", ".tex", ".org",  ".jsonl", ".py", ".c",  ".h",  ".cc",
-          ".cpp", ".hpp",  ".cu", ".rs",  ".go",  ".java", ".js",    ".ts", ".rb", ".sh", ".lua"};
+  return {".txt", ".text", ".md", ".rst", ".tex", ".org", ".jsonl", ".ndjson",
+          ".py",  ".c",    ".h",  ".cc",  ".cpp", ".hpp", ".cu",    ".rs",
+          ".go",  ".java", ".js", ".ts",  ".rb",  ".sh",  ".lua"};
 }
 
 Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
                                 const PrepareOptions& options) {
   DYNMO_TRY(check_options(paths, options));
   DYNMO_ASSIGN(Corpus corpus, list_corpus(paths, options.endings));
+  DYNMO_TRY(check_out_folder(paths, corpus, options));
   Preparation preparation(options, std::move(corpus));
   DYNMO_TRY(preparation.hold_out());
   DYNMO_TRY(preparation.find_tokenizer());

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,7 +18,8 @@
 
 namespace dynmo::data {
 
-// Prose, source code, JSON lines. Not .json and .csv: mostly data, not language.
+// Prose, source code, JSON lines. Not .json and .csv: mostly data, not language. The case of
+// letters does not count.
 [[nodiscard]] std::vector<std::string> default_endings();
 
 struct PrepareProgress {
@@ -31,8 +33,17 @@ struct PrepareProgress {
   std::int64_t tokens = 0;
 };
 
+// What a file is taken for.
+enum class InputFormat {
+  kAuto,       // JSON lines where its name or its first line says so, else one document
+  kText,       // one document
+  kJsonLines,  // a document a line
+};
+
 struct PrepareOptions {
-  std::filesystem::path out;  // folder to write; made if absent, an older data set in it replaced
+  std::filesystem::path out;  // folder to write: absent, empty or, to overwrite, of a data set
+  bool overwrite = false;     // the data set that is there is replaced
+  InputFormat format = InputFormat::kAuto;
   // "bytes"; "sentencepiece": train one on the text; else what open_tokenizer() takes.
   std::string tokenizer = std::string(kByteTokenizer);
   SentencePieceOptions training = {};                    // where one is trained
@@ -41,7 +52,7 @@ struct PrepareOptions {
   std::uint64_t seed = 0;    // of the choice of the documents held out, and of the text drawn
   // Files of a folder that are taken, by the end of their names; a file given by itself always is.
   std::vector<std::string> endings = default_endings();
-  std::string text_key = "text";  // where a line of a .jsonl file has its document
+  std::string text_key = "text";  // where a line of JSON lines has its document
   int jobs = 1;                   // threads
   std::function<void(const PrepareProgress&)> progress = {};  // called now and then
 };
@@ -66,8 +77,12 @@ struct PrepareReport {
   std::int64_t unused_lines = 0;        // of those, left out to bound memory
   std::int64_t bytes = 0;               // of the files
   std::int64_t files = 0;               // read
-  std::int64_t skipped_binary = 0;      // NUL bytes or invalid UTF-8
+  std::int64_t json_lines = 0;          // of those, taken for JSON lines
+  std::string first_by_content = {};    // the first that its first line and not its name says to be
+  std::int64_t too_large = 0;           // documents drawn, and trained on because of their size
+  std::int64_t skipped_binary = 0;      // NUL bytes, invalid UTF-8, pointers of Git LFS
   std::string first_binary = {};        // the first of those
+  std::string why_binary = {};          // and what is wrong with it
   std::int64_t skipped_ending = 0;      // in a folder, of another ending
   std::int64_t skipped_compressed = 0;  // in a folder, of one of the endings but compressed
   std::int64_t skipped_empty = 0;       // files and JSON lines without text
@@ -80,19 +95,20 @@ struct PrepareReport {
 };
 
 // Reads `paths` in order, folders by sorted relative name; names that begin with a dot are passed
-// over. A file is one document, a line of a .jsonl file is one. Each ends with the end-of-document
+// over. A file is one document, a line of JSON lines is one. Each ends with the end-of-document
 // token, and is held out by a digest of (seed, name relative to the given path, line), so that the
-// choice does not change when other files are added. Where that takes none, the document that a
-// larger share would take first is held out, if it is at most a tenth of the text (or the share);
-// else, and where it takes all, the end of the longest document. A tokenizer is trained on lines
-// drawn from the text that is not held out.
+// choice does not change when other files are added. No document above a tenth of the text (or the
+// share) is held out whole. Where the draw takes none, the document that a larger share would take
+// first is held out; else, and where it takes all, the end of the longest document. A tokenizer is
+// trained on lines drawn from the text that is not held out.
 //
 // Writes train.{bin,idx}, validation.{bin,idx}, tokenizer.model (unless it is bytes) and last
 // dataset.json, durably: a folder has a dataset.json only if all of it is there. Memory does not
 // grow with the text: 12 bytes a document, about 40 MiB a job, a name a file; and where a tokenizer
-// is trained, some ten times `training_bytes`, but at most about half a GiB. kBadInput: a path that
-// is not there, a JSON line without `text_key` (file and line are named), options out of range, no
-// text at all; what the tokenizer's own functions say.
+// is trained, some ten times `training_bytes`, but at most about half a GiB. kBadInput: a folder
+// to write that holds something else, or the text; a path that is not there, a JSON line without
+// `text_key` (file and line are named), options out of range, no text at all; what the tokenizer's
+// own functions say.
 [[nodiscard]] Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
                                               const PrepareOptions& options);
 

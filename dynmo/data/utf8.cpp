@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/data/utf8.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -35,8 +37,21 @@ bool Utf8State::accept(std::uint8_t byte) {
 void TextCheck::feed(std::string_view bytes) {
   for (std::size_t i = 0; i < bytes.size() && ok_; ++i) {
     const auto byte = static_cast<std::uint8_t>(bytes[i]);
+    if (state_.expected == 0) {
+      begin_ = fed_;
+      first_ = byte;
+    }
     ok_ = byte != 0 && state_.accept(byte);
+    ++fed_;
   }
+}
+
+std::string TextCheck::why_not() const {
+  if (is_text()) return "";
+  if (first_ == 0) return fmt::format("binary, with a NUL byte at offset {}", begin_);
+  return fmt::format(
+      "byte 0x{:02x} at offset {} is no UTF-8: convert it (iconv -f LATIN1 -t UTF-8)", first_,
+      begin_);
 }
 
 std::string WholeCharacters::feed(std::string_view bytes) {

@@ -28,10 +28,15 @@ class TextCheck {
   [[nodiscard]] bool is_text() const { return ok_ && state_.expected == 0; }
   // False as soon as no further bytes can mend it.
   [[nodiscard]] bool can_be_text() const { return ok_; }
+  // Says why what was fed is no text: "byte 0xe9 at offset 3 is no UTF-8 ..."; "" if it is.
+  [[nodiscard]] std::string why_not() const;
 
  private:
   bool ok_ = true;
   Utf8State state_;
+  std::int64_t fed_ = 0;
+  std::int64_t begin_ = 0;  // of the last character
+  std::uint8_t first_ = 0;  // byte of it
 };
 
 // Makes whole characters of a stream that ends anywhere, such as the text of one token after

@@ -37,7 +37,7 @@ class Case(FreshFolderCase):
 class Prepare(Case):
     def test_says_what_it_made_and_nothing_on_standard_error(self):
         for words, vocabulary in ([], 257), (["--tokenizer", "sentencepiece", "--vocab", "400"], 400):
-            result = self.prepare(self.corpus(), *words)
+            result = self.prepare(self.corpus(), *words, "--overwrite")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(result.stderr, "")
             self.assertIn(f"vocabulary {vocabulary}", result.stdout)
@@ -56,11 +56,20 @@ class Prepare(Case):
         self.assert_refused(self.prepare(text, "--jobs", 0), "--jobs is 0")
         self.assert_refused(self.prepare(text, "--validation", 1), "--held-out is 1")
         self.assert_refused(self.prepare(self.write("a.jsonl.gz", b"\x1f\x8b")), "compressed")
-        self.assert_refused(self.prepare(self.write("a.txt", b"caf\xe9")), "1 binary")
+        self.assert_refused(self.prepare(self.write("a.txt", b"caf\xe9")), "1 not UTF-8 text", "byte 0xe9 at offset 3 is no UTF-8")
+        self.assert_refused(self.prepare(self.write("b.json", "[]")), "b.json", "(--text-key, --format text)")
         damaged = '{"text": "good"}\n{"text": "caf\xe9"}'.encode("latin1")
         self.assert_refused(self.prepare(self.write("a.jsonl", damaged)), "a.jsonl:2: damaged text")
         self.assert_refused(self.prepare(self.write("b.jsonl", '{"body": "good"}')), "b.jsonl:1", "--text-key")
         self.assertFalse((self.folder / "out/dataset.json").exists())
+
+    def test_says_what_was_taken_for_what_and_keeps_a_data_set(self):
+        lines = '{"text": "one"}\n{"text": "two"}\n'
+        made = self.prepare(self.write("a.json", lines), self.write("b.txt", "three"), "--held-out", 0)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertRegex(made.stdout, r"taken +1 files as JSON lines \(such as \S+/a.json, by its first line\), 1 as a document each")
+        self.assert_refused(self.prepare("b.txt"), "'out' holds a data set of 3 documents, tokenizer bytes", "(--overwrite)")
+        self.assertEqual(self.prepare("b.txt", "--overwrite").returncode, 0)
 
     def test_of_a_killed_run_leaves_no_data_set(self):
         line = json.dumps({"text": "some words and some more of them " * 8}) + "\n"
@@ -69,7 +78,7 @@ class Prepare(Case):
             if old:
                 self.assertEqual(self.prepare(self.corpus()).returncode, 0)
             before = (self.folder / "out/dataset.json").read_text() if old else None
-            process = subprocess.Popen([DYNMO, "data", "prepare", str(large), "--out", "out", "--jobs", "2"], cwd=self.folder,
+            process = subprocess.Popen([DYNMO, "data", "prepare", str(large), "--out", "out", "--jobs", "2", "--overwrite"], cwd=self.folder,
                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             deadline = time.monotonic() + 60
             part = self.folder / "out/train.bin.tmp"

@@ -297,7 +297,7 @@ class Tokenizer(Case):
         spoken = self.dynmo("generate", "exported", "--prompt", "line 3", "--tokens", 4)
         self.assertEqual(spoken.returncode, 0, spoken.stderr)
 
-        self.assertEqual(self.dynmo(*prepare, "bytes").returncode, 0)
+        self.assertEqual(self.dynmo(*prepare, "bytes", "--overwrite").returncode, 0)
         self.assert_error(self.dynmo("generate", "spoken", "--prompt", "line 3"), 2, "'pieces' have another tokenizer now", "--tokenizer")
         without = self.dynmo("checkpoint", "export-hf", "spoken", "--out", "without")
         self.assertEqual(without.returncode, 0, without.stderr)
