@@ -38,13 +38,13 @@ std::shared_ptr<checkpoint::BackgroundWriter> checkpoint_writer(const config::Co
 Checkpointer::Checkpointer(transport::Transport& transport, transport::Tag tag,
                            const std::filesystem::path& run_directory, const config::Config& config,
                            std::shared_ptr<checkpoint::BackgroundWriter> writer, TensorName name,
-                           Waiting waiting, std::string tokenizer)
+                           Waiting waiting, DataIdentity data)
     : transport_(transport),
       tag_(tag),
       root_(observe::RunFolder(run_directory).checkpoints()),
       config_(config),
       name_(std::move(name)),
-      tokenizer_(std::move(tokenizer)),
+      data_(std::move(data)),
       waiting_(waiting),
       writer_(std::move(writer)) {}
 
@@ -59,7 +59,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   now_.step = pipeline.next_step();
   const Generation generation = pipeline.plan().generation;
   now_.pending = checkpoint::pending_folder(root_, now_.step, generation);
-  now_.state = state_json(pipeline, config_, tokenizer_);
+  now_.state = state_json(pipeline, config_, data_);
   Expected<std::string> begun = std::string();
   if (leads()) {
     const auto made = checkpoint::begin_checkpoint(root_, now_.step, generation);

@@ -49,7 +49,7 @@ class Checkpointer {
   Checkpointer(transport::Transport& transport, transport::Tag tag,
                const std::filesystem::path& run_directory, const config::Config& config,
                std::shared_ptr<checkpoint::BackgroundWriter> writer, TensorName name,
-               Waiting waiting, std::string tokenizer = {});
+               Waiting waiting, DataIdentity data = {});
   ~Checkpointer();  // drops the one under way
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -99,7 +99,7 @@ class Checkpointer {
   std::filesystem::path root_;
   const config::Config& config_;
   TensorName name_;
-  std::string tokenizer_;  // of the data
+  DataIdentity data_;
   Waiting waiting_;
 
   UnderWay now_;

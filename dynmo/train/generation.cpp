@@ -32,7 +32,7 @@ GroupRun::GroupRun(transport::Transport& group, const config::Config& config, co
                                                     std::move(state))) {
   checkpointer_ = std::make_unique<Checkpointer>(
       *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory, config,
-      lane.writer, inputs.tensor_name, lane.checkpoints_wait, inputs.batches.tokenizer());
+      lane.writer, inputs.tensor_name, lane.checkpoints_wait, inputs.batches.identity());
 }
 
 Expected<runtime::StepReport> GroupRun::step() { return pipeline_->step(inputs_.training()); }

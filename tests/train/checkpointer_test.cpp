@@ -57,6 +57,7 @@ struct Training {
   std::vector<int> checkpoints = {};          // after these steps
   std::function<void(int step)> before = {};  // rank 0, before each step
   dynamism::MakeSources make_sources = {};
+  DataIdentity data = {};
 };
 
 // Trains to the end, or from the newest checkpoint to it; ranks are threads.
@@ -92,10 +93,10 @@ Outcome train_small(const Training& training) {
             transport, layers, options,
             {training.plan, std::move(states), restored ? restored->step : 0});
         if (restored) DYNMO_TRY(dynamism::restore(pipeline.sources(), restored->sources));
-        Checkpointer checkpointer(transport,
-                                  transport::control_tag(transport::Control::kCheckpoint),
-                                  training.config.run.directory, training.config,
-                                  checkpoint_writer(training.config), names(), Waiting::kNever);
+        Checkpointer checkpointer(
+            transport, transport::control_tag(transport::Control::kCheckpoint),
+            training.config.run.directory, training.config, checkpoint_writer(training.config),
+            names(), Waiting::kNever, training.data);
         for (auto step = static_cast<int>(pipeline.next_step()); step < kSteps; ++step) {
           if (training.before && transport.rank() == transport::Member(0)) training.before(step);
           DYNMO_TRY(pipeline.step([&](std::int64_t at, MicroBatchId id) {
@@ -161,6 +162,29 @@ TEST(Checkpointer, WritesTheBytesOfTheSynchronousWriteWhileTrainingGoesOn) {
         observe::RunFolder(training.config.run.directory).checkpoints(), 3)))
         << "checkpoint.keep is 2";
   }
+}
+
+TEST(Checkpointer, OtherDataThanItWasTrainedOnAreNamed) {
+  const TempFolder folder;
+  const Training training{.config = config_for(folder.path(), false, 0),
+                          .plan = three_ranks(),
+                          .checkpoints = {kSteps},
+                          .data = {.tokenizer = "bytes", .digest = "d1"}};
+  train_small(training);
+  const auto restored = restore(training.config);
+  ASSERT_TRUE(restored) << restored.error().message;
+  // Nothing unknown is said to differ.
+  for (const DataIdentity& same :
+       {training.data, DataIdentity{}, {.tokenizer = "bytes"}, {.digest = "9 tokens"}}) {
+    EXPECT_EQ(changed_data(*restored, same, "here"), "");
+  }
+  EXPECT_EQ(changed_data(*restored, {.tokenizer = "bytes", .digest = "d2"}, "here"),
+            "data     'here' holds other tokens than the 9 steps before were trained on: give "
+            "those by data.path to continue as before");
+  EXPECT_NE(changed_data(*restored, {.tokenizer = "abc", .digest = "d1"}, "here")
+                .find("'here' holds other tokens than the 9 steps before were trained on, of "
+                      "another tokenizer"),
+            std::string::npos);
 }
 
 TEST(Checkpointer, TrainingGoesOnWhereADiskSaysNoAndTheNextOneIsTried) {

@@ -311,13 +311,14 @@ FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state
 }
 
 Json state_json(const runtime::Pipeline& pipeline, const config::Config& config,
-                const std::string& tokenizer) {
+                const DataIdentity& data) {
   Json json = {{"step", pipeline.next_step()},
                {"identity", identity(config)},
                {"plan", plan::to_json(pipeline.plan())},
                {"machine", machine_json(config)},
                {"config", to_toml(config)}};
-  if (!tokenizer.empty()) json["tokenizer"] = tokenizer;
+  if (!data.tokenizer.empty()) json["tokenizer"] = data.tokenizer;
+  if (!data.digest.empty()) json["data"] = data.digest;
   Json sources = dynamism::state(pipeline.sources());
   if (!sources.empty()) json["sources"] = std::move(sources);
   return json;
@@ -333,7 +334,8 @@ Expected<Restored> restore(const config::Config& config) {
                       "new run in another one",
                       found.error().message);
   }
-  Restored restored{.checkpoint = std::move(*found), .step = 0, .plan = {}, .notes = {}};
+  Restored restored{
+      .checkpoint = std::move(*found), .step = 0, .plan = {}, .data = {}, .notes = {}};
   for (const Error& error : skipped) {
     restored.notes.push_back(fmt::format("passed over a damaged checkpoint: {}", error.message));
   }
@@ -348,7 +350,7 @@ Expected<Restored> restore(const config::Config& config) {
                       restored.checkpoint.path.string(), config.run.directory);
   }
   const std::string saved = state.string("config");
-  state.ignore("tokenizer");
+  restored.data = {.tokenizer = state.string("tokenizer", ""), .digest = state.string("data", "")};
   state.ignore("machine");
   state.ignore("sources");
   state.ignore("plan");
@@ -370,6 +372,21 @@ Expected<Restored> restore(const config::Config& config) {
                     machine.dump(), machine_json(config).dump()));
   }
   return restored;
+}
+
+std::string changed_data(const Restored& restored, const DataIdentity& data,
+                         const std::string& path) {
+  // A digest and a number of tokens tell nothing of one another.
+  const auto differ = [](const std::string& a, const std::string& b) {
+    return !a.empty() && a.ends_with(" tokens") == b.ends_with(" tokens") && !b.empty() && a != b;
+  };
+  const bool tokenizer = differ(restored.data.tokenizer, data.tokenizer);
+  if (!tokenizer && !differ(restored.data.digest, data.digest)) return "";
+  return fmt::format(
+      "data     '{}' holds other tokens than the {} steps before were trained on{}: give those by "
+      "data.path to continue as before",
+      path, restored.step,
+      tokenizer ? ", of another tokenizer, in which ids mean something else" : "");
 }
 
 Expected<runtime::LayerStates> load_states(const Restored& restored, const model::Model& model,

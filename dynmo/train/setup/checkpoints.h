@@ -18,6 +18,7 @@
 #include "dynmo/model/layer.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/setup/token_batches.h"
 
 namespace dynmo::train {
 
@@ -32,15 +33,16 @@ struct FileOfLayer {
 };
 [[nodiscard]] FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
                                      const TensorName& name);
-// The entries of a manifest beside the files: step, plan, config, what the bits depend on, and the
-// tokenizer of the data (data::tokenizer_name) where it is known.
+// The entries of a manifest beside the files: step, plan, config, what the bits depend on, and what
+// is known of the data.
 [[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const config::Config& config,
-                              const std::string& tokenizer);
+                              const DataIdentity& data);
 
 struct Restored {
   checkpoint::VerifiedCheckpoint checkpoint;
   std::int64_t step = 0;           // next to run
   plan::Plan plan;                 // that was running; of any number of ranks
+  DataIdentity data;               // that it was trained on
   Json sources = Json::object();   // state of the sources of dynamism, by name
   std::vector<std::string> notes;  // damaged ones passed over; differences that change bits
 };
@@ -48,6 +50,11 @@ struct Restored {
 // The newest checkpoint of run.directory whose files all verify. kNoCheckpoint: there is none.
 // kBadInput: it belongs to another training (config.h: identity).
 [[nodiscard]] Expected<Restored> restore(const config::Config& config);
+
+// Says that the data are not those that the checkpoint was trained on; "" if they are, or if it is
+// not known.
+[[nodiscard]] std::string changed_data(const Restored& restored, const DataIdentity& data,
+                                       const std::string& path);
 
 // States of the layers that `plan` gives to `rank`. kBadInput: a tensor is missing or of another
 // shape.

@@ -16,7 +16,7 @@ struct Tokens {
   data::TokenShards training;
   std::optional<data::TokenShards> validation;
   std::int32_t vocabulary = 0;
-  std::string tokenizer = {};
+  DataIdentity identity = {};
 };
 
 Expected<Tokens> open_prepared(const config::Config::Data& config) {
@@ -33,8 +33,11 @@ Expected<Tokens> open_prepared(const config::Config::Data& config) {
                       "leave it out",
                       config.validation_path, config.path);
   }
-  return Tokens{dataset.train, dataset.validation, vocabulary,
-                data::tokenizer_name(dataset.description)};
+  return Tokens{dataset.train,
+                dataset.validation,
+                vocabulary,
+                {.tokenizer = data::tokenizer_name(dataset.description),
+                 .digest = dataset.description.train.bin.hex()}};
 }
 
 // Shards that nothing is known of but what they hold.
@@ -48,6 +51,7 @@ Expected<Tokens> open_shards(const config::Config& config) {
         config.data.path);
   }
   Tokens tokens{std::move(training), {}, static_cast<std::int32_t>(config.data.vocabulary)};
+  tokens.identity.digest = fmt::format("{} tokens", tokens.training.tokens());
   if (config.train.validation_every == 0) return tokens;
   if (config.data.validation_path.empty()) {
     return make_error(
@@ -101,7 +105,7 @@ Expected<TokenBatches> TokenBatches::open(const config::Config& config) {
     DYNMO_ASSIGN(validation, data::Sampler::make(*tokens.validation, options));
   }
   TokenBatches batches(std::move(training), std::move(validation), config, tokens.vocabulary);
-  batches.tokenizer_ = tokens.tokenizer;
+  batches.identity_ = tokens.identity;
   if (asked && !batches.validates()) {
     batches.note_ = fmt::format(
         "no validation: '{}' holds out {} tokens, a sequence takes {}; prepare more text, or hold "

@@ -15,6 +15,12 @@
 
 namespace dynmo::train {
 
+// Tells the data of one run from those of another.
+struct DataIdentity {
+  std::string tokenizer = {};  // of a prepared folder (data::tokenizer_name); "" where not known
+  std::string digest = {};     // of the tokens; of shards that do not tell it, how many there are
+};
+
 class TokenBatches {
  public:
   // Empty micro-batches where the device is emulated. kBadInput: no data.path, neither a prepared
@@ -23,8 +29,8 @@ class TokenBatches {
   [[nodiscard]] static Expected<TokenBatches> open(const config::Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
-  // That of a prepared folder (data::tokenizer_name); "" of shards that do not tell.
-  [[nodiscard]] const std::string& tokenizer() const { return tokenizer_; }
+  // Known without reading the tokens; empty where emulated.
+  [[nodiscard]] const DataIdentity& identity() const { return identity_; }
   // Identifies all that is trained and validated on (TokenShards::fingerprint); "" where emulated.
   [[nodiscard]] std::string fingerprint() const;
   // Whether train.validation_every asks for validation and there is data for it.
@@ -46,7 +52,7 @@ class TokenBatches {
   std::optional<data::Sampler> training_;  // none: emulated
   std::optional<data::Sampler> validation_;
   std::string note_;
-  std::string tokenizer_;
+  DataIdentity identity_;
   std::int64_t micro_batches_;  // of a step
   std::int64_t rows_;
   std::int64_t vocabulary_;
