@@ -7,6 +7,8 @@
 #include <limits>
 #include <string_view>
 
+#include "dynmo/process/sockets.h"
+
 namespace dynmo::process {
 namespace {
 
@@ -55,14 +57,14 @@ Expected<int> integer(const GetVariable& get, const char* name, int low, int hig
   return value;
 }
 
-// The names of whoever started this process as a rank; null if nobody did.
+// Finds the names that say which rank this process is; null if it was started as none.
 Expected<const Names*> names_in_use(const GetVariable& get) {
   if (is_set(get, "RANK") || is_set(get, "WORLD_SIZE")) return &kTorchrun;
   for (const Names& names : kOthers) {
     if (!is_set(get, names.rank) || !is_set(get, names.size)) continue;
-    const bool slurm = &names == &kOthers.back();
     DYNMO_ASSIGN(const int size, integer(get, names.size, 1, kMaxRanks));
-    if (!slurm || size > 1) return &names;
+    // The names behind these may be those of the launcher's own helpers: they are not asked.
+    return size > 1 ? &names : nullptr;
   }
   const bool has_place = is_set(get, "MASTER_ADDR") || is_set(get, "MASTER_PORT");
   // Set for srun, in the batch script that calls it.
@@ -106,7 +108,7 @@ bool is_on_one_host(const GetVariable& get, const Names& names, int size) {
 
 Expected<std::string> address_of(const GetVariable& get, const Names& names, int size) {
   if (is_set(get, "MASTER_ADDR")) return std::string(get("MASTER_ADDR"));
-  if (is_on_one_host(get, names, size)) return std::string("127.0.0.1");
+  if (is_on_one_host(get, names, size)) return loopback_address();
   if (is_set(get, names.hosts)) return first_host(get(names.hosts));
   return make_error(ErrorCode::kBadInput,
                     "the environment has {} and {} but does not say where rank 0 is: start the "

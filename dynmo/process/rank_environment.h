@@ -35,9 +35,9 @@ struct RankEnvironment {
 using GetVariable = std::function<const char*(const char*)>;
 
 // The first of these that is there says rank and size: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, our
-// launcher, a Kubernetes job), OMPI_COMM_WORLD_* (Open MPI), PMI_* (MPICH, Intel MPI), SLURM_* of a
-// step of several tasks (srun; a batch script and a step of one task are no ranks: from there ranks
-// are started as from a shell).
+// launcher, a Kubernetes job), OMPI_COMM_WORLD_* (Open MPI), PMI_* (MPICH, Intel MPI, srun with
+// PMI-2), SLURM_* of a step (srun). Under all but the first a single process is no rank: it starts
+// ranks as a process of a shell does. RANK and WORLD_SIZE = 1 are a rank, which others may join.
 //
 // The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun's names require. Other launchers
 // need not give them. The address is then 127.0.0.1 if all ranks are on one host. Otherwise it is

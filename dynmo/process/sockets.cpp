@@ -139,7 +139,8 @@ Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
     if (error == 0) return socket;
     if (error == EADDRINUSE) break;
   }
-  if (error == EADDRNOTAVAIL) error = try_listen_everywhere(port, socket);
+  // Nobody would reach a loopback address that is not there.
+  if (error == EADDRNOTAVAIL && !is_loopback(address)) error = try_listen_everywhere(port, socket);
   if (error == 0) return socket;
   if (error == EADDRINUSE) {
     return make_error(ErrorCode::kBadInput,
@@ -161,6 +162,15 @@ Expected<void> check_own_address(const std::string& address) {
   }
   return make_error(ErrorCode::kBadInput, "'{}' is no address of this host: {}", address,
                     system_reason(error));
+}
+
+Expected<std::string> loopback_address() {
+  for (const char* address : {"127.0.0.1", "::1"}) {
+    if (check_own_address(address)) return std::string(address);
+  }
+  return make_error(ErrorCode::kBadInput,
+                    "this host has neither 127.0.0.1 nor ::1, by which its ranks would reach each "
+                    "other: bring its loopback interface up (ip link set lo up)");
 }
 
 Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,

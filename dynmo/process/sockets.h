@@ -46,6 +46,10 @@ class UniqueFd {
 // it.
 [[nodiscard]] Expected<void> check_own_address(const std::string& address);
 
+// Returns the address by which processes of this host reach each other: 127.0.0.1, or ::1 if the
+// host or container has no IPv4. Fails with kBadInput if it has neither.
+[[nodiscard]] Expected<std::string> loopback_address();
+
 // Connects, and tries again until the deadline if nothing listens yet. Returns kBadInput for a name
 // that does not resolve, and kPeerLost if no answer came. The message is only the system's reason.
 // The caller adds what it wanted.

@@ -42,6 +42,17 @@ Expected<void> check_meets_elsewhere(const config::Config& config) {
                     config.elastic.listen);
 }
 
+// Says that -n asks for other ranks than have been started elsewhere; empty where it does not.
+std::string not_counted(const config::Config& config, const process::RankEnvironment& environment) {
+  const std::int64_t asked = config.pipeline.ranks * config.pipeline.replicas;
+  const bool same = config.pipeline.ranks == 0 || asked == environment.size;
+  if (same || std::getenv(kLockedByLauncher) != nullptr) return "";
+  return fmt::format(
+      "ranks    {} of the launcher: pipeline.ranks = {} (-n) counts ranks that `dynmo train` "
+      "starts",
+      environment.size, config.pipeline.ranks);
+}
+
 Expected<void> check_meets_here(const std::string& address) {
   const auto own = process::check_own_address(address);
   if (own) return {};
@@ -91,6 +102,8 @@ Expected<void> run_rank(const RankProcess& process) {
         fmt::format("{}: activations and gradients pass {}", device.str(),
                     nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
   }
+  const std::string note = not_counted(train_options.config, *environment);
+  if (environment->rank == WorldRank(0) && !note.empty()) process.reporter.line(note);
   const Expected<void> done = in_groups(*groups, [&]() -> Expected<void> {
     DYNMO_ASSIGN(const RunLocks locks, locks_of(environment->rank, train_options));
     DYNMO_TRY(train(*groups, train_options, process.reporter));
@@ -137,6 +150,10 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   DYNMO_TRY(validate(options.config));
   const std::string meeting_address = own_meeting_address(options.config);
   if (!meeting_address.empty()) DYNMO_TRY(check_meets_here(meeting_address));
+  std::string meets_at = meeting_address;
+  if (meets_at.empty()) {
+    DYNMO_ASSIGN(meets_at, process::loopback_address());
+  }
   const int ranks = ranks_to_start(options.config);
   // A folder that is there may belong to a run that goes on: its checkpoints are then not to be
   // judged.
@@ -157,7 +174,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   process::LaunchOptions launch_options{
       .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};
-  if (!meeting_address.empty()) launch_options.address = meeting_address;
+  launch_options.address = meets_at;
   if (options.config.elastic.enabled) {
     launch_options.late_command = late_command;
     launch_options.survives = true;

@@ -43,6 +43,59 @@ TEST(RankEnvironment, IsAbsentWhereNobodyStartedARank) {
   }
 }
 
+// A launcher that was asked for one process: `mpirun -n 1`, `mpiexec -n 1`, a step of one task by
+// any of srun's plugins, within an allocation of more or not.
+TEST(RankEnvironment, IsAbsentWhereALauncherHasStartedOneProcess) {
+  const Variables step = {{"SLURM_JOB_ID", "7"},         {"SLURM_STEP_ID", "0"},
+                          {"SLURM_PROCID", "0"},         {"SLURM_STEP_NUM_TASKS", "1"},
+                          {"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "n1"}};
+  // mpirun starts its daemons by a step of its own.
+  const Variables daemons = {{"SLURM_JOB_ID", "7"},
+                             {"SLURM_STEP_ID", "1"},
+                             {"SLURM_PROCID", "3"},
+                             {"SLURM_STEP_NUM_TASKS", "9"},
+                             {"SLURM_STEP_NODELIST", "n[1-9]"}};
+  const Variables ompi = {{"OMPI_COMM_WORLD_RANK", "0"},       {"OMPI_COMM_WORLD_SIZE", "1"},
+                          {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                          {"PMIX_NAMESPACE", "54198273"},      {"PMIX_RANK", "0"}};
+  const Variables pmi = {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"PMI_JOBID", "7.0"}};
+  const Variables intel = {
+      {"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}};
+  const Variables pmix = {{"PMIX_NAMESPACE", "slurm.pmix.7.0"}, {"PMIX_RANK", "0"}};
+  const auto both = [](Variables a, const Variables& b) {
+    a.insert(b.begin(), b.end());
+    return a;
+  };
+  const std::map<std::string, Variables> cases = {
+      {"mpirun", ompi},
+      {"mpirun within a job of nine hosts", both(ompi, daemons)},
+      {"mpiexec", pmi},
+      {"mpiexec within a job of nine hosts", both(pmi, daemons)},
+      {"mpiexec of Intel MPI", intel},
+      {"srun", step},
+      {"srun --mpi=pmi2", both(pmi, step)},
+      {"srun --mpi=pmix", both(pmix, step)}};
+  for (const auto& [launcher, variables] : cases) {
+    for (const Variables& place : {Variables{}, {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "1"}}}) {
+      const auto none = read(both(variables, place));
+      ASSERT_TRUE(none) << launcher << ": " << none.error().message;
+      EXPECT_FALSE(none->has_value()) << launcher;
+    }
+  }
+}
+
+TEST(RankEnvironment, OneRankByTorchrunsNamesIsARankThatOthersMayJoin) {
+  for (const Variables& more : {Variables{}, Variables{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}}) {
+    Variables variables = {
+        {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
+    variables.insert(more.begin(), more.end());
+    const auto found = read(variables);
+    ASSERT_TRUE(found) << found.error().message;
+    ASSERT_TRUE(found->has_value());
+    EXPECT_EQ((*found)->size, 1);
+  }
+}
+
 TEST(RankEnvironment, ReadsTorchrunsNames) {
   const auto found = read(kTorchrun);
   ASSERT_TRUE(found);

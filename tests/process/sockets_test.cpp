@@ -4,7 +4,13 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <string>
 
 namespace dynmo::process {
 namespace {
@@ -21,6 +27,32 @@ TEST(Sockets, AddressesOfThisHostAreTold) {
     EXPECT_EQ(own.error().code, ErrorCode::kBadInput);
     EXPECT_NE(own.error().message.find(address), std::string::npos) << own.error().message;
   }
+}
+
+// A network of its own, as a container may have it: its loopback interface has no address.
+TEST(Sockets, WithoutALoopbackAddressThatIsSaidAtOnce) {
+  std::array<int, 2> said{};
+  ASSERT_EQ(::pipe(said.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) ::_exit(77);
+    const auto loopback = loopback_address();
+    const auto listener = listen_on("127.0.0.1", 0);
+    const std::string text = loopback ? *loopback : loopback.error().message;
+    (void)!::write(said[1], text.data(), text.size());
+    ::_exit(listener ? 1 : 0);
+  }
+  ::close(said[1]);
+  std::array<char, 512> buffer{};
+  const ssize_t size = ::read(said[0], buffer.data(), buffer.size());
+  ::close(said[0]);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no network of its own";
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "it listened where nobody connects";
+  EXPECT_EQ(std::string(buffer.data(), static_cast<std::size_t>(size)),
+            "this host has neither 127.0.0.1 nor ::1, by which its ranks would reach each other: "
+            "bring its loopback interface up (ip link set lo up)");
 }
 
 TEST(Sockets, AddressesAndNamesAreToldApart) {

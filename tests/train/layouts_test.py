@@ -76,6 +76,13 @@ class Replicas(RunCase):
             self.assert_error(self.run_command(self.command("--set", "pipeline.replicas=2"), env=env), 2, "3 ranks",
                               "pipeline.replicas = 2")
 
+    def test_ranks_that_others_started_are_not_those_of_the_flag(self):
+        with held_port() as port:
+            env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            done = self.run_command(self.command("-n", "2", run="launched", extra=("train.steps=2",)), env=env)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("ranks    1 of the launcher: pipeline.ranks = 2 (-n) counts ranks that `dynmo train` starts", done.stdout)
+
     def test_no_replicas(self):
         env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         for started in {}, env:

@@ -11,6 +11,7 @@
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
 #include "dynmo/kernels/processor.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::train {
 
@@ -45,7 +46,11 @@ elastic::Leader::Options leader_options(const elastic::Groups& groups, const ela
                      .config = to_toml(config),
                      .build = [&config, &inputs] { return this_build(config, inputs); },
                      .replicas = static_cast<int>(config.pipeline.replicas)};
-  if (config.elastic.listen != "loopback") options.service.address = meets_at;
+  if (config.elastic.listen != "loopback") {
+    options.service.address = meets_at;
+  } else if (const auto loopback = process::loopback_address()) {
+    options.service.address = *loopback;
+  }
   options.releases = {
       .command = config.elastic.release_command,
       .timeout = std::chrono::milliseconds(std::llround(1e3 * config.elastic.release_timeout_s)),
