@@ -67,8 +67,8 @@ TEST(PrepareInput, TheFirstLineTellsJsonLinesWhateverTheName) {
 }
 
 TEST(PrepareInput, JsonThatIsNoJsonLinesIsRefusedByName) {
-  for (const std::string content : {lines_of(3, "message"), std::string("[{\"text\": \"a\"}]"),
-                                    std::string("{\n  \"text\": \"a\"\n}\n"), std::string("{}")}) {
+  for (const std::string& content : {lines_of(3, "message"), std::string("[{\"text\": \"a\"}]"),
+                                     std::string("{\n  \"text\": \"a\"\n}\n"), std::string("{}")}) {
     EXPECT_EQ(taken_for("c.json", content),
               "' is JSON, but not of an object with a string under 'text' a line: wanted JSON "
               "lines, another text key, or to take it for the text of one document");
