@@ -211,6 +211,9 @@ Expected<void> take_lines(const Block& block, const std::string& text_key, Block
     if (!named && counts.first_by_content == nullptr) counts.first_by_content = block.file;
   }
   std::string_view text = block.text;
+  if (block.number == 1 && text.starts_with(kByteOrderMark)) {
+    text.remove_prefix(kByteOrderMark.size());
+  }
   for (std::int64_t number = block.number; !text.empty(); ++number) {
     const std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));
