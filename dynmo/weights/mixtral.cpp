@@ -117,7 +117,7 @@ struct NotInMixtral {
 };
 
 std::optional<NotInMixtral> not_in_mixtral(const dynamism::MoeOptions& moe) {
-  if (moe.router != dynamism::MoeRouting::kTopK) return NotInMixtral{"router", "'top_k'"};
+  if (moe.router != dynamism::MoeRouter::kTopK) return NotInMixtral{"router", "'top_k'"};
   if (moe.capacity_factor != 0) return NotInMixtral{"capacity_factor", "0: no token dropped"};
   if (moe.top_k < 2) return NotInMixtral{"top_k", "2 or more, whose gates sum to 1"};
   return {};

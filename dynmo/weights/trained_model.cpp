@@ -76,7 +76,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   }
   trained.experts_choose =
       weights.sources.enabled<dynamism::MoeOptions>() &&
-      weights.sources.get<dynamism::MoeOptions>().router == dynamism::MoeRouting::kExpertChoice;
+      weights.sources.get<dynamism::MoeOptions>().router == dynamism::MoeRouter::kExpertChoice;
   for (std::size_t i = 0; i < trained.layers.size(); ++i) {
     // (A frozen layer has values alone.)
     trained.states.push_back(model::allocate_like(*trained.layers[i], LayerId(static_cast<int>(i)),

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/files.h"
@@ -50,6 +52,47 @@ TEST(SourceOptions, KeysOfTrainingsAndScenariosAreTheSameFields) {
             "source in dynamism.source");
 }
 
+// A choice is an enumerator's place in a list of names, so a line that is moved would silently
+// choose something else.
+template <typename Options, typename Enum>
+void expect_names(Enum Options::*field, std::string_view table, std::string_view key,
+                  const std::vector<std::pair<std::string_view, Enum>>& values) {
+  for (const auto& [name, value] : values) {
+    SourceOptions sources;
+    const std::string text = fmt::format("[{}]\n{} = '{}'\n", table, key, name);
+    const bool known = apply_toml(sources.training_keys(), text, "run").has_value() ||
+                       apply_toml(sources.scenario_keys(), text, "scenario").has_value();
+    EXPECT_TRUE(known) << text;
+    EXPECT_EQ(sources.get<Options>().*field, value) << text;
+  }
+}
+
+TEST(SourceOptions, ANameIsItsEnumerator) {
+  expect_names(&MoeOptions::router, "moe", "router",
+               {{"top_k", MoeRouter::kTopK},
+                {"bias", MoeRouter::kBias},
+                {"sinkhorn", MoeRouter::kSinkhorn},
+                {"balanced", MoeRouter::kBalanced},
+                {"expert_choice", MoeRouter::kExpertChoice}});
+  expect_names(&MoeOptions::drop, "moe", "drop",
+               {{"position", MoeDrop::kPosition}, {"probability", MoeDrop::kProbability}});
+  expect_names(&EarlyExitOptions::confidence, "early_exit", "confidence",
+               {{"gap", ExitConfidence::kGap},
+                {"similarity", ExitConfidence::kSimilarity},
+                {"classifier", ExitConfidence::kClassifier}});
+  expect_names(&EarlyExitOptions::exited, "early_exit", "exited",
+               {{"removed", ExitedTokens::kRemoved}, {"propagated", ExitedTokens::kPropagated}});
+  expect_names(&FreezingOptions::rule, "freezing", "rule",
+               {{"schedule", FreezingRule::kSchedule},
+                {"norm", FreezingRule::kNorm},
+                {"plasticity", FreezingRule::kPlasticity},
+                {"random", FreezingRule::kRandom}});
+  expect_names(&PruningOptions::magnitude, "pruning", "magnitude",
+               {{"scaled", Magnitude::kScaled}, {"raw", Magnitude::kRaw}});
+  expect_names(&SparseAttentionOptions::rule, "sparse_attention", "rule",
+               {{"hash", SparseRule::kHash}, {"drop", SparseRule::kDrop}});
+}
+
 // A seventh source needs one entry in this half. Keys, checks and load model follow.
 TEST(SourceOptions, ASeventhSourceIsAnEntry) {
   SourceOptions sources = seven_sources();
@@ -81,31 +124,31 @@ std::string refusal(const Options& options) {
 }
 
 TEST(UnusedKeys, OfMixturesOfExpertsAreRefusedByName) {
-  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kExpertChoice,
-                               .drop = MoeDropping::kProbability,
-                               .capacity_factor = 2}),
-            "moe.drop is 'probability' with moe.router = expert_choice, which does not use it: "
-            "wanted another moe.router, or no moe.drop");
-  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBalanced, .capacity_factor = 1}),
+  EXPECT_EQ(
+      refusal(MoeOptions{
+          .router = MoeRouter::kExpertChoice, .drop = MoeDrop::kProbability, .capacity_factor = 2}),
+      "moe.drop is 'probability' with moe.router = expert_choice, which does not use it: "
+      "wanted another moe.router, or no moe.drop");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouter::kBalanced, .capacity_factor = 1}),
             "moe.capacity_factor is 1.0 with moe.router = balanced, which does not use it: wanted "
             "a number below 1, or no moe.capacity_factor");
-  EXPECT_EQ(refusal(MoeOptions{.drop = MoeDropping::kProbability}),
+  EXPECT_EQ(refusal(MoeOptions{.drop = MoeDrop::kProbability}),
             "moe.drop is 'probability' with moe.capacity_factor = 0, which does not use it: wanted "
             "a moe.capacity_factor above 0, or no moe.drop");
-  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBias, .aux_loss = 0.1}),
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouter::kBias, .aux_loss = 0.1}),
             "moe.aux_loss is 0.1 with moe.router = bias, which does not use it: wanted moe.router "
             "= top_k, or no moe.aux_loss");
   EXPECT_EQ(refusal(MoeOptions{.bias_rate = 0.1}),
             "moe.bias_rate is 0.1 with moe.router = top_k, which does not use it: wanted "
             "moe.router = bias, or no moe.bias_rate");
   // These keys have an effect, or have their defaults.
-  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kExpertChoice, .capacity_factor = 2}), "");
-  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBalanced,
-                               .drop = MoeDropping::kProbability,
-                               .capacity_factor = 0.9}),
-            "");
-  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouting::kBias, .aux_loss = 0, .bias_rate = 0.1}), "");
-  EXPECT_EQ(refusal(MoeOptions{.drop = MoeDropping::kProbability, .capacity_factor = 1}), "");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouter::kExpertChoice, .capacity_factor = 2}), "");
+  EXPECT_EQ(
+      refusal(MoeOptions{
+          .router = MoeRouter::kBalanced, .drop = MoeDrop::kProbability, .capacity_factor = 0.9}),
+      "");
+  EXPECT_EQ(refusal(MoeOptions{.router = MoeRouter::kBias, .aux_loss = 0, .bias_rate = 0.1}), "");
+  EXPECT_EQ(refusal(MoeOptions{.drop = MoeDrop::kProbability, .capacity_factor = 1}), "");
 }
 
 TEST(UnusedKeys, OfTheOtherSourcesAreRefusedByName) {

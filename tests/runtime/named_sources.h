@@ -29,7 +29,7 @@ inline dynamism::PruningOptions pruned_within_sixty_steps() {
   return options;
 }
 
-inline dynamism::MoeOptions few_experts(dynamism::MoeRouting router = dynamism::MoeRouting::kTopK) {
+inline dynamism::MoeOptions few_experts(dynamism::MoeRouter router = dynamism::MoeRouter::kTopK) {
   dynamism::MoeOptions options;
   options.experts = 4;
   options.router = router;
@@ -134,20 +134,19 @@ inline const std::vector<NamedSources> kSources = {
      }},
     {"early exit of experts by a bias, pruning and freezing by plasticity",
      [](std::int64_t steps) {
-       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBias)),
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouter::kBias)),
                          dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps),
                          dynamism::make_early_exit_source(exits_within_sixty_steps()));
      }},
     {"early exit of experts that choose",
      [](std::int64_t) {
-       return sources_of(
-           dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kExpertChoice)),
-           dynamism::make_early_exit_source(exits_within_sixty_steps()));
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouter::kExpertChoice)),
+                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
      }},
     {"mixture of depths of experts by a bias, pruning and freezing by plasticity",
      [](std::int64_t steps) {
-       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBias)),
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouter::kBias)),
                          dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps),
                          dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
@@ -157,12 +156,12 @@ inline const std::vector<NamedSources> kSources = {
      [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
     {"balanced experts, pruning and freezing by plasticity",
      [](std::int64_t steps) {
-       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouting::kBalanced)),
+       return sources_of(dynamism::make_moe_source(few_experts(dynamism::MoeRouter::kBalanced)),
                          dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source(plasticity_rule(), steps));
      }},
     {"experts by a bias, freezing by schedule and sparse attention", [](std::int64_t steps) {
-       dynamism::MoeOptions options = few_experts(dynamism::MoeRouting::kBias);
+       dynamism::MoeOptions options = few_experts(dynamism::MoeRouter::kBias);
        options.capacity_factor = 0;
        return sources_of(dynamism::make_moe_source(options),
                          dynamism::make_freezing_source({.schedule = freezing()}, steps),

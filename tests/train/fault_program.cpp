@@ -89,7 +89,7 @@ config::Config config_for(const std::string& where, const std::string& data,
   }
   if (where.starts_with("experts-")) {
     auto& experts = config.sources.enable<dynamism::MoeOptions>();
-    experts.router = dynamism::MoeRouting::kBias;
+    experts.router = dynamism::MoeRouter::kBias;
     experts.experts = 4;
     if (where.ends_with("migration")) experts.expert_hidden = 910;  // together as wide as the MLP
   }

@@ -336,11 +336,11 @@ TEST_F(Mixtral, OfAnotherRouterOrWithACapacityIsNotExported) {
     EXPECT_FALSE(fs::exists(path("out")));
     return result ? std::string() : result.error().message;
   };
-  EXPECT_EQ(said([](MoeOptions& moe) { moe.router = dynamism::MoeRouting::kBias; }),
+  EXPECT_EQ(said([](MoeOptions& moe) { moe.router = dynamism::MoeRouter::kBias; }),
             "'run' was trained with moe.router = 'bias', which transformers' Mixtral does not "
             "have: wanted 'top_k'");
   EXPECT_EQ(
-      said([](MoeOptions& moe) { moe.router = dynamism::MoeRouting::kExpertChoice; }).substr(0, 29),
+      said([](MoeOptions& moe) { moe.router = dynamism::MoeRouter::kExpertChoice; }).substr(0, 29),
       "'run' was trained with moe.ro");
   EXPECT_EQ(said([](MoeOptions& moe) { moe.capacity_factor = 1.25; }),
             "'run' was trained with moe.capacity_factor = 1.25, which transformers' Mixtral does "
@@ -373,7 +373,7 @@ TEST_F(Mixtral, ARunOfOtherExpertsMayNotStartFromItsWeights) {
   EXPECT_EQ(said([](MoeOptions& moe) { moe.experts = 4; }), "");
   EXPECT_EQ(said([](MoeOptions& moe) {
               moe.experts = 4;
-              moe.router = dynamism::MoeRouting::kBias;
+              moe.router = dynamism::MoeRouter::kBias;
             }),
             "");
   EXPECT_EQ(said([](MoeOptions&) {}),

@@ -20,8 +20,8 @@ enum class ExitedTokens {
 
 // A token may leave by one of these measures of confidence.
 enum class ExitConfidence {
-  kGap,         // of the two largest probabilities of the exit's head
-  kSimilarity,  // cosine of the input and the output of the MLP before it
+  kGap,         // of the two largest probabilities of the exit's head, in fp32
+  kSimilarity,  // cosine of the input and the output of the half block before it
   kClassifier,  // a linear one's probability that the exit's head is right
 };
 

@@ -133,13 +133,13 @@ Expected<void> check_training(const MoeOptions& o, const TrainingSetting&) {
                          .wanted = std::move(wanted)});
   };
   // (A loss of 0 is what the other routers have.)
-  if (o.router != MoeRouting::kTopK && o.aux_loss != 0) {
+  if (o.router != MoeRouter::kTopK && o.aux_loss != 0) {
     DYNMO_TRY(unused("aux_loss", "moe.router = top_k"));
   }
-  if (o.router != MoeRouting::kBias) DYNMO_TRY(unused("bias_rate", "moe.router = bias"));
-  if (o.router == MoeRouting::kExpertChoice) DYNMO_TRY(unused("drop", "another moe.router"));
+  if (o.router != MoeRouter::kBias) DYNMO_TRY(unused("bias_rate", "moe.router = bias"));
+  if (o.router == MoeRouter::kExpertChoice) DYNMO_TRY(unused("drop", "another moe.router"));
   // It never gives an expert more than the even share.
-  if (o.router == MoeRouting::kBalanced && o.capacity_factor >= 1) {
+  if (o.router == MoeRouter::kBalanced && o.capacity_factor >= 1) {
     DYNMO_TRY(unused("capacity_factor", "a number below 1"));
   }
   if (o.capacity_factor > 0) return {};

@@ -7,24 +7,21 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/moe/routing.h"
 #include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
 
-// The rules by which a token's experts are chosen (model/moe_router.h).
-enum class MoeRouting { kTopK, kBias, kSinkhorn, kBalanced, kExpertChoice };
-enum class MoeDropping { kPosition, kProbability };
-
 struct MoeOptions {
   int experts = 8;        // E, of every block
   int top_k = 2;          // k, of a token
   int expert_hidden = 0;  // intermediate width of an expert; 0: that of the model
-  MoeRouting router = MoeRouting::kTopK;
+  MoeRouter router = MoeRouter::kTopK;
   double aux_loss = 0.01;    // alpha, of kTopK (Fedus et al., 2021)
   double z_loss = 0;         // factor (Zoph et al., 2022: 0.001)
   double bias_rate = 0.001;  // u, of kBias: what a step adds to or takes from an expert's bias
-  MoeDropping drop = MoeDropping::kPosition;
+  MoeDrop drop = MoeDrop::kPosition;
   int expert_ranks = 8;  // R; must divide the experts. 1: all experts on one device, phi <= 1
   // Records of a training (RUN/records/rank-0.jsonl), whose counts take the place of those that are
   // drawn. "": none.

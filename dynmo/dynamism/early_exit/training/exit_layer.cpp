@@ -150,7 +150,9 @@ class ExitLayer final : public model::ForwardingLayer {
   }
 
  private:
-  [[nodiscard]] bool classifies() const { return options_.confidence == Confidence::kClassifier; }
+  [[nodiscard]] bool classifies() const {
+    return options_.confidence == ExitConfidence::kClassifier;
+  }
   [[nodiscard]] std::size_t norm() const { return first_; }
   [[nodiscard]] std::size_t head() const { return first_ + 1; }
   [[nodiscard]] std::size_t classifier() const { return first_ + 2; }
@@ -194,7 +196,7 @@ class ExitLayer final : public model::ForwardingLayer {
       if (context.targets_BT.defined()) targets_N = model::targets_of(output.hidden, context);
       // Where the head's say is asked of all, else of those that leave alone.
       const bool all = teaches || (training && classifies()) ||
-                       (asks && options_.confidence == Confidence::kGap);
+                       (asks && options_.confidence == ExitConfidence::kGap);
       Tensor raw_NV;
       if (all) scored = score(state, n_ND, targets_N, raw_NV);
       Tensor odds_N1;
@@ -270,9 +272,9 @@ class ExitLayer final : public model::ForwardingLayer {
 
   [[nodiscard]] std::vector<double> confidences(const model::Hidden& input, const Tensor& y_ND,
                                                 const Scored& scored, const Tensor& odds_N1) const {
-    if (options_.confidence == Confidence::kGap) return scored.gap;
+    if (options_.confidence == ExitConfidence::kGap) return scored.gap;
     Tensor each_N = odds_N1;
-    if (options_.confidence == Confidence::kSimilarity) {
+    if (options_.confidence == ExitConfidence::kSimilarity) {
       each_N = similarity(model::rows(input.x), y_ND);
     }
     return doubles(each_N);

@@ -15,21 +15,16 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/model/layer.h"
 
 namespace dynmo::dynamism {
-
-enum class Confidence {
-  kGap,         // of the two largest probabilities of the exit's head, in fp32
-  kSimilarity,  // cosine of the half block's input and output
-  kClassifier,  // a linear one's probability that the exit's head is right
-};
 
 struct ExitOptions {
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
   double head_init_std = 0.02;  // of the initial values of the head
-  Confidence confidence = Confidence::kGap;
+  ExitConfidence confidence = ExitConfidence::kGap;
   // Weight of the loss that tokens which stay have at the exit; those that leave have 1. It is no
   // part of Output::loss, which is that of the model's predictions.
   double loss = 0.1;

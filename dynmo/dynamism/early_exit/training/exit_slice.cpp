@@ -35,7 +35,7 @@ Shape with_width(Shape tokens, std::int64_t width) {
 // have no loss, those that leave.
 Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
                      const Tensor& similarity_N) {
-  if (question.teaches || options.confidence != Confidence::kSimilarity) return {};
+  if (question.teaches || options.confidence != ExitConfidence::kSimilarity) return {};
   if (question.never()) return indices({});
   return (similarity_N.to(at::kDouble) >= question.threshold).nonzero().squeeze(1);
 }
@@ -111,7 +111,7 @@ class FirstExitSlice final : public model::ForwardingLayer {
     const ExitQuestion question =
         question_of(state.buffers[inner_buffers_], context.pass, options_);
     if (question.asks || question.teaches) {
-      if (options_.confidence == Confidence::kSimilarity) {
+      if (options_.confidence == ExitConfidence::kSimilarity) {
         numbers.similarity_N = similarity(model::rows(input.x), y_ND);
       }
       LearningSlice& slice = saved->slice;
@@ -293,12 +293,14 @@ class ExitSlice final : public model::HandWritten<SavedExitSlice> {
     return output;
   }
 
-  [[nodiscard]] bool classifies() const { return options_.confidence == Confidence::kClassifier; }
+  [[nodiscard]] bool classifies() const {
+    return options_.confidence == ExitConfidence::kClassifier;
+  }
 
   [[nodiscard]] std::vector<double> confidences(const ExitNumbers& numbers,
                                                 const Tensor& odds_N1) const {
     if (classifies()) return doubles(odds_N1);
-    if (options_.confidence == Confidence::kSimilarity) return doubles(numbers.similarity_N);
+    if (options_.confidence == ExitConfidence::kSimilarity) return doubles(numbers.similarity_N);
     const Tensor& log_sum_N = numbers.slice.log_sum_N;
     return doubles((numbers.best_N - log_sum_N).exp() - (numbers.second_N - log_sum_N).exp());
   }
@@ -356,7 +358,7 @@ std::vector<std::shared_ptr<const model::Layer>> exit_slices(
   layers.push_back(std::make_shared<FirstExitSlice>(std::move(inner), options));
   for (std::int64_t slice = 1; slice < options.slices; ++slice) {
     std::vector<model::ParameterSpec> specs = {slice_of_head(options, slice, head)};
-    if (slice + 1 == options.slices && options.confidence == Confidence::kClassifier) {
+    if (slice + 1 == options.slices && options.confidence == ExitConfidence::kClassifier) {
       add_classifier(options.hidden, specs);
       for (std::size_t i = 1; i < specs.size(); ++i) {
         specs[i].piece = model::ParameterSpec::Piece{.layers_before = slice, .parameter = head + i};

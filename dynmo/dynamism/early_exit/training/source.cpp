@@ -15,17 +15,6 @@
 namespace dynmo::dynamism {
 namespace {
 
-Confidence confidence_of(ExitConfidence confidence) {
-  switch (confidence) {
-    case ExitConfidence::kSimilarity:
-      return Confidence::kSimilarity;
-    case ExitConfidence::kClassifier:
-      return Confidence::kClassifier;
-    default:
-      return Confidence::kGap;
-  }
-}
-
 // The counts of the newest step's exits, all micro-batches and replicas together.
 struct ExitSeen {
   double rows = 0;
@@ -223,7 +212,7 @@ class EarlyExitSource final : public Source {
     return ExitOptions{.hidden = matrix->shape[1],
                        .vocabulary = words > 0 ? words : matrix->shape[0],
                        .head_init_std = matrix->init_std,
-                       .confidence = confidence_of(options_.confidence),
+                       .confidence = options_.confidence,
                        .loss = options_.exit_loss,
                        .counts = options_.threshold == 0,
                        .slices = slices};

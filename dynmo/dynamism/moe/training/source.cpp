@@ -20,11 +20,11 @@ namespace dynmo::dynamism {
 namespace {
 
 model::MoeConfig config_of(const MoeOptions& o) {
-  return {.router = {.router = static_cast<model::MoeRouter>(o.router),
+  return {.router = {.router = o.router,
                      .experts = o.experts,
                      .top_k = o.top_k,
                      .capacity_factor = o.capacity_factor,
-                     .drop = static_cast<model::MoeDrop>(o.drop),
+                     .drop = o.drop,
                      .aux_loss = o.aux_loss,
                      .z_loss = o.z_loss},
           .intermediate = o.expert_hidden};
@@ -147,7 +147,7 @@ class MoeSource final : public Source {
   // Who has too few tokens is preferred a little more from the next step on (Wang et al.,
   // "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024).
   void even_out(model::LayerState& state, const LayerCounts& counts) const {
-    if (options_.router != MoeRouting::kBias || state.frozen) return;
+    if (options_.router != MoeRouter::kBias || state.frozen) return;
     const double mean = counts.assigned() / static_cast<double>(counts.experts.size());
     for (model::Buffer& buffer : state.buffers) {
       if (buffer.name != model::kMoeBias) continue;

@@ -20,9 +20,9 @@
 namespace dynmo::model {
 namespace {
 
-using dynamism::Confidence;
 using dynamism::exit_bin;
 using dynamism::exit_layer;
+using dynamism::ExitConfidence;
 using dynamism::has_exit;
 using dynamism::kExitBins;
 using dynamism::kExitCounts;
@@ -41,7 +41,7 @@ using testing::random_tensor;
 constexpr std::int64_t kSequences = 3;
 
 struct ExitCase {
-  Confidence confidence = Confidence::kGap;
+  ExitConfidence confidence = ExitConfidence::kGap;
   double loss = 0.1;
   float threshold = 0.1F;
   bool recomputes = false;
@@ -188,7 +188,7 @@ PlainLoss plain_loss(const ExitModel& model, const ExitCase& c,
       x = x + plain_mlp(model.config, p[i], x);
     }
     if (!has_exit(*model.layers[i])) continue;
-    const bool classifies = c.confidence == Confidence::kClassifier;
+    const bool classifies = c.confidence == ExitConfidence::kClassifier;
     const std::size_t norm = p[i].size() - (classifies ? 4 : 2);  // of the exit
     const at::Tensor each = losses_of(x, p[i][norm], p[i][norm + 1], 1e-5);
     const at::Tensor stays = rows[i];
@@ -251,10 +251,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(ExitCase{}, ExitCase{.loss = 0}, ExitCase{.threshold = 0},
                       ExitCase{.threshold = 0.5F, .recomputes = true},
                       ExitCase{.threshold = kNeverLeaves},
-                      ExitCase{.confidence = Confidence::kSimilarity, .threshold = 0.8F},
-                      ExitCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = 0.8F},
-                      ExitCase{.confidence = Confidence::kClassifier, .threshold = 0.5F},
-                      ExitCase{.confidence = Confidence::kClassifier,
+                      ExitCase{.confidence = ExitConfidence::kSimilarity, .threshold = 0.8F},
+                      ExitCase{
+                          .confidence = ExitConfidence::kSimilarity, .loss = 0, .threshold = 0.8F},
+                      ExitCase{.confidence = ExitConfidence::kClassifier, .threshold = 0.5F},
+                      ExitCase{.confidence = ExitConfidence::kClassifier,
                                .loss = 0,
                                .threshold = 0.5F,
                                .recomputes = true}));
@@ -264,14 +265,14 @@ std::vector<ExitCase> cases_with_experts() {
   for (int router = 0; router < 5; ++router) {
     const auto experts = static_cast<MoeRouter>(router);
     cases.push_back({.experts = experts, .capacity_factor = 0.8});
-    cases.push_back({.confidence = Confidence::kSimilarity,
+    cases.push_back({.confidence = ExitConfidence::kSimilarity,
                      .loss = 0,
                      .threshold = 0.8F,
                      .recomputes = true,
                      .experts = experts});
     cases.push_back({.threshold = 0, .experts = experts});
   }
-  cases.push_back({.confidence = Confidence::kClassifier,
+  cases.push_back({.confidence = ExitConfidence::kClassifier,
                    .threshold = 0.5F,
                    .experts = MoeRouter::kTopK,
                    .capacity_factor = 1.2});

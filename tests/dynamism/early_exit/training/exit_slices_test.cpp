@@ -17,7 +17,7 @@
 namespace dynmo::model {
 namespace {
 
-using dynamism::Confidence;
+using dynamism::ExitConfidence;
 using dynamism::ExitOptions;
 using dynamism::kExitCounts;
 using dynamism::kExitFigures;
@@ -27,7 +27,7 @@ using dynamism::kExitScored;
 using dynamism::kNeverLeaves;
 
 struct SlicesCase {
-  Confidence confidence = Confidence::kGap;
+  ExitConfidence confidence = ExitConfidence::kGap;
   double loss = 0.1;
   float threshold = 0.02F;
   bool counts = true;
@@ -182,15 +182,15 @@ INSTANTIATE_TEST_SUITE_P(
         SlicesCase{}, SlicesCase{.loss = 0}, SlicesCase{.threshold = 0},
         SlicesCase{.threshold = 0.2F, .recomputes = true}, SlicesCase{.threshold = kNeverLeaves},
         SlicesCase{.loss = 0, .threshold = kNeverLeaves, .counts = false},
-        SlicesCase{.confidence = Confidence::kSimilarity, .threshold = 0.8F},
-        SlicesCase{.confidence = Confidence::kSimilarity,
+        SlicesCase{.confidence = ExitConfidence::kSimilarity, .threshold = 0.8F},
+        SlicesCase{.confidence = ExitConfidence::kSimilarity,
                    .loss = 0,
                    .threshold = 0.8F,
                    .recomputes = true},
-        SlicesCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = 0},
-        SlicesCase{.confidence = Confidence::kSimilarity, .loss = 0, .threshold = kNeverLeaves},
-        SlicesCase{.confidence = Confidence::kClassifier, .threshold = 0.5F},
-        SlicesCase{.confidence = Confidence::kClassifier, .loss = 0, .threshold = 0.5F}));
+        SlicesCase{.confidence = ExitConfidence::kSimilarity, .loss = 0, .threshold = 0},
+        SlicesCase{.confidence = ExitConfidence::kSimilarity, .loss = 0, .threshold = kNeverLeaves},
+        SlicesCase{.confidence = ExitConfidence::kClassifier, .threshold = 0.5F},
+        SlicesCase{.confidence = ExitConfidence::kClassifier, .loss = 0, .threshold = 0.5F}));
 
 // Some rows leave and some stay in the cases above.
 TEST(ExitSlice, LetsSomeRowsGo) {
@@ -218,7 +218,7 @@ TEST(ExitSlice, BeginsWithTheRowsOfTheWholeExit) {
   const auto inner = make_llama(config)[2];
   ExitOptions options{.hidden = config.shape.hidden,
                       .vocabulary = config.shape.vocabulary,
-                      .confidence = Confidence::kClassifier};
+                      .confidence = ExitConfidence::kClassifier};
   const auto whole = dynamism::exit_layers(inner, options);
   ASSERT_EQ(whole.size(), 1U);
   const LayerState expected = make_state(*whole[0], LayerId(2), 3);

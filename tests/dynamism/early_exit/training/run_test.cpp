@@ -88,7 +88,7 @@ dynamism::MakeSources experts_and_exits(const dynamism::MoeOptions& moe,
 dynamism::MoeOptions four_experts(int router) {
   dynamism::MoeOptions moe;
   moe.experts = 4;
-  moe.router = static_cast<dynamism::MoeRouting>(router);
+  moe.router = static_cast<dynamism::MoeRouter>(router);
   moe.capacity_factor = 1.1;
   return moe;
 }

@@ -18,7 +18,7 @@ namespace dynmo::runtime::testing {
 namespace {
 
 using dynamism::MoeOptions;
-using dynamism::MoeRouting;
+using dynamism::MoeRouter;
 
 dynamism::MakeSources experts_by(const MoeOptions& options) {
   return [options](std::int64_t) {
@@ -102,7 +102,7 @@ Evened evened_out(const MoeOptions& options, int steps) {
 
 TEST(MoeTraining, ABiasEvensTheCountsOutWithoutAnAuxiliaryLoss) {
   MoeOptions options;
-  options.router = MoeRouting::kBias;
+  options.router = MoeRouter::kBias;
   const Evened bias = evened_out(options, 300);
   EXPECT_GE(bias.first, 1);
   EXPECT_LE(bias.last, 0.3);
@@ -114,7 +114,7 @@ TEST(MoeTraining, ABiasEvensTheCountsOutWithoutAnAuxiliaryLoss) {
 
 TEST(MoeTraining, ABiasStaysWhereItsLayerIsFrozen) {
   MoeOptions options;
-  options.router = MoeRouting::kBias;
+  options.router = MoeRouter::kBias;
   options.experts = 4;
   RunOptions run = run_with(options);
   run.make_sources = [options](std::int64_t steps) {
@@ -189,7 +189,7 @@ TEST(MoeTraining, SaysWhatExpertsWereGiven) {
 TEST(MoeLoad, OfAStepsCountsIsTheMeanOfItsMicroBatches) {
   model::LlamaConfig config = small_model();
   config.shape.sequence = 512;
-  for (const MoeRouting router : {MoeRouting::kTopK, MoeRouting::kSinkhorn}) {
+  for (const MoeRouter router : {MoeRouter::kTopK, MoeRouter::kSinkhorn}) {
     MoeOptions options;
     options.router = router;
     model::Recipe recipe = model::decoder_recipe(model::make_llama(config));
