@@ -56,7 +56,8 @@ class Moe final : public LoadModel {
         dense_(std::move(dense)),
         seed_(seed),
         experts_(static_cast<std::size_t>(dense_.shape.experts)) {
-    assignments_ = static_cast<double>(dense_.shape.tokens() * dense_.shape.experts_per_token);
+    tokens_ = static_cast<double>(dense_.shape.tokens()) * options_.expert_ranks;
+    assignments_ = tokens_ * static_cast<double>(dense_.shape.experts_per_token);
     for (int layer = 0; layer < dense_.size(); ++layer) {
       orders_.push_back(order_of(layer));
       block_of_.push_back(blocks_);
@@ -110,8 +111,8 @@ class Moe final : public LoadModel {
     return share;
   }
 
-  // Counts of one micro-batch by the normal approximation of the multinomial distribution: its
-  // covariance n (diag(p) - p p^T) exactly. No expert gets a token twice.
+  // Counts of one micro-batch of every device by the normal approximation of the multinomial
+  // distribution: its covariance n (diag(p) - p p^T) exactly. No expert gets a token twice.
   std::vector<double> draw_counts(const std::vector<double>& share, Rng& rng) const {
     std::vector<double> deviation(experts_);
     for (std::size_t e = 0; e < experts_; ++e) {
@@ -119,10 +120,9 @@ class Moe final : public LoadModel {
     }
     const double excess = std::accumulate(deviation.begin(), deviation.end(), 0.0);
     std::vector<double> counts(experts_);
-    const auto tokens = static_cast<double>(dense_.shape.tokens());
     for (std::size_t e = 0; e < experts_; ++e) {
       const double count = share[e] * (assignments_ - excess) + deviation[e];
-      counts[e] = std::clamp(count, 0.0, tokens);
+      counts[e] = std::clamp(count, 0.0, tokens_);
     }
     return counts;
   }
@@ -188,7 +188,8 @@ class Moe final : public LoadModel {
   DenseModel dense_;
   std::uint64_t seed_;
   std::size_t experts_;
-  double assignments_ = 0;
+  double tokens_ = 0;       // of the micro-batches that all expert ranks bring
+  double assignments_ = 0;  // of these tokens
   std::vector<std::vector<std::size_t>> orders_;
   std::vector<std::size_t> block_of_;  // by layer: blocks with experts before it
   std::size_t blocks_ = 0;             // with experts

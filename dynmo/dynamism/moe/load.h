@@ -5,10 +5,11 @@
 // and the layer waits for the one that got most tokens. With every expert on one device and nothing
 // dropped a layer's work is constant, so it is expert parallelism that makes layers unequal.
 //
-// The factor on the expert part of layer l is phi_l = R max_r load_r / (k T): R devices, load_r the
-// assignments to the experts of device r, k T all assignments of a micro-batch. Loads are drawn per
-// micro-batch from a popularity of experts that follows Zipf's law and drifts, fast in the first
-// hundreds of steps and slowly after (FlexMoE and Pro-Prophet rest on adjacent steps being alike).
+// The factor on the expert part of layer l is phi_l = max_r load_r / (k T): each of R devices
+// brings a micro-batch of T tokens, load_r are the assignments to the experts of device r, and k T
+// are the mean ones, since R k T are drawn. They are drawn from a popularity of experts that
+// follows Zipf's law and drifts, fast in the first hundreds of steps and slowly after (FlexMoE and
+// Pro-Prophet rest on adjacent steps being alike).
 
 #include <cstdint>
 #include <memory>
