@@ -54,7 +54,7 @@ class GlooOperation final : public Operation {
     const auto begin = std::chrono::steady_clock::now();
     try {
       // Without a limit of its own the wait has that of the time in which the group was connected:
-      // Backend::setTimeout does not reach connections that are made.
+      // c10d::Backend::setTimeout does not reach connections that are made.
       arrived = (*place_)->wait(timeout_);
     } catch (const std::exception& exception) {
       what = first_line_of(exception);

@@ -16,8 +16,8 @@ namespace dynmo::model {
 // that.
 [[nodiscard]] Bytes parameter_bytes(const Layer& layer);
 
-// Returns the bytes of the rounded copies of the values (Parameter::compute_copy): half of theirs
-// in bf16, else 0.
+// Returns the bytes of the copy of its weights that a layer keeps in its compute type, or 0 if it
+// computes in fp32.
 [[nodiscard]] Bytes copy_bytes(const Layer& layer);
 
 // Returns the bytes of a layer's buffers (Layer::buffers()), frozen or not.

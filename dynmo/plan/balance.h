@@ -26,8 +26,8 @@ enum class Balancer {
   kDiffusionParameters,  // neighbours exchange boundary layers: parameter bytes (diffusion.h)
   kDiffusionTime,        // the same for time; blind to memory and speed
   kOptimal,              // exact min-max of time / speed under every rank's memory
-  kVPair,                // exact min-max of the two stages a rank holds in V placement (v_pair.h)
-  kSearch,               // cut, placement and order together (search.h): only propose() can
+  kVPair,   // exact min-max of the two stages a rank holds in V placement (v_pair_impl.h)
+  kSearch,  // cut, placement and order together (search.h): only propose() can
 };
 // All of them, in the order in which a search tries them.
 [[nodiscard]] std::span<const Balancer> balancers();
