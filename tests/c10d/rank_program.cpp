@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -135,12 +136,27 @@ Expected<void> stream_pieces(Group& group) {
   while (true) DYNMO_TRY(exchange(group, 1, mine, theirs, kMiB));
 }
 
-// No message is outstanding: it is noticed between computations.
+// No message is outstanding: it is noticed between computations. Says so once it has gone on for
+// five heartbeats behind a pause.
 Expected<void> compute(Group& group) {
+  constexpr std::chrono::milliseconds kPause{500};
+  auto last = Clock::now();  // before a pause can begin
+  auto back = last;
+  bool paused = false;
   say_ready(group);
   while (true) {
     if (const auto failure = group.failure()) return *failure;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto now = Clock::now();
+    if (now - last > kPause) {
+      back = now;
+      paused = true;
+    }
+    if (paused && now - back > kPause) {
+      fmt::print(stderr, "went on {}\n", group.rank());
+      paused = false;
+    }
+    last = now;
   }
 }
 
@@ -276,6 +292,9 @@ int run_rank(const std::string& scenario) {
     GroupOptions options = group_options(*environment);
     if (const char* seconds = std::getenv("JOIN_SECONDS")) {
       options.join_timeout = std::chrono::seconds(std::atoi(seconds));
+    }
+    if (const char* some = std::getenv("SILENCE_MILLISECONDS")) {
+      options.silence = std::chrono::milliseconds(std::atoi(some));
     }
     if (const char* some = std::getenv("MESSAGE_MILLISECONDS")) {
       options.message_timeout = std::chrono::milliseconds(std::atoi(some));

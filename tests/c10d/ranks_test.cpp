@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <sstream>
+#include <thread>
 
 #include "dynmo/process/sockets.h"
 #include "tests/support/process.h"
@@ -149,12 +150,15 @@ std::unique_ptr<Process> start_waiting(Environment environment) {
   return rank;
 }
 
-std::vector<std::unique_ptr<Process>> start_alone(const std::string& scenario) {
+std::vector<std::unique_ptr<Process>> start_alone(const std::string& scenario,
+                                                  const Environment& more = {}) {
   const HeldPort held;
   std::vector<std::unique_ptr<Process>> ranks;
   for (int rank = 0; rank < kRanks; ++rank) {
+    Environment environment = environment_of(rank, kRanks, held.port());
+    environment.insert(environment.end(), more.begin(), more.end());
     ranks.push_back(std::make_unique<Process>(std::vector<std::string>{RANK_PROGRAM, scenario},
-                                              environment_of(rank, kRanks, held.port())));
+                                              std::move(environment)));
   }
   for (const auto& rank : ranks) {
     EXPECT_TRUE(rank->read_until([](const std::string& output) {
@@ -229,15 +233,23 @@ TEST(StoppedRanks, LearnsThatItIsOut) {
 
 // A paused container: nobody is to blame.
 TEST(StoppedRanks, IsNotMissedWhereAllWereStopped) {
-  const auto ranks = start_alone("compute");
+  constexpr milliseconds kSilence{1000};
+  const auto ranks =
+      start_alone("compute", {{"SILENCE_MILLISECONDS", std::to_string(kSilence.count())}});
   for (const auto& rank : ranks) kill(rank->pid(), SIGSTOP);
-  usleep(4'000'000);
+  std::this_thread::sleep_for(2 * kSilence);  // the pause itself
   for (const auto& rank : ranks) kill(rank->pid(), SIGCONT);
-  usleep(1'000'000);
-  for (const auto& rank : ranks) EXPECT_TRUE(is_running(rank->pid())) << rank->output();
+  for (const auto& rank : ranks) {
+    EXPECT_TRUE(rank->read_until([](const std::string& output) {
+      return output.find("went on ") != std::string::npos;
+    })) << rank->output();
+  }
   kill(ranks[1]->pid(), SIGKILL);
-  EXPECT_EQ(ranks[0]->wait(), 5);
-  EXPECT_TRUE(contains(ranks[0]->output(), "rank 1 was lost"));
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_EQ(ranks[rank]->wait(), 5);
+    const std::vector<std::string> wanted = {"dynmo: rank 1 was lost: its connection closed"};
+    EXPECT_EQ(lines_with(ranks[rank]->output(), "dynmo:"), wanted) << ranks[rank]->output();
+  }
 }
 
 TEST(Ranks, ExchangeMessagesAndLargeTransfers) {

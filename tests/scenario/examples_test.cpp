@@ -32,9 +32,24 @@ TEST_P(ScenarioExamples, EveryFileAnswers) {
     ASSERT_TRUE(job.has_value()) << entry.path() << ": " << job.error().message;
     const auto comparison = compare(*job, scenario->policy.compare);
     ASSERT_TRUE(comparison.has_value()) << entry.path() << ": " << comparison.error().message;
+    const double micro_batches =
+        static_cast<double>(kSteps) * static_cast<double>(scenario->training.micro_batches);
     for (const RunResult& run : comparison->runs) {
-      EXPECT_GT(run.tokens_per_s(), 0) << entry.path() << " " << run.name;
-      EXPECT_EQ(run.steps_over_memory, 0) << entry.path() << " " << run.name;
+      const std::string what = entry.path().string() + " " + run.name;
+      EXPECT_EQ(run.steps_over_memory, 0) << what;
+      EXPECT_GE(run.step_time_s, run.ideal_step_time_s) << what;
+      EXPECT_NEAR(run.tokens, run.micro_batches * static_cast<double>(job->tokens_per_micro_batch),
+                  1e-6)
+          << what;
+      if (!scenario->events.empty()) continue;  // they change the replicas, or lose steps
+      EXPECT_NEAR(run.micro_batches, micro_batches * scenario->cluster.data_parallel, 1e-6) << what;
+      // Measuring and moves lengthen the time around the steps, not the steps.
+      EXPECT_NEAR(run.time.train_s, run.step_time_s * static_cast<double>(kSteps),
+                  1e-9 * run.time.train_s)
+          << what;
+      if (run.name == "optimal" || run.name == "search") {
+        EXPECT_LE(run.step_time_s, comparison->uniform.step_time_s) << what;
+      }
     }
   }
   EXPECT_EQ(sources.size(), 6U) << "all six sources";
