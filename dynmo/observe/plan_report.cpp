@@ -236,6 +236,15 @@ std::vector<Compared> comparisons(const plan::Question& question) {
   return compared;
 }
 
+// The flags of `dynmo plan`. The slices of a measured head are those of its training.
+AdviceWords words_of(const plan::Question& question) {
+  AdviceWords words{
+      .schedule = "--schedule", .micro_batches = "--micro-batches", .memory = "--memory"};
+  if (!question.device.empty()) words.head_slices = "--head-slices";
+  if (!question.device.empty() && question.device != "cpu") words.hour = "GPU-hour";
+  return words;
+}
+
 }  // namespace
 
 std::string cut_text(const plan::Plan& plan, std::vector<std::string> names) {
@@ -277,7 +286,10 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
                         report.model.size(), format_bytes(report.migration->bytes()));
   }
   const std::string drawn = picture(report.evaluation.result.timeline, options);
-  return drawn.empty() ? text : text + '\n' + drawn;
+  if (!drawn.empty()) text += '\n' + drawn;
+  if (!report.advice) return text;
+  return text + '\n' +
+         advice_text(*report.advice, report.tokens * report.micro_batches, report.words);
 }
 
 PlanReport report_of(const plan::Question& question, const plan::Answer& answer) {
@@ -294,7 +306,9 @@ PlanReport report_of(const plan::Question& question, const plan::Answer& answer)
                     .links = question.links,
                     .costs = question.costs,
                     .tokens = question.tokens,
-                    .traffic = answer.traffic};
+                    .traffic = answer.traffic,
+                    .advice = answer.advice,
+                    .words = words_of(question)};
   if (question.from) report.migration = answer.migration;
   return report;
 }

@@ -11,6 +11,7 @@
 #include "dynmo/core/traffic.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/observe/advice_text.h"
 #include "dynmo/observe/picture.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
@@ -42,6 +43,8 @@ struct PlanReport {
   std::string costs = {};    // where the model's come from, where they are not a profile's
   double tokens = 0;         // of a micro-batch; 0: not known
   TrafficRows traffic = {};  // messages of the first replica's ranks, those of the moves included
+  std::optional<plan::Advice> advice = {};
+  AdviceWords words = {};
 };
 
 // The cut by the names of its layers, as `dynmo plan` and `dynmo train` say it; where blocks have

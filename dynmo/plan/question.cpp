@@ -38,11 +38,37 @@ Json document_of(const Question& question, const Answer& answer) {
     for (const LayerId id : answer.recomputed) layers.push_back(id.value);
   }
   json["traffic"] = traffic_json(answer.traffic);
+  if (answer.advice) {
+    json["advice"] = advice_json(*answer.advice, question.tokens * question.micro_batches);
+  }
   if (!question.costs.empty()) {
     json["costs"] = question.costs;
     json["tokens_per_s"] = question.tokens * question.micro_batches / answer.evaluation.step_time_s;
   }
   return json;
+}
+
+// Costs with the head in `slices` and the answer's layers recomputed, but not the head.
+Expected<Costs> sliced_costs(const Question& question, const Answer& answer, std::int64_t slices) {
+  DYNMO_ASSIGN(cost::ModelCost model, question.sliced ? question.sliced(slices)
+                                                      : with_head_slices(question.model, slices));
+  LayerSet layers = answer.recomputed;
+  const auto blocks = question.model.size() - question.head_slices;
+  std::erase_if(layers, [&](LayerId layer) { return layer.value >= blocks; });
+  return Costs{recomputed(std::move(model), layers)};
+}
+
+std::optional<Advice> advice_on(const Question& question, const Answer& answer) {
+  const auto sliced = [&](std::int64_t slices) { return sliced_costs(question, answer, slices); };
+  return advise({.models = {answer.costs},
+                 .cluster = question.cluster,
+                 .micro_batches = question.micro_batches,
+                 .schedule = answer.proposal.plan.schedule,
+                 .schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
+                 .plans = {answer.evaluation},
+                 .head_room = question.head_room,
+                 .head_slices = question.head_slices,
+                 .sliced = sliced});
 }
 
 // All replicas send alike, so the first one's ranks stand for all.
@@ -68,6 +94,14 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
                          const cost::Device& device) {
   DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
   question.model = cost::at_utilization(std::move(kernels), device);
+  question.device = device.name;
+  question.head_slices = shape.head_slices;
+  question.sliced = [shape, device](std::int64_t slices) -> Expected<cost::ModelCost> {
+    cost::TransformerShape other = shape;
+    other.head_slices = slices;
+    DYNMO_ASSIGN(cost::ModelCost costs, cost::transformer_costs(other, device));
+    return cost::at_utilization(std::move(costs), device);
+  };
   question.tokens = static_cast<double>(shape.tokens());
   question.costs = fmt::format(
       "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
@@ -160,6 +194,7 @@ Expected<Answer> answer(const Question& question) {
                .evaluation = {},
                .migration = {},
                .traffic = {},
+               .advice = {},
                .document = {}};
   given.costs = recomputed(question.model, given.recomputed);
   DYNMO_ASSIGN(given.evaluation,
@@ -169,6 +204,7 @@ Expected<Answer> answer(const Question& question) {
     given.migration = difference(*question.from, given.proposal.plan, question.model);
   }
   given.traffic = traffic_of(question, given);
+  given.advice = advice_on(question, given);
   given.document = document_of(question, given);
   return given;
 }

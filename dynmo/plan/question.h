@@ -6,6 +6,7 @@
 // the same answer.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/transformer.h"
+#include "dynmo/plan/advice.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
@@ -33,6 +35,7 @@ struct Question {
   double head_room = 0;   // share of every rank's memory that stays free
   std::string links;      // where those of the cluster come from; empty: from the user
   std::string costs;      // where the layers' come from; empty: a profile
+  std::string device;     // by whose formulas they are; empty: measured
   double tokens = 0;      // of a micro-batch; 0: not known
   int micro_batches = 32;
   Balancer balancer = Balancer::kSearch;
@@ -43,6 +46,9 @@ struct Question {
   double slack = 0;
   bool place = false;  // ranks may take any position, so that the step is shortest
   std::int64_t evaluations = ProposeOptions{}.evaluations;
+  // A shape has its slices and the costs with others. A profile's head is divided evenly.
+  std::int64_t head_slices = 1;
+  std::function<Expected<cost::ModelCost>(std::int64_t slices)> sliced = {};
 };
 
 // The costs of a shape by formulas, at the utilization of `device`. Errors as transformer_costs.
@@ -80,7 +86,8 @@ struct Answer {
   Evaluation evaluation;  // with its timeline
   Migration migration;    // from the plan in force
   TrafficRows traffic;    // messages that the first replica's ranks send in a step and to move
-  Json document;          // "dynmo-plan-1" (docs/formats.md)
+  std::optional<Advice> advice;
+  Json document;  // "dynmo-plan-1" (docs/formats.md)
 };
 
 // Errors as `propose` and `pack`. Requires a valid question.

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dynmo/core/units.h"
+#include "dynmo/observe/advice_text.h"
 #include "dynmo/observe/table.h"
 
 namespace dynmo::scenario {
@@ -66,6 +67,19 @@ std::string job_line(const Scenario& s) {
   return fmt::format("{} | {} | {} x {} ranks ({}) | {} steps of {} micro-batches, {}\n", model,
                      load, s.cluster.data_parallel, s.cluster.pipeline_ranks, s.device,
                      s.training.steps, s.training.micro_batches, s.training.schedule);
+}
+
+// Returns the tokens of a step of one replica, or 0 if they are not known.
+double step_tokens(const Scenario& scenario, const RunResult& run) {
+  return run.micro_batches > 0 ? run.tokens / run.micro_batches * scenario.training.micro_batches
+                               : 0;
+}
+
+std::string advice_lines(const Scenario& scenario, const Comparison& comparison) {
+  if (!comparison.advice) return {};
+  observe::AdviceWords words;
+  if (scenario.device != "cpu" && scenario.model.profile.empty()) words.hour = "GPU-hour";
+  return observe::advice_text(*comparison.advice, step_tokens(scenario, comparison.uniform), words);
 }
 
 Json run_json(const RunResult& run, const Comparison& comparison) {
@@ -146,7 +160,8 @@ std::string report(const Scenario& scenario, const Comparison& comparison) {
     notes += fmt::format("{}: in {} steps a rank needs more memory than it has\n", run->name,
                          run->steps_over_memory);
   }
-  return job_line(scenario) + observe::table(columns, rows, 0) + notes;
+  return job_line(scenario) + observe::table(columns, rows, 0) + notes +
+         advice_lines(scenario, comparison);
 }
 
 std::string decisions_text(const Comparison& comparison) {
@@ -170,6 +185,10 @@ Json comparison_json(const Scenario& scenario, const Comparison& comparison) {
   json["runs"] = Json::array();
   for (const RunResult* run : runs_of(comparison)) {
     json["runs"].push_back(run_json(*run, comparison));
+  }
+  if (comparison.advice) {
+    json["advice"] =
+        plan::advice_json(*comparison.advice, step_tokens(scenario, comparison.uniform));
   }
   return json;
 }

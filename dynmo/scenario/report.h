@@ -12,8 +12,8 @@
 
 namespace dynmo::scenario {
 
-// A line on the job, a table of the runs (dense and uniform first), and notes where a run's memory
-// would not have sufficed. Ends with a newline.
+// A line on the job, a table of the runs (dense and uniform first), notes where a run's memory
+// would not have sufficed, and the advice. Ends with a newline.
 [[nodiscard]] std::string report(const Scenario& scenario, const Comparison& comparison);
 
 // A line for each decision for which a plan was made: step, run, what for, and what was decided.

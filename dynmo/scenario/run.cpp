@@ -8,6 +8,7 @@
 
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
+#include "dynmo/scenario/advice.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/replay_impl.h"
@@ -436,6 +437,7 @@ Expected<Comparison> compare(const Job& job, const std::vector<std::string>& pol
     }
     ++number;
   }
+  comparison.advice = advise(job);
   return comparison;
 }
 

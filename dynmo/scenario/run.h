@@ -15,6 +15,7 @@
 #include "dynmo/control/policy.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/trace.h"
+#include "dynmo/plan/advice.h"
 #include "dynmo/scenario/job.h"
 #include "dynmo/scenario/policy_name.h"
 
@@ -102,6 +103,7 @@ struct Comparison {
   RunResult dense;              // no dynamism, the even cut kept
   RunResult uniform;            // the dynamic model, the even cut kept: the baseline
   std::vector<RunResult> runs;  // as asked for
+  std::optional<plan::Advice> advice;
 
   [[nodiscard]] double speedup(const RunResult& run) const {
     return run.micro_batches_per_s() / uniform.micro_batches_per_s();

@@ -50,7 +50,9 @@ class Answers(Case):
         words = ("s.toml", "--compare", "uniform,static:optimal,time,optimal")
         text = self.answer(*words)
         rows = [line.split()[0] for line in text.splitlines()]
-        self.assertEqual(rows[1:], ["policy", "dense", "uniform", "static:optimal", "time", "optimal"])
+        self.assertEqual(rows[1:7], ["policy", "dense", "uniform", "static:optimal", "time", "optimal"])
+        self.assertRegex("".join(text.splitlines(keepends=True)[7:]), r"^With balancer optimal \d+ of 4 ranks are enough: .*\nThe head bounds the step: .*"
+                         r"; model.head_slices = \d+ would take .*\n[\d.]+ (m|b)illion tokens a GPU-hour, .*\.\n$")
         self.assertEqual(text, self.answer(*words))
 
     def test_json_has_the_summary_and_its_shares_add_up(self):

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Says what the figures of a plan mean: how few ranks would do, what bounds the step, and which key
+// would shorten it. Every answer is a replay of another plan for the same costs, with optimal cuts.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/propose.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::plan {
+
+// Two steps are as good as equal, and a change is not worth a word, within this share.
+inline constexpr double kAdviceMargin = 0.02;
+
+enum class StepLimit {
+  kWork,      // the ranks compute nearly all the time
+  kHead,      // the head, or a slice of it, is more than a rank's fair share
+  kLayer,     // another layer is
+  kCut,       // whole layers cannot be spread more evenly
+  kMemory,    // an even cut needs more memory than there is
+  kFill,      // ranks wait for the first micro-batch and for the last gradients
+  kMessages,  // ranks wait for messages and reductions
+  kSlowRank,  // ranks wait for a slower one, though the work is even
+};
+[[nodiscard]] std::string_view name(StepLimit limit);
+
+enum class AdviceKey { kHeadSlices, kSchedule, kMicroBatches, kMemory };
+
+// Another value of a key, and the time that the micro-batches of a step would take with it.
+struct Remedy {
+  AdviceKey key = AdviceKey::kHeadSlices;
+  std::string value;
+  double step_s = 0;
+};
+
+struct RankCount {
+  int ranks = 0;
+  double step_s = 0;
+};
+
+// Times are means over the steps that the problem has.
+struct Advice {
+  RankCount all;  // the ranks that are offered
+  StepLimit limit = StepLimit::kWork;
+  double share = 0;   // of the ranks' time lost to the limit; of kWork: in which they compute
+  std::string layer;  // of kHead and kLayer: the heaviest
+  std::optional<Remedy> remedy;
+  double best_s = 0;                // the shortest step of any number of ranks
+  std::optional<RankCount> fewest;  // ranks whose step is within kAdviceMargin of the best
+};
+
+using Costs = std::vector<cost::ModelCost>;
+
+struct AdviceProblem {
+  Costs models;  // one for each step that is looked at
+  const cost::Cluster& cluster;
+  int micro_batches = 1;
+  schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
+  ScheduleChoice schedules = ScheduleChoice::kAsGiven;  // kBest: the schedule is the best of all
+  // The plans in question, one for each of `models`. None: the optimal cuts.
+  std::vector<Evaluation> plans = {};
+  double head_room = 0;  // share of the ranks' memory that `cluster` does not have
+  std::int64_t head_slices = 1;
+  // Returns `models` with the head in that many slices; empty if the head cannot be cut.
+  std::function<Expected<Costs>(std::int64_t slices)> sliced = {};
+};
+
+// Tries every number of ranks that perfect balance would allow, and keeps the ranks that `pack`
+// would keep first. If that is too much work, bisects. nullopt if no optimal cut fits the memory,
+// or if a single replay would take seconds. Deterministic.
+[[nodiscard]] std::optional<Advice> advise(const AdviceProblem& problem);
+
+// Returns the costs with the head, the last layer, divided evenly into slices. Profiles say no
+// more; costs by formulas are made for the number of slices. kBadInput if the last layer is not a
+// whole head.
+[[nodiscard]] Expected<cost::ModelCost> with_head_slices(cost::ModelCost model,
+                                                         std::int64_t slices);
+
+[[nodiscard]] std::string_view name(AdviceKey key);
+// Tokens that a rank computes in an hour, of `tokens` a step.
+[[nodiscard]] double tokens_an_hour(const RankCount& count, double tokens);
+// `tokens` are those of a step; 0: not known.
+[[nodiscard]] Json advice_json(const Advice& advice, double tokens);
+
+}  // namespace dynmo::plan

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/plan/advice.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "dynmo/plan/pack.h"
+#include "tests/plan/cuts.h"
+
+namespace dynmo::plan {
+namespace {
+
+// Layers of F = I = W, without memory or messages.
+cost::ModelCost timed_model(const std::vector<double>& milliseconds) {
+  cost::ModelCost model;
+  for (const double each : milliseconds) {
+    cost::LayerCost layer;
+    layer.name = "layer " + std::to_string(model.size());
+    layer.forward_s = layer.backward_input_s = layer.backward_weight_s = each / 3e3;
+    model.layers.push_back(layer);
+  }
+  return model;
+}
+
+cost::ModelCost model_with_head(int blocks, double head_ms) {
+  std::vector<double> times(static_cast<std::size_t>(blocks), 3.0);
+  times.push_back(head_ms);
+  cost::ModelCost model = timed_model(times);
+  model.layers.back().name = "head";
+  return model;
+}
+
+Advice advice_on(AdviceProblem problem) {
+  const auto advice = advise(problem);
+  EXPECT_TRUE(advice);
+  return advice.value_or(Advice{});
+}
+
+std::optional<double> optimal_step_s(const Costs& models, const cost::Cluster& cluster, int ranks,
+                                     int micro_batches) {
+  double sum = 0;
+  for (const cost::ModelCost& model : models) {
+    const auto proposal = propose_on(ranks_to_keep(cluster, ranks), Balancer::kOptimal,
+                                     {model, cluster, micro_batches});
+    if (!proposal) return std::nullopt;
+    sum += proposal->evaluation.step_time_s;
+  }
+  return sum / static_cast<double>(models.size());
+}
+
+// Every number of ranks is tried here, also those that no balance would allow.
+TEST(Advice, FewestRanksAreThoseOfTryingEveryNumber) {
+  int fewer = 0;
+  int none = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    Rng rng(mix_key({0xADF1CE, seed}));
+    const int ranks = pick(rng, 1, 8);
+    const int layers = pick(rng, ranks, 16);
+    Costs models;
+    for (int i = pick(rng, 1, 3); i > 0; --i) models.push_back(random_model(rng, layers));
+    if (pick(rng, 0, 1) == 0) {
+      for (cost::ModelCost& model : models) model.layers.back().forward_s = 5e-3;
+    }
+    cost::Cluster cluster = cost::equal_ranks(ranks);
+    const int room = pick(rng, 60, 500);
+    for (cost::ClusterRank& rank : cluster.ranks) {
+      rank.memory = Bytes{room};
+      rank.speed = pick(rng, 0, 2) == 0 ? 0.5 : 1;
+    }
+    cluster.inside_node.latency_s = pick(rng, 0, 2) * 1e-4;
+    const int micro_batches = pick(rng, 1, 12);
+    const auto advice =
+        advise({.models = models, .cluster = cluster, .micro_batches = micro_batches});
+    std::vector<RankCount> tried;
+    double best_s = 1e9;
+    for (int count = 1; count <= ranks; ++count) {
+      const auto step_s = optimal_step_s(models, cluster, count, micro_batches);
+      if (!step_s) continue;
+      tried.push_back({count, *step_s});
+      best_s = std::min(best_s, *step_s);
+    }
+    const bool fits = !tried.empty() && tried.back().ranks == ranks;
+    ASSERT_EQ(advice.has_value(), fits) << "seed " << seed;
+    if (!advice) {
+      ++none;
+      continue;
+    }
+    const auto fewest = std::find_if(tried.begin(), tried.end(), [&](const RankCount& count) {
+      return count.step_s <= (1 + kAdviceMargin) * best_s;
+    });
+    ASSERT_TRUE(advice->fewest) << "seed " << seed;
+    EXPECT_EQ(advice->fewest->ranks, fewest->ranks) << "seed " << seed;
+    EXPECT_DOUBLE_EQ(advice->fewest->step_s, fewest->step_s) << "seed " << seed;
+    EXPECT_DOUBLE_EQ(advice->best_s, best_s) << "seed " << seed;
+    EXPECT_DOUBLE_EQ(advice->all.step_s, tried.back().step_s) << "seed " << seed;
+    fewer += advice->fewest->ranks < ranks ? 1 : 0;
+  }
+  EXPECT_GT(fewer, 50);
+  EXPECT_GT(none, 5);
+}
+
+// 16 blocks of 3 ms and a head of 24: two ranks of 24 ms and the head's do what eight do.
+TEST(Advice, AHeavyHeadIsNamedWithTheFewestSlicesThatDo) {
+  const cost::ModelCost model = model_with_head(16, 24);
+  const cost::Cluster cluster = cost::equal_ranks(8);
+  const auto sliced = [&](std::int64_t slices) -> Expected<Costs> {
+    DYNMO_ASSIGN(cost::ModelCost one, with_head_slices(model, slices));
+    return Costs{one};
+  };
+  const Advice advice =
+      advice_on({.models = {model}, .cluster = cluster, .micro_batches = 32, .sliced = sliced});
+  EXPECT_EQ(advice.limit, StepLimit::kHead);
+  EXPECT_EQ(advice.layer, "head");
+  ASSERT_TRUE(advice.fewest);
+  EXPECT_LT(advice.fewest->ranks, 5);
+  ASSERT_TRUE(advice.remedy);
+  EXPECT_EQ(advice.remedy->key, AdviceKey::kHeadSlices);
+  // The remedy is what a plan with that value takes, and no other number does better with less.
+  const std::int64_t chosen = std::stoll(advice.remedy->value);
+  double best_s = 1e9;
+  for (std::int64_t slices = 2; slices <= 64; slices *= 2) {
+    const auto step_s = optimal_step_s(*sliced(slices), cluster, 8, 32);
+    ASSERT_TRUE(step_s);
+    best_s = std::min(best_s, *step_s);
+    if (slices == chosen) {
+      EXPECT_DOUBLE_EQ(advice.remedy->step_s, *step_s);
+    } else if (slices < chosen) {
+      EXPECT_GT(*step_s, advice.remedy->step_s);
+    }
+  }
+  EXPECT_LE(advice.remedy->step_s, (1 + kAdviceMargin) * best_s);
+  EXPECT_LT(advice.remedy->step_s, 0.6 * advice.all.step_s);
+}
+
+TEST(Advice, WhatBoundsTheStepIsNamed) {
+  const cost::Cluster four = cost::equal_ranks(4);
+  const cost::ModelCost even = timed_model(std::vector<double>(16, 3));
+  // Nothing but the first and the last micro-batches of 1,000.
+  EXPECT_EQ(advice_on({.models = {even}, .cluster = four, .micro_batches = 1000}).limit,
+            StepLimit::kWork);
+  const Advice filling = advice_on({.models = {even}, .cluster = four, .micro_batches = 4});
+  EXPECT_EQ(filling.limit, StepLimit::kFill);
+  ASSERT_TRUE(filling.remedy);
+  EXPECT_EQ(filling.remedy->key, AdviceKey::kSchedule);
+  const auto kind = schedule::parse_schedule_kind(filling.remedy->value);
+  ASSERT_TRUE(kind);
+  const auto with = propose(Balancer::kOptimal, {even, four, 4, *kind});
+  ASSERT_TRUE(with);
+  EXPECT_DOUBLE_EQ(filling.remedy->step_s, with->evaluation.step_time_s);
+
+  const Advice more = advice_on(
+      {.models = {even}, .cluster = four, .micro_batches = 4, .schedules = ScheduleChoice::kBest});
+  ASSERT_TRUE(more.remedy);
+  EXPECT_EQ(more.remedy->key, AdviceKey::kMicroBatches);
+  EXPECT_EQ(more.remedy->value, "8");
+  EXPECT_DOUBLE_EQ(more.remedy->step_s, *optimal_step_s({even}, four, 4, 8) / 2);
+
+  std::vector<double> times(16, 3);
+  times[5] = 40;
+  const Advice layer =
+      advice_on({.models = {timed_model(times)}, .cluster = four, .micro_batches = 100});
+  EXPECT_EQ(layer.limit, StepLimit::kLayer);
+  EXPECT_EQ(layer.layer, "layer 5");
+  EXPECT_FALSE(layer.remedy);
+
+  // Six layers on four ranks: 2, 2, 1, 1.
+  const Advice cut = advice_on(
+      {.models = {timed_model(std::vector<double>(6, 3))}, .cluster = four, .micro_batches = 100});
+  EXPECT_EQ(cut.limit, StepLimit::kCut);
+
+  cost::Cluster far = four;
+  far.inside_node.latency_s = 20e-3;
+  EXPECT_EQ(advice_on({.models = {even}, .cluster = far, .micro_batches = 8}).limit,
+            StepLimit::kMessages);
+}
+
+// The memory that is named is enough for the step that is named, and a byte less is not.
+TEST(Advice, MemoryThatForbidsTheEvenCutIsNamedWithWhatWouldDo) {
+  cost::ModelCost model = timed_model(std::vector<double>(16, 3));
+  constexpr std::int64_t kMiB = 1 << 20;
+  for (std::size_t i = 0; i < 8; ++i) model.layers[i].parameter_bytes = Bytes{100 * kMiB};
+  cost::Cluster cluster = cost::equal_ranks(4, Bytes{250 * kMiB});
+  const Advice advice =
+      advice_on({.models = {model}, .cluster = cluster, .micro_batches = 100, .head_room = 0.5});
+  EXPECT_EQ(advice.limit, StepLimit::kMemory);
+  ASSERT_TRUE(advice.remedy);
+  EXPECT_EQ(advice.remedy->key, AdviceKey::kMemory);
+  EXPECT_EQ(advice.remedy->value, "800MiB");
+  cluster = cost::equal_ranks(4, Bytes{400 * kMiB});
+  EXPECT_DOUBLE_EQ(*optimal_step_s({model}, cluster, 4, 100), advice.remedy->step_s);
+  cluster = cost::equal_ranks(4, Bytes{399 * kMiB});
+  EXPECT_GT(*optimal_step_s({model}, cluster, 4, 100), advice.remedy->step_s);
+}
+
+TEST(Advice, IsBisectedForManyRanks) {
+  std::vector<double> times(400, 3);
+  times.back() = 30;
+  const cost::ModelCost model = timed_model(times);
+  const cost::Cluster cluster = cost::equal_ranks(128);
+  constexpr int kMicroBatches = 256;
+  const Advice advice =
+      advice_on({.models = {model}, .cluster = cluster, .micro_batches = kMicroBatches});
+  ASSERT_TRUE(advice.fewest);
+  const int few = advice.fewest->ranks;
+  EXPECT_LT(few, 128);
+  EXPECT_DOUBLE_EQ(*optimal_step_s({model}, cluster, few, kMicroBatches), advice.fewest->step_s);
+  EXPECT_GT(*optimal_step_s({model}, cluster, few - 1, kMicroBatches),
+            (1 + kAdviceMargin) * advice.best_s);
+}
+
+TEST(Advice, IsNotGivenWhereItWouldTakeLong) {
+  const cost::ModelCost model = timed_model(std::vector<double>(2048, 1));
+  const cost::Cluster cluster = cost::equal_ranks(1024);
+  EXPECT_FALSE(advise({.models = {model}, .cluster = cluster, .micro_batches = 4096}));
+}
+
+TEST(Advice, AHeadIsDividedEvenly) {
+  const cost::ModelCost model = model_with_head(2, 24);
+  const auto sliced = with_head_slices(model, 4);
+  ASSERT_TRUE(sliced);
+  EXPECT_EQ(sliced->size(), 6);
+  EXPECT_EQ(sliced->layers.back().name, "head.3 of 4");
+  EXPECT_DOUBLE_EQ(cost::work_s(*sliced, 5, 1) * 4, cost::work_s(model, 2, 1));
+  EXPECT_EQ(with_head_slices(*sliced, 2).error().code, ErrorCode::kBadInput);
+}
+
+}  // namespace
+}  // namespace dynmo::plan
