@@ -12,10 +12,6 @@
 
 namespace dynmo::dynamism {
 
-#define DYNMO_SOURCE(name) SourceEntry name##_source();
-#include "dynmo/dynamism/sources.def"
-#undef DYNMO_SOURCE
-
 namespace {
 
 class Static final : public LoadModel {

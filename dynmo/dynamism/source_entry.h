@@ -64,4 +64,9 @@ template <typename Options,
           }};
 }
 
+// Return the entries of the sources in sources.def.
+#define DYNMO_SOURCE(name) [[nodiscard]] SourceEntry name##_source();
+#include "dynmo/dynamism/sources.def"
+#undef DYNMO_SOURCE
+
 }  // namespace dynmo::dynamism

@@ -14,7 +14,6 @@
 #include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/dynamism/load_inputs.h"
 #include "dynmo/dynamism/load_model.h"
-#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 
@@ -39,8 +38,5 @@ namespace dynmo::dynamism {
 [[nodiscard]] Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
                                                          const LoadInputs& inputs,
                                                          const std::vector<double>& rho);
-
-// Its line in sources.def.
-[[nodiscard]] SourceEntry early_exit_source();
 
 }  // namespace dynmo::dynamism

@@ -17,7 +17,6 @@
 #include "dynmo/dynamism/freezing/options.h"
 #include "dynmo/dynamism/load_inputs.h"
 #include "dynmo/dynamism/load_model.h"
-#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 
@@ -31,8 +30,5 @@ namespace dynmo::dynamism {
 // field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_freezing(const FreezingOptions& options,
                                                                  const LoadInputs& inputs);
-
-// Its line in sources.def.
-[[nodiscard]] SourceEntry freezing_source();
 
 }  // namespace dynmo::dynamism

@@ -12,7 +12,6 @@
 #include "dynmo/dynamism/load_inputs.h"
 #include "dynmo/dynamism/load_model.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
-#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 
@@ -21,8 +20,5 @@ namespace dynmo::dynamism {
 // others take. Weights stay, so routed blocks are cheap but heavy. kBadInput naming the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_mixture_of_depths(
     const MixtureOfDepthsOptions& options, const LoadInputs& inputs);
-
-// Its line in sources.def.
-[[nodiscard]] SourceEntry mixture_of_depths_source();
 
 }  // namespace dynmo::dynamism

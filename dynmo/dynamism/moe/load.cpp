@@ -13,6 +13,7 @@
 #include "dynmo/dynamism/dense_impl.h"
 #include "dynmo/dynamism/drift_impl.h"
 #include "dynmo/dynamism/moe/load_counts.h"
+#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 namespace {

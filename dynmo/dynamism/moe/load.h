@@ -20,7 +20,6 @@
 #include "dynmo/dynamism/load_inputs.h"
 #include "dynmo/dynamism/load_model.h"
 #include "dynmo/dynamism/moe/options.h"
-#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 
@@ -40,8 +39,5 @@ namespace dynmo::dynamism {
 // experts than were recorded.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_moe(const MoeOptions& options,
                                                             const LoadInputs& inputs);
-
-// Its line in sources.def.
-[[nodiscard]] SourceEntry moe_source();
 
 }  // namespace dynmo::dynamism

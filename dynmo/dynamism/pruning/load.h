@@ -17,7 +17,6 @@
 #include "dynmo/dynamism/load_inputs.h"
 #include "dynmo/dynamism/load_model.h"
 #include "dynmo/dynamism/pruning/options.h"
-#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 
@@ -41,8 +40,5 @@ struct WeightGroup {
 // optimizer state of what is left. kBadInput naming the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_pruning(const PruningOptions& options,
                                                                 const LoadInputs& inputs);
-
-// Its line in sources.def.
-[[nodiscard]] SourceEntry pruning_source();
 
 }  // namespace dynmo::dynamism

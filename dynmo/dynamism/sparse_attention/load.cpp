@@ -11,6 +11,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/dense_impl.h"
 #include "dynmo/dynamism/drift_impl.h"
+#include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
 namespace {

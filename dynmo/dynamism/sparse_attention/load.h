@@ -12,7 +12,6 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/load_inputs.h"
 #include "dynmo/dynamism/load_model.h"
-#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
 
 namespace dynmo::dynamism {
@@ -30,8 +29,5 @@ namespace dynmo::dynamism {
 // field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_sparse_attention(
     const SparseAttentionOptions& options, const LoadInputs& inputs);
-
-// Its line in sources.def.
-[[nodiscard]] SourceEntry sparse_attention_source();
 
 }  // namespace dynmo::dynamism

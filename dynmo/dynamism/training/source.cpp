@@ -8,11 +8,6 @@
 
 namespace dynmo::dynamism {
 
-#define DYNMO_SOURCE(name) \
-  std::unique_ptr<Source> name##_in_training(const SourceOptions& options, std::int64_t steps);
-#include "dynmo/dynamism/sources.def"
-#undef DYNMO_SOURCE
-
 MakeSources make_sources(SourceOptions options) {
   return [options = std::move(options)](std::int64_t steps) {
     Sources sources;

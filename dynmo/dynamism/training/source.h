@@ -130,6 +130,13 @@ using Sources = std::vector<std::unique_ptr<Source>>;
 // Each call makes new ones, as they are when a run of `steps` steps starts.
 using MakeSources = std::function<Sources(std::int64_t steps)>;
 
+// Make the sources of sources.def from a config's tables.
+#define DYNMO_SOURCE(name)                                                               \
+  [[nodiscard]] std::unique_ptr<Source> name##_in_training(const SourceOptions& options, \
+                                                           std::int64_t steps);
+#include "dynmo/dynamism/sources.def"
+#undef DYNMO_SOURCE
+
 // The enabled sources of a config's tables, by sources.def.
 [[nodiscard]] MakeSources make_sources(SourceOptions options);
 

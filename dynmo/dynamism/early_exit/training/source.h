@@ -6,7 +6,6 @@
 // on is fixed, or follows the counts of the step before, so that a scheduled share of the tokens
 // stays: every rank has the same counts, and none of the step's own tokens changes what leaves.
 
-#include <cstdint>
 #include <memory>
 
 #include "dynmo/dynamism/early_exit/options.h"
@@ -16,9 +15,5 @@ namespace dynmo::dynamism {
 
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_early_exit_source(const EarlyExitOptions& options);
-
-// Makes the source from a config's table; sources.def refers to it.
-[[nodiscard]] std::unique_ptr<Source> early_exit_in_training(const SourceOptions& options,
-                                                             std::int64_t steps);
 
 }  // namespace dynmo::dynamism

@@ -17,8 +17,4 @@ namespace dynmo::dynamism {
 [[nodiscard]] std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options,
                                                            std::int64_t steps);
 
-// Makes the source from a config's table; sources.def refers to it.
-[[nodiscard]] std::unique_ptr<Source> freezing_in_training(const SourceOptions& options,
-                                                           std::int64_t steps);
-
 }  // namespace dynmo::dynamism

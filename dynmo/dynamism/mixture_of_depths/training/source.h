@@ -5,7 +5,6 @@
 // router chooses (routed_block.h). Shapes never change, and so neither does the work: blocks are
 // cheap and expensive in turn.
 
-#include <cstdint>
 #include <memory>
 
 #include "dynmo/dynamism/mixture_of_depths/options.h"
@@ -16,9 +15,5 @@ namespace dynmo::dynamism {
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_mixture_of_depths_source(
     const MixtureOfDepthsOptions& options);
-
-// Makes the source from a config's table; sources.def refers to it.
-[[nodiscard]] std::unique_ptr<Source> mixture_of_depths_in_training(const SourceOptions& options,
-                                                                    std::int64_t steps);
 
 }  // namespace dynmo::dynamism

@@ -5,7 +5,6 @@
 // on the rank of their layer. What they are given is counted: layers of unequal counts would be
 // slow where the experts of a layer lie on several devices, and straggler factors say by how much.
 
-#include <cstdint>
 #include <memory>
 
 #include "dynmo/dynamism/moe/options.h"
@@ -15,9 +14,5 @@ namespace dynmo::dynamism {
 
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_moe_source(const MoeOptions& options);
-
-// Makes the source from a config's table; sources.def refers to it.
-[[nodiscard]] std::unique_ptr<Source> moe_in_training(const SourceOptions& options,
-                                                      std::int64_t steps);
 
 }  // namespace dynmo::dynamism

@@ -6,7 +6,6 @@
 // gradients and moments shrink with them, once a matrix is sparse enough to be compressed
 // (model/pruned.h).
 
-#include <cstdint>
 #include <memory>
 
 #include "dynmo/dynamism/pruning/options.h"
@@ -16,9 +15,5 @@ namespace dynmo::dynamism {
 
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_pruning_source(const PruningOptions& options);
-
-// Makes the source from a config's table; sources.def refers to it.
-[[nodiscard]] std::unique_ptr<Source> pruning_in_training(const SourceOptions& options,
-                                                          std::int64_t steps);
 
 }  // namespace dynmo::dynamism

@@ -5,7 +5,6 @@
 // tokens that a pattern chooses in each forward pass (pattern.h), and works on them alone. How many
 // they are is another number for every layer and step, which the controller finds by measuring.
 
-#include <cstdint>
 #include <memory>
 
 #include "dynmo/dynamism/sparse_attention/options.h"
@@ -16,9 +15,5 @@ namespace dynmo::dynamism {
 // Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_sparse_attention_source(
     const SparseAttentionOptions& options);
-
-// Makes the source from a config's table; sources.def refers to it.
-[[nodiscard]] std::unique_ptr<Source> sparse_attention_in_training(const SourceOptions& options,
-                                                                   std::int64_t steps);
 
 }  // namespace dynmo::dynamism
