@@ -89,6 +89,24 @@ function(dynmo_library name)
   target_link_libraries(dynmo_${name} PRIVATE $<BUILD_INTERFACE:dynmo_options>)
 endfunction()
 
+# dynmo_embed(TARGET FILE NAMESPACE VARIABLE): puts a text file into the library, as a std::string_view that the source which
+# uses it declares extern. A change of the file configures again.
+function(dynmo_embed target file namespace variable)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/${file}")
+  file(READ "${CMAKE_SOURCE_DIR}/${file}" text)
+  set(source "${CMAKE_BINARY_DIR}/embedded/${file}.cpp")
+  file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
+// SPDX-License-Identifier: Apache-2.0
+#include <string_view>
+namespace @namespace@ {
+extern const std::string_view @variable@;
+const std::string_view @variable@ = R"embedded(@text@)embedded";
+}
+]])
+  target_sources(${target} PRIVATE "${source}")
+  set_source_files_properties("${source}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # What nearly every source of dynmo::core includes takes longer to parse than the rest. The tidy preset and the headers' own
 # test do without, so that each file still includes what it uses.
 function(dynmo_precompile_core target)

@@ -5,13 +5,25 @@
 
 #include <utility>
 
+#include "dynmo/core/check.h"
+
 namespace dynmo::observe {
+
+// html_page.html, which CMake puts into a source.
+extern const std::string_view kPageFrame;
+
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-html-report-1";
 
 Json number(const char* field, const char* title) {
   return {{"field", field}, {"type", "quantitative"}, {"title", title}};
+}
+// Shown in percent; `guide`: "axis", or "legend" of a colour.
+Json share_of(const char* field, const char* title, const char* guide = "axis") {
+  Json share = number(field, title);
+  share[guide] = {{"format", ".0%"}};
+  return share;
 }
 Json step_axis(const char* field = "step") {
   Json axis = number(field, "step");
@@ -35,18 +47,24 @@ struct Chart {
 
 Chart layers_by_step() {
   Json cost = {{"data", table("layers")},
-               {"transform", {{{"calculate", "datum.layer + 1"}, {"as", "above"}}}},
-               {"mark", {{"type", "rect"}, {"tooltip", true}}},
+               {"transform",
+                {{{"calculate", "datum.layer + 1"}, {"as", "above"}},
+                 {{"calculate", "1000 * datum.seconds"}, {"as", "ms"}}}},
+               {"mark", {{"type", "rect"}}},
                {"encoding",
                 {{"x", step_axis()},
                  {"x2", {{"field", "to_step"}}},
                  {"y", number("layer", "layer")},
                  {"y2", {{"field", "above"}}},
                  {"color",
-                  {{"field", "seconds"},
+                  {{"field", "ms"},
                    {"type", "quantitative"},
-                   {"title", "seconds"},
-                   {"scale", {{"scheme", "viridis"}}}}}}}};
+                   {"title", "ms"},
+                   {"scale", {{"scheme", "viridis"}}}}},
+                 {"tooltip",
+                  {{{"field", "name"}, {"type", "nominal"}, {"title", "layer"}},
+                   number("step", "step"),
+                   number("ms", "ms")}}}}};
   cost["encoding"]["y"]["scale"] = {{"reverse", true}, {"nice", false}};
   Json cuts = {
       {"data", table("cuts")},
@@ -54,7 +72,7 @@ Chart layers_by_step() {
       {"encoding",
        {{"x", step_axis()}, {"x2", {{"field", "to_step"}}}, {"y", number("layer", "layer")}}}};
   return {"Cost of each layer, and where the pipeline is cut",
-          "Seconds of a micro-batch, forward and backward. White lines: a rank's layers end there.",
+          "Time of a micro-batch, forward and backward. White lines: a rank's layers end there.",
           {"layers", "cuts"},
           {{"height", 320}, {"layer", {std::move(cost), std::move(cuts)}}}};
 }
@@ -69,11 +87,21 @@ Chart speed() {
                        {{{"field", "step"}, {"type", "quantitative"}},
                         {{"field", "cause"}, {"type", "nominal"}},
                         {{"field", "reason"}, {"type", "nominal"}}}}}}};
+  Json losses = {{"data", table("losses")},
+                 {"mark", {{"type", "rule"}, {"color", "#d62728"}, {"strokeWidth", 2}}},
+                 {"encoding",
+                  {{"x", step_axis()},
+                   {"tooltip",
+                    {number("step", "step"),
+                     number("ranks", "lost ranks"),
+                     {{"field", "text"}, {"type", "nominal"}, {"title", "what happened"}}}}}}};
   return {
-      "Speed, and every decision of the controller",
-      "A line for each plan that was made; its text is the reason.",
-      {"steps", "decisions"},
-      {{"height", 200}, {"layer", {line_of("tokens_per_s", "tokens/s"), std::move(decisions)}}}};
+      "Speed, every decision of the controller, and lost ranks",
+      "A thin line for each plan that was made; its text is the reason. A red line where ranks "
+      "were lost.",
+      {"steps", "decisions", "losses"},
+      {{"height", 200},
+       {"layer", {line_of("tokens_per_s", "tokens/s"), std::move(decisions), std::move(losses)}}}};
 }
 
 Chart pipelines() {
@@ -111,34 +139,62 @@ Chart pipelines() {
           std::move(spec)};
 }
 
-Chart folded(std::string title, std::string note, Json fields, const char* axis) {
+// Lines of several fields by the names that people give them. `format` is that of the axis.
+Chart folded(std::string title, std::string note,
+             const std::vector<std::pair<const char*, const char*>>& names, Json axis) {
+  Json fields = Json::array();
+  std::string name = "datum.key";
+  for (const auto& [field, shown] : names) {
+    fields.push_back(field);
+    name = fmt::format("datum.key == '{}' ? '{}' : {}", field, shown, name);
+  }
   return {std::move(title),
           std::move(note),
           {"steps"},
           {{"height", 160},
            {"data", table("steps")},
-           {"transform", {{{"fold", std::move(fields)}}}},
+           {"transform",
+            {{{"fold", std::move(fields)}}, {{"calculate", std::move(name)}, {"as", "name"}}}},
            {"mark", {{"type", "line"}, {"interpolate", "step-after"}, {"tooltip", true}}},
            {"encoding",
             {{"x", step_axis()},
-             {"y", number("value", axis)},
-             {"color", {{"field", "key"}, {"type", "nominal"}, {"title", nullptr}}}}}}};
+             {"y", std::move(axis)},
+             {"color", {{"field", "name"}, {"type", "nominal"}, {"title", nullptr}}}}}}};
 }
 
-Chart by_rank_and_step(std::string title, std::string note, const char* field, const char* unit) {
-  Json spec = {{"height", 160},
-               {"data", table("ranks")},
-               {"mark", {{"type", "rect"}, {"tooltip", true}}},
-               {"encoding",
-                {{"x", step_axis()},
-                 {"x2", {{"field", "to_step"}}},
-                 {"y", {{"field", "rank"}, {"type", "ordinal"}, {"title", "rank"}}},
-                 {"color",
-                  {{"field", field},
-                   {"type", "quantitative"},
-                   {"title", unit},
-                   {"scale", {{"scheme", "magma"}}}}}}}};
+Chart by_rank_and_step(std::string title, std::string note, Json color) {
+  color["scale"] = {{"scheme", "magma"}};
+  Json spec = {
+      {"height", 160},
+      {"data", table("ranks")},
+      {"transform", {{{"calculate", "datum.memory_bytes / 1048576"}, {"as", "memory_mib"}}}},
+      {"mark", {{"type", "rect"}, {"tooltip", true}}},
+      {"encoding",
+       {{"x", step_axis()},
+        {"x2", {{"field", "to_step"}}},
+        {"y", {{"field", "rank"}, {"type", "ordinal"}, {"title", "rank"}}},
+        {"color", std::move(color)}}}};
   return {std::move(title), std::move(note), {"ranks"}, std::move(spec)};
+}
+
+Chart exits() {
+  Json share = share_of("share", "share of the tokens");
+  share["stack"] = "zero";
+  return {"Tokens that left at each exit",
+          "From below: the first exit, the others, and the model's own head.",
+          {"exits"},
+          {{"height", 160},
+           {"data", table("exits")},
+           {"mark", {{"type", "area"}, {"interpolate", "step-after"}, {"tooltip", true}}},
+           {"encoding",
+            {{"x", step_axis()},
+             {"y", std::move(share)},
+             {"order", {{"field", "order"}, {"type", "quantitative"}}},
+             {"color",
+              {{"field", "exit"},
+               {"type", "ordinal"},
+               {"title", nullptr},
+               {"sort", {{"field", "order"}}}}}}}}};
 }
 
 Chart traffic() {
@@ -167,12 +223,14 @@ Chart sources() {
       "",
       {"sources"},
       {{"data", table("sources")},
+       {"transform",
+        {{{"calculate", "replace(replace(datum.figure, '.', ': '), /_/g, ' ')"}, {"as", "name"}}}},
        {"mark", {{"type", "line"}, {"interpolate", "step-after"}, {"tooltip", true}}},
        {"width", 260},
        {"height", 120},
        {"resolve", {{"scale", {{"y", "independent"}}}}},
        {"encoding",
-        {{"facet", {{"field", "figure"}, {"type", "nominal"}, {"title", nullptr}, {"columns", 3}}},
+        {{"facet", {{"field", "name"}, {"type", "nominal"}, {"title", nullptr}, {"columns", 3}}},
          {"x", step_axis()},
          {"y", number("value", "")}}}}};
 }
@@ -208,11 +266,13 @@ std::vector<Chart> charts_of_a_run() {
       folded("Imbalance and bubble",
              "Busy time of the slowest rank over the mean, less 1; the share of a step in which "
              "ranks wait.",
-             {"imbalance", "bubble"}, ""),
+             {{"imbalance", "imbalance"}, {"bubble", "bubble"}}, share_of("value", "share")),
       folded("Step time, measured and predicted", "By replay of the plan before the step.",
-             {"step_s", "predicted_s"}, "seconds"),
-      by_rank_and_step("Waiting of each rank", "The share of a step.", "idle", "share"),
-      by_rank_and_step("Memory of each rank", "Resident.", "memory_bytes", "bytes"),
+             {{"step_s", "measured"}, {"predicted_s", "predicted"}}, number("value", "seconds")),
+      by_rank_and_step("Waiting of each rank", "The share of a step.",
+                       share_of("idle", "waits", "legend")),
+      by_rank_and_step("Memory of each rank", "Resident.", number("memory_mib", "MiB")),
+      exits(),
       sources(),
       traffic(),
       changes()};
@@ -222,78 +282,6 @@ Json json_of(const Chart& chart) {
   return {
       {"title", chart.title}, {"note", chart.note}, {"tables", chart.tables}, {"spec", chart.spec}};
 }
-
-constexpr std::string_view kHead = R"(<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>DynMo report</title>
-<style>
-:root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; }
-body { margin: 1.5rem auto; padding: 0 1rem; max-width: 90rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; } h3 { font-size: 1rem; margin: 1.2rem 0 0; }
-p { margin: .1rem 0 .4rem; opacity: .75; }
-.runs { display: grid; gap: 2rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .1rem .7rem .1rem 0; text-align: left; border-bottom: 1px solid #8884; }
-.chart { overflow-x: auto; } .chart svg { max-width: 100%; height: auto; }
-@media print { :root { color-scheme: light; } .runs { display: block; } section { break-inside: avoid; } svg text { fill: #222 !important; } }
-</style></head><body><h1>DynMo report</h1><div id="about"></div><div id="together"></div><div id="runs" class="runs"></div>
-<script type="application/json" id="document">)";
-
-// Draws each chart with the tables that it names.
-constexpr std::string_view kTail = R"page(<script>
-const report = JSON.parse(document.getElementById("document").textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-const ink = dark ? "#ddd" : "#222";
-const config = {
-  background : null,
-  view : {stroke : null},
-  axis : {labelColor : ink, titleColor : ink, gridOpacity : 0.3},
-  legend : {labelColor : ink, titleColor : ink},
-  header : {labelColor : ink, titleColor : ink}
-};
-const make = (parent, tag, text, kind) => {
-  const element = document.createElement(tag);
-  if (text) element.textContent = text;
-  if (kind) element.className = kind;
-  return parent.appendChild(element);
-};
-const draw = (parent, chart, tables) => {
-  const section = make(parent, "section");
-  make(section, "h3", chart.title);
-  if (chart.note) make(section, "p", chart.note);
-  const datasets = Object.fromEntries(chart.tables.map(name => [name, tables[name]]));
-  const drawn = make(section, "div", "", "chart");
-  drawn.style.width = "100%";
-  // Vega-Lite wants a number where a chart has facets.
-  const facet = chart.spec.encoding && chart.spec.encoding.facet;
-  const width = {width : facet ? Math.max(drawn.clientWidth - 110, 200) : "container"};
-  const spec = {... width, ... chart.spec, datasets, config};
-  if (spec.layer) spec.layer = spec.layer.filter(layer => datasets[layer.data.name].length > 0);
-  vegaEmbed(drawn, spec,
-            {actions : false, renderer : "svg"})
-      .catch(error => make(section, "p", String(error)));
-};
-if (report.title) document.title = document.querySelector("h1").textContent = report.title;
-for (const line of report.about || []) make(document.getElementById("about"), "p", line);
-if (report.wide) document.getElementById("runs").className = "";
-for (const chart of report.together) draw(document.getElementById("together"), chart, report.all);
-for (const run of report.runs) {
-  run.tables.layers = run.seconds.flatMap((row, layer) => row.map((seconds, i) =>
-    ({layer, name: run.layers[layer], seconds, step: run.tables.steps[i].step, to_step: run.tables.steps[i].to_step})));
-  run.tables.spans = run.tracks.flatMap(({plan, rank, actions, start_s, end_s}) => actions.map((action, i) =>
-    ({plan, rank, action, kind: action.replace(/[0-9]/g, ""), start_s: start_s[i], end_s: end_s[i]})));
-  const column = make(document.getElementById("runs"), "div");
-  make(column, "h2", run.name);
-  for (const chart of report.charts) {
-    if ((run.tables[chart.tables[0]] || []).length > 0) draw(column, chart, run.tables);
-  }
-  const grid = run.rows && make(column, "table");
-  for (const [i, row] of (run.rows || []).entries()) {
-    const line = make(grid, "tr");
-    for (const cell of row) make(line, i > 0 ? "td" : "th", cell);
-  }
-}
-</script></body></html>
-)page";
 
 void append_escaped(std::string& page, std::string_view text, std::string_view what,
                     std::string_view by) {
@@ -317,6 +305,7 @@ Json html_report(const std::vector<RunData>& runs) {
   for (const Chart& chart : charts_of_a_run()) document["charts"].push_back(json_of(chart));
   for (const RunData& run : runs) {
     document["runs"].push_back({{"name", run.name},
+                                {"head", run.head},
                                 {"layers", run.layer_names},
                                 {"seconds", run.layer_seconds},
                                 {"tracks", run.tracks},
@@ -351,12 +340,19 @@ Expected<Json> parse_html_report(std::string_view text, std::string_view origin)
 }
 
 std::string html_page(const Json& document, std::string_view script) {
-  std::string page(kHead);
+  std::string page;
+  std::string_view rest = kPageFrame;
+  const auto up_to = [&](std::string_view mark) {
+    const std::size_t at = rest.find(mark);
+    DYNMO_CHECK(at != std::string_view::npos, "{} in html_page.html", mark);
+    page += rest.substr(0, at);
+    rest.remove_prefix(at + mark.size());
+  };
+  up_to("{{document}}");
   append_escaped(page, document.dump(), "<", "\\u003c");
-  page += "</script>\n<script>";
+  up_to("{{vega}}");
   append_escaped(page, script, "</script", "<\\/script");
-  page += "</script>\n";
-  page += kTail;
+  page += rest;
   return page;
 }
 

@@ -16,9 +16,9 @@
 namespace dynmo::observe {
 
 // {"format": "dynmo-html-report-1", "charts": [{"title", "note", "tables": [names], "spec"}],
-// "runs": [{"name", "layers": [names], "seconds", "tracks", "tables"}], "together": charts of all
-// runs, whose one table `steps` has a field `run`}. Charts whose tables are empty in a run are left
-// out there.
+// "runs": [{"name", "head": [[name, value]], "layers": [names], "seconds", "tracks", "tables"}],
+// "together": charts of all runs, whose one table `steps` has a field `run`}. Charts whose tables
+// are empty in a run are left out there.
 [[nodiscard]] Json html_report(const std::vector<RunData>& runs);
 
 // A document that another program has made, which may also have "title", "about" (paragraphs),

@@ -17,6 +17,7 @@
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/observe/move_picture.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/run_head.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/plan/migration.h"
@@ -108,7 +109,15 @@ Columns columns_of(const std::map<int, Records>& ranks) {
   return Columns::of(first, last - first + 1);
 }
 
-// Facts that all ranks know alike come from the lowest rank that has the step.
+// The record of each step of the lowest rank that has it: of facts that all ranks know alike.
+std::map<std::int64_t, const StepRecord*> steps_of(const std::map<int, Records>& ranks) {
+  std::map<std::int64_t, const StepRecord*> steps;
+  for (const auto& [rank, records] : ranks) {
+    for (const auto& [step, record] : records) steps.try_emplace(step, &record);
+  }
+  return steps;
+}
+
 Json step_table(const std::map<int, Records>& ranks, const Columns& columns) {
   constexpr auto kFields = std::to_array<std::pair<const char*, double StepFacts::*>>(
       {{"loss", &StepFacts::loss},
@@ -116,12 +125,8 @@ Json step_table(const std::map<int, Records>& ranks, const Columns& columns) {
        {"predicted_s", &StepFacts::predicted_s},
        {"imbalance", &StepFacts::imbalance},
        {"bubble", &StepFacts::bubble}});
-  std::map<std::int64_t, const StepRecord*> steps;
   Means means;
-  for (const auto& [rank, records] : ranks) {
-    for (const auto& [step, record] : records) steps.try_emplace(step, &record);
-  }
-  for (const auto& [step, record] : steps) {
+  for (const auto& [step, record] : steps_of(ranks)) {
     const std::int64_t column = columns.column(step);
     for (const auto& [name, field] : kFields) means.add(column, name, record->*field);
     if (record->step_s > 0) {
@@ -185,6 +190,39 @@ Json source_table(const std::map<int, Records>& ranks, const Columns& columns) {
       Json row = at_column(columns, column);
       row["figure"] = name;
       row["value"] = value;
+      table.push_back(std::move(row));
+    }
+  }
+  return table;
+}
+
+// The share of the tokens that left at each exit, and at the head.
+Json exit_table(const std::map<int, Records>& ranks, const Columns& columns) {
+  Means means;
+  std::map<std::string, std::size_t> order;
+  for (const auto& [step, record] : steps_of(ranks)) {
+    const Json own =
+        record->sources.is_object() ? record->sources.value("early_exit", Json()) : Json();
+    if (!own.is_object()) continue;
+    const Json left = own.value("left", Json::array());
+    const Json tokens = own.value("tokens", Json());
+    if (!tokens.is_number() || !(tokens.get<double>() > 0)) continue;
+    for (std::size_t i = 0; i < left.size(); ++i) {
+      if (!left[i].is_number()) continue;
+      const std::string exit = i + 1 < left.size() ? fmt::format("exit {}", i) : "head";
+      order[exit] = i;
+      means.add(columns.column(step), exit, left[i].get<double>() / tokens.get<double>());
+    }
+  }
+  Json table = Json::array();
+  for (std::int64_t column = 0; column < columns.count(); ++column) {
+    for (const auto& [exit, place] : order) {
+      const Json share = means.mean(column, exit);
+      if (share.is_null()) continue;
+      Json row = at_column(columns, column);
+      row["exit"] = exit;
+      row["order"] = place;
+      row["share"] = share;
       table.push_back(std::move(row));
     }
   }
@@ -291,7 +329,7 @@ Expected<std::optional<plan::Plan>> plan_of(const Event& event) {
 }
 
 void add_decisions_and_changes(const std::vector<Event>& events, RunData& run) {
-  run.tables["decisions"] = run.tables["changes"] = Json::array();
+  run.tables["decisions"] = run.tables["changes"] = run.tables["losses"] = Json::array();
   for (const auto& [kind, step, event, origin] : events) {
     if (kind == "decision") {
       run.tables["decisions"].push_back({{"step", step},
@@ -304,6 +342,12 @@ void add_decisions_and_changes(const std::vector<Event>& events, RunData& run) {
         if (event.contains(who)) what += fmt::format("; {} {}", who, event[who].dump());
       }
       run.tables["changes"].push_back({{"step", step}, {"kind", kind}, {"text", what}});
+      if (kind != "loss") continue;
+      const auto lost = event.find("lost");
+      run.tables["losses"].push_back(
+          {{"step", step},
+           {"ranks", lost != event.end() && lost->is_array() ? lost->size() : 1},
+           {"text", what}});
     }
   }
 }
@@ -376,21 +420,47 @@ Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& event
   return {};
 }
 
-Expected<RunData> read_one(const RunFolder& folder, const std::string& name,
-                           const std::vector<TrafficRow>& traffic) {
+RunTotals totals_of(const std::map<int, Records>& ranks, const Columns& columns,
+                    const std::vector<Event>& events, const RunData& run) {
+  RunTotals totals{.ranks = std::ssize(ranks), .first_step = columns.first, .steps = columns.steps};
+  for (const auto& [step, record] : steps_of(ranks)) {
+    if (!(record->step_s > 0)) continue;
+    totals.tokens += static_cast<double>(record->tokens);
+    totals.seconds += record->step_s;
+  }
+  for (const Event& event : events) {
+    if (event.kind == "start" && event.step == columns.first && event.number("ranks") > 0) {
+      totals.ranks = static_cast<std::int64_t>(event.number("ranks"));
+    }
+    if (event.kind != "move") continue;
+    ++totals.moves;
+    totals.moved_layers += static_cast<std::int64_t>(event.number("layers"));
+  }
+  totals.losses = std::ssize(run.tables["losses"]);
+  for (const Json& loss : run.tables["losses"]) {
+    totals.lost_ranks += loss["ranks"].get<std::int64_t>();
+  }
+  return totals;
+}
+
+// Run `number` of the summary of `root`, or the only one without a summary.
+Expected<RunData> read_one(const RunFolder& root, const RunFolder& folder, const std::string& name,
+                           const Summary& summary, std::optional<std::size_t> number) {
   RunData run{.name = name};
   DYNMO_ASSIGN(const auto ranks, records_of(folder));
   const Columns columns = columns_of(ranks);
   run.tables["steps"] = step_table(ranks, columns);
   run.tables["ranks"] = rank_table(ranks, columns);
   run.tables["sources"] = source_table(ranks, columns);
+  run.tables["exits"] = exit_table(ranks, columns);
   DYNMO_TRY(add_layers(folder, columns, run));
   DYNMO_ASSIGN(const std::vector<Event> events, events_of(folder));
   add_decisions_and_changes(events, run);
   DYNMO_TRY(add_cuts(events, columns, run));
   DYNMO_TRY(add_move(folder, events, run));
+  run.head = run_head(root, summary, number, totals_of(ranks, columns, events, run));
   run.tables["traffic"] = Json::array();
-  for (const TrafficRow& row : traffic) {
+  for (const TrafficRow& row : number ? summary.runs[*number].traffic : std::vector<TrafficRow>()) {
     run.tables["traffic"].push_back({{"from", row.from},
                                      {"to", row.to},
                                      {"purpose", row.purpose},
@@ -412,15 +482,16 @@ Expected<std::vector<RunData>> read_run_data(const fs::path& path) {
   }
   std::vector<RunData> runs;
   if (summary.runs.size() < 2) {
-    DYNMO_ASSIGN(RunData run, read_one(folder, name.empty() ? path.string() : name,
-                                       summary.runs.empty() ? std::vector<TrafficRow>()
-                                                            : summary.runs[0].traffic));
+    const auto number = summary.runs.empty() ? std::nullopt : std::optional<std::size_t>(0);
+    DYNMO_ASSIGN(RunData run,
+                 read_one(folder, folder, name.empty() ? path.string() : name, summary, number));
     runs.push_back(std::move(run));
     return runs;
   }
-  for (const RunSummary& one : summary.runs) {
+  for (std::size_t i = 0; i < summary.runs.size(); ++i) {
+    const std::string& one = summary.runs[i].name;
     DYNMO_ASSIGN(RunData run,
-                 read_one(folder.of(one.name), fmt::format("{}: {}", name, one.name), one.traffic));
+                 read_one(folder, folder.of(one), fmt::format("{}: {}", name, one), summary, i));
     runs.push_back(std::move(run));
   }
   return runs;

@@ -26,10 +26,13 @@ struct RunData {
   //  cuts       step, to_step, layer: before this layer another rank's begin
   //  decisions  step, taken, cause, reason
   //  changes    step, kind, text: changes of size, losses, recoveries
-  //  sources    step, to_step, figure, value: figures of sources that are one number
-  //  traffic    from, to, purpose, bytes, messages: of the whole run
+  //  losses     step, ranks, text: of changes those that are losses
+  //  exits      step, to_step, exit, order, share: of the tokens, that left there; the last is the
+  //  head sources    step, to_step, figure, value: figures of sources that are one number traffic
+  //  from, to, purpose, bytes, messages: of the whole run
   // A table that the folder has no file for is empty.
   Json tables = Json::object();
+  Json head = Json::array();  // run_head.h
   std::vector<std::string> layer_names = {};
   // Seconds of a micro-batch, forward and backward: a list of all columns of `steps` for each
   // layer.

@@ -169,8 +169,34 @@ class HtmlReport(RunCase):
             events = [json.loads(line) for line in (self.folder / self.run_name / name / "events.jsonl").read_text().splitlines()]
             self.assertEqual([row["reason"] for row in tables["decisions"]], [event["reason"] for event in events if event["event"] == "decision"])
             self.assertGreater(sum(row["bytes"] for row in tables["traffic"]), 0)
+            head = dict(run["head"])
+            self.assertEqual(head["model"], "llama of 3 blocks, hidden 32, sequence 16, with freezing")
+            self.assertEqual((head["ranks"], head["steps"]), (str(RANKS), f"0 to {STEPS - 1}"))
+            self.assertEqual("gain" in head, name == "balanced")
+            moved = [event for event in events if event["event"] == "move"]
+            self.assertEqual(head["moves"].split(",")[0], str(len(moved)))
         tables_named = {name for chart in document["charts"] for name in chart["tables"]}
         self.assertLessEqual(tables_named, set(tables_of(document["runs"][0])))
+
+    def test_lost_ranks_and_exits_are_tables_and_in_the_head(self):
+        run = self.folder / "survivor"
+        left = [[0, 0, 64], [16, 8, 40], [32, 16, 16]]
+        write_lines(run / "records/rank-0.jsonl", (
+            record(step, sources={"early_exit": {"left": own, "tokens": 64}} if own else {}) for step, own in enumerate([*left, None])))
+        write_lines(run / "events.jsonl", [
+            {"event": "start", "step": 0, "ranks": 5, "plan": plan_of([1, 1], 0)},
+            {"event": "move", "step": 1, "layers": 3, "plan": plan_of([1, 1], 1)},
+            {"event": "loss", "step": 2, "lost": [3, 4], "why": "rank 3 was lost"},
+            {"event": "loss", "step": 3, "lost": [2], "why": "rank 2 was lost"}])
+        document, page = self.document(str(run))
+        told = document["runs"][0]
+        self.assertEqual(told["head"], [["ranks", "5"], ["steps", "0 to 3"], ["speed", "200 tokens/s, 500.00 ms a step"],
+                                        ["moves", "1, 3 layers in all"], ["lost ranks", "3 of them, at 2 steps"]])
+        self.assertEqual([(row["step"], row["ranks"]) for row in told["tables"]["losses"]], [(2, 2), (3, 1)])
+        exits = told["tables"]["exits"]
+        self.assertEqual([(row["step"], row["exit"], row["order"], row["share"]) for row in exits],
+                         [(step, name, i, row[i] / 64) for step, row in enumerate(left) for i, name in enumerate(("exit 0", "exit 1", "head"))])
+        self.assertNotIn("{{", page.split("</script>")[0], "the places of document and script are filled")
 
     def test_a_long_run_is_drawn_from_means(self):
         """10,000 steps of 98 layers: as many columns as a screen shows, and a page that can be sent."""
@@ -305,7 +331,7 @@ class HtmlReport(RunCase):
             if '"rect"' in spec:  # a rectangle a row, a line a rule
                 self.assertEqual(marks["rect"], len(own[chart["tables"][0]]), chart["title"])
             if '"rule"' in spec:
-                self.assertEqual(marks.get("rule", 0), len(own[chart["tables"][1]]), chart["title"])
+                self.assertEqual(marks.get("rule", 0), sum(len(own[name]) for name in chart["tables"][1:]), chart["title"])
             if '"line"' in spec:
                 self.assertGreaterEqual(marks["line"], 1, chart["title"])
 
