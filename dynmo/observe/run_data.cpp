@@ -110,7 +110,7 @@ Columns columns_of(const std::map<int, Records>& ranks) {
 }
 
 // The record of each step of the lowest rank that has it: of facts that all ranks know alike.
-std::map<std::int64_t, const StepRecord*> steps_of(const std::map<int, Records>& ranks) {
+std::map<std::int64_t, const StepRecord*> records_by_step(const std::map<int, Records>& ranks) {
   std::map<std::int64_t, const StepRecord*> steps;
   for (const auto& [rank, records] : ranks) {
     for (const auto& [step, record] : records) steps.try_emplace(step, &record);
@@ -126,7 +126,7 @@ Json step_table(const std::map<int, Records>& ranks, const Columns& columns) {
        {"imbalance", &StepFacts::imbalance},
        {"bubble", &StepFacts::bubble}});
   Means means;
-  for (const auto& [step, record] : steps_of(ranks)) {
+  for (const auto& [step, record] : records_by_step(ranks)) {
     const std::int64_t column = columns.column(step);
     for (const auto& [name, field] : kFields) means.add(column, name, record->*field);
     if (record->step_s > 0) {
@@ -200,7 +200,7 @@ Json source_table(const std::map<int, Records>& ranks, const Columns& columns) {
 Json exit_table(const std::map<int, Records>& ranks, const Columns& columns) {
   Means means;
   std::map<std::string, std::size_t> order;
-  for (const auto& [step, record] : steps_of(ranks)) {
+  for (const auto& [step, record] : records_by_step(ranks)) {
     const Json own =
         record->sources.is_object() ? record->sources.value("early_exit", Json()) : Json();
     if (!own.is_object()) continue;
@@ -423,7 +423,7 @@ Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& event
 RunTotals totals_of(const std::map<int, Records>& ranks, const Columns& columns,
                     const std::vector<Event>& events, const RunData& run) {
   RunTotals totals{.ranks = std::ssize(ranks), .first_step = columns.first, .steps = columns.steps};
-  for (const auto& [step, record] : steps_of(ranks)) {
+  for (const auto& [step, record] : records_by_step(ranks)) {
     if (!(record->step_s > 0)) continue;
     totals.tokens += static_cast<double>(record->tokens);
     totals.seconds += record->step_s;

@@ -112,6 +112,21 @@ def moved_run(run):
     return run
 
 
+EXITS_LEFT = [[0, 0, 64], [16, 8, 40], [32, 16, 16]]  # of 64 tokens, at two exits and the head, by step
+
+
+def survivor_run(run):
+    """A run of early exit that loses two ranks, then a third."""
+    write_lines(run / "records/rank-0.jsonl", (
+        record(step, sources={"early_exit": {"left": left, "tokens": 64}} if left else {}) for step, left in enumerate([*EXITS_LEFT, None])))
+    write_lines(run / "events.jsonl", [
+        {"event": "start", "step": 0, "ranks": 5, "plan": plan_of([1, 1], 0)},
+        {"event": "move", "step": 1, "layers": 3, "plan": plan_of([1, 1], 1)},
+        {"event": "loss", "step": 2, "lost": [3, 4], "why": "rank 3 was lost"},
+        {"event": "loss", "step": 3, "lost": [2], "why": "rank 2 was lost"}])
+    return run
+
+
 class HtmlReport(RunCase):
     @classmethod
     def setUpClass(cls):
@@ -179,23 +194,14 @@ class HtmlReport(RunCase):
         self.assertLessEqual(tables_named, set(tables_of(document["runs"][0])))
 
     def test_lost_ranks_and_exits_are_tables_and_in_the_head(self):
-        run = self.folder / "survivor"
-        left = [[0, 0, 64], [16, 8, 40], [32, 16, 16]]
-        write_lines(run / "records/rank-0.jsonl", (
-            record(step, sources={"early_exit": {"left": own, "tokens": 64}} if own else {}) for step, own in enumerate([*left, None])))
-        write_lines(run / "events.jsonl", [
-            {"event": "start", "step": 0, "ranks": 5, "plan": plan_of([1, 1], 0)},
-            {"event": "move", "step": 1, "layers": 3, "plan": plan_of([1, 1], 1)},
-            {"event": "loss", "step": 2, "lost": [3, 4], "why": "rank 3 was lost"},
-            {"event": "loss", "step": 3, "lost": [2], "why": "rank 2 was lost"}])
-        document, page = self.document(str(run))
+        document, page = self.document(str(survivor_run(self.folder / "survivor")))
         told = document["runs"][0]
         self.assertEqual(told["head"], [["ranks", "5"], ["steps", "0 to 3"], ["speed", "200 tokens/s, 500.00 ms a step"],
                                         ["moves", "1, 3 layers in all"], ["lost ranks", "3 of them, at 2 steps"]])
         self.assertEqual([(row["step"], row["ranks"]) for row in told["tables"]["losses"]], [(2, 2), (3, 1)])
         exits = told["tables"]["exits"]
         self.assertEqual([(row["step"], row["exit"], row["order"], row["share"]) for row in exits],
-                         [(step, name, i, row[i] / 64) for step, row in enumerate(left) for i, name in enumerate(("exit 0", "exit 1", "head"))])
+                         [(step, name, i, row[i] / 64) for step, row in enumerate(EXITS_LEFT) for i, name in enumerate(("exit 0", "exit 1", "head"))])
         self.assertNotIn("{{", page.split("</script>")[0], "the places of document and script are filled")
 
     def test_a_long_run_is_drawn_from_means(self):
@@ -314,7 +320,8 @@ class HtmlReport(RunCase):
 
     @unittest.skipUnless((VEGA / "complete").exists(), "Vega is not here: scripts/setup report")
     def test_every_chart_can_be_drawn(self):
-        document, page = self.document(str(self.folder / self.run_name), str(moved_run(self.folder / "moved")))
+        document, page = self.document(str(self.folder / self.run_name), str(moved_run(self.folder / "moved")),
+                                        str(survivor_run(self.folder / "survivor")))
         charts = []
         for run in document["runs"][1:]:
             tables = tables_of(run)
@@ -332,6 +339,8 @@ class HtmlReport(RunCase):
                 self.assertEqual(marks["rect"], len(own[chart["tables"][0]]), chart["title"])
             if '"rule"' in spec:
                 self.assertEqual(marks.get("rule", 0), sum(len(own[name]) for name in chart["tables"][1:]), chart["title"])
+            if '"area"' in spec:
+                self.assertEqual(marks["area"], len(EXITS_LEFT[0]), chart["title"])
             if '"line"' in spec:
                 self.assertGreaterEqual(marks["line"], 1, chart["title"])
 
