@@ -6,18 +6,22 @@
 
 namespace dynmo::dynamism {
 
-// z: the scores, p = softmax(z). In all but kExpertChoice a token has the `top_k` experts that rank
-// highest by
+// How experts are chosen. z are the scores, p = softmax(z). Except in kExpertChoice, a token has
+// the `top_k` experts that rank highest by the value below.
 enum class MoeRouter {
-  kTopK,          // z (Shazeer et al., 2017), with an auxiliary loss (Fedus et al., 2021)
-  kBias,          // p + a bias that evens out the counts (Wang et al., "Auxiliary-loss-free load
-                  // balancing", 2024)
-  kSinkhorn,      // p after 8 rounds of Sinkhorn's balancing of rows and columns, in training alone
-  kBalanced,      // the sum of all z with equally many tokens an expert (balanced_assignment.h), in
-                  // training alone
-  kExpertChoice,  // experts take the tokens of highest p (Zhou et al., 2022): looks at later tokens
+  kTopK,  // z (Shazeer et al., 2017), with an auxiliary loss (Fedus et al., 2021)
+  // p + a bias that evens out the counts (Wang et al., "Auxiliary-loss-free load balancing", 2024).
+  kBias,
+  // p after 8 rounds of Sinkhorn's balancing of rows and columns, in training alone.
+  kSinkhorn,
+  // The sum of all z, with the same number of tokens for each expert (balanced_assignment.h). In
+  // training alone.
+  kBalanced,
+  // Experts take the tokens of highest p (Zhou et al., 2022), so they depend on later tokens.
+  kExpertChoice,
 };
-// Which assignments an expert drops that has more than its capacity.
-enum class MoeDrop { kPosition, kProbability };  // the last tokens', those of the smallest gates
+// The assignments that an expert above its capacity drops: those of the last tokens, or those with
+// the smallest gates.
+enum class MoeDrop { kPosition, kProbability };
 
 }  // namespace dynmo::dynamism
